@@ -1,0 +1,1 @@
+"""Keys of providers: kept sealed, handed out by rule, never shown again."""

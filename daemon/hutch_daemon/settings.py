@@ -1,0 +1,232 @@
+"""The settings of hutchd: one TOML file and a few environment variables, read into frozen types.
+
+A key that is not known refuses the file and names the nearest one that is: a misspelt limit is no missing limit.
+Durations are seconds, sizes bytes. The file is `HUTCH_CONFIG`, else `hutch.toml` in the configuration directory; a file
+that does not exist means the defaults. SIGHUP reads it again; what only counts at start says so below.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+__all__ = [
+    "Executors",
+    "Keys",
+    "Logs",
+    "Permissions",
+    "Provider",
+    "Settings",
+    "SettingsError",
+    "Sockets",
+    "StoreSettings",
+    "Turns",
+    "load",
+    "parse",
+]
+
+Seconds = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=1)]
+Bytes = Annotated[int, Meta(ge=1024)]
+
+
+class SettingsError(ValueError):
+    """The settings cannot be used; the text is a sentence for the person who wrote them."""
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class Sockets(_Section, frozen=True, kw_only=True):
+    """`[sockets]`: bounds of connections. Count at start: the frame limits."""
+
+    client_frame: Bytes = 4 * 1024 * 1024
+    executor_frame: Bytes = 32 * 1024 * 1024
+    connections: Count = 4000
+    connections_per_uid: Count = 1024
+    first_frame: Seconds = 5.0
+    """A connection that has not sent one complete frame by then is closed."""
+    hello: Seconds = 2.0
+    """The same at the executor socket, where the first frame must be `hello`."""
+    frame_timeout: Seconds = 30.0
+    ping_interval: Seconds = 30.0
+    ping_timeout: Seconds = 20.0
+    unread_timeout: Seconds = 60.0
+    follower_bytes: Bytes = 1024 * 1024
+    """What one follower may have waiting in memory; beyond it, it reads from the store."""
+
+
+class Executors(_Section, frozen=True, kw_only=True):
+    """`[executors]`: the pool."""
+
+    spares: Annotated[int, Meta(ge=0, le=16)] = 1
+    """Warm executors per account and agent."""
+    spare_agents: tuple[str, ...] = ("claude",)
+    maximum: Count = 64
+    """Sessions beyond it wait for an executor."""
+    idle_timeout: Seconds = 900.0
+    """A leased executor whose session is idle that long is let go; the next prompt resumes in another."""
+    hello_timeout: Seconds = 30.0
+    prepare_timeout: Seconds = 60.0
+    adopt_timeout: Seconds = 15.0
+    drain_timeout: Seconds = 30.0
+    heartbeat_timeout: Seconds = 60.0
+    lost_timeout: Seconds = 30.0
+    """How long a live executor may be without its connection before its turn is settled as lost."""
+    start_attempts: Count = 5
+    start_window: Seconds = 60.0
+    """More failed starts than `start_attempts` in this time stop further ones until it has passed."""
+    memory: Bytes | None = None
+    """Memory of all executors together: spares are not started beyond it."""
+    output: Bytes = 1024 * 1024
+    """How much of an executor's own output is kept in its log file."""
+    spool: Bytes = 256 * 1024 * 1024
+
+
+class Turns(_Section, frozen=True, kw_only=True):
+    """`[turns]`: one prompt and what follows."""
+
+    timeout: Seconds = 24 * 3600.0
+    interrupt_grace: Seconds = 10.0
+    """An agent that has not stopped by then is killed with all its processes."""
+    queued_per_session: Count = 100
+    prompt: Bytes = 2 * 1024 * 1024
+    retries: Annotated[int, Meta(ge=0, le=20)] = 2
+    """How often the agent repeats a request that the provider failed."""
+    stream_idle: Seconds = 90.0
+    """A stream of the provider that is silent that long is taken for dead."""
+
+
+class Permissions(_Section, frozen=True, kw_only=True):
+    """`[permissions]`: what is asked, of whom, for how long."""
+
+    mode: Literal["ask", "accept_edits", "plan", "bypass", "unattended"] = "ask"
+    when_nobody: Literal["wait", "deny", "stop"] = "wait"
+    expiry: Seconds = 600.0
+    return_grace: Seconds = 5.0
+    """For `deny` and `stop`: how long after the last client went somebody still counts as there."""
+    host_policy: str | None = None
+    """Default: `policy.toml` beside the settings in system mode, /etc/hutch/policy.toml in user mode."""
+    notify: tuple[str, ...] = ()
+    notify_env: tuple[str, ...] = ()
+    notify_timeout: Seconds = 30.0
+
+
+class Provider(_Section, frozen=True, kw_only=True):
+    """`[providers.NAME]`."""
+
+    base_url: str | None = None
+    delivery: Literal["direct"] = "direct"
+
+
+class Keys(_Section, frozen=True, kw_only=True):
+    """`[keys]`."""
+
+    master: str | None = None
+    """File of the master key; default `master.key` in the state directory, made at first start."""
+    refuse_exposed: bool = False
+    """Refuse a session whose agent could read its key."""
+
+
+class StoreSettings(_Section, frozen=True, kw_only=True):
+    """`[store]`: what is kept."""
+
+    keep_days: Annotated[float, Meta(gt=0)] | None = None
+    keep_bytes: Bytes | None = None
+    wal_bytes: Bytes = 64 * 1024 * 1024
+
+
+class Logs(_Section, frozen=True, kw_only=True):
+    """`[logs]`."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "json", "text"] = "auto"
+
+
+class Admins(_Section, frozen=True, kw_only=True):
+    """`[admins]`: who sees and steers everything, beside uid 0."""
+
+    users: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+
+
+class Settings(_Section, frozen=True, kw_only=True):
+    """All of it."""
+
+    sockets: Sockets = Sockets()
+    executors: Executors = Executors()
+    turns: Turns = Turns()
+    permissions: Permissions = Permissions()
+    providers: dict[str, Provider] = {}
+    keys: Keys = Keys()
+    store: StoreSettings = StoreSettings()
+    logs: Logs = Logs()
+    admins: Admins = Admins()
+
+    def provider(self, name: str) -> Provider:
+        """Return the provider's settings, or the defaults."""
+        return self.providers.get(name, Provider())
+
+
+def load(path: Path, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read `path`, if it is there, and `HUTCH_LOG_LEVEL`; SettingsError with a sentence otherwise."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        text = ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read: {error}") from None
+    return parse(text, str(path), environ)
+
+
+def parse(text: str, origin: str, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Turn TOML into settings. `origin` names the file in the errors."""
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{origin} is not TOML: {error}") from None
+    if level := environ.get("HUTCH_LOG_LEVEL"):
+        logs = tree.setdefault("logs", {})
+        if isinstance(logs, dict):
+            logs["level"] = level
+    _refuse_unknown(tree, Settings, "", origin)
+    try:
+        return msgspec.convert(tree, Settings)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{origin}: {error}") from None
+
+
+def _refuse_unknown(tree: Any, kind: Any, where: str, origin: str) -> None:
+    """Walk keys beside the types and name the first key that is not known, with the nearest one that is."""
+    if not isinstance(tree, dict):
+        return
+    if typing.get_origin(kind) is dict:
+        for name, value in tree.items():
+            _refuse_unknown(value, typing.get_args(kind)[1], f"{where}{name}.", origin)
+        return
+    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+        return
+    known = typing.get_type_hints(kind)
+    for name, value in tree.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean {where}{near[0]}?" if near else f"known here: {', '.join(sorted(known))}."
+            raise SettingsError(f"{origin}: there is no setting {where}{name}; {hint}")
+        _refuse_unknown(value, _plain(known[name]), f"{where}{name}.", origin)
+
+
+def _plain(kind: Any) -> Any:
+    """Take `X` out of `X | None`."""
+    if isinstance(kind, types.UnionType):
+        return next((one for one in typing.get_args(kind) if one is not type(None)), kind)
+    return kind

@@ -1,0 +1,51 @@
+# What the scripts here share; sourced, never run. Sets `top`, and `python` to that of the virtual environment.
+set -euo pipefail
+top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$top"
+venv=${HUTCH_VENV:-$top/.venv}
+python=$venv/bin/python
+
+say() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; }
+
+works() { "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
+
+# find_python [NAME...]: the first of these, else the plain python3 or another, that is new enough and has venv.
+find_python() {
+  local name
+  for name in "$@" python3 python3.13 python3.12 python3.11; do
+    if works "$name"; then
+      command -v "$name"
+      return
+    fi
+  done
+  say "needs Python 3.11 or newer with venv (on Debian: apt-get install python3-venv)"
+  exit 1
+}
+
+# newest_python: the newest one of this machine, also among those that pyenv keeps.
+newest_python() {
+  local name
+  for name in python3.13 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.13.*/bin/python3.13 python3.12 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.12.*/bin/python3.12; do
+    if works "$name"; then
+      command -v "$name"
+      return
+    fi
+  done
+  find_python
+}
+
+# ready GROUP...: a virtual environment with Hutch and these dependency groups. Does nothing when it is up to date.
+ready() {
+  local mark="$venv/.hutch-$*" groups=() group
+  mark=${mark// /-}
+  if [[ -f $mark && ! pyproject.toml -nt $mark && -x $python ]]; then return; fi
+  if [[ ! -x $python ]]; then
+    say "making $venv"
+    "${HUTCH_PYTHON:-$(find_python)}" -m venv "$venv"
+    "$python" -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+  fi
+  for group in "$@"; do groups+=(--group "$group"); done
+  say "installing hutch${*:+ and what $* needs} (the first time this takes a minute)"
+  "$python" -m pip install --quiet --disable-pip-version-check -e . "${groups[@]}"
+  touch "$mark"
+}

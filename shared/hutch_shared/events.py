@@ -1,0 +1,177 @@
+"""Events: what happened in a session, in words that are the same for every agent.
+
+`data` of each kind has the shape given here. `native` is the agent's own message, whole, and nobody's contract but the
+agent's. The daemon stores and forwards both as the bytes they came in.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+__all__ = [
+    "DATA_OF_KIND",
+    "KINDS",
+    "Event",
+    "EventKind",
+    "Notice",
+    "PermissionAsked",
+    "PermissionSettled",
+    "ReportedEvent",
+    "StderrText",
+    "Text",
+    "ToolCallSeen",
+    "ToolResult",
+    "TurnEnded",
+    "TurnStarted",
+    "UsageSeen",
+]
+
+EventKind = Literal[
+    "turn_started",
+    "text",
+    "text_delta",
+    "thinking",
+    "thinking_delta",
+    "tool_call",
+    "tool_result",
+    "permission_asked",
+    "permission_settled",
+    "notice",
+    "usage",
+    "stderr",
+    "turn_ended",
+]
+KINDS: tuple[EventKind, ...] = get_args(EventKind)
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An event as a client gets it: `seq` orders those of one session (1, 2, 3 …), `position` all of a journal."""
+
+    session: str
+    seq: int
+    position: int
+    at: str
+    kind: EventKind
+    data: Raw
+    turn: str | None = None
+    native: Raw | UnsetType = UNSET
+    follow: int | None = None
+    """Only in the notification `event`: the follow it belongs to."""
+
+
+class ReportedEvent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An event as an executor reports it; `n` is the executor's own number (1, 2, 3 … without gaps)."""
+
+    n: int
+    at: str
+    kind: EventKind
+    data: Raw
+    turn: str | None = None
+    native: Raw | UnsetType = UNSET
+
+
+class TurnStarted(msgspec.Struct, frozen=True):
+    """`turn_started`: the prompt as it was given."""
+
+    prompt: str
+    number: int
+
+
+class Text(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`text`, `text_delta`, `thinking`, `thinking_delta`: `block` joins the deltas to the text that ends them.
+
+    `parent` names the tool call of the sub-agent that speaks.
+    """
+
+    text: str
+    block: str | None = None
+    parent: str | None = None
+
+
+class ToolCallSeen(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`tool_call`: a call in the common vocabulary; `call` is a `messages.ToolCall`."""
+
+    call: dict[str, Any]
+    parent: str | None = None
+
+
+class ToolResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`tool_result`: what came back. `digest` is of the input that ran, where the agent tells it."""
+
+    call_id: str
+    text: str
+    is_error: bool = False
+    digest: str | None = None
+    parent: str | None = None
+
+
+class PermissionAsked(msgspec.Struct, frozen=True):
+    """`permission_asked`: the whole record, so that a follower needs no second look (a `messages.Permission`)."""
+
+    permission: dict[str, Any]
+
+
+class PermissionSettled(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`permission_settled`: the decision that stands, and who or what made it."""
+
+    permission: str
+    state: str
+    by: str
+    message: str | None = None
+
+
+class Notice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`notice`: something that a person should know. `word` is stable, `message` a sentence."""
+
+    word: str
+    message: str
+    details: dict[str, Any] = {}
+
+
+class UsageSeen(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`usage`: tokens of one model request or, with `total`, of the whole turn."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    usd: float | None = None
+    model: str | None = None
+    total: bool = False
+
+
+class StderrText(msgspec.Struct, frozen=True):
+    """`stderr`: lines that the agent's process wrote to its standard error."""
+
+    text: str
+
+
+class TurnEnded(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`turn_ended`: the terminal state with its reason (a stable word) and a sentence that a person understands."""
+
+    state: Literal["completed", "failed", "stopped", "timed_out"]
+    reason: str
+    message: str
+    result: str | None = None
+    usage: UsageSeen | None = None
+    agent_session: str | None = None
+
+
+DATA_OF_KIND: dict[EventKind, type[msgspec.Struct]] = {
+    "turn_started": TurnStarted,
+    "text": Text,
+    "text_delta": Text,
+    "thinking": Text,
+    "thinking_delta": Text,
+    "tool_call": ToolCallSeen,
+    "tool_result": ToolResult,
+    "permission_asked": PermissionAsked,
+    "permission_settled": PermissionSettled,
+    "notice": Notice,
+    "usage": UsageSeen,
+    "stderr": StderrText,
+    "turn_ended": TurnEnded,
+}

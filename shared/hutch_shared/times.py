@@ -1,0 +1,28 @@
+"""Times on the wire: RFC 3339 in UTC with milliseconds; inside, whole milliseconds since 1970."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+
+__all__ = ["from_wire", "now_ms", "to_wire"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def now_ms() -> int:
+    """Return the wall clock in milliseconds since 1970. For records only: lifetimes count monotonic time."""
+    return time.time_ns() // 1_000_000
+
+
+def to_wire(ms: int) -> str:
+    """Return `2026-01-31T12:00:00.000Z`."""
+    return (_EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%dT%H:%M:%S.") + f"{ms % 1000:03d}Z"
+
+
+def from_wire(text: str) -> int:
+    """Return the milliseconds of an RFC 3339 time with an offset; ValueError on anything else."""
+    when = datetime.fromisoformat(text)
+    if when.tzinfo is None:
+        raise ValueError(f"no offset in {text!r}")
+    return (when - _EPOCH) // timedelta(milliseconds=1)

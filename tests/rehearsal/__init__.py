@@ -1,0 +1,46 @@
+"""A model to rehearse with: see README.md."""
+
+from tests.rehearsal.parts import (
+    Call,
+    Cut,
+    Drop,
+    Part,
+    Pause,
+    Refuse,
+    Reply,
+    Request,
+    Result,
+    Say,
+    Script,
+    Stall,
+    Step,
+    Steps,
+    Think,
+    Usage,
+    Use,
+    anything,
+)
+from tests.rehearsal.server import Model, serve
+
+__all__ = [
+    "Call",
+    "Cut",
+    "Drop",
+    "Model",
+    "Part",
+    "Pause",
+    "Refuse",
+    "Reply",
+    "Request",
+    "Result",
+    "Say",
+    "Script",
+    "Stall",
+    "Step",
+    "Steps",
+    "Think",
+    "Usage",
+    "Use",
+    "anything",
+    "serve",
+]
