@@ -37,6 +37,7 @@ Action = Literal["run_command", "read", "edit", "fetch", "search", "mcp", "quest
 Scope = Literal["once", "session", "always"]
 Decision = Literal["allow", "deny", "answer"]
 KeysKept = Literal["brokered", "exposed", "none"]
+CredentialKind = Literal["api_key", "oauth", "gateway"]
 ExecutorState = Literal["starting", "ready", "leased", "detached", "draining", "gone", "quarantined"]
 StopHow = Literal["drain", "leave", "stop"]
 
@@ -402,9 +403,46 @@ class ForkSession(Wire, frozen=True, omit_defaults=True):
 
 
 class PutApiKey(Wire, frozen=True, omit_defaults=True):
+    """Stores a credential. `api_key` goes into the provider's own header, `oauth` and `gateway` as bearer token."""
+
     provider: str
     secret: str
     name: str = "default"
+    kind: CredentialKind = "api_key"
+    base_url: str | None = None
+    """Where it is sent instead of to the provider."""
+    refresh_token: str | None = None
+    """Of an OAuth credential; with it go the next two."""
+    refresh_url: str | None = None
+    client_id: str | None = None
+    expires_at: str | None = None
+
+
+class UseApiKey(Wire, frozen=True, omit_defaults=True):
+    """Makes a key the one of sessions that name none."""
+
+    provider: str
+    name: str
+
+
+class ExplainKey(Wire, frozen=True, omit_defaults=True):
+    """Which key would be used, in a session or for a provider."""
+
+    session: str | None = None
+    provider: str | None = None
+
+
+class KeyExplained(Wire, frozen=True, omit_defaults=True):
+    key: ApiKey
+    why: str
+    delivery: Literal["direct", "lease"]
+    delivery_why: str
+
+
+class MasterRotated(Wire, frozen=True, omit_defaults=True):
+    source: str
+    wrapped: int
+    """How many envelopes were wrapped anew."""
 
 
 class DeleteApiKey(Wire, frozen=True, omit_defaults=True):
@@ -422,6 +460,11 @@ class ApiKey(Wire, frozen=True, omit_defaults=True):
     """The last 4 characters of a long secret, else empty."""
     last_used_at: str | None = None
     uses: int = 0
+    kind: CredentialKind = "api_key"
+    base_url: str | None = None
+    chosen: bool = False
+    trouble: str = ""
+    """Why it cannot be used, a sentence."""
 
 
 class ApiKeys(Wire, frozen=True, omit_defaults=True):
@@ -617,6 +660,8 @@ class KeyGrant(Wire, frozen=True, omit_defaults=True):
     base_url: str | None = None
     auth: Literal["api_key", "bearer"] = "api_key"
     expires_in: float | None = None
+    unix_socket: str | None = None
+    """Where the broker of a lease listens; `base_url` then names no host that exists."""
 
 
 class RequestPermission(Wire, frozen=True, omit_defaults=True):

@@ -156,7 +156,7 @@ class Inbox:
 class Outlet:
     """The writing side of one response. Small writes are gathered; `flush` sends them.
 
-    `drop_after` ends the response after that many bytes more, by a DroppedError; `cut` limits the size of a write (None: 64 KiB).
+    `drop_after` ends the response after that many bytes more, by a DroppedError. `cut` limits the size of a write.
     """
 
     def __init__(self, stream: SocketStream) -> None:

@@ -1,8 +1,8 @@
 """What a scripted model can answer, and what it can see of the question.
 
-A `Script` is a function from a `Request` to a reply: one part, or several in order. What stands before the first content
-(`Say`, `Think`, `Use`) happens before the response's head is sent. Parts are plain data; `stream` turns them into the
-wire's events and `server` into bytes and accidents.
+A `Script` is a function from a `Request` to a reply: one part, or several in order. What stands before the first
+content (`Say`, `Think`, `Use`) happens before the response's head is sent. Parts are plain data; `stream` turns them
+into the wire's events and `server` into bytes and accidents.
 """
 
 from __future__ import annotations
@@ -123,7 +123,9 @@ class Result:
 
 
 def _blocks(content: Any) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return [b for b in content if isinstance(b, dict)] if isinstance(content, list) else []
 
 
 def _text(content: Any) -> str:

@@ -17,7 +17,7 @@ from anyio.abc import SocketAttribute, SocketStream
 
 from tests.rehearsal import stream
 from tests.rehearsal.connection import BadRequestError, DroppedError, HungUpError, Inbox, Outlet, reset
-from tests.rehearsal.parts import Cut, Drop, Part, Pause, Refuse, Reply, Request, Say, Script, Stall, Think, Usage, Use
+from tests.rehearsal.parts import Cut, Drop, Pause, Refuse, Reply, Request, Say, Script, Stall, Think, Usage, Use
 
 Outcome = Literal["answered", "dropped", "hung up"]
 _SIDE_REPLY = Say('{"title": "A rehearsal"}')
@@ -132,7 +132,7 @@ class Model:
 def _decode(raw: bytes) -> Any:
     try:
         return json.loads(raw) if raw else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -177,7 +177,7 @@ async def _reply(out: Outlet, request: Request, reply: Reply, reply_id: str) -> 
 
 
 async def _happen(out: Outlet, accident: stream.Accident) -> None:
-    """Everything before the accident is sent before it happens. A Drop by bytes is the outlet's affair."""
+    """Everything before the accident is sent before it happens."""
     await out.flush()
     match accident:
         case Cut(size):
@@ -185,7 +185,7 @@ async def _happen(out: Outlet, accident: stream.Accident) -> None:
         case Drop(None):
             raise DroppedError
         case Drop():
-            pass  # the outlet counts
+            pass  # by bytes: the outlet counts them
         case Pause():
             accident.reached.set()
             await accident.release.wait()

@@ -23,8 +23,8 @@ ERROR_KINDS = {
 
 
 def dumps(value: Any) -> bytes:
-    """Compact JSON with raw UTF-8 in it, as the provider sends it."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    """Compact JSON with raw UTF-8 in it, as the provider sends it; a lone surrogate becomes `?`."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
 def error(refusal: Refuse, reply_id: str) -> dict[str, Any]:

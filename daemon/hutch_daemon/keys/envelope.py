@@ -12,13 +12,15 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-__all__ = ["KEY_BYTES", "SealError", "open_envelope", "rewrap", "seal_envelope"]
+__all__ = ["HEAD", "KEY_BYTES", "SealError", "open_envelope", "rewrap", "seal_envelope"]
 
 KEY_BYTES: Final = 32
 _NONCE: Final = 12
 _TAG: Final = 16
 _LAYOUT: Final = b"\x01"
 _WRAPPED: Final = _NONCE + KEY_BYTES + _TAG
+HEAD: Final = len(_LAYOUT) + _WRAPPED
+"""So many bytes of an envelope hang on the master key: all that `rewrap` changes."""
 
 
 class SealError(ValueError):

@@ -1,0 +1,63 @@
+"""`python -m hutch_broker`: started by hutchd, which writes one line to its standard input. No arguments, no files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import anyio
+import msgspec
+
+from hutch_broker.hardening import harden
+from hutch_shared.broker_link import PROTOCOL, BrokerBoot
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.logs import set_up_logs
+
+__all__ = ["main"]
+
+_LONGEST = 1 << 20
+
+
+def main() -> int:
+    """Serve until told to end. Codes: 0 ended as told, 2 no usable boot line, 3 another broker is there."""
+    harden()
+    set_up_logs(os.environ.get("HUTCH_LOG_LEVEL", "info"))
+    line = sys.stdin.buffer.readline(_LONGEST)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    try:
+        boot = msgspec.json.decode(line, type=BrokerBoot)
+    except msgspec.DecodeError:
+        sys.stderr.write("hutch-broker is started by hutchd, which tells it what to do on standard input\n")
+        return 2
+    if boot.protocol != PROTOCOL:
+        return 2
+    return anyio.run(_serve, boot)
+
+
+async def _serve(boot: BrokerBoot) -> int:
+    from hutch_broker.broker import serving  # slow to import: after the boot line
+
+    try:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+            async with serving(boot) as ended, anyio.create_task_group() as tasks:
+
+                async def heed() -> None:
+                    async for number in signals:
+                        if number == signal.SIGTERM:
+                            ended.set()
+
+                tasks.start_soon(heed)
+                await ended.wait()
+                tasks.cancel_scope.cancel()
+    except HutchError as error:
+        if error.reason is Reason.WRONG_STATE:
+            return 3
+        raise
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""The agents' side: the server at `broker.sock`, with the deadlines that its library does not have."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final, cast
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from hutch_broker.family import Peer, peer_of
+from hutch_shared.unix import PATH_LIMIT, check_directory
+
+__all__ = ["AgentServer", "bind_agents", "unbind"]
+
+_BACKLOG: Final = 1024
+_LINGER: Final = 2.0
+"""Seconds that the rest of a refused body is read, so that the answer arrives."""
+
+Answer = Callable[[web.BaseRequest, Peer], Awaitable[web.StreamResponse]]
+
+
+class _Connection(RequestHandler):
+    """A connection that must send its next head within a time, counted from its first byte, or from connecting."""
+
+    __slots__ = ("_deadline", "_patience", "peer")
+
+    def __init__(self, manager: Any, *, patience: float, **more: Any) -> None:
+        super().__init__(manager, **more)
+        self.peer = Peer(None, None)
+        self._patience = patience
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.peer = peer_of(transport.get_extra_info("socket"))
+        super().connection_made(transport)
+        self._arm()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        before = self._request_count
+        super().data_received(data)
+        if self._request_count != before:
+            self._disarm()
+        elif self._deadline is None and self._current_request is None:
+            self._arm()
+
+    def _arm(self) -> None:
+        self._deadline = self._loop.call_later(self._patience, self._late)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _late(self) -> None:
+        self._deadline = None
+        if self._waiter is not None and not self._waiter.done():  # it waits for a head, and answers nothing
+            self.force_close()
+
+
+class AgentServer(web.Server):
+    """Makes connections; `answer` gets each request and who dialled."""
+
+    def __init__(self, answer: Answer, *, header_timeout: float, idle_timeout: float) -> None:
+        """Take requests; a hang-up cancels the answer that is under way."""
+
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            return await answer(request, cast("_Connection", request.protocol).peer)
+
+        silent = logging.getLogger(f"{__name__}.http")
+        silent.disabled = True  # it would log headers with its exceptions
+        super().__init__(
+            handle,
+            handler_cancellation=True,
+            keepalive_timeout=idle_timeout,
+            lingering_time=_LINGER,
+            auto_decompress=False,
+            access_log=None,
+            logger=silent,
+            max_line_size=16384,
+            max_field_size=65536,
+        )
+        self._patience = header_timeout
+
+    def __call__(self) -> RequestHandler:
+        return _Connection(self, loop=self._loop, patience=self._patience, **self._kwargs)
+
+
+def bind_agents(path: Path, *, everyone: bool) -> socket.socket:
+    """Return the socket that agents dial. The caller is the one broker of this path: it holds the link's lock."""
+    check_directory(path.parent)
+    if len(os.fsencode(path)) > PATH_LIMIT:
+        raise ValueError(f"the socket path {path} is longer than this system takes ({PATH_LIMIT} bytes)")
+    path.unlink(missing_ok=True)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        sock.bind(os.fspath(path))
+    finally:
+        os.umask(before)
+    if everyone:
+        path.chmod(0o666)
+    sock.listen(_BACKLOG)
+    sock.setblocking(False)
+    return sock
+
+
+def unbind(path: Path) -> None:
+    """Take the socket's name away."""
+    path.unlink(missing_ok=True)

@@ -1,0 +1,95 @@
+"""The whole broker, put together: two sockets, what is between them, and when it ends.
+
+It ends when it is told to, or when for a while it had neither a lease nor a hutchd: then nobody can miss it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import monotonic
+
+import anyio
+
+from hutch_broker.agents import AgentServer, bind_agents, unbind
+from hutch_broker.control import Control
+from hutch_broker.keys import Keys
+from hutch_broker.leases import Leases
+from hutch_broker.prices import Prices
+from hutch_broker.proxy import Proxy, upstream_session
+from hutch_broker.records import Ledger
+from hutch_shared.broker_link import BrokerBoot
+from hutch_shared.ids import new_token
+from hutch_shared.times import now_ms
+from hutch_shared.unix import listen
+
+__all__ = ["serving"]
+
+
+@asynccontextmanager
+async def serving(boot: BrokerBoot) -> AsyncIterator[anyio.Event]:
+    """Serve while the block runs; the event is set when the broker is to end. WRONG_STATE when one is there already."""
+    ended = anyio.Event()
+    changed = _Bell()
+    leases = Leases(monotonic)
+    ledger = Ledger(boot.records, now_ms)
+    control = Control(boot, leases, ledger, new_token()[:12], ended.set)
+    control.on_change(changed.ring)
+    prices = Prices(boot.prices)
+    socket_path = Path(boot.socket)
+    with listen(Path(boot.control)) as listener:
+        async with upstream_session(boot) as session, anyio.create_task_group() as tasks:
+            keys = Keys(control.ask, boot.key_timeout, tasks, monotonic)
+            proxy = Proxy(boot, leases, keys, prices, ledger, session, tasks)
+            server = AgentServer(proxy.handle, header_timeout=boot.header_timeout, idle_timeout=boot.idle_timeout)
+            loop = asyncio.get_running_loop()
+            doors = [
+                await loop.create_unix_server(server, sock=bind_agents(socket_path, everyone=boot.everyone)),
+            ]
+            if boot.tcp:
+                doors.append(await loop.create_server(server, "127.0.0.1", 0))
+                control.port = doors[1].sockets[0].getsockname()[1]
+            tasks.start_soon(control.serve, listener)
+            tasks.start_soon(_keep_time, leases, control, changed, boot.linger, ended)
+            tasks.start_soon(prices.load)
+            try:
+                yield ended
+            finally:
+                with anyio.CancelScope(shield=True):
+                    for door in doors:
+                        door.close()
+                    unbind(socket_path)
+                    leases.keep(())
+                    await server.shutdown(1.0)
+                tasks.cancel_scope.cancel()
+
+
+class _Bell:
+    """Rings for one listener; what rang before it listens is not lost."""
+
+    def __init__(self) -> None:
+        self._rung = anyio.Event()
+
+    def ring(self) -> None:
+        """Wake the listener."""
+        self._rung.set()
+
+    async def heard(self) -> None:
+        """Return when it rang."""
+        await self._rung.wait()
+        self._rung = anyio.Event()
+
+
+async def _keep_time(leases: Leases, control: Control, changed: _Bell, linger: float, ended: anyio.Event) -> None:
+    """End leases when their time is up, and the broker when nobody needs it any more."""
+    while True:
+        leases.end_expired()
+        alone = not leases and not control.linked
+        pause = linger if alone else leases.next_end()
+        with anyio.move_on_after(pause) as waited:
+            await changed.heard()
+        if alone and waited.cancelled_caught:
+            ended.set()
+            return

@@ -1,0 +1,182 @@
+"""hutchd's side: the private link, where leases come in and records go out.
+
+Nothing but `hello` is answered before it has shown the token, to a process of our own uid or root. The link that said
+hello last is the one that counts: an earlier one is closed. Without a link everything goes on but what must be asked.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import anyio
+from anyio.abc import TaskGroup
+
+from hutch_broker.leases import Leases
+from hutch_broker.records import Ledger
+from hutch_shared import __version__
+from hutch_shared import broker_link as link
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.messages import Nothing
+from hutch_shared.rpc.peer import Limits, Peer
+from hutch_shared.rpc.stream import SocketStream, accept
+from hutch_shared.rpc.vigil import Patience
+from hutch_shared.unix import Listener, peer_credentials
+
+__all__ = ["Control"]
+
+_PATIENCE: Final = Patience(first_frame=5.0, quiet=30.0)
+_LIMITS: Final = Limits(frame=64 << 20)
+
+
+@dataclass(slots=True, eq=False)
+class _Visitor:
+    """The context of one connection."""
+
+    trusted: bool = False
+
+
+class Control:
+    """Serves the link."""
+
+    def __init__(
+        self,
+        boot: link.BrokerBoot,
+        leases: Leases,
+        ledger: Ledger,
+        run: str,
+        shut_down: Callable[[], None],
+    ) -> None:
+        """Serve these; `run` names this run. `shut_down` begins the end."""
+        self._boot = boot
+        self._leases = leases
+        self._ledger = ledger
+        self._run = run
+        self._shut_down = shut_down
+        self._peer: Peer[_Visitor] | None = None
+        self._linked = anyio.Event()
+        self._changed: Callable[[], None] = lambda: None
+        self.port: int | None = None
+
+    @property
+    def linked(self) -> bool:
+        """Whether hutchd is there."""
+        return self._peer is not None
+
+    def on_change(self, changed: Callable[[], None]) -> None:
+        """Have `changed` called when leases or the link changed."""
+        self._changed = changed
+
+    async def ask(self, need: link.NeedKey) -> link.Key:
+        """Ask hutchd for a key, waiting for hutchd too; its error, or `connection_lost`, is raised."""
+        while self._peer is None:
+            await self._linked.wait()
+        key: link.Key = await self._peer.call("need_key", need)
+        return key
+
+    async def serve(self, listener: Listener) -> None:
+        """Take links until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            while True:
+                sock = await accept(listener.socket)
+                try:
+                    allowed = peer_credentials(sock).uid in (0, os.geteuid())
+                except HutchError:
+                    allowed = False
+                if not allowed:
+                    sock.close()
+                    continue
+                tasks.start_soon(self._talk, SocketStream(sock), tasks)
+
+    async def _talk(self, stream: SocketStream, tasks: TaskGroup) -> None:
+        visitor = _Visitor()
+        peer: Peer[_Visitor] = Peer(
+            stream,
+            takes=link.TO_BROKER,
+            sends=link.FROM_BROKER,
+            context=visitor,
+            handlers={
+                "hello": lambda one, params: self._hello(one, params, peer, tasks),
+                "ack_records": self._acknowledged,
+                **{name: self._trusted(act) for name, act in self._acts().items()},
+            },
+            limits=_LIMITS,
+            patience=_PATIENCE,
+        )
+        try:
+            await peer.run()
+        finally:
+            if self._peer is peer:
+                self._peer = None
+                self._linked = anyio.Event()
+                self._changed()
+
+    def _acts(self) -> dict[str, Callable[[Any], Any]]:
+        return {
+            "keep_leases": lambda params: self._leases.keep(params.leases),
+            "put_lease": self._leases.put,
+            "refill": self._leases.refill,
+            "end_leases": lambda params: self._leases.end(params.leases),
+            "drop_keys": lambda params: self._leases.drop_keys(params.credential),
+            "get_status": lambda _: link.BrokerStatus(
+                leases=self._leases.states(),
+                requests=self._ledger.requests,
+                refused=self._ledger.refused,
+                unacknowledged=self._ledger.unacknowledged,
+            ),
+            "shutdown": lambda _: self._shut_down(),
+        }
+
+    def _trusted(self, act: Callable[[Any], Any]) -> Callable[[_Visitor, Any], Any]:
+        def handler(visitor: _Visitor, params: Any) -> Any:
+            if not visitor.trusted:
+                raise HutchError(Reason.HELLO_FIRST)
+            result = act(params)
+            self._changed()
+            return Nothing() if result is None else result
+
+        return handler
+
+    def _acknowledged(self, visitor: _Visitor, params: link.AckRecords) -> None:
+        if visitor.trusted:
+            self._ledger.acknowledge(params.n)
+
+    def _hello(
+        self, visitor: _Visitor, hello: link.BrokerHello, peer: Peer[_Visitor], tasks: TaskGroup
+    ) -> link.BrokerWelcome:
+        if not hmac.compare_digest(hello.token.encode(), self._boot.token.encode()):
+            raise HutchError(Reason.TOKEN_UNKNOWN)
+        if hello.protocol != link.PROTOCOL:
+            raise HutchError(Reason.PROTOCOL_MISMATCH)
+        if not visitor.trusted:
+            visitor.trusted = True
+            if self._peer is not None:
+                self._peer.close("another hutchd took over")
+            self._peer = peer
+            self._linked.set()
+            self._changed()
+            tasks.start_soon(self._report, peer)
+        return link.BrokerWelcome(
+            run=self._run, version=__version__, pid=os.getpid(), leases=self._leases.states(), port=self.port
+        )
+
+    async def _report(self, peer: Peer[_Visitor]) -> None:
+        """Tell what there is to account for, in order, while this link counts."""
+        told = 0
+        try:
+            while self._peer is peer:
+                pause = self._ledger.close_windows()
+                if batch := self._ledger.after(told):
+                    await peer.notify("report_records", link.Records(run=self._run, records=batch))
+                    told = batch[-1].n
+                    continue
+                with anyio.move_on_after(pause):
+                    await self._ledger.wait()
+        except HutchError:
+            return  # the link is gone; the next one is told all that was not acknowledged
+
+    def __repr__(self) -> str:
+        return f"<Control {'linked' if self.linked else 'alone'}>"

@@ -1,0 +1,102 @@
+"""What differs from provider to provider, as a table: where it is, its models' paths, where a key stands. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from hutch_shared.broker_link import DialectName, Key
+
+__all__ = ["DIALECTS", "UsageStyle", "credential_headers", "is_path_of", "upstream_url"]
+
+UsageStyle = Literal["anthropic", "openai", "gemini"]
+_ID: Final = r"[A-Za-z0-9][A-Za-z0-9._:@~-]*"
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One provider's API."""
+
+    base_url: str | None
+    """None: only what the credential or the settings name."""
+    paths: re.Pattern[str]
+    """Method and path of all that is answered, `POST /v1/…`; the query is no part of it."""
+    key_header: str
+    usage: UsageStyle | None
+    prices: str | None
+    """The provider's name in the table of prices."""
+
+
+DIALECTS: Final[dict[DialectName, Dialect]] = {
+    "anthropic": Dialect(
+        "https://api.anthropic.com",
+        re.compile(rf"POST /v1/messages(/count_tokens)?|GET /v1/models(/{_ID})?"),
+        "x-api-key",
+        "anthropic",
+        "anthropic",
+    ),
+    "openai": Dialect(
+        "https://api.openai.com",
+        re.compile(rf"POST /v1/(chat/completions|completions|responses|embeddings)|GET /v1/models(/{_ID}(/{_ID})?)?"),
+        "authorization",
+        "openai",
+        "openai",
+    ),
+    "gemini": Dialect(
+        "https://generativelanguage.googleapis.com",
+        re.compile(
+            r"POST /v1(alpha|beta)?/models/[A-Za-z0-9][A-Za-z0-9._-]*"
+            r":(generateContent|streamGenerateContent|countTokens|embedContent)"
+            r"|GET /v1(alpha|beta)?/models(/[A-Za-z0-9][A-Za-z0-9._-]*)?"
+        ),
+        "x-goog-api-key",
+        "gemini",
+        "google",
+    ),
+    "bedrock": Dialect(
+        None,
+        re.compile(r"POST /model/([A-Za-z0-9._:-]|%3[Aa]|%2[Ff])+/(invoke(-with-response-stream)?|converse(-stream)?)"),
+        "authorization",
+        None,
+        "aws",
+    ),
+    "vertex": Dialect(
+        None,
+        re.compile(
+            rf"POST (/v1)?/projects/{_ID}/locations/{_ID}/publishers/{_ID}/models/{_ID}"
+            r":(rawPredict|streamRawPredict|countTokens)|POST (/v1)?/projects/_/count-tokens"
+        ),
+        "authorization",
+        "anthropic",
+        "google",
+    ),
+}
+_OAUTH_BETA: Final = "oauth-2025-04-20"
+
+
+def is_path_of(dialect: DialectName, method: str, path: str) -> bool:
+    """Tell whether this is a request that a model API answers. Dots and blanks in the path never pass."""
+    return DIALECTS[dialect].paths.fullmatch(f"{method} {path}") is not None
+
+
+def upstream_url(dialect: DialectName, base_url: str | None, target: str) -> str | None:
+    """Return where a request goes; None when nothing says where. A `/v1` that both have stands once."""
+    base = base_url or DIALECTS[dialect].base_url
+    if base is None:
+        return None
+    base = base.rstrip("/")
+    if base.endswith("/v1") and target.startswith("/v1/"):
+        base = base.removesuffix("/v1")
+    return base + target
+
+
+def credential_headers(dialect: DialectName, key: Key, beta: str | None) -> list[tuple[str, str]]:
+    """Return the headers that a key goes in with. `beta` is the agent's own `anthropic-beta`, which stays."""
+    header = DIALECTS[dialect].key_header
+    if key.kind == "api_key" and header != "authorization":
+        return [(header, key.secret)]
+    headers = [("authorization", f"Bearer {key.secret}")]
+    if key.kind == "oauth" and dialect == "anthropic" and _OAUTH_BETA not in (beta or ""):
+        headers.append(("anthropic-beta", f"{beta},{_OAUTH_BETA}" if beta else _OAUTH_BETA))
+    return headers

@@ -1,0 +1,167 @@
+"""The leases that live, what is left of each, and who is using them now. No I/O: it is told the time.
+
+A lease ends once and for all: by its expiry, by a revoke, or because hutchd no longer lists it. Ending cuts its open
+streams at once. Allowances are prepaid: a request is reserved before it goes out and settled when it is over; what a
+lease owes in dollars is not known before that, so each request in flight reserves what the last ones cost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from hutch_broker.judge import Refusal
+from hutch_shared.broker_link import Ended, Key, Lease, LeaseState, Refill
+
+__all__ = ["Held", "Leases", "lease_id_in"]
+
+_PREFIX: Final = "hutch-"
+_ID: Final = 18
+"""Length of a lease's id."""
+_RESERVE: Final = 0.05
+"""Dollars that a request reserves while nothing is known of the lease's requests."""
+
+
+def lease_id_in(token: str) -> str:
+    """Return the id that a token (`hutch-<id>-<secret>`) names; it proves nothing."""
+    return token[len(_PREFIX) : len(_PREFIX) + _ID] if token.startswith(_PREFIX) else ""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A lease with its state. `cut` holds what ends each open stream of it."""
+
+    lease: Lease
+    ends_at: float
+    requests: int
+    usd: float | None
+    key: Key | None = None
+    key_until: float | None = None
+    rejected: bool = False
+    """The provider refused the key given last."""
+    usual: float = _RESERVE
+    reserved: float = 0.0
+    cut: set[Callable[[], None]] = field(default_factory=set)
+
+    def reserve(self, cut: Callable[[], None]) -> float | Refusal:
+        """Begin a request; return the dollars to settle it with, or why it may not begin."""
+        if self.requests < 1:
+            return Refusal(429, "rate_limit_error", "The lease's allowance of requests is used up for the moment.")
+        if self.usd is not None and self.usd - self.reserved <= 0:
+            return Refusal(402, "billing_error", "The session's budget is used up.")
+        reserve = 0.0 if self.usd is None else self.usual
+        self.requests -= 1
+        self.reserved += reserve
+        self.cut.add(cut)
+        return reserve
+
+    def settle(self, cut: Callable[[], None], reserve: float, usd: float | None) -> None:
+        """End a request. Where there is a budget, a price that is not known takes all that is left of it."""
+        self.cut.discard(cut)
+        self.reserved = max(0.0, self.reserved - reserve)
+        if self.usd is not None:
+            self.usd = 0.0 if usd is None else self.usd - usd
+            if usd:
+                self.usual = usd
+
+    def forget_key(self, *, rejected: bool = False) -> None:
+        """Ask for the key anew before it is used again."""
+        self.key = None
+        self.rejected = rejected
+
+    def __repr__(self) -> str:
+        return f"<Held {self.lease.id} of {self.lease.session}, {self.requests} requests, {len(self.cut)} streams>"
+
+
+class Leases:
+    """All of them, by id."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Go by `clock`, monotonic seconds."""
+        self._clock = clock
+        self._held: dict[str, Held] = {}
+
+    def put(self, state: LeaseState) -> None:
+        """Take a lease in, or set what is left of one."""
+        ends_at = self._clock() + state.expires_in
+        held = self._held.get(state.lease.id)
+        if held is None:
+            self._held[state.lease.id] = Held(state.lease, ends_at, state.requests, state.usd)
+        else:
+            held.ends_at, held.requests, held.usd = ends_at, state.requests, state.usd
+
+    def refill(self, refill: Refill) -> None:
+        """Add to an allowance and move the end; a lease that is not there is left alone."""
+        if (held := self.get(refill.lease)) is not None:
+            held.requests += refill.requests
+            if refill.usd is not None:
+                held.usd = (held.usd or 0.0) + refill.usd
+            if refill.expires_in is not None:
+                held.ends_at = self._clock() + refill.expires_in
+
+    def end(self, leases: Iterable[str]) -> Ended:
+        """End these, and cut their open streams."""
+        count = streams = 0
+        for lease in leases:
+            if (held := self._held.pop(lease, None)) is not None:
+                count += 1
+                streams += len(held.cut)
+                held.key = None
+                for cut in tuple(held.cut):
+                    cut()
+        return Ended(leases=count, streams=streams)
+
+    def keep(self, leases: Iterable[str]) -> Ended:
+        """End all but these."""
+        return self.end(self._held.keys() - set(leases))
+
+    def end_expired(self) -> Ended:
+        """End those whose time is up."""
+        now = self._clock()
+        return self.end([lease for lease, held in self._held.items() if held.ends_at <= now])
+
+    def next_end(self) -> float | None:
+        """Return in how many seconds the next one's time is up."""
+        return min((held.ends_at - self._clock() for held in self._held.values()), default=None)
+
+    def get(self, lease: str) -> Held | None:
+        """Return a lease that lives."""
+        held = self._held.get(lease)
+        return held if held is not None and held.ends_at > self._clock() else None
+
+    def of_token(self, token: str) -> Held | None:
+        """Return the lease that a token proves."""
+        held = self.get(lease_id_in(token))
+        digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+        proven = hmac.compare_digest(digest, held.lease.token_hash if held else "0" * len(digest))
+        return held if proven else None
+
+    def drop_keys(self, credential: str) -> None:
+        """Forget a credential's secret in every lease that stands for it."""
+        for held in self._held.values():
+            if held.lease.credential == credential:
+                held.forget_key()
+
+    def states(self) -> tuple[LeaseState, ...]:
+        """Return all that live, with what is left of them."""
+        now = self._clock()
+        return tuple(
+            LeaseState(
+                lease=held.lease,
+                expires_in=held.ends_at - now,
+                requests=held.requests,
+                usd=held.usd,
+                streams=len(held.cut),
+            )
+            for held in self._held.values()
+            if held.ends_at > now
+        )
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __repr__(self) -> str:
+        return f"<Leases {len(self._held)}>"

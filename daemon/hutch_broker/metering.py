@@ -1,0 +1,238 @@
+"""Token counts, read off a response as it passes. Pure: bytes go in as they come, in any pieces, and nothing changes.
+
+Only lines that hold the provider's word for usage are decoded: a stream has thousands of lines, and few of those. In
+the text of an answer the word stands with escaped quotes, so a line of text is not taken for one. What is counted is
+what the provider counts: the last word on each number stands.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from hutch_broker.dialects import UsageStyle
+
+__all__ = ["Meter", "Tokens", "meter_for"]
+
+_LONGEST_LINE: Final = 1 << 20
+_LONGEST_BODY: Final = 8 << 20
+_WORD: Final[dict[UsageStyle, bytes]] = {
+    "anthropic": b'"usage"',
+    "openai": b'"usage"',
+    "gemini": b'"usageMetadata"',
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What a request used. `known`: the provider said so. Tokens of the cache are not in `input`."""
+
+    known: bool = False
+    model: str = ""
+    input: int = 0
+    output: int = 0
+    cache_read: int = 0
+    cache_write: int = 0
+
+
+class Meter(Protocol):
+    """Listens to the bytes of one response."""
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes."""
+
+    def result(self) -> Tokens:
+        """Return what was counted; after the last bytes, or where the response broke off."""
+
+
+def meter_for(style: UsageStyle | None, content_type: str, content_encoding: str) -> Meter:
+    """Return what counts a response of this kind; of one that cannot be read nothing is known."""
+    kind = content_type.partition(";")[0].strip().lower()
+    if style is None or kind not in ("text/event-stream", "application/json"):
+        return _Nothing()
+    meter: Meter = _Lines(style) if kind == "text/event-stream" else _Whole(style)
+    match content_encoding.strip().lower():
+        case "" | "identity":
+            return meter
+        case "gzip" | "deflate":
+            return _Inflated(meter)
+        case _:
+            return _Nothing()
+
+
+class _Nothing:
+    def feed(self, chunk: bytes) -> None:
+        pass
+
+    def result(self) -> Tokens:
+        return Tokens()
+
+
+class _Lines:
+    """Server-sent events: a line holds one JSON value."""
+
+    def __init__(self, style: UsageStyle) -> None:
+        self._style = style
+        self._word = _WORD[style]
+        self._begun = b""
+        self._skipping = False
+        self._tokens = Tokens()
+
+    def feed(self, chunk: bytes) -> None:
+        end = chunk.rfind(b"\n")
+        if end < 0:
+            self._grow(chunk)
+            return
+        block = self._begun + chunk[:end]
+        if self._skipping:  # the line that was too long ends here
+            block = block.partition(b"\n")[2]
+            self._skipping = False
+        self._begun = b""
+        self._grow(chunk[end + 1 :])
+        if self._word in block:
+            for line in block.split(b"\n"):
+                self._look_at(line)
+
+    def _grow(self, piece: bytes) -> None:
+        if not self._skipping:
+            self._begun += piece
+            if len(self._begun) > _LONGEST_LINE:
+                self._begun = b""
+                self._skipping = True
+
+    def _look_at(self, line: bytes) -> None:
+        if self._word in line and line.startswith(b"data:"):
+            self._tokens = _counted(self._style, self._tokens, line[5:])
+
+    def result(self) -> Tokens:
+        self._look_at(self._begun)
+        return self._tokens
+
+
+class _Whole:
+    """One JSON document."""
+
+    def __init__(self, style: UsageStyle) -> None:
+        self._style = style
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> None:
+        self._size += len(chunk)
+        if self._size <= _LONGEST_BODY:
+            self._pieces.append(chunk)
+        else:
+            self._pieces.clear()
+
+    def result(self) -> Tokens:
+        return _counted(self._style, Tokens(), b"".join(self._pieces))
+
+
+class _Inflated:
+    """Opens what is compressed, for the meter alone. A piece that would grow beyond all measure ends the counting."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._inflate: Any = zlib.decompressobj(zlib.MAX_WBITS | 32)
+
+    def feed(self, chunk: bytes) -> None:
+        if self._inflate is None:
+            return
+        try:
+            self._meter.feed(self._inflate.decompress(chunk, _LONGEST_BODY))
+        except zlib.error:
+            self._inflate = None
+            return
+        if self._inflate.unconsumed_tail:
+            self._inflate = None
+
+    def result(self) -> Tokens:
+        return self._meter.result()
+
+
+def _counted(style: UsageStyle, before: Tokens, text: bytes) -> Tokens:
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return before
+    if isinstance(value, list):  # Gemini without server-sent events: an array of responses
+        for one in value:
+            before = _READERS[style](before, one) if isinstance(one, dict) else before
+        return before
+    return _READERS[style](before, value) if isinstance(value, dict) else before
+
+
+def _anthropic(before: Tokens, value: Mapping[str, Any]) -> Tokens:
+    """`message_start` has the message, `message_delta` the usage so far; a whole message has both."""
+    message = value.get("message") if isinstance(value.get("message"), dict) else value
+    assert message is not None
+    usage = message.get("usage")
+    if not isinstance(usage, dict):
+        return before
+    return replace(
+        before,
+        known=True,
+        model=_text(message, "model") or before.model,
+        input=_number(usage, "input_tokens", before.input),
+        output=_number(usage, "output_tokens", before.output),
+        cache_read=_number(usage, "cache_read_input_tokens", before.cache_read),
+        cache_write=_number(usage, "cache_creation_input_tokens", before.cache_write),
+    )
+
+
+def _openai(before: Tokens, value: Mapping[str, Any]) -> Tokens:
+    """Chat completions say `prompt_tokens`, responses `input_tokens`; both count cached ones in."""
+    inner = value.get("response") if isinstance(value.get("response"), dict) else value
+    assert inner is not None
+    usage = inner.get("usage")
+    if not isinstance(usage, dict):
+        return before
+    whole = _number(usage, "input_tokens", _number(usage, "prompt_tokens", 0))
+    details = usage.get("input_tokens_details", usage.get("prompt_tokens_details"))
+    cached = min(whole, _number(details, "cached_tokens", 0)) if isinstance(details, dict) else 0
+    return replace(
+        before,
+        known=True,
+        model=_text(inner, "model") or before.model,
+        input=whole - cached,
+        output=_number(usage, "output_tokens", _number(usage, "completion_tokens", 0)),
+        cache_read=cached,
+    )
+
+
+def _gemini(before: Tokens, value: Mapping[str, Any]) -> Tokens:
+    usage = value.get("usageMetadata")
+    if not isinstance(usage, dict):
+        return before
+    whole = _number(usage, "promptTokenCount", before.input + before.cache_read)
+    cached = min(whole, _number(usage, "cachedContentTokenCount", before.cache_read))
+    said = _number(usage, "candidatesTokenCount", 0) + _number(usage, "thoughtsTokenCount", 0)
+    return replace(
+        before,
+        known=True,
+        model=_text(value, "modelVersion") or before.model,
+        input=whole - cached + _number(usage, "toolUsePromptTokenCount", 0),
+        output=said or before.output,
+        cache_read=cached,
+    )
+
+
+_READERS: Final[dict[UsageStyle, Callable[[Tokens, Mapping[str, Any]], Tokens]]] = {
+    "anthropic": _anthropic,
+    "openai": _openai,
+    "gemini": _gemini,
+}
+
+
+def _text(of: Mapping[str, Any], name: str) -> str:
+    value = of.get(name)
+    return value[:200] if isinstance(value, str) else ""
+
+
+def _number(of: Mapping[str, Any], name: str, otherwise: int) -> int:
+    value = of.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53 else otherwise

@@ -1,0 +1,87 @@
+"""What tokens cost: the settings' own prices first, then a maintained table that comes with a package, offline.
+
+The table takes a quarter of a second to load, so that a thread does it, when the first lease comes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any, Final
+
+from anyio import to_thread
+
+from hutch_broker.metering import Tokens
+from hutch_shared.broker_link import Price
+
+__all__ = ["Prices"]
+
+_MILLION: Final = 1_000_000
+_MODEL: Final = re.compile(rb'"model"\s*:\s*"([^"\\]{1,200})"')
+
+
+class Prices:
+    """Prices by provider and model."""
+
+    def __init__(self, own: Mapping[str, Price]) -> None:
+        """Let `own`, by model, come first."""
+        self._own = own
+        self._known: dict[tuple[str, str], bool] = {}
+
+    @staticmethod
+    async def load() -> None:
+        """Have the table in memory; the first time it takes a moment, elsewhere."""
+        await to_thread.run_sync(_table)
+
+    async def usd(self, provider: str | None, tokens: Tokens) -> float | None:
+        """Return what the tokens cost; None when that is not known."""
+        if not tokens.known:
+            return None
+        own = self._own.get(tokens.model)
+        if own is not None:
+            read = own.input if own.cache_read is None else own.cache_read
+            write = own.input if own.cache_write is None else own.cache_write
+            return (
+                tokens.input * own.input
+                + tokens.output * own.output
+                + tokens.cache_read * read
+                + tokens.cache_write * write
+            ) / _MILLION
+        if provider is None:
+            return None
+        return await to_thread.run_sync(_from_table, provider, tokens)
+
+    async def knows(self, provider: str | None, body: bytes) -> bool:
+        """Tell whether the model that a request's first bytes name has a price; True where they name none."""
+        named = _MODEL.search(body)
+        if named is None:
+            return True
+        model = named[1].decode("utf-8", "replace")
+        key = (provider or "", model)
+        if key not in self._known:
+            if len(self._known) >= 1000:  # agents choose the names
+                self._known.clear()
+            self._known[key] = await self.usd(provider, Tokens(known=True, model=model, input=1, output=1)) is not None
+        return self._known[key]
+
+
+def _table() -> Any:
+    import genai_prices
+
+    return genai_prices
+
+
+def _from_table(provider: str, tokens: Tokens) -> float | None:
+    table = _table()
+    usage = table.Usage(
+        input_tokens=tokens.input + tokens.cache_read + tokens.cache_write,
+        output_tokens=tokens.output,
+        cache_read_tokens=tokens.cache_read,
+        cache_write_tokens=tokens.cache_write,
+    )
+    try:
+        price: Decimal = table.calc_price(usage, model_ref=tokens.model, provider_id=provider).total_price
+    except (LookupError, ValueError):
+        return None
+    return float(price)

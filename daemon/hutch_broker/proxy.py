@@ -1,0 +1,331 @@
+"""One request: judged, matched with its lease and its process, forwarded with the key, streamed back, accounted for.
+
+What is always true:
+
+- A key goes to the URL that came with it and nowhere else: no redirect is followed, no cookie kept.
+- Nothing of a request but its path, query, body and harmless headers reaches the provider.
+- Bytes of the answer pass as they come. Where the provider breaks off, the agent's stream breaks; it never ends well.
+- Whoever goes away, agent or lease, takes the provider's side along at once.
+- No exception of a client or server library is logged or shown: their texts may hold headers.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final
+from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]  # typeshed has it not
+
+import aiohttp
+import msgspec
+from aiohttp import web
+from anyio.abc import TaskGroup
+from multidict import CIMultiDict
+from yarl import URL
+
+from hutch_broker.dialects import DIALECTS, credential_headers, is_path_of, upstream_url
+from hutch_broker.family import Peer, belongs
+from hutch_broker.judge import Refusal, Wanted, forwarded, judge
+from hutch_broker.keys import Keys
+from hutch_broker.leases import Held, Leases, lease_id_in
+from hutch_broker.mask import Mask
+from hutch_broker.metering import Meter, Tokens, meter_for
+from hutch_broker.prices import Prices
+from hutch_broker.records import Ledger
+from hutch_shared.broker_link import BrokerBoot, Record
+from hutch_shared.errors import HutchError
+from hutch_shared.times import now_ms
+
+__all__ = ["Proxy", "upstream_session"]
+
+_log: Final = logging.getLogger(__name__)
+_LOOKED_AT: Final = 65536
+_UPSTREAM_IDLE: Final = 4.0
+"""Seconds that an idle connection is used again; a provider closes it later, and a POST must not meet that."""
+
+
+def upstream_session(boot: BrokerBoot) -> aiohttp.ClientSession:
+    """Return the client to providers. It verifies TLS, keeps no cookie, knows no environment."""
+    trusted = ssl.create_default_context()
+    if boot.ca_file is not None:
+        trusted.load_verify_locations(boot.ca_file)
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ssl=trusted, keepalive_timeout=_UPSTREAM_IDLE),
+        timeout=aiohttp.ClientTimeout(
+            total=None,
+            connect=boot.connect_timeout,
+            sock_connect=boot.connect_timeout,
+            sock_read=boot.first_byte_timeout,
+        ),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        trust_env=False,
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        max_line_size=65536,
+        max_field_size=65536,
+    )
+
+
+@dataclass(slots=True)
+class _Body:
+    """The request's body on its way, counted: larger than allowed it ends with an error, and so does the request."""
+
+    request: web.BaseRequest
+    first: bytes
+    left: int
+    fault: Refusal | None = None
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        piece = self.first
+        try:
+            while piece:
+                self.left -= len(piece)
+                if self.left < 0:
+                    self.fault = Refusal(413, "request_too_large", "The request is larger than this broker takes.")
+                    raise ValueError(self.fault.why)
+                yield piece
+                piece = await self.request.content.readany()
+        except (web.RequestPayloadError, aiohttp.ClientPayloadError):
+            self.fault = Refusal(400, "invalid_request_error", "The body of the request broke off.")
+            raise
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """What is known of a request by now, for its record."""
+
+    request: web.BaseRequest
+    peer: Peer
+    path: str
+    began: float
+    at: int
+    held: Held | None = None
+    reserve: float = 0.0
+    status: int = 0
+    meter: Meter | None = None
+
+    def cut(self) -> None:
+        """End the agent's connection; its handler is cancelled by that, and takes the provider's side along."""
+        if (transport := self.request.transport) is not None:
+            transport.abort()
+
+
+class Proxy:
+    """Answers what comes at the agents' socket."""
+
+    def __init__(
+        self,
+        boot: BrokerBoot,
+        leases: Leases,
+        keys: Keys,
+        prices: Prices,
+        ledger: Ledger,
+        session: aiohttp.ClientSession,
+        tasks: TaskGroup,
+    ) -> None:
+        """Put the parts together; accounts are settled in `tasks`, so that no hang-up gets in between."""
+        self._boot = boot
+        self._leases = leases
+        self._keys = keys
+        self._prices = prices
+        self._ledger = ledger
+        self._session = session
+        self._tasks = tasks
+
+    async def handle(self, request: web.BaseRequest, peer: Peer) -> web.StreamResponse:
+        """Answer one request."""
+        exchange = _Exchange(request, peer, request.path_qs.partition("?")[0][:200], monotonic(), now_ms())
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.raw_headers]
+        wanted = judge(request.method, request.message.path, headers, self._boot.body)
+        if isinstance(wanted, Refusal):
+            return self._refused(exchange, wanted)
+        held = self._admit(exchange, wanted)
+        if isinstance(held, Refusal):
+            return self._refused(exchange, held, lease_id_in(wanted.token))
+        reserve = held.reserve(exchange.cut)
+        if isinstance(reserve, Refusal):
+            return self._refused(exchange, reserve, held.lease.id)
+        exchange.held, exchange.reserve = held, reserve
+        try:
+            return await self._serve(exchange, held, wanted, headers)
+        finally:
+            self._tasks.start_soon(self._settle, exchange, held)
+
+    def _admit(self, exchange: _Exchange, wanted: Wanted) -> Held | Refusal:
+        """Find the lease, and tell whether this process may use it for this."""
+        held = self._leases.of_token(wanted.token)
+        if held is None:
+            return Refusal(401, "authentication_error", "The lease is not known here, or has ended.")
+        if not belongs(exchange.peer, held.lease):
+            return Refusal(403, "permission_error", "The lease is another session's: this process is not of it.")
+        if not is_path_of(held.lease.dialect, exchange.request.method, wanted.path):
+            return Refusal(404, "not_found_error", f"No model of {held.lease.provider} answers there.")
+        if self._ledger.full:
+            return Refusal(503, "api_error", "Usage cannot be accounted for at the moment; try again.")
+        return held
+
+    async def _serve(
+        self, exchange: _Exchange, held: Held, wanted: Wanted, headers: list[tuple[str, str]]
+    ) -> web.StreamResponse:
+        try:
+            key = await self._keys.of(held)
+        except HutchError as error:
+            return self._refused(exchange, Refusal(503, "api_error", f"The key is not to be had now: {error}"))
+        lease = held.lease
+        if self._leases.get(lease.id) is not held:
+            return self._refused(exchange, Refusal(401, "authentication_error", "The lease has ended."))
+        url = upstream_url(lease.dialect, key.base_url, exchange.request.message.path)
+        if url is None:
+            return self._refused(exchange, Refusal(400, "invalid_request_error", "The key needs a base URL."))
+        if wanted.expects and (transport := exchange.request.transport) is not None:
+            transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        body = None
+        if wanted.length != 0:
+            first = await exchange.request.content.readany()
+            if held.usd is not None and not await self._prices.knows(
+                DIALECTS[lease.dialect].prices, first[:_LOOKED_AT]
+            ):
+                return self._refused(
+                    exchange, Refusal(402, "billing_error", "The session has a budget, and this model no known price.")
+                )
+            body = _Body(exchange.request, first, self._boot.body)
+        going: CIMultiDict[str] = CIMultiDict(forwarded(headers))
+        going["Accept-Encoding"] = "identity"
+        if wanted.length is not None and body is not None:
+            going["Content-Length"] = str(wanted.length)
+        for name, value in credential_headers(lease.dialect, key, going.get("anthropic-beta")):
+            going[name] = value
+        try:
+            upstream = await self._session.request(
+                exchange.request.method,
+                URL(url, encoded=True),
+                headers=going,
+                data=None if body is None else body.pieces(),
+                allow_redirects=False,
+                proxy=self._proxy_for(url),
+            )
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            if body is not None and body.fault is not None:
+                return self._refused(exchange, body.fault)
+            _log.warning("%s: no answer from the provider (%s)", lease.id, type(error).__name__)
+            late = isinstance(error, TimeoutError)
+            return _answer(
+                Refusal(504, "timeout_error", "The provider did not answer in time.")
+                if late
+                else Refusal(502, "api_error", "The provider cannot be reached, or broke off before it answered.")
+            )
+        try:
+            return await self._pass_on(exchange, held, upstream, Mask(key.secret))
+        finally:
+            upstream.close()
+
+    async def _pass_on(
+        self, exchange: _Exchange, held: Held, upstream: aiohttp.ClientResponse, mask: Mask
+    ) -> web.StreamResponse:
+        """Stream the answer back."""
+        exchange.status = upstream.status
+        if 300 <= upstream.status < 400 and upstream.status != 304:
+            return _answer(Refusal(502, "api_error", "The provider answers with a redirect, which is not followed."))
+        if upstream.status == 401:
+            held.forget_key(rejected=True)
+        named = upstream.headers
+        exchange.meter = meter_for(
+            DIALECTS[held.lease.dialect].usage, named.get("Content-Type", ""), named.get("Content-Encoding", "")
+        )
+        coming = [(name, mask.text(value)) for name, value in forwarded(named.items())]
+        response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=CIMultiDict(coming))
+        if "Content-Length" in named and "Transfer-Encoding" not in named:
+            response.content_length = upstream.content_length
+        if (connection := upstream.connection) is not None and connection.protocol is not None:
+            connection.protocol.read_timeout = self._boot.chunk_timeout
+        try:
+            await response.prepare(exchange.request)
+            async for chunk in upstream.content.iter_any():
+                exchange.meter.feed(chunk)
+                await response.write(mask.feed(chunk))
+            await response.write(mask.rest())
+            await response.write_eof()
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            exchange.cut()  # a stream that breaks off must not end well
+        return response
+
+    def _proxy_for(self, url: str) -> str | None:
+        """Return the proxy on the way to `url`. What is sent in clear, within this machine, never goes by one."""
+        parts = URL(url, encoded=True)
+        proxies = self._boot.proxies
+        if parts.scheme != "https" or parts.host is None or proxy_bypass_environment(parts.host, proxies):
+            return None
+        return proxies.get("https")
+
+    def _refused(self, exchange: _Exchange, refusal: Refusal, lease: str = "") -> web.StreamResponse:
+        """Answer instead of the provider, and record that."""
+        held = exchange.held or self._leases.get(lease)
+        self._ledger.refuse(
+            Record(
+                n=0,
+                at=exchange.at,
+                lease=held.lease.id if held else "",
+                session=held.lease.session if held else "",
+                path=exchange.path,
+                status=refusal.status,
+                refused=refusal.why,
+                uid=exchange.peer.uid,
+                pid=exchange.peer.pid,
+            )
+        )
+        exchange.status = -1
+        return _answer(refusal)
+
+    async def _settle(self, exchange: _Exchange, held: Held) -> None:
+        """Account for a request that is over, however it ended."""
+        dialect = DIALECTS[held.lease.dialect]
+        tokens = exchange.meter.result() if exchange.meter is not None else Tokens()
+        free = exchange.status != 200 or exchange.request.method == "GET" or _is_counting(exchange.path)
+        usd = 0.0 if free and not tokens.known else await self._prices.usd(dialect.prices, tokens)
+        held.settle(exchange.cut, exchange.reserve, usd)
+        if exchange.status < 0:
+            return
+        self._ledger.forwarded(
+            Record(
+                n=0,
+                at=exchange.at,
+                lease=held.lease.id,
+                session=held.lease.session,
+                path=exchange.path,
+                status=exchange.status,
+                model=tokens.model,
+                input=tokens.input,
+                output=tokens.output,
+                cache_read=tokens.cache_read,
+                cache_write=tokens.cache_write,
+                usd=usd,
+                seconds=round(monotonic() - exchange.began, 6),
+                uid=exchange.peer.uid,
+                pid=exchange.peer.pid,
+            )
+        )
+
+
+def _is_counting(path: str) -> bool:
+    return path.endswith(("count_tokens", "count-tokens", "countTokens"))
+
+
+def _answer(refusal: Refusal) -> web.Response:
+    """Say it in a form that the clients of all providers read. What may work in a moment says so."""
+    again = refusal.status in (429, 502, 503, 504)
+    body = {
+        "type": "error",
+        "error": {"type": refusal.kind, "code": refusal.kind, "message": f"hutch-broker: {refusal.why}"},
+    }
+    response = web.Response(
+        status=refusal.status,
+        body=msgspec.json.encode(body),
+        content_type="application/json",
+        headers={"x-should-retry": "true" if again else "false"},
+    )
+    if refusal.status in (400, 413):
+        response.force_close()
+    return response

@@ -1,0 +1,105 @@
+"""What the broker has to account for: numbered, kept until hutchd has it, told again after a reconnect.
+
+When it is full nothing is forwarded any more: a request that could not be accounted for is not made. Refusals of one
+kind within a second are counted in one record, so that a loop that knocks does not fill it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+import anyio
+import msgspec
+
+from hutch_shared.broker_link import Record
+
+__all__ = ["Ledger"]
+
+_WINDOW_MS: Final = 1000
+_KINDS: Final = 256
+
+
+@dataclass(slots=True)
+class _Counted:
+    record: Record
+    until: int
+
+
+class Ledger:
+    """Records in order. `n` grows by one with each."""
+
+    def __init__(self, limit: int, now_ms: Callable[[], int]) -> None:
+        """Hold at most `limit` unacknowledged records, and a few refusals more."""
+        self._limit = limit
+        self._now = now_ms
+        self._kept: deque[Record] = deque()
+        self._last = 0
+        self._open: dict[tuple[str, str, int | None], _Counted] = {}
+        self._fresh = anyio.Event()
+        self.requests = 0
+        self.refused = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more may be forwarded."""
+        return len(self._kept) >= self._limit
+
+    @property
+    def unacknowledged(self) -> int:
+        """How many records hutchd has not acknowledged."""
+        return len(self._kept) + len(self._open)
+
+    def forwarded(self, record: Record) -> None:
+        """Keep the record of a request that went out."""
+        self.requests += 1
+        self._keep(record)
+
+    def refuse(self, record: Record) -> None:
+        """Keep the record of a refusal, or count it with the one before."""
+        self.refused += 1
+        kind = (record.lease, record.refused or "", record.uid)
+        counted = self._open.get(kind)
+        if counted is not None:
+            counted.record = msgspec.structs.replace(counted.record, times=counted.record.times + 1)
+        elif len(self._open) < _KINDS and len(self._kept) < self._limit + _KINDS:
+            self._open[kind] = _Counted(record, self._now() + _WINDOW_MS)
+            self._wake()
+
+    def close_windows(self, *, all_: bool = False) -> float | None:
+        """Number the refusals that were counted long enough; return seconds until the next ones are, None for none."""
+        now = self._now()
+        for kind, counted in list(self._open.items()):
+            if all_ or counted.until <= now:
+                del self._open[kind]
+                self._keep(counted.record)
+        return min(((counted.until - now) / 1000 for counted in self._open.values()), default=None)
+
+    def after(self, n: int, limit: int = 200) -> tuple[Record, ...]:
+        """Return the records that come after `n`, at most so many."""
+        start = max(0, n - self._kept[0].n + 1) if self._kept else 0
+        return tuple(islice(self._kept, start, start + limit))
+
+    def acknowledge(self, n: int) -> None:
+        """Forget the records up to `n`."""
+        while self._kept and self._kept[0].n <= n:
+            self._kept.popleft()
+
+    async def wait(self) -> None:
+        """Return when something was added since the last `wait` returned."""
+        await self._fresh.wait()
+        self._fresh = anyio.Event()
+
+    def _keep(self, record: Record) -> None:
+        self._last += 1
+        self._kept.append(msgspec.structs.replace(record, n=self._last))
+        self._wake()
+
+    def _wake(self) -> None:
+        self._fresh.set()
+
+    def __repr__(self) -> str:
+        return f"<Ledger at {self._last}, {len(self._kept)} unacknowledged>"

@@ -1,0 +1,95 @@
+"""`hutchd`: the command. Reads its arguments and settings, makes its directories, and runs in the foreground.
+
+Logs go to standard error. SIGTERM and SIGINT drain: live turns end first, up to `executors.drain_timeout`, executors
+with a turn that is not done by then live on and are adopted by the next hutchd. SIGHUP reads the settings again.
+Exit codes: 0 stopped, 1 it could not run, 2 wrong arguments or settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import sys
+from pathlib import Path
+from typing import Final, NoReturn
+
+import anyio
+import structlog
+
+from hutch_daemon.keys.master import MasterKeyError
+from hutch_daemon.settings import SettingsError, load
+from hutch_daemon.wiring import run
+from hutch_shared import __version__
+from hutch_shared.errors import HutchError
+from hutch_shared.hardening import forbid_dumps
+from hutch_shared.logs import set_up_logs
+from hutch_shared.paths import Paths, find_paths, make_private
+
+_log: Final = structlog.get_logger("hutchd")
+
+
+def main() -> NoReturn:
+    """Run the command."""
+    options = _arguments()
+    try:
+        paths = find_paths(system=options.system)
+        if options.config is not None:
+            paths = Paths(Path(os.path.abspath(options.config)), paths.state, paths.runtime, paths.host, paths.system)
+        settings = load(paths.config)
+    except (SettingsError, HutchError) as error:
+        _fail(str(error), 2)
+    if options.check:
+        print(f"{paths.config}: {'the settings can be used' if paths.config.exists() else 'not there: defaults'}")  # noqa: T201
+        raise SystemExit(0)
+    _harden()
+    set_up_logs(settings.logs.level)
+    try:
+        make_private(paths.state)
+        make_private(paths.runtime, 0o755 if paths.system else 0o700)
+        anyio.run(run, paths, settings)
+    except (HutchError, MasterKeyError, OSError) as error:
+        _fail(_sentence(error), 1)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    raise SystemExit(0)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="hutchd",
+        description="Runs coding agents for the people of this host. In the foreground; logs go to standard error.",
+        epilog="HUTCH_CONFIG, HUTCH_STATE_DIR and HUTCH_RUNTIME_DIR say where settings, record and sockets are.",
+    )
+    parser.add_argument(
+        "--system", action="store_true", help="serve the whole host: /etc/hutch /var/lib/hutch /run/hutch"
+    )
+    parser.add_argument("--config", metavar="FILE", help="the settings file")
+    parser.add_argument("--check", action="store_true", help="read the settings, say whether they can be used, and end")
+    parser.add_argument("--version", action="version", version=f"hutchd {__version__}")
+    return parser.parse_args()
+
+
+def _harden() -> None:
+    """Keep memory and files to this account, whatever the shell had set."""
+    os.umask(0o077)
+    forbid_dumps()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65536 if hard == resource.RLIM_INFINITY else min(65536, hard)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, OSError):
+        return f"{error.filename or 'the system'}: {error.strerror or error}"
+    return str(error)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"hutchd: {message}", file=sys.stderr)  # noqa: T201
+    raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    main()

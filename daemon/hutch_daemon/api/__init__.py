@@ -1,0 +1,1 @@
+"""The sockets of hutchd: who may call what, and where each call goes."""

@@ -1,0 +1,203 @@
+"""One client's connection: who it is, what it follows, and where its calls go.
+
+Every call passes the gate again. A follow is a task of the connection: it takes events from the fan-out and waits for
+room in the connection's queue, so that a client that does not read costs its follower's bound and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup, TaskStatus
+
+from hutch_daemon.api.gate import Phase, admit_client
+from hutch_daemon.api.server import patience
+from hutch_daemon.conductor.callers import Caller
+from hutch_daemon.conductor.conductor import Conductor
+from hutch_daemon.events.fanout import FollowOver
+from hutch_daemon.events.journal import event_frame
+from hutch_daemon.settings import Settings
+from hutch_shared import __version__
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.methods import CLIENT, TO_CLIENT
+from hutch_shared.rpc.invocation import Handler
+from hutch_shared.rpc.peer import Limits, Peer
+from hutch_shared.rpc.stream import SocketStream
+from hutch_shared.unix import Credentials
+
+__all__ = ["ClientConnection", "ClientSide"]
+
+_log: Final = structlog.get_logger(__name__)
+_FOLLOWS: Final = 64
+"""Follows of one connection at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSide:
+    """What every client connection shares; `run` is the server's `Serve`."""
+
+    conductor: Conductor
+    settings: Callable[[], Settings]
+    is_admin: Callable[[Credentials], bool]
+    insider_of: Callable[[int], str | None]
+    phase: Callable[[], Phase]
+    daemon_uid: int
+    connections: set[ClientConnection] = field(default_factory=set)
+
+    async def run(self, stream: SocketStream, credentials: Credentials) -> None:
+        """Serve one client until it goes."""
+        sockets = self.settings().sockets
+        connection = ClientConnection(self, credentials)
+        peer = Peer(
+            stream,
+            takes=CLIENT,
+            sends=TO_CLIENT,
+            context=connection,
+            handlers=_HANDLERS,
+            limits=Limits(frame=sockets.client_frame),
+            patience=patience(sockets, sockets.first_frame),
+        )
+        self.connections.add(connection)
+        try:
+            async with anyio.create_task_group() as tasks:
+                connection.attach(peer, tasks)
+                await peer.run()
+                tasks.cancel_scope.cancel()
+        finally:
+            self.connections.discard(connection)
+
+    async def close(self, why: HutchError) -> None:
+        """End all connections in order, and wait for it."""
+        async with anyio.create_task_group() as tasks:
+            for connection in self.connections:
+                tasks.start_soon(connection.aclose, why)
+
+
+class ClientConnection:
+    """The context of a client's calls."""
+
+    def __init__(self, side: ClientSide, credentials: Credentials) -> None:
+        self.side = side
+        self._credentials = credentials
+        self._caller: Caller | None = None
+        self._name = ""
+        self._peer: Peer[ClientConnection]
+        self._tasks: TaskGroup
+        self._follows: dict[int, anyio.CancelScope] = {}
+        self._last_follow = 0
+
+    def attach(self, peer: Peer[ClientConnection], tasks: TaskGroup) -> None:
+        """Take what the connection runs on."""
+        self._peer, self._tasks = peer, tasks
+
+    async def aclose(self, why: HutchError) -> None:
+        """End the connection in order, and wait for it."""
+        self._peer.close(why)
+        await self._peer.wait_closed()
+
+    def admit(self, method: str) -> Caller:
+        """Let a call in and return who makes it.
+
+        Whose process it is, is found out at the first call: a connection that only sits there costs no look at it.
+        """
+        if self._caller is None:
+            one = self._credentials
+            self._caller = Caller(
+                uid=one.uid,
+                gid=one.gid,
+                pid=one.pid,
+                client=self._name,
+                admin=self.side.is_admin(one),
+                insider=self.side.insider_of(one.pid),
+            )
+        admit_client(method, self._caller, daemon_uid=self.side.daemon_uid, phase=self.side.phase())
+        return self._caller
+
+    async def get_version(self, params: m.VersionParams) -> m.Version:
+        """Say what runs here; another protocol number is refused."""
+        self.admit("get_version")
+        if params.protocol != m.PROTOCOL:
+            raise HutchError(
+                Reason.PROTOCOL_MISMATCH,
+                f"This hutchd ({__version__}) speaks protocol {m.PROTOCOL}, the client {params.protocol}; update one.",
+                protocol=m.PROTOCOL,
+            )
+        self._name = params.client[:100]
+        if self._caller is not None:
+            self._caller = replace(self._caller, client=self._name)
+        return m.Version(version=__version__, protocol=m.PROTOCOL)
+
+    async def follow_events(self, params: m.FollowEvents) -> m.Following:
+        """Begin a follow; its events come after the answer."""
+        caller = self.admit("follow_events")
+        if len(self._follows) >= _FOLLOWS:
+            raise HutchError(Reason.OVERLOADED, f"A connection follows at most {_FOLLOWS} things at a time.")
+        session = await self.side.conductor.followed_session(caller, params)
+        following: m.Following = await self._tasks.start(self._follow, params, session, caller)
+        return following
+
+    async def _follow(
+        self, params: m.FollowEvents, session: str, caller: Caller, *, task_status: TaskStatus[m.Following]
+    ) -> None:
+        self._last_follow += 1
+        number = self._last_follow
+        conductor = self.side.conductor
+        answers = params.answers and caller.insider is None
+        with anyio.CancelScope() as scope:
+            async with conductor.fanout.follow(
+                session, params.after, skip=params.skip, owner=caller.scope, answers=answers
+            ) as follower:
+                self._follows[number] = scope
+                task_status.started(
+                    m.Following(number, journal=conductor.journal.id, head=follower.head, oldest=follower.oldest)
+                )
+                try:
+                    while True:
+                        events = await follower.next()
+                        await self._peer.notify_raw(b"".join([event_frame(event, number) for event in events]))
+                except FollowOver as over:
+                    await self._say_over(number, over)
+                except HutchError:
+                    return  # the connection is lost, and the follow with it
+                finally:
+                    del self._follows[number]
+
+    async def _say_over(self, number: int, over: FollowOver) -> None:
+        try:
+            await self._peer.notify("follow_ended", m.FollowEnded(number, over.why, str(over), over.after))
+        except HutchError:
+            return
+
+    async def unfollow(self, params: m.Unfollow) -> m.Nothing:
+        """End a follow; one that has ended is no error."""
+        self.admit("unfollow")
+        scope = self._follows.get(params.follow)
+        if scope is not None:
+            scope.cancel()
+        return m.Nothing()
+
+    def __repr__(self) -> str:
+        return f"<ClientConnection uid {self._credentials.uid} pid {self._credentials.pid} {self._name!r}>"
+
+
+def _to_conductor(method: str) -> Handler[ClientConnection]:
+    """Return the handler that admits a call and hands it to the conductor's method of the same name."""
+
+    async def handle(connection: ClientConnection, params: Any) -> Any:
+        caller = connection.admit(method)
+        return await getattr(connection.side.conductor, method)(caller, params)
+
+    return handle
+
+
+_OWN: Final[dict[str, Handler[ClientConnection]]] = {
+    "get_version": ClientConnection.get_version,
+    "follow_events": ClientConnection.follow_events,
+    "unfollow": ClientConnection.unfollow,
+}
+_HANDLERS: Final = {method: _OWN.get(method) or _to_conductor(method) for method in CLIENT if method != "ping"}

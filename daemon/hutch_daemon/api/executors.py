@@ -1,0 +1,129 @@
+"""One executor's connection: nothing before `hello`; after it what its lease row allows, asked anew each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import anyio
+
+from hutch_daemon.api.gate import admit_executor
+from hutch_daemon.api.server import patience
+from hutch_daemon.conductor.conductor import Conductor
+from hutch_daemon.pool.executor import Executor
+from hutch_daemon.settings import Settings
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.methods import EXECUTOR, TO_EXECUTOR
+from hutch_shared.rpc.invocation import Handler
+from hutch_shared.rpc.peer import Limits, Peer
+from hutch_shared.rpc.stream import SocketStream
+from hutch_shared.unix import Credentials
+
+__all__ = ["ExecutorConnection", "ExecutorSide"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorSide:
+    """What every executor connection shares; `run` is the server's `Serve`."""
+
+    conductor: Conductor
+    settings: Callable[[], Settings]
+
+    async def run(self, stream: SocketStream, credentials: Credentials) -> None:
+        """Serve one executor until its connection ends; the executor may dial in again."""
+        sockets = self.settings().sockets
+        connection = ExecutorConnection(self, credentials)
+        peer = Peer(
+            stream,
+            takes=EXECUTOR,
+            sends=TO_EXECUTOR,
+            context=connection,
+            handlers=_HANDLERS,
+            limits=Limits(frame=sockets.executor_frame),
+            patience=patience(sockets, sockets.hello),
+        )
+        connection.peer = peer
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(connection.expect_hello, sockets.hello)
+                await peer.run()
+                tasks.cancel_scope.cancel()
+        finally:
+            if connection.executor is not None:
+                self.conductor.executor_gone(connection.executor, peer)
+
+
+class ExecutorConnection:
+    """The context of an executor's calls."""
+
+    def __init__(self, side: ExecutorSide, credentials: Credentials) -> None:
+        self._side = side
+        self._credentials = credentials
+        self._greeted = anyio.Event()
+        self.peer: Peer[ExecutorConnection]
+        self.executor: Executor | None = None
+
+    async def expect_hello(self, seconds: float) -> None:
+        """Close a connection that has not proved itself in time, whatever else it sent."""
+        with anyio.move_on_after(seconds):
+            await self._greeted.wait()
+        if not self._greeted.is_set():
+            self.peer.close(HutchError(Reason.HELLO_FIRST))
+
+    async def hello(self, params: m.Hello) -> m.Welcome:
+        """Prove an executor. Once on a connection; a refusal closes it."""
+        admit_executor("hello", executor=None, leased=None, session=None)
+        if self._greeted.is_set():
+            raise HutchError(Reason.WRONG_STATE, "This connection has said hello already.")
+        self._greeted.set()
+        try:
+            self.executor, welcome = await self._side.conductor.executor_hello(self.peer, self._credentials, params)
+        except HutchError as error:
+            self.peer.close(error)
+            raise
+        return welcome
+
+    def admit(self, method: str, session: str | None = None) -> Executor:
+        """Let a call in and return whose it is."""
+        executor = self.executor
+        admit_executor(
+            method,
+            executor=executor.id if executor is not None else None,
+            leased=executor.session if executor is not None and not executor.over else None,
+            session=session,
+        )
+        assert executor is not None
+        return executor
+
+    async def get_api_key(self, params: m.GetApiKey) -> m.KeyGrant:
+        """Give a key, or a lease."""
+        executor = self.admit("get_api_key", params.session)
+        return await self._side.conductor.get_api_key(executor, params)
+
+    async def request_permission(self, params: m.RequestPermission) -> m.PermissionDecision:
+        """Wait for the decision about one call."""
+        executor = self.admit("request_permission", params.session)
+        return await self._side.conductor.request_permission(executor, params)
+
+    async def report_message(self, params: m.ReportMessage) -> None:
+        """Store events; reading goes on once they are durable."""
+        executor = self.admit("report_message", params.session)
+        await self._side.conductor.report_message(executor, params)
+
+    def heartbeat(self, params: m.Heartbeat) -> None:
+        """Note a sign of life."""
+        self._side.conductor.heartbeat(self.admit("heartbeat"), params)
+
+    def __repr__(self) -> str:
+        return f"<ExecutorConnection pid {self._credentials.pid} {self.executor or 'before hello'}>"
+
+
+_HANDLERS: Final[dict[str, Handler[ExecutorConnection]]] = {
+    "hello": ExecutorConnection.hello,
+    "get_api_key": ExecutorConnection.get_api_key,
+    "request_permission": ExecutorConnection.request_permission,
+    "report_message": ExecutorConnection.report_message,
+    "heartbeat": ExecutorConnection.heartbeat,
+}

@@ -1,0 +1,111 @@
+"""How a turn begins and ends: state, event, usage and withdrawn questions in one unit of work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hutch_daemon.events.journal import Journal
+from hutch_daemon.permissions.desk import Desk
+from hutch_daemon.sessions.states import TURN, settled_state
+from hutch_daemon.store import sessions, turns, usage
+from hutch_daemon.store.rows import PermissionRow, TurnRow, UsageRow
+from hutch_daemon.store.store import Tx
+from hutch_shared.errors import Reason
+from hutch_shared.events import TurnEnded
+from hutch_shared.failpoints import failpoint
+from hutch_shared.times import now_ms
+
+__all__ = ["Endings", "Stopping", "lost", "outcome_unknown", "stopped"]
+
+Stopping = Literal["interrupted", "timed_out", "closed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Endings:
+    """The moves of turns that come with an event."""
+
+    journal: Journal
+    desk: Desk
+
+    def begin(self, tx: Tx, turn: TurnRow) -> None:
+        """Move a turn from dispatching to running, once; its `turn_started` is the executor's first event of it."""
+        turns.move(tx, turn.id, TURN.before("running"), "running", started_at=now_ms())
+
+    def end(self, tx: Tx, turn: TurnRow, ended: TurnEnded, *, reported: bool = False) -> list[PermissionRow] | None:
+        """Move a turn to its end; return the questions that were withdrawn, or None when it had ended before.
+
+        The event is appended here unless the executor `reported` it: then it is stored beside this, in the transaction.
+        """
+        state = settled_state(turn.state, ended)
+        moved = turns.move(
+            tx,
+            turn.id,
+            TURN.before(state) & {turn.state},
+            state,
+            ended_at=now_ms(),
+            reason=ended.reason,
+            message=ended.message,
+            result=ended.result,
+            usage=ended.usage,
+        )
+        if not moved:
+            return None
+        withdrawn = self.desk.withdraw(tx, turn.id, "the turn ended")
+        if not reported:
+            self.journal.append(tx, turn.session, turn.id, "turn_ended", ended)
+        if ended.agent_session is not None:
+            sessions.update(tx, turn.session, agent_session=ended.agent_session)
+        if ended.usage is not None:
+            session = sessions.get(tx, turn.session)
+            assert session is not None, "a turn's row has its session's"
+            seen = ended.usage
+            usage.add(
+                tx,
+                UsageRow(
+                    at=now_ms(),
+                    owner=session.owner,
+                    account=session.account,
+                    session=session.id,
+                    turn=turn.id,
+                    model=seen.model or session.options.model or session.agent,
+                    request=turn.id,
+                    input_tokens=seen.input_tokens,
+                    output_tokens=seen.output_tokens,
+                    cache_read_tokens=seen.cache_read_tokens,
+                    cache_write_tokens=seen.cache_write_tokens,
+                    usd=seen.usd,
+                ),
+            )
+        failpoint("turn.end")
+        return withdrawn
+
+
+def stopped(why: Stopping, detail: str = "") -> TurnEnded:
+    """Return the end of a turn that hutchd stopped."""
+    texts = {
+        "interrupted": "The turn was interrupted.",
+        "timed_out": "The turn took longer than it may.",
+        "closed": "The session was closed.",
+    }
+    message = f"{texts[why]} {detail}".strip()
+    return TurnEnded(state="timed_out" if why == "timed_out" else "stopped", reason=why, message=message)
+
+
+def lost(detail: str) -> TurnEnded:
+    """Return the end of a turn whose executor went away while it ran."""
+    return TurnEnded(
+        "failed",
+        Reason.EXECUTOR_LOST.word,
+        f"The executor went away before the turn ended: {detail}. What it did until then is in the log; the prompt was"
+        " not run again. The next prompt goes on from the conversation.",
+    )
+
+
+def outcome_unknown(detail: str) -> TurnEnded:
+    """Return the end of a turn of which nobody can tell how far it got."""
+    return TurnEnded(
+        "failed",
+        "outcome_unknown",
+        f"It is not known what became of the turn: {detail}. The prompt was not run again, because it may have run.",
+    )

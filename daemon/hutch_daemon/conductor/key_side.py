@@ -1,0 +1,75 @@
+"""What people ask and change about their keys. A secret goes in and never comes back."""
+
+from __future__ import annotations
+
+from hutch_daemon.conductor.callers import Caller
+from hutch_daemon.keys.credential import Refresh, secret_of
+from hutch_daemon.keys.vault import Vault
+from hutch_daemon.store import audit
+from hutch_daemon.store.rows import AuditRow
+from hutch_daemon.store.store import Store
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.times import from_wire, now_ms
+
+__all__ = ["KeySide"]
+
+
+class KeySide:
+    """The key methods of the client socket."""
+
+    def __init__(self, store: Store, vault: Vault) -> None:
+        self._store = store
+        self._vault = vault
+
+    async def put_api_key(self, caller: Caller, params: m.PutApiKey) -> m.ApiKey:
+        """Keep a credential of the caller."""
+        refresh = None
+        if params.refresh_token is not None:
+            if params.refresh_url is None or params.client_id is None:
+                raise HutchError(Reason.INVALID_PARAMS, "A refresh token needs its URL and the client's id.")
+            refresh = Refresh(secret_of(params.refresh_token), params.refresh_url, params.client_id)
+        try:
+            expires_at = from_wire(params.expires_at) if params.expires_at is not None else None
+        except ValueError as error:
+            raise HutchError(Reason.INVALID_PARAMS, f"The time cannot be read: {error}.") from error
+        kept = await self._vault.put(
+            caller.uid,
+            params.provider,
+            params.name,
+            secret_of(params.secret),
+            kind=params.kind,
+            base_url=params.base_url,
+            expires_at=expires_at,
+            refresh=refresh,
+        )
+        await self._note(caller, "put_api_key", "stored", f"{params.provider}/{params.name}")
+        return kept
+
+    async def list_api_keys(self, caller: Caller, params: m.Nothing) -> m.ApiKeys:
+        """List the caller's credentials."""
+        return await self._vault.list_(caller.uid)
+
+    async def delete_api_key(self, caller: Caller, params: m.DeleteApiKey) -> m.Nothing:
+        """Forget a credential of the caller."""
+        await self._vault.delete(caller.uid, params.provider, params.name)
+        await self._note(caller, "delete_api_key", "deleted", f"{params.provider}/{params.name}")
+        return m.Nothing()
+
+    async def use_api_key(self, caller: Caller, params: m.UseApiKey) -> m.Nothing:
+        """Choose the credential of sessions that name none."""
+        await self._vault.use(caller.uid, params.provider, params.name)
+        await self._note(caller, "use_api_key", "chosen", f"{params.provider}/{params.name}")
+        return m.Nothing()
+
+    async def rotate_master_key(self, caller: Caller, params: m.Nothing) -> m.MasterRotated:
+        """Put a new master key in the old one's place."""
+        wrapped = await self._vault.rotate_master()
+        await self._note(caller, "rotate_master_key", "rotated", self._vault.master_source)
+        return m.MasterRotated(self._vault.master_source, wrapped)
+
+    async def _note(self, caller: Caller, action: str, outcome: str, subject: str) -> None:
+        row = AuditRow(
+            at=now_ms(), owner=caller.uid, actor=str(caller), action=action, outcome=outcome, subject=subject
+        )
+        await self._store.write(lambda tx: audit.write(tx, row))

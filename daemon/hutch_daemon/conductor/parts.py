@@ -1,0 +1,71 @@
+"""What the conductor's pieces share: the parts of hutchd, introduced to each other here and nowhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from hutch_daemon.environments.port import Account
+from hutch_daemon.events.fanout import Fanout
+from hutch_daemon.events.journal import Journal
+from hutch_daemon.keys.vault import Vault
+from hutch_daemon.pool.pool import Pool
+from hutch_daemon.settings import Settings
+from hutch_daemon.store.rows import SessionRow
+from hutch_daemon.store.store import Store
+from hutch_shared import messages as m
+
+__all__ = ["PROVIDER_OF", "About", "KeyGrants", "Parts", "awake_ms"]
+
+PROVIDER_OF = {"claude": "anthropic"}
+"""Whose models an agent uses; an agent that is not here needs no key."""
+
+
+def awake_ms() -> int:
+    """Return milliseconds of this boot in which the machine was awake: the clock that lifetimes count."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class KeyGrants(Protocol):
+    """Decides what an executor may have of a key."""
+
+    async def grant(self, session: SessionRow, provider: str) -> m.KeyGrant: ...
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What `get_status` says of hutchd itself."""
+
+    mode: Literal["user", "system"] = "user"
+    started_at: int = 0
+    paths: Mapping[str, str] = field(default_factory=dict)
+    clients: Callable[[], int] = lambda: 0
+    notices: Callable[[], tuple[str, ...]] = tuple
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Made once by the composition root."""
+
+    store: Store
+    journal: Journal
+    fanout: Fanout
+    pool: Pool
+    vault: Vault
+    grants: KeyGrants
+    settings: Callable[[], Settings]
+    account_of: Callable[[int], Account]
+    spool_dir: Path
+    """A directory per executor is made below it."""
+    host_policy: Path
+    boot_id: str
+    environment: str = "same-user"
+    """Where sessions run that name no environment."""
+    agents: tuple[str, ...] = ("claude", "script")
+    own_spares: bool = True
+    """Keep spares of hutchd's own account from the start (user mode)."""
+    about: About = About()
+    clock: Callable[[], float] = time.monotonic

@@ -1,0 +1,158 @@
+"""What people ask and change about the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from posixpath import normpath
+
+import anyio
+
+from hutch_daemon.conductor.callers import Caller
+from hutch_daemon.conductor.parts import Parts
+from hutch_daemon.conductor.policies import Policies
+from hutch_daemon.permissions.cases import call_of, run_cases
+from hutch_daemon.permissions.policy import judge, paths_to_resolve
+from hutch_daemon.permissions.rules import BadRuleError, parse_rule
+from hutch_daemon.store import audit, rules
+from hutch_daemon.store.rows import AuditRow, RuleEffect, RuleRow, SessionRow, TrustRow
+from hutch_daemon.store.tx import Tx
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.times import now_ms
+
+__all__ = ["PolicySide"]
+
+SessionOf = Callable[[Caller, str], Awaitable[SessionRow]]
+_EFFECTS: tuple[RuleEffect, ...] = ("allow", "ask", "deny")
+
+
+class PolicySide:
+    """The policy methods of the client socket."""
+
+    def __init__(self, parts: Parts, policies: Policies, session_of: SessionOf) -> None:
+        self._parts = parts
+        self._policies = policies
+        self._session_of = session_of
+
+    async def refuse_forbidden_mode(self, session: SessionRow) -> None:
+        """Refuse `bypass` where the host forbids it: said when it is asked for, not when the first call comes."""
+        if session.permission_mode == "bypass" and (await self._policies(session, None)).bypass_forbidden:
+            raise HutchError(Reason.POLICY_FORBIDS, "The host's policy forbids the mode bypass.")
+
+    async def show_policy(self, caller: Caller, params: m.ShowPolicy) -> m.PolicyView:
+        """Return the layers in force."""
+        session = await self._session_of(caller, params.session) if params.session is not None else None
+        default = self._parts.settings().permissions.mode
+        cwd = session.cwd if session is not None else normpath(params.cwd or "/")
+        return await self._policies.show(caller, cwd, session, session.permission_mode if session else default)
+
+    async def explain_policy(self, caller: Caller, params: m.ExplainPolicy) -> m.Explanation:
+        """Return what would be decided. Without a live executor paths count as they are written."""
+        session = await self._session_of(caller, params.session) if params.session is not None else None
+        owner = session.owner if session is not None else caller.uid
+        cwd = normpath(params.cwd or (session.cwd if session is not None else "/"))
+        workspace = session.cwd if session is not None else cwd
+        mode = params.mode or (session.permission_mode if session else self._parts.settings().permissions.mode)
+        found = await self._policies.layered(owner, workspace, session)
+        policy = found.policy()
+        call = call_of(params.agent_tool, params.input, "explain")
+        paths = paths_to_resolve(call, cwd, found.home)
+        real = {path: path for path in paths}
+        executor = self._parts.pool.of_session(session.id) if session is not None else None
+        if session is not None and executor is not None and executor.peer is not None and paths:
+            resolved: m.ResolvedPaths = await executor.call("resolve_paths", m.ResolvePaths(session.id, paths), 10.0)
+            real = resolved.real
+        verdict = judge(policy, call, mode=mode, cwd=cwd, real=real, home=found.home, workspace=workspace)
+        return m.Explanation(
+            decision=verdict.decision,
+            why=verdict.why,
+            rule=verdict.rule,
+            layer=verdict.layer,
+            programs=verdict.programs,
+            suggestions=verdict.suggestions,
+            problems=(*found.problems, *policy.problems),
+        )
+
+    async def test_policy(self, caller: Caller, params: m.TestPolicy) -> m.CasesReport:
+        """Run cases in a worker thread."""
+        report = await anyio.to_thread.run_sync(run_cases, params.cases.splitlines())
+        if report.unreadable:
+            raise HutchError(Reason.INVALID_PARAMS, f"These lines are no cases: {'; '.join(report.unreadable[:5])}.")
+        return m.CasesReport(
+            total=len(report.outcomes),
+            right=report.right,
+            unsafe_allows=report.unsafe_allows,
+            missed_denies=report.missed_denies,
+            needless_asks=report.needless_asks,
+            cases=tuple(
+                m.CaseResult(
+                    id=one.case.id,
+                    want=one.case.want,
+                    got=one.verdict.decision,
+                    right=one.right,
+                    rule=one.verdict.rule,
+                    why=one.verdict.why,
+                )
+                for one in report.outcomes
+            ),
+        )
+
+    async def change_rules(self, caller: Caller, params: m.ChangeRules) -> m.PolicyView:
+        """Add and remove rules of the caller's account; `invalid_rule` changes nothing."""
+        project = normpath(params.cwd) if params.cwd is not None else None
+        home = self._parts.account_of(caller.uid).home
+        for effect in _EFFECTS:
+            for text in getattr(params.add, effect):
+                try:
+                    parse_rule(text, effect, "account", "change_rules", base=project or home, home=home)
+                except BadRuleError as error:
+                    raise HutchError(Reason.INVALID_RULE, f"The rule {text!r} cannot be used: {error}.") from error
+
+        def change(tx: Tx) -> None:
+            for effect in _EFFECTS:
+                for text in getattr(params.add, effect):
+                    row = RuleRow(
+                        owner=caller.uid,
+                        effect=effect,
+                        rule=text,
+                        created_at=now_ms(),
+                        project=project,
+                        origin=str(caller),
+                    )
+                    if rules.add(tx, row):
+                        audit.write(tx, _line(caller, "change_rules", "added", text, {"effect": effect}))
+                for text in getattr(params.remove, effect):
+                    if rules.remove(tx, caller.uid, effect, text, project=project):
+                        audit.write(tx, _line(caller, "change_rules", "removed", text, {"effect": effect}))
+
+        await self._parts.store.write(change)
+        return await self._policies.show(caller, project or "/", None, self._parts.settings().permissions.mode)
+
+    async def trust_policy(self, caller: Caller, params: m.TrustPolicy) -> m.Nothing:
+        """Trust a project's file while it has this digest, or no longer."""
+
+        def change(tx: Tx) -> None:
+            if params.trust:
+                rules.trust(tx, TrustRow(owner=caller.uid, path=params.path, digest=params.digest, at=now_ms()))
+            else:
+                rules.distrust(tx, caller.uid, params.path)
+            outcome = "trusted" if params.trust else "distrusted"
+            audit.write(tx, _line(caller, "trust_policy", outcome, None, {"path": params.path}, params.digest))
+
+        await self._parts.store.write(change)
+        return m.Nothing()
+
+
+def _line(
+    caller: Caller, action: str, outcome: str, rule: str | None, details: dict[str, str], digest: str | None = None
+) -> AuditRow:
+    return AuditRow(
+        at=now_ms(),
+        owner=caller.uid,
+        actor=str(caller),
+        action=action,
+        outcome=outcome,
+        rule=rule,
+        digest=digest,
+        details=details,
+    )

@@ -1,0 +1,134 @@
+"""What executors report: stored in order, acknowledged after the commit, and believed as far as it is theirs to say.
+
+A `turn_ended` and the turn's terminal state are one transaction. What an executor may not say (that a question was
+settled), or says too late (the end of a turn that hutchd ended before), is stored as a `notice` in its place, so that
+its numbers have no gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from hutch_daemon.conductor.endings import Endings
+from hutch_daemon.pool.executor import Executor
+from hutch_daemon.store import events, executors, turns
+from hutch_daemon.store.rows import PermissionRow
+from hutch_daemon.store.store import Store, Tx
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import Notice, ReportedEvent, TurnEnded
+from hutch_shared.failpoints import failpoint
+
+__all__ = ["Reports"]
+
+_OURS: Final = frozenset({"permission_asked", "permission_settled"})
+_ended_of = msgspec.json.Decoder(TurnEnded).decode
+_encode = msgspec.json.encode
+
+
+class Reports:
+    """The way of events from executors into the journal."""
+
+    def __init__(
+        self,
+        store: Store,
+        endings: Endings,
+        on_ended: Callable[[str], None],
+        secrets: Callable[[], Sequence[bytes]] = tuple,
+    ) -> None:
+        """`on_ended(session)` is told after the commit. An event that holds one of `secrets` is not kept as it came."""
+        self._store = store
+        self._endings = endings
+        self._on_ended = on_ended
+        self._secrets = secrets
+
+    async def take(self, executor: Executor, params: m.ReportMessage) -> int:
+        """Store a batch and return the number up to which all events of this executor are durable.
+
+        `lease_lost` when it does not serve that session; `invalid_request` for a gap in its numbers.
+        """
+        if executor.session != params.session:
+            raise HutchError(Reason.LEASE_LOST)
+        held = tuple(secret for secret in self._secrets() if secret)
+        batch = [self._clean(event, held) for event in params.events] if held else params.events
+        acked, withdrawn, ended = await self._store.write(lambda tx: self._keep(tx, executor.id, params.session, batch))
+        executor.acked = acked
+        failpoint("report.committed")
+        self._endings.desk.withdrawn(withdrawn)
+        if ended:
+            self._on_ended(params.session)
+        return acked
+
+    def _keep(
+        self, tx: Tx, executor: str, session: str, batch: Sequence[ReportedEvent]
+    ) -> tuple[int, list[PermissionRow], bool]:
+        row = executors.get(tx, executor)
+        if row is None or row.session != session:
+            raise HutchError(Reason.LEASE_LOST)
+        fresh = [event for event in batch if event.n > row.acked_n]
+        withdrawn: list[PermissionRow] = []
+        ended = False
+        kept: list[ReportedEvent] = []
+        begun: set[str] = set()
+        for event in fresh:
+            if event.turn is not None and event.turn not in begun:
+                begun.add(event.turn)
+                turn = turns.get(tx, event.turn)
+                if turn is not None and turn.session == session and turn.state == "dispatching":
+                    self._endings.begin(tx, turn)  # its first event came before its receipt
+            if event.kind in _OURS:
+                kept.append(
+                    _noticed(event, "not_yours", f"The executor reported a {event.kind}, which is hutchd's to say.")
+                )
+            elif event.kind == "turn_ended":
+                replaced, gone = self._end(tx, session, event)
+                kept.append(replaced)
+                withdrawn += gone
+                ended = True
+            else:
+                kept.append(event)
+        _, acked = events.append_reported(tx, executor, session, kept)
+        return acked, withdrawn, ended
+
+    def _end(self, tx: Tx, session: str, event: ReportedEvent) -> tuple[ReportedEvent, list[PermissionRow]]:
+        try:
+            ended = _ended_of(event.data)
+        except msgspec.DecodeError:
+            ended = TurnEnded(
+                "failed", "malformed", "The executor reported the end of the turn in a way nobody can read."
+            )
+            event = msgspec.structs.replace(event, data=Raw(_encode(ended)))
+        turn = turns.get(tx, event.turn) if event.turn is not None else None
+        if turn is None or turn.session != session:
+            return _noticed(
+                event, "no_such_turn", "The executor reported the end of a turn that is not this session's."
+            ), []
+        withdrawn = self._endings.end(tx, turn, ended, reported=True)
+        if withdrawn is None:
+            return _noticed(
+                event, "ended_before", f"The executor says the turn {ended.state}; it had ended before."
+            ), []
+        settled = turns.get(tx, turn.id)
+        if settled is not None and settled.state != ended.state:  # what fails while it is stopped was stopped
+            told = msgspec.structs.replace(ended, state=settled.state)
+            event = msgspec.structs.replace(event, data=Raw(_encode(told)))
+        return event, withdrawn
+
+    def _clean(self, event: ReportedEvent, secrets: Sequence[bytes]) -> ReportedEvent:
+        native = b"" if event.native is UNSET else bytes(event.native)
+        data = bytes(event.data)
+        if not any(secret in data or secret in native for secret in secrets):
+            return event
+        if event.kind == "turn_ended":  # the turn must end all the same
+            ended = TurnEnded("failed", "secret_withheld", "The end of the turn held a stored secret and was withheld.")
+            return msgspec.structs.replace(event, data=Raw(_encode(ended)), native=UNSET)
+        return _noticed(event, "secret_withheld", f"A {event.kind} event held a stored secret and was not kept.")
+
+
+def _noticed(event: ReportedEvent, word: str, message: str) -> ReportedEvent:
+    """Return a notice with the number of `event`."""
+    return msgspec.structs.replace(event, kind="notice", data=Raw(_encode(Notice(word, message))), native=UNSET)

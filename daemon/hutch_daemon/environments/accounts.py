@@ -1,0 +1,47 @@
+"""Unix accounts, looked up afresh each time: a new group membership counts from the next executor on."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+
+from hutch_daemon.environments.port import Account
+from hutch_shared.errors import HutchError, Reason
+
+__all__ = ["account_name", "account_of", "groups_of"]
+
+
+def account_of(uid: int, *, home: str | None = None) -> Account:
+    """Return the account; `isolation_unavailable` when there is none. `home` replaces the one that the system names."""
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        if uid != os.getuid() or home is None:
+            raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"There is no account with the uid {uid}.") from None
+        return Account(uid, os.getgid(), f"uid-{uid}", home)  # a container often runs with a bare number
+    groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
+    return Account(uid, entry.pw_gid, entry.pw_name, home or entry.pw_dir, entry.pw_shell or "/bin/sh", groups)
+
+
+def account_name(uid: int) -> str:
+    """Return the account's name, or its number where it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def groups_of(uid: int) -> frozenset[str]:
+    """Return the names of the groups that an account is in."""
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        return frozenset()
+    names: set[str] = set()
+    for gid in os.getgrouplist(entry.pw_name, entry.pw_gid):
+        try:
+            names.add(grp.getgrgid(gid).gr_name)
+        except KeyError:
+            continue
+    return frozenset(names)

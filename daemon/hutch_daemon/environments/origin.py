@@ -1,0 +1,36 @@
+"""Whose process is that? Tells a process of a session from a person, for the peers of the client socket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from hutch_daemon.environments import cgroups
+from hutch_daemon.environments.port import MARK
+from hutch_daemon.environments.processes import ancestors, environ_mark
+
+__all__ = ["insider_of"]
+
+
+def insider_of(
+    pid: int,
+    executors: Mapping[int, str],
+    *,
+    line: Callable[[int], list[int]] = ancestors,
+    mark: Callable[[int, str], str | None] = environ_mark,
+    group: Callable[[int], tuple[str, ...]] = cgroups.of_process,
+) -> str | None:
+    """Return the executor that `pid` belongs to, else None.
+
+    `executors` maps the pids of live executors to their ids. Asked in the order of what is hardest to shed: the cgroup,
+    the line of descent, the mark in the environment of any process of that line.
+    """
+    known = frozenset(executors.values())
+    for executor in group(pid):
+        if executor in known:
+            return executor
+    descent = line(pid)
+    for one in descent:
+        if one in executors:
+            return executors[one]
+    marks = (mark(one, MARK) for one in descent)
+    return next((executor for executor in marks if executor in known), None)

@@ -1,0 +1,116 @@
+"""The port to where executors run: start one, see whether it lives, end it with all that it started, find it again.
+
+What an environment promises is verified, not hoped for: `kill` says `verified` only when it looked and nothing was
+left. `Launched.state` is all that a restarted hutchd has to find an executor again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from hutch_shared import messages as m
+
+__all__ = ["MARK", "Account", "Alive", "Environment", "Exited", "Killed", "LaunchSpec", "Launched"]
+
+MARK = "HUTCH_EXECUTOR_ID"
+"""The variable in an executor's environment that its descendants inherit: it names the executor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A Unix account as the system describes it."""
+
+    uid: int
+    gid: int
+    name: str
+    home: str
+    shell: str = "/bin/sh"
+    groups: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """What to start. `env` is all that the process gets beside the environment's own allow-list and `MARK`."""
+
+    executor: str
+    account: Account
+    agent: str
+    boot: m.Boot
+    """Holds the token: it goes to standard input and nowhere else."""
+    cwd: str
+    log_path: Path
+    env: Mapping[str, str]
+    memory_limit: int | None = None
+    """Bytes; held where the environment has the means."""
+
+    def __repr__(self) -> str:
+        return f"<LaunchSpec {self.executor} {self.agent} as {self.account.name}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """One started executor. `state` is plain JSON and holds no secret."""
+
+    executor: str
+    pid: int
+    start_time: int
+    """Of the process, in the kernel's ticks since boot: tells it from another one of the same pid."""
+    boot_id: str
+    uid: int
+    state: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """The process is there and no zombie."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """It is gone; `code` as `Popen.returncode` has it, None where nobody can know (it was not our child)."""
+
+    code: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """`verified`: it was looked for and nothing of it is left. `left` names pids that could not be ended."""
+
+    verified: bool
+    left: tuple[int, ...] = ()
+
+
+class Environment(Protocol):
+    """Where and as whom executors run."""
+
+    name: str
+
+    def isolation(self) -> m.Isolation:
+        """Tell what separates sessions here; probed once."""
+
+    async def start(self, spec: LaunchSpec) -> Launched:
+        """Start an executor and hand it its boot line.
+
+        `agent_unavailable` when it cannot be started. Cancelled or failed, it leaves no process behind.
+        """
+
+    async def poll(self, launched: Launched) -> Alive | Exited:
+        """Tell whether the executor itself lives; never waits."""
+
+    async def wait(self, launched: Launched) -> Exited:
+        """Return when the executor itself has ended. Costs nothing while it lives; may be cancelled."""
+
+    async def kill(self, launched: Launched) -> Killed:
+        """End the executor and everything that it started, and look whether that is so. Has its own deadline."""
+
+    def adopt(self, state: Mapping[str, Any]) -> Launched | None:
+        """Return the executor of a launch record, if it is the very process (pid, start time, boot, uid), else None."""
+
+    def owns(self, launched: Launched, pid: int) -> bool:
+        """Tell whether `pid` is the executor or something that it started."""
+
+    def trim_output(self, launched: Launched) -> None:
+        """Keep the executor's own output within its bound."""

@@ -1,0 +1,1 @@
+"""What happened, kept and handed on: the journal and its followers."""

@@ -1,0 +1,280 @@
+"""Brings committed events to any number of followers: history first, then live, each event once and in order.
+
+How a follower never misses or doubles one. It has a cursor (a seq, or a position for `"*"`) and a bounded queue.
+
+- *reading*: it empties its queue and lets it fill, then reads a page of the store after its cursor. A commit that the
+  page did not see is published after the queue was opened, so it is in the queue; one that both have is dropped by its
+  number. If the page was the last one and the queue did not run over meanwhile, it is live.
+- *live*: it takes from the queue what lies beyond the cursor.
+- When the queue runs over, it is emptied and closed, and the follower reads again from its cursor: a laggard costs
+  its bound and a page, whatever it misses.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal
+
+import anyio
+
+from hutch_daemon.store import events
+from hutch_daemon.store.rows import StoredEvent
+from hutch_daemon.store.store import Store
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.failpoints import planted
+
+__all__ = ["Fanout", "FollowOver", "Follower", "Room", "Why"]
+
+Why = Literal["too_slow", "session_removed", "shutting_down", "store_unavailable"]
+
+_SENTENCES: Final[dict[Why, str]] = {
+    "too_slow": "Events that you had not got yet are no longer kept; come back with a newer cursor.",
+    "session_removed": "The session was removed.",
+    "shutting_down": "hutchd is stopping; come back with this cursor.",
+    "store_unavailable": "The record cannot be read just now; come back with this cursor.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The bound of a follower's queue, and of a page it reads: whichever is reached first."""
+
+    events: int = 1024
+    bytes: int = 1 << 20
+
+
+_ROOM: Final = Room()
+
+
+class FollowOver(Exception):  # noqa: N818 an end, not an error
+    """The follow ended for `why`; `after` is the cursor to come back with; `str()` is a sentence."""
+
+    def __init__(self, why: Why, after: int) -> None:
+        self.why: Why = why
+        self.after = after
+        super().__init__(_SENTENCES[why])
+
+
+class Follower:
+    """One follow. Made by `Fanout.follow`; `next` is called by one task."""
+
+    def __init__(
+        self,
+        store: Store,
+        room: Room,
+        session: str,
+        after: int,
+        bounds: events.Bounds,
+        skip: Collection[str],
+        owner: int | None,
+    ) -> None:
+        self.session = session
+        self.owner = owner
+        self.head = bounds.head
+        """The newest number when the follow began."""
+        self.oldest = bounds.oldest
+        self.cursor = after
+        """Everything up to here was handed over, or is of a skipped kind."""
+        self._store = store
+        self._room = room
+        self._skip = frozenset(skip)
+        self._queue: deque[StoredEvent] = deque()
+        self._queue_bytes = 0
+        self._filling = False
+        self._live = False
+        self._over: Why | None = None
+        self._news = anyio.Event()
+
+    def __repr__(self) -> str:
+        state = self._over or ("live" if self._live else "reading")
+        return f"<Follower {self.session} {state} after {self.cursor}, {len(self._queue)} queued>"
+
+    async def next(self) -> tuple[StoredEvent, ...]:
+        """Return the next events, one or more, in order; wait until there is one.
+
+        At most as many as its room takes, or one event over it. On cancel nothing is lost: the cursor moves when this
+        returns. FollowOver when it ended.
+        """
+        while True:
+            if self._over is not None:
+                raise FollowOver(self._over, self.cursor)
+            batch = self._take() if self._live else await self._read()
+            if batch:
+                return batch
+            if self._live and not self._queue and self._over is None:
+                self._news = anyio.Event()
+                await self._news.wait()
+
+    def offer(self, event: StoredEvent) -> None:
+        """Queue a committed event; when there is no room, fall back to reading. Never blocks."""
+        if not self._filling:
+            return
+        if len(self._queue) >= self._room.events or self._queue_bytes >= self._room.bytes:
+            self._drop_queue()
+        else:
+            self._queue.append(event)
+            self._queue_bytes += len(event.body)
+        self._news.set()
+
+    def end(self, why: Why) -> None:
+        """End the follow: `next` raises, from its next call or out of its wait."""
+        self._over = self._over or why
+        self._drop_queue()
+        self._news.set()
+
+    def number(self, event: StoredEvent) -> int:
+        """Return the event's number in what is followed."""
+        return event.position if self.session == events.EVERY else event.seq
+
+    def _drop_queue(self) -> None:
+        self._filling = self._live = False
+        self._queue.clear()
+        self._queue_bytes = 0
+
+    async def _read(self) -> tuple[StoredEvent, ...]:
+        self._drop_queue()
+        self._filling = not planted("follow_gap")
+        try:
+            page = await self._store.read(
+                partial(
+                    events.read,
+                    session=self.session,
+                    after=self.cursor,
+                    limit=self._room.events,
+                    max_bytes=self._room.bytes,
+                    skip=self._skip,
+                    owner=self.owner,
+                )
+            )
+        except HutchError as error:
+            raise FollowOver(_WHY.get(error.reason, "store_unavailable"), self.cursor) from error
+        if self._over is None:
+            self._live = not page.more and (self._filling or planted("follow_gap"))
+            self._filling = self._filling or self._live
+        self.cursor = page.cursor
+        return page.events
+
+    def _take(self) -> tuple[StoredEvent, ...]:
+        batch = []
+        for event in self._queue:
+            number = self.number(event)
+            if number > self.cursor:
+                self.cursor = number
+                if event.kind not in self._skip:
+                    batch.append(event)
+        self._queue.clear()
+        self._queue_bytes = 0
+        return tuple(batch)
+
+
+_WHY: Final[dict[Reason, Why]] = {
+    Reason.COMPACTED: "too_slow",
+    Reason.NOT_FOUND: "session_removed",
+    Reason.SHUTTING_DOWN: "shutting_down",
+}
+
+
+class Fanout:
+    """All followers of a store. For its event loop only."""
+
+    def __init__(self, store: Store, room: Room = _ROOM) -> None:
+        """Publish what `store` commits from now on; each follower gets this much room."""
+        self._store = store
+        self._room = room
+        self._followers: dict[str, set[Follower]] = {}
+        self._answering: set[Follower] = set()
+        self._presence: list[Callable[[], None]] = []
+        self._closed = False
+        store.on_committed(self.publish)
+
+    @asynccontextmanager
+    async def follow(
+        self,
+        session: str,
+        after: int = 0,
+        *,
+        skip: Collection[str] = (),
+        owner: int | None = None,
+        answers: bool = False,
+    ) -> AsyncIterator[Follower]:
+        """Follow a session from seq `after`, or `"*"` (all sessions of `owner`; None: of everybody) from a position.
+
+        -1 starts at the present head. `answers`: somebody is there who can answer questions. Leaving ends the follow.
+        HutchError: NOT_FOUND, COMPACTED (`oldest`), INVALID_PARAMS for a cursor beyond the head, SHUTTING_DOWN.
+        """
+        if self._closed:
+            raise HutchError(Reason.SHUTTING_DOWN)
+        bounds = await self._store.read(partial(events.bounds, session=session, owner=owner))
+        if after < 0:
+            after = bounds.head
+        if after > bounds.head:
+            raise HutchError(Reason.INVALID_PARAMS, f"The cursor {after} is beyond the newest event, {bounds.head}.")
+        if after < bounds.oldest - 1:
+            raise HutchError(Reason.COMPACTED, oldest=bounds.oldest)
+        follower = Follower(self._store, self._room, session, after, bounds, skip, owner)
+        if self._closed:
+            raise HutchError(Reason.SHUTTING_DOWN)
+        self._followers.setdefault(session, set()).add(follower)
+        if answers:
+            self._answering.add(follower)
+            self._tell_presence()
+        try:
+            yield follower
+        finally:
+            follower.end("shutting_down")
+            self._forget(follower)
+
+    def publish(self, committed: Sequence[StoredEvent]) -> None:
+        """Offer events to those who follow them. Never blocks; costs a step for each follower of each event."""
+        for event in committed:
+            for follower in self._followers.get(event.session, ()):
+                follower.offer(event)
+            for follower in self._followers.get(events.EVERY, ()):
+                if follower.owner is None or follower.owner == event.owner:
+                    follower.offer(event)
+
+    def live(self, session: str) -> int:
+        """Return how many follow a session (or `"*"`)."""
+        return len(self._followers.get(session, ()))
+
+    def answering(self, session: str, owner: int) -> int:
+        """Return how many followers are there who can answer for a session of `owner`, those of `"*"` included."""
+        return sum(
+            follower.session == session
+            or (follower.session == events.EVERY and (follower.owner is None or follower.owner == owner))
+            for follower in self._answering
+        )
+
+    def on_presence(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called whenever somebody who can answer came or went; it asks `answering` what that means."""
+        self._presence.append(listener)
+
+    def remove(self, session: str) -> None:
+        """End all follows of a session that was removed."""
+        for follower in self._followers.pop(session, set()):
+            follower.end("session_removed")
+
+    def close(self) -> None:
+        """End all follows; further ones are refused."""
+        self._closed = True
+        for followers in self._followers.values():
+            for follower in followers:
+                follower.end("shutting_down")
+
+    def _forget(self, follower: Follower) -> None:
+        followers = self._followers.get(follower.session)
+        if followers is not None:
+            followers.discard(follower)
+            if not followers:
+                del self._followers[follower.session]
+        if follower in self._answering:
+            self._answering.discard(follower)
+            self._tell_presence()
+
+    def _tell_presence(self) -> None:
+        for listener in self._presence:
+            listener()

@@ -1,0 +1,92 @@
+"""Writes hutchd's own events, reads pages, and spells events for the wire.
+
+An executor's payload is never decoded here: its bytes are spliced into the envelope as they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import lru_cache, partial
+
+import msgspec
+
+from hutch_daemon.store import events
+from hutch_daemon.store.events import Bounds, Page
+from hutch_daemon.store.rows import StoredEvent
+from hutch_daemon.store.store import Store, Tx
+from hutch_shared.events import DATA_OF_KIND, EventKind
+from hutch_shared.times import now_ms, to_wire
+
+__all__ = ["Journal", "event_frame", "event_json"]
+
+_ENCODER = msgspec.json.Encoder()
+
+
+class Journal:
+    """The typed front of the events in a store."""
+
+    def __init__(self, store: Store) -> None:
+        """Write to and read from `store`."""
+        self._store = store
+
+    @property
+    def id(self) -> str:
+        """The journal's id, which cursors name."""
+        return self._store.journal
+
+    def append(self, tx: Tx, session: str, turn: str | None, kind: EventKind, data: msgspec.Struct) -> StoredEvent:
+        """Append an event of hutchd's own, in the unit of work that makes it true.
+
+        `data` has the kind's type. HutchError(NOT_FOUND) without the session.
+        """
+        assert type(data) is DATA_OF_KIND[kind], f"{type(data).__name__} is not the data of {kind}"
+        return events.append(tx, session, turn, now_ms(), kind, b'"data":' + _ENCODER.encode(data))
+
+    async def bounds(self, session: str, owner: int | None = None) -> Bounds:
+        """Return the newest and the oldest number of a session or of `"*"`. HutchError(NOT_FOUND)."""
+        return await self._store.read(partial(events.bounds, session=session, owner=owner))
+
+    async def read(
+        self, session: str, after: int, *, limit: int = 1000, skip: Collection[str] = (), owner: int | None = None
+    ) -> Page:
+        """Return a page of history as `store.events.read` does, but never an empty one while there is more."""
+        while True:
+            page = await self._store.read(
+                partial(events.read, session=session, after=after, limit=limit, skip=skip, owner=owner)
+            )
+            if page.events or not page.more:
+                return page
+            after = page.cursor
+
+    async def prune(self, *, before: int | None = None, max_bytes: int | None = None) -> int:
+        """Remove events from before a time, and the oldest while the database is over `max_bytes`; return how many.
+
+        Works in short transactions, so that others get between.
+        """
+        total = 0
+        while count := await self._store.write(partial(events.prune, before=before, max_bytes=max_bytes)):
+            total += count
+        return total
+
+
+def event_json(event: StoredEvent) -> bytes:
+    """Return the event as a JSON object (an `events.Event`)."""
+    return b"{" + _inside(event)
+
+
+def event_frame(event: StoredEvent, follow: int) -> bytes:
+    """Return the whole line of the notification `event` that brings it to a follow."""
+    return b'{"jsonrpc":"2.0","method":"event","params":{"follow":%d,%b}\n' % (follow, _inside(event))
+
+
+def _inside(event: StoredEvent) -> bytes:
+    """Return the object without its opening brace. Session and kind are our own words; the turn may be anybody's."""
+    turn = b"" if event.turn is None else b'"turn":%b,' % _ENCODER.encode(event.turn)
+    return b'"session":"%b","seq":%d,"position":%d,"at":"%b","kind":"%b",%b%b}' % (
+        event.session.encode(), event.seq, event.position, _time(event.at), event.kind.encode(), turn, event.body,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def _time(at: int) -> bytes:
+    return to_wire(at).encode()

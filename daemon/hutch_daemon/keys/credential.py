@@ -1,0 +1,118 @@
+"""What is in an envelope: the secret, and with it all that decides where it may go.
+
+So nobody who can write to the database can send a key elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.messages import CredentialKind
+from hutch_shared.secret import Secret
+
+__all__ = ["Credential", "Refresh", "check_url", "pack", "secret_of", "unpack"]
+
+_SECRET: Final = re.compile(r"[\x21-\x7e]+")
+_LONGEST: Final = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class Refresh:
+    """How a new access token is had."""
+
+    token: Secret
+    url: str
+    client_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """A secret and what it is good for. `api_key` is sent as the provider wants its keys, the others as bearer."""
+
+    secret: Secret
+    kind: CredentialKind = "api_key"
+    base_url: str | None = None
+    """Where it may be sent instead of to the provider."""
+    expires_at: int | None = None
+    """Milliseconds since 1970; of an access token."""
+    refresh: Refresh | None = None
+
+
+class _Packed(msgspec.Struct, frozen=True, omit_defaults=True):
+    secret: str
+    kind: CredentialKind = "api_key"
+    base_url: str | None = None
+    expires_at: int | None = None
+    refresh: tuple[str, str, str] | None = None
+
+    def __repr__(self) -> str:
+        return "<packed credential>"
+
+
+_decode: Final = msgspec.json.Decoder(_Packed).decode
+
+
+def pack(credential: Credential) -> bytes:
+    """Return the bytes that go into the envelope."""
+    refresh = credential.refresh
+    return msgspec.json.encode(
+        _Packed(
+            credential.secret.reveal(),
+            credential.kind,
+            credential.base_url,
+            credential.expires_at,
+            None if refresh is None else (refresh.token.reveal(), refresh.url, refresh.client_id),
+        )
+    )
+
+
+def unpack(content: bytes) -> Credential:
+    """Return what was packed."""
+    packed = _decode(content)
+    refresh = packed.refresh
+    return Credential(
+        Secret(packed.secret),
+        packed.kind,
+        packed.base_url,
+        packed.expires_at,
+        None if refresh is None else Refresh(Secret(refresh[0]), refresh[1], refresh[2]),
+    )
+
+
+def secret_of(text: str) -> Secret:
+    """Return `text` without one line end, checked: it must be able to stand in a header. INVALID_PARAMS otherwise."""
+    text = text.removesuffix("\n").removesuffix("\r")
+    if len(text) > _LONGEST or not _SECRET.fullmatch(text):
+        raise HutchError(
+            Reason.INVALID_PARAMS,
+            f"A key is one line of at most {_LONGEST} printable ASCII characters without blanks; this is not one.",
+        )
+    return Secret(text)
+
+
+def check_url(url: str) -> str:
+    """Return a URL that a key may be sent to: https, or http to this machine itself. INVALID_PARAMS otherwise."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query or parts.fragment:
+        raise HutchError(
+            Reason.INVALID_PARAMS, "A base URL is https://host[:port][/path], without user, query or fragment."
+        )
+    if parts.scheme == "http" and not _is_loopback(parts.hostname):
+        raise HutchError(Reason.INVALID_PARAMS, f"A key is not sent in clear: use https:// for {parts.hostname}.")
+    return url.rstrip("/")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

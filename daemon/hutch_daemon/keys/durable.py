@@ -1,0 +1,82 @@
+"""Small secret files that are there whole or not at all, also after a power cut. Blocks: milliseconds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+__all__ = ["UnsafeFileError", "destroy", "read", "replace", "sync_directory", "write_new"]
+
+
+class UnsafeFileError(OSError):
+    """The file is not a plain file of ours that nobody else can touch."""
+
+
+def read(path: Path) -> bytes | None:
+    """Return the content of a plain file of mode 0600 that we or root own, or None where there is none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o077:
+            raise UnsafeFileError(f"{path} must be a plain file of yours with mode 0600")
+        return file.read()
+
+
+def write_new(path: Path, content: bytes) -> bool:
+    """Make the file; False where one is there already, which stays as it is."""
+    temporary = _written(path, content)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
+    return True
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Put the content in place of what is there, in one step."""
+    temporary = _written(path, content)
+    try:
+        temporary.rename(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def destroy(descriptor: int) -> None:
+    """Overwrite an open file that has no name any more; a file system that copies on write may keep the old blocks."""
+    with contextlib.suppress(OSError):
+        os.pwrite(descriptor, bytes(os.fstat(descriptor).st_size), 0)
+        os.fsync(descriptor)
+
+
+def sync_directory(path: Path) -> None:
+    """Make names in the directory durable."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _written(path: Path, content: bytes) -> Path:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary

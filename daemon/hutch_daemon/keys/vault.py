@@ -1,0 +1,380 @@
+"""The vault: credentials by owner, provider and name, sealed in the database; and sealed texts of other parts.
+
+What is always true:
+
+- The database, its log and its backups hold envelopes only; an envelope opens only where it was made for.
+- Who revealed a secret got it as `Secret`; no error, log or reply of the vault holds one.
+- What the ledger does not vouch for is refused, whatever the database says.
+- During a rotation of the master key everything stays readable, whenever it is interrupted.
+
+Changes happen one after the other. A change that was begun is carried out although its caller is cancelled.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+import anyio
+from anyio import to_thread
+
+from hutch_daemon.keys import envelope
+from hutch_daemon.keys.credential import Credential, Refresh, check_url, pack, unpack
+from hutch_daemon.keys.ledger import Ledger
+from hutch_daemon.keys.master import MasterKey, MasterKeys
+from hutch_daemon.store import keys as rows
+from hutch_daemon.store import meta
+from hutch_daemon.store.records import Executes
+from hutch_daemon.store.rows import KeyRow
+from hutch_daemon.store.store import Store
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.failpoints import failpoint
+from hutch_shared.ids import new_id
+from hutch_shared.secret import Secret
+from hutch_shared.times import now_ms, to_wire
+
+__all__ = ["Chosen", "Vault", "session_context"]
+
+T = TypeVar("T")
+_BATCH: Final = 100
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HINTED: Final = 20
+"""Only of a secret that is at least that long the last characters are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which credential is used, and why it is that one."""
+
+    row: KeyRow
+    why: str
+
+
+def session_context(session: str) -> str:
+    """Return what a session's sealed settings are sealed for; a rotation of the master key finds them by it."""
+    return f"session/{session}"
+
+
+class Vault:
+    """Made by `load` alone."""
+
+    def __init__(self, store: Store, master: MasterKeys, ledger: Ledger) -> None:
+        """Use what `load` has read."""
+        self._store = store
+        self._master = master
+        self._ledger = ledger
+        self._lock = anyio.Lock()
+
+    @classmethod
+    async def load(cls, store: Store, master: MasterKeys, ledger: Path) -> Vault:
+        """Read the ledger, note what a crash kept out of it, and finish a rotation that was interrupted."""
+        found = await store.read(rows.list_)
+        highest = max((row.version for row in found), default=0)
+        opened = await to_thread.run_sync(Ledger.open, ledger, master.all(), highest)
+        vault = cls(store, master, opened)
+        late = [(row.id, row.version) for row in found if row.version > opened.epoch]
+        if late:
+            await to_thread.run_sync(opened.keep, master.current, late)
+        if master.older:
+            await vault.rewrap_all()
+        return vault
+
+    @property
+    def master_source(self) -> str:
+        """Where the master key comes from, for `hutch status` and `hutch doctor`."""
+        return self._master.source
+
+    async def notices(self) -> tuple[str, ...]:
+        """Return what an administrator should look at, a sentence each."""
+        if self._ledger.trouble:
+            return (self._ledger.trouble,)
+        past = [row for row in await self._store.read(rows.list_) if not self._holds(row)]
+        return tuple(
+            f"An old or deleted key is in the database and refused: uid {row.owner}, {row.provider}, {row.name}."
+            for row in past
+        )
+
+    # ------------------------------------------------------------ credentials
+
+    async def put(
+        self,
+        owner: int,
+        provider: str,
+        name: str,
+        secret: Secret,
+        *,
+        kind: m.CredentialKind = "api_key",
+        base_url: str | None = None,
+        expires_at: int | None = None,
+        refresh: Refresh | None = None,
+    ) -> m.ApiKey:
+        """Keep a credential in place of what was there under that name. `secret_of` checks what people typed.
+
+        INVALID_PARAMS for a URL that a key may not go to; STORE_UNAVAILABLE when it is not durable.
+        """
+        for word in (provider, name):
+            if not _NAME.fullmatch(word):
+                raise HutchError(
+                    Reason.INVALID_PARAMS, f"{word!r} is no name for a provider or key: use letters, digits, . _ and -."
+                )
+        base_url = None if base_url is None else check_url(base_url)
+        if refresh is not None:
+            check_url(refresh.url)
+        return await self.put_credential(owner, provider, name, Credential(secret, kind, base_url, expires_at, refresh))
+
+    async def put_credential(self, owner: int, provider: str, name: str, credential: Credential) -> m.ApiKey:
+        """Keep a credential that was checked before."""
+        text = credential.secret.reveal()
+        async with self._changing():
+            before = await self._store.read(lambda conn: rows.get(conn, owner, provider, name))
+            now = now_ms()
+            row = KeyRow(
+                id=new_id("key") if before is None else before.id,
+                owner=owner,
+                provider=provider,
+                name=name,
+                created_at=now if before is None else before.created_at,
+                updated_at=None if before is None else now,
+                sealed=b"",
+                wrapped=b"",
+                master=self._master.current.mark,
+                kind=credential.kind,
+                version=self._ledger.epoch + 1,
+                hint=text[-4:] if len(text) >= _HINTED else "",
+                last_used_at=None if before is None else before.last_used_at,
+                uses=0 if before is None else before.uses,
+            )
+            sealed = envelope.seal_envelope(self._master.current.key, _purpose(row), pack(credential))
+            row = replace(row, wrapped=sealed[: envelope.HEAD], sealed=sealed[envelope.HEAD :])
+            await self._store.write(lambda tx: rows.put(tx, row))
+            failpoint("keys.put.stored")
+            await self._note(partial(self._ledger.keep, self._master.current, [(row.id, row.version)]))
+        return self._shown(row, chosen=False)
+
+    async def reveal(self, owner: int, provider: str, name: str | None = None) -> tuple[KeyRow, Credential]:
+        """Return the credential that is used: the named one, else the chosen one, else the only or the default one.
+
+        NO_KEY when there is none; KEY_UNREADABLE when it does not open or is not the present one.
+        """
+        chosen = await self.choose(owner, provider, name)
+        return chosen.row, self.open_row(chosen.row)
+
+    async def choose(self, owner: int, provider: str, name: str | None = None) -> Chosen:
+        """Tell which credential is used and why; NO_KEY with the names there are when it cannot be told."""
+        found = await self._store.read(lambda conn: rows.list_(conn, owner, provider))
+        preferred = await self._store.read(lambda conn: meta.get(conn, _choice(owner, provider)))
+        by_name = {row.name: row for row in found}
+        there = ", ".join(by_name) or "none"
+        if name is not None:
+            if name not in by_name:
+                raise HutchError(Reason.NO_KEY, f"You have no key named {name} for {provider}; there is: {there}.")
+            return Chosen(by_name[name], f"the session asks for {name}")
+        if preferred in by_name:
+            return Chosen(by_name[preferred], f"you chose {preferred} with `hutch key use`")
+        if len(found) == 1:
+            return Chosen(found[0], f"it is your only key for {provider}")
+        if "default" in by_name:
+            return Chosen(by_name["default"], "none was chosen, and one is named default")
+        if not found:
+            raise HutchError(Reason.NO_KEY, f"You have no key for {provider}; add one with `hutch key add {provider}`.")
+        raise HutchError(
+            Reason.NO_KEY,
+            f"You have several keys for {provider} ({there}): say which with `hutch key use {provider} NAME`.",
+        )
+
+    def open_row(self, row: KeyRow) -> Credential:
+        """Open a credential's envelope; KEY_UNREADABLE."""
+        if not self._holds(row):
+            why = self._ledger.trouble or (
+                f"The stored key {row.name} for {row.provider} is an old one that was replaced or deleted since: the "
+                "database seems to be put back from a backup. Add the key anew."
+            )
+            raise HutchError(Reason.KEY_UNREADABLE, why)
+        return unpack(self._open(_purpose(row), row.wrapped + row.sealed, row.master))
+
+    async def by_id(self, credential: str) -> KeyRow | None:
+        """Return the credential's row, if it still exists."""
+        return await self._store.read(lambda conn: rows.KEYS.one(conn, "WHERE id = ?", (credential,)))
+
+    async def list_(self, owner: int) -> m.ApiKeys:
+        """Return the owner's credentials without their secrets."""
+        found = await self._store.read(lambda conn: rows.list_(conn, owner))
+        keys = []
+        for row in found:
+            preferred = await self._store.read(lambda conn, row=row: meta.get(conn, _choice(owner, row.provider)))  # type: ignore[misc]
+            keys.append(self._shown(row, chosen=preferred == row.name))
+        return m.ApiKeys(keys=tuple(keys))
+
+    async def use(self, owner: int, provider: str, name: str) -> None:
+        """Make one of the owner's credentials the one that sessions use that name none. NO_KEY."""
+        await self.choose(owner, provider, name)
+        await self._store.write(lambda tx: meta.put(tx, _choice(owner, provider), name))
+
+    async def delete(self, owner: int, provider: str, name: str) -> KeyRow:
+        """Forget a credential, for good; return what it was. NO_KEY.
+
+        It is struck from the ledger first: from then on it holds no more, whatever becomes of the database.
+        """
+        async with self._changing():
+            row = await self._store.read(lambda conn: rows.get(conn, owner, provider, name))
+            if row is None:
+                raise HutchError(Reason.NO_KEY, f"You have no key named {name} for {provider}.")
+            await self._note(partial(self._ledger.strike, self._master.current, row.id))
+            failpoint("keys.delete.struck")
+            await self._store.write(lambda tx: rows.delete(tx, owner, provider, name))
+        return row
+
+    async def touch(self, credential: str) -> None:
+        """Count a use."""
+        await self._store.write(lambda tx: rows.touch(tx, credential, now_ms()))
+
+    # ------------------------------------------------------------ sealed texts of other parts
+
+    def seal(self, context: str, plain: bytes) -> bytes:
+        """Seal for one place. Only what is sealed for a `session_context` outlives a rotation of the master key."""
+        return envelope.seal_envelope(self._master.current.key, context, plain)
+
+    def open(self, context: str, sealed: bytes) -> bytes:
+        """Open what was sealed for that place; KEY_UNREADABLE."""
+        return self._open(context, sealed, None)
+
+    # ------------------------------------------------------------ the master key
+
+    async def rotate_master(self) -> int:
+        """Put a new master key in the old one's place; return how many envelopes were wrapped anew.
+
+        MasterKeyError where the key is not ours to change. Work goes on meanwhile. Interrupted, it goes on at the next
+        `load`; until its end both keys open what they sealed, and then the old one is gone.
+        """
+        async with self._changing():
+            await to_thread.run_sync(self._master.begin_rotation)
+            failpoint("keys.rotate.begun")
+        return await self.rewrap_all()
+
+    async def rewrap_all(self) -> int:
+        """Bring every envelope under the key in use, then let the older keys that are ours go."""
+        async with self._changing():
+            count = 0
+            while wrapped := await self._each(self._rewrap_keys) + await self._each(self._rewrap_sessions):
+                count += wrapped  # what was sealed just before the key changed may have been stored behind our back
+            failpoint("keys.rotate.wrapped")
+            await self._note(partial(self._ledger.write, self._master.current))
+            failpoint("keys.rotate.ledger")
+            await to_thread.run_sync(self._master.finish_rotation)
+            failpoint("keys.rotate.finished")
+        return count
+
+    async def _each(self, step: Callable[[Executes, str], tuple[int, str | None]]) -> int:
+        """Walk a table in batches, a short transaction each, so that others' writes go on between."""
+        count, after = 0, ""
+        while True:
+            done, last = await self._store.write(partial(_at, step, after))
+            count += done
+            failpoint("keys.rotate.batch")
+            if last is None:
+                return count
+            after = last
+
+    def _rewrap_keys(self, tx: Executes, after: str) -> tuple[int, str | None]:
+        batch = rows.KEYS.all(tx, "WHERE id > ? ORDER BY id LIMIT ?", (after, _BATCH))
+        old = [row for row in batch if row.master != self._master.current.mark]
+        count = 0
+        for row in old:
+            wrapped = self._rewrapped(_purpose(row), row.wrapped + row.sealed)
+            if wrapped is not None:
+                changes = {"wrapped": wrapped[: envelope.HEAD], "master": self._master.current.mark}
+                count += rows.KEYS.update(tx, changes, "WHERE id = ?", (row.id,))
+        return count, batch[-1].id if batch else None
+
+    def _rewrap_sessions(self, tx: Executes, after: str) -> tuple[int, str | None]:
+        batch: list[tuple[str, bytes]] = tx.execute(
+            "SELECT id, sealed FROM sessions WHERE id > ? AND sealed IS NOT NULL ORDER BY id LIMIT ?", (after, _BATCH)
+        ).fetchall()
+        count = 0
+        for session, sealed in batch:
+            wrapped = self._rewrapped(session_context(session), sealed)
+            if wrapped is not None:
+                tx.execute("UPDATE sessions SET sealed = ? WHERE id = ?", (wrapped, session))
+                count += 1
+        return count, batch[-1][0] if batch else None
+
+    def _rewrapped(self, purpose: str, sealed: bytes) -> bytes | None:
+        """Return the envelope under the key in use; None when it is, or when no key opens it."""
+        for key in self._master.all():
+            try:
+                wrapped = envelope.rewrap(key.key, self._master.current.key, purpose, sealed)
+            except envelope.SealError:
+                continue
+            return None if key.key == self._master.current.key else wrapped
+        return None
+
+    # ------------------------------------------------------------ inside
+
+    def _holds(self, row: KeyRow) -> bool:
+        return self._ledger.holds(row.id, row.version)
+
+    def _open(self, purpose: str, sealed: bytes, mark: str | None) -> bytes:
+        for key in _first(self._master.all(), mark):
+            try:
+                return envelope.open_envelope(key.key, purpose, sealed)
+            except envelope.SealError:
+                continue
+        raise HutchError(Reason.KEY_UNREADABLE)
+
+    def _shown(self, row: KeyRow, *, chosen: bool) -> m.ApiKey:
+        try:
+            base_url = self.open_row(row).base_url
+            trouble = ""
+        except HutchError as error:
+            base_url, trouble = None, error.message
+        return m.ApiKey(
+            id=row.id,
+            provider=row.provider,
+            name=row.name,
+            owner=row.owner,
+            created_at=to_wire(row.created_at),
+            hint=row.hint,
+            last_used_at=None if row.last_used_at is None else to_wire(row.last_used_at),
+            uses=row.uses,
+            kind=row.kind,
+            base_url=base_url,
+            chosen=chosen,
+            trouble=trouble,
+        )
+
+    @asynccontextmanager
+    async def _changing(self) -> AsyncIterator[None]:
+        async with self._lock:
+            with anyio.CancelScope(shield=True):
+                yield
+
+    @staticmethod
+    async def _note(change: Callable[[], T]) -> T:
+        try:
+            return await to_thread.run_sync(change)
+        except OSError as error:
+            raise HutchError(
+                Reason.STORE_UNAVAILABLE, f"The vault's ledger cannot be written ({error.strerror}); try again."
+            ) from None
+
+
+def _at(step: Callable[[Executes, str], T], after: str, tx: Executes) -> T:
+    return step(tx, after)
+
+
+def _purpose(row: KeyRow) -> str:
+    return f"{row.owner}/{row.provider}/{row.id}/{row.version}"
+
+
+def _choice(owner: int, provider: str) -> str:
+    return f"key/{owner}/{provider}"
+
+
+def _first(keys: Iterable[MasterKey], mark: str | None) -> list[MasterKey]:
+    return sorted(keys, key=lambda key: key.mark != mark)

@@ -1,0 +1,226 @@
+"""Path rules and the paths they are held against; lexical only, the caller brings what links resolve to.
+
+A pattern is written as in .gitignore: `//abs` from the file system's root, `~/x` from the home, `/x` from where the
+rule stands, `a/b` from the work directory, a bare `name` at any depth. It holds for what it names and all below it.
+Patterns match name by name, `**` any number of names; the time is bounded by names × names.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import posixpath
+import re
+import unicodedata
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+_PROTECTED_TEXT = (
+    ".git .claude .hutch .vscode .idea .mcp.json .gitconfig .gitmodules .ssh .envrc .ripgreprc .npmrc .bashrc "
+    ".bash_profile .bash_login .bash_logout .bash_aliases .profile .zshrc .zshenv .zprofile .zlogin .zlogout .inputrc "
+    ".xprofile .xsessionrc .config/fish .config/git .cargo/config.toml .cargo/config"
+)
+_PROTECTED = frozenset(_PROTECTED_TEXT.split())
+"""Files that make a program, a shell or an agent run something, or hold an agent's own rules."""
+_MAGIC = re.compile(r"[*?\[]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_SKIPPED_BY_FILESYSTEMS = "Cf"
+
+
+class BadPatternError(ValueError):
+    """A path pattern that cannot be read; the text says why."""
+
+
+def plain(path: str) -> str:
+    """An absolute path without `.`, `..` and doubled slashes, as text says it."""
+    if path[:1] == "/" and "//" not in path and "/." not in path and path[-1] != "/":
+        return path
+    return posixpath.normpath("/" + path.lstrip("/"))
+
+
+def absolute(word: str, cwd: str, home: str) -> str:
+    """Where a word leads that is taken for a path. `..` stays, so that whoever resolves links does it in order."""
+    if word == "~" or word.startswith("~/"):
+        word = home + word[1:]
+    return word if word.startswith("/") else cwd.rstrip("/") + "/" + word
+
+
+def can_be_path(text: str) -> bool:
+    """Whether a file could have this name, and it can be sent to whoever looks."""
+    return 0 < len(text) <= 4096 and "\0" not in text and not _SURROGATE.search(text)
+
+
+def inside(path: str, directory: str) -> bool:
+    """Whether a plain path is the directory or below it."""
+    root = directory.rstrip("/")
+    return path == root or path.startswith(root + "/")
+
+
+@lru_cache(maxsize=4096)
+def folded(text: str) -> str:
+    """As file systems see it that ignore case, composition and invisible characters."""
+    if text.isascii():
+        return text.lower()
+    seen = "".join(char for char in text if unicodedata.category(char) != _SKIPPED_BY_FILESYSTEMS)
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", seen).casefold())
+
+
+def names_of(path: str) -> tuple[str, ...]:
+    return tuple(name for name in path.split("/") if name)
+
+
+def protected_name(path: str) -> str | None:
+    """The part of the path that makes a write to it one for a person, or None."""
+    names = names_of(folded(path))
+    for at, name in enumerate(names):
+        trimmed = name.rstrip(". ")
+        if trimmed in _PROTECTED:
+            return trimmed
+        if at and f"{names[at - 1]}/{name}" in _PROTECTED:
+            return f"{names[at - 1]}/{name}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    text: str
+    matches: Callable[[str], object] | None
+    """None for `**`, else a matcher of one name."""
+
+
+def _name(text: str) -> _Name:
+    if text == "**":
+        return _Name(text, None)
+    if not _MAGIC.search(text):
+        return _Name(text, text.__eq__)
+    return _Name(text, re.compile(fnmatch.translate(text)).match)
+
+
+@dataclass(frozen=True, slots=True)
+class PathPattern:
+    """One compiled pattern. `names` are from the root; `anywhere` lets them begin in any directory below it."""
+
+    root: tuple[str, ...] | None
+    """None: the work directory of the call that is judged."""
+    names: tuple[_Name, ...]
+    anywhere: bool
+    fold: bool
+
+    def _begins(self, workspace: str) -> tuple[str, ...]:
+        return self.root if self.root is not None else names_of(folded(workspace) if self.fold else workspace)
+
+    def covers(self, path: str, workspace: str) -> bool:
+        """Whether a plain absolute path, or a directory above it, is named."""
+        names = names_of(folded(path) if self.fold else path)
+        root = self._begins(workspace)
+        depth = len(root)
+        if names[:depth] != root:
+            return False
+        below = names[depth:]
+        if not self.anywhere:
+            return _leads(self.names, below)
+        if len(self.names) == 1 and self.names[0].matches is not None:
+            return any(map(self.names[0].matches, below))
+        return any(_leads(self.names, below[start:]) for start in range(len(below)))
+
+    def may_lie_below(self, directory: str, workspace: str) -> bool:
+        """Whether something inside the directory might be named."""
+        names = names_of(folded(directory) if self.fold else directory)
+        root = self._begins(workspace)
+        shared = min(len(names), len(root))
+        if names[:shared] != root[:shared]:
+            return False
+        if self.anywhere or len(names) <= len(root):
+            return True
+        for name, given in zip(self.names, names[len(root) :], strict=False):
+            if name.matches is None:
+                return True
+            if not name.matches(given):
+                return False
+        return True
+
+    def spells(self, name: str) -> bool:
+        """Whether the protected name stands in the pattern letter by letter: its author meant it."""
+        written = [*(self.root or ()), *(part.text for part in self.names)]
+        wanted = name.split("/")
+        return any([folded(part) for part in written[at : at + len(wanted)]] == wanted for at in range(len(written)))
+
+
+def _leads(pattern: tuple[_Name, ...], names: tuple[str, ...]) -> bool:
+    """Whether the pattern matches the names or a beginning of them: what is below a named directory is named."""
+    reachable = {0}
+    for name in (*names, None):
+        for at in sorted(reachable):
+            while at < len(pattern) and pattern[at].matches is None:
+                at += 1
+                reachable.add(at)
+        if len(pattern) in reachable:
+            return True
+        if name is None:
+            break
+        reachable = {
+            at if matches is None else at + 1
+            for at, matches in ((at, pattern[at].matches) for at in reachable)
+            if matches is None or matches(name)
+        }
+    return False
+
+
+def compile_pattern(text: str, *, base: str, home: str, fold: bool) -> PathPattern:
+    """Read a pattern. `fold`: compare as a file system without case would (for rules that deny or ask).
+
+    Raises `BadPatternError`. All directories are absolute and resolved.
+    """
+    if not text or len(text) > 1000 or any(ord(char) < 32 for char in text):
+        raise BadPatternError("the path is empty, over 1,000 characters, or holds control characters")
+    if text.startswith("!"):
+        raise BadPatternError("a path rule cannot be negated")
+    if text.startswith("~") and not text.startswith("~/") and text != "~":
+        raise BadPatternError("only `~/` is read, not another person's home")
+    rest = text.removeprefix("./")
+    anywhere = False
+    root: str | None
+    if text.startswith("//"):
+        root = "/"
+        rest = text[2:]
+    elif text.startswith("~"):
+        root = home
+        rest = text[1:]
+    elif text.startswith("/"):
+        root = base
+    else:
+        anywhere = text == rest and rest != "**" and "/" not in rest.rstrip("/")
+        # A bare name that is denied is denied in every directory, one that is allowed in those of the work directory.
+        root = "/" if anywhere and fold else None
+    names = names_of(rest)
+    if ".." in names:
+        raise BadPatternError("`..` in a path rule")
+    names = tuple(name for name in names if name != ".")
+    if fold:
+        names = tuple(folded(name) for name in names)
+        root = root and folded(root)
+    return PathPattern(None if root is None else names_of(root), tuple(_name(name) for name in names), anywhere, fold)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A path as it was written and as it is: both must be allowed, either may be denied."""
+
+    written: str
+    real: str | None
+    """None: nobody resolved it, so nothing can be allowed there."""
+
+    @property
+    def both(self) -> tuple[str, ...]:
+        return (self.written,) if self.real is None or self.real == self.written else (self.written, self.real)
+
+    def within(self, directory: str) -> bool:
+        return self.real is not None and inside(self.written, directory) and inside(self.real, directory)
+
+
+def place(word: str, cwd: str, home: str, real: Mapping[str, str]) -> Place:
+    """The place a word leads to; `real` has it under what `absolute` gives, or its plain form."""
+    key = absolute(word, cwd, home)
+    written = plain(key)
+    found = real.get(key, real.get(written))
+    return Place(written, None if found is None else plain(found))

@@ -1,0 +1,542 @@
+"""What is known of programs: which run others, which options write or run, which only read.
+
+A table, so that a reviewer can read it. An *open* rule (`Bash(sort:*)`) leaves the rest of the line to the agent; the
+table takes back what must never come in that way. A rule that spells a whole command is not held against the table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import lru_cache
+from types import MappingProxyType
+
+from hutch_daemon.permissions.shell.reader import RESERVED
+
+
+class Kind(Enum):
+    PLAIN = "does what its name says"
+    READS = "only reads, whatever its options"
+    WRITES = "writes the files it is given"
+    PINNED = "runs what its operand names: the rule must name it too"
+    EXACT = "runs whatever it is given: the rule must spell the whole command"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One row. `short` are letters of options, `long` names of options without dashes, `words` whole words."""
+
+    kind: Kind = Kind.PLAIN
+    short: str = ""
+    long: frozenset[str] = frozenset()
+    words: frozenset[str] = frozenset()
+    flags: frozenset[str] = frozenset()
+    """Of a PINNED one: options without a value that may stand before the operand."""
+    deep: frozenset[str] = frozenset()
+    """Sub-commands that need a further operand in the rule."""
+    exact: frozenset[str] = frozenset()
+    """Sub-commands that only a whole command opens."""
+    sub: bool = False
+    """Whether the first operand is a sub-command."""
+    check: Callable[[tuple[str, ...], int], str | None] | None = field(default=None, repr=False)
+    """What options alone cannot say: the command and how many of its words the rule spells → why not, or None."""
+
+
+def _set(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# ---------------------------------------------------------------- checks
+
+_SED_PRINTS = re.compile(r"(\d+|\$|/(?:[^/\\\n]|\\[^\n])*/)?(,(\d+|\$|\+\d+|/(?:[^/\\\n]|\\[^\n])*/))?!?[pdq=]")
+_SED_REPLACES = re.compile(
+    r"(\d+(,(\d+|\$))?)?s([/|#,])(?:(?!\4)[^\\\n;]|\\[^\n])*\4(?:(?!\4)[^\\\n;]|\\[^\n])*\4[gpiI\d]*"
+)
+
+
+def _sed(argv: tuple[str, ...], spelled: int) -> str | None:
+    scripts: list[str] = []
+    operands: list[str] = []
+    words = iter(argv[1:])
+    for word in words:
+        if word == "-e":
+            scripts.append(next(words, ""))
+        elif word.startswith("-") and not re.fullmatch(r"-[nErsuz]+|--quiet|--silent|--regexp-extended", word):
+            return "sed writes files and runs programs by its options"
+        elif not word.startswith("-"):
+            operands.append(word)
+    scripts = scripts or operands[:1]
+    if not scripts or not all(_SED_PRINTS.fullmatch(text) or _SED_REPLACES.fullmatch(text) for text in scripts):
+        return "a sed script can write files and run programs; only plain ones are told apart"
+    return None
+
+
+def _awk(argv: tuple[str, ...], spelled: int) -> str | None:
+    words = iter(argv[1:])
+    for word in words:
+        if word in {"-F", "-v"}:
+            next(words, None)
+        elif word.startswith("-") and not re.match(r"-[Fv].", word):
+            return "awk loads programs by its options"
+        elif not word.startswith("-"):
+            if re.search(r"[|>@`]|system|getline|ARGV|close|PROCINFO", word):
+                return "an awk program can write files and run programs; only plain ones are told apart"
+            return "options behind an awk program" if any(rest.startswith("-") for rest in words) else None
+    return "awk without a program"
+
+
+_GIT_GLOBAL = _set("--no-pager --no-optional-locks --literal-pathspecs --no-replace-objects")
+_GIT_LONG = _set(
+    "output ext-diff textconv upload-pack receive-pack exec open-files-in-pager config config-env "
+    "template separate-git-dir upload-archive output-directory git-dir work-tree extcmd "
+    "recurse-submodules filters"
+)
+_GIT_SHORT = MappingProxyType(
+    {"clone": "uc", "grep": "O", "rebase": "xi", "archive": "o", "format-patch": "o", "commit": "t", "add": "e"}
+)
+_GIT_KNOWN = _set(
+    "status log show diff branch add commit fetch pull push stash tag checkout switch restore merge "
+    "rebase reset rm mv clean init clone blame annotate shortlog describe rev-parse rev-list "
+    "ls-files ls-tree ls-remote cat-file remote cherry-pick cherry revert grep reflog apply "
+    "format-patch archive count-objects fsck gc name-rev merge-base diff-tree diff-index diff-files "
+    "show-ref symbolic-ref for-each-ref check-ignore version whatchanged show-branch range-diff "
+    "verify-commit verify-tag var notes"
+)
+
+
+_EXACT_GIT = _set(
+    "config difftool mergetool filter-branch bisect submodule instaweb send-email daemon fast-import "
+    "credential gui gitk citool hook maintenance svn p4 worktree am remote-ext remote-fd shell "
+    "http-backend"
+)
+
+
+def _git(argv: tuple[str, ...], spelled: int) -> str | None:
+    at = 1
+    while at < len(argv) and argv[at].startswith("-"):
+        if argv[at] not in _GIT_GLOBAL:
+            return f"git {argv[at]} changes where git looks or what it runs"
+        at += 1
+    if at == len(argv):
+        return None
+    sub = argv[at]
+    if sub in _EXACT_GIT:
+        return f"git {sub} runs programs or settings"
+    if sub not in _GIT_KNOWN and spelled <= at:
+        return f"git {sub} may be an alias that runs anything"
+    if any("::" in word for word in argv[at + 1 :]) and sub in {
+        "clone",
+        "fetch",
+        "pull",
+        "push",
+        "remote",
+        "ls-remote",
+    }:
+        return "a git address that runs a program"
+    return option_of(argv[at:], _GIT_SHORT.get(sub, ""), _GIT_LONG, frozenset())
+
+
+def _targets(argv: tuple[str, ...], spelled: int) -> str | None:
+    for word in argv[spelled:]:
+        if "=" in word or (not word.startswith("-") and not word.isdigit()):
+            return f"{word} is another target, or changes what {base_name(argv[0])} runs"
+    return None
+
+
+def _go(argv: tuple[str, ...], spelled: int) -> str | None:
+    for word in argv[1:]:
+        if word.startswith("-") and word.lstrip("-").split("=")[0] in _GO_OPTIONS:
+            return f"go {word.split('=')[0]} runs programs or writes files"
+    return None
+
+
+_GO_OPTIONS = _set("exec toolexec vettool overlay modfile o C ldflags gcflags asmflags gccgoflags outputdir pkgdir")
+_TAR_BUNDLE = re.compile(r"[A-Za-z]*[FI][A-Za-z]*")
+
+
+def _tar(argv: tuple[str, ...], spelled: int) -> str | None:
+    return "tar runs a program" if len(argv) > 1 and _TAR_BUNDLE.fullmatch(argv[1]) else None
+
+
+def _uniq(argv: tuple[str, ...], spelled: int) -> str | None:
+    operands = [word for word in argv[1:] if not word.startswith(("-", "+"))]
+    return "the second file of uniq is written" if len(operands) > 1 else None
+
+
+def _printf(argv: tuple[str, ...], spelled: int) -> str | None:
+    return "printf -v evaluates its operand" if any(word.startswith("-v") for word in argv[1:2]) else None
+
+
+# ---------------------------------------------------------------- the table
+
+_TABLE: dict[str, Program] = {}
+
+
+def _rows(names: str, program: Program) -> None:
+    _TABLE.update(dict.fromkeys(names.split(), program))
+
+
+_rows(
+    "ls cat head tail wc grep egrep fgrep cut tr nl stat du df basename dirname realpath "
+    "readlink md5sum sha1sum sha256sum sha512sum cksum pwd whoami id groups uname which diff cmp "
+    "comm jq echo true false seq sleep fold fmt rev tac od hexdump strings ps free uptime printenv "
+    "nproc arch tty : expr paste join expand",
+    Program(Kind.READS),
+)
+_rows("printf", Program(Kind.READS, check=_printf))
+_rows("test", Program(Kind.READS, words=_set("-v -R")))
+_rows("date", Program(Kind.READS, short="s", long=_set("set")))
+_rows("file", Program(Kind.READS, short="C", long=_set("compile")))
+_rows("tree", Program(Kind.READS, short="oR"))
+_rows("sort", Program(Kind.READS, short="oT", long=_set("output compress-program temporary-directory")))
+_rows("rg", Program(Kind.READS, short="z", long=_set("pre hostname-bin search-zip")))
+_rows("fd fdfind", Program(Kind.READS, short="xX", long=_set("exec exec-batch")))
+_rows("ag", Program(Kind.READS, long=_set("pager")))
+_rows("ack", Program(Kind.READS, long=_set("pager ackrc output")))
+_rows("uniq", Program(Kind.READS, check=_uniq))
+_rows(
+    "find",
+    Program(Kind.READS, words=_set("-exec -execdir -ok -okdir -delete -fprint -fprint0 -fprintf -fls -files0-from")),
+)
+_rows("sed gsed", Program(check=_sed))
+_rows("awk gawk mawk nawk", Program(check=_awk))
+_rows("git", Program(check=_git, sub=True))
+_rows(
+    "tee touch mkdir cp mv rm rmdir ln install dd truncate chmod chown chgrp patch unzip gunzip gzip",
+    Program(Kind.WRITES),
+)
+_rows("zip", Program(Kind.WRITES, words=_set("-T -TT"), long=_set("unzip-command test")))
+_rows(
+    "tar gtar bsdtar",
+    Program(
+        Kind.WRITES,
+        short="FI",
+        long=_set(
+            "checkpoint-action use-compress-program to-command info-script new-volume-script rsh-command rmt-command"
+        ),
+        check=_tar,
+    ),
+)
+_rows("rsync", Program(Kind.WRITES, short="eM", long=_set("rsh rsync-path remote-option config")))
+_rows("scp sftp", Program(Kind.WRITES, short="oSFD"))
+_rows(
+    "curl",
+    Program(
+        Kind.WRITES,
+        short="oOKDcJ",
+        long=_set(
+            "output remote-name remote-name-all config dump-header cookie-jar output-dir trace trace-ascii "
+            "libcurl stderr etag-save hsts alt-svc engine proto-redir unix-socket"
+        ),
+    ),
+)
+_rows(
+    "wget",
+    Program(
+        Kind.WRITES,
+        short="eOPoai",
+        long=_set(
+            "execute output-document directory-prefix output-file append-output use-askpass config "
+            "input-file post-file body-file save-cookies hsts-file warc-file"
+        ),
+    ),
+)
+_rows("split csplit", Program(Kind.WRITES, long=_set("filter")))
+_rows("xz zstd bzip2", Program(Kind.WRITES, short="o"))
+_rows(
+    "gcc cc clang g++ c++ clang++",
+    Program(short="BT", words=_set("-wrapper -load -plugin"), long=_set("specs wrapper plugin config")),
+)
+
+_rows("python pypy", Program(Kind.PINNED, flags=_set("-m -u -B -I -s -S -E -O -OO -q -b")))
+_rows(
+    "node nodejs ruby perl php lua luajit Rscript julia ts-node tsx osascript groovy scala elixir", Program(Kind.PINNED)
+)
+_rows("bash sh zsh dash ksh fish ash", Program(Kind.PINNED, flags=_set("-e -u -x -eu -ex -eux -n")))
+_rows(
+    "npx bunx pnpx uvx",
+    Program(
+        Kind.PINNED,
+        flags=_set("-y --yes --no-install --no"),
+        short="cp",
+        long=_set("call package from with node-options script-shell userconfig prefix"),
+    ),
+)
+_rows(
+    "npm pnpm yarn bun",
+    Program(
+        Kind.PINNED,
+        short="C",
+        long=_set(
+            "script-shell prefix userconfig globalconfig node-options dir cwd shell git call import-map preload require"
+        ),
+        deep=_set("run run-script exec x explore dlx create init rum urn node"),
+        sub=True,
+    ),
+)
+_rows(
+    "deno",
+    Program(
+        Kind.PINNED, deep=_set("run task eval repl"), exact=_set("eval repl"), sub=True, long=_set("config import-map")
+    ),
+)
+_rows(
+    "make gmake",
+    Program(
+        Kind.PINNED,
+        short="fCIEeo",
+        long=_set("file makefile directory include-dir eval environment-overrides"),
+        check=_targets,
+    ),
+)
+_rows(
+    "just task rake gradle gradlew mvn ant bazel cmake ninja meson",
+    Program(
+        Kind.PINNED,
+        short="fCIbPDE",
+        long=_set(
+            "justfile working-directory file init-script include-build build-file shell shell-arg taskfile dir define"
+        ),
+        check=_targets,
+    ),
+)
+_rows("go", Program(Kind.PINNED, deep=_set("run"), exact=_set("generate tool env"), sub=True, check=_go))
+_rows("cargo", Program(Kind.PINNED, long=_set("config manifest-path target-dir artifact-dir"), short="ZC", sub=True))
+_rows(
+    "uv poetry pipenv pdm hatch rye pipx conda mamba",
+    Program(
+        Kind.PINNED,
+        deep=_set("run tool"),
+        exact=_set("shell"),
+        sub=True,
+        long=_set("with directory project config-file python"),
+    ),
+)
+_rows(
+    "pip", Program(Kind.PINNED, sub=True, long=_set("python target prefix config-settings global-option build-option"))
+)
+_rows(
+    "docker podman nerdctl",
+    Program(
+        Kind.PINNED,
+        exact=_set("run exec compose buildx build create cp import load plugin context container image volume"),
+        sub=True,
+        short="Hc",
+        long=_set("host config context"),
+    ),
+)
+_rows(
+    "kubectl oc helm",
+    Program(
+        Kind.PINNED,
+        exact=_set("exec run debug attach cp plugin edit proxy config plugin kustomize"),
+        sub=True,
+        long=_set("kubeconfig post-renderer server"),
+    ),
+)
+_rows("gh glab", Program(Kind.PINNED, exact=_set("alias extension config api codespace"), sub=True))
+_rows("java", Program(Kind.EXACT))
+_rows(
+    "sudo doas su env xargs parallel ssh watch strace ltrace gdb lldb script expect nsenter unshare "
+    "chroot setsid flock ionice chrt taskset systemd-run at batch crontab tmux screen vim vi nvim "
+    "nano emacs ed ex less more man busybox toybox rlwrap unbuffer entr socat nc ncat telnet command "
+    "builtin exec eval source . trap alias unalias export declare typeset local readonly let set "
+    "unset shopt enable hash bind complete compopt compgen read readarray mapfile getopts pushd popd "
+    "dirs coproc fc history ld.so ld-linux-x86-64.so fakeroot proot bwrap firejail runuser "
+    "start-stop-daemon cron perf valgrind time timeout nice nohup stdbuf setarch linux64 linux32 sg "
+    "newgrp pkexec dbus-run-session xvfb-run direnv mise asdf",
+    Program(Kind.EXACT),
+)
+
+PROGRAMS: Mapping[str, Program] = MappingProxyType(_TABLE)
+_PLAIN = Program()
+PRINTS_ITS_WORDS = _set("echo printf true false : pwd")
+"""Programs that take no word for a file."""
+READS_BELOW: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        **dict.fromkeys(("rg", "ag", "ack", "tar", "zip", "rsync"), frozenset[str]()),
+        **dict.fromkeys(("grep", "egrep", "fgrep", "diff", "cp", "scp"), _set("r R a --recursive --archive")),
+    }
+)
+"""Programs that read all that lies below a directory: at once, or with one of these options."""
+
+
+LINKS = _set("ln cp mv tar gtar bsdtar unzip rsync install git patch dd")
+"""Programs that can change where a path leads, for what comes later in the line."""
+
+
+def base_name(program: str) -> str:
+    return program.rsplit("/", 1)[-1]
+
+
+@lru_cache(maxsize=1024)
+def lookup(program: str) -> Program:
+    """The row of a program, by its base name, and without a version (`python3.12`)."""
+    name = base_name(program)
+    return PROGRAMS.get(name) or PROGRAMS.get(name.rstrip("0123456789.-")) or _PLAIN
+
+
+def is_known(program: str) -> bool:
+    """Whether the table says what the program does."""
+    return lookup(program) is not _PLAIN
+
+
+def option_of(argv: tuple[str, ...], short: str, long: frozenset[str], words: frozenset[str]) -> str | None:
+    """Why the options forbid it, or None. A long option counts however it is abbreviated, a short one in a bundle."""
+    for word in argv[1:]:
+        if word in words:
+            return f"{base_name(argv[0])} {word} writes files or runs programs"
+        if word.startswith("--"):
+            name = word[2:].split("=", 1)[0]
+            if name and any(known.startswith(name) for known in long):
+                return f"{base_name(argv[0])} --{name} writes files or runs programs"
+        elif word.startswith("-") and (
+            any(letter in short for letter in word[1:]) or word[1:].split("=", 1)[0] in long
+        ):
+            return f"{base_name(argv[0])} {word} may write files or run programs"
+    return None
+
+
+def veto(argv: tuple[str, ...], spelled: int) -> str | None:
+    """Why an open rule that spells the first `spelled` words does not open this command, or None."""
+    program = lookup(argv[0])
+    if program.kind is Kind.EXACT:
+        return f"{base_name(argv[0])} runs other commands: only a rule for the whole command opens it"
+    if program.kind is Kind.PINNED and (reason := _unpinned(program, argv, spelled)):
+        return reason
+    if not (
+        program.kind is Kind.PINNED and not program.sub and base_name(argv[0]).rstrip("0123456789.") in _INTERPRETERS
+    ):
+        reason = option_of(argv, program.short, program.long, program.words)
+        if reason:
+            return reason
+    return program.check(argv, spelled) if program.check else None
+
+
+_INTERPRETERS = _set(
+    "python pypy node nodejs ruby perl php lua luajit Rscript julia ts-node tsx osascript groovy "
+    "scala elixir bash sh zsh dash ksh fish ash npx bunx pnpx uvx"
+)
+"""Programs whose words behind the operand belong to what the operand names."""
+
+
+def _unpinned(program: Program, argv: tuple[str, ...], spelled: int) -> str | None:
+    name = base_name(argv[0])
+    at = 1
+    while at < spelled and argv[at] in program.flags:
+        at += 1
+    if at >= spelled or argv[at].startswith("-"):
+        return f"{name} runs what it is told: the rule must name that too"
+    if program.sub and argv[at] in program.exact:
+        return f"{name} {argv[at]} runs other commands: only a rule for the whole command opens it"
+    if program.sub and argv[at] in program.deep and (at + 1 >= spelled or argv[at + 1].startswith("-")):
+        return f"{name} {argv[at]} runs what it is told: the rule must name that too"
+    return None
+
+
+# ---------------------------------------------------------------- programs that run the command behind them
+
+LOOKED_THROUGH = _set("timeout nice time nohup stdbuf")
+_WRAPPER_OPTIONS: Mapping[str, re.Pattern[str]] = MappingProxyType(
+    {
+        "timeout": re.compile(r"--signal=\w+|--kill-after=[\d.]+[smhd]?|--foreground|--preserve-status|--verbose|-v"),
+        "nice": re.compile(r"-\d+|-n-?\d+|--adjustment=-?\d+"),
+        "time": re.compile(r"-p"),
+        "nohup": re.compile(r"(?!)"),
+        "stdbuf": re.compile(r"-[ioe][0LKMG\d]+|--(input|output|error)=[0LKMG\d]+"),
+    }
+)
+_WRAPPER_VALUES: Mapping[str, frozenset[str]] = MappingProxyType(
+    {"timeout": _set("-s -k --signal --kill-after"), "nice": _set("-n --adjustment"), "stdbuf": _set("-i -o -e")}
+)
+_VALUE = re.compile(r"-?[A-Za-z0-9.]+")
+_DURATION = re.compile(r"[0-9]+(\.[0-9]+)?[smhd]?")
+
+
+def unwrap(argv: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The command behind `timeout nice time nohup stdbuf`, however many; None where their options are not plain."""
+    while argv and argv[0] in LOOKED_THROUGH:
+        name, at = argv[0], 1
+        while at < len(argv) and argv[at].startswith("-"):
+            if argv[at] in _WRAPPER_VALUES.get(name, frozenset()):
+                if at + 1 >= len(argv) or not _VALUE.fullmatch(argv[at + 1]):
+                    return None
+                at += 2
+            elif _WRAPPER_OPTIONS[name].fullmatch(argv[at]):
+                at += 1
+            else:
+                return None
+        if name == "timeout":
+            if at >= len(argv) or not _DURATION.fullmatch(argv[at]):
+                return None
+            at += 1
+        argv = argv[at:]
+        if not argv or not argv[0] or argv[0] in RESERVED - {"time"} or "=" in argv[0]:
+            return None
+        if argv[0] == "time":
+            return None
+    return argv
+
+
+WRAPPERS: Mapping[str, int] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            _set(
+                "sudo doas env xargs command builtin exec setsid ionice strace ltrace watch unbuffer unshare busybox "
+                "toybox npx bunx pnpx uvx parallel script rlwrap nohup nice time stdbuf systemd-run fakeroot coproc entr "
+                "perf valgrind pkexec xvfb-run dbus-run-session bwrap firejail setarch then do else ! if while until {"
+            ),
+            0,
+        ),
+        **dict.fromkeys(
+            _set(
+                "timeout flock chroot taskset chrt ssh uv poetry pipenv pdm hatch rye pipx nsenter runuser su sg direnv"
+            ),
+            1,
+        ),
+        **dict.fromkeys(_set("docker podman nerdctl kubectl oc"), 2),
+    }
+)
+"""Programs that run the command behind them, and how many operands of their own may come first."""
+SHELLS = _set(
+    "bash sh zsh dash ksh fish ash su eval env watch ssh script flock trap alias xargs parallel sg runuser busybox"
+)
+"""Programs that read some of their words as a line of shell."""
+_FIND_RUNS = _set("-exec -execdir -ok -okdir -x --exec -X --exec-batch")
+
+
+def hidden_commands(argv: tuple[str, ...]) -> tuple[list[tuple[str, ...]], list[str]]:
+    """What a command may run besides itself: commands, and texts that a shell reads; generous."""
+    name = base_name(argv[0])
+    commands: list[tuple[str, ...]] = []
+    lines: list[str] = []
+    if name in WRAPPERS:
+        own, after_option = WRAPPERS[name], False
+        for at in range(1, len(argv)):
+            word = argv[at]
+            if word.startswith("-") or ("=" in word and name in {"env", "sudo", "doas"}):
+                after_option = word.startswith("-")
+                continue
+            commands.append(argv[at:])
+            if not after_option:
+                if own == 0:
+                    break
+                own -= 1
+            after_option = False
+    if name in {"find", "gfind", "fd", "fdfind"}:
+        commands += [argv[at + 1 :] for at, word in enumerate(argv[:-1]) if word in _FIND_RUNS]
+    if name == "git":
+        for at, word in enumerate(argv[:-1]):
+            if word == "-c":
+                lines.append(argv[at + 1].partition("!")[2])
+            elif word in {"--exec", "-x", "foreach", "run"}:
+                lines.append(argv[at + 1])
+                commands.append(argv[at + 1 :])
+    if name in SHELLS:
+        lines += [word for word in argv[1:] if not word.startswith("-") and (" " in word or name != "env")]
+        lines += [word.partition("=")[2] for word in argv[1:] if "=" in word]
+        if name in {"eval", "ssh"}:
+            lines.append(" ".join(argv[1:]))
+    return commands, [line for line in lines if line]

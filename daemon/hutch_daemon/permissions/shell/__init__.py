@@ -1,0 +1,1 @@
+"""Two readings of a bash line: `grammar` finds every command, `reader` understands a subset."""

@@ -1,0 +1,209 @@
+"""The generous reading: finds every command that a line might run, for rules that deny or ask.
+
+The grammar is tree-sitter-bash. It reads more than bash does (it takes a carriage return for a blank, gives no node for
+back-ticks in a here-document), so it never decides alone that a line is harmless: `reader` must have read the same.
+Walks are iterative: what comes in may be nested as deep as the line is long.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import tree_sitter_bash
+from tree_sitter import Language, Node, Parser
+
+from hutch_daemon.permissions.shell.words import Command, Word
+
+_LANGUAGE = Language(tree_sitter_bash.language())
+_UNESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_UNESCAPE_QUOTED = re.compile(r'\\([$`"\\])')
+_CHANGED_BY_SHELL = re.compile(r"(?<!\\)(?:\\\\)*[*?\[$`]")
+_BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)|\{.*[{'\"]", re.DOTALL)
+_DESCRIPTOR = re.compile(r"[0-9]+|-")
+_QUOTED = re.compile(r"'[^']*'|\"[^\"$`\\]*\"")
+_QUOTES = re.compile(r"['\"\\]")
+_CUTS = re.compile(r"[;&|\n(){}`<>]+")
+_ENDS_WITH_COMMAND = frozenset({"list", "pipeline", "negated_command", "redirected_statement"})
+LONGEST = 10_000
+"""Characters; longer lines are read roughly."""
+MOST_LOOKED_AT = 20_000
+"""Characters; what is behind them is not read at all, and the line never passes."""
+LONGEST_BARE = 2_000
+"""Characters outside plain quotes. The grammar may take quadratic time over them: over 400 ms for 8,000."""
+MOST_OPENERS = 250
+"""Brackets outside quotes, and quotes; over brackets that are never closed the grammar takes quadratic time too."""
+_COMMANDS = frozenset({"command", "declaration_command", "unset_command"})
+_WORDS_TEXT = (
+    "word number raw_string string concatenation ansi_c_string translated_string simple_expansion expansion "
+    "command_substitution process_substitution arithmetic_expansion variable_assignment variable_name brace_expression "
+    "test_operator extglob_pattern regex"
+)
+_WORDS = frozenset(_WORDS_TEXT.split())
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """All commands in the line, wherever they stand; `complete` is False where some may have been missed."""
+
+    commands: tuple[Command, ...]
+    complete: bool
+
+
+def find(line: str) -> Found:
+    """Every command in the line and in what it substitutes. Never raises: takes any text."""
+    return _find(line[:MOST_LOOKED_AT])
+
+
+@lru_cache(maxsize=256)
+def _find(line: str) -> Found:
+    joined = line.replace("\\\n", "")
+    bare = _QUOTED.sub("", joined) if len(joined) > LONGEST_BARE else joined
+    openers = sum(map(bare.count, "([{<")) + sum(map(joined.count, "\"'"))
+    if len(joined) > LONGEST or len(bare) > LONGEST_BARE or openers > MOST_OPENERS:
+        return Found(_roughly(joined), complete=False)
+    commands, complete, rest = _parsed(joined)
+    for text in rest:
+        commands += _parsed(text)[0]
+    if not complete:
+        commands += _roughly(joined)
+    return Found(tuple(commands), complete)
+
+
+def _roughly(line: str) -> tuple[Command, ...]:
+    """What may be commands when there is no grammar to tell: the text between operators, without its quotes."""
+    bare = _QUOTES.sub("", line)
+    pieces = dict.fromkeys(piece.strip() for piece in _CUTS.split(bare))
+    return tuple(Command(tuple(Word(word) for word in piece.split())) for piece in pieces if piece)
+
+
+def _parsed(line: str) -> tuple[list[Command], bool, list[str]]:
+    """The commands, whether the grammar read all of it, and texts in it that the shell would read as lines."""
+    source = line.encode("utf-8", "replace")
+    root = Parser(_LANGUAGE).parse(source).root_node
+    complete = not root.has_error
+    commands: list[Command] = []
+    rest: list[str] = []
+    for link in _walk(root):
+        node = link.node
+        kind = node.type
+        if kind in _COMMANDS or (kind == "ERROR" and node.named_child_count):
+            commands.append(_command(link, source))
+        elif kind == "file_redirect" and not _belongs_to_command(link):
+            # `>f` alone, or behind a group: no program, but still a file.
+            reads: list[Word] = []
+            writes: list[Word] = []
+            extra: list[Word] = []
+            _redirect(node, source, extra, reads, writes)
+            commands.append(Command(tuple(extra), tuple(reads), tuple(writes)))
+        elif kind == "heredoc_body" and "`" in (body := _text(node, source)):
+            complete = False
+            rest += body.split("`")
+    return commands, complete, rest
+
+
+class _Link(NamedTuple):
+    """A node and the way down to it; asking the tree for a parent would walk from the root each time."""
+
+    node: Node
+    up: _Link | None
+
+
+def _walk(root: Node) -> Iterator[_Link]:
+    """All nodes from the first to the last, without recursion."""
+    stack = [_Link(root, None)]
+    while stack:
+        link = stack.pop()
+        yield link
+        stack.extend(_Link(child, link) for child in reversed(link.node.named_children))
+
+
+def _belongs_to_command(redirect: _Link) -> bool:
+    """Whether the redirection is one that `_command` gathers with its command."""
+    if redirect.up is None or redirect.up.node.type == "command":
+        return redirect.up is not None
+    body = redirect.up.node.child_by_field_name("body")
+    while body is not None and body.type in _ENDS_WITH_COMMAND:
+        body = body.named_children[-1] if body.named_child_count else None
+    return body is not None and body.type in _COMMANDS
+
+
+def _redirects_around(link: _Link) -> Iterator[Node]:
+    """The grammar puts `a && b >f` as (`a && b`) `>f`; bash gives the redirection, and words behind it, to `b`."""
+    here = link
+    while (up := here.up) is not None:
+        if up.node.type == "redirected_statement" and up.node.child_by_field_name("body") == here.node:
+            yield from (part for part in up.node.named_children if part.type.endswith("redirect"))
+        elif up.node.type not in _ENDS_WITH_COMMAND or up.node.named_children[-1] != here.node:
+            return
+        here = up
+
+
+def _command(link: _Link, source: bytes) -> Command:
+    node = link.node
+    words: list[Word] = []
+    reads: list[Word] = []
+    writes: list[Word] = []
+    assigns: list[str] = []
+    parts = list(node.children if node.type != "ERROR" else node.named_children)
+    if node.type in _COMMANDS:
+        parts += _redirects_around(link)
+    for part in parts:
+        kind = part.type
+        if kind == "command_name":
+            words.append(word_of(part.children[0], source) if part.child_count else Word(_text(part, source), False))
+        elif kind == "variable_assignment" and node.type == "command" and not words:
+            assigns.append(_text(part, source))
+        elif kind in _WORDS or (node.type != "ERROR" and not part.is_named):
+            words.append(word_of(part, source))
+        elif kind == "file_redirect":
+            _redirect(part, source, words, reads, writes)
+        elif kind == "heredoc_redirect":
+            # Words behind `<<EOF` on the same line belong to the command.
+            words += [word_of(child, source) for child in part.named_children if child.type in _WORDS]
+            for child in part.named_children:
+                if child.type == "file_redirect":
+                    _redirect(child, source, words, reads, writes)
+    return Command(tuple(words), tuple(reads), tuple(writes), tuple(assigns))
+
+
+def _redirect(node: Node, source: bytes, words: list[Word], reads: list[Word], writes: list[Word]) -> None:
+    """Words that follow a redirection hang under it: the first is the file, the others are the command's."""
+    targets = node.children_by_field_name("destination")
+    operator = next((child.type for child in node.children if not child.is_named), "")
+    if not targets:
+        return
+    target = word_of(targets[0], source)
+    if not (operator in {">&", "<&"} and _DESCRIPTOR.fullmatch(target.text)):
+        (reads if operator.startswith("<") else writes).append(target)
+        if operator == "<>":
+            writes.append(target)
+    words += [word_of(child, source) for child in targets[1:]]
+
+
+def _text(node: Node, source: bytes) -> str:
+    return source[node.start_byte : node.end_byte].decode("utf-8", "replace")
+
+
+def word_of(node: Node, source: bytes) -> Word:
+    """The word a node stands for, as the shell would hand it on when that can be told from the text."""
+    kind = node.type
+    text = _text(node, source)
+    if kind == "raw_string":
+        return Word(text[1:-1])
+    if kind == "string":
+        plain = all(child.type == "string_content" for child in node.named_children)
+        return Word(_UNESCAPE_QUOTED.sub(r"\1", text[1:-1]), plain)
+    if kind == "concatenation":
+        pieces = [word_of(child, source) for child in node.children]
+        whole = sum(child.end_byte - child.start_byte for child in node.children) == node.end_byte - node.start_byte
+        sure = whole and all(piece.sure for piece in pieces) and not _BRACES.search(text)
+        return Word("".join(piece.text for piece in pieces), sure)
+    if kind in {"word", "number"} or not node.is_named:
+        if node.named_child_count:
+            return Word(text, False)
+        return Word(_UNESCAPE.sub(r"\1", text), not _CHANGED_BY_SHELL.search(text) and not _BRACES.search(text))
+    return Word(text, kind == "variable_name")

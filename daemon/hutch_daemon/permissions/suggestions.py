@@ -1,0 +1,96 @@
+"""Narrow rules that are safe to accept with `always`.
+
+For a command: program, sub-command and script name where that is all that matters, else exactly these words; nothing
+that an open rule could be bent with. A suggestion is made only if the rule it proposes would allow what was asked.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from hutch_daemon.permissions.programs import Kind, base_name, lookup, veto
+from hutch_daemon.permissions.shell.words import Word
+from hutch_shared.messages import Suggestion
+
+_RUNS_REPOSITORY_CODE = "allows code in this repository to run"
+_ONLY_THIS = "only this very command"
+_SCRIPT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/@-]*")
+_OPEN_BY_SUBCOMMAND: dict[str, frozenset[str]] = {
+    "git": frozenset(
+        (
+            *("status", "log", "show", "diff", "add", "commit", "blame", "shortlog", "describe", "rev-parse"),
+            *("rev-list", "ls-files", "ls-tree", "cat-file", "grep", "reflog", "fetch", "merge-base", "check-ignore"),
+        )
+    ),
+    "cargo": frozenset(["build", "check", "test", "clippy", "fmt", "doc", "tree", "metadata"]),
+    "go": frozenset(["build", "test", "vet", "fmt", "list", "doc", "version"]),
+    "npm": frozenset(["test", "ls", "outdated", "view"]),
+    "pnpm": frozenset(["test", "ls", "outdated"]),
+    "yarn": frozenset(["test", "list", "outdated"]),
+    "docker": frozenset(["ps", "images", "logs", "inspect", "version"]),
+    "kubectl": frozenset(["get", "describe", "logs", "version"]),
+    "pip": frozenset(["list", "show", "freeze", "check"]),
+}
+_SCRIPT_RUNNERS = frozenset(["npm run", "npm run-script", "pnpm run", "yarn run", "bun run"])
+_TEST_PROGRAMS = frozenset(
+    ["pytest", "tox", "nox", "jest", "vitest", "mypy", "ruff", "eslint", "tsc", "black", "prettier"]
+)
+_CODE_RUNNERS = frozenset(
+    ["cargo", "go", "npm", "pnpm", "yarn", "bun", "make", "pytest", "tox", "nox", "jest", "vitest"]
+)
+_MODULES = frozenset(["pytest", "unittest", "mypy", "ruff", "black", "build", "compileall", "tox", "nox"])
+
+
+def of_command(argv: tuple[Word, ...]) -> Suggestion | None:
+    """What to propose for one command that no rule allowed, or None if nothing narrow would do."""
+    if not argv or not all(word.sure for word in argv):
+        return None
+    words = [word.text for word in argv]
+    stem = _stem(words)
+    if stem and veto(tuple(words), len(stem)) is None:
+        note = _RUNS_REPOSITORY_CODE if stem[0] in _CODE_RUNNERS or stem[1:2] == ["-m"] else ""
+        return Suggestion(rule=f"Bash({shlex.join(stem)}:*)", note=note)
+    if any("\n" in word or "\0" in word for word in words) or "\\" in words[0]:
+        return None
+    note = _ONLY_THIS
+    if "/" in words[0] or lookup(words[0]).kind is Kind.PINNED:
+        note += "; " + _RUNS_REPOSITORY_CODE
+    return Suggestion(rule=f"Bash({shlex.join(words)})", note=note)
+
+
+def _stem(words: list[str]) -> list[str] | None:
+    """The words to which any others may be added, or None if only the whole command is narrow enough."""
+    name = words[0]
+    if name in _TEST_PROGRAMS:
+        return [name]
+    if "/" in name or len(words) < 2 or not _SCRIPT_NAME.fullmatch(words[1].lstrip("-")):
+        return [name] if "/" not in name and lookup(name).kind is Kind.READS and base_name(name) != "echo" else None
+    if " ".join(words[:2]) in _SCRIPT_RUNNERS:
+        return words[:3] if len(words) > 2 and _SCRIPT_NAME.fullmatch(words[2]) else None
+    if name.rstrip("0123456789.") == "python" and words[1] == "-m" and words[2:3] and words[2] in _MODULES:
+        return words[:3]
+    if name == "make" and _SCRIPT_NAME.fullmatch(words[1]):
+        return words[:2]
+    if words[1] in _OPEN_BY_SUBCOMMAND.get(name, frozenset()):
+        return words[:2]
+    return [name] if lookup(name).kind is Kind.READS else None
+
+
+def of_path(tool: str, path: str) -> Suggestion | None:
+    """This one file, named from the file system's root; None where its name cannot stand in a rule."""
+    if any(ord(char) < 32 for char in path) or len(path) > 500:
+        return None
+    spelled = re.sub(r"([*?\[])", r"[\1]", path)
+    return Suggestion(rule=f"{tool}(/{spelled})", note="only this file")
+
+
+def of_host(host: str) -> Suggestion:
+    return Suggestion(rule=f"WebFetch(domain:{host})", note="any page of this host")
+
+
+def of_tool(name: str) -> Suggestion | None:
+    """A tool of an MCP server, or another one, by its whole name."""
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.\-]*", name):
+        return None
+    return Suggestion(rule=name, note="every call of this tool, whatever its input")

@@ -1,0 +1,25 @@
+"""The states of an executor. A slot is free again only when it is `gone`: when that was shown."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hutch_daemon.machine import Table
+from hutch_shared.messages import ExecutorState
+
+__all__ = ["EXECUTOR"]
+
+EXECUTOR: Final[Table[ExecutorState]] = Table(
+    "executor",
+    "starting",
+    {
+        "starting": frozenset({"ready", "draining"}),
+        "ready": frozenset({"leased", "detached", "draining"}),
+        "leased": frozenset({"detached", "draining"}),
+        # without a connection: hutchd was restarted, or the connection broke
+        "detached": frozenset({"ready", "leased", "draining"}),
+        "draining": frozenset({"gone", "quarantined"}),
+        "quarantined": frozenset({"gone"}),
+        "gone": frozenset(),
+    },
+)

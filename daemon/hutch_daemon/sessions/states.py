@@ -1,0 +1,47 @@
+"""The states of sessions, turns and permissions. Terminal states never change; the first writer wins."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hutch_daemon.machine import Table
+from hutch_shared.events import TurnEnded
+from hutch_shared.messages import PermissionState, SessionState, TurnState
+
+__all__ = ["PERMISSION", "SESSION", "TURN", "settled_state"]
+
+SESSION: Final[Table[SessionState]] = Table("session", "open", {"open": frozenset({"closed"}), "closed": frozenset()})
+
+TURN: Final[Table[TurnState]] = Table(
+    "turn",
+    "queued",
+    {
+        "queued": frozenset({"dispatching", "stopped", "failed"}),
+        # back to queued: the executor refused it, or never got it
+        "dispatching": frozenset({"queued", "running", "failed"}),
+        "running": frozenset({"stopping", "completed", "failed", "stopped", "timed_out"}),
+        "stopping": frozenset({"stopped", "timed_out", "completed"}),
+        "completed": frozenset(),
+        "failed": frozenset(),
+        "stopped": frozenset(),
+        "timed_out": frozenset(),
+    },
+)
+
+PERMISSION: Final[Table[PermissionState]] = Table(
+    "permission",
+    "pending",
+    {
+        "pending": frozenset({"allowed", "denied", "answered", "expired", "withdrawn"}),
+        "allowed": frozenset(),
+        "denied": frozenset(),
+        "answered": frozenset(),
+        "expired": frozenset(),
+        "withdrawn": frozenset(),
+    },
+)
+
+
+def settled_state(state: TurnState, ended: TurnEnded) -> TurnState:
+    """Return the terminal state of a live turn that ended so: what fails while it is being stopped was stopped."""
+    return ended.state if TURN.allows(state, ended.state) else "stopped"

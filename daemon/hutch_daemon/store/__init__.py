@@ -1,0 +1,1 @@
+"""The durable record of hutchd: SQLite, one writer thread, numbered migrations."""

@@ -1,0 +1,89 @@
+"""Copies of the whole database, and the way back from one."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+from contextlib import closing, suppress
+from pathlib import Path
+
+from hutch_daemon.store import database, meta
+from hutch_daemon.store.faults import Fault, fault_of, fault_of_os, unavailable
+from hutch_daemon.store.lock import hold
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.ids import new_id
+
+__all__ = ["copy", "restore"]
+
+
+def copy(source: Path, target: Path) -> int:
+    """Copy the database at `source`, which may be in use, to the new file `target` (0600); return its size, synced.
+
+    HutchError: CONFLICT when `target` exists, STORE_UNAVAILABLE when either disk refuses; then no `target` is left.
+    """
+    try:
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        raise HutchError(Reason.CONFLICT, f"{target} exists; a backup never overwrites a file.") from None
+    except OSError as error:
+        raise unavailable(fault_of_os(error), str(error)) from error
+    try:
+        with closing(database.connect_reader(source)) as old, closing(sqlite3.connect(target)) as new:
+            new.execute("PRAGMA synchronous = FULL")
+            old.backup(new)
+            new.execute("PRAGMA journal_mode = DELETE")  # one file, without a log beside it
+        database.sync_directory(target.parent)
+        return target.stat().st_size
+    except BaseException as error:
+        with suppress(FileNotFoundError):
+            target.unlink()
+        if isinstance(error, OSError):
+            raise unavailable(fault_of_os(error), str(error)) from error
+        if isinstance(error, sqlite3.Error):
+            raise unavailable(fault_of(error) or Fault.IO, str(error)) from error
+        raise
+
+
+def restore(backup: Path, path: Path) -> Path | None:
+    """Put the copy `backup` in place of the database at `path`, which must not be in use; return where that went.
+
+    The journal gets a new id; executors' tokens and leases are void, and turns that were under way have failed as
+    `outcome_unknown`. HutchError: WRONG_STATE while a hutchd runs, STORE_UNAVAILABLE when the copy is damaged.
+    """
+    draft = path.with_name(f"{path.name}.restored")
+    with hold(path.with_name(path.name + ".lock")):
+        with suppress(FileNotFoundError):
+            draft.unlink()
+        copy(backup, draft)
+        database.prepare(draft)
+        with closing(database.connect_writer(draft)) as conn:
+            conn.execute("BEGIN IMMEDIATE")
+            meta.put(conn, "journal", new_id("journal"))
+            conn.execute(
+                "UPDATE executors SET token_hash = randomblob(32), token_until = 0, session = NULL, state = 'gone'"
+            )
+            conn.execute(
+                "UPDATE turns SET state = 'failed', reason = 'outcome_unknown', message = 'Restored from a backup.'"
+                " WHERE state IN ('dispatching', 'running', 'stopping')"
+            )
+            conn.execute("UPDATE permissions SET state = 'withdrawn', settled_by = 'restore' WHERE state = 'pending'")
+            conn.execute("COMMIT")
+            database.truncate_wal(conn)
+        aside = _move_aside(path)
+        draft.replace(path)
+        database.sync_directory(path.parent)
+        return aside
+
+
+def _move_aside(path: Path) -> Path | None:
+    """Rename the database and its log, so that nothing is destroyed."""
+    if not path.exists():
+        return None
+    aside = path.with_name(f"{path.name}.before-restore-{secrets.token_hex(4)}")
+    with suppress(FileNotFoundError):
+        database.wal_of(path).replace(database.wal_of(aside))
+    with suppress(FileNotFoundError):
+        path.with_name(path.name + "-shm").unlink()
+    path.replace(aside)
+    return aside

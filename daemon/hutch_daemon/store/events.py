@@ -1,0 +1,217 @@
+"""The table of events: numbered without gaps in each session (`seq`), in one order over all of them (`position`).
+
+The writer's thread is the only one that gives numbers, in the transaction that stores the event: positions rise in
+the order of commits, and none is used again. `after` and cursors are seqs, or positions where all sessions (`"*"`) are
+read; after a session was removed or pruned, positions have holes, seqs never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from msgspec import UNSET
+
+from hutch_daemon.store import meta
+from hutch_daemon.store.records import Executes
+from hutch_daemon.store.rows import StoredEvent
+from hutch_daemon.store.tx import Tx
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import EventKind, ReportedEvent
+from hutch_shared.failpoints import failpoint, planted
+from hutch_shared.times import from_wire
+
+__all__ = ["EVERY", "Bounds", "Page", "append", "append_reported", "body_of", "bounds", "found_after", "prune", "read"]
+
+EVERY: Final = "*"
+"""In place of a session: all of them."""
+_PAGE_BYTES: Final = 1 << 20
+_COLUMNS: Final = "position, session, seq, owner, turn, at, kind"
+_PRUNED_AT_ONCE: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The numbers of the newest event and of the oldest one that is kept (`head` + 1 where there is none)."""
+
+    head: int
+    oldest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Events in order. Everything up to `cursor` is covered, skipped kinds too; `more` may lie beyond it."""
+
+    events: tuple[StoredEvent, ...]
+    cursor: int
+    more: bool
+
+
+def body_of(event: ReportedEvent) -> bytes:
+    """Return the event's payload as it is kept and sent: the very bytes it came in."""
+    if event.native is UNSET:
+        return b'"data":%b' % bytes(event.data)
+    return b'"data":%b,"native":%b' % (bytes(event.data), bytes(event.native))
+
+
+def append(tx: Tx, session: str, turn: str | None, at: int, kind: EventKind, body: bytes) -> StoredEvent:
+    """Append one event of hutchd's own; `body` is `"data":…`. HutchError(NOT_FOUND) without the session."""
+    (event,) = _append(tx, session, [(turn, at, kind, body)])
+    return event
+
+
+def append_reported(
+    tx: Tx, executor: str, session: str, events: Sequence[ReportedEvent]
+) -> tuple[list[StoredEvent], int]:
+    """Append what an executor reports of a session; return the new events and the number up to which all is stored.
+
+    Events numbered at or below the executor's receipt were stored before and are dropped; the receipt moves in this
+    very transaction. HutchError: NOT_FOUND without executor or session; INVALID_REQUEST for a gap in the numbers;
+    INVALID_PARAMS for a time that is none.
+    """
+    record = tx.execute("SELECT acked_n FROM executors WHERE id = ?", (executor,)).fetchone()
+    if record is None:
+        raise HutchError(Reason.NOT_FOUND)
+    acked: int = record[0]
+    fresh = list(events) if planted("store_resent") else [event for event in events if event.n > acked]
+    for expected, event in enumerate(fresh, acked + 1):
+        if event.n != expected and not planted("store_resent"):
+            raise HutchError(
+                Reason.INVALID_REQUEST, f"Event {expected} is missing before {event.n}.", expected=expected, got=event.n
+            )
+    if not fresh:
+        return [], acked
+    try:
+        parts = [(event.turn, from_wire(event.at), event.kind, body_of(event)) for event in fresh]
+    except ValueError as error:
+        raise HutchError(Reason.INVALID_PARAMS, f"An event's time cannot be read: {error}.") from error
+    stored = _append(tx, session, parts)
+    tx.execute("UPDATE executors SET acked_n = ? WHERE id = ?", (fresh[-1].n, executor))
+    return stored, fresh[-1].n
+
+
+def bounds(on: Executes, session: str, owner: int | None = None) -> Bounds:
+    """Return head and oldest of a session or, for `"*"`, of the journal.
+
+    With `owner`, a session of somebody else is NOT_FOUND, as is one that does not exist.
+    """
+    if session == EVERY:
+        record = on.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
+        return Bounds(0 if record is None else record[0], int(meta.get(on, "floor") or 0) + 1)
+    record = on.execute(
+        "SELECT head_seq, floor_seq FROM sessions WHERE id = ? AND owner = ifnull(?, owner)", (session, owner)
+    ).fetchone()
+    if record is None:
+        raise HutchError(Reason.NOT_FOUND)
+    return Bounds(record[0], record[1] + 1)
+
+
+def read(
+    on: Executes,
+    session: str,
+    after: int,
+    *,
+    limit: int = 1000,
+    skip: Collection[str] = (),
+    owner: int | None = None,
+    max_bytes: int = _PAGE_BYTES,
+) -> Page:
+    """Return what follows `after` in a session, or for `"*"` in all sessions of `owner` (None: of everybody).
+
+    At most `limit` events are looked at, those of kinds in `skip` included, and the page ends with the event that
+    takes it over `max_bytes`. HutchError: NOT_FOUND without the session, COMPACTED (`oldest`) when events after
+    `after` are no longer kept.
+    """
+    oldest = bounds(on, session, owner).oldest
+    if after < oldest - 1:
+        raise HutchError(Reason.COMPACTED, oldest=oldest)
+    values: tuple[object, ...]
+    if session != EVERY:
+        where, values, number = "session = ? AND seq > ? ORDER BY seq", (session, after), 2
+    elif owner is None:
+        where, values, number = "position > ? ORDER BY position", (after,), 0
+    else:
+        where, values, number = "owner = ? AND position > ? ORDER BY position", (owner, after), 0
+    marks = ", ".join("?" for _ in skip)
+    found = on.execute(
+        f"SELECT {_COLUMNS}, CASE WHEN kind IN ({marks}) THEN NULL ELSE body END FROM events WHERE {where} LIMIT ?",  # noqa: S608 names of the code
+        (*skip, *values, limit),
+    )
+    events: list[StoredEvent] = []
+    looked = size = 0
+    for record in found:
+        looked += 1
+        after = record[number]
+        if record[7] is not None:
+            events.append(StoredEvent(*record))
+            size += len(record[7])
+            if size >= max_bytes:
+                return Page(tuple(events), after, more=True)
+    return Page(tuple(events), after, more=looked == limit)
+
+
+def found_after(on: Executes, position: int) -> list[StoredEvent]:
+    """Return all events beyond a position."""
+    where = "WHERE position > ? ORDER BY position"
+    return [StoredEvent(*record) for record in on.execute(f"SELECT {_COLUMNS}, body FROM events {where}", (position,))]  # noqa: S608 as above
+
+
+def prune(tx: Executes, *, before: int | None = None, max_bytes: int | None = None) -> int:
+    """Remove some of the oldest events: those from before that time, or any while the database is over `max_bytes`.
+
+    Return how many went; call it again, in a transaction of its own, until it is 0.
+    """
+    excess = 0 if max_bytes is None else _bytes_used(tx) - max_bytes
+    oldest = tx.execute(
+        "SELECT position, session, seq, at, length(body) FROM events ORDER BY position LIMIT ?", (_PRUNED_AT_ONCE,)
+    )
+    last = count = 0
+    floors: dict[str, int] = {}
+    for position, session, seq, at, size in oldest:
+        if excess <= 0 and (before is None or at >= before):
+            break
+        excess -= size
+        last, floors[session], count = position, seq, count + 1
+    if count:
+        tx.execute("DELETE FROM events WHERE position <= ?", (last,))
+        for session, seq in floors.items():
+            tx.execute("UPDATE sessions SET floor_seq = ? WHERE id = ?", (seq, session))
+        meta.put(tx, "floor", str(last))
+    return count
+
+
+def _append(tx: Tx, session: str, parts: Sequence[tuple[str | None, int, EventKind, bytes]]) -> list[StoredEvent]:
+    record = tx.execute(
+        "UPDATE sessions SET head_seq = head_seq + ? WHERE id = ? RETURNING head_seq, owner", (len(parts), session)
+    ).fetchone()
+    if record is None:
+        raise HutchError(Reason.NOT_FOUND)
+    head, owner = record
+    failpoint("events.insert")
+    position = bounds(tx, EVERY).head
+    first = head - len(parts)
+    stored = [
+        StoredEvent(position + step, session, first + step, owner, turn, at, kind, body)
+        for step, (turn, at, kind, body) in enumerate(parts, 1)
+    ]
+    tx.conn.executemany(f"INSERT INTO events ({_COLUMNS}, body) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", _records(stored))  # noqa: S608
+    tx.events += stored
+    return stored
+
+
+def _records(events: Iterable[StoredEvent]) -> Iterator[tuple[object, ...]]:
+    for event in events:
+        if planted("drop_event") and event.seq % 50 == 0:
+            continue
+        yield (
+            event.position, event.session, event.seq, event.owner, event.turn, event.at, event.kind, event.body,
+        )  # fmt: skip
+
+
+def _bytes_used(on: Executes) -> int:
+    """Return the database's size without the pages that are free to be used again."""
+    pages, free, size = (
+        on.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+    )
+    return int((pages - free) * size)

@@ -1,0 +1,79 @@
+"""What can go wrong with the disk under the store, as a table: how it is recognised, said, and healed.
+
+SQLite's result codes are from https://www.sqlite.org/rescode.html; the low byte is the primary one.
+"""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from enum import Enum
+from typing import Final
+
+from hutch_shared.errors import HutchError, Reason
+
+__all__ = ["Cure", "Fault", "fault_of", "fault_of_os", "unavailable"]
+
+
+class Cure(Enum):
+    """How a fault is healed, tried once a second."""
+
+    PROBE = "a small write succeeds on the same connection"
+    REOPEN = "everything is closed; the database is opened, checked and written anew"
+    NONE = "a person has to act; hutchd must be started again"
+
+
+class Fault(Enum):
+    """A reason why nothing can be stored, in words for its reader, with its cure."""
+
+    FULL = ("The disk is full; nothing was accepted. It goes on by itself when there is space.", Cure.PROBE)
+    BUSY = ("Another process holds the database; nothing was accepted. It goes on when that one lets go.", Cure.PROBE)
+    HELD = ("A reader holds the write-ahead log at its full size; nothing was accepted.", Cure.PROBE)
+    READ_ONLY = ("The database cannot be written to; nothing was accepted. Make its file system writable.", Cure.REOPEN)
+    IO = ("The disk reports errors; nothing was accepted. See the system's log.", Cure.REOPEN)
+    CORRUPT = (
+        "The database is damaged; it was left as it is, and nothing was accepted. `hutch doctor` tells the way back.",
+        Cure.NONE,
+    )
+
+    def __init__(self, sentence: str, cure: Cure) -> None:
+        self.sentence = sentence
+        self.cure = cure
+
+
+_BY_CODE: Final[dict[int, Fault]] = {
+    sqlite3.SQLITE_FULL: Fault.FULL,
+    sqlite3.SQLITE_BUSY: Fault.BUSY,
+    sqlite3.SQLITE_LOCKED: Fault.BUSY,
+    sqlite3.SQLITE_PERM: Fault.READ_ONLY,
+    sqlite3.SQLITE_READONLY: Fault.READ_ONLY,
+    sqlite3.SQLITE_IOERR: Fault.IO,
+    sqlite3.SQLITE_CANTOPEN: Fault.IO,
+    sqlite3.SQLITE_PROTOCOL: Fault.IO,
+    sqlite3.SQLITE_CORRUPT: Fault.CORRUPT,
+    sqlite3.SQLITE_NOTADB: Fault.CORRUPT,
+}
+_BY_ERRNO: Final[dict[int, Fault]] = {
+    errno.ENOSPC: Fault.FULL,
+    errno.EDQUOT: Fault.FULL,
+    errno.EROFS: Fault.READ_ONLY,
+    errno.EACCES: Fault.READ_ONLY,
+    errno.EPERM: Fault.READ_ONLY,
+}
+
+
+def fault_of(error: BaseException) -> Fault | None:
+    """Return the fault that an error of SQLite stands for; None where the statement is to blame, not the disk."""
+    if not isinstance(error, sqlite3.Error):
+        return None
+    return _BY_CODE.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
+
+
+def fault_of_os(error: OSError) -> Fault:
+    """Return the fault that an error of the kernel stands for."""
+    return _BY_ERRNO.get(error.errno or 0, Fault.IO)
+
+
+def unavailable(fault: Fault, detail: str = "") -> HutchError:
+    """Return a fresh `store_unavailable` that says what is wrong."""
+    return HutchError(Reason.STORE_UNAVAILABLE, fault.sentence, fault=fault.name.lower(), detail=detail)

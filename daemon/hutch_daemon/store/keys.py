@@ -1,0 +1,42 @@
+"""The table of credentials, in their envelopes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hutch_daemon.store.records import Executes, Table
+from hutch_daemon.store.rows import KeyRow
+
+__all__ = ["KEYS", "delete", "get", "list_", "put", "touch"]
+
+KEYS: Final = Table("keys", KeyRow)
+
+
+def put(tx: Executes, row: KeyRow) -> None:
+    """Keep `row` in place of what its owner had for the provider under that name."""
+    delete(tx, row.owner, row.provider, row.name)
+    KEYS.insert(tx, row)
+
+
+def get(on: Executes, owner: int, provider: str, name: str) -> KeyRow | None:
+    """Return the credential of that name."""
+    return KEYS.one(on, "WHERE owner = ? AND provider = ? AND name = ?", (owner, provider, name))
+
+
+def list_(on: Executes, owner: int | None = None, provider: str | None = None) -> tuple[KeyRow, ...]:
+    """Return credentials by owner, provider and name; None is no restriction."""
+    return KEYS.all(
+        on,
+        "WHERE owner = ifnull(?, owner) AND provider = ifnull(?, provider) ORDER BY owner, provider, name",
+        (owner, provider),
+    )
+
+
+def delete(tx: Executes, owner: int, provider: str, name: str) -> bool:
+    """Remove a credential; tell whether there was one."""
+    return KEYS.delete(tx, "WHERE owner = ? AND provider = ? AND name = ?", (owner, provider, name)) > 0
+
+
+def touch(tx: Executes, key: str, at: int) -> None:
+    """Count a use."""
+    tx.execute("UPDATE keys SET uses = uses + 1, last_used_at = ? WHERE id = ?", (at, key))

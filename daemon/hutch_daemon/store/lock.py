@@ -1,0 +1,39 @@
+"""One hutchd to a state directory: a lock that dies with its process, unlike a file that merely exists."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hutch_daemon.store.faults import fault_of_os, unavailable
+from hutch_shared.errors import HutchError, Reason
+
+__all__ = ["hold"]
+
+
+@contextmanager
+def hold(path: Path) -> Iterator[None]:
+    """Hold the lock file at `path`, made 0600; HutchError(WRONG_STATE) if another has it.
+
+    HutchError(STORE_UNAVAILABLE) when it cannot be made there.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise unavailable(fault_of_os(error), str(error)) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            raise HutchError(
+                Reason.WRONG_STATE, f"Another hutchd (pid {holder}) uses {path.parent}; stop it first.", pid=holder
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,18 @@
+"""Single facts about the journal: `journal` (its id) and `epoch` (how often it was opened)."""
+
+from __future__ import annotations
+
+from hutch_daemon.store.records import Executes
+
+__all__ = ["get", "put"]
+
+
+def get(on: Executes, key: str) -> str | None:
+    """Return the value kept under `key`."""
+    record = on.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return None if record is None else str(record[0])
+
+
+def put(tx: Executes, key: str, value: str) -> None:
+    """Keep `value` under `key`, in place of what was there."""
+    tx.execute("INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, value))

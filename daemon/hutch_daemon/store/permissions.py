@@ -1,0 +1,83 @@
+"""The table of questions; one decision each, the first one."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from hutch_daemon.store.records import Executes, Table
+from hutch_daemon.store.rows import PermissionRow
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.failpoints import failpoint
+
+__all__ = ["PERMISSIONS", "by_ask", "get", "insert", "list_", "pending", "settle"]
+
+PERMISSIONS: Final = Table("permissions", PermissionRow)
+
+
+def insert(tx: Executes, row: PermissionRow) -> tuple[PermissionRow, bool]:
+    """Insert `row`; return it and True, or what the same executor's same ask made before, and False."""
+    made = by_ask(tx, row.executor, row.ask)
+    if made is not None:
+        return made, False
+    failpoint("permissions.insert")
+    PERMISSIONS.insert(tx, row)
+    return row, True
+
+
+def get(on: Executes, permission: str) -> PermissionRow | None:
+    """Return the question of exactly this id."""
+    return PERMISSIONS.one(on, "WHERE id = ?", (permission,))
+
+
+def by_ask(on: Executes, executor: str, ask: str) -> PermissionRow | None:
+    """Return the question that an executor's ask made."""
+    return PERMISSIONS.one(on, "WHERE executor = ? AND ask = ?", (executor, ask))
+
+
+def list_(
+    on: Executes,
+    *,
+    owner: int | None = None,
+    session: str | None = None,
+    turn: str | None = None,
+    state: m.PermissionState | None = "pending",
+    limit: int = 200,
+) -> tuple[PermissionRow, ...]:
+    """Return questions, oldest first, of an owner, a session, a turn, in a state; None is no restriction."""
+    terms: list[str] = []
+    values: list[object] = []
+    if state is not None:
+        terms.append("state = 'pending'" if state == "pending" else "state = ?")  # the literal admits a partial index
+        values += [] if state == "pending" else [state]
+    for column, value in (("session", session), ("turn", turn)):
+        if value is not None:
+            terms.append(f"{column} = ?")
+            values.append(value)
+    if owner is not None:
+        terms.append("session IN (SELECT id FROM sessions WHERE owner = ?)")
+        values.append(owner)
+    where = f"WHERE {' AND '.join(terms)}" if terms else ""
+    return PERMISSIONS.all(on, f"{where} ORDER BY asked_at, id LIMIT ?", (*values, limit))
+
+
+def pending(on: Executes, session: str) -> int:
+    """Return how many questions of a session wait."""
+    count: int = on.execute(
+        "SELECT count(*) FROM permissions WHERE session = ? AND state = 'pending'", (session,)
+    ).fetchone()[0]
+    return count
+
+
+def settle(tx: Executes, permission: str, state: m.PermissionState, **fields: Any) -> tuple[PermissionRow, bool]:
+    """Move a pending question to `state` with `fields`; return what stands, and whether it is this decision.
+
+    HutchError(NOT_FOUND).
+    """
+    assert state != "pending"
+    failpoint("permissions.settle")
+    won = PERMISSIONS.update(tx, {"state": state, **fields}, "WHERE id = ? AND state = 'pending'", (permission,)) > 0
+    row = get(tx, permission)
+    if row is None:
+        raise HutchError(Reason.NOT_FOUND)
+    return row, won

@@ -1,0 +1,71 @@
+"""The table of rules that people added, and that of project files they trust."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hutch_daemon.store.records import Executes, Table
+from hutch_daemon.store.rows import RuleEffect, RuleRow, TrustRow
+
+__all__ = ["RULES", "TRUST", "add", "distrust", "is_trusted", "list_", "list_trusted", "remove", "trust"]
+
+RULES: Final = Table("rules", RuleRow, assigned="number")
+TRUST: Final = Table("trust", TrustRow)
+
+
+def add(tx: Executes, row: RuleRow) -> bool:
+    """Add a rule; False if its owner has it already, for the same project and session."""
+    if _same(tx, row.owner, row.effect, row.rule, row.project, row.session):
+        return False
+    RULES.insert(tx, row)
+    return True
+
+
+def remove(
+    tx: Executes, owner: int, effect: RuleEffect, rule: str, *, project: str | None = None, session: str | None = None
+) -> bool:
+    """Remove exactly this rule; tell whether there was one."""
+    found = _same(tx, owner, effect, rule, project, session)
+    for row in found:
+        RULES.delete(tx, "WHERE number = ?", (row.number,))
+    return bool(found)
+
+
+def list_(on: Executes, owner: int, *, project: str | None = None, session: str | None = None) -> tuple[RuleRow, ...]:
+    """Return what holds for the owner there, as added: rules for everywhere, of that project, of that session."""
+    return RULES.all(
+        on,
+        "WHERE owner = ? AND (project IS NULL OR project = ?) AND (session IS NULL OR session = ?) ORDER BY number",
+        (owner, project, session),
+    )
+
+
+def trust(tx: Executes, row: TrustRow) -> None:
+    """Trust a file of one digest; other digests of the path are trusted no more."""
+    distrust(tx, row.owner, row.path)
+    TRUST.insert(tx, row)
+
+
+def distrust(tx: Executes, owner: int, path: str) -> bool:
+    """Trust the file no longer; tell whether it was."""
+    return TRUST.delete(tx, "WHERE owner = ? AND path = ?", (owner, path)) > 0
+
+
+def is_trusted(on: Executes, owner: int, path: str, digest: str) -> bool:
+    """Tell whether the owner trusts the file at `path` with exactly this digest."""
+    return TRUST.one(on, "WHERE owner = ? AND path = ? AND digest = ?", (owner, path, digest)) is not None
+
+
+def list_trusted(on: Executes, owner: int) -> tuple[TrustRow, ...]:
+    """Return what the owner trusts, by path."""
+    return TRUST.all(on, "WHERE owner = ? ORDER BY path", (owner,))
+
+
+def _same(
+    on: Executes, owner: int, effect: RuleEffect, rule: str, project: str | None, session: str | None
+) -> tuple[RuleRow, ...]:
+    return RULES.all(
+        on,
+        "WHERE owner = ? AND effect = ? AND rule = ? AND project IS ? AND session IS ?",
+        (owner, effect, rule, project, session),
+    )

@@ -1,0 +1,195 @@
+"""The durable record: one SQLite database, one thread that writes, short reads beside it.
+
+What is always true:
+
+- `write` returns after its commit reached the disk (WAL, synchronous=FULL), or raises and nothing was acknowledged.
+- Units that wait at the same time share a commit, each in a savepoint of its own. A lone unit commits at once.
+- Events of a commit go to the sinks on the event loop, in commit order, before any `write` of that commit returns.
+- A read sees whole commits only.
+
+While the store cannot write, each `write` is refused at once; `faults` has what can be wrong and how it heals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Final, TypeVar
+
+import anyio
+from anyio import to_thread
+
+from hutch_daemon.store import backups, database
+from hutch_daemon.store.faults import Fault, fault_of, unavailable
+from hutch_daemon.store.lock import hold
+from hutch_daemon.store.readers import Readers
+from hutch_daemon.store.rows import StoredEvent
+from hutch_daemon.store.tx import Tx
+from hutch_daemon.store.writer import Bounds, Job, Outcome, Writer
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.failpoints import failpoint
+
+__all__ = ["Bounds", "Store", "Tx"]
+
+T = TypeVar("T")
+Sink = Callable[[Sequence[StoredEvent]], None]
+
+_WAITING_UNITS: Final = 1024
+_READS_AT_ONCE: Final = 3
+_BOUNDS: Final = Bounds()
+
+
+class Store:
+    """The front of it, for the event loop it was opened on. Made by `Store.open` alone."""
+
+    def __init__(self, path: Path, bounds: Bounds) -> None:
+        """Open a prepared and locked database; `open` does all of that."""
+        self.path = path
+        self._loop = asyncio.get_running_loop()
+        self._sinks: list[Sink] = []
+        self._room = anyio.Semaphore(_WAITING_UNITS, fast_acquire=True)
+        self._read_limiter = anyio.CapacityLimiter(_READS_AT_ONCE)
+        self._readers = Readers(path, seconds=bounds.read_seconds)
+        self._writer = Writer(path, self._readers, self._deliver, bounds)
+        self._open = True
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, path: Path, *, bounds: Bounds = _BOUNDS) -> AsyncIterator[Store]:
+        """Open the database at `path` (made if missing; its directory must be there) and begin a new epoch.
+
+        On leaving, what was handed over is still committed and everything closed. HutchError: WRONG_STATE when another
+        hutchd has it, STORE_UNAVAILABLE when it is damaged, of a newer Hutch, or the disk refuses.
+        """
+        with hold(path.with_name(path.name + ".lock")):
+            await to_thread.run_sync(database.prepare, path)
+            try:
+                store = cls(path, bounds)
+            except sqlite3.Error as error:
+                raise unavailable(fault_of(error) or Fault.IO, f"{path}: {error}") from error
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(store._run)
+                    try:
+                        yield store
+                    finally:
+                        store._close()
+            except BaseExceptionGroup as group:
+                if len(group.exceptions) > 1:
+                    raise
+                raise group.exceptions[0] from None  # what the body raised, as it raised it
+
+    @property
+    def journal(self) -> str:
+        """The journal's id: cursors name it; a restored database has another."""
+        return self._writer.journal
+
+    @property
+    def epoch(self) -> int:
+        """How often this journal was opened, this time included."""
+        return self._writer.epoch
+
+    @property
+    def available(self) -> bool:
+        """Whether it can write, as far as is known."""
+        return self._writer.fault is None
+
+    def on_committed(self, sink: Sink) -> None:
+        """Have `sink` called with the events of each commit that has any. It must neither block nor raise."""
+        self._sinks.append(sink)
+
+    async def write(self, unit: Callable[[Tx], T]) -> T:
+        """Run `unit` on the writer's thread in a transaction; return what it returned, once that is durable.
+
+        An exception of the unit undoes that unit alone and is raised here. A cancelled caller learns nothing: the unit
+        is carried out all the same. With 1024 units waiting, a further one waits for room. HutchError: SHUTTING_DOWN
+        when it is closed, STORE_UNAVAILABLE when it could not be made durable. After a failed sync and then a crash a
+        unit refused so may be found done (its bytes had reached the disk): units that are tried again must bear that.
+        """
+        async with self._room:
+            self._check_open()
+            if self._writer.fault is not None:
+                raise unavailable(self._writer.fault, self._writer.detail)
+            receipt: asyncio.Future[T] = self._loop.create_future()
+            self._writer.put(Job(unit, receipt))
+            return await receipt
+
+    async def read(self, unit: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `unit` in a thread on one consistent snapshot; return what it returned. Keep it short: read pages.
+
+        Reads go on while the store cannot write. HutchError: TIMED_OUT after `Bounds.read_seconds`, STORE_UNAVAILABLE
+        when the disk fails. A cancelled caller waits for the unit to end.
+        """
+        self._check_open()
+        try:
+            return await to_thread.run_sync(self._readers.run, unit, limiter=self._read_limiter)
+        except HutchError as error:
+            if error.details.get("fault") == "corrupt":
+                self._writer.report(Fault.CORRUPT)
+            raise
+
+    def status(self) -> m.StoreStatus:
+        """Say how it is: no disk access but three look-ups of sizes."""
+        fault = self._writer.fault
+        return m.StoreStatus(
+            ok=fault is None,
+            journal=self.journal,
+            path=str(self.path),
+            detail="" if fault is None else f"{fault.sentence} ({self._writer.detail})",
+            events=self._writer.position,
+            bytes=_size(self.path),
+            wal_bytes=_size(database.wal_of(self.path)),
+        )
+
+    async def backup(self, target: Path) -> m.BackupDone:
+        """Write a consistent copy to the new file `target` (0600), synced, while work goes on.
+
+        HutchError: CONFLICT when it exists, STORE_UNAVAILABLE when it cannot be written or read.
+        """
+        self._check_open()
+        size = await to_thread.run_sync(backups.copy, self.path, target)
+        return m.BackupDone(path=str(target), bytes=size, journal=self.journal)
+
+    async def _run(self) -> None:
+        await to_thread.run_sync(self._writer.run, limiter=anyio.CapacityLimiter(1))
+
+    def _close(self) -> None:
+        self._open = False
+        self._writer.stop()
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise HutchError(Reason.SHUTTING_DOWN)
+
+    def _deliver(self, events: list[StoredEvent], outcomes: list[Outcome]) -> None:
+        """Bring a commit's events and outcomes to the event loop (called on the writer's thread)."""
+        with suppress(RuntimeError):  # the loop is gone, and so are all who waited
+            self._loop.call_soon_threadsafe(self._settle, events, outcomes)
+
+    def _settle(self, events: list[StoredEvent], outcomes: list[Outcome]) -> None:
+        try:
+            if events:
+                failpoint("store.before_publish")
+                for sink in self._sinks:
+                    sink(events)
+        finally:
+            for outcome in outcomes:
+                receipt: asyncio.Future[object] = outcome.job.receipt
+                if receipt.done():  # its caller was cancelled
+                    continue
+                if outcome.error is not None:
+                    receipt.set_exception(outcome.error)
+                else:
+                    receipt.set_result(outcome.value)
+
+
+def _size(path: Path) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0

@@ -1,0 +1,95 @@
+"""The table of turns: a session's queue, and the compare-and-set that every move of a state goes through."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any, Final
+
+from hutch_daemon.store.records import Executes, Table
+from hutch_daemon.store.rows import TurnRow
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.failpoints import failpoint
+
+__all__ = ["TURNS", "active", "get", "insert", "list_", "live", "move", "next_queued", "queued", "update"]
+
+TURNS: Final = Table("turns", TurnRow)
+_LIVE: Final = "state IN ('queued', 'dispatching', 'running', 'stopping')"
+_ACTIVE: Final = "state IN ('dispatching', 'running', 'stopping')"
+
+
+def insert(tx: Executes, row: TurnRow) -> tuple[TurnRow, bool]:
+    """Queue `row` with the session's next number; return it and True, or the turn its key made before, and False.
+
+    HutchError: NOT_FOUND without the session, SESSION_CLOSED, CONFLICT when the key was used for another prompt.
+    """
+    if row.idempotency_key is not None:
+        made = TURNS.one(tx, "WHERE session = ? AND idempotency_key = ?", (row.session, row.idempotency_key))
+        if made is not None:
+            if made.prompt != row.prompt:
+                raise HutchError(Reason.CONFLICT, turn=made.id)
+            return made, False
+    found = tx.execute(
+        "UPDATE sessions SET turns = turns + 1 WHERE id = ? RETURNING turns, state", (row.session,)
+    ).fetchone()
+    if found is None:
+        raise HutchError(Reason.NOT_FOUND)
+    number, state = found
+    if state == "closed":
+        raise HutchError(Reason.SESSION_CLOSED)
+    failpoint("turns.insert")
+    numbered = replace(row, number=number)
+    TURNS.insert(tx, numbered)
+    return numbered, True
+
+
+def get(on: Executes, turn: str) -> TurnRow | None:
+    """Return the turn of exactly this id."""
+    return TURNS.one(on, "WHERE id = ?", (turn,))
+
+
+def list_(on: Executes, session: str, limit: int = 200) -> tuple[TurnRow, ...]:
+    """Return the newest `limit` turns of a session, oldest first."""
+    return TURNS.all(on, "WHERE session = ? ORDER BY number DESC LIMIT ?", (session, limit))[::-1]
+
+
+def next_queued(on: Executes, session: str) -> TurnRow | None:
+    """Return the oldest turn that waits."""
+    return TURNS.one(on, "WHERE session = ? AND state = 'queued' ORDER BY number LIMIT 1", (session,))
+
+
+def queued(on: Executes, session: str) -> int:
+    """Return how many turns wait."""
+    count: int = on.execute("SELECT count(*) FROM turns WHERE session = ? AND state = 'queued'", (session,)).fetchone()[
+        0
+    ]
+    return count
+
+
+def active(on: Executes, session: str) -> TurnRow | None:
+    """Return the turn that is dispatching, running or stopping; there is never more than one."""
+    return TURNS.one(on, f"WHERE session = ? AND {_ACTIVE}", (session,))
+
+
+def live(on: Executes) -> tuple[TurnRow, ...]:
+    """Return all turns that have not ended, by session and number."""
+    return TURNS.all(on, f"WHERE {_LIVE} ORDER BY session, number")
+
+
+def move(tx: Executes, turn: str, from_states: Collection[m.TurnState], to_state: m.TurnState, **fields: Any) -> bool:
+    """Move a turn to `to_state` with `fields` if it is in one of `from_states`; tell whether it was (compare-and-set).
+
+    sqlite3.IntegrityError when another turn of the session is active already.
+    """
+    marks = ", ".join("?" for _ in from_states)
+    return (
+        TURNS.update(tx, {"state": to_state, **fields}, f"WHERE id = ? AND state IN ({marks})", (turn, *from_states))
+        > 0
+    )
+
+
+def update(tx: Executes, turn: str, **fields: Any) -> bool:
+    """Set columns other than the state; tell whether there is such a turn."""
+    assert "state" not in fields
+    return TURNS.update(tx, fields, "WHERE id = ?", (turn,)) > 0

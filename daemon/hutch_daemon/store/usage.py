@@ -1,0 +1,60 @@
+"""The table of usage: what was used, and the sums that people ask for."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from hutch_daemon.store.records import Executes, Table
+from hutch_daemon.store.rows import UsageRow, UsageTotal
+from hutch_shared.events import UsageSeen
+
+__all__ = ["USAGE", "add", "table", "total"]
+
+USAGE: Final = Table("usage", UsageRow, assigned="number")
+_OF: Final = {
+    "session": "session",
+    "account": "account",
+    "day": "date(at / 1000, 'unixepoch')",
+    "model": "model",
+}
+_SUMS: Final = (
+    "count(DISTINCT turn),"
+    " sum(input_tokens), sum(output_tokens), sum(cache_read_tokens), sum(cache_write_tokens), sum(usd)"
+)
+
+
+def add(tx: Executes, row: UsageRow) -> bool:
+    """Count `row`; False if its `request` was counted before."""
+    if row.request is not None and USAGE.one(tx, "WHERE source = ? AND request = ?", (row.source, row.request)):
+        return False
+    USAGE.insert(tx, row)
+    return True
+
+
+def table(
+    on: Executes,
+    by: Literal["session", "account", "day", "model"],
+    *,
+    owner: int | None = None,
+    session: str | None = None,
+    since: int | None = None,
+    source: Literal["agent", "broker"] = "agent",
+) -> tuple[UsageTotal, ...]:
+    """Return sums of one source, a line for each session, account, day (UTC) or model, in the order of first use."""
+    chosen = {"owner = ?": owner, "session = ?": session, "at >= ?": since}
+    terms = ["source = ?", *(term for term, value in chosen.items() if value is not None)]
+    values = [source, *(value for value in chosen.values() if value is not None)]
+    found = on.execute(
+        f"SELECT {_OF[by]} AS line, {_SUMS} FROM usage WHERE {' AND '.join(terms)} GROUP BY line ORDER BY min(number)",  # noqa: S608 names of the code
+        values,
+    )
+    return tuple(
+        UsageTotal(of, turns, UsageSeen(fresh, out, read, written, usd, total=True))
+        for of, turns, fresh, out, read, written, usd in found
+    )
+
+
+def total(on: Executes, session: str) -> UsageSeen | None:
+    """Return what a session used in all, as its agent reports it; None before anything was."""
+    lines = table(on, "session", session=session)
+    return lines[0].usage if lines else None

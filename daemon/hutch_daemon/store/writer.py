@@ -1,0 +1,282 @@
+"""The writer's side, on its own thread: takes units, commits them in groups, says what became of each.
+
+A group is what waits when the thread is free: while one commit is under way the next group gathers, so that a lone
+unit is never delayed and a busy store makes few commits. Its bounds are 10 ms of work and 256 units.
+
+After a fault (`faults`) the open transaction is gone and none of its units is acknowledged. A failed sync is never
+tried again: everything is closed, reopened, and what was committed is written from the log into the database with a
+sync of its own; only then it goes on. If the index of the log was lost meanwhile, a refused group whose bytes reached
+the log is found there: its events are published then, and its senders, who try again, meet the usual checks for what
+is stored already.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from hutch_daemon.store import events, meta
+from hutch_daemon.store.database import connect_reader, connect_writer, truncate_wal, wal_of
+from hutch_daemon.store.faults import Cure, Fault, fault_of, fault_of_os, unavailable
+from hutch_daemon.store.readers import Readers
+from hutch_daemon.store.rows import StoredEvent
+from hutch_daemon.store.tx import Tx
+from hutch_shared.failpoints import failpoint, planted
+
+__all__ = ["Bounds", "Job", "Outcome", "Writer"]
+
+log = structlog.get_logger("hutchd.store")
+
+_GROUP_SECONDS: Final = 0.010
+_GROUP_UNITS: Final = 256
+_HEAL_SECONDS: Final = 0.5
+_TRUNCATE_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How large things may become, in bytes, and how long a read may take, in seconds."""
+
+    wal: int = 64 << 20
+    """Beyond it the write-ahead log is emptied as soon as no reader is in the way."""
+    wal_held: int = 512 << 20
+    """Beyond it nothing is accepted any more until the reader that holds the log is gone."""
+    read_seconds: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """A unit of work and the receipt its outcome goes to."""
+
+    unit: Callable[[Tx], Any]
+    receipt: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a job: a value, or an error."""
+
+    job: Job
+    value: Any = None
+    error: BaseException | None = None
+
+
+Deliver = Callable[[list[StoredEvent], list[Outcome]], None]
+
+
+class Writer:
+    """Owns the read-write connection. `run` is the thread; the rest may be called from any thread."""
+
+    def __init__(self, path: Path, readers: Readers, deliver: Deliver, bounds: Bounds) -> None:
+        """Open the database at `path` (see `database.prepare`) and begin a new epoch. sqlite3.Error if that fails."""
+        self.fault: Fault | None = None
+        self.detail = ""
+        self.position = 0
+        """Of the newest committed event."""
+        self._path = path
+        self._wal = wal_of(path)
+        self._readers = readers
+        self._deliver = deliver
+        self._bounds = bounds
+        self._inbox: queue.SimpleQueue[Job | Fault | None] = queue.SimpleQueue()
+        self._stopping = False
+        self._heal_at = 0.0
+        self._truncate_at = 0.0
+        self._conn = connect_writer(path)
+        try:
+            self._conn.execute(f"PRAGMA journal_size_limit = {bounds.wal}")
+            truncate_wal(self._conn)
+            self.journal = str(meta.get(self._conn, "journal"))
+            self.epoch = int(meta.get(self._conn, "epoch") or 0) + 1
+            meta.put(self._conn, "epoch", str(self.epoch))
+            self.position = events.bounds(self._conn, events.EVERY).head
+        except BaseException:
+            self._conn.close()
+            raise
+
+    def put(self, job: Job) -> None:
+        """Hand over a job; its outcome is delivered later."""
+        self._inbox.put(job)
+
+    def report(self, fault: Fault) -> None:
+        """Say that a reader met damage: nothing more is written on top of it."""
+        self._inbox.put(fault)
+
+    def stop(self) -> None:
+        """Let `run` end when what was handed over before is done."""
+        self._inbox.put(None)
+
+    def run(self) -> None:
+        """Work until `stop`; then close the database."""
+        try:
+            while not self._stopping:
+                self._turn()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        self._readers.close()
+        if self.fault is Fault.CORRUPT:
+            with suppress(sqlite3.Error), self._log_in_use():
+                self._conn.close()
+        with suppress(sqlite3.Error):
+            self._conn.close()
+
+    def _turn(self) -> None:
+        """Do what comes next: a group, or an attempt to heal."""
+        try:
+            item = self._inbox.get(timeout=None if self.fault is None else max(0.0, self._heal_at - time.monotonic()))
+        except queue.Empty:
+            self._heal()
+            return
+        if item is None:
+            self._stopping = True
+        elif isinstance(item, Fault):
+            self._fail(item, "seen by a reader")
+        elif self.fault is not None:
+            self._deliver([], [Outcome(item, error=unavailable(self.fault, self.detail))])
+        else:
+            self._commit_group(item)
+            self._bound_wal()
+
+    def _commit_group(self, first: Job) -> None:
+        jobs = [first]
+        outcomes: list[Outcome] = []
+        tx = Tx(self._conn)
+        until = time.monotonic() + _GROUP_SECONDS
+        try:
+            self._conn.execute("BEGIN IMMEDIATE")
+            while True:
+                outcomes.append(self._run(jobs[-1], tx))
+                if len(jobs) >= _GROUP_UNITS or time.monotonic() >= until:
+                    break
+                following = self._next()
+                if following is None:
+                    break
+                jobs.append(following)
+            failpoint("store.before_commit")
+            if planted("ack_before_commit"):
+                self._deliver(tx.events, outcomes)
+                outcomes = []
+            self._conn.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._fail(fault_of(error) or Fault.IO, str(error))
+            refused = [Outcome(job, error=unavailable(self.fault or Fault.IO, self.detail)) for job in jobs]
+            self._deliver([], refused)
+            return
+        failpoint("store.after_commit")
+        if tx.events:
+            self.position = tx.events[-1].position
+        if outcomes:
+            self._deliver(tx.events, outcomes)
+
+    def _next(self) -> Job | None:
+        """Return the next job that waits, if there is one and it may join the group."""
+        with suppress(queue.Empty):
+            item = self._inbox.get_nowait()
+            if isinstance(item, Job):
+                return item
+            if item is None:
+                self._stopping = True
+            else:
+                self._inbox.put(item)
+        return None
+
+    def _run(self, job: Job, tx: Tx) -> Outcome:
+        """Run a unit in its savepoint. sqlite3.Error where the disk is to blame: then the whole group is lost."""
+        mark = len(tx.events)
+        self._conn.execute("SAVEPOINT unit")
+        try:
+            value = job.unit(tx)
+        except Exception as error:
+            if fault_of(error) is not None or not self._conn.in_transaction:
+                raise
+            del tx.events[mark:]
+            self._conn.execute("ROLLBACK TO unit")
+            self._conn.execute("RELEASE unit")
+            return Outcome(job, error=error)
+        self._conn.execute("RELEASE unit")
+        return Outcome(job, value)
+
+    def _fail(self, fault: Fault, detail: str) -> None:
+        """Stop accepting. What was in the open transaction is gone."""
+        if self.fault is None or fault.cure is Cure.NONE:
+            self.fault, self.detail = fault, detail
+            log.error("store_unavailable", fault=fault.name.lower(), detail=detail)
+        self._heal_at = time.monotonic() + _HEAL_SECONDS
+        with suppress(sqlite3.Error):
+            if self._conn.in_transaction:
+                self._conn.execute("ROLLBACK")
+
+    def _heal(self) -> None:
+        assert self.fault is not None
+        self._heal_at = time.monotonic() + _HEAL_SECONDS
+        try:
+            if self.fault.cure is Cure.NONE:
+                return
+            if self.fault.cure is Cure.REOPEN and not self._reopen():
+                return
+            if self.fault is Fault.HELD and not truncate_wal(self._conn):
+                return
+            meta.put(self._conn, "probe", str(time.time_ns()))
+        except sqlite3.Error as error:
+            self._fail(fault_of(error) or Fault.IO, str(error))
+            return
+        log.info("store_available", after=self.fault.name.lower())
+        self.fault, self.detail = None, ""
+
+    def _reopen(self) -> bool:
+        """Close everything, open it again, make what is there durable, and publish what never was."""
+        if not self._readers.close():
+            return False
+        with self._log_in_use():
+            with suppress(sqlite3.Error):
+                self._conn.close()
+            self._conn = connect_writer(self._path)
+            self._conn.execute(f"PRAGMA journal_size_limit = {self._bounds.wal}")
+            if not truncate_wal(self._conn):
+                return False
+        if meta.get(self._conn, "journal") != self.journal:
+            self._fail(Fault.CORRUPT, "another database lies in its place")
+            return False
+        self._readers.reopen()
+        found = events.found_after(self._conn, self.position)
+        self.position = events.bounds(self._conn, events.EVERY).head
+        self._deliver(found, [])
+        return True
+
+    @contextmanager
+    def _log_in_use(self) -> Iterator[None]:
+        """Stay a user of the log while the writing connection is closed.
+
+        The last user that may write empties the log into the database when it closes; and who opens a log that nobody
+        uses takes all that can be read in it for committed, what was refused too.
+        """
+        with closing(connect_reader(self._path)) as user:
+            user.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            yield
+
+    def _bound_wal(self) -> None:
+        """Empty the write-ahead log when it has grown beyond its bound; stop accepting when that never succeeds."""
+        now = time.monotonic()
+        try:
+            size = os.stat(self._wal).st_size
+            held = size > self._bounds.wal_held
+            if size <= self._bounds.wal or (now < self._truncate_at and not held) or self.fault is not None:
+                return
+            self._truncate_at = now + _TRUNCATE_SECONDS
+            if not truncate_wal(self._conn) and held:
+                self._fail(Fault.HELD, f"{size} bytes")
+        except sqlite3.Error as error:
+            self._fail(fault_of(error) or Fault.IO, str(error))
+        except OSError as error:
+            self._fail(fault_of_os(error), str(error))

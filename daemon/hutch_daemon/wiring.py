@@ -1,0 +1,249 @@
+"""The composition root: makes the parts, introduces them, and ends them in order.
+
+The record is opened first, so that a second hutchd on the same state ends before it touches a socket; the client socket
+opens last, when everything behind it works. At the end it goes the other way round.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import signal
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import anyio
+import structlog
+
+from hutch_daemon.api.clients import ClientSide
+from hutch_daemon.api.executors import ExecutorSide
+from hutch_daemon.api.gate import Phase
+from hutch_daemon.api.server import serve
+from hutch_daemon.conductor.conductor import Conductor
+from hutch_daemon.conductor.parts import About, Parts, awake_ms
+from hutch_daemon.environments.accounts import account_of, groups_of
+from hutch_daemon.environments.port import Account
+from hutch_daemon.environments.same_user import SameUser
+from hutch_daemon.events.fanout import Fanout, Room
+from hutch_daemon.events.journal import Journal
+from hutch_daemon.keys.grants import Grants
+from hutch_daemon.keys.master import load_master_keys
+from hutch_daemon.keys.vault import Vault
+from hutch_daemon.pool.pool import Pool
+from hutch_daemon.sessions import tokens
+from hutch_daemon.settings import Settings, SettingsError, load
+from hutch_daemon.store.store import Bounds, Store
+from hutch_shared import __version__
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.logs import set_up_logs
+from hutch_shared.paths import Paths
+from hutch_shared.times import now_ms
+from hutch_shared.unix import Credentials, boot_id, listen
+
+__all__ = ["run"]
+
+_log: Final = structlog.get_logger("hutchd")
+_DAY: Final = 24 * 3600
+_PRUNE_EVERY: Final = 3600.0
+_FAREWELL: Final = 5.0
+"""Seconds for the last frames to reach the clients."""
+
+
+@dataclass(slots=True)
+class _Current:
+    """The settings in force, and what was wrong with the last that were read."""
+
+    paths: Paths
+    settings: Settings
+    trouble: str = ""
+    admins: frozenset[int] = field(default_factory=frozenset)
+
+    def __post_init__(self) -> None:
+        self.admins = _uids(self.settings)
+
+    def reload(self) -> None:
+        """Read the file again; one that cannot be used changes nothing, and is said."""
+        try:
+            self.settings = load(self.paths.config)
+        except SettingsError as error:
+            self.trouble = f"The settings were not taken over: {error}"
+            _log.error("settings refused", error=str(error))
+            return
+        self.trouble = ""
+        self.admins = _uids(self.settings)
+        set_up_logs(self.settings.logs.level)
+        _log.info("settings read", path=str(self.paths.config))
+
+    def is_admin(self, credentials: Credentials) -> bool:
+        """Tell whether somebody sees and steers everything."""
+        if credentials.uid == 0 or credentials.uid in self.admins:
+            return True
+        groups = self.settings.admins.groups
+        return bool(groups) and not groups_of(credentials.uid).isdisjoint(groups)
+
+    def notices(self) -> tuple[str, ...]:
+        """Return what is wrong with the settings."""
+        return (self.trouble,) if self.trouble else ()
+
+
+async def run(paths: Paths, settings: Settings) -> None:
+    """Serve until a signal or a client ends it. HutchError, MasterKeyError or OSError when it cannot begin."""
+    current = _Current(paths, settings)
+    async with AsyncExitStack() as stack:
+        bounds = Bounds(wal=settings.store.wal_bytes)
+        store = await stack.enter_async_context(Store.open(paths.state / "hutch.db", bounds=bounds))
+        master = load_master_keys(_master_file(paths, settings))
+        vault = await Vault.load(store, master, paths.state / "vault.ledger")
+        fanout = Fanout(store, Room(bytes=settings.sockets.follower_bytes))
+        pool = Pool(
+            store,
+            {SameUser.name: SameUser(output=settings.executors.output)},
+            lambda: current.settings.executors,
+            lambda: tokens.issue(awake_ms()),
+            socket=str(paths.executor_socket),
+            server_uid=os.geteuid(),
+            boot_id=boot_id(),
+            output_dir=paths.state / "executors",
+            account_of=_account_of,
+        )
+        clients: list[ClientSide] = []
+        parts = Parts(
+            store=store,
+            journal=Journal(store),
+            fanout=fanout,
+            pool=pool,
+            vault=vault,
+            grants=Grants(store, vault, lambda: current.settings),
+            settings=lambda: current.settings,
+            account_of=_account_of,
+            spool_dir=paths.state / "spool",
+            host_policy=_host_policy(paths, settings),
+            boot_id=boot_id(),
+            own_spares=not paths.system,
+            about=About(
+                mode="system" if paths.system else "user",
+                started_at=now_ms(),
+                paths={"settings": str(paths.config), "state": str(paths.state), "sockets": str(paths.runtime)},
+                clients=lambda: sum(len(side.connections) for side in clients),
+                notices=current.notices,
+            ),
+        )
+        conductor = Conductor(parts)
+        signals = stack.enter_context(anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+        world = 0o666 if paths.system else 0o600
+        executor_listener = stack.enter_context(listen(paths.executor_socket, world))
+        await stack.enter_async_context(conductor.running())
+        tasks = await stack.enter_async_context(anyio.create_task_group())
+        executors = ExecutorSide(conductor, lambda: current.settings)
+        tasks.start_soon(serve, executor_listener, executors.run, lambda: current.settings.sockets)
+        side = ClientSide(
+            conductor,
+            lambda: current.settings,
+            is_admin=current.is_admin,
+            insider_of=conductor.insider_of,
+            phase=lambda: Phase.DRAINING if conductor.draining else Phase.SERVING,
+            daemon_uid=os.geteuid(),
+        )
+        clients.append(side)
+        client_listener = stack.enter_context(listen(paths.client_socket, world))
+        tasks.start_soon(serve, client_listener, side.run, lambda: current.settings.sockets)
+        tasks.start_soon(_retain, parts)
+        _log.info("hutchd serves", version=__version__, socket=str(paths.client_socket), epoch=store.epoch)
+        await _until_stopped(conductor, current, signals)
+        fanout.close()
+        with anyio.move_on_after(_FAREWELL):
+            await side.close(HutchError(Reason.SHUTTING_DOWN))
+        tasks.cancel_scope.cancel()
+    _log.info("hutchd has stopped")
+
+
+async def _until_stopped(conductor: Conductor, current: _Current, signals: object) -> None:
+    """Wait for the wish to stop and carry it out. A second signal while turns are drained leaves them running."""
+    how: m.StopHow = "drain"
+    timeout = current.settings.executors.drain_timeout
+    async with anyio.create_task_group() as waiting:
+
+        async def hear_signals() -> None:
+            async for number in signals:  # type: ignore[attr-defined]
+                if number == signal.SIGHUP:
+                    current.reload()
+                else:
+                    _log.info("a signal ends hutchd", signal=signal.Signals(number).name)
+                    waiting.cancel_scope.cancel()
+                    return
+
+        async def hear_clients() -> None:
+            await conductor.stop_wished.wait()
+            waiting.cancel_scope.cancel()
+
+        waiting.start_soon(hear_signals)
+        waiting.start_soon(hear_clients)
+    if conductor.stop_wish is not None:
+        how, timeout = conductor.stop_wish.how, conductor.stop_wish.timeout
+
+    async with anyio.create_task_group() as stopping:
+
+        async def hear_impatience() -> None:
+            async for number in signals:  # type: ignore[attr-defined]
+                if number != signal.SIGHUP:
+                    _log.info("a second signal: live turns are left running")
+                    stopping.cancel_scope.cancel()
+                    return
+
+        stopping.start_soon(hear_impatience)
+        await conductor.stop(how, timeout)
+        stopping.cancel_scope.cancel()
+
+
+async def _retain(parts: Parts) -> None:
+    """Remove what is older, or more, than the settings keep."""
+    while True:
+        kept = parts.settings().store
+        if kept.keep_days is not None or kept.keep_bytes is not None:
+            before = None if kept.keep_days is None else now_ms() - int(kept.keep_days * _DAY * 1000)
+            try:
+                removed = await parts.journal.prune(before=before, max_bytes=kept.keep_bytes)
+            except HutchError as error:
+                _log.warning("old events are not removed", error=error.message)
+            else:
+                if removed:
+                    _log.info("old events removed", events=removed)
+        await anyio.sleep(_PRUNE_EVERY)
+
+
+def _account_of(uid: int) -> Account:
+    """Return an account; hutchd's own has the home that hutchd was started with."""
+    return account_of(uid, home=os.environ.get("HOME") if uid == os.geteuid() else None)
+
+
+def _master_file(paths: Paths, settings: Settings) -> Path:
+    return Path(settings.keys.master) if settings.keys.master is not None else paths.state / "master.key"
+
+
+def _host_policy(paths: Paths, settings: Settings) -> Path:
+    if settings.permissions.host_policy is not None:
+        return Path(settings.permissions.host_policy)
+    return paths.config.with_name("policy.toml") if paths.system else Path("/etc/hutch/policy.toml")
+
+
+def _uids(settings: Settings) -> frozenset[int]:
+    """Return the uids of the admins by name; a name that is not known is nobody's."""
+    found = set()
+    for name in settings.admins.users:
+        try:
+            found.add(pwd.getpwnam(name).pw_uid)
+        except KeyError:
+            _log.warning("no such account", admin=name)
+    for name in _unknown_groups(settings.admins.groups):
+        _log.warning("no such group", admins=name)
+    return frozenset(found)
+
+
+def _unknown_groups(names: Sequence[str]) -> list[str]:
+    known = {group.gr_name for group in grp.getgrall()} if names else set()
+    return [name for name in names if name not in known]

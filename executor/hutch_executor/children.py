@@ -1,0 +1,84 @@
+"""The processes below this one. As their subreaper the executor inherits what was double-forked away from an agent.
+
+Only Linux tells; elsewhere nothing is found and nothing is done. A process that forks faster than it is looked at can
+escape a sweep: what makes the end certain is hutchd's check and, where there is one, the cgroup.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+__all__ = ["Zombies", "descendants", "kill_descendants"]
+
+_PROC: Final = Path("/proc")
+_PAUSE: Final = 0.01
+
+
+def descendants() -> list[int]:
+    """Return the pids of all live processes below this one, parents first."""
+    below: dict[int, list[int]] = defaultdict(list)
+    for pid, parent, state in _processes():
+        if state != "Z" or pid == os.getpid():
+            below[parent].append(pid)
+    found: list[int] = []
+    frontier = [os.getpid()]
+    while frontier:
+        frontier = [pid for parent in frontier for pid in below[parent]]
+        found += frontier
+    return found
+
+
+async def kill_descendants(deadline: float) -> list[int]:
+    """Kill and reap everything below this process until nothing is left; return what is left after `deadline` seconds.
+
+    Only for the end: it also reaps children that others wait for.
+    """
+    with anyio.move_on_after(deadline):
+        while left := descendants():
+            for pid in left:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            _reap_all()
+            await anyio.sleep(_PAUSE)
+    return descendants()
+
+
+class Zombies:
+    """Reaps inherited children that have ended. Own ones are left to whoever started them, who is quicker."""
+
+    def __init__(self) -> None:
+        """Start without suspects."""
+        self._seen: set[int] = set()
+
+    def reap(self) -> None:
+        """Reap the children that were found ended in this call and in the one before it."""
+        ended = {pid for pid, parent, state in _processes() if parent == os.getpid() and state == "Z"}
+        for pid in ended & self._seen:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        self._seen = ended
+
+
+def _reap_all() -> None:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _processes() -> list[tuple[int, int, str]]:
+    """Return (pid, parent, state) of every process that /proc shows."""
+    found = []
+    with suppress(OSError):
+        for name in os.listdir(_PROC):
+            if name.isdigit():
+                with suppress(OSError):
+                    state, parent, _ = (_PROC / name / "stat").read_bytes().rpartition(b")")[2].split(None, 2)
+                    found.append((int(name), int(parent), state.decode()))
+    return found

@@ -1,0 +1,73 @@
+"""The port that runners see, made of the link, the reporter and the questions."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from anyio import to_thread
+
+from hutch_executor.asks import Asks
+from hutch_executor.link import Link
+from hutch_executor.project import read_project_file
+from hutch_executor.reporter import Reporter
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import EventKind
+from hutch_shared.ids import new_id
+
+__all__ = ["LinkedDaemon"]
+
+_ASK_LIMIT: Final = 30 << 20
+"""Bytes of a question; hutchd could not tell which one a larger frame was."""
+
+
+class LinkedDaemon:
+    """A `DaemonPort` for one session."""
+
+    def __init__(self, link: Link, reporter: Reporter, session: str, cwd: str) -> None:
+        """Speak for `session`, whose workspace is `cwd`."""
+        self.asks = Asks(self._send)
+        self._link = link
+        self._reporter = reporter
+        self._session = session
+        self._cwd = cwd
+
+    async def get_api_key(self, provider: str) -> m.KeyGrant:
+        """Ask for a key; see the port."""
+        grant: m.KeyGrant = await self._link.call("get_api_key", m.GetApiKey(self._session, provider))
+        return grant
+
+    async def request_permission(
+        self,
+        kind: m.PermissionKind,
+        call: m.ToolCall,
+        *,
+        questions: tuple[m.Question, ...] = (),
+        plan: str | None = None,
+    ) -> m.PermissionDecision:
+        """Ask for a decision; see the port. The project's policy file is read anew for each."""
+        request = m.RequestPermission(
+            ask=new_id("ask"),
+            session=self._session,
+            turn=self._reporter.turn or "",
+            kind=kind,
+            call=call,
+            cwd=self._cwd,
+            questions=questions,
+            plan=plan,
+            project=await to_thread.run_sync(read_project_file, self._cwd),
+        )
+        return await self.asks.ask(request)
+
+    async def report(self, kind: EventKind, data: msgspec.Struct, native: bytes | None = None) -> None:
+        """Report an event; see the port."""
+        await self._reporter.report(kind, data, native)
+
+    async def _send(self, request: m.RequestPermission) -> m.PermissionDecision:
+        """Put the question after the events that led to it."""
+        if len(msgspec.json.encode(request)) > _ASK_LIMIT:
+            raise HutchError(Reason.FRAME_TOO_LARGE, "The call is too large to be judged.")
+        await self._reporter.wait_sent(self._reporter.outbox.last)
+        decision: m.PermissionDecision = await self._link.call("request_permission", request)
+        return decision

@@ -1,0 +1,54 @@
+"""What a tool call of Claude asks of a person, and how the answer is put into the form that the CLI wants. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from hutch_shared import messages as m
+from hutch_shared.digest import input_digest
+
+__all__ = ["PLAN_TOOL", "QUESTION_TOOL", "judged_input", "kind_of", "plan_of"]
+
+QUESTION_TOOL: Final = "AskUserQuestion"
+PLAN_TOOL: Final = "ExitPlanMode"
+
+
+def kind_of(agent_tool: str) -> m.PermissionKind:
+    """Return what is asked: questions and plans come as tool calls too, but are not tools to be allowed."""
+    if agent_tool == QUESTION_TOOL:
+        return "question"
+    return "plan" if agent_tool == PLAN_TOOL else "tool"
+
+
+def plan_of(tool_input: dict[str, Any]) -> str:
+    """Return the plan's text; the CLI puts it in from the file that the model wrote."""
+    plan = tool_input.get("plan")
+    return plan if isinstance(plan, str) and plan.strip() else "(the agent gave no text for its plan)"
+
+
+def judged_input(agent_tool: str, decision: m.PermissionDecision) -> dict[str, Any] | None:
+    """Return the input that may run, or None when the decision is no leave to run anything.
+
+    That is also so when the digest is not that of the input: then it was not this input that was judged.
+    """
+    if decision.decision == "deny" or decision.state not in ("allowed", "answered"):
+        return None
+    if input_digest(agent_tool, decision.input) != decision.digest:
+        return None
+    if agent_tool != QUESTION_TOOL:
+        return decision.input
+    if not decision.answers:
+        return None
+    return {**decision.input, "answers": _answers(decision.input, decision.answers)}
+
+
+def _answers(tool_input: dict[str, Any], given: dict[str, Any]) -> dict[str, str]:
+    """Return answers by the text of their question; several chosen labels are one text with commas.
+
+    A person's client may name a question by its text or its header.
+    """
+    by_header = {q["header"]: q["question"] for q in tool_input.get("questions") or () if q.get("header")}
+    return {
+        by_header.get(name, name): ", ".join(map(str, answer)) if isinstance(answer, list | tuple) else str(answer)
+        for name, answer in given.items()
+    }

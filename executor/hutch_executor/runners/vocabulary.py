@@ -1,0 +1,197 @@
+"""Claude-style tool calls in the common vocabulary: what rules judge and people read.
+
+Pure. The agent's input is of hostile origin: a field of a wrong type counts as missing, a missing one leaves the call
+as `other` would be seen, and nothing here raises. The input itself is carried along unchanged.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from posixpath import join
+from typing import Any, Final
+
+from hutch_shared import messages as m
+
+__all__ = ["DIFF_LIMIT", "to_call", "to_questions"]
+
+DIFF_LIMIT: Final = 64 * 1024
+"""Characters of a diff; a longer one is cut and says so."""
+_COMPARED_LINES: Final = 1000
+"""Above so many lines the comparison could take seconds for a text that is made for it."""
+_CUT: Final = "… (cut)"
+_DESCRIPTION_LIMIT: Final = 1000
+_QUESTIONS_LIMIT: Final = 20
+
+_Fields = dict[str, Any]
+
+
+def to_call(agent_tool: str, tool_input: dict[str, Any], call_id: str, cwd: str) -> m.ToolCall:
+    """Return the call with what its action needs filled in; relative paths are joined to `cwd`, not resolved."""
+    action, fields = "other", {}
+    if agent_tool in _TOOLS:
+        action, read = _TOOLS[agent_tool]
+        fields = read(tool_input, cwd)
+    elif agent_tool.startswith("mcp__"):
+        action = "mcp"
+        _, _, rest = agent_tool.partition("__")
+        server, _, tool = rest.partition("__")
+        fields = {"server": server, "tool": tool or None}
+    if description := _text(tool_input, "description"):
+        fields.setdefault("description", description[:_DESCRIPTION_LIMIT])
+    return m.ToolCall(call_id=call_id, action=action, agent_tool=agent_tool, input=tool_input, **fields)  # type: ignore[arg-type]
+
+
+def to_questions(tool_input: dict[str, Any]) -> tuple[m.Question, ...]:
+    """Return the questions of an `AskUserQuestion` input; what is not a question is left out."""
+    return tuple(
+        m.Question(
+            question=_text(item, "question") or "",
+            header=_text(item, "header") or "",
+            choices=tuple(
+                m.Choice(label=label, description=_text(option, "description") or "")
+                for option in _dicts(item, "options")
+                if (label := _text(option, "label"))
+            ),
+            several=item.get("multiSelect") is True,
+        )
+        for item in _dicts(tool_input, "questions")[:_QUESTIONS_LIMIT]
+        if _text(item, "question")
+    )
+
+
+# ---------------------------------------------------------------- one reader per shape of input
+
+
+def _run(given: _Fields, cwd: str) -> _Fields:
+    return {"command": _text(given, "command")}
+
+
+def _shell_output(given: _Fields, cwd: str) -> _Fields:
+    shell = _text(given, "bash_id") or _text(given, "shell_id") or _text(given, "task_id") or ""
+    return {"description": f"background shell {shell}".rstrip()}
+
+
+def _read(given: _Fields, cwd: str) -> _Fields:
+    return {"paths": _paths(given, cwd, "file_path", "notebook_path")}
+
+
+def _write(given: _Fields, cwd: str) -> _Fields:
+    paths = _paths(given, cwd, "file_path")
+    return {"paths": paths, "diff": _diff(paths, [("", _text(given, "content") or "")])}
+
+
+def _edit(given: _Fields, cwd: str) -> _Fields:
+    paths = _paths(given, cwd, "file_path")
+    edits = _dicts(given, "edits") or [given]
+    pairs = [(_text(edit, "old_string") or "", _text(edit, "new_string") or "") for edit in edits]
+    return {"paths": paths, "diff": _diff(paths, pairs)}
+
+
+def _notebook(given: _Fields, cwd: str) -> _Fields:
+    paths = _paths(given, cwd, "notebook_path")
+    return {"paths": paths, "diff": _diff(paths, [("", _text(given, "new_source") or "")])}
+
+
+def _search(given: _Fields, cwd: str) -> _Fields:
+    paths = _paths(given, cwd, "path") or (cwd,)
+    pattern = _text(given, "pattern")
+    if pattern and pattern.startswith("/") and not _text(given, "output_mode"):
+        paths = (*paths, pattern)  # an absolute glob looks where it says, not below `path`
+    return {"paths": paths, "query": pattern}
+
+
+def _list(given: _Fields, cwd: str) -> _Fields:
+    return {"paths": _paths(given, cwd, "path") or (cwd,)}
+
+
+def _fetch(given: _Fields, cwd: str) -> _Fields:
+    return {"url": _text(given, "url"), "query": _text(given, "prompt")}
+
+
+def _web_search(given: _Fields, cwd: str) -> _Fields:
+    return {"query": _text(given, "query")}
+
+
+def _task(given: _Fields, cwd: str) -> _Fields:
+    return {"query": _text(given, "prompt")}
+
+
+def _nothing(given: _Fields, cwd: str) -> _Fields:
+    return {}
+
+
+_TOOLS: Final[dict[str, tuple[m.Action, Callable[[_Fields, str], _Fields]]]] = {
+    "Bash": ("run_command", _run),
+    "BashOutput": ("other", _shell_output),
+    "TaskOutput": ("other", _shell_output),
+    "KillShell": ("other", _shell_output),
+    "Read": ("read", _read),
+    "NotebookRead": ("read", _read),
+    "LS": ("read", _list),
+    "Edit": ("edit", _edit),
+    "MultiEdit": ("edit", _edit),
+    "Write": ("edit", _write),
+    "NotebookEdit": ("edit", _notebook),
+    "Glob": ("search", _search),
+    "Grep": ("search", _search),
+    "WebFetch": ("fetch", _fetch),
+    "WebSearch": ("fetch", _web_search),
+    "Task": ("other", _task),
+    "Agent": ("other", _task),
+    "TodoWrite": ("other", _nothing),
+    "AskUserQuestion": ("question", _nothing),
+    "ExitPlanMode": ("plan", _nothing),
+}
+
+
+# ---------------------------------------------------------------- fields
+
+
+def _text(given: _Fields, name: str) -> str | None:
+    value = given.get(name)
+    return value if isinstance(value, str) else None
+
+
+def _dicts(given: _Fields, name: str) -> list[_Fields]:
+    value = given.get(name)
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _paths(given: _Fields, cwd: str, *names: str) -> tuple[str, ...]:
+    found = (_text(given, name) for name in names)
+    return tuple(path if path.startswith("~") else join(cwd, path) for path in found if path)
+
+
+def _diff(paths: tuple[str, ...], pairs: list[tuple[str, str]]) -> str:
+    """Return one unified diff of the replaced texts: their line numbers count within each text."""
+    path = paths[0] if paths else "?"
+    lines = [f"--- {path}", f"+++ {path}"]
+    room = DIFF_LIMIT
+    for old, new in pairs:
+        for line in _changes(old, new):
+            lines.append(line[:room])
+            room -= len(line) + 1
+            if room <= 0:
+                return "\n".join([*lines, _CUT])
+    return "\n".join(lines)
+
+
+def _changes(old: str, new: str) -> list[str]:
+    """Return the hunks; texts too long to compare are shown as they begin, without looking for what is common."""
+    before, after = old.splitlines(), new.splitlines()
+    if len(before) + len(after) <= _COMPARED_LINES:
+        return list(difflib.unified_diff(before, after, lineterm="", n=3))[2:]
+    head = f"@@ -1,{len(before)} +1,{len(after)} @@"
+    return [head, *_beginning("-", before), *_beginning("+", after)]
+
+
+def _beginning(sign: str, lines: list[str]) -> list[str]:
+    shown: list[str] = []
+    room = DIFF_LIMIT // 2
+    for line in lines:
+        if room <= 0:
+            return [*shown, _CUT]
+        shown.append(sign + line[:room])
+        room -= len(line) + 2
+    return shown

@@ -1,0 +1,186 @@
+"""Writes the pages of docs/ that follow from tables in the code; with `--check` only tells whether they are current."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hutch_shared.errors import Reason
+from hutch_shared.events import DATA_OF_KIND
+from hutch_shared.messages import PROTOCOL
+from hutch_shared.methods import CLIENT, EXECUTOR, TO_CLIENT, TO_EXECUTOR, Table
+from hutch_shared.rpc.conversation import PENDING
+from hutch_shared.rpc.envelope import BATCH_LIMIT, DEPTH_LIMIT, DIGITS_LIMIT
+
+ROOT = Path(__file__).resolve().parent.parent
+
+INTRODUCTION = f"""# The protocol
+
+This page is generated from `hutch_shared.methods`, `messages`, `events` and `errors` by `scripts/generate_docs.py`.
+
+Protocol {PROTOCOL}. JSON-RPC 2.0, one JSON object (or batch) per line, UTF-8, lines split on the byte `\\n` alone;
+both sides ask and answer on one connection.
+
+- Ids are strings, or integers within ±2^53. An id that is in flight is not taken again: that is refused without an id.
+- At most {PENDING} requests are in flight in each direction; one more is `overloaded`.
+- A batch has 1 to {BATCH_LIMIT} members. Each stands for itself; the answers come together when the last is there.
+- Parameters come by name (an object) or by position (an array, in the order below). Fields that a side does not know
+  are ignored; members of the envelope that JSON-RPC does not know are refused.
+- Nesting is at most {DEPTH_LIMIT} levels deep, an integer has at most {DIGITS_LIMIT} digits, a float is finite; no NaN,
+  no lone surrogates. No key is there twice in the envelope or, where *strict* is said, in the parameters.
+- A frame over the socket's limit is answered `frame_too_large`, and its line is skipped.
+- A notification is never answered. Notifications of one connection are taken in the order they were sent.
+- Times are RFC 3339 in UTC, durations seconds, money US dollars. A field that holds its default may be left out.
+"""
+
+TABLES: tuple[tuple[str, Table], ...] = (
+    ("Client → hutchd (`client.sock`)", CLIENT),
+    ("hutchd → client", TO_CLIENT),
+    ("Executor → hutchd (`executor.sock`)", EXECUTOR),
+    ("hutchd → executor", TO_EXECUTOR),
+)
+
+
+def protocol() -> str:
+    """Return docs/protocol.md."""
+    parts = [INTRODUCTION]
+    for title, table in TABLES:
+        parts.append(f"## {title}\n")
+        parts.append("| method | takes | gives | |\n|---|---|---|---|")
+        parts += [_row(row) for row in table.values()]
+        parts.append("\n*n*: a notification. *c*: changes state. *s*: strict.\n")
+    parts.append("## Events\n")
+    parts.append("`data` of each kind of event:\n\n| kind | data |\n|---|---|")
+    parts += [f"| `{kind}` | {_link(data)} |" for kind, data in DATA_OF_KIND.items()]
+    parts.append("\n## Errors\n")
+    parts.append("`error.data.reason` is the word; `error.message` is a sentence for the reader.\n")
+    parts.append("| code | reason | says |\n|---|---|---|")
+    parts += [f"| {reason.code} | `{reason.word}` | {reason.sentence} |" for reason in Reason]
+    parts.append("\n## Types\n")
+    for kind in sorted(_reachable(), key=lambda kind: kind.__name__):
+        parts += _type(kind)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _row(row: Any) -> str:
+    marks = "".join(mark for mark, on in (("n", not row.result), ("c", row.changes), ("s", row.control)) if on)
+    gives = _link(row.result) if row.result else ""
+    return f"| `{row.name}` | {_link(row.params)} | {gives} | {row.doc} {f'*{marks}*' if marks else ''} |"
+
+
+def _link(kind: type[msgspec.Struct]) -> str:
+    return f"[{kind.__name__}](#{kind.__name__.lower()})"
+
+
+def _type(kind: type[msgspec.Struct]) -> Iterator[str]:
+    yield f"### {kind.__name__}\n"
+    doc = kind.__dict__.get("__doc__")
+    if doc:
+        yield " ".join(doc.split()) + "\n"
+    fields = msgspec.structs.fields(kind)
+    if not fields:
+        yield "No fields.\n"
+        return
+    yield "| field | type | |\n|---|---|---|"
+    for field in fields:
+        default = "required" if field.required else _default(field)
+        yield f"| `{field.encode_name}` | {_spell(field.type)} | {default} |"
+    yield ""
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str:
+    value = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
+    return "" if value is None or value is msgspec.UNSET else f"default `{msgspec.json.encode(value).decode()}`"
+
+
+def _spell(kind: Any) -> str:
+    """Write a type as a reader of JSON knows it."""
+    return _spell_info(msgspec.inspect.type_info(kind))
+
+
+_PLAIN = {
+    "StrType": "string",
+    "IntType": "integer",
+    "FloatType": "number",
+    "BoolType": "true or false",
+    "NoneType": "null",
+    "AnyType": "any",
+    "RawType": "any",
+}
+
+
+def _spell_info(info: Any) -> str:
+    name = type(info).__name__
+    if name in _PLAIN:
+        return _PLAIN[name]
+    match info:
+        case msgspec.inspect.StructType():
+            return _link(info.cls)
+        case msgspec.inspect.LiteralType():
+            return " ".join(f"`{value}`" for value in info.values)
+        case msgspec.inspect.UnionType():
+            return " or ".join(dict.fromkeys(_spell_info(one) for one in info.types))
+        case msgspec.inspect.VarTupleType() | msgspec.inspect.ListType() | msgspec.inspect.SetType():
+            return f"array of {_spell_info(info.item_type)}"
+        case msgspec.inspect.TupleType():
+            return f"array: {', '.join(map(_spell_info, info.item_types))}"
+        case msgspec.inspect.DictType():
+            return f"object of {_spell_info(info.value_type)}"
+        case _:
+            raise TypeError(f"no word for {info}")
+
+
+def _reachable() -> set[type[msgspec.Struct]]:
+    """Return every type that is on the wire."""
+    found: set[type[msgspec.Struct]] = set()
+
+    def visit(info: Any) -> None:
+        if isinstance(info, msgspec.inspect.StructType):
+            if info.cls not in found:
+                found.add(info.cls)
+                for field in info.fields:
+                    visit(field.type)
+            return
+        for part in ("types", "item_types"):
+            for one in getattr(info, part, ()):
+                visit(one)
+        for part in ("item_type", "value_type"):
+            if hasattr(info, part):
+                visit(getattr(info, part))
+
+    kinds = [kind for _, table in TABLES for row in table.values() for kind in (row.params, row.result) if kind]
+    for kind in (*kinds, *DATA_OF_KIND.values()):
+        visit(msgspec.inspect.type_info(kind))
+    return found
+
+
+PAGES = {"docs/protocol.md": protocol}
+"""Each page that is generated, and by what."""
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or with `--check` compare them. Exit status 1: a page is not current."""
+    if arguments not in ([], ["--check"]):
+        print("usage: generate_docs.py [--check]", file=sys.stderr)
+        return 2
+    stale = 0
+    for name, page in PAGES.items():
+        path = ROOT / name
+        text = page()
+        if path.exists() and path.read_text() == text:
+            continue
+        if arguments:
+            print(f"{name} is not current: run scripts/generate_docs.py", file=sys.stderr)
+            stale = 1
+        else:
+            path.write_text(text)
+            print(f"wrote {name}")
+    return stale
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

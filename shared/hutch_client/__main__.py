@@ -1,0 +1,67 @@
+"""The command `hutch`: finds the module of the command, and turns what went wrong into a sentence and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from hutch_client import exits
+from hutch_client.commands import GROUPS, MODULES, Command, Parser
+from hutch_shared.errors import HutchError
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: the process's own) and return its exit code."""
+    name, *rest = [*(sys.argv[1:] if argv is None else argv)] or ["help"]
+    if name in ("help", "-h", "--help"):
+        print(_overview())
+        return exits.OK
+    name = {"--version": "version"}.get(name, name)
+    if name not in MODULES:
+        return _complain(f"There is no command `{name}`.{_nearest(name)} `hutch help` lists them.", exits.USAGE)
+    try:
+        commands: dict[str, Command] = importlib.import_module(f"hutch_client.commands.{MODULES[name]}").COMMANDS
+        command = commands[name]
+        parser = Parser(prog=f"hutch {name}", description=command.doc)
+        command.arguments(parser)
+        parser.set_defaults(run=command.run)
+        arguments = parser.parse_args(rest)
+        code = int(arguments.run(arguments))
+        sys.stdout.flush()
+    except HutchError as error:
+        return _complain(error.message, exits.of_error(error))
+    except KeyboardInterrupt:
+        return exits.INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone: nothing is wrong, and nobody to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exits.OK
+    return code
+
+
+def _overview() -> str:
+    lines = ["usage: hutch COMMAND …      `hutch COMMAND -h` tells more", ""]
+    for title, commands in GROUPS.items():
+        lines += [f"{title}:", *(f"  {name:<10}{doc}" for name, (_, doc) in commands.items()), ""]
+    return "\n".join(lines).rstrip()
+
+
+def _nearest(name: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, MODULES, 1)
+    return f" Did you mean `{near[0]}`?" if near else ""
+
+
+def _complain(sentence: str, code: int) -> int:
+    from hutch_client.untrusted import plain
+
+    print(f"hutch: {plain(sentence)}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""The plain client: one question, one answer, on a blocking socket.
+
+It is what most commands use, because it starts at once: it knows JSON and sockets and imports nothing else. Records
+stay the JSON objects that came (their shapes are `hutch_shared.messages`; members with default values are left out),
+since all that is done to them is to print them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from hutch_client.endpoint import dial, socket_path
+from hutch_shared import __version__
+from hutch_shared.errors import HutchError, Reason
+
+__all__ = ["PROTOCOL", "Connection"]
+
+PROTOCOL: Final = 1
+"""The same number as `messages.PROTOCOL`, whose import would take longer than the whole command."""
+
+_FRAME_LIMIT: Final = 64 << 20
+_LOST: Final = "hutchd closed the connection before it answered. Look at `hutch daemon logs`."
+
+
+class Connection:
+    """A connection that has been greeted. Not for threads; a context manager that closes it."""
+
+    def __init__(self, path: Path | None = None, *, timeout: float = 60.0) -> None:
+        """Dial `path` (default: `endpoint.socket_path()`) and agree on the protocol. Each wait lasts ≤ `timeout` s."""
+        self._line = dial(path or socket_path(), timeout)
+        self._timeout = timeout
+        self._received = self._line.makefile("rb")
+        self._number = 0
+        self.server: dict[str, Any] = {}
+        """What hutchd said about itself: a `messages.Version`."""
+        try:
+            self.server = self.call("get_version", protocol=PROTOCOL, client=f"hutch {__version__}")
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, method: str, /, **params: Any) -> dict[str, Any]:
+        """Ask and wait for the answer.
+
+        Raises HutchError: what hutchd said; CONNECTION_LOST when it went away; TIMED_OUT when it said nothing.
+        """
+        self._number += 1
+        try:
+            self._send({"jsonrpc": "2.0", "method": method, "params": params, "id": self._number})
+            return self._answer()
+        except TimeoutError:
+            raise HutchError(Reason.TIMED_OUT, f"hutchd did not answer `{method}` in {self._timeout:g} s.") from None
+        except OSError:
+            raise HutchError(Reason.CONNECTION_LOST, _LOST) from None
+
+    def wait_closed(self, timeout: float) -> bool:
+        """Wait until hutchd closes the connection; False when it did not in `timeout` seconds of silence."""
+        self._line.settimeout(timeout)
+        try:
+            while self._received.readline(_FRAME_LIMIT):
+                pass
+        except TimeoutError:
+            return False
+        except OSError:
+            pass  # a reset is an end too
+        return True
+
+    def close(self) -> None:
+        """Hang up."""
+        self._received.close()
+        self._line.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._line.sendall(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+
+    def _answer(self) -> dict[str, Any]:
+        """Read up to the answer of the present call; a ping in between is answered, all else is not for us."""
+        while True:
+            frame = self._received.readline(_FRAME_LIMIT)
+            if not frame.endswith(b"\n"):
+                raise HutchError(Reason.CONNECTION_LOST, _LOST)
+            try:
+                message: dict[str, Any] = json.loads(frame)
+                if message.get("method") == "ping" and "id" in message:
+                    self._send({"jsonrpc": "2.0", "result": {}, "id": message["id"]})
+                elif "method" not in message and message["id"] in (self._number, None):
+                    return _result(message)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise HutchError(Reason.PARSE_ERROR, "What answers there does not speak Hutch's protocol.") from None
+
+
+def _result(message: dict[str, Any]) -> dict[str, Any]:
+    if "error" not in message:
+        result: dict[str, Any] = message["result"]
+        return result
+    error = message["error"]
+    details = dict(error.get("data") or {})
+    try:
+        reason = Reason(details.pop("reason", None))  # type: ignore[call-arg]  # a look-up by value
+    except ValueError:
+        reason = Reason.INTERNAL
+    raised = HutchError(reason, error["message"])
+    raised.details = details
+    raise raised

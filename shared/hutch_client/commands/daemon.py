@@ -1,0 +1,255 @@
+"""status, doctor, version and daemon: hutchd itself."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from hutch_client import exits
+from hutch_client.blocking import PROTOCOL, Connection
+from hutch_client.commands import Command, one_of
+from hutch_client.endpoint import socket_path
+from hutch_client.tables import ago, count, fields, print_json, table
+from hutch_client.untrusted import one_line, plain
+from hutch_shared import __version__
+from hutch_shared.errors import HutchError, Reason
+
+__all__ = ["COMMANDS"]
+
+
+def _output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+
+
+def _nothing(parser: argparse.ArgumentParser) -> None:
+    """Take no arguments."""
+
+
+def _status(given: argparse.Namespace) -> int:
+    with Connection() as hutch:
+        status = hutch.call("get_status")
+    if given.output == "json":
+        print_json(status)
+        return exits.OK
+    store, isolation, get = status["store"], status["isolation"], status.get
+    print(
+        fields(
+            [
+                ("hutchd", f"{status['version']}, pid {status['pid']}, {status['mode']} mode"),
+                ("up", ago(status["started_at"], time.time())),
+                ("state", "draining: takes no new work" if status["draining"] else "ready"),
+                ("sessions", f"{get('sessions_open', 0)} open"),
+                ("turns", f"{get('turns_running', 0)} running, {get('turns_queued', 0)} queued"),
+                ("questions", f"{get('permissions_pending', 0)} waiting"),
+                (
+                    "store",
+                    f"{'ok' if store['ok'] else 'FAILING'}, {count(store.get('events', 0), 'event')}, {store['path']}",
+                ),
+                ("store says", store.get("detail")),
+                ("isolation", f"{isolation['level']}: {isolation['why']}"),
+                ("keys", f"{status['keys']} (master key: {status['master_key']})"),
+                *get("paths", {}).items(),
+            ]
+        )
+    )
+    if executors := get("executors", ()):
+        rows = (
+            (
+                one["id"],
+                one["account"],
+                one["agent"],
+                one["state"],
+                one["pid"],
+                one.get("session", ""),
+                one.get("detail", ""),
+            )
+            for one in executors
+        )
+        print()
+        print(table(("EXECUTOR", "ACCOUNT", "AGENT", "STATE", "PID", "SESSION", ""), rows))
+    for notice in get("notices", ()):
+        print(f"! {one_line(notice)}", file=sys.stderr)
+    return exits.OK
+
+
+def _version(given: argparse.Namespace) -> int:
+    told: dict[str, Any] = {"client": {"version": __version__, "protocol": PROTOCOL}}
+    try:
+        with Connection() as hutch:
+            told["daemon"] = hutch.server
+    except HutchError as error:
+        told["daemon"], why = None, error.message
+    if given.output == "json":
+        print_json(told)
+        return exits.OK
+    print(f"hutch {__version__} (protocol {PROTOCOL})")
+    if told["daemon"]:
+        print(f"hutchd {one_line(told['daemon']['version'])} (protocol {told['daemon']['protocol']})")
+    else:
+        print(plain(why), file=sys.stderr)
+    return exits.OK
+
+
+def _doctor(given: argparse.Namespace) -> int:
+    findings = list(_examine())
+    if given.output == "json":
+        print_json([{"ok": advice is None, "subject": what, "advice": advice} for what, advice in findings])
+    else:
+        for what, advice in findings:
+            print(f"{'ok' if advice is None else '!!'}  {one_line(what)}")
+            if advice:
+                print(f"    → {one_line(advice)}")
+    return exits.OK if all(advice is None for _, advice in findings) else exits.FAILED
+
+
+def _examine() -> Iterator[tuple[str, str | None]]:
+    """Yield (what was looked at, what to do about it or None), as far as a client can see."""
+    path = socket_path()
+    yield f"hutch {__version__} looks for hutchd at {path}", None
+    try:
+        with Connection(path) as hutch:
+            yield f"hutchd {hutch.server['version']} answers", None
+            status = hutch.call("get_status")
+            keys = hutch.call("list_api_keys")["keys"]
+    except HutchError as error:
+        yield error.message, _REMEDIES.get(error.reason, "Look at `hutch daemon logs`.")
+        return
+    store, isolation = status["store"], status["isolation"]
+    same = status["version"] == __version__
+    yield (
+        f"versions: hutch {__version__}, hutchd {status['version']}",
+        None if same else "Restart hutchd after an update.",
+    )
+    detail = store.get("detail", "cannot write")
+    yield (
+        f"store: {store['path']}",
+        None if store["ok"] else f"{detail}: is the disk full? Nothing is accepted until it can write.",
+    )
+    safe = isolation["level"] != "reduced"
+    yield f"isolation: {isolation['level']}", None if safe else isolation["why"]
+    kept = status["keys"] != "exposed"
+    yield (
+        f"keys: {status['keys']}",
+        None if kept else "An agent could read your model keys here; `hutch status` says why.",
+    )
+    yield f"model keys: {len(keys)}", None if keys else "Add one: `hutch key add anthropic`."
+    for one in status.get("executors", ()):
+        if one["state"] == "quarantined":
+            yield (
+                f"executor {one['id']} (pid {one['pid']})",
+                f"It could not be shown to be gone: {one.get('detail', '')}",
+            )
+    for notice in status.get("notices", ()):
+        yield "notice", notice
+
+
+_REMEDIES = {
+    Reason.CONNECTION_LOST: "Start it: `hutch daemon start`.",
+    Reason.NOT_ALLOWED: "Unset HUTCH_HOST, or ask whoever runs this host.",
+    Reason.PROTOCOL_MISMATCH: "Update the older of the two and restart hutchd.",
+}
+
+
+def _start_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--timeout", type=float, default=30.0, metavar="S", help="wait so long for it (default: %(default)g)"
+    )
+
+
+def _start(given: argparse.Namespace) -> int:
+    from hutch_client.starting import log_path, start
+
+    pid = start(timeout=given.timeout)
+    words = f"Started hutchd, pid {pid}; its log is {log_path()}" if pid else "hutchd is running already."
+    print(words, file=sys.stderr)
+    return exits.OK
+
+
+def _stop_arguments(parser: argparse.ArgumentParser) -> None:
+    how = parser.add_mutually_exclusive_group()
+    parser.set_defaults(how="drain")
+    for word, doc in _WAYS.items():
+        how.add_argument(f"--{word}", action="store_const", dest="how", const=word, help=doc)
+    parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="drain so long (default: %(default)g)")
+
+
+_WAYS = {
+    "drain": "let running turns end first (the default)",
+    "leave": "leave executors and their turns running; the next hutchd adopts them",
+    "stop": "stop running turns",
+}
+_GRACE = 30.0  # over the time it was given: to close what is open
+
+
+def _stop(given: argparse.Namespace) -> int:
+    with Connection() as hutch:
+        hutch.call("stop_daemon", how=given.how, timeout=given.timeout)
+        if not hutch.wait_closed(given.timeout + _GRACE):
+            raise HutchError(
+                Reason.TIMED_OUT, "hutchd has not ended yet. `hutch daemon status` shows what it waits for."
+            )
+    return exits.OK
+
+
+def _run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("arguments", nargs="*", help="go to hutchd as they are; after `--`")
+
+
+def _run(given: argparse.Namespace) -> int:
+    from hutch_client.starting import HUTCHD
+
+    os.execv(HUTCHD[0], [*HUTCHD, *given.arguments])  # noqa: S606 - an argv list, and no shell
+
+
+def _logs_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-n", "--lines", type=int, default=50, metavar="N", help="the last N lines (default: %(default)d)"
+    )
+    parser.add_argument("-f", "--follow", action="store_true", help="go on with what comes")
+
+
+def _logs(given: argparse.Namespace) -> int:
+    from hutch_client.starting import log_path, log_tail
+
+    log = log_path()
+    if not log.exists():
+        raise HutchError(Reason.NOT_FOUND, f"There is no {log}: only a hutchd started by `hutch` writes one.")
+    if given.follow:
+        os.execvp("tail", ["tail", "-n", str(given.lines), "-F", str(log)])  # noqa: S606 - an argv list, and no shell
+    print(plain(log_tail(log, lines=given.lines)))
+    return exits.OK
+
+
+def _backup_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="FILE", help="where to; it must not exist")
+
+
+def _backup(given: argparse.Namespace) -> int:
+    with Connection(timeout=3600.0) as hutch:
+        done = hutch.call("backup_store", path=os.path.abspath(given.path))
+    print(f"{done['path']}: {done['bytes']:,} bytes, journal {done['journal']}", file=sys.stderr)
+    return exits.OK
+
+
+_VERBS = {
+    "start": Command(_start_arguments, _start, "Start hutchd in the background."),
+    "stop": Command(_stop_arguments, _stop, "End hutchd, and wait until it has."),
+    "status": Command(_output, _status, "Show its health."),
+    "run": Command(_run_arguments, _run, "Run hutchd in the foreground."),
+    "logs": Command(_logs_arguments, _logs, "Print its log."),
+    "backup": Command(_backup_arguments, _backup, "Write a consistent copy of the database."),
+}
+COMMANDS = {
+    "status": Command(_output, _status, "Health of hutchd: executors, queue, store, isolation and keys."),
+    "doctor": Command(_output, _doctor, "Find what is wrong and say what to do; exit 1 if something is."),
+    "version": Command(_output, _version, "Versions of both sides."),
+    "daemon": Command(
+        lambda parser: one_of(parser, _VERBS, "what to do"),
+        lambda _: exits.USAGE,
+        "Start, stop, run and back up hutchd.",
+    ),
+}

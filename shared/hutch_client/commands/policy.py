@@ -1,0 +1,222 @@
+"""policy show, explain, test, add, remove, trust, distrust: the rules that decide, and how to try them."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from typing import Any
+
+from hutch_client import exits
+from hutch_client.blocking import Connection
+from hutch_client.commands import Command, one_of
+from hutch_client.commands.sessions import MODES
+from hutch_client.tables import count, fields, print_json
+from hutch_client.untrusted import one_line, visible
+from hutch_shared.errors import HutchError, Reason
+
+__all__ = ["COMMANDS", "tool_input"]
+
+_EFFECTS = ("deny", "ask", "allow")
+_MAIN_PARAMETER = {
+    "Bash": "command",
+    "Read": "file_path",
+    "Edit": "file_path",
+    "Write": "file_path",
+    "MultiEdit": "file_path",
+    "NotebookEdit": "notebook_path",
+    "Glob": "pattern",
+    "Grep": "pattern",
+    "WebFetch": "url",
+    "WebSearch": "query",
+}
+_FILE_LIMIT = 64 << 10  # as `messages.ProjectFile` has it
+
+
+def _output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+
+
+def _where(parser: argparse.ArgumentParser) -> None:
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--session", metavar="SESSION", help="in this session: id, beginning of an id, or name")
+    place.add_argument("-C", "--directory", metavar="DIR", help="in this directory (default: the present one)")
+
+
+def _place(hutch: Connection, given: argparse.Namespace) -> dict[str, str]:
+    if given.session:
+        return {"session": hutch.call("get_session", session=given.session)["id"]}
+    return {"cwd": os.path.abspath(given.directory or ".")}
+
+
+def _show_arguments(parser: argparse.ArgumentParser) -> None:
+    _where(parser)
+    _output(parser)
+
+
+def _show(given: argparse.Namespace) -> int:
+    with Connection() as hutch:
+        view = hutch.call("show_policy", **_place(hutch, given))
+    if given.output == "json":
+        print_json(view)
+        return exits.OK
+    print(f"mode: {view['mode']}{', bypass forbidden by the host' if view.get('bypass_forbidden') else ''}")
+    for layer in view["layers"]:
+        remarks = [] if layer.get("in_force", True) else ["NOT in force"]
+        remarks += [f"({one_line(layer['note'])})"] if layer.get("note") else []
+        print("\n" + "  ".join([one_line(layer["name"]), one_line(layer["origin"]), *remarks]))
+        for effect in _EFFECTS:
+            for rule in layer["rules"].get(effect, ()):
+                print(f"  {effect:<6}{one_line(rule)}")
+    for problem in view.get("problems", ()):
+        print(f"! {one_line(problem)}", file=sys.stderr)
+    return exits.OK
+
+
+def _explain_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("tool", metavar="TOOL", help="such as Bash, Edit, WebFetch, mcp__server__tool")
+    parser.add_argument("input", metavar="INPUT", help="the command, path, URL or query; or the whole input as JSON")
+    parser.add_argument("--mode", choices=MODES, help="as if in this mode")
+    _where(parser)
+    _output(parser)
+
+
+def tool_input(tool: str, text: str) -> dict[str, Any]:
+    """Return the input that `text` stands for: a JSON object, or the tool's main parameter.
+
+    Raises HutchError INVALID_PARAMS.
+    """
+    if text.lstrip().startswith("{") and tool != "Bash":
+        try:
+            given: dict[str, Any] = json.loads(text)
+        except ValueError as error:
+            raise HutchError(Reason.INVALID_PARAMS, f"The input is no JSON object: {error}.") from None
+        return given
+    name = _MAIN_PARAMETER.get(tool)
+    if name is None:
+        raise HutchError(Reason.INVALID_PARAMS, f"Give the input of {tool} as a JSON object.")
+    return {name: text}
+
+
+def _explain(given: argparse.Namespace) -> int:
+    asked = tool_input(given.tool, given.input)
+    with Connection() as hutch:
+        place = _place(hutch, given)
+        told = hutch.call("explain_policy", agent_tool=given.tool, input=asked, mode=given.mode, **place)
+    if given.output == "json":
+        print_json(told)
+        return exits.OK
+    print(
+        fields(
+            [
+                ("decision", told["decision"]),
+                ("rule", told.get("rule")),
+                ("layer", told.get("layer")),
+                ("why", told["why"]),
+                *(("program", " ".join(words)) for words in told.get("programs", ())),
+                *(("always", f"{one['rule']}  {one.get('note', '')}") for one in told.get("suggestions", ())),
+                *(("problem", problem) for problem in told.get("problems", ())),
+            ]
+        )
+    )
+    return exits.OK
+
+
+def _test_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="JSON lines, each a case; - for standard input")
+    _output(parser)
+
+
+def _test(given: argparse.Namespace) -> int:
+    try:
+        cases = sys.stdin.read() if given.file == "-" else _read(given.file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise HutchError(Reason.INVALID_PARAMS, f"{given.file} cannot be read: {error}.") from None
+    with Connection(timeout=300.0) as hutch:
+        report = hutch.call("test_policy", cases=cases)
+    bad = [(title, report.get(name, ())) for name, title in _FAULTS.items()]
+    if given.output == "json":
+        print_json(report)
+    else:
+        print(f"{report['right']} of {count(report['total'], 'case')} right")
+        for title, ids in bad:
+            print(f"{title}: {len(ids)}{''.join(f' {one_line(one)}' for one in ids)}")
+        for case in report.get("cases", ()):
+            if not case["right"]:
+                told = f"{case['id']}: wanted {case['want']}, got {case['got']}: {case.get('why', '')}"
+                print(f"  {one_line(told)}")
+    return exits.FAILED if report.get("unsafe_allows") or report.get("missed_denies") else exits.OK
+
+
+_FAULTS = {"unsafe_allows": "unsafe allows", "missed_denies": "missed denies", "needless_asks": "needless asks"}
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def _change_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("effect", choices=_EFFECTS)
+    parser.add_argument("rules", metavar="RULE", nargs="+", help="such as 'Bash(npm run test:*)'")
+    parser.add_argument("-C", "--directory", metavar="DIR", help="for this project alone (default: for all of yours)")
+
+
+def _change(given: argparse.Namespace, what: str) -> int:
+    cwd = os.path.abspath(given.directory) if given.directory else None
+    with Connection() as hutch:
+        view = hutch.call("change_rules", **{what: {given.effect: given.rules}}, cwd=cwd)
+    for problem in view.get("problems", ()):
+        print(f"! {one_line(problem)}", file=sys.stderr)
+    return exits.OK
+
+
+def _trust_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "path", metavar="DIR", nargs="?", default=".", help="the project (default: the present directory)"
+    )
+
+
+def _trust(given: argparse.Namespace, *, trust: bool) -> int:
+    path = os.path.join(os.path.realpath(given.path), ".hutch", "policy.toml")
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_FILE_LIMIT + 1)
+    except OSError as error:
+        raise HutchError(Reason.NOT_FOUND, f"There is no policy to trust: {error}.") from None
+    if len(text) > _FILE_LIMIT:
+        raise HutchError(Reason.INVALID_PARAMS, f"{path} is larger than 64 KiB: Hutch does not read it.")
+    digest = hashlib.sha256(text).hexdigest()
+    with Connection() as hutch:
+        hutch.call("trust_policy", path=path, digest=digest, trust=trust)
+    if trust:
+        print(f"{visible(text.decode(errors='replace')).rstrip()}\n", file=sys.stderr)
+    word = "Trusted, until it changes" if trust else "No longer trusted"
+    print(f"{word}: {path} (sha256 {digest[:12]}…)", file=sys.stderr)
+    return exits.OK
+
+
+_VERBS = {
+    "show": Command(_show_arguments, _show, "Show the rules in force, layer by layer."),
+    "explain": Command(_explain_arguments, _explain, "Say what would be decided for a tool call, and by which rule."),
+    "test": Command(_test_arguments, _test, "Run cases; exit 1 on an unsafe allow or a missed deny."),
+    "add": Command(_change_arguments, lambda given: _change(given, "add"), "Add rules of your own."),
+    "remove": Command(_change_arguments, lambda given: _change(given, "remove"), "Remove rules of your own."),
+    "trust": Command(
+        _trust_arguments,
+        lambda given: _trust(given, trust=True),
+        "Let a project's policy file allow things, as it is now.",
+    ),
+    "distrust": Command(
+        _trust_arguments, lambda given: _trust(given, trust=False), "Take that back: then it can only tighten."
+    ),
+}
+COMMANDS = {
+    "policy": Command(
+        lambda parser: one_of(parser, _VERBS, "what to do"),
+        lambda _: exits.USAGE,
+        "Show, explain, test and change rules.",
+    )
+}

@@ -1,0 +1,72 @@
+"""audit and usage: the record of what was decided, and of what it cost."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from hutch_client import exits
+from hutch_client.blocking import Connection
+from hutch_client.commands import Command
+from hutch_client.tables import print_json, print_lines, table
+
+__all__ = ["COMMANDS"]
+
+
+def _audit_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--session", metavar="SESSION", help="of one session: id, beginning of an id, or name")
+    parser.add_argument("--action", help="of one kind, such as permission, key, mode")
+    parser.add_argument("--since", metavar="TIME", help="since an RFC 3339 time, such as 2026-01-31T00:00:00Z")
+    parser.add_argument("-o", "--output", choices=("text", "jsonl"), default="text")
+
+
+def _audit(given: argparse.Namespace) -> int:
+    with Connection() as hutch:
+        session = given.session and hutch.call("get_session", session=given.session)["id"]
+        entries = _entries(hutch, session, given.action, given.since)
+        if given.output == "jsonl":
+            print_lines(entries)
+        else:
+            names = ("number", "at", "actor", "action", "outcome", "session", "subject", "rule")
+            print(table([name.upper() for name in names], ([one.get(name, "") for name in names] for one in entries)))
+    return exits.OK
+
+
+def _entries(hutch: Connection, session: str | None, action: str | None, since: str | None) -> Iterator[dict[str, Any]]:
+    after, more = 0, True
+    while more:
+        page = hutch.call("read_audit", session=session, action=action, since=since, after=after)
+        yield from page["entries"]
+        more = page["more"] and page["entries"]
+        after = page["entries"][-1]["number"] if more else after
+
+
+def _usage_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--by", choices=("session", "account", "day", "model"), default="session")
+    parser.add_argument("--session", metavar="SESSION", help="of one session: id, beginning of an id, or name")
+    parser.add_argument("--since", metavar="TIME", help="since an RFC 3339 time")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+
+
+def _usage(given: argparse.Namespace) -> int:
+    with Connection() as hutch:
+        session = given.session and hutch.call("get_session", session=given.session)["id"]
+        rows = hutch.call("get_usage", by=given.by, session=session, since=given.since)["rows"]
+    if given.output == "json":
+        print_json(rows)
+        return exits.OK
+    names = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens")
+    lines = []
+    for row in rows:
+        usd = row["usage"].get("usd")
+        tokens = (f"{row['usage'].get(name, 0):,}" for name in names)
+        lines.append([row["of"], row["turns"], *tokens, "" if usd is None else f"{usd:.4f}"])
+    print(table((given.by.upper(), "TURNS", "INPUT", "CACHE READ", "CACHE WRITE", "OUTPUT", "USD"), lines))
+    return exits.OK
+
+
+COMMANDS = {
+    "audit": Command(_audit_arguments, _audit, "Who decided what, when, by which rule; `-o jsonl` exports it."),
+    "usage": Command(_usage_arguments, _usage, "Tokens and dollars."),
+}

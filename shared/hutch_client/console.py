@@ -1,0 +1,286 @@
+"""Events become what a person reads. Pure: no terminal, no clock; `show` writes what is returned.
+
+A piece is either data (the agent's own words: standard output) or talk (tools, questions, notices, the end: standard
+error). On a live console text comes as it is written; else only whole blocks are shown. Nothing that an agent wrote
+reaches a piece except through `untrusted`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from hutch_client.tables import usage_words
+from hutch_client.untrusted import one_line, plain, visible
+from hutch_shared.events import (
+    DATA_OF_KIND,
+    Event,
+    Notice,
+    PermissionAsked,
+    PermissionSettled,
+    StderrText,
+    Text,
+    ToolCallSeen,
+    ToolResult,
+    TurnEnded,
+    TurnStarted,
+)
+from hutch_shared.messages import Permission, Question, ToolCall
+from hutch_shared.times import from_wire
+
+__all__ = ["Console", "Piece", "question_lines"]
+
+_RESULT_LINES: Final = 8
+_CALL_LINES: Final = 60
+_COLOURS: Final = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36}
+_VERBS: Final = {"run_command": "run", "read": "read", "edit": "edit", "fetch": "fetch", "search": "search"}
+_ENDS: Final = {
+    "completed": ("green", "✓ done"),
+    "failed": ("red", "✗ failed"),
+    "stopped": ("yellow", "■ stopped"),
+    "timed_out": ("red", "✗ timed out"),
+}
+
+
+class Piece(NamedTuple):
+    """Text to be written as it stands."""
+
+    to: Literal["data", "talk"]
+    text: str
+
+
+class Console:
+    """Takes the events of one session in order and returns what to write for each.
+
+    `at_line_start` tells whether the next thing written starts a line, `doing` what the agent is busy with.
+    """
+
+    def __init__(self, *, colour: bool = False, live: bool = False, prompts: bool = True, width: int = 100) -> None:
+        """Use colours; show text as it is written, and thinking; show prompts; cut tools' output to `width`."""
+        self.doing = "starting"
+        self.at_line_start = True
+        self._colour = colour
+        self._live = live
+        self._prompts = prompts
+        self._width = width
+        self._block: str | None = None  # what was written last; other things are set off by an empty line
+        self._written: dict[str | None, str] = {}  # text of blocks that are not yet whole
+        self._calls: dict[str, str] = {}
+        self._last_call: str | None = None
+        self._last_question: str | None = None
+        self._spoke = False
+        self._started_at: str | None = None
+
+    def feed(self, event: Event) -> list[Piece]:
+        """Return the pieces for `event`. An event whose data does not fit its kind is named, not shown."""
+        try:
+            data = msgspec.json.decode(event.data, type=DATA_OF_KIND[event.kind])
+            match data:
+                case Text():
+                    return self._text(event.kind, data)
+                case TurnStarted():
+                    return self._turn_started(data, event.at)
+                case ToolCallSeen():
+                    return self._tool_call(msgspec.convert(data.call, ToolCall), data.parent)
+                case ToolResult():
+                    return self._tool_result(data)
+                case PermissionAsked():
+                    return self.question(msgspec.convert(data.permission, Permission))
+                case PermissionSettled():
+                    return self._settled(data)
+                case Notice():
+                    return self._talk("notice", self._paint("yellow", f"! {plain(data.message)}"))
+                case StderrText():
+                    return self._talk(
+                        "stderr", *(self._paint("dim", f"  │ {x}") for x in plain(data.text).splitlines())
+                    )
+                case TurnEnded():
+                    return self._turn_ended(data, event.at)
+        except msgspec.DecodeError:
+            return self._talk("notice", self._paint("yellow", f"! event {event.seq} ({event.kind}) cannot be read"))
+        return []  # usage of single requests
+
+    # ------------------------------------------------------------ one method per kind
+
+    def _turn_started(self, turn: TurnStarted, at: str) -> list[Piece]:
+        self._calls.clear()
+        self._written.clear()
+        self._last_call, self._spoke, self._started_at, self.doing = None, False, at, "thinking"
+        if not self._prompts:
+            return []
+        first, *rest = plain(turn.prompt).splitlines() or [""]
+        return self._talk("prompt", *(self._paint("bold", line) for line in (f"❯ {first}", *(f"  {x}" for x in rest))))
+
+    def _text(self, kind: str, said: Text) -> list[Piece]:
+        thinking = kind.startswith("thinking")
+        self.doing = "thinking" if thinking else "writing"
+        if thinking and not self._live:
+            return []
+        whole = not kind.endswith("_delta")
+        if said.parent is not None:  # a sub-agent's words are work, not the answer
+            return (
+                self._talk("sub", *(self._paint("dim", f"  ┊ {x}") for x in plain(said.text).splitlines()[:8]))
+                if (whole and not thinking)
+                else []
+            )
+        if not whole and not self._live:
+            return []
+        begun = self._written.get(said.block, "")
+        if whole:
+            self._written.pop(said.block, None)
+            rest = said.text[len(begun) :] if said.text.startswith(begun) else ""
+        else:
+            self._written[said.block] = begun + said.text
+            rest = said.text
+        pieces = [] if begun else self._begin("thinking" if thinking else "text")
+        words = plain(rest)
+        if words:
+            self.at_line_start = words.endswith("\n")
+            pieces.append(Piece("talk", self._paint("dim", words)) if thinking else Piece("data", words))
+            self._spoke = self._spoke or not thinking
+        if whole and not self.at_line_start:
+            pieces.append(Piece("talk" if thinking else "data", "\n"))
+            self.at_line_start = True
+        return pieces
+
+    def _tool_call(self, call: ToolCall, parent: str | None) -> list[Piece]:
+        if call.call_id in self._calls:  # its question came first and showed it
+            return []
+        self._remember(call)
+        lines = self._call_lines(call, _CALL_LINES)
+        return self._talk("tool", *(f"  {line}" for line in lines) if parent else lines)
+
+    def _tool_result(self, result: ToolResult) -> list[Piece]:
+        self.doing = "thinking"
+        text = [one_line(line, self._width) for line in plain(result.text).rstrip().splitlines()]
+        shown = (
+            text
+            if len(text) <= _RESULT_LINES + 1
+            else [*text[:_RESULT_LINES], f"… {len(text) - _RESULT_LINES} more lines"]
+        )
+        if not shown:
+            shown = ["(no output)"]
+        if result.call_id != self._last_call and result.call_id in self._calls:
+            shown.insert(0, f"{self._calls[result.call_id]}:")
+        colour = "red" if result.is_error else "dim"
+        marks = ("  ⎿ ", *["    "] * (len(shown) - 1))
+        return self._talk("tool", *(self._paint(colour, mark + line) for mark, line in zip(marks, shown, strict=True)))
+
+    def question(self, asked: Permission) -> list[Piece]:
+        """Return what is asked, in full; nothing when that is what was written last."""
+        if self._last_question == asked.id:
+            return []
+        self.doing = "waiting for an answer"
+        lines = []
+        if asked.kind == "tool":
+            if asked.call.call_id != self._last_call:
+                lines = self._call_lines(asked.call, None)
+            self._remember(asked.call)
+        pieces = self._talk("tool", *lines, *(self._paint(colour, line) for colour, line in question_lines(asked)))
+        self._last_question = asked.id
+        return pieces
+
+    def _settled(self, settled: PermissionSettled) -> list[Piece]:
+        self.doing = "working"
+        good = settled.state in ("allowed", "answered")
+        if good and settled.by == "rule":
+            return []
+        words = f"  {'✓' if good else '✗'} {settled.state} by {one_line(settled.by)}"
+        if settled.message:
+            words += f": {one_line(settled.message)}"
+        return self._talk("tool", self._paint("green" if good else "red", words))
+
+    def _turn_ended(self, ended: TurnEnded, at: str) -> list[Piece]:
+        pieces = []
+        if not self._spoke and ended.result:
+            pieces = [*self._begin("text"), Piece("data", plain(ended.result).rstrip("\n") + "\n")]
+        colour, words = _ENDS[ended.state]
+        if self._started_at:
+            words += f" in {(from_wire(at) - from_wire(self._started_at)) / 1000:.1f} s"
+        if usage := usage_words(msgspec.to_builtins(ended.usage)):
+            words += f" · {usage}"
+        lines = [self._paint(colour, words)]
+        if ended.state != "completed" and ended.message:
+            lines.append(self._paint(colour, f"  {plain(ended.message)}"))
+        self.doing = "idle"
+        return pieces + self._talk("end", *lines)
+
+    # ------------------------------------------------------------ parts
+
+    def _remember(self, call: ToolCall) -> None:
+        self._calls[call.call_id] = one_line(" ".join(_headline(call)), 60)
+        self._last_call = call.call_id
+        self.doing = self._calls[call.call_id]
+
+    def _call_lines(self, call: ToolCall, limit: int | None) -> list[str]:
+        verb, what = _headline(call)
+        first, *rest = visible(what).split("\n")
+        note = f"  {self._paint('dim', '# ' + one_line(call.description, 80))}" if call.description else ""
+        body = [f"    {line}" for line in rest]
+        for line in visible(call.diff).splitlines() if call.diff else ():
+            colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "")
+            body.append("    " + (self._paint(colour, line) if colour else line))
+        if limit is not None and len(body) > limit:
+            body[limit:] = [self._paint("dim", f"    … {len(body) - limit} more lines")]
+        return [f"{self._paint('blue', '●')} {self._paint('bold', one_line(verb))} {first}{note}", *body]
+
+    def _begin(self, block: str) -> list[Piece]:
+        """End the line that stands open and set the new block off from another kind of block."""
+        pieces = []
+        if not self.at_line_start:
+            pieces.append(Piece("data" if self._block == "text" else "talk", "\n"))
+        if self._block not in (None, block):
+            pieces.append(Piece("talk", "\n"))
+        self._block, self.at_line_start, self._last_question = block, True, None
+        return pieces
+
+    def _talk(self, block: str, *lines: str) -> list[Piece]:
+        return [*self._begin(block), Piece("talk", "".join(f"{line}\n" for line in lines))]
+
+    def _paint(self, colour: str, text: str) -> str:
+        if not self._colour:
+            return text
+        return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"
+
+
+def question_lines(asked: Permission) -> list[tuple[str, str]]:
+    """Return (colour, line) for what is asked, why, and what `always` would add."""
+    lines: list[tuple[str, str]] = []
+    if asked.kind == "plan":
+        lines += [
+            ("bold", "? The agent's plan:"),
+            *(("dim", f"    {line}") for line in plain(asked.plan or "").splitlines()),
+        ]
+    for question in asked.questions:
+        lines += _choices(question)
+    if asked.kind == "tool":
+        lines.append(("yellow", f"? May it? {asked.id}"))
+    why = asked.why or (f"rule {asked.rule}" if asked.rule else "")
+    if why:
+        lines.append(("dim", f"    why: {one_line(why)}{f' ({one_line(asked.layer)})' if asked.layer else ''}"))
+    for at, suggestion in enumerate(asked.suggestions):
+        note = f" — {one_line(suggestion.note)}" if suggestion.note else ""
+        lines.append(("dim", f"    {'always:' if at == 0 else '    or:'} {one_line(suggestion.rule)}{note}"))
+    return lines
+
+
+def _choices(question: Question) -> list[tuple[str, str]]:
+    lines = [("bold", f"? {one_line(question.question)}{' (several, by commas)' if question.several else ''}")]
+    for number, choice in enumerate(question.choices, 1):
+        note = f" — {one_line(choice.description)}" if choice.description else ""
+        lines.append(("dim", f"    {number}  {one_line(choice.label)}{note}"))
+    return lines
+
+
+def _headline(call: ToolCall) -> tuple[str, str]:
+    """Return the verb and what it is done to, in the common words where they are known."""
+    given = call.command or call.url or call.query or ", ".join(call.paths)
+    match call.action:
+        case "mcp":
+            return f"{call.server}.{call.tool}", json.dumps(call.input, ensure_ascii=False)
+        case "run_command" | "read" | "edit" | "fetch" | "search" if given:
+            return _VERBS[call.action], given
+        case _:
+            return call.agent_tool, given or json.dumps(call.input, ensure_ascii=False)

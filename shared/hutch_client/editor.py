@@ -1,0 +1,35 @@
+"""The person's editor, for an input that is to be changed before it runs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+from typing import Any
+
+from hutch_client.questions import editable, edited
+from hutch_shared.errors import HutchError, Reason
+
+__all__ = ["edit_input"]
+
+
+def edit_input(tool_input: dict[str, Any]) -> dict[str, Any]:
+    """Let the person edit the input in `$VISUAL`, `$EDITOR` or vi; blocks until the editor ends.
+
+    Raises HutchError INVALID_PARAMS when the editor fails or what it leaves is no input.
+    """
+    text, suffix = editable(tool_input)
+    command = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
+    with tempfile.TemporaryDirectory(prefix="hutch-") as place:  # 0700: the input may be private
+        path = os.path.join(place, f"input{suffix}")
+        with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)
+        try:
+            subprocess.run([*command, path], check=True)
+            with open(path, encoding="utf-8", errors="surrogateescape") as file:
+                return edited(tool_input, file.read())
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise HutchError(Reason.INVALID_PARAMS, f"The editor `{command[0]}` failed: {error}. Set EDITOR.") from None
+        except ValueError as error:
+            raise HutchError(Reason.INVALID_PARAMS, f"What the editor left is no input: {error}") from None

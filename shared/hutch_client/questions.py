@@ -1,0 +1,79 @@
+"""How a question is answered: the words a person may type, and the `answer_permission` parameters that come of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+__all__ = ["WORDS", "chosen", "editable", "edited", "read_reply"]
+
+WORDS = "[y]es  [n]o or n MESSAGE  [s]ession  [a]lways  [e]dit  [x] no, and stop"
+_DECISIONS: dict[str, dict[str, Any]] = {
+    "y": {"decision": "allow"},
+    "yes": {"decision": "allow"},
+    "s": {"decision": "allow", "scope": "session"},
+    "session": {"decision": "allow", "scope": "session"},
+    "a": {"decision": "allow", "scope": "always"},
+    "always": {"decision": "allow", "scope": "always"},
+    "n": {"decision": "deny"},
+    "no": {"decision": "deny"},
+    "x": {"decision": "deny", "interrupt": True},
+    "stop": {"decision": "deny", "interrupt": True},
+}
+
+
+def read_reply(line: str) -> dict[str, Any] | Literal["edit"] | None:
+    """Return what the typed line decides (without the permission's id), `edit`, or None when it is no answer.
+
+    Only a refusal may carry more words: they are the message to the agent. An empty line decides nothing.
+    """
+    word, _, message = line.strip().partition(" ")
+    word, message = word.lower(), message.strip()
+    if word in ("e", "edit") and not message:
+        return "edit"
+    decision = _DECISIONS.get(word)
+    if decision is None or (message and decision["decision"] != "deny"):
+        return None
+    return {**decision, "message": message} if message else dict(decision)
+
+
+def chosen(labels: Sequence[str], line: str, *, several: bool = False) -> str | list[str] | None:
+    """Return the answer to a question with choices: a label by number or name, several of them by commas, or free text.
+
+    None when nothing was typed or a number names no choice.
+    """
+    parts = [part.strip() for part in line.split(",")] if several else [line.strip()]
+    answers = []
+    for part in parts:
+        if part.isdecimal() and labels:
+            if not 1 <= int(part) <= len(labels):
+                return None
+            answers.append(labels[int(part) - 1])
+        elif part:
+            answers.append(next((label for label in labels if label.lower() == part.lower()), part))
+    if not answers:
+        return None
+    return answers if several else answers[0]
+
+
+def editable(tool_input: dict[str, Any]) -> tuple[str, str]:
+    """Return the text a person edits, and the suffix of its file: a command as it is, any other input as JSON."""
+    if isinstance(command := tool_input.get("command"), str):
+        return command + "\n", ".sh"
+    import json
+
+    return json.dumps(tool_input, indent=2, ensure_ascii=False) + "\n", ".json"
+
+
+def edited(tool_input: dict[str, Any], text: str) -> dict[str, Any]:
+    """Return the input as the person left it. ValueError, with a sentence, when it is not an input any more."""
+    if not text.strip():
+        raise ValueError("The text is empty.")
+    if isinstance(tool_input.get("command"), str):
+        return {**tool_input, "command": text.removesuffix("\n")}
+    import json
+
+    changed = json.loads(text)
+    if not isinstance(changed, dict):
+        raise ValueError("The input must stay a JSON object.")
+    return changed

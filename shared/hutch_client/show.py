@@ -1,0 +1,139 @@
+"""Draws on the person's terminal what `console` says, keeps the line below it alive, and reads what is typed.
+
+Standard output gets data, standard error all else. The bottom line (a spinner, or the prompt of a question) stands on
+standard error and only where that is a terminal; it is taken away before anything is written and put back after.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import termios
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, TextIO
+
+import anyio
+
+from hutch_client.console import Console, Piece
+
+__all__ = ["Screen"]
+
+_ERASE: Final = "\r\x1b[2K"
+_SPINNER: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_TICK: Final = 0.1
+_CHUNK: Final = 4096
+
+
+class Screen:
+    """One terminal (or two files). `say` and `write` may be called from any task of the loop, not from threads."""
+
+    def __init__(
+        self, console: Console, *, out: TextIO | None = None, err: TextIO | None = None, typed: int = 0
+    ) -> None:
+        """Draw for `console` to `out` and `err` (default: the process's own); read lines from descriptor `typed`."""
+        self.console = console
+        self._out = out or sys.stdout
+        self._err = err or sys.stderr
+        self._typed = typed
+        self._is_terminal = self._err.isatty()
+        self._bottom = ""
+        self._question: str | None = None
+        self._begun = b""
+        self._held: list[Piece] | None = None
+
+    def write(self, pieces: Sequence[Piece]) -> None:
+        """Write pieces as they stand; the line below them moves down."""
+        if self._held is not None:
+            self._held += pieces
+            return
+        self._clear()
+        for piece in pieces:
+            stream = self._out if piece.to == "data" else self._err
+            stream.write(piece.text)
+            stream.flush()
+        if self._question is not None:
+            self._draw(self._question)
+
+    def say(self, sentence: str) -> None:
+        """Say something of our own, on a line of its own. What strangers wrote must have been made plain."""
+        start = "" if self.console.at_line_start else "\n"
+        self.console.at_line_start = True
+        self.write([Piece("talk", f"{start}{sentence}\n")])
+
+    async def spin(self) -> None:
+        """Show what the agent is doing until cancelled. Does nothing where there is no terminal."""
+        if not self._is_terminal:
+            return
+        begun, doing = anyio.current_time(), ""
+        frame = 0
+        try:
+            while True:
+                await anyio.sleep(_TICK)
+                frame += 1
+                if doing != self.console.doing:
+                    begun, doing = anyio.current_time(), self.console.doing
+                if self._question is None and self.console.at_line_start and doing != "idle":
+                    seconds = anyio.current_time() - begun
+                    self._draw(
+                        f"{_SPINNER[frame % len(_SPINNER)]} {doing}{f' · {seconds:.0f} s' if seconds >= 1 else ''}"
+                    )
+        finally:
+            self._clear()
+
+    async def ask(self, prompt: str) -> str:
+        """Show `prompt` and return the line that is typed. Raises EOFError at the end of the input.
+
+        Cancelled: the prompt goes away.
+        """
+        self._question = prompt
+        self._clear()
+        self._draw(prompt)
+        try:
+            line = await self._line()
+        except BaseException:
+            self._question = None
+            self._clear()
+            raise
+        self._question, self._bottom = None, ""  # the line break that was typed has moved it up
+        return line
+
+    def forget_typed(self) -> None:
+        """Drop what was typed so far: it was not meant for the question that comes now."""
+        self._begun = b""
+        if os.isatty(self._typed):
+            termios.tcflush(self._typed, termios.TCIFLUSH)
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Leave the terminal to another program; what is written meanwhile is held back."""
+        self._clear()
+        held: list[Piece] = []
+        self._held = held
+        try:
+            yield
+        finally:
+            self._held = None
+            self.write(held)
+
+    async def _line(self) -> str:
+        while b"\n" not in self._begun:
+            await anyio.wait_readable(self._typed)
+            chunk = os.read(self._typed, _CHUNK)
+            if not chunk:
+                raise EOFError
+            self._begun += chunk
+        line, _, self._begun = self._begun.partition(b"\n")
+        return line.decode(errors="replace")
+
+    def _draw(self, bottom: str) -> None:
+        if self._is_terminal and self._held is None:
+            self._err.write(f"{_ERASE}{bottom}")
+            self._err.flush()
+            self._bottom = bottom
+
+    def _clear(self) -> None:
+        if self._bottom:
+            self._err.write(_ERASE)
+            self._err.flush()
+            self._bottom = ""

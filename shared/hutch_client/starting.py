@@ -1,0 +1,81 @@
+"""Starts the user's hutchd when there is none: detached from the terminal, its log in the state directory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from hutch_client.endpoint import dial, socket_path
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.paths import find_host, find_paths, make_private
+
+__all__ = ["HUTCHD", "is_running", "log_path", "log_tail", "start"]
+
+HUTCHD: Final = (sys.executable, "-P", "-m", "hutch_daemon")
+"""`-P`: a directory named hutch_daemon where the person stands must not be what runs."""
+
+_LOG_LIMIT: Final = 16 << 20
+_BETWEEN_LOOKS: Final = 0.02
+
+
+def is_running(path: Path) -> bool:
+    """Tell whether somebody we may talk to answers there. HutchError NOT_ALLOWED when it is a stranger."""
+    try:
+        dial(path).close()
+    except HutchError as error:
+        if error.reason is not Reason.CONNECTION_LOST:
+            raise
+        return False
+    return True
+
+
+def log_path() -> Path:
+    """Return where a started hutchd writes its log."""
+    return find_paths().state / "hutchd.log"
+
+
+def start(argv: Sequence[str] = HUTCHD, *, timeout: float = 30.0) -> int | None:
+    """Start hutchd and return its pid as soon as it answers; None when another one answered first.
+
+    Raises HutchError CONNECTION_LOST, with the end of the log, when it ends or does not answer in `timeout` seconds
+    (then it is left running: it may only be slow).
+    """
+    path = socket_path()
+    if is_running(path):
+        return None
+    if path == find_host({}, system=True):
+        raise HutchError(Reason.CONNECTION_LOST, f"This host's hutchd is not running ({path}): ask who runs the host.")
+    log = log_path()
+    make_private(log.parent)
+    if log.exists() and log.stat().st_size > _LOG_LIMIT:
+        log.replace(log.with_suffix(".log.1"))
+    with open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as output:
+        begin = output.seek(0, os.SEEK_END)
+        daemon = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/", start_new_session=True
+        )
+    deadline = time.monotonic() + timeout
+    while True:
+        ended = daemon.poll() is not None  # looked at first: what answers after that is not this one
+        if is_running(path):
+            if ended:
+                return None
+            daemon.returncode = 0  # it lives on without us: nothing is left to wait for
+            return daemon.pid
+        if ended:
+            raise HutchError(Reason.CONNECTION_LOST, f"hutchd did not start. {log} ends with:\n{log_tail(log, begin)}")
+        if time.monotonic() > deadline:
+            raise HutchError(Reason.CONNECTION_LOST, f"hutchd has not answered in {timeout:g} s. Its log is {log}.")
+        time.sleep(_BETWEEN_LOOKS)
+
+
+def log_tail(log: Path, begin: int = 0, lines: int = 20) -> str:
+    """Return the last lines of the log, of what was written after `begin`."""
+    with open(log, "rb") as file:
+        file.seek(max(begin, log.stat().st_size - (64 << 10)))
+        return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])

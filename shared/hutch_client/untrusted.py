@@ -1,0 +1,41 @@
+"""Text that strangers wrote, made safe to print: agents, repositories and web pages may not drive the terminal.
+
+What is always true: the text that comes out holds no control character but newline and tab, and nothing that changes
+the direction of writing. Prose loses whole escape sequences (`plain`); what a person decides about loses nothing, its
+control characters are shown (`visible`), so that nothing can hide inside a sequence.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["escaped_json", "one_line", "plain", "visible"]
+
+_SEQUENCE = re.compile(
+    "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, movement, modes
+    "|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\\\|\x9c)"  # OSC, DCS, APC …, where it ends
+    "|\x1b[ -/]*[0-~]?"
+)
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_BLANKS = re.compile(r"\s+")
+
+
+def plain(text: str) -> str:
+    """Return `text` without escape sequences, control characters (but newline and tab) and direction marks."""
+    return _CONTROL.sub("", _SEQUENCE.sub("", text))
+
+
+def visible(text: str) -> str:
+    r"""Return `text` with each of those characters written as an escape, such as `\x1b`."""
+    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+
+
+def one_line(text: str, width: int = 0) -> str:
+    """Return `text` on one line, nothing hidden, cut to `width` characters (0: whole) with an ellipsis."""
+    line = visible(_BLANKS.sub(" ", text)).strip()
+    return line[: width - 1] + "…" if width and len(line) > width else line
+
+
+def escaped_json(text: str) -> str:
+    """Return a JSON text in which those characters are written as escapes: the same value, harmless on a terminal."""
+    return _CONTROL.sub(lambda found: f"\\u{ord(found.group()):04x}", text)

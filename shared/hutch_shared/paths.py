@@ -1,0 +1,120 @@
+"""Where settings, state and sockets are: of one user, or of the host.
+
+The environment has the last word, so that many daemons live side by side. Nothing is ever put into /tmp by default: a
+user without a runtime directory gets one below the state directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from hutch_shared.errors import HutchError, Reason
+
+__all__ = ["Paths", "find_host", "find_paths", "make_private"]
+
+_SYSTEM_CONFIG: Final = Path("/etc/hutch")
+_SYSTEM_STATE: Final = Path("/var/lib/hutch")
+_SYSTEM_RUNTIME: Final = Path("/run/hutch")
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """The places of one hutchd. `host` is the client socket to dial, which may be another daemon's."""
+
+    config: Path
+    """The settings file."""
+    state: Path
+    runtime: Path
+    host: Path
+    system: bool
+
+    @property
+    def client_socket(self) -> Path:
+        """Where this hutchd takes clients."""
+        return self.runtime / "client.sock"
+
+    @property
+    def executor_socket(self) -> Path:
+        """Where it takes executors."""
+        return self.runtime / "executor.sock"
+
+    @property
+    def broker_socket(self) -> Path:
+        """Where its broker takes model traffic."""
+        return self.runtime / "broker.sock"
+
+
+def find_paths(environ: Mapping[str, str] | None = None, *, system: bool = False) -> Paths:
+    """Return the places by `environ` (the process's own by default). Touches nothing.
+
+    HUTCH_CONFIG is a file, HUTCH_STATE_DIR and HUTCH_RUNTIME_DIR are directories, HUTCH_HOST as in `find_host`. A
+    relative one is refused with `invalid_params`. What is not given is the host's with `system`, else the user's.
+    """
+    environ = os.environ if environ is None else environ
+    config = _given(environ, "HUTCH_CONFIG") or (_SYSTEM_CONFIG if system else _of_user("config")) / "hutch.toml"
+    state = _state(environ, system)
+    return Paths(config, state, _runtime(environ, system), find_host(environ, system=system), system)
+
+
+def find_host(environ: Mapping[str, str] | None = None, *, system: bool = False) -> Path:
+    """Return the client socket to dial: HUTCH_HOST (the socket, or the directory it is in), else hutchd's own.
+
+    Cheap where the environment tells enough, since every start of the client needs it.
+    """
+    environ = os.environ if environ is None else environ
+    host = _given(environ, "HUTCH_HOST") or _runtime(environ, system)
+    return host if host.suffix == ".sock" else host / "client.sock"
+
+
+def _state(environ: Mapping[str, str], system: bool) -> Path:
+    return _given(environ, "HUTCH_STATE_DIR") or (_SYSTEM_STATE if system else _of_user("state"))
+
+
+def _runtime(environ: Mapping[str, str], system: bool) -> Path:
+    given = _given(environ, "HUTCH_RUNTIME_DIR")
+    if given is not None:
+        return given
+    if "HUTCH_STATE_DIR" in environ:  # a daemon with a state of its own must not meet another at the socket
+        return _state(environ, system) / "run"
+    if system:
+        return _SYSTEM_RUNTIME
+    session = Path(environ.get("XDG_RUNTIME_DIR", ""))
+    return session / "hutch" if session.is_absolute() else _state(environ, system) / "run"
+
+
+def _given(environ: Mapping[str, str], name: str) -> Path | None:
+    value = environ.get(name)
+    if not value:
+        return None
+    if not os.path.isabs(value):
+        raise HutchError(Reason.INVALID_PARAMS, f"{name} must be an absolute path; it is {value!r}.")
+    return Path(value)
+
+
+def _of_user(kind: Literal["config", "state"]) -> Path:
+    import platformdirs  # late: it takes as long to import as all else that a client needs
+
+    find = platformdirs.user_config_path if kind == "config" else platformdirs.user_state_path
+    return find("hutch", appauthor=False)
+
+
+def make_private(directory: Path, mode: int = 0o700) -> None:
+    """Make `directory` and what is missing above it (0700), and give it `mode`.
+
+    Raises `not_allowed` when it is there and is another's, a link or no directory.
+    """
+    for missing in reversed([path for path in directory.parents if not path.exists()]):
+        missing.mkdir(0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(0o700)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise HutchError(Reason.NOT_ALLOWED, f"{directory} is not a directory of this account.")
+    if stat.S_IMODE(found.st_mode) != mode:
+        directory.chmod(mode)

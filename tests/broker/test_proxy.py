@@ -1,0 +1,331 @@
+"""A request's way through the broker, with a real model server behind it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from typing import Any
+
+import anyio
+import pytest
+
+from hutch_shared import broker_link as link
+from tests.broker.stage import ASK, KEY, closed_port, parsed, read_all, read_until, request, staged, upstream
+from tests.rehearsal import Drop, Pause, Refuse, Say, Stall, Usage, serve
+
+SAY = Say("one two three", chunks=3)
+
+
+def saying(*parts: Any) -> Any:
+    return lambda _: list(parts)
+
+
+def answer(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+async def test_the_real_key_goes_out_and_the_lease_stays() -> None:
+    """The provider gets the key in its own header and nothing of the lease; the answer comes back unchanged."""
+    async with serve(key=KEY, script=saying(SAY)) as model, staged(model.url) as stage:
+        _, token = await stage.lease()
+        status, headers, body = await stage.ask(token, headers={"anthropic-version": "2023-06-01", "Cookie": "a=b"})
+        seen = model.requests[0].headers
+
+        assert (status, headers["content-type"]) == (200, "text/event-stream")
+        assert b'"text":"one "' in body
+        assert seen["x-api-key"] == KEY
+        assert seen["anthropic-version"] == "2023-06-01"
+        assert token not in json.dumps(seen)
+        assert "cookie" not in seen
+        assert seen["accept-encoding"] == "identity"
+        assert json.loads(model.requests[0].raw) == ASK
+        assert len(stage.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "header", "shown"),
+    [("gateway", "authorization", f"Bearer {KEY}"), ("oauth", "authorization", f"Bearer {KEY}")],
+)
+async def test_a_token_goes_out_as_bearer(kind: str, header: str, shown: str) -> None:
+    """A gateway's token and an OAuth token are bearer tokens; the latter needs a header of its own."""
+    async with serve(key=KEY, script=saying(SAY)) as model, staged(model.url) as stage:
+        stage.kind = kind
+        _, token = await stage.lease()
+        status, _, _ = await stage.ask(token, headers={"anthropic-beta": "one"})
+
+        assert status == 200
+        assert model.requests[0].headers[header] == shown
+        assert "x-api-key" not in model.requests[0].headers
+        beta = "one,oauth-2025-04-20" if kind == "oauth" else "one"
+        assert model.requests[0].headers["anthropic-beta"] == beta
+
+
+async def test_bytes_pass_as_they_come() -> None:
+    """The first event is with the agent while the model is still thinking about the next."""
+    pause = Pause()
+    async with serve(key=KEY, script=saying(Say("one"), pause, Say("two"))) as model, staged(model.url) as stage:
+        _, token = await stage.lease()
+        stream = await stage.dial()
+        await stream.send(request(token))
+        early = await read_until(stream, b'"text":"one"')
+        pause.release.set()
+        late = await read_all(stream)
+        await stream.aclose()
+
+        assert b'"text":"two"' not in early
+        assert b'"text":"two"' in late
+
+
+async def test_usage_is_counted_and_priced_on_the_way() -> None:
+    """The record has what the provider said, with a price, and what was asked of whom."""
+    script = saying(Usage(input=1000, output=200, cache_read=5000, cache_write=300), SAY)
+    own = {"claude-sonnet-4-5": link.Price(input=3, output=15, cache_read=0.3, cache_write=3.75)}
+    async with serve(key=KEY, script=script) as model, staged(model.url, prices=own) as stage:
+        lease, token = await stage.lease()
+        await stage.ask(token)
+        await stage.ask(token, {**ASK, "stream": False})
+        first, second = await stage.recorded(2)
+
+        assert (first.input, first.output, first.cache_read, first.cache_write) == (1000, 200, 5000, 300)
+        assert first.usd == pytest.approx((3000 + 3000 + 1500 + 1125) / 1e6)
+        assert (second.input, second.output, second.usd) == (first.input, first.output, first.usd)
+        assert (first.lease, first.session, first.pid, first.status) == (lease, "s-1", os.getpid(), 200)
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 429, 500, 529])
+async def test_an_error_of_the_provider_is_passed_on(status: int) -> None:
+    """Status, body and headers are the provider's own."""
+    async with serve(key=KEY, script=saying(Refuse(status, retry_after=7))) as model, staged(model.url) as stage:
+        _, token = await stage.lease()
+        got, headers, body = await stage.ask(token)
+
+        assert got == status
+        assert headers["retry-after"] == "7"
+        assert b"refused by the script" in body
+        assert (await stage.recorded(1))[0].usd == 0.0
+
+
+async def test_a_key_that_was_rejected_is_asked_for_anew() -> None:
+    """After a 401 the next request does not go out with the same key unasked."""
+    async with serve(key="another", script=saying(SAY)) as model, staged(model.url) as stage:
+        _, token = await stage.lease()
+        first, _, _ = await stage.ask(token)
+        stage.secret = "another"
+        second, _, _ = await stage.ask(token)
+
+        assert (first, second) == (401, 200)
+        assert [need.rejected for need in stage.asked] == [False, True]
+
+
+async def test_a_stream_that_the_provider_breaks_breaks() -> None:
+    """A reset upstream never looks like a good end."""
+    async with serve(key=KEY, script=saying(Say("one two", chunks=2), Drop())) as model, staged(model.url) as stage:
+        _, token = await stage.lease()
+        raw = await stage.send(request(token))
+
+        assert b'"text":"one' in raw
+        with pytest.raises(EOFError):
+            parsed(raw)
+
+
+async def test_a_provider_that_drops_the_request_gives_an_error_that_may_be_tried_again() -> None:
+    """No answer at all is a 502 with the hint to repeat."""
+    async with serve(key=KEY, script=saying(Drop(0))) as model, staged(model.url) as stage:
+        _, token = await stage.lease()
+        status, headers, _ = await stage.ask(token)
+
+        assert (status, headers["x-should-retry"]) == (502, "true")
+
+
+async def test_a_provider_that_is_not_there_gives_an_error() -> None:
+    """A refused connection is a 502, without a word of the key."""
+    async with staged(f"http://127.0.0.1:{closed_port()}") as stage:
+        _, token = await stage.lease()
+        status, _, body = await stage.ask(token)
+
+        assert status == 502
+        assert KEY.encode() not in body
+
+
+async def test_a_stalled_provider_runs_into_the_deadline() -> None:
+    """No first byte in time is a 504; a stream that stalls is broken."""
+    async with serve(key=KEY, script=saying(Stall())) as model, staged(model.url, first_byte_timeout=0.2) as stage:
+        _, token = await stage.lease()
+        status, _, _ = await stage.ask(token)
+
+        assert status == 504
+    async with (
+        serve(key=KEY, script=saying(Say("one"), Stall())) as model,
+        staged(model.url, chunk_timeout=0.2) as stage,
+    ):
+        _, token = await stage.lease()
+        raw = await stage.send(request(token))
+
+        assert b'"text":"one"' in raw
+        with pytest.raises(EOFError):
+            parsed(raw)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before the first byte", "in mid-stream"])
+async def test_a_hang_up_reaches_the_provider(before: bool) -> None:
+    """An agent that leaves takes the request to the provider along, also while nothing flows."""
+    script = saying(Stall()) if before else saying(Say("one"), Stall())
+    async with serve(key=KEY, script=script) as model, staged(model.url) as stage:
+        _, token = await stage.lease()
+        stream = await stage.dial()
+        await stream.send(request(token))
+        await model.until(lambda m: len(m.requests) == 1)
+        if not before:
+            await read_until(stream, b'"text":"one"')
+        await stream.aclose()
+        with anyio.fail_after(30):
+            await model.until(lambda m: len(m.hangups) == 1)
+
+        assert (await stage.recorded(1))[0].status == (0 if before else 200)
+
+
+async def test_a_redirect_is_not_followed() -> None:
+    """A key goes to the configured host alone: the agent gets an error and not the location."""
+    moved = answer(b"", "Location: http://127.0.0.1:1/elsewhere", status="307 Temporary Redirect")
+    async with upstream(moved) as provider, staged(provider.url) as stage:
+        _, token = await stage.lease()
+        status, headers, _ = await stage.ask(token)
+
+        assert status == 502
+        assert "location" not in headers
+        assert len(provider.got) == 1
+
+
+async def test_a_provider_that_repeats_the_key_does_not_give_it_away() -> None:
+    """Where an answer holds the key, in a header or the body, stars stand there instead."""
+    body = b'{"error": "no such key: ' + KEY.encode() + b'"}'
+    async with upstream(answer(body, f"X-Echo: {KEY}", "Set-Cookie: a=b", status="401 No")) as provider:
+        async with staged(provider.url) as stage:
+            _, token = await stage.lease()
+            raw = await stage.send(request(token))
+
+        assert KEY.encode() not in raw
+        assert raw.count(b"*" * len(KEY)) == 2
+        assert b"a=b" not in raw
+
+
+async def test_a_compressed_answer_passes_and_is_counted() -> None:
+    """The bytes are not touched, and the usage in them is seen."""
+    message = json.dumps({"model": "m", "usage": {"input_tokens": 7, "output_tokens": 5}}).encode()
+    packed = gzip.compress(message)
+    raw = answer(packed, "Content-Type: application/json", "Content-Encoding: gzip")
+    async with upstream(raw) as provider, staged(provider.url) as stage:
+        _, token = await stage.lease()
+        _, headers, body = await stage.ask(token)
+        record = (await stage.recorded(1))[0]
+
+        assert headers["content-encoding"] == "gzip"
+        assert gzip.decompress(body) == message
+        assert (record.input, record.output) == (7, 5)
+
+
+async def test_a_chunked_body_passes_and_has_a_limit() -> None:
+    """A body of unknown length goes out in chunks; beyond the limit it is refused and never whole at the provider."""
+    small = b"5\r\nhello\r\n0\r\n\r\n"
+    async with upstream(answer(b"{}")) as provider, staged(provider.url, body=1024) as stage:
+        _, token = await stage.lease()
+        head = request(token, None).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+        status, _, _ = parsed(await stage.send(head + small))
+        large = b"".join(b"200\r\n" + b"a" * 512 + b"\r\n" for _ in range(4)) + b"0\r\n\r\n"
+        refused, _, _ = parsed(await stage.send(head + large))
+        declared, _, _ = await stage.ask(token, b"a" * 2000)
+
+        assert (status, refused, declared) == (200, 413, 413)
+        assert len(provider.got) == 1
+        assert b"hello" in provider.got[0]
+
+
+async def test_who_expects_to_go_on_is_told_to() -> None:
+    """`100 Continue` comes once the request may be made."""
+    async with serve(key=KEY, script=saying(SAY)) as model, staged(model.url) as stage:
+        _, token = await stage.lease()
+        raw = request(token, headers={"Expect": "100-continue"})
+        head, _, body = raw.partition(b"\r\n\r\n")
+        stream = await stage.dial()
+        await stream.send(head + b"\r\n\r\n")
+        await read_until(stream, b"100 Continue\r\n\r\n")
+        await stream.send(body)
+        status, _, _ = parsed(await read_all(stream))
+        await stream.aclose()
+
+        assert status == 200
+        assert "expect" not in model.requests[0].headers
+
+
+async def test_a_hundred_streams_run_at_once() -> None:
+    """No limit of the client library holds the hundredth back."""
+    pause = Pause()
+    async with serve(key=KEY, script=saying(pause, SAY)) as model, staged(model.url) as stage:
+        _, token = await stage.lease()
+        statuses: list[int] = []
+
+        async def one() -> None:
+            statuses.append((await stage.ask(token))[0])
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(105):
+                tasks.start_soon(one)
+            with anyio.fail_after(60):
+                await model.until(lambda m: len(m.requests) == 105)
+            pause.release.set()
+
+        assert statuses == [200] * 105
+
+
+async def test_a_connection_carries_many_requests() -> None:
+    """An agent's kept-alive connection is judged at each request."""
+    async with serve(key=KEY, script=saying(SAY)) as model, staged(model.url) as stage:
+        _, token = await stage.lease()
+        first = request(token).replace(b"Connection: close\r\n", b"")
+        stream = await stage.dial()
+        await stream.send(first)
+        await read_until(stream, b"0\r\n\r\n")
+        await stream.send(request("hutch-nonsense"))
+        status, _, _ = parsed(await read_all(stream))
+        await stream.aclose()
+
+        assert status == 401
+        assert len(model.requests) == 1
+
+
+async def test_a_half_head_is_cut_off() -> None:
+    """Who does not finish a request's head in time is disconnected; one that waits for its answer is not."""
+    pause = Pause()
+    async with serve(key=KEY, script=saying(pause, SAY)) as model, staged(model.url, header_timeout=0.2) as stage:
+        _, token = await stage.lease()
+        waiting = await stage.dial()
+        await waiting.send(request(token))
+        await model.until(lambda m: len(m.requests) == 1)
+        cut = await stage.send(b"POST /v1/messages HTTP/1.1\r\nHost: a\r\nx-")
+        pause.release.set()
+        answered = await read_all(waiting)
+        await waiting.aclose()
+
+        assert cut == b""
+        assert parsed(answered)[0] == 200
+
+
+async def test_a_lease_over_tcp_is_told_by_its_uid() -> None:
+    """For agents that cannot dial a Unix socket there is a loopback port, and only leases made for it work there."""
+    async with serve(key=KEY, script=saying(SAY)) as model, staged(model.url, tcp=True) as stage:
+        assert stage.welcome is not None
+        assert stage.welcome.port is not None
+        statuses = []
+        for tcp in (True, False):
+            _, token = await stage.lease(tcp=tcp)
+            stream = await anyio.connect_tcp("127.0.0.1", stage.welcome.port)
+            await stream.send(request(token))
+            raw = bytearray()
+            async for chunk in stream:
+                raw += chunk
+            await stream.aclose()
+            statuses.append(parsed(bytes(raw))[0])
+
+        assert statuses == [200, 403]

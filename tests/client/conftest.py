@@ -1,0 +1,48 @@
+"""What the client's tests share: a hutchd to talk to, and an environment that names it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hutch_client.__main__ import main
+from tests.client.fake_daemon import FakeDaemon
+
+Hutch = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the person who runs the tests gets in."""
+    for name in [name for name in os.environ if name.startswith(("HUTCH_", "XDG_"))]:
+        monkeypatch.delenv(name)
+    for name in ("NO_COLOR", "VISUAL", "EDITOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean_environment: None) -> Iterator[FakeDaemon]:
+    """A hutchd that HUTCH_HOST names."""
+    path = tmp_path / "client.sock"
+    monkeypatch.setenv("HUTCH_HOST", str(path))
+    with FakeDaemon(path).serving() as fake:
+        yield fake
+
+
+@pytest.fixture
+def hutch(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> Hutch:
+    """The command line in this process: returns exit code, standard output and standard error."""
+
+    def command(*words: str) -> tuple[int, str, str]:
+        try:
+            code = main(words)
+        except SystemExit as refused:
+            code = int(refused.code or 0)
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return command

@@ -1,0 +1,86 @@
+"""A person at a terminal: runs the command on a pseudo-terminal, reads the screen, types."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+from hutch_client.untrusted import plain
+
+
+class Terminal:
+    """The command's terminal. `screen` is all that was written so far, without control sequences."""
+
+    def __init__(self, descriptor: int, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self._descriptor = descriptor
+        self._written = b""
+
+    @property
+    def raw(self) -> str:
+        """What was written, with control sequences."""
+        return self._written.decode(errors="replace")
+
+    @property
+    def screen(self) -> str:
+        """What was written, as text."""
+        return plain(self.raw)
+
+    def wait_for(self, text: str, then: str = "") -> None:
+        """Read until `text` was written, and `then` somewhere after it."""
+        deadline = time.monotonic() + 30
+        while then not in self.screen.partition(text)[2] or text not in self.screen:
+            more = time.monotonic() < deadline and self._read()
+            assert more, f"{text!r} did not come; the screen ends with:\n{self.screen[-2000:]}"
+
+    def type(self, text: str) -> None:
+        """Type."""
+        os.write(self._descriptor, text.encode())
+
+    def press_ctrl_c(self) -> None:
+        """Interrupt it, as the terminal does."""
+        self.process.send_signal(signal.SIGINT)
+
+    def wait(self) -> int:
+        """Read to the end and return the exit code."""
+        while self._read():
+            pass
+        return self.process.wait(60)
+
+    def _read(self) -> bool:
+        ready, _, _ = select.select([self._descriptor], [], [], 30)
+        assert ready, f"nothing more came; the screen ends with:\n{self.screen[-2000:]}"
+        with suppress(OSError):  # EIO: the other side was closed
+            if chunk := os.read(self._descriptor, 1 << 16):
+                self._written += chunk
+                return True
+        return False
+
+
+@contextmanager
+def at_terminal(*words: str, environment: Mapping[str, str] | None = None) -> Iterator[Terminal]:
+    """Run `hutch` with `words` on a terminal; it is killed when the body is left."""
+    ours, theirs = pty.openpty()
+    argv = [sys.executable, "-m", "hutch_client", *words]
+    process = subprocess.Popen(
+        argv,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, **(environment or {})},
+        start_new_session=True,
+    )
+    os.close(theirs)
+    try:
+        yield Terminal(ours, process)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hutch_shared import messages as m
+from tests.client.conftest import Hutch
+from tests.client.fake_daemon import PERMISSION, SESSION, FakeDaemon
+
+OTHER = msgspec.structs.replace(PERMISSION, id="p-1000000000000002")
+QUESTION = msgspec.structs.replace(
+    PERMISSION,
+    id="p-2000000000000003",
+    session="s-2",
+    kind="question",
+    questions=(m.Question("Which?", choices=(m.Choice("Red"), m.Choice("Blue"))), m.Question("Why?")),
+)
+
+
+@pytest.fixture(autouse=True)
+def _questions(daemon: FakeDaemon) -> None:
+    """Two calls of one session and a question of another wait; one more is settled."""
+    waiting = (PERMISSION, OTHER, QUESTION)
+    settled = msgspec.structs.replace(PERMISSION, id="p-3000000000000004", state="denied")
+
+    def listed(params: m.ListPermissions) -> m.Permissions:
+        found = waiting if params.state == "pending" else (*waiting, settled)
+        return m.Permissions(tuple(one for one in found if params.session in (None, one.session)))
+
+    daemon.answers |= {"list_permissions": listed, "answer_permission": PERMISSION}
+
+
+def test_pending_lists_what_waits_in_a_line_each(hutch: Hutch) -> None:
+    """With the id to answer by."""
+    code, out, _ = hutch("pending", "-o", "json")
+    lines = hutch("pending")[1].splitlines()
+
+    assert (code, [one["id"] for one in json.loads(out)]) == (0, [PERMISSION.id, OTHER.id, QUESTION.id])
+    assert lines[0].split() == ["QUESTION", "SESSION", "STATE", "AGE", "WHAT"]
+    assert lines[1].endswith("  Bash npm install")
+    assert lines[3].endswith("  Which? / Why?")
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["approve", "p-0"], m.AnswerPermission(PERMISSION.id, "allow")),
+        (["approve", "p-1", "--session"], m.AnswerPermission(OTHER.id, "allow", "session")),
+        (
+            ["approve", "p-1", "--always", "--rule", "Bash(npm:*)"],
+            m.AnswerPermission(OTHER.id, "allow", "always", "Bash(npm:*)"),
+        ),
+        (["deny", "p-0", "-m", "use pnpm"], m.AnswerPermission(PERMISSION.id, "deny", message="use pnpm")),
+        (["deny", "p-0", "--stop"], m.AnswerPermission(PERMISSION.id, "deny", interrupt=True)),
+        (["deny", "p-3"], m.AnswerPermission("p-3000000000000004", "deny")),
+        (
+            ["answer", "p-2", "2", "because"],
+            m.AnswerPermission(QUESTION.id, "answer", answers={"Which?": "Blue", "Why?": "because"}),
+        ),
+    ],
+)
+def test_an_answer_goes_out_as_it_was_meant(
+    daemon: FakeDaemon, hutch: Hutch, words: list[str], answer: m.AnswerPermission
+) -> None:
+    """A question is named by the beginning of its id; a settled one is sent too, so that hutchd says what stands."""
+    assert hutch(*words) == (0, "", "")
+    assert daemon.asked("answer_permission") == [answer]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["approve", "fix"],
+        ["approve", "p-2"],
+        ["approve", "p-0", "--rule", "Bash(x)"],
+        ["approve", "p-0", "--session", "--always"],
+        ["answer", "p-2", "1"],
+        ["answer", "p-2", "7", "x"],
+        ["pending", "--watch", "-o", "json"],
+    ],
+)
+def test_an_answer_that_fits_nothing_is_a_usage_error(daemon: FakeDaemon, hutch: Hutch, words: list[str]) -> None:
+    """A session that asks two things, a question that is approved, a rule for once, too few answers."""
+    assert hutch(*words)[0] == 2
+    assert daemon.asked("answer_permission") == []
+
+
+def test_a_session_that_asks_one_thing_names_it(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """So that a person need not copy an id."""
+    daemon.answers["get_session"] = msgspec.structs.replace(SESSION, id="s-2")
+
+    assert hutch("answer", "colours", "Red", "so")[0] == 0
+    assert daemon.asked("answer_permission")[0].permission == QUESTION.id
+
+
+def test_an_input_is_edited_in_the_persons_editor(
+    daemon: FakeDaemon, hutch: Hutch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the editor leaves is what may run."""
+    editor = tmp_path / "editor"
+    editor.write_text('#!/bin/sh\nsed -i.bak s/install/ci/ "$1"\n')
+    editor.chmod(0o700)
+    monkeypatch.setenv("EDITOR", str(editor))
+
+    assert hutch("approve", "p-0", "--edit")[0] == 0
+    assert daemon.asked("answer_permission")[0].updated_input == {"command": "npm ci"}
+
+
+def test_an_editor_that_fails_allows_nothing(daemon: FakeDaemon, hutch: Hutch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaving the editor with an error is a way to change one's mind."""
+    monkeypatch.setenv("EDITOR", "false")
+
+    code, _, err = hutch("approve", "p-0", "--edit")
+
+    assert code == 2
+    assert "The editor `false` failed" in err
+    assert daemon.asked("answer_permission") == []

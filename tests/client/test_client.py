@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from hutch_client import Follow, HutchClient
+from hutch_client.blocking import PROTOCOL
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.secret import Secret
+from tests.client.fake_daemon import PERMISSION, SESSION, TURN, FakeDaemon, event
+
+
+def _texts(begin: int, end: int) -> list[object]:
+    return [event(seq, "text", {"text": str(seq)}) for seq in range(begin, end)]
+
+
+@asynccontextmanager
+async def _following(after: int = 0, **more: object) -> AsyncIterator[tuple[HutchClient, Follow]]:
+    async with (
+        HutchClient.connect() as hutch,
+        hutch.follow(m.FollowEvents(SESSION.id, after=after, **more)) as follow,  # type: ignore[arg-type]
+    ):
+        yield hutch, follow
+
+
+def test_both_clients_speak_the_same_protocol() -> None:
+    """The plain client has the number written out."""
+    assert PROTOCOL == m.PROTOCOL
+
+
+async def test_calls_are_typed_and_share_one_connection(daemon: FakeDaemon) -> None:
+    """A result is the table's own type."""
+    daemon.answers |= {"list_permissions": m.Permissions((PERMISSION,)), "answer_permission": PERMISSION}
+
+    async with HutchClient.connect() as hutch:
+        session = await hutch.get_session("fix")
+        (asked,) = await hutch.list_permissions()
+        await hutch.answer_permission(m.AnswerPermission(asked.id, "allow"))
+
+    assert (session, asked) == (SESSION, PERMISSION)
+    assert len(daemon.asked("get_version")) == 1
+
+
+async def test_a_refusal_is_raised_with_its_reason(daemon: FakeDaemon) -> None:
+    """As the HutchError that hutchd sent, outside of any group."""
+
+    def refuse(_: object) -> m.Turn:
+        raise HutchError(Reason.SESSION_CLOSED)
+
+    daemon.answers["submit_prompt"] = refuse
+
+    with pytest.raises(HutchError, match="closed") as refused:
+        async with HutchClient.connect() as hutch:
+            await hutch.submit_prompt(SESSION.id, "hello")
+
+    assert refused.value.reason is Reason.SESSION_CLOSED
+
+
+async def test_nobody_there_is_said_at_once(tmp_path: Path) -> None:
+    """Without dialling again."""
+    with pytest.raises(HutchError, match="hutch daemon start"):
+        async with HutchClient.connect(tmp_path / "none.sock"):
+            pass
+
+
+async def test_a_call_that_may_be_made_twice_survives_a_lost_connection(daemon: FakeDaemon) -> None:
+    """A prompt carries a key, and the same one when it is sent again."""
+    lost = False
+
+    def answer(_: object) -> m.Turn:
+        nonlocal lost
+        if not lost:
+            lost = True
+            daemon.drop()
+        return TURN
+
+    daemon.answers["submit_prompt"] = answer
+
+    async with HutchClient.connect() as hutch:
+        turn = await hutch.submit_prompt(SESSION.id, "hello")
+
+    first, second = daemon.asked("submit_prompt")
+    assert turn == TURN
+    assert first == second
+    assert first.idempotency_key
+
+
+async def test_a_call_that_may_not_be_made_twice_is_reported_as_lost(daemon: FakeDaemon) -> None:
+    """Nobody knows whether it happened; the next call dials again."""
+
+    def hang_up(_: object) -> m.ApiKey:
+        daemon.drop()
+        return m.ApiKey("k-1", "anthropic", "default", 1000, "2026-01-31T12:00:00.000Z", "")
+
+    daemon.answers["put_api_key"] = hang_up
+
+    async with HutchClient.connect() as hutch:
+        with pytest.raises(HutchError) as lost:
+            await hutch.put_api_key("anthropic", Secret("sk-1"))
+        again = await hutch.get_session("fix")
+
+    assert lost.value.reason is Reason.CONNECTION_LOST
+    assert len(daemon.asked("put_api_key")) == 1
+    assert again == SESSION
+
+
+async def test_a_follow_gives_history_then_live_events(daemon: FakeDaemon) -> None:
+    """From the cursor on, without a gap."""
+    daemon.events = _texts(1, 4)  # type: ignore[assignment]
+
+    async with _following(1) as (_, follow):
+        history = [(await anext(follow)).seq for _ in range(2)]
+        await anyio.to_thread.run_sync(daemon.publish, event(4, "text", {"text": "4"}))
+        live = (await anext(follow)).seq
+
+    assert (history, live, follow.after, follow.head) == ([2, 3], 4, 4, 3)
+
+
+async def test_a_follow_dials_again_with_its_cursor(daemon: FakeDaemon) -> None:
+    """Each event comes once, whatever the connection does meanwhile."""
+    daemon.events = _texts(1, 4)  # type: ignore[assignment]
+
+    async with _following() as (_, follow):
+        seen = [(await anext(follow)).seq for _ in range(3)]
+        for seq in (4, 5, 6):
+            daemon.drop()
+            await anyio.to_thread.run_sync(daemon.publish, event(seq, "text", {"text": "x"}))
+            seen.append((await anext(follow)).seq)
+
+    cursors = [asked.after for asked in daemon.asked("follow_events")]
+    assert seen == [1, 2, 3, 4, 5, 6]
+    assert cursors == sorted(cursors)
+    assert {asked.journal for asked in daemon.asked("follow_events")[1:]} == {"j-1"}
+
+
+async def test_a_follower_that_was_too_slow_comes_back(daemon: FakeDaemon) -> None:
+    """hutchd ends the follow; the client goes on where it was."""
+    daemon.events = _texts(1, 2)  # type: ignore[assignment]
+
+    async with _following() as (_, follow):
+        first = (await anext(follow)).seq
+        daemon.tell("follow_ended", m.FollowEnded(7, "too_slow", "You are too slow.", 1))
+        await anyio.to_thread.run_sync(daemon.wait, lambda: len(daemon.asked("follow_events")) == 2)
+        daemon.publish(event(2, "text", {"text": "2"}))
+        second = (await anext(follow)).seq
+
+    assert (first, second) == (1, 2)
+
+
+async def test_a_follow_ends_with_its_session(daemon: FakeDaemon) -> None:
+    """A removed session has no more events."""
+    async with _following() as (_, follow):
+        daemon.tell("follow_ended", m.FollowEnded(7, "session_removed", "It was removed.", 0))
+
+        assert [one async for one in follow] == []
+
+
+async def test_a_replaced_journal_is_never_silence(daemon: FakeDaemon) -> None:
+    """Neither at the start nor when it happens while the connection was lost."""
+    with pytest.raises(HutchError) as at_start:
+        async with _following(journal="j-0"):
+            pass
+    async with _following() as (_, follow):
+        daemon.journal = "j-2"
+        daemon.drop()
+        with pytest.raises(HutchError) as later:
+            await anext(follow)
+
+    assert (at_start.value.reason, later.value.reason) == (Reason.JOURNAL_REPLACED, Reason.JOURNAL_REPLACED)
+
+
+async def test_a_follow_gives_up_when_hutchd_stays_away(daemon: FakeDaemon) -> None:
+    """After the time it was given, with CONNECTION_LOST."""
+
+    def refuse(_: object) -> m.Version:
+        raise HutchError(Reason.SHUTTING_DOWN)
+
+    async with (
+        HutchClient.connect(redial_for=0.0) as hutch,
+        hutch.follow(m.FollowEvents(SESSION.id)) as follow,
+    ):
+        daemon.answers["get_version"] = refuse
+        daemon.drop()
+        with pytest.raises(HutchError) as lost:
+            await anext(follow)
+
+    assert lost.value.reason is Reason.CONNECTION_LOST
+
+
+async def test_hutchd_can_tell_that_the_client_lives(daemon: FakeDaemon) -> None:
+    """Pings are answered while nothing else happens."""
+    async with HutchClient.connect():
+        daemon.ping_all()
+        await anyio.to_thread.run_sync(daemon.wait, lambda: daemon.pongs == 1)
+
+    assert daemon.pongs == 1

@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import msgspec
+
+from hutch_client.console import Console, Piece
+from hutch_shared import messages as m
+from hutch_shared.events import Event
+from tests.client.fake_daemon import CALL, PERMISSION, event
+
+
+def _read(console: Console, *events: Event) -> str:
+    """Return all that a person sees, in order."""
+    return "".join(piece.text for one in events for piece in console.feed(one))
+
+
+def _call(**fields: object) -> dict[str, object]:
+    return {"call": msgspec.to_builtins(msgspec.structs.replace(CALL, **fields))}
+
+
+def test_a_turn_reads_from_prompt_to_cost() -> None:
+    """Prompt, words, a tool with its output, the end with its time and price."""
+    seen = _read(
+        Console(),
+        event(1, "turn_started", {"prompt": "fix it\nplease", "number": 1}),
+        event(2, "text", {"text": "I look first."}),
+        event(3, "tool_call", _call(description="install")),
+        event(4, "tool_result", {"call_id": "c1", "text": "added 1 package\n"}),
+        event(5, "text", {"text": "Done.\n"}),
+        event(6, "usage", {"input_tokens": 5}),
+        event(
+            7,
+            "turn_ended",
+            {
+                "state": "completed",
+                "reason": "end_turn",
+                "message": "",
+                "result": "Done.",
+                "usage": {"input_tokens": 1200, "cache_read_tokens": 34, "output_tokens": 56, "usd": 0.0123},
+            },
+        ),
+    )
+
+    assert seen == (
+        "❯ fix it\n  please\n"
+        "\nI look first.\n"
+        "\n● run npm install  # install\n"
+        "  ⎿ added 1 package\n"
+        "\nDone.\n"
+        "\n✓ done in 6.0 s · 1,234 tokens in, 56 out, $0.0123\n"
+    )
+
+
+def test_only_the_agents_words_are_data() -> None:
+    """So that standard output can be used by a program."""
+    console = Console()
+
+    pieces = [
+        *console.feed(event(1, "tool_call", _call())),
+        *console.feed(event(2, "text", {"text": "Words."})),
+        *console.feed(event(3, "notice", {"word": "retry", "message": "again"})),
+    ]
+
+    assert "".join(piece.text for piece in pieces if piece.to == "data") == "Words.\n"
+
+
+def test_text_is_shown_as_it_is_written_and_not_twice() -> None:
+    """The whole text that ends a block adds only what its deltas had not said."""
+    console = Console(live=True)
+
+    pieces = [
+        console.feed(event(1, "text_delta", {"text": "Hel", "block": "b1"})),
+        console.feed(event(2, "text_delta", {"text": "lo", "block": "b1"})),
+        console.feed(event(3, "text", {"text": "Hello there", "block": "b1"})),
+    ]
+
+    assert pieces == [[Piece("data", "Hel")], [Piece("data", "lo")], [Piece("data", " there"), Piece("data", "\n")]]
+
+
+def test_deltas_are_not_for_files() -> None:
+    """A console that is not live shows whole blocks, and no thinking."""
+    seen = _read(
+        Console(),
+        event(1, "thinking", {"text": "hm"}),
+        event(2, "text_delta", {"text": "Hel", "block": "b1"}),
+        event(3, "text", {"text": "Hello", "block": "b1"}),
+    )
+
+    assert seen == "Hello\n"
+
+
+def test_a_line_that_stands_open_is_ended_before_anything_else() -> None:
+    """A tool call in the middle of a text begins its own line."""
+    seen = _read(
+        Console(live=True),
+        event(1, "thinking_delta", {"text": "hm", "block": "b0"}),
+        event(2, "text_delta", {"text": "Hel", "block": "b1"}),
+        event(3, "tool_call", _call()),
+    )
+
+    assert seen == "hm\n\nHel\n\n● run npm install\n"
+
+
+def test_an_edit_shows_its_diff_in_colour() -> None:
+    """Added lines green, removed ones red, places cyan."""
+    diff = "@@ -1 +1 @@\n-old\n+new\n same\n"
+    seen = _read(
+        Console(colour=True), event(1, "tool_call", _call(action="edit", command=None, paths=("a.py",), diff=diff))
+    )
+
+    assert seen == (
+        "\x1b[34m●\x1b[0m \x1b[1medit\x1b[0m a.py\n"
+        "    \x1b[36m@@ -1 +1 @@\x1b[0m\n"
+        "    \x1b[31m-old\x1b[0m\n"
+        "    \x1b[32m+new\x1b[0m\n"
+        "     same\n"
+    )
+
+
+def test_long_output_is_cut_and_says_by_how_much() -> None:
+    """The record has it all."""
+    text = "\n".join(f"line {number}" for number in range(30))
+    seen = _read(Console(), event(1, "tool_call", _call()), event(2, "tool_result", {"call_id": "c1", "text": text}))
+
+    assert seen.endswith("    line 7\n    … 22 more lines\n")
+
+
+def test_results_of_parallel_calls_say_whose_they_are() -> None:
+    """Where another call was made in between."""
+    seen = _read(
+        Console(),
+        event(1, "tool_call", _call()),
+        event(2, "tool_call", _call(call_id="c2", action="read", command=None, paths=("b",))),
+        event(3, "tool_result", {"call_id": "c1", "text": "", "is_error": True}),
+    )
+
+    assert seen == "● run npm install\n● read b\n  ⎿ run npm install:\n    (no output)\n"
+
+
+def test_every_kind_of_call_has_its_words() -> None:
+    """The common words where they are known, else the agent's own."""
+    calls = [
+        _call(call_id="1", action="fetch", command=None, url="https://x.org/"),
+        _call(call_id="2", action="search", command=None, query="needle"),
+        _call(call_id="3", action="mcp", command=None, server="db", tool="query", input={"sql": "x"}),
+        _call(call_id="4", action="other", command=None, agent_tool="Todo", input={"a": 1}),
+        _call(call_id="5", command="a\nb"),
+    ]
+
+    assert _read(Console(), *(event(at, "tool_call", call) for at, call in enumerate(calls))) == (
+        '● fetch https://x.org/\n● search needle\n● db.query {"sql": "x"}\n● Todo {"a": 1}\n● run a\n    b\n'
+    )
+
+
+def test_a_question_tells_what_why_and_what_always_would_mean() -> None:
+    """The call itself is not written again when it was written just before."""
+    asked = msgspec.structs.replace(
+        PERMISSION,
+        why="no rule covers it",
+        layer="account",
+        suggestions=(m.Suggestion("Bash(npm install)", "this exact line"), m.Suggestion("Bash(npm ci)")),
+    )
+    question = event(2, "permission_asked", {"permission": asked})
+    words = (
+        "? May it? p-0000000000000001\n"
+        "    why: no rule covers it (account)\n"
+        "    always: Bash(npm install) — this exact line\n"
+        "        or: Bash(npm ci)\n"
+    )
+
+    assert _read(Console(), event(1, "tool_call", _call()), question) == f"● run npm install\n{words}"
+    assert _read(Console(), question, event(3, "tool_call", _call())) == f"● run npm install\n{words}"
+
+
+def test_a_question_hides_nothing_of_what_is_to_happen() -> None:
+    """Neither length nor control characters cut anything off."""
+    command = "\n".join([f"echo {number}" for number in range(200)] + ["x\x1b]0;\x07y"])
+    asked = msgspec.structs.replace(PERMISSION, call=msgspec.structs.replace(CALL, command=command))
+
+    seen = _read(Console(), event(1, "permission_asked", {"permission": asked}))
+
+    assert "    echo 199\n    x\\x1b]0;\\x07y\n? May it?" in seen
+
+
+def test_an_agents_question_lists_its_choices() -> None:
+    """With numbers to answer by."""
+    question = m.Question("Which colour?", choices=(m.Choice("Red", "warm"), m.Choice("Blue")), several=True)
+    asked = msgspec.structs.replace(PERMISSION, kind="question", questions=(question,))
+
+    assert _read(Console(), event(1, "permission_asked", {"permission": asked})) == (
+        "? Which colour? (several, by commas)\n    1  Red — warm\n    2  Blue\n"
+    )
+
+
+def test_a_plan_is_shown_whole() -> None:
+    """It is what the person decides about."""
+    asked = msgspec.structs.replace(PERMISSION, kind="plan", plan="1. read\n2. write")
+
+    assert _read(Console(), event(1, "permission_asked", {"permission": asked})) == (
+        "? The agent's plan:\n    1. read\n    2. write\n"
+    )
+
+
+def test_decisions_are_told_unless_a_rule_let_it_pass() -> None:
+    """Who decided, and what the agent was told."""
+
+    def settled(state: str, by: str, message: str | None = None) -> str:
+        data = {"permission": "p-1", "state": state, "by": by, "message": message}
+        return _read(Console(), event(1, "permission_settled", data))
+
+    assert settled("allowed", "rule") == ""
+    assert settled("allowed", "uid 1000 (hutch 42)") == "  ✓ allowed by uid 1000 (hutch 42)\n"
+    assert settled("denied", "rule", "no network") == "  ✗ denied by rule: no network\n"
+
+
+def test_an_end_that_is_no_success_says_why() -> None:
+    """With the result where no text came before."""
+    failed = {"state": "failed", "reason": "no_key", "message": "There is no key."}
+    quiet = {"state": "completed", "reason": "end_turn", "message": "", "result": "42"}
+
+    assert _read(Console(), event(1, "turn_ended", failed)) == "✗ failed\n  There is no key.\n"
+    assert _read(Console(), event(1, "turn_ended", quiet)) == "42\n\n✓ done\n"
+
+
+def test_an_event_that_cannot_be_read_is_named() -> None:
+    """It stops nothing."""
+    assert _read(Console(), event(9, "text", {"nothing": 1})) == "! event 9 (text) cannot be read\n"
+
+
+def test_a_sub_agents_words_are_set_apart() -> None:
+    """They are work, not the answer."""
+    console = Console(live=True)
+
+    pieces = console.feed(event(1, "text", {"text": "found it", "parent": "c1"}))
+
+    assert pieces == [Piece("talk", "  ┊ found it\n")]
+
+
+def test_nothing_of_a_stranger_reaches_the_terminal_raw() -> None:
+    """Every field that an agent fills may hold escape sequences."""
+    evil = "\x1b]0;x\x07\x1b[2J\u202e"
+    call = msgspec.structs.replace(
+        CALL, agent_tool=evil, command=evil, description=evil, diff=evil, server=evil, tool=evil, input={"a": evil}
+    )
+    asked = msgspec.structs.replace(
+        PERMISSION,
+        call=call,
+        why=evil,
+        layer=evil,
+        plan=evil,
+        questions=(m.Question(evil, evil, (m.Choice(evil, evil),)),),
+        suggestions=(m.Suggestion(evil, evil),),
+    )
+    kinds: list[Event] = [
+        event(1, "turn_started", {"prompt": evil, "number": 1}),
+        event(2, "text_delta", {"text": evil}),
+        event(3, "thinking", {"text": evil}),
+        event(5, "tool_result", {"call_id": "c1", "text": evil}),
+        event(6, "permission_settled", {"permission": evil, "state": "denied", "by": evil, "message": evil}),
+        event(7, "notice", {"word": evil, "message": evil}),
+        event(8, "stderr", {"text": evil}),
+        event(9, "turn_ended", {"state": "failed", "reason": evil, "message": evil, "result": evil}),
+    ]
+    for action in ("run_command", "mcp", "other"):
+        changed = msgspec.structs.replace(call, action=action, call_id=action)
+        kinds.append(event(4, "tool_call", {"call": msgspec.to_builtins(changed)}))
+    kinds += [
+        event(10, "permission_asked", {"permission": msgspec.structs.replace(asked, kind=kind)})
+        for kind in ("tool", "question", "plan")
+    ]
+    console = Console(live=True)
+
+    seen = _read(console, *kinds) + console.doing
+
+    assert not set(seen) & set("\x1b\x07\u202e")

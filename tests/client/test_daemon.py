@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hutch_client import endpoint, starting
+from hutch_shared import __version__
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import UsageSeen
+from tests.client.conftest import Hutch
+from tests.client.fake_daemon import FakeDaemon
+
+STATUS = m.Status(
+    version=__version__,
+    protocol=m.PROTOCOL,
+    pid=42,
+    started_at="2999-01-31T12:00:00.000Z",
+    mode="user",
+    draining=False,
+    store=m.StoreStatus(ok=True, journal="j-1", path="/s/hutch.db", events=1),
+    isolation=m.Isolation("strict", "bubblewrap"),
+    keys="brokered",
+    master_key="file",
+    executors=(m.ExecutorStatus("x-1", "ann", "claude", "ready", 43),),
+)
+KEY = m.ApiKey("k-1", "anthropic", "default", 1000, "2026-01-31T12:00:00.000Z", "wxyz")
+
+STAND_IN = """
+import os, socket, sys
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+listener.bind(sys.argv[1])
+print("listening", flush=True)
+listener.listen()
+while not os.path.exists(sys.argv[2]):
+    listener.settimeout(0.05)
+    try:
+        listener.accept()[0].close()
+    except TimeoutError:
+        pass
+"""
+
+
+def test_status_says_what_is_in_force_and_why(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """Isolation, keys and executors; notices go to standard error."""
+    daemon.answers["get_status"] = msgspec.structs.replace(STATUS, notices=("look here",))
+
+    code, out, err = hutch("status")
+
+    assert code == 0
+    assert "isolation  strict: bubblewrap\nkeys       brokered (master key: file)\n" in out
+    assert out.endswith("x-1       ann      claude  ready  43\n")
+    assert err == "! look here\n"
+
+
+def test_doctor_finds_nothing_where_nothing_is_wrong(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """Every line is ok."""
+    daemon.answers |= {"get_status": STATUS, "list_api_keys": m.ApiKeys((KEY,))}
+
+    code, out, _ = hutch("doctor")
+
+    assert code == 0
+    assert all(line.startswith("ok  ") for line in out.splitlines())
+
+
+def test_doctor_says_what_to_do_about_what_it_finds(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """A store that cannot write, exposed keys, another version, an executor that would not go."""
+    stuck = m.ExecutorStatus("x-9", "ann", "claude", "quarantined", 99, detail="1 process left")
+    daemon.answers |= {
+        "get_status": msgspec.structs.replace(
+            STATUS,
+            version="9.9.9",
+            keys="exposed",
+            store=m.StoreStatus(False, "j-1", "/s", "ENOSPC"),
+            executors=(stuck,),
+        ),
+        "list_api_keys": m.ApiKeys(()),
+    }
+
+    code, out, _ = hutch("doctor", "-o", "json")
+
+    advice = {one["subject"].split(":")[0]: one["advice"] for one in json.loads(out) if not one["ok"]}
+    assert code == 1
+    assert list(advice) == ["versions", "store", "keys", "model keys", "executor x-9 (pid 99)"]
+    assert advice["model keys"] == "Add one: `hutch key add anthropic`."
+
+
+def test_doctor_and_version_do_without_a_daemon(hutch: Hutch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one says how to get one, the other tells its own version."""
+    monkeypatch.setenv("HUTCH_HOST", "/nonexistent/client.sock")
+
+    doctor, version = hutch("doctor"), hutch("version")
+
+    assert doctor[0] == 1
+    assert "    → Start it: `hutch daemon start`.\n" in doctor[1]
+    assert version[:2] == (0, f"hutch {__version__} (protocol {m.PROTOCOL})\n")
+
+
+def test_stopping_waits_until_hutchd_has_gone(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """The connection's end is the sign."""
+
+    def stop(_: object) -> m.Nothing:
+        daemon.hang_up_after_answer = True
+        return m.Nothing()
+
+    daemon.answers["stop_daemon"] = stop
+
+    assert hutch("daemon", "stop", "--leave", "--timeout", "5")[0] == 0
+    assert daemon.asked("stop_daemon") == [m.StopDaemon("leave", 5.0)]
+
+
+def test_a_backup_goes_to_an_absolute_path(
+    daemon: FakeDaemon, hutch: Hutch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """hutchd works in another directory."""
+    monkeypatch.chdir(tmp_path)
+    daemon.answers["backup_store"] = m.BackupDone("x", 1024, "j-1")
+
+    assert hutch("daemon", "backup", "copy.db")[0] == 0
+    assert daemon.asked("backup_store") == [m.BackupStore(str(tmp_path / "copy.db"))]
+
+
+def test_a_key_comes_from_standard_input_and_is_never_shown(
+    daemon: FakeDaemon, hutch: Hutch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even the part that hutchd gives back as a hint of a short one."""
+    daemon.answers["put_api_key"] = KEY
+    monkeypatch.setattr(sys, "stdin", io.StringIO("sk-secret-wxyz\n"))
+
+    code, out, err = hutch("key", "add", "anthropic", "--name", "work")
+
+    assert (code, out, err) == (0, "", "Stored: anthropic default …wxyz\n")
+    assert daemon.asked("put_api_key") == [m.PutApiKey("anthropic", "sk-secret-wxyz", "work")]
+
+
+def test_a_key_in_argv_is_refused(daemon: FakeDaemon, hutch: Hutch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so is an empty one."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+
+    assert hutch("key", "add", "anthropic", "sk-secret")[0] == 2
+    assert hutch("key", "add", "anthropic")[0] == 2
+    assert daemon.asked("put_api_key") == []
+
+
+def test_keys_are_listed_and_removed(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """Without their secrets."""
+    daemon.answers |= {"list_api_keys": m.ApiKeys((KEY,)), "delete_api_key": m.Nothing()}
+
+    assert hutch("key", "ls")[1].splitlines()[1].startswith("anthropic  default  …wxyz    0     never")
+    assert hutch("key", "rm", "anthropic")[0] == 0
+    assert daemon.asked("delete_api_key") == [m.DeleteApiKey("anthropic", "default")]
+
+
+def test_usage_is_a_table(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """Tokens by kind, and dollars."""
+    daemon.answers["get_usage"] = m.UsageTable((m.UsageRow("opus", 2, UsageSeen(1000, 20, usd=0.5)),))
+
+    assert hutch("usage", "--by", "model")[1].splitlines() == [
+        "MODEL  TURNS  INPUT  CACHE READ  CACHE WRITE  OUTPUT  USD",
+        "opus   2      1,000  0           0            20      0.5000",
+    ]
+
+
+def test_a_stranger_at_the_socket_is_told_nothing(daemon: FakeDaemon) -> None:
+    """The server's uid is looked at before a word is said: it must be one's own, root's or Hutch's."""
+    with pytest.raises(HutchError, match="nothing was sent") as refused:
+        endpoint.dial(daemon.path, trusted=())
+
+    assert refused.value.reason is Reason.NOT_ALLOWED
+    assert daemon.calls == []
+    assert {0, os.geteuid()} <= endpoint.trusted_uids()
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean_environment: None) -> Path:
+    """A state directory for a hutchd of our own."""
+    monkeypatch.setenv("HUTCH_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("HUTCH_RUNTIME_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_hutchd_is_started_once_with_its_log_in_the_state_directory(places: Path) -> None:
+    """Who comes second finds it running."""
+    argv = [sys.executable, "-c", STAND_IN, str(places / "client.sock"), str(places / "end")]
+    try:
+        pid = starting.start(argv)
+
+        assert pid
+        assert starting.start(argv) is None
+        assert (places / "hutchd.log").read_text() == "listening\n"
+        assert (places / "hutchd.log").stat().st_mode & 0o777 == 0o600
+    finally:
+        (places / "end").touch()
+
+
+def test_a_hutchd_that_cannot_start_is_quoted(places: Path) -> None:
+    """With the end of what it wrote this time, not before."""
+    (places / "hutchd.log").write_text("old story\n")
+    argv = [sys.executable, "-c", "import sys; sys.exit('no such setting')"]
+
+    with pytest.raises(HutchError) as failed:
+        starting.start(argv)
+
+    assert failed.value.reason is Reason.CONNECTION_LOST
+    assert failed.value.message.endswith("ends with:\nno such setting")
+
+
+def test_the_log_can_be_read(hutch: Hutch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last lines, made plain."""
+    monkeypatch.setenv("HUTCH_STATE_DIR", str(tmp_path))
+    (tmp_path / "hutchd.log").write_text("one\ntwo\x1b[2J\nthree\n")
+
+    assert hutch("daemon", "logs", "-n", "2") == (0, "two\nthree\n", "")

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+
+from hutch_client.questions import chosen, editable, edited, read_reply
+
+
+@pytest.mark.parametrize(
+    ("line", "reply"),
+    [
+        ("y\n", {"decision": "allow"}),
+        ("YES", {"decision": "allow"}),
+        ("s", {"decision": "allow", "scope": "session"}),
+        ("a", {"decision": "allow", "scope": "always"}),
+        ("e", "edit"),
+        ("n", {"decision": "deny"}),
+        ("n use pnpm instead", {"decision": "deny", "message": "use pnpm instead"}),
+        ("x", {"decision": "deny", "interrupt": True}),
+        ("x enough", {"decision": "deny", "interrupt": True, "message": "enough"}),
+    ],
+)
+def test_a_word_decides(line: str, reply: object) -> None:
+    """Only a refusal takes a message along."""
+    assert read_reply(line) == reply
+
+
+@pytest.mark.parametrize("line", ["", "\n", "  ", "what?", "y please", "a b", "e it", "yn"])
+def test_anything_else_decides_nothing(line: str) -> None:
+    """Least of all an empty line."""
+    assert read_reply(line) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "several", "answer"),
+    [
+        ("2", False, "Blue"),
+        ("blue", False, "Blue"),
+        ("a warm grey", False, "a warm grey"),
+        ("1, 2", True, ["Red", "Blue"]),
+        ("red,teal", True, ["Red", "teal"]),
+        ("3", False, None),
+        ("0", False, None),
+        ("", False, None),
+        (" , ", True, None),
+    ],
+)
+def test_choices_are_taken_by_number_name_or_own_words(line: str, several: bool, answer: object) -> None:
+    """A number that names no choice is no answer."""
+    assert chosen(["Red", "Blue"], line, several=several) == answer
+
+
+def test_a_command_is_edited_as_it_is_and_keeps_the_other_parameters() -> None:
+    """Only the line break that the editor adds goes."""
+    given = {"command": "ls", "timeout": 5}
+
+    assert editable(given) == ("ls\n", ".sh")
+    assert edited(given, "ls -l\n") == {"command": "ls -l", "timeout": 5}
+
+
+def test_another_input_is_edited_as_json() -> None:
+    """What comes back must be an object again."""
+    given = {"file_path": "/w/é", "content": "x"}
+    text, suffix = editable(given)
+
+    assert suffix == ".json"
+    assert edited(given, text) == given
+    for broken in ("", "[]", "{"):
+        with pytest.raises(ValueError, match=r"."):
+            edited(given, broken)

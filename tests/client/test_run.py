@@ -1,0 +1,339 @@
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hutch_shared import messages as m
+from hutch_shared.events import Event
+from tests.client.conftest import Hutch
+from tests.client.fake_daemon import CALL, PERMISSION, SESSION, TURN, FakeDaemon, event
+from tests.client.terminal import at_terminal
+
+STARTED = event(1, "turn_started", {"prompt": "fix it", "number": 1})
+CALLED = event(2, "tool_call", {"call": CALL})
+ASKED = event(3, "permission_asked", {"permission": PERMISSION})
+
+
+def _ended(state: str, seq: int = 9) -> Event:
+    return event(seq, "turn_ended", {"state": state, "reason": "end_turn", "message": "So it is."})
+
+
+def _plays(daemon: FakeDaemon, *events: Event) -> None:
+    """Let the events happen as soon as the prompt is there."""
+
+    def submit(_: m.SubmitPrompt) -> m.Turn:
+        daemon.publish(*events)
+        return TURN
+
+    daemon.answers["submit_prompt"] = submit
+
+
+def _answers(daemon: FakeDaemon, *then: Event) -> None:
+    """Let the events happen as soon as an answer is there."""
+
+    def answer(_: m.AnswerPermission) -> m.Permission:
+        daemon.publish(*then)
+        return PERMISSION
+
+    daemon.answers["answer_permission"] = answer
+
+
+def test_words_are_data_and_all_else_is_talk(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """In a pipe, standard output has nothing but what the agent said."""
+    _plays(daemon, STARTED, CALLED, event(3, "text", {"text": "Done."}), _ended("completed"))
+
+    code, out, err = hutch("run", "fix it")
+
+    assert (code, out) == (0, "Done.\n")
+    assert err == ("s-0000000000000001  fix  claude  keys: exposed\n● run npm install\n\n\n✓ done in 8.0 s\n")
+
+
+@pytest.mark.parametrize(("state", "code"), [("completed", 0), ("failed", 1), ("timed_out", 124), ("stopped", 130)])
+def test_the_turns_end_is_the_exit_code(daemon: FakeDaemon, hutch: Hutch, state: str, code: int) -> None:
+    """Whatever way it ends."""
+    _plays(daemon, STARTED, _ended(state))
+
+    assert hutch("run", "fix it")[0] == code
+
+
+def test_a_session_is_opened_as_the_options_say(daemon: FakeDaemon, hutch: Hutch, tmp_path: Path) -> None:
+    """Paths are made absolute; the limit of the turn goes with the prompt."""
+    _plays(daemon, _ended("completed"))
+    options = "--agent script --script x.jsonl --name n --mode plan --model big --when-nobody deny --timeout 5"
+
+    code, *_ = hutch(
+        "run", "hi", "-C", str(tmp_path), *options.split(), "--allow", "Read", "--deny", "Bash", "--deny", "Edit"
+    )
+
+    (opened,), (submitted,) = daemon.asked("open_session"), daemon.asked("submit_prompt")
+    assert code == 0
+    assert msgspec.structs.replace(opened, idempotency_key=None) == m.OpenSession(
+        "script",
+        str(tmp_path),
+        "n",
+        permission_mode="plan",
+        when_nobody="deny",
+        rules=m.Rules(allow=("Read",), deny=("Bash", "Edit")),
+        options=m.AgentOptions(model="big", script=str(Path("x.jsonl").absolute())),
+    )
+    assert (submitted.session, submitted.prompt, submitted.timeout) == (SESSION.id, "hi", 5.0)
+
+
+def test_a_long_prompt_comes_from_standard_input(
+    daemon: FakeDaemon, hutch: Hutch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `-` or in a pipe; argv could not hold it."""
+    _plays(daemon, _ended("completed"))
+    prompt = "é" * 200_000
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(prompt.encode())))
+
+    assert hutch("run", "-")[0] == 0
+    assert daemon.asked("submit_prompt")[0].prompt == prompt
+
+
+def test_jsonl_is_the_events_and_json_the_turn(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """For programs; a stranger's bytes stay escaped."""
+    _plays(daemon, STARTED, event(2, "text", {"text": "\u009b2J"}), _ended("completed"))
+    daemon.answers["get_turn"] = msgspec.structs.replace(TURN, state="completed", result="ok")
+
+    lines = hutch("run", "hi", "-o", "jsonl")[1]
+    daemon.events.clear()
+    record = hutch("run", "hi", "-o", "json")[1]
+
+    assert [json.loads(line)["seq"] for line in lines.splitlines()] == [1, 2, 9]
+    assert "\\u009b2J" in lines
+    assert json.loads(record)["result"] == "ok"
+
+
+def test_a_detached_run_prints_the_session(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """And leaves at once."""
+    assert hutch("run", "-d", "hi") == (0, f"{SESSION.id}\n", "")
+    assert daemon.asked("follow_events") == []
+
+
+def test_no_input_ends_with_5_when_something_is_asked(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """And says how to answer; the turn waits on."""
+    _plays(daemon, STARTED, CALLED, ASKED)
+
+    code, _, err = hutch("run", "hi", "--no-input")
+
+    assert code == 5
+    assert err.endswith(
+        f"● run npm install\n? May it? {PERMISSION.id}\n"
+        f"Waits for an answer: `hutch approve {PERMISSION.id}` or `hutch deny {PERMISSION.id}`.\n"
+    )
+
+
+def test_options_of_a_new_session_do_not_go_with_an_old_one(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """They would silently mean nothing."""
+    code, _, err = hutch("run", "--session", "fix", "--mode", "bypass", "hi")
+
+    assert (code, err) == (2, "hutch: --mode is for a new session; fix has its own.\n")
+    assert daemon.asked("submit_prompt") == []
+
+
+def test_logs_print_the_record_page_by_page(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """From the event that is named on."""
+    events = [STARTED, event(2, "text", {"text": "One."}), _ended("completed")]
+
+    def page(params: m.ReadEvents) -> m.EventsPage:
+        found = [msgspec.Raw(msgspec.json.encode(one)) for one in events if one.seq > params.after][:1]
+        return m.EventsPage(tuple(found), "j-1", 9, more=bool(found))
+
+    daemon.answers["read_events"] = page
+
+    code, out, err = hutch("logs", "fix")
+    later = hutch("logs", "fix", "--since", "2", "-o", "jsonl")[1]
+
+    assert (code, out, err) == (0, "One.\n", "❯ fix it\n\n\n✓ done in 8.0 s\n")
+    assert json.loads(later)["seq"] == 9
+
+
+def test_wait_goes_on_until_nothing_is_left_to_do(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """The exit code is that of the last turn."""
+    busy = msgspec.structs.replace(SESSION, active_turn=TURN.id, active_state="running")
+
+    def looked_at(_: m.SessionRef) -> m.Session:
+        looks = len(daemon.asked("get_session"))
+        if looks == 2:
+            daemon.publish(_ended("failed"))
+        return busy if looks <= 2 else SESSION
+
+    daemon.answers |= {
+        "get_session": looked_at,
+        "list_turns": m.Turns((msgspec.structs.replace(TURN, state="failed"),)),
+    }
+
+    assert hutch("wait", "fix")[0] == 1
+
+
+def test_wait_gives_up_in_time(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """With 124; the session goes on."""
+    daemon.answers["get_session"] = msgspec.structs.replace(SESSION, queued=1)
+
+    assert hutch("wait", "fix", "--timeout", "0.05")[0] == 124
+
+
+def test_a_question_is_answered_inline(daemon: FakeDaemon) -> None:
+    """What is no answer is asked again; the follower counts as somebody who is there."""
+    _plays(daemon, STARTED, CALLED, ASKED)
+    _answers(
+        daemon,
+        event(4, "permission_settled", {"permission": PERMISSION.id, "state": "allowed", "by": "uid 1000 (hutch 1)"}),
+        event(5, "tool_result", {"call_id": "c1", "text": "added 1 package"}),
+        _ended("completed"),
+    )
+
+    with at_terminal("run", "fix it") as terminal:
+        terminal.wait_for("[y]es")
+        terminal.type("maybe\n")
+        terminal.wait_for("maybe")
+        terminal.type("s\n")
+        code = terminal.wait()
+
+    assert code == 0
+    assert daemon.asked("answer_permission") == [m.AnswerPermission(PERMISSION.id, "allow", "session")]
+    assert [asked.answers for asked in daemon.asked("follow_events")] == [True]
+    assert "\x1b[34m●\x1b[0m \x1b[1mrun\x1b[0m npm install" in terminal.raw
+    assert "✓ allowed by uid 1000 (hutch 1)" in terminal.screen
+    assert "⎿ added 1 package" in terminal.screen
+
+
+def test_an_agents_question_and_its_plan_are_answered_inline(daemon: FakeDaemon) -> None:
+    """Choices by number, one question after the other; a plan takes no scope."""
+    questions = (m.Question("Which?", "Colour", (m.Choice("Red"), m.Choice("Blue"))), m.Question("Why?", "Reason"))
+    question = msgspec.structs.replace(PERMISSION, kind="question", questions=questions)
+    plan = msgspec.structs.replace(PERMISSION, id="p-2", kind="plan", plan="1. paint")
+    _plays(daemon, STARTED, event(2, "permission_asked", {"permission": question}))
+
+    def answer(given: m.AnswerPermission) -> m.Permission:
+        if given.decision == "answer":
+            daemon.publish(event(3, "permission_asked", {"permission": plan}))
+        else:
+            daemon.publish(_ended("completed"))
+        return PERMISSION
+
+    daemon.answers["answer_permission"] = answer
+
+    with at_terminal("run", "fix it", environment={"NO_COLOR": "1"}) as terminal:
+        terminal.wait_for("Colour ›")
+        terminal.type("2\n")
+        terminal.wait_for("Reason ›")
+        terminal.type("it is calm\n")
+        terminal.wait_for("[y]es")
+        terminal.type("a\nn not yet\n")
+        code = terminal.wait()
+
+    assert code == 0
+    assert daemon.asked("answer_permission") == [
+        m.AnswerPermission(PERMISSION.id, "answer", answers={"Which?": "Blue", "Why?": "it is calm"}),
+        m.AnswerPermission("p-2", "deny", message="not yet"),
+    ]
+    assert "\x1b[1m" not in terminal.raw
+
+
+def test_what_was_typed_before_a_question_came_answers_nothing(daemon: FakeDaemon) -> None:
+    """Nor does half a line that was meant for a question that has gone."""
+    _plays(daemon, STARTED, CALLED)
+    other = msgspec.structs.replace(PERMISSION, id="p-2")
+    settled = {"permission": PERMISSION.id, "state": "expired", "by": "expiry"}
+
+    with at_terminal("run", "fix it") as terminal:
+        terminal.wait_for("npm install")
+        terminal.type("y\n")
+        daemon.publish(ASKED)
+        terminal.wait_for("[y]es")
+        terminal.type("y")
+        daemon.publish(event(4, "permission_settled", settled), event(5, "permission_asked", {"permission": other}))
+        terminal.wait_for("p-2", "[y]es")
+        terminal.type("\n")
+        daemon.publish(_ended("completed"))
+        terminal.wait()
+
+    assert daemon.asked("answer_permission") == []
+
+
+def test_a_question_that_another_client_answers_goes_away(daemon: FakeDaemon) -> None:
+    """The prompt is taken back; the turn goes on."""
+    _plays(daemon, STARTED, CALLED, ASKED)
+
+    with at_terminal("run", "fix it") as terminal:
+        terminal.wait_for("[y]es")
+        settled = {"permission": PERMISSION.id, "state": "denied", "by": "uid 0 (hutch 7)"}
+        daemon.publish(event(4, "permission_settled", settled), _ended("completed"))
+        code = terminal.wait()
+
+    assert code == 0
+    assert "✗ denied by uid 0 (hutch 7)" in terminal.screen
+    assert daemon.asked("answer_permission") == []
+
+
+def test_ctrl_c_detaches_and_says_how_to_stop(daemon: FakeDaemon) -> None:
+    """The turn goes on."""
+    _plays(daemon, STARTED, CALLED)
+
+    with at_terminal("run", "fix it") as terminal:
+        terminal.wait_for("npm install")
+        terminal.press_ctrl_c()
+        code = terminal.wait()
+
+    assert code == 130
+    assert f"`hutch interrupt {SESSION.id}` stops it." in terminal.screen
+    assert daemon.asked("interrupt_turn") == []
+
+
+def test_ctrl_c_twice_interrupts_the_turn(daemon: FakeDaemon) -> None:
+    """And its end is still shown."""
+    _plays(daemon, STARTED, CALLED)
+
+    def interrupt(_: m.InterruptTurn) -> m.Turn:
+        daemon.publish(_ended("stopped"))
+        return TURN
+
+    daemon.answers["interrupt_turn"] = interrupt
+
+    with at_terminal("run", "fix it") as terminal:
+        terminal.wait_for("npm install")
+        terminal.press_ctrl_c()
+        terminal.wait_for("Ctrl-C again")
+        terminal.press_ctrl_c()
+        code = terminal.wait()
+
+    assert code == 130
+    assert "■ stopped" in terminal.screen
+    assert daemon.asked("interrupt_turn") == [m.InterruptTurn(SESSION.id, TURN.id)]
+
+
+def test_attach_asks_what_was_waiting_before(daemon: FakeDaemon) -> None:
+    """A question is a record: who comes later answers it."""
+    daemon.answers["list_permissions"] = m.Permissions((PERMISSION,))
+    _answers(daemon)
+
+    with at_terminal("attach", "fix") as terminal:
+        terminal.wait_for("[y]es")
+        terminal.type("y\n")
+        daemon.wait(lambda: bool(daemon.asked("answer_permission")))
+
+    assert "● run npm install" in terminal.screen
+
+
+def test_pending_watch_prints_each_question_once(daemon: FakeDaemon) -> None:
+    """Those that wait, then those that come; the watcher counts as somebody who is there."""
+    daemon.answers["list_permissions"] = m.Permissions((PERMISSION,))
+    other = msgspec.structs.replace(PERMISSION, id="p-2")
+
+    with at_terminal("pending", "--watch") as terminal:
+        terminal.wait_for("Bash npm install")
+        daemon.publish(ASKED, event(4, "permission_asked", {"permission": other}))
+        terminal.wait_for("p-2")
+        terminal.press_ctrl_c()
+        code = terminal.wait()
+
+    assert code == 130
+    assert terminal.screen.count("npm install") == 2
+    assert daemon.asked("follow_events")[0].answers

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import UsageSeen
+from tests.client.conftest import Hutch
+from tests.client.fake_daemon import SESSION, TURN, FakeDaemon
+
+
+def test_ps_prints_a_table_that_says_who_waits(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """A session that asks says so before anything else; a name cannot break out of its cell."""
+    fresh = msgspec.structs.replace(SESSION, created_at="2999-01-31T12:00:00.000Z")
+    asks = msgspec.structs.replace(fresh, active_state="running", pending=2, queued=1, name="a\x1b[2Jb\nc")
+    daemon.answers["list_sessions"] = m.Sessions((asks, msgspec.structs.replace(fresh, id="s-2", state="closed")))
+
+    code, out, err = hutch("ps", "-a")
+
+    assert out.splitlines() == [
+        "SESSION             NAME         AGENT   STATE               KEYS     AGE  DIRECTORY",
+        "s-0000000000000001  a\\x1b[2Jb c  claude  asks (2) +1 queued  exposed  0 s  /w",
+        "s-2                 fix          claude  closed              exposed  0 s  /w",
+    ]
+    assert (code, err) == (0, "")
+    assert daemon.asked("list_sessions") == [m.ListSessions(state=None)]
+
+
+def test_ps_prints_ids_or_json_for_programs(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """`-q` gives ids, `-o json` the records as they came."""
+    daemon.answers["list_sessions"] = m.Sessions((SESSION,))
+
+    ids, records = hutch("ps", "-q"), hutch("ps", "-o", "json")
+
+    assert ids == (0, f"{SESSION.id}\n", "")
+    assert msgspec.convert(json.loads(records[1])[0], m.Session) == SESSION
+    assert daemon.asked("list_sessions")[0].state == "open"
+
+
+def test_inspect_shows_isolation_keys_and_turns(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """How keys are kept and what isolates the session stands there with its reason."""
+    daemon.answers["list_turns"] = m.Turns((msgspec.structs.replace(TURN, state="failed", reason="no_key"),))
+    daemon.answers["get_session"] = msgspec.structs.replace(SESSION, usage=UsageSeen(1000, 50, usd=0.25))
+
+    code, out, _ = hutch("inspect", "fix")
+
+    assert code == 0
+    assert "keys                  exposed\n" in out
+    assert "isolation             reduced: no sandbox\n" in out
+    assert "usage                 1,000 tokens in, 50 out, $0.2500\n" in out
+    assert out.endswith("t-0000000000000001  failed: no_key  2026-01-31T12:00:00.000Z         fix it\n")
+
+
+def test_mode_interrupt_stop_rm_and_fork_name_the_session_by_id(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """A name or beginning of an id is resolved first; a queue can be emptied with the interrupt; rm -f closes."""
+    for method in ("set_permission_mode", "close_session", "fork_session"):
+        daemon.answers[method] = SESSION
+    daemon.answers |= {
+        "interrupt_turn": TURN,
+        "cancel_turn": TURN,
+        "delete_session": m.Nothing(),
+        "list_turns": m.Turns((TURN,)),
+    }
+
+    done = [
+        hutch(*line.split())
+        for line in ("mode fix plan", "interrupt fix --queued", "stop fix --force", "rm fix -f", "fork fix --name two")
+    ]
+
+    assert [code for code, _, _ in done] == [0] * 5
+    assert done[4][1] == f"{SESSION.id}\n"
+    assert [
+        (name, params) for name, params in daemon.calls if name not in ("get_version", "get_session", "list_turns")
+    ] == [
+        ("set_permission_mode", m.SetPermissionMode(SESSION.id, "plan")),
+        ("cancel_turn", m.TurnRef(TURN.id)),
+        ("interrupt_turn", m.InterruptTurn(SESSION.id)),
+        ("close_session", m.CloseSession("fix", force=True)),
+        ("close_session", m.CloseSession(SESSION.id, force=True)),
+        ("delete_session", m.SessionRef(SESSION.id)),
+        ("fork_session", m.ForkSession("fix", "two")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        (Reason.NOT_FOUND, 1),
+        (Reason.INVALID_PARAMS, 2),
+        (Reason.SHUTTING_DOWN, 3),
+        (Reason.NOT_ALLOWED, 4),
+        (Reason.INSIDER, 4),
+        (Reason.TIMED_OUT, 124),
+    ],
+)
+def test_an_error_is_a_sentence_and_an_exit_code(daemon: FakeDaemon, hutch: Hutch, reason: Reason, code: int) -> None:
+    """What hutchd says goes to standard error as it stands, without escape sequences."""
+
+    def refuse(params: object) -> m.Session:
+        raise HutchError(reason, "No\x1b[31m.")
+
+    daemon.answers["get_session"] = refuse
+
+    assert hutch("inspect", "x") == (code, "", "hutch: No.\n")
+
+
+def test_without_a_daemon_the_exit_code_is_3_and_the_way_out_is_said(
+    hutch: Hutch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was there to answer."""
+    monkeypatch.setenv("HUTCH_HOST", "/nonexistent/client.sock")
+
+    code, out, err = hutch("ps")
+
+    assert (code, out) == (3, "")
+    assert err == "hutch: No hutchd answers at /nonexistent/client.sock. Start one with `hutch daemon start`.\n"
+
+
+def test_unknown_commands_and_options_are_usage_errors(hutch: Hutch) -> None:
+    """Exit code 2, with the nearest command."""
+    assert hutch("pss") == (2, "", "hutch: There is no command `pss`. Did you mean `ps`? `hutch help` lists them.\n")
+    assert hutch("ps", "--no-such")[0] == 2
+    assert hutch("ps", "--quie")[0] == 2
+
+
+def test_help_lists_every_command(hutch: Hutch) -> None:
+    """Also when nothing was asked."""
+    code, out, _ = hutch()
+
+    assert code == 0
+    assert all(f"\n  {name} " in out for name in ("run", "ps", "approve", "policy", "key", "daemon", "doctor"))

@@ -1,0 +1,241 @@
+"""Dialogues over the end of one hutchd and the start of the next."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from hutch_daemon.settings import Executors
+from hutch_daemon.store import executors, turns
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import Text, TurnEnded
+from tests.fakes.executors import FakeExecutor, never_end
+from tests.fakes.stage import BOOT, WAIT, Stage, settings, until
+
+
+class _Held:
+    """A play that ends when it is let go."""
+
+    def __init__(self) -> None:
+        self.release = anyio.Event()
+
+    async def __call__(self, executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
+        await self.release.wait()
+        return TurnEnded("completed", "done", "Done.")
+
+
+async def test_a_running_turn_survives_the_restart(stage: Stage) -> None:
+    """The executor goes on, is adopted by its hello, hands in what it kept, and the prompt ran once."""
+    held = stage.host.play = _Held()
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        executor = await stage.running(turn)
+    await executor.report("text", Text("while nobody listened"), turn.id)
+
+    async with stage.hutchd():
+        before = await stage.turn(turn)
+        welcome = await executor.dial()
+        held.release.set()
+        ended = await stage.ended(turn)
+        status = await stage.conductor.get_status(stage.me, m.Nothing())
+
+        assert before.state == "running"
+        assert welcome.turn == turn.id
+        assert ended.state == "completed"
+        assert await stage.kinds(session) == ["turn_started", "text", "turn_ended"]
+        assert len(stage.host.played) == 1
+        assert [one.adopted for one in status.executors] == [True]
+
+
+async def test_the_end_that_came_while_hutchd_was_away_counts(stage: Stage) -> None:
+    """A turn that ended meanwhile gets its state from the events that the executor hands in."""
+    held = stage.host.play = _Held()
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        executor = await stage.running(turn)
+    held.release.set()
+    await until(lambda: executor.turn is None)
+
+    async with stage.hutchd():
+        await executor.dial()
+
+        assert (await stage.ended(turn)).state == "completed"
+
+
+async def test_a_turn_whose_executor_died_with_hutchd_is_settled_as_unknown(stage: Stage) -> None:
+    """Nobody knows how far it got, so it fails as outcome_unknown and is not run again; the queue goes on."""
+    stage.host.play = never_end
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session, "first")
+        executor = await stage.running(turn)
+        queued = await stage.submit(session, "second")
+    executor.die()
+
+    async with stage.hutchd():
+        settled = await stage.ended(turn)
+        await stage.running(queued)
+
+        assert (settled.state, settled.reason) == ("failed", "outcome_unknown")
+        assert [prompt for _, prompt in stage.host.played] == ["first", "second"]
+
+
+async def test_an_executor_that_lives_but_does_not_come_back_is_ended(stage: Stage) -> None:
+    """After adopt_timeout it is killed, and its turn is settled."""
+    stage.host.play = never_end
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        executor = await stage.running(turn)
+    stage.settings = settings(executors=Executors(spares=0, adopt_timeout=0.05, hello_timeout=WAIT))
+
+    async with stage.hutchd():
+        settled = await stage.ended(turn)
+
+        assert executor.exited.is_set()
+        assert settled.reason == "outcome_unknown"
+
+
+async def test_a_queued_prompt_goes_on_after_the_restart(stage: Stage) -> None:
+    """What was durable before the reply runs in the next hutchd, without anybody asking."""
+    stage.host.mute = True
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        await until(lambda: len(stage.host.started) == 1)
+    stage.host.mute = False
+    stage.executor.die()
+
+    async with stage.hutchd():
+        ended = await stage.ended(turn)
+
+        assert ended.state == "completed"
+        assert len(stage.host.played) == 1
+
+
+@pytest.mark.parametrize("got_it", [True, False])
+async def test_a_prompt_that_was_on_its_way_runs_once(stage: Stage, got_it: bool) -> None:
+    """A turn left in dispatching is handed over again; an executor that has it answers the same and runs it once."""
+    held = stage.host.play = _Held()
+    async with stage.hutchd():
+        session = await stage.open()
+        await until(lambda: len(stage.host.started) == 1 and stage.executor.prepared is not None)
+        executor = stage.executor
+        if got_it:
+            turn = await stage.submit(session)
+            await stage.running(turn)
+        else:
+            executor.deaf = True
+            turn = await stage.submit(session)
+
+            async def dispatching() -> bool:
+                return (await stage.turn(turn)).state == "dispatching"
+
+            await until(dispatching)
+        await stage.store.write(lambda tx: turns.move(tx, turn.id, {"running", "dispatching"}, "dispatching"))
+    executor.deaf = False
+
+    async with stage.hutchd():
+        await executor.dial()
+        held.release.set()
+        ended = await stage.ended(turn)
+
+        assert ended.state == "completed"
+        assert len(stage.host.played) == 1
+
+
+async def test_a_superseded_executor_gets_lease_lost(stage: Stage) -> None:
+    """An executor that comes back after another one got its session is refused."""
+    async with stage.hutchd():
+        session = await stage.open()
+        await stage.ended(await stage.submit(session, "first"))
+        old = stage.executor
+        stage.host.unkillable = True
+        known = stage.pool.of_session(session.id)
+        assert known is not None
+        connection = old.connection
+        await stage.pool.end(known, "as if it was lost")
+        await stage.ended(await stage.submit(session, "second"))
+
+        with pytest.raises(HutchError) as refused:
+            await old.dial()
+
+        assert connection is not None
+        assert not connection.open
+        assert stage.executor is not old
+        assert refused.value.reason in (Reason.LEASE_LOST, Reason.TOKEN_UNKNOWN)
+
+
+async def test_a_leased_executor_is_let_in_although_its_token_ran_out(stage: Stage) -> None:
+    """Who matches its launch record is renewed after an outage in which nobody could renew it."""
+    stage.host.play = never_end
+    async with stage.hutchd():
+        turn = await stage.submit(await stage.open())
+        executor = await stage.running(turn)
+        name = executor.spec.executor
+        await stage.store.write(lambda tx: executors.update(tx, name, token_until=0))
+
+    async with stage.hutchd():
+        await executor.dial()
+        row = await stage.store.read(lambda conn: executors.get(conn, name))
+
+        assert row is not None
+        assert row.token_until > 0
+        assert (row.token_uses, row.boot_id) == (2, BOOT)
+
+
+async def test_a_question_asked_before_the_restart_is_answered_after_it(stage: Stage) -> None:
+    """The record survives; the ask that is sent again gets the answer that was given meanwhile."""
+    call = m.ToolCall("c-1", "run_command", "Bash", {"command": "make"}, command="make")
+    decided: list[m.PermissionDecision] = []
+
+    async def asks(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
+        while not decided:
+            try:
+                decided.append(await executor.ask(call, ask="a-1"))
+            except (AssertionError, HutchError):
+                await anyio.sleep(0.005)
+        return TurnEnded("completed", "done", "Done.")
+
+    stage.host.play = never_end
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        executor = await stage.running(turn)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(executor.ask, call)
+            asked = await stage.pending()
+            tasks.cancel_scope.cancel()
+        request = m.RequestPermission("", session.id, turn.id, "tool", call, "/work")
+        row = await stage.conductor.desk.question(asked.id)
+
+    async with stage.hutchd():
+        answered = await stage.answer(asked, "allow")
+        await executor.dial()
+        decision = await executor.ask(request.call, ask=row.ask)
+
+        assert answered.state == "allowed"
+        assert (decision.decision, decision.input, decision.digest) == ("allow", {"command": "make"}, asked.digest)
+        assert (await stage.kinds(session)).count("permission_asked") == 1
+
+
+async def test_stopping_by_leave_lets_the_turn_run_on(stage: Stage) -> None:
+    """`leave` ends no executor of a session; `stop` stops the turn and ends them all."""
+    stage.host.play = never_end
+    async with stage.hutchd():
+        turn = await stage.submit(await stage.open())
+        executor = await stage.running(turn)
+
+        await stage.conductor.stop("leave", 1.0)
+        left = executor.exited.is_set()
+        with pytest.raises(HutchError) as refused:
+            await stage.open()
+        await stage.conductor.stop("stop", WAIT)
+
+        assert not left
+        assert refused.value.reason is Reason.SHUTTING_DOWN
+        assert executor.exited.is_set()
+        assert (await stage.turn(turn)).state == "stopped"

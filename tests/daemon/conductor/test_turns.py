@@ -1,0 +1,372 @@
+"""Dialogues: a client, the conductor, an executor."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import TurnEnded, UsageSeen
+from tests.fakes.executors import FakeExecutor, never_end
+from tests.fakes.stage import Stage, settings, until
+
+
+async def test_a_prompt_runs_to_its_end(stage: Stage) -> None:
+    """A prompt is queued, run once in an executor, and its end is an event and a state."""
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session, "hello")
+
+        ended = await stage.ended(turn)
+
+        assert (turn.state, ended.state, ended.reason) == ("queued", "completed", "done")
+        assert await stage.kinds(session) == ["turn_started", "text", "turn_ended"]
+        assert stage.host.played == [(stage.executor.spec.executor, "hello")]
+        assert (await stage.conductor.get_session(stage.me, m.SessionRef(session.id))).agent_session == "conversation-1"
+
+
+async def test_prompts_run_one_at_a_time_in_order(stage: Stage) -> None:
+    """The turns of a session never overlap, and one executor runs them all."""
+    async with stage.hutchd():
+        session = await stage.open()
+        turns = [await stage.submit(session, str(number)) for number in range(5)]
+
+        for turn in turns:
+            await stage.ended(turn)
+
+        assert [prompt for _, prompt in stage.host.played] == ["0", "1", "2", "3", "4"]
+        assert len(stage.host.started) == 1
+        assert [turn.number for turn in turns] == [1, 2, 3, 4, 5]
+
+
+async def test_the_same_key_makes_one_turn(stage: Stage) -> None:
+    """A prompt that is submitted again with its key is the same turn and runs once; other content is a conflict."""
+    async with stage.hutchd():
+        session = await stage.open()
+
+        first = await stage.submit(session, "once", "key-1")
+        await stage.ended(first)
+        again = await stage.submit(session, "once", "key-1")
+
+        assert again.id == first.id
+        assert [prompt for _, prompt in stage.host.played] == ["once"]
+        with pytest.raises(HutchError) as refused:
+            await stage.submit(session, "twice", "key-1")
+        assert refused.value.reason is Reason.CONFLICT
+
+
+async def test_interrupt_stops_the_running_turn(stage: Stage) -> None:
+    """After interrupt_turn has answered the executor was told, and the turn ends as stopped."""
+    stage.host.play = never_end
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        executor = await stage.running(turn)
+
+        await stage.conductor.interrupt_turn(stage.me, m.InterruptTurn(session.id))
+        told = [name for name, _ in executor.calls]
+        ended = await stage.ended(turn)
+
+        assert "interrupt_turn" in told
+        assert (ended.state, ended.reason) == ("stopped", "interrupted")
+        assert (await stage.kinds(session))[-1] == "turn_ended"
+
+
+async def test_an_agent_that_does_not_stop_is_killed(stage: Stage) -> None:
+    """When the grace is over the executor is ended with all its processes, and the turn with it."""
+    stage.settings = settings(turns=stage.settings.turns.__class__(interrupt_grace=0.05))
+    stage.host.play = never_end
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        executor = await stage.running(turn)
+        executor.stubborn = True
+
+        await stage.conductor.interrupt_turn(stage.me, m.InterruptTurn(session.id))
+        ended = await stage.ended(turn)
+
+        assert executor.exited.is_set()
+        assert ended.state == "stopped"
+        assert "did not stop by itself" in (ended.message or "")
+
+
+async def test_interrupting_the_turn_leaves_the_queue(stage: Stage) -> None:
+    """The turn that waits behind the interrupted one runs."""
+    async with stage.hutchd():
+        session = await stage.open()
+        stage.host.play = never_end
+        first = await stage.submit(session, "first")
+        await stage.running(first)
+        second = await stage.submit(session, "second")
+
+        async def quick(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
+            return TurnEnded("completed", "done", "Done.")
+
+        stage.host.play = quick
+        await stage.conductor.interrupt_turn(stage.me, m.InterruptTurn(session.id))
+
+        assert (await stage.ended(first)).state == "stopped"
+        assert (await stage.ended(second)).state == "completed"
+
+
+async def test_a_queued_turn_is_cancelled_and_never_runs(stage: Stage) -> None:
+    """cancel_turn takes a turn out of the queue; one that runs is refused."""
+    stage.host.play = never_end
+    async with stage.hutchd():
+        session = await stage.open()
+        first = await stage.submit(session, "first")
+        await stage.running(first)
+        second = await stage.submit(session, "second")
+
+        cancelled = await stage.conductor.cancel_turn(stage.me, m.TurnRef(second.id))
+
+        assert cancelled.state == "stopped"
+        with pytest.raises(HutchError) as refused:
+            await stage.conductor.cancel_turn(stage.me, m.TurnRef(first.id))
+        assert refused.value.reason is Reason.WRONG_STATE
+        assert [prompt for _, prompt in stage.host.played] == ["first"]
+
+
+async def test_a_turn_whose_executor_dies_fails_and_the_next_one_resumes(stage: Stage) -> None:
+    """The prompt is not run again; the next prompt gets a new executor that resumes the conversation."""
+    async with stage.hutchd():
+        session = await stage.open()
+        await stage.ended(await stage.submit(session, "first"))
+        stage.host.play = never_end
+        turn = await stage.submit(session, "second")
+        executor = await stage.running(turn)
+
+        executor.die()
+        lost = await stage.ended(turn)
+        turn = await stage.submit(session, "third")
+        await stage.running(turn)
+
+        assert (lost.state, lost.reason) == ("failed", "executor_lost")
+        assert [prompt for _, prompt in stage.host.played] == ["first", "second", "third"]
+        assert stage.executor is not executor
+        assert stage.executor.prepared is not None
+        assert stage.executor.prepared.resume == "conversation-1"
+
+
+async def test_a_broken_connection_is_no_loss(stage: Stage) -> None:
+    """An executor that dials in again goes on with its turn, and an event that it sends again is stored once."""
+    release = anyio.Event()
+
+    async def wait(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
+        await release.wait()
+        return TurnEnded("completed", "done", "Done.")
+
+    stage.host.play = wait
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        executor = await stage.running(turn)
+
+        executor.hang_up()
+        welcome = await executor.dial()
+        await executor.resend(0)
+        release.set()
+        ended = await stage.ended(turn)
+
+        assert (welcome.turn, welcome.acked) == (turn.id, 1)
+        assert ended.state == "completed"
+        assert await stage.kinds(session) == ["turn_started", "turn_ended"]
+
+
+async def test_a_gap_in_the_numbers_is_refused(stage: Stage) -> None:
+    """An executor whose events do not follow each other is not believed."""
+    stage.host.play = never_end
+    async with stage.hutchd():
+        session = await stage.open()
+        executor = await stage.running(await stage.submit(session))
+
+        executor.events.append(executor.events[0].__class__(7, executor.events[0].at, "stderr", executor.events[0].data))
+
+        with pytest.raises(HutchError) as refused:
+            await executor.resend(1)
+        assert refused.value.reason is Reason.INVALID_REQUEST
+
+
+async def test_only_the_first_end_of_a_turn_counts(stage: Stage) -> None:
+    """A turn_ended that comes after the turn's end is kept as a notice and changes nothing."""
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.ended(await stage.submit(session))
+
+        await stage.executor.report("turn_ended", TurnEnded("failed", "late", "Late."), turn.id)
+
+        assert await stage.kinds(session) == ["turn_started", "text", "turn_ended", "notice"]
+        assert (await stage.turn(turn)).state == "completed"
+
+
+async def test_usage_is_counted_with_the_end(stage: Stage) -> None:
+    """What the end of a turn says it used is in the usage table."""
+
+    async def costly(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
+        return TurnEnded("completed", "done", "Done.", usage=UsageSeen(10, 5, usd=0.25, model="big", total=True))
+
+    stage.host.play = costly
+    async with stage.hutchd():
+        session = await stage.open()
+        for _ in range(2):
+            await stage.ended(await stage.submit(session))
+
+        table = await stage.conductor.get_usage(stage.me, m.GetUsage(by="model"))
+
+        assert [(row.of, row.turns, row.usage.input_tokens, row.usage.usd) for row in table.rows] == [("big", 2, 20, 0.5)]
+
+
+async def test_a_refused_prompt_goes_to_another_executor(stage: Stage) -> None:
+    """A prompt that was refused before it was accepted is queued again and runs in another executor."""
+    async with stage.hutchd():
+        session = await stage.open()
+        await stage.ended(await stage.submit(session, "first"))
+        stage.executor.refuses = "leaving"
+
+        ended = await stage.ended(await stage.submit(session, "second"))
+
+        assert ended.state == "completed"
+        assert [prompt for _, prompt in stage.host.played] == ["first", "second"]
+        assert len(stage.host.started) == 2
+
+
+async def test_an_executor_that_cannot_start_fails_the_turn_with_the_reason(stage: Stage) -> None:
+    """After the limit of failed starts the turn fails with what a person can act on, and there is one notice."""
+    stage.host.refusing = 1000
+    async with stage.hutchd():
+        session = await stage.open()
+
+        ended = await stage.ended(await stage.submit(session))
+        status = await stage.conductor.get_status(stage.me, m.Nothing())
+
+        assert (ended.state, ended.reason) == ("failed", "agent_unavailable")
+        assert "There is no such program." in (ended.message or "")
+        assert 1000 - stage.host.refusing == 3
+        assert len([notice for notice in status.notices if "failed to start" in notice]) == 1
+
+
+async def test_an_agent_that_cannot_be_opened_fails_the_turn(stage: Stage) -> None:
+    """The reason that the executor gave reaches the person."""
+    stage.host.unpreparable = "The CLI is not installed."
+    async with stage.hutchd():
+        session = await stage.open()
+
+        ended = await stage.ended(await stage.submit(session))
+
+        assert (ended.state, ended.message) == ("failed", "The CLI is not installed.")
+
+
+async def test_close_ends_everything_of_a_session(stage: Stage) -> None:
+    """A forced close stops the turns, ends the processes, and says that nothing is left."""
+    stage.host.play = never_end
+    async with stage.hutchd():
+        session = await stage.open()
+        first = await stage.submit(session, "first")
+        executor = await stage.running(first)
+        second = await stage.submit(session, "second")
+        with pytest.raises(HutchError) as refused:
+            await stage.conductor.close_session(stage.me, m.CloseSession(session.id))
+
+        closed = await stage.conductor.close_session(stage.me, m.CloseSession(session.id, force=True))
+
+        assert refused.value.reason is Reason.WRONG_STATE
+        assert closed.state == "closed"
+        assert executor.exited.is_set()
+        assert [(await stage.turn(turn)).state for turn in (first, second)] == ["stopped", "stopped"]
+        assert "nothing of it is left" in bytes((await stage.events(session))[-1].data).decode()
+        assert stage.pool.all() == []
+        with pytest.raises(HutchError) as late:
+            await stage.submit(session, "third")
+        assert late.value.reason is Reason.SESSION_CLOSED
+
+
+async def test_what_cannot_be_ended_is_quarantined_and_said_so(stage: Stage) -> None:
+    """A close that could not show that nothing is left says what is, and the executor keeps its slot."""
+    stage.host.unkillable = True
+    async with stage.hutchd():
+        session = await stage.open()
+        await stage.ended(await stage.submit(session))
+
+        await stage.conductor.close_session(stage.me, m.CloseSession(session.id))
+        status = await stage.conductor.get_status(stage.me, m.Nothing())
+
+        assert [executor.state for executor in status.executors] == ["quarantined"]
+        assert any("could not be ended" in notice for notice in status.notices)
+        assert "could not be ended" in bytes((await stage.events(session))[-1].data).decode()
+
+
+async def test_a_fork_goes_on_from_the_conversation(stage: Stage) -> None:
+    """A fork is a session of its own whose agent resumes the other's conversation as a fork."""
+    async with stage.hutchd():
+        session = await stage.open(name="one")
+        await stage.ended(await stage.submit(session))
+
+        fork = await stage.conductor.fork_session(stage.me, m.ForkSession("one"))
+        await until(lambda: len(stage.host.started) == 2 and stage.executor.prepared is not None)
+
+        assert (fork.forked_from, fork.agent_session) == (session.id, None)
+        assert stage.executor.prepared is not None
+        assert (stage.executor.prepared.resume, stage.executor.prepared.fork) == ("conversation-1", True)
+
+
+async def test_a_deleted_session_is_gone_and_its_audit_stays(stage: Stage) -> None:
+    """Only a closed session can be deleted; who did it is still in the audit."""
+    async with stage.hutchd():
+        session = await stage.open()
+        with pytest.raises(HutchError):
+            await stage.conductor.delete_session(stage.me, m.SessionRef(session.id))
+        await stage.conductor.close_session(stage.me, m.CloseSession(session.id))
+
+        await stage.conductor.delete_session(stage.me, m.SessionRef(session.id))
+
+        with pytest.raises(HutchError):
+            await stage.conductor.get_session(stage.me, m.SessionRef(session.id))
+        page = await stage.conductor.read_audit(stage.me, m.ReadAudit(session=session.id))
+        assert [entry.action for entry in page.entries] == ["open_session", "close_session", "delete_session"]
+
+
+async def test_what_is_not_yours_looks_like_what_does_not_exist(stage: Stage) -> None:
+    """Another account gets not_found for a session, a turn and a question; an admin sees them."""
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        other = stage.me.__class__(stage.me.uid + 1, 1, 1)
+        admin = stage.me.__class__(stage.me.uid + 2, 1, 1, admin=True)
+
+        for attempt in (
+            stage.conductor.get_session(other, m.SessionRef(session.id)),
+            stage.conductor.get_turn(other, m.TurnRef(turn.id)),
+            stage.conductor.submit_prompt(other, m.SubmitPrompt(session.id, "x")),
+        ):
+            with pytest.raises(HutchError) as refused:
+                await attempt
+            assert refused.value.reason is Reason.NOT_FOUND
+        assert (await stage.conductor.get_session(admin, m.SessionRef(session.id))).id == session.id
+
+
+async def test_two_sessions_in_one_directory_are_warned_of(stage: Stage) -> None:
+    """Opening a second session in a directory says so."""
+    async with stage.hutchd():
+        first = await stage.open(name="one")
+
+        second = await stage.open(name="two")
+
+        assert first.warning is None
+        assert second.warning == "Another open session works in /work: one."
+
+
+async def test_a_token_of_another_process_is_refused(stage: Stage) -> None:
+    """The token counts together with the process and the account that it was made for."""
+    async with stage.hutchd():
+        session = await stage.open()
+        await stage.ended(await stage.submit(session))
+        executor = stage.executor
+
+        reasons = []
+        for changes in ({"pid": 1}, {"uid": 4242}, {"token": "made-up"}, {"protocol": 99}, {"session": "s-other"}):
+            with pytest.raises(HutchError) as refused:
+                await executor.dial(**changes)
+            reasons.append(refused.value.reason.word)
+
+        assert reasons == ["not_allowed", "not_allowed", "token_unknown", "protocol_mismatch", "lease_lost"]

@@ -1,0 +1,387 @@
+"""Dialogues about questions: an executor asks, the policy or a person decides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from hutch_daemon.settings import Permissions
+from hutch_shared import messages as m
+from hutch_shared.digest import input_digest
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import PermissionSettled, TurnEnded
+from tests.fakes.executors import FakeExecutor
+from tests.fakes.stage import FakeClock, Stage, settings
+
+
+def command(line: str, call_id: str = "c-1") -> m.ToolCall:
+    """Return a Bash call."""
+    return m.ToolCall(call_id, "run_command", "Bash", {"command": line}, command=line)
+
+
+class Asks:
+    """A play that asks for calls, all at once, and keeps what was decided."""
+
+    def __init__(self, *calls: m.ToolCall, **changes: Any) -> None:
+        self.calls, self.changes = calls, changes
+        self.decided: dict[str, m.PermissionDecision] = {}
+
+    async def __call__(self, executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
+        async def one(call: m.ToolCall) -> None:
+            self.decided[call.call_id] = await executor.ask(call, **self.changes)
+
+        async with anyio.create_task_group() as tasks:
+            for call in self.calls:
+                tasks.start_soon(one, call)
+        return TurnEnded("completed", "done", "Done.")
+
+
+async def test_a_rule_decides_without_a_question(stage: Stage) -> None:
+    """What the policy allows or denies is answered at once and stands in the audit with its rule."""
+    asks = stage.host.play = Asks(command("git status"), command("rm x", "c-2"))
+    async with stage.hutchd():
+        session = await stage.open(rules=m.Rules(allow=("Bash(git status:*)",), deny=("Bash(rm:*)",)))
+
+        await stage.ended(await stage.submit(session))
+        page = await stage.conductor.read_audit(stage.me, m.ReadAudit(action="permission"))
+
+        assert [asks.decided[key].decision for key in ("c-1", "c-2")] == ["allow", "deny"]
+        assert {(entry.outcome, entry.rule) for entry in page.entries} == {
+            ("allowed", "Bash(git status:*)"),
+            ("denied", "Bash(rm:*)"),
+        }
+        assert "permission_asked" not in await stage.kinds(session)
+
+
+async def test_a_question_is_allowed(stage: Stage) -> None:
+    """The answer reaches the waiting call with the judged input and its digest; both are events and one audit line."""
+    asks = stage.host.play = Asks(command("make"))
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        asked = await stage.pending()
+        waiting = await stage.turn(turn)
+
+        settled = await stage.answer(asked, "allow")
+        await stage.ended(turn)
+
+        decision = asks.decided["c-1"]
+        assert waiting.awaiting_permission
+        assert (settled.state, decision.decision, decision.input) == ("allowed", "allow", {"command": "make"})
+        assert decision.digest == input_digest("Bash", {"command": "make"})
+        assert [kind for kind in await stage.kinds(session) if kind.startswith("permission")] == [
+            "permission_asked",
+            "permission_settled",
+        ]
+        page = await stage.conductor.read_audit(stage.me, m.ReadAudit(action="permission"))
+        assert [(entry.outcome, entry.actor) for entry in page.entries] == [("allowed", str(stage.me))]
+
+
+async def test_a_question_is_denied_with_a_message(stage: Stage) -> None:
+    """The message goes to the agent, and the turn goes on."""
+    asks = stage.host.play = Asks(command("make"))
+    async with stage.hutchd():
+        turn = await stage.submit(await stage.open())
+
+        await stage.answer(await stage.pending(), "deny", message="Use ninja.")
+        ended = await stage.ended(turn)
+
+        assert (asks.decided["c-1"].decision, asks.decided["c-1"].message) == ("deny", "Use ninja.")
+        assert ended.state == "completed"
+
+
+async def test_deny_and_interrupt_stops_the_turn(stage: Stage) -> None:
+    """A denial that interrupts ends the turn as stopped."""
+    stage.host.play = Asks(command("make"))
+    async with stage.hutchd():
+        turn = await stage.submit(await stage.open())
+
+        await stage.answer(await stage.pending(), "deny", interrupt=True)
+        ended = await stage.ended(turn)
+
+        assert ended.state in ("stopped", "completed")
+        assert ("interrupt_turn" in [name for name, _ in stage.executor.calls]) or ended.state == "completed"
+
+
+async def test_the_first_answer_wins_and_the_second_is_told(stage: Stage) -> None:
+    """A late answer gets already_settled with what stands."""
+    stage.host.play = Asks(command("make"))
+    async with stage.hutchd():
+        await stage.submit(await stage.open())
+        asked = await stage.pending()
+        outcomes: list[str] = []
+
+        async def answer(decision: m.Decision) -> None:
+            try:
+                outcomes.append((await stage.answer(asked, decision)).state)
+            except HutchError as error:
+                outcomes.append(f"{error.reason.word} {error.details['permission']['state']}")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(answer, "allow")
+            tasks.start_soon(answer, "deny")
+
+        won = next(outcome for outcome in outcomes if " " not in outcome)
+        assert sorted(outcomes) == sorted([won, f"already_settled {won}"])
+        page = await stage.conductor.read_audit(stage.me, m.ReadAudit(action="permission"))
+        assert len(page.entries) == 1
+
+
+async def test_parallel_questions_are_answered_in_any_order(stage: Stage) -> None:
+    """Each call gets its own decision."""
+    asks = stage.host.play = Asks(*(command(f"make {number}", f"c-{number}") for number in range(4)))
+    async with stage.hutchd():
+        turn = await stage.submit(await stage.open())
+        found: dict[str, m.Permission] = {}
+        while len(found) < 4:
+            await stage.pending()
+            page = await stage.conductor.list_permissions(stage.me, m.ListPermissions())
+            found = {one.call.call_id: one for one in page.permissions}
+
+        for key in ("c-2", "c-0", "c-3", "c-1"):
+            await stage.answer(found[key], "allow" if key in ("c-2", "c-1") else "deny")
+        await stage.ended(turn)
+
+        assert {key: one.decision for key, one in asks.decided.items()} == {
+            "c-0": "deny",
+            "c-1": "allow",
+            "c-2": "allow",
+            "c-3": "deny",
+        }
+
+
+async def test_an_edited_input_runs_in_place_of_the_asked_one(stage: Stage) -> None:
+    """The decision carries the edited input and its own digest; an input that a rule denies is not accepted."""
+    asks = stage.host.play = Asks(command("make"))
+    async with stage.hutchd():
+        turn = await stage.submit(await stage.open(rules=m.Rules(deny=("Bash(rm:*)",))))
+        asked = await stage.pending()
+
+        with pytest.raises(HutchError) as refused:
+            await stage.answer(asked, "allow", updated_input={"command": "rm -rf build"})
+        await stage.answer(asked, "allow", updated_input={"command": "make -n"})
+        await stage.ended(turn)
+
+        decision = asks.decided["c-1"]
+        assert refused.value.reason is Reason.POLICY_FORBIDS
+        assert decision.input == {"command": "make -n"}
+        assert decision.digest == input_digest("Bash", {"command": "make -n"})
+
+
+async def test_a_question_with_choices_is_answered(stage: Stage) -> None:
+    """A question wants answers: it can be answered or denied, not allowed, whatever the rules say."""
+    call = m.ToolCall("c-1", "question", "AskUserQuestion", {"questions": []})
+    asks = stage.host.play = Asks(call, kind="question", questions=(m.Question("Which?", choices=(m.Choice("a"),)),))
+    async with stage.hutchd():
+        turn = await stage.submit(await stage.open())
+        asked = await stage.pending()
+
+        with pytest.raises(HutchError) as refused:
+            await stage.answer(asked, "allow")
+        await stage.answer(asked, "answer", answers={"Which?": "a"})
+        await stage.ended(turn)
+
+        assert refused.value.reason is Reason.INVALID_PARAMS
+        assert (asks.decided["c-1"].decision, asks.decided["c-1"].answers) == ("answer", {"Which?": "a"})
+
+
+async def test_always_adds_a_rule_for_the_project_and_session_for_the_session(stage: Stage) -> None:
+    """The next call of its kind is not asked about: in that directory, or in that session alone."""
+    asks = stage.host.play = Asks(command("git fetch origin"))
+    async with stage.hutchd():
+        here = await stage.open(name="here")
+        turn = await stage.submit(here)
+        await stage.answer(await stage.pending(), "allow", scope="always", rule="Bash(git fetch:*)")
+        await stage.ended(turn)
+        asks.decided.clear()
+
+        await stage.ended(await stage.submit(await stage.open(name="same-folder")))
+        elsewhere = await stage.open(name="elsewhere", cwd="/other")
+        turn = await stage.submit(elsewhere)
+        asked = await stage.pending()
+        await stage.answer(asked, "allow", scope="session", rule="Bash(git fetch:*)")
+        await stage.ended(turn)
+        await stage.ended(await stage.submit(elsewhere))
+        await stage.submit(await stage.open(name="third", cwd="/other"))
+
+        assert asks.decided["c-1"].decision == "allow"
+        assert asked.session == elsewhere.id
+        assert (await stage.pending()).session != elsewhere.id
+
+
+async def test_a_rule_that_cannot_be_read_is_refused(stage: Stage) -> None:
+    """Nothing is decided by an answer whose rule is none."""
+    stage.host.play = Asks(command("make"))
+    async with stage.hutchd():
+        await stage.submit(await stage.open())
+        asked = await stage.pending()
+
+        with pytest.raises(HutchError) as refused:
+            await stage.answer(asked, "allow", scope="always", rule="Bash(")
+
+        assert refused.value.reason is Reason.INVALID_RULE
+        assert (await stage.pending()).id == asked.id
+
+
+async def test_an_unanswered_question_expires(stage: Stage) -> None:
+    """When its time is over it is expired, the call is refused, the turn goes on, and a late answer is told so."""
+    clock = stage.clock = FakeClock()
+    asks = stage.host.play = Asks(command("make"))
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        asked = await stage.pending()
+        await stage.conductor.desk.expire_due()
+        early = await stage.conductor.list_permissions(stage.me, m.ListPermissions())
+
+        clock.now += stage.settings.permissions.expiry
+        await stage.conductor.desk.expire_due()
+        ended = await stage.ended(turn)
+
+        assert len(early.permissions) == 1
+        assert (asks.decided["c-1"].decision, asks.decided["c-1"].state) == ("deny", "expired")
+        assert ended.state == "completed"
+        with pytest.raises(HutchError) as late:
+            await stage.answer(asked, "allow")
+        assert late.value.details["permission"]["state"] == "expired"
+
+
+async def test_with_nobody_there_deny_is_applied_at_once(stage: Stage) -> None:
+    """A session that says deny does not wait for a person who is not there."""
+    asks = stage.host.play = Asks(command("make"))
+    async with stage.hutchd():
+        session = await stage.open(when_nobody="deny")
+
+        ended = await stage.ended(await stage.submit(session))
+        told = [event for event in await stage.events(session) if event.kind == "permission_settled"]
+
+        assert (ended.state, asks.decided["c-1"].decision) == ("completed", "deny")
+        assert [msgspec.json.decode(event.data, type=PermissionSettled).by for event in told] == ["nobody"]
+
+
+async def test_with_somebody_there_it_waits_until_they_go(stage: Stage) -> None:
+    """A follower that can answer is somebody; when the last one has gone, the policy for nobody is applied."""
+    asks = stage.host.play = Asks(command("make"))
+    async with stage.hutchd():
+        session = await stage.open(when_nobody="deny")
+        async with stage.fanout.follow(session.id, answers=True):
+            turn = await stage.submit(session)
+            asked = await stage.pending()
+
+        ended = await stage.ended(turn)
+
+        assert asked.state == "pending"
+        assert (ended.state, asks.decided["c-1"].decision) == ("completed", "deny")
+
+
+async def test_with_nobody_there_stop_stops_the_turn(stage: Stage) -> None:
+    """A session that says stop refuses the call and stops the turn."""
+    stage.host.play = Asks(command("make"))
+    async with stage.hutchd():
+        ended = await stage.ended(await stage.submit(await stage.open(when_nobody="stop")))
+
+        assert ended.state in ("stopped", "completed")
+
+
+async def test_somebody_notified_counts_as_there(stage: Stage) -> None:
+    """With a notify command that ran, the question waits; the command runs through the executor."""
+    stage.settings = settings(permissions=Permissions(notify=("tell",), return_grace=0.001))
+    stage.host.play = Asks(command("make"))
+    async with stage.hutchd():
+        turn = await stage.submit(await stage.open(when_nobody="deny"))
+        asked = await stage.pending()
+        await stage.answer(asked, "allow")
+
+        assert (await stage.ended(turn)).state == "completed"
+        assert "run_notify" in [name for name, _ in stage.executor.calls]
+
+
+async def test_questions_of_a_dead_executor_are_withdrawn(stage: Stage) -> None:
+    """Nobody can be allowed what nobody can run any more."""
+    stage.host.play = Asks(command("make"))
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        asked = await stage.pending()
+
+        stage.executor.die()
+        await stage.ended(turn)
+
+        with pytest.raises(HutchError) as late:
+            await stage.answer(asked, "allow")
+        assert late.value.details["permission"]["state"] == "withdrawn"
+        assert "permission_settled" in await stage.kinds(session)
+
+
+async def test_after_an_interrupt_nothing_more_is_allowed(stage: Stage) -> None:
+    """Questions of a turn that is being stopped are withdrawn, and new ones refused."""
+    stage.host.play = Asks(command("make"))
+    async with stage.hutchd():
+        session = await stage.open(rules=m.Rules(allow=("Bash(ls:*)",)))
+        turn = await stage.submit(session)
+        asked = await stage.pending()
+
+        await stage.conductor.interrupt_turn(stage.me, m.InterruptTurn(session.id))
+        late = await stage.executor.ask(command("ls"), turn=turn.id)
+
+        assert late.decision == "deny"
+        with pytest.raises(HutchError):
+            await stage.answer(asked, "allow")
+
+
+async def test_the_mode_can_change_in_mid_turn(stage: Stage) -> None:
+    """The next call is judged by the new mode; the change is an event, in the audit, and told to the executor."""
+    stage.host.play = Asks(command("make"))
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        asked = await stage.pending()
+
+        await stage.conductor.set_permission_mode(stage.me, m.SetPermissionMode(session.id, "bypass"))
+        decision = await stage.executor.ask(command("make again", "c-2"), turn=turn.id)
+        await stage.answer(asked, "allow")
+        await stage.ended(turn)
+
+        assert decision.decision == "allow"
+        assert "set_permission_mode" in [name for name, _ in stage.executor.calls]
+        assert "notice" in await stage.kinds(session)
+
+
+async def test_the_host_may_forbid_bypass(stage: Stage) -> None:
+    """Then it can neither be opened with nor changed to."""
+    (stage.folder / "policy.toml").write_text("[permissions]\nforbid_bypass = true\n")
+    async with stage.hutchd():
+        session = await stage.open()
+        reasons = []
+        for attempt in (
+            stage.open(permission_mode="bypass"),
+            stage.conductor.set_permission_mode(stage.me, m.SetPermissionMode(session.id, "bypass")),
+        ):
+            with pytest.raises(HutchError) as refused:
+                await attempt
+            reasons.append(refused.value.reason)
+
+        assert reasons == [Reason.POLICY_FORBIDS, Reason.POLICY_FORBIDS]
+
+
+async def test_a_projects_file_only_tightens_until_it_is_trusted(stage: Stage) -> None:
+    """What an untrusted file allows is asked; once its digest is trusted it counts; another digest does not."""
+    asks = stage.host.play = Asks(
+        command("git fetch origin"),
+        project=m.ProjectFile("/work/.hutch/policy.toml", "d1", '[permissions]\nallow = ["Bash(git fetch:*)"]\n'),
+    )
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        await stage.answer(await stage.pending(), "deny")
+        await stage.ended(turn)
+
+        await stage.conductor.trust_policy(stage.me, m.TrustPolicy("/work/.hutch/policy.toml", "d1"))
+        await stage.ended(await stage.submit(session))
+
+        assert asks.decided["c-1"].decision == "allow"
+        view = await stage.conductor.show_policy(stage.me, m.ShowPolicy(session.id))
+        assert [(layer.name, layer.in_force) for layer in view.layers] == [("project", True), ("session", True)]

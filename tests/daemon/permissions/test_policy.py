@@ -1,0 +1,120 @@
+"""What is decided, and what is said about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from hutch_daemon.permissions.cases import call_of
+from hutch_daemon.permissions.layers import Layer, compile_policy
+from hutch_daemon.permissions.policy import Verdict, judge, paths_to_resolve
+from hutch_shared.messages import PermissionMode, ToolCall
+
+
+def decide(
+    layer: Layer, tool: str, text: str, mode: PermissionMode = "ask", real: dict[str, str] | None = None
+) -> Verdict:
+    key = {"Bash": "command", "WebFetch": "url"}.get(tool, "file_path")
+    call = call_of(tool, {key: text})
+    found = {path: path for path in paths_to_resolve(call, "/w", "/home/u")} if real is None else real
+    policy = compile_policy([layer], home="/home/u")
+    return judge(policy, call, mode=mode, cwd="/w", real=found, home="/home/u", workspace="/w")
+
+
+def test_a_verdict_names_the_rule_its_layer_and_what_it_matched() -> None:
+    """A person can see which rule decided, where it stands and what it was about."""
+    verdict = decide(Layer("account", deny=("Bash(rm:*)",), origin="~/policy.toml"), "Bash", "ls; rm -f x")
+
+    assert verdict.decision == "deny"
+    assert (verdict.rule, verdict.layer) == ("Bash(rm:*)", "account")
+    assert verdict.why == "Bash(rm:*) (~/policy.toml) denies rm -f x."
+    assert verdict.programs == (("ls",), ("rm", "-f", "x"))
+
+
+def test_a_question_says_what_has_no_rule() -> None:
+    """What made it a question stands in one sentence."""
+    assert decide(Layer("account", allow=("Bash(ls:*)",)), "Bash", "ls && id").why == "No rule allows `id`."
+
+
+def test_a_rule_that_does_not_reach_says_why() -> None:
+    """Where a rule fits but its program could be bent, the question names both."""
+    verdict = decide(Layer("account", allow=("Bash(sort:*)",)), "Bash", "sort -o x y")
+
+    assert verdict.why == "`Bash(sort:*)` does not reach so far: sort -o may write files or run programs."
+
+
+def test_a_path_that_nobody_resolved_is_not_allowed() -> None:
+    """Only what the account found behind a path can be allowed; a rule that denies needs no look."""
+    layer = Layer("account", allow=("Edit(src/**)",), deny=("Edit(/src/x)",), base="/w")
+
+    assert decide(layer, "Edit", "src/a", real={}).decision == "ask"
+    assert decide(layer, "Edit", "src/x", real={}).decision == "deny"
+    assert decide(layer, "Edit", "src/a", real={"/w/src/a": "/w/src/a"}).decision == "allow"
+
+
+def test_a_path_is_looked_up_before_its_dots_are_gone() -> None:
+    """`link/../x` is beside what the link leads to, and that is what counts."""
+    layer = Layer("account", allow=("Edit(**)",), deny=("Edit(//etc/**)",))
+
+    assert decide(layer, "Edit", "link/../x", real={"/w/link/../x": "/etc/x"}).decision == "deny"
+    assert paths_to_resolve(call_of("Edit", {"file_path": "link/../x"}), "/w", "/home/u") == ("/w/link/../x",)
+
+
+def test_paths_of_a_command_are_asked_for() -> None:
+    """Operands, redirections and the directories of `cd` are to be resolved."""
+    paths = paths_to_resolve(call_of("Bash", {"command": "cd sub && cat a --file=b > ~/c"}), "/w", "/home/u")
+
+    assert {"/w/sub", "/w/sub/a", "/w/a", "/w/b", "/home/u/c"} <= set(paths)
+
+
+def test_paths_of_a_command_are_bounded() -> None:
+    """A line of many words does not make the executor look for all of them."""
+    assert (
+        len(
+            paths_to_resolve(
+                call_of("Bash", {"command": "ls " + "a " * 4000 + " ".join(map(str, range(900)))}), "/w", "/"
+            )
+        )
+        <= 200
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\x00", "\ud800", "a" * 100_000, "(" * 20_000, "'", "$(", "\r\n", "/" * 5000, "~" * 50]
+)
+@pytest.mark.parametrize("tool", ["Bash", "Read", "Edit", "Grep", "WebFetch", "mcp__a__b", "mcp__", "Other"])
+@pytest.mark.parametrize("mode", ["ask", "unattended"])
+def test_whatever_the_input_there_is_an_answer(tool: str, text: str, mode: PermissionMode) -> None:
+    """Input of any kind is asked or denied, and never raises."""
+    layer = Layer("account", ask=("Read(a)",), deny=("Bash(rm:*)", "Read(.env)", "WebFetch(domain:evil.test)"))
+    wanted = {"ask"} if mode == "ask" else {"deny"}
+
+    verdict = decide(layer, tool, text, mode)
+
+    assert verdict.decision in wanted or (tool in {"Read", "Grep"} and verdict.decision == "allow")
+
+
+def test_a_call_without_its_field_is_asked() -> None:
+    """A call that does not say what it is about cannot be allowed by a rule for something."""
+    policy = compile_policy([Layer("account", allow=("Bash", "Read", "Edit", "WebFetch"))], home="/home/u")
+
+    for action in ("run_command", "read", "edit", "fetch", "search"):
+        call = ToolCall(call_id="1", action=action, agent_tool="X", input={})
+        verdict = judge(policy, call, mode="ask", cwd="/w", real={}, home="/home/u", workspace="/w")
+        assert verdict.decision == "ask", action
+
+
+@pytest.mark.parametrize("mode", ["ask", "accept_edits", "plan", "bypass"])
+def test_a_question_of_the_agent_goes_to_a_person(mode: PermissionMode) -> None:
+    """Questions and plans are answered by people, whatever the rules and the mode."""
+    layer = Layer("account", allow=("AskUserQuestion", "ExitPlanMode"))
+
+    assert decide(layer, "AskUserQuestion", "x", mode).decision == "ask"
+    assert decide(layer, "ExitPlanMode", "x", mode).decision == "ask"
+
+
+def test_unattended_never_asks() -> None:
+    """Where nobody may be asked, the question becomes a refusal that says so, without proposals."""
+    verdict = decide(Layer("account"), "Bash", "git status", "unattended")
+
+    assert (verdict.decision, verdict.suggestions) == ("deny", ())
+    assert verdict.why == "Nobody is asked in the mode unattended. No rule allows `git status`."

@@ -1,0 +1,209 @@
+"""The table of events: numbers, receipts, pages, retention."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+import pytest
+
+from hutch_daemon.store import events, executors
+from hutch_daemon.store.store import Store
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import ReportedEvent
+from tests.daemon.store.examples import AT, report, reported, with_session
+
+
+@pytest.fixture
+async def opened(store: Store) -> Store:
+    await with_session(store)
+    return store
+
+
+async def test_events_are_numbered_without_gaps_whoever_appends_them(opened: Store) -> None:
+    """An executor's and hutchd's own events share the numbers of their session."""
+    first = await report(opened, 1, 2)
+    own = await opened.write(
+        partial(events.append, session="s-aaaa", turn=None, at=AT, kind="notice", body=b'"data":{}')
+    )
+    last = await report(opened, 3)
+
+    assert [(e.seq, e.position) for e in (*first, own, *last)] == [(1, 1), (2, 2), (3, 3), (4, 4)]
+
+
+async def test_seqs_are_of_a_session_and_positions_of_all(opened: Store) -> None:
+    """Each session counts from 1; positions rise over all of them in the order of commits."""
+    await with_session(opened, "s-bbbb", "x-2")
+    await report(opened, 1)
+    (other,) = await report(opened, 1, session="s-bbbb", executor="x-2")
+    (mine,) = await report(opened, 2)
+
+    assert [(e.seq, e.position) for e in (other, mine)] == [(1, 2), (2, 3)]
+
+
+async def test_payloads_are_kept_as_the_bytes_they_came_in(opened: Store) -> None:
+    """Spaces, escapes, key order and native are not touched."""
+    raw = b'{"b" : 1.50,\t"a":"\\u00e9\xc3\xa9"}'
+    event = ReportedEvent(
+        n=1, at="2026-01-31T13:00:00.123+01:00", kind="text", data=msgspec.Raw(raw), native=msgspec.Raw(b" [1 ] ")
+    )
+    await opened.write(partial(events.append_reported, executor="x-1", session="s-aaaa", events=[event]))
+
+    page = await opened.read(partial(events.read, session="s-aaaa", after=0))
+
+    assert page.events[0].body == b'"data":' + raw + b',"native": [1 ] '
+    assert (page.events[0].at, page.events[0].turn) == (1_769_860_800_123, None)
+
+
+async def test_an_event_that_comes_again_is_acknowledged_and_not_stored(opened: Store) -> None:
+    """Numbers at or below the receipt are dropped, those beyond it stored."""
+    await report(opened, 1, 2, 3)
+    again, acked = await opened.write(
+        partial(events.append_reported, executor="x-1", session="s-aaaa", events=reported(2, 3))
+    )
+    overlap, acked_then = await opened.write(
+        partial(events.append_reported, executor="x-1", session="s-aaaa", events=reported(3, 4))
+    )
+
+    row = await opened.read(partial(executors.get, executor="x-1"))
+    assert (again, acked) == ([], 3)
+    assert ([event.seq for event in overlap], acked_then) == ([4], 4)
+    assert row is not None
+    assert row.acked_n == 4
+
+
+@pytest.mark.parametrize("numbers", [(2,), (1, 3), (1, 1), (2, 1)])
+async def test_a_gap_in_an_executors_numbers_is_refused_whole(opened: Store, numbers: tuple[int, ...]) -> None:
+    """Nothing of a report with a gap is stored."""
+    with pytest.raises(HutchError) as caught:
+        await report(opened, *numbers)
+
+    assert caught.value.reason is Reason.INVALID_REQUEST
+    assert await opened.read(partial(events.bounds, session="s-aaaa")) == events.Bounds(head=0, oldest=1)
+
+
+async def test_a_time_that_is_none_is_the_executors_fault(opened: Store) -> None:
+    """A report with an unreadable time is refused whole."""
+    bad = msgspec.structs.replace(reported(2)[0], at="yesterday")
+    with pytest.raises(HutchError) as caught:
+        await opened.write(
+            partial(events.append_reported, executor="x-1", session="s-aaaa", events=[*reported(1), bad])
+        )
+
+    assert caught.value.reason is Reason.INVALID_PARAMS
+    assert (await opened.read(partial(events.bounds, session="s-aaaa"))).head == 0
+
+
+@pytest.mark.parametrize(("executor", "session"), [("x-none", "s-aaaa"), ("x-1", "s-none")])
+async def test_reports_of_nobody_and_for_nothing_are_refused(opened: Store, executor: str, session: str) -> None:
+    """Without executor or session there is nothing to append to."""
+    with pytest.raises(HutchError) as caught:
+        await report(opened, 1, executor=executor, session=session)
+
+    assert caught.value.reason is Reason.NOT_FOUND
+
+
+async def test_pages_cover_history_once(opened: Store) -> None:
+    """Page after page by cursor gives each event once, in order; the last one says so."""
+    await report(opened, *range(1, 8))
+    seen: list[int] = []
+    after, pages, more = 0, 0, True
+    while more:
+        page = await opened.read(partial(events.read, session="s-aaaa", after=after, limit=3))
+        seen += [event.seq for event in page.events]
+        after, more, pages = page.cursor, page.more, pages + 1
+
+    assert (seen, pages) == ([1, 2, 3, 4, 5, 6, 7], 3)
+
+
+async def test_a_page_ends_with_the_event_that_fills_it(opened: Store) -> None:
+    """A page is bounded in bytes, but an event larger than that still passes."""
+    await report(opened, 1, 2, 3, size=1000)
+
+    page = await opened.read(partial(events.read, session="s-aaaa", after=0, max_bytes=1500))
+    small = await opened.read(partial(events.read, session="s-aaaa", after=0, max_bytes=1))
+
+    assert ([event.seq for event in page.events], page.cursor, page.more) == ([1, 2], 2, True)
+    assert ([event.seq for event in small.events], small.more) == ([1], True)
+
+
+async def test_skipped_kinds_move_the_cursor(opened: Store) -> None:
+    """A page of skipped events alone is empty and covers them."""
+    await report(opened, 1, 2, kind="text_delta")
+    await report(opened, 3)
+
+    first = await opened.read(partial(events.read, session="s-aaaa", after=0, limit=2, skip=["text_delta"]))
+    rest = await opened.read(partial(events.read, session="s-aaaa", after=2, limit=2, skip=["text_delta"]))
+
+    assert first == events.Page((), cursor=2, more=True)
+    assert ([event.seq for event in rest.events], rest.cursor, rest.more) == ([3], 3, False)
+
+
+async def test_all_sessions_are_read_by_position_and_owner(opened: Store) -> None:
+    """`"*"` gives everybody's events to who may see all, else the owner's."""
+    await with_session(opened, "s-bbbb", "x-2", owner=2000)
+    await report(opened, 1)
+    await report(opened, 1, session="s-bbbb", executor="x-2")
+    await report(opened, 2)
+
+    every = await opened.read(partial(events.read, session="*", after=0))
+    mine = await opened.read(partial(events.read, session="*", after=1, owner=1000))
+
+    assert [event.position for event in every.events] == [1, 2, 3]
+    assert ([event.position for event in mine.events], mine.cursor) == ([3], 3)
+
+
+async def test_somebody_elses_session_looks_like_none(opened: Store) -> None:
+    """Reading with an owner finds that owner's sessions only."""
+    with pytest.raises(HutchError) as caught:
+        await opened.read(partial(events.read, session="s-aaaa", after=0, owner=2000))
+
+    assert caught.value.reason is Reason.NOT_FOUND
+
+
+async def test_pruning_by_age_keeps_the_young_and_tells_old_cursors(opened: Store) -> None:
+    """Cursors below the floor get `compacted` with the oldest number left, by seq and by position."""
+    await with_session(opened, "s-bbbb", "x-2")
+    await report(opened, 1, 2)
+    await report(opened, 1, session="s-bbbb", executor="x-2")
+    await report(opened, 3, 4)
+
+    pruned = await opened.write(partial(events.prune, before=AT + 3))
+    none = await opened.write(partial(events.prune, before=AT + 3))
+
+    details = {}
+    for session in ("s-aaaa", "*"):
+        with pytest.raises(HutchError) as caught:
+            await opened.read(partial(events.read, session=session, after=1))
+        details[session] = (caught.value.reason, caught.value.details)
+    page = await opened.read(partial(events.read, session="s-aaaa", after=2))
+    assert (pruned, none) == (3, 0)
+    assert details == {"s-aaaa": (Reason.COMPACTED, {"oldest": 3}), "*": (Reason.COMPACTED, {"oldest": 4})}
+    assert [event.seq for event in page.events] == [3, 4]
+    assert await opened.read(partial(events.bounds, session="s-bbbb")) == events.Bounds(head=1, oldest=2)
+
+
+async def test_pruning_by_size_goes_from_the_oldest(opened: Store) -> None:
+    """Events go until the database fits; their pages are used again."""
+    await report(opened, *range(1, 101), size=20_000)
+
+    total = 0
+    while count := await opened.write(partial(events.prune, max_bytes=1_000_000)):
+        total += count
+
+    bounds = await opened.read(partial(events.bounds, session="s-aaaa"))
+    assert 50 <= total < 100
+    assert bounds == events.Bounds(head=100, oldest=total + 1)
+    before = opened.status().bytes
+    await report(opened, *range(101, 111), size=20_000)
+    assert opened.status().bytes == before
+
+
+async def test_numbers_go_on_after_everything_was_pruned(opened: Store) -> None:
+    """An emptied record still counts from where it was."""
+    await report(opened, 1, 2)
+    await opened.write(partial(events.prune, before=AT * 2))
+
+    (event,) = await report(opened, 3)
+
+    assert (event.seq, event.position) == (3, 3)

@@ -1,0 +1,208 @@
+"""A disk that fails under a running store: nothing is acknowledged that is not durable, and it heals by itself.
+
+The faults are real ones of SQLite and the kernel: a database at its largest size (SQLITE_FULL), a lock of another
+process (SQLITE_BUSY), a limit on file sizes (a write that fails with an I/O error).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+
+from hutch_daemon.store import events, executors, meta
+from hutch_daemon.store.rows import StoredEvent
+from hutch_daemon.store.store import Bounds, Store
+from hutch_daemon.store.tx import Tx
+from hutch_shared.errors import HutchError, Reason
+from tests.daemon.store.examples import report, with_session
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let no file of this process grow beyond `size`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def refused(store: Store, *numbers: int, size: int = 10) -> HutchError:
+    """Report events that cannot be stored."""
+    with pytest.raises(HutchError) as caught:
+        await report(store, *numbers, size=size)
+    assert caught.value.reason is Reason.STORE_UNAVAILABLE
+    return caught.value
+
+
+async def healed(store: Store) -> None:
+    with anyio.fail_after(30):
+        while not store.available:
+            await anyio.sleep(0.01)
+
+
+async def stored(store: Store) -> tuple[list[int], int]:
+    """Return the seqs that are stored, and the executor's receipt."""
+    page = await store.read(partial(events.read, session="s-aaaa", after=0))
+    row = await store.read(partial(executors.get, executor="x-1"))
+    assert row is not None
+    return [event.seq for event in page.events], row.acked_n
+
+
+@pytest.fixture
+async def opened(store: Store) -> Store:
+    await with_session(store)
+    await report(store, 1, 2)
+    return store
+
+
+async def limit_pages(store: Store, pages: int) -> None:
+    await store.write(lambda tx: tx.execute(f"PRAGMA max_page_count = {pages}").fetchone())
+
+
+async def test_a_full_disk_refuses_and_heals_when_there_is_space(opened: Store) -> None:
+    """What did not fit is neither stored nor published; the same report goes through afterwards."""
+    published: list[StoredEvent] = []
+    opened.on_committed(published.extend)
+    await limit_pages(opened, 1)  # SQLite takes the present size
+    error = await refused(opened, 3, 4, size=100_000)
+    during = (await stored(opened), published[:])
+    await healed(opened)
+    await limit_pages(opened, 1_000_000)
+    await report(opened, 3, 4, size=100_000)
+
+    assert error.details["fault"] == "full"
+    assert "full" in error.message
+    assert during == (([1, 2], 2), [])
+    assert await stored(opened) == ([1, 2, 3, 4], 4)
+    assert [event.seq for event in published] == [3, 4]
+
+
+async def test_one_unit_that_does_not_fit_takes_no_other_for_done(opened: Store) -> None:
+    """When a group fails, none of its units was acknowledged and none is there."""
+    await limit_pages(opened, 1)
+    outcomes: dict[str, bool] = {}
+
+    async def one(name: str, size: int) -> None:
+        def unit(tx: Tx) -> None:
+            meta.put(tx, name, "x" * size)
+
+        try:
+            await opened.write(unit)
+        except HutchError:
+            outcomes[name] = False
+        else:
+            outcomes[name] = True
+
+    async with anyio.create_task_group() as tasks:
+        for name, size in (("a", 1), ("b", 500_000), ("c", 1)):
+            tasks.start_soon(one, name, size)
+
+    there = {name: await opened.read(partial(meta.get, key=name)) is not None for name in outcomes}
+    assert outcomes["b"] is False
+    assert there == outcomes
+
+
+async def test_a_lock_of_another_process_refuses_until_it_is_gone(opened: Store) -> None:
+    """A writer from outside holds up nothing for longer than a moment, and is said."""
+    with closing(sqlite3.connect(opened.path, isolation_level=None)) as stranger:
+        stranger.execute("BEGIN IMMEDIATE")
+        error = await refused(opened, 3)
+        at_once = await refused(opened, 3)
+        during = await stored(opened)
+    await healed(opened)
+    await report(opened, 3)
+
+    assert (error.details["fault"], at_once.details["fault"]) == ("busy", "busy")
+    assert during == ([1, 2], 2)
+    assert await stored(opened) == ([1, 2, 3], 3)
+
+
+async def test_after_an_io_error_the_database_is_reopened_before_it_goes_on(opened: Store) -> None:
+    """A write that the kernel refuses is never taken for stored; senders who try again lose and double nothing."""
+    published: list[StoredEvent] = []
+    opened.on_committed(published.extend)
+    with largest_file(opened.status().wal_bytes + 50_000):
+        error = await refused(opened, *range(3, 103), size=5000)
+        again = await refused(opened, *range(3, 103), size=5000)
+        available = opened.available
+    await healed(opened)
+    seqs, acked = await stored(opened)
+    await report(opened, *range(acked + 1, 103), size=10)
+
+    assert (error.details["fault"], again.details["fault"], available) == ("io", "io", False)
+    assert seqs == list(range(1, acked + 1))
+    assert await stored(opened) == (list(range(1, 103)), 102)
+    assert [event.seq for event in published] == list(range(3, 103))
+
+
+async def test_another_database_in_its_place_is_not_written_to(opened: Store, tmp_path: Path) -> None:
+    """When it reopens, it must find its own journal."""
+    other = tmp_path / "other" / "hutch.db"
+    other.parent.mkdir()
+    async with Store.open(other):
+        pass
+    with largest_file(opened.status().wal_bytes + 1000):
+        await refused(opened, *range(3, 103), size=5000)
+        other.replace(opened.path)
+        opened.path.with_name("hutch.db-wal").unlink()
+    with anyio.fail_after(30):
+        while "another database" not in opened.status().detail:
+            await anyio.sleep(0.01)
+
+    error = await refused(opened, 3)
+    assert error.details["fault"] == "corrupt"
+
+
+async def test_damage_seen_by_a_reader_stops_writing(tmp_path: Path) -> None:
+    """Nothing more is written on top of a damaged file; it stays refused until a person acts."""
+    overwrite = "import os, sys; f = open(sys.argv[1], 'r+b'); f.seek(8192); f.write(os.urandom(1_000_000))"
+    async with Store.open(tmp_path / "hutch.db", bounds=Bounds(wal=1)) as store:  # each commit goes on to the database
+        await with_session(store)
+        await report(store, *range(1, 301), size=5000)
+        subprocess.run([sys.executable, "-c", overwrite, str(store.path)], check=True)
+        with pytest.raises(HutchError) as caught:
+            await store.read(lambda conn: conn.execute("SELECT sum(length(body)) FROM events").fetchone())
+        error = await refused(store, 301)
+
+        assert caught.value.reason is Reason.STORE_UNAVAILABLE
+        assert error.details["fault"] == "corrupt"
+        assert "hutch doctor" in store.status().detail
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
+async def test_a_really_full_file_system_heals_when_space_comes_back(tmp_path: Path) -> None:
+    """On a tiny tmpfs: refused with `store_unavailable`, readable meanwhile, and good again after a file is removed."""
+    mount = tmp_path / "tiny"
+    mount.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount)], check=False).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        async with Store.open(mount / "hutch.db") as store:
+            await with_session(store)
+            await report(store, 1)
+            filler = mount / "filler"
+            free = os.statvfs(mount).f_bavail * os.statvfs(mount).f_frsize
+            filler.write_bytes(b"x" * (free - 8192))
+            error = await refused(store, 2, 3, size=50_000)
+            during = await stored(store)
+            filler.unlink()
+            await healed(store)
+            await report(store, 2, 3, size=50_000)
+
+            assert error.details["fault"] in {"full", "io"}
+            assert during == ([1], 1)
+            assert await stored(store) == ([1, 2, 3], 3)
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)

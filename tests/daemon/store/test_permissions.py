@@ -1,0 +1,80 @@
+"""The table of questions."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from hutch_daemon.store import permissions
+from hutch_daemon.store.store import Store
+from hutch_shared.errors import HutchError, Reason
+from tests.daemon.store.examples import AT, permission_row, with_session, with_turn
+
+
+@pytest.fixture
+async def asked(store: Store) -> Store:
+    """Two questions of a turn, one of another session."""
+    await with_session(store)
+    await with_session(store, "s-bbbb", "x-2", owner=2000)
+    await with_turn(store, "t-1")
+    await with_turn(store, "t-2", "s-bbbb")
+    for row in (
+        permission_row("p-1"),
+        permission_row("p-2", asked_at=AT + 1),
+        permission_row("p-3", session="s-bbbb", turn="t-2", executor="x-2"),
+    ):
+        await store.write(partial(permissions.insert, row=row))
+    return store
+
+
+async def test_an_ask_that_comes_again_is_the_same_question(asked: Store) -> None:
+    """After a reconnect the executor's ask finds its record, and what was decided."""
+    await asked.write(partial(permissions.settle, permission="p-1", state="denied", message="no"))
+
+    row, fresh = await asked.write(partial(permissions.insert, row=permission_row("p-9", ask="a-p-1")))
+
+    assert (row.id, row.state, row.message, fresh) == ("p-1", "denied", "no", False)
+
+
+async def test_the_first_decision_stands(asked: Store) -> None:
+    """Of two decisions one wins; the other learns what stands."""
+    first, won = await asked.write(
+        partial(permissions.settle, permission="p-1", state="allowed", updated_input={"command": "ls -l"}, scope="once")
+    )
+    second, won_too = await asked.write(partial(permissions.settle, permission="p-1", state="denied", message="late"))
+
+    assert (won, won_too) == (True, False)
+    assert second == first
+    assert (first.state, first.updated_input, first.message) == ("allowed", {"command": "ls -l"}, None)
+
+
+async def test_settling_what_is_not_there_is_an_error(asked: Store) -> None:
+    """A dead id never succeeds."""
+    with pytest.raises(HutchError) as caught:
+        await asked.write(partial(permissions.settle, permission="p-none", state="denied"))
+
+    assert caught.value.reason is Reason.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("filters", "ids"),
+    [
+        ({}, ["p-3", "p-2"]),
+        ({"state": None}, ["p-1", "p-3", "p-2"]),
+        ({"state": "withdrawn"}, ["p-1"]),
+        ({"owner": 1000}, ["p-2"]),
+        ({"owner": 2000, "state": None}, ["p-3"]),
+        ({"session": "s-aaaa", "state": None}, ["p-1", "p-2"]),
+        ({"turn": "t-1"}, ["p-2"]),
+        ({"state": None, "limit": 1}, ["p-1"]),
+    ],
+)
+async def test_questions_are_listed_oldest_first(asked: Store, filters: dict[str, object], ids: list[str]) -> None:
+    """By default those that wait; owner, session, turn, state and limit restrict."""
+    await asked.write(partial(permissions.settle, permission="p-1", state="withdrawn"))
+
+    rows = await asked.read(partial(permissions.list_, **filters))  # type: ignore[arg-type]
+
+    assert [row.id for row in rows] == ids
+    assert await asked.read(partial(permissions.pending, session="s-aaaa")) == 1

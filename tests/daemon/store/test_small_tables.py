@@ -1,0 +1,145 @@
+"""Keys, rules, trust, audit, usage, meta."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from hutch_daemon.store import audit, keys, meta, rules, usage
+from hutch_daemon.store.rows import AuditRow, KeyRow, RuleRow, TrustRow, UsageRow, UsageTotal
+from hutch_daemon.store.store import Store
+from hutch_daemon.store.tx import Tx
+from hutch_shared.events import UsageSeen
+from tests.daemon.store.examples import AT, with_session
+
+
+def key_row(key: str, **fields: Any) -> KeyRow:
+    plain = {"owner": 1, "provider": "anthropic", "name": "default", "created_at": AT, "master": "m1"}
+    return KeyRow(**{**plain, "id": key, "sealed": b"s", "wrapped": b"w", **fields})
+
+
+def usage_row(**fields: Any) -> UsageRow:
+    plain = {"at": AT, "owner": 1, "account": "ada", "session": "s-1", "turn": "t-1", "model": "opus"}
+    return UsageRow(**{**plain, **fields})
+
+
+async def test_a_key_replaces_the_one_of_its_name(store: Store) -> None:
+    """An owner has one credential per provider and name; uses are counted on it."""
+    for row in (key_row("k-1"), key_row("k-2", sealed=b"new"), key_row("k-3", name="other"), key_row("k-4", owner=2)):
+        await store.write(partial(keys.put, row=row))
+    await store.write(partial(keys.touch, key="k-2", at=AT + 1))
+
+    found = await store.read(partial(keys.get, owner=1, provider="anthropic", name="default"))
+    mine = await store.read(partial(keys.list_, owner=1))
+    removed = await store.write(partial(keys.delete, owner=1, provider="anthropic", name="other"))
+    assert found is not None
+    assert (found.id, found.sealed, found.uses, found.last_used_at) == ("k-2", b"new", 1, AT + 1)
+    assert [row.id for row in mine] == ["k-2", "k-3"]
+    assert removed
+    assert [row.id for row in await store.read(keys.list_)] == ["k-2", "k-4"]
+
+
+async def test_rules_hold_where_they_were_added(store: Store) -> None:
+    """A rule is for everywhere, for a project or for a session, of its owner alone, and there once."""
+    await with_session(store)
+
+    def unit(tx: Tx) -> list[bool]:
+        rows = [
+            RuleRow(owner=1, effect="allow", rule="Bash(ls:*)", created_at=AT),
+            RuleRow(owner=1, effect="allow", rule="Bash(ls:*)", created_at=AT + 1),
+            RuleRow(owner=1, effect="deny", rule="Bash(rm:*)", created_at=AT, project="/p"),
+            RuleRow(owner=1, effect="ask", rule="Edit", created_at=AT, session="s-aaaa", origin="p-1"),
+            RuleRow(owner=2, effect="allow", rule="Bash", created_at=AT),
+        ]
+        return [rules.add(tx, row) for row in rows]
+
+    added = await store.write(unit)
+    everywhere = await store.read(partial(rules.list_, owner=1))
+    there = await store.read(partial(rules.list_, owner=1, project="/p", session="s-aaaa"))
+    removed = await store.write(partial(rules.remove, owner=1, effect="allow", rule="Bash(ls:*)"))
+    again = await store.write(partial(rules.remove, owner=1, effect="deny", rule="Bash(rm:*)"))
+
+    assert added == [True, False, True, True, True]
+    assert [row.rule for row in everywhere] == ["Bash(ls:*)"]
+    assert [(row.rule, row.origin) for row in there] == [("Bash(ls:*)", ""), ("Bash(rm:*)", ""), ("Edit", "p-1")]
+    assert (removed, again) == (True, False)
+
+
+async def test_trust_is_in_one_digest(store: Store) -> None:
+    """A changed policy file is not trusted; trusting it ends the trust in the former text."""
+    await store.write(partial(rules.trust, row=TrustRow(owner=1, path="/p", digest="old", at=AT)))
+    await store.write(partial(rules.trust, row=TrustRow(owner=1, path="/p", digest="new", at=AT)))
+
+    told = [
+        await store.read(partial(rules.is_trusted, owner=owner, path="/p", digest=digest))
+        for owner, digest in ((1, "new"), (1, "old"), (2, "new"))
+    ]
+    listed = await store.read(partial(rules.list_trusted, owner=1))
+    gone = await store.write(partial(rules.distrust, owner=1, path="/p"))
+    assert told == [True, False, False]
+    assert [row.digest for row in listed] == ["new"]
+    assert gone
+
+
+@pytest.mark.parametrize(
+    ("filters", "numbers"),
+    [
+        ({}, [1, 2, 3]),
+        ({"owner": 1}, [1, 2]),
+        ({"session": "s-2"}, [2, 3]),
+        ({"action": "grant"}, [3]),
+        ({"since": AT + 1}, [2, 3]),
+        ({"after": 1, "limit": 1}, [2]),
+    ],
+)
+async def test_the_audit_is_read_in_order_and_filtered(
+    store: Store, filters: dict[str, Any], numbers: list[int]
+) -> None:
+    """Each filter restricts; a cursor and a limit make pages."""
+    for step, (owner, session, action) in enumerate([(1, "s-1", "decide"), (1, "s-2", "decide"), (2, "s-2", "grant")]):
+        row = AuditRow(
+            at=AT + step, owner=owner, actor="uid 1", action=action, outcome="ok", session=session, details={"n": step}
+        )
+        await store.write(partial(audit.write, row=row))
+
+    rows = await store.read(partial(audit.read, **filters))
+
+    assert [row.number for row in rows] == numbers
+    assert all(row.details == {"n": row.number - 1} for row in rows)
+
+
+async def test_usage_is_summed_once_per_record(store: Store) -> None:
+    """A record that comes again is not counted; sums are by session, account, day or model, of one source."""
+    rows = [
+        usage_row(input_tokens=1, usd=0.5, request="r1"),
+        usage_row(input_tokens=1, usd=0.5, request="r1"),
+        usage_row(input_tokens=10, turn="t-2", model="haiku"),
+        usage_row(input_tokens=100, session="s-2", turn="t-3", at=AT + 86_400_000),
+        usage_row(input_tokens=1000, source="broker", request="r1"),
+    ]
+    counted = [await store.write(partial(usage.add, row=row)) for row in rows]
+
+    by_session = await store.read(partial(usage.table, by="session"))
+    by_model = await store.read(partial(usage.table, by="model", session="s-1"))
+    by_day = await store.read(partial(usage.table, by="day", owner=1, since=AT + 1))
+    total = await store.read(partial(usage.total, session="s-1"))
+    assert counted == [True, False, True, True, True]
+    assert by_session == (
+        UsageTotal("s-1", 2, UsageSeen(input_tokens=11, usd=0.5, total=True)),
+        UsageTotal("s-2", 1, UsageSeen(input_tokens=100, total=True)),
+    )
+    assert [line.of for line in by_model] == ["opus", "haiku"]
+    assert [(line.of, line.usage.input_tokens) for line in by_day] == [("2023-11-15", 100)]
+    assert total == by_session[0].usage
+    assert await store.read(partial(usage.total, session="s-none")) is None
+
+
+async def test_a_fact_is_replaced(store: Store) -> None:
+    """Meta keeps one value under a key."""
+    await store.write(partial(meta.put, key="colour", value="red"))
+    await store.write(partial(meta.put, key="colour", value="blue"))
+
+    assert await store.read(partial(meta.get, key="colour")) == "blue"
+    assert await store.read(partial(meta.get, key="shape")) is None

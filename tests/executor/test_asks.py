@@ -1,0 +1,92 @@
+"""Questions: every way that they end is a decision, and only a decision about this very input allows it."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from anyio import wait_all_tasks_blocked
+
+from hutch_executor.asks import Asks
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from tests.executor.fake_hutchd import allow, decision
+
+CALL = m.ToolCall("c-1", "run_command", "Bash", {"command": "ls"}, command="ls")
+REQUEST = m.RequestPermission("a-1", "s-1", "t-1", "tool", CALL, "/w")
+
+
+def asks(send: object) -> Asks:
+    """Return the questions of a turn that runs."""
+    made = Asks(send)  # type: ignore[arg-type]
+    made.begin_turn()
+    return made
+
+
+async def test_a_decision_is_handed_on() -> None:
+    """What hutchd decided is what the runner gets."""
+    assert await asks(allow).ask(REQUEST) == decision(CALL, "allow")
+
+
+async def test_an_allowed_input_that_the_decision_is_not_bound_to_is_denied() -> None:
+    """An input whose digest is another's never runs."""
+
+    async def answer(request: m.RequestPermission) -> m.PermissionDecision:
+        return m.PermissionDecision("allow", "allowed", {"command": "rm -rf /"}, decision(CALL, "allow").digest)
+
+    found = await asks(answer).ask(REQUEST)
+
+    assert found.decision == "deny"
+
+
+@pytest.mark.parametrize("reason", [Reason.OVERLOADED, Reason.STORE_UNAVAILABLE, Reason.TIMED_OUT])
+async def test_what_may_pass_is_asked_again(reason: Reason) -> None:
+    """A hutchd that is busy or cannot write is asked the same question once more."""
+    seen: list[str] = []
+
+    async def answer(request: m.RequestPermission) -> m.PermissionDecision:
+        seen.append(request.ask)
+        if len(seen) == 1:
+            raise HutchError(reason)
+        return decision(CALL, "allow")
+
+    found = await asks(answer).ask(REQUEST)
+
+    assert found.decision == "allow"
+    assert seen == ["a-1", "a-1"]
+
+
+@pytest.mark.parametrize("reason", [Reason.NOT_ALLOWED, Reason.INTERNAL, Reason.WRONG_STATE, Reason.LEASE_LOST])
+async def test_any_other_refusal_is_a_denial(reason: Reason) -> None:
+    """What nobody settles is refused."""
+
+    async def answer(request: m.RequestPermission) -> m.PermissionDecision:
+        raise HutchError(reason)
+
+    found = await asks(answer).ask(REQUEST)
+
+    assert (found.decision, found.message) == ("deny", reason.sentence)
+    assert found.interrupt is (reason is Reason.LEASE_LOST)
+
+
+async def test_an_interrupt_ends_what_waits_and_what_comes_later() -> None:
+    """From the interrupt on every question is denied at once, until the next turn."""
+    found: list[m.PermissionDecision] = []
+
+    async def answer(request: m.RequestPermission) -> m.PermissionDecision:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    questions = asks(answer)
+
+    async def ask() -> None:
+        found.append(await questions.ask(REQUEST))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask)
+        group.start_soon(ask)
+        await wait_all_tasks_blocked()
+        assert repr(questions) == "<Asks open, 2 waiting>"
+        questions.stop()
+    await ask()
+
+    assert [(one.decision, one.interrupt) for one in found] == [("deny", True)] * 3

@@ -1,0 +1,107 @@
+"""The boot line: read whole, in time, and never told."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hutch_executor.boot import LINE_LIMIT, read_boot
+from hutch_executor.hardening import ALLOWED_ENVIRONMENT
+from hutch_shared.errors import HutchError, Reason
+from tests.executor.fake_hutchd import boot
+
+Pipe = tuple[int, int]
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    reading, writing = os.pipe()
+    yield reading, writing
+    os.close(reading)
+    os.close(writing)
+
+
+def test_the_line_is_read(pipe: Pipe) -> None:
+    """Up to its end; what follows is not looked at."""
+    wanted = boot(Path("/run/x.sock"))
+    os.write(pipe[1], msgspec.json.encode(wanted) + b"\nrest")
+
+    assert read_boot(pipe[0]) == wanted
+
+
+def test_a_line_in_pieces_is_one_line(pipe: Pipe) -> None:
+    """A pipe gives what it has."""
+    wanted = boot(Path("/run/x.sock"))
+    line = msgspec.json.encode(wanted) + b"\n"
+    os.write(pipe[1], line[:10])
+    later = threading.Timer(0.01, os.write, (pipe[1], line[10:]))
+    later.start()
+
+    assert read_boot(pipe[0]) == wanted
+    later.join()
+
+
+def test_silence_is_not_waited_for_for_ever(pipe: Pipe) -> None:
+    """An executor that nobody boots ends."""
+    with pytest.raises(HutchError) as refused:
+        read_boot(pipe[0], deadline=0.0)
+
+    assert refused.value.reason is Reason.TIMED_OUT
+
+
+@pytest.mark.parametrize("line", [b"{}\n", b"not json, with a token-of-the-test\n", b"\xff\n"])
+def test_a_line_that_cannot_be_read_is_not_repeated(pipe: Pipe, line: bytes) -> None:
+    """It may hold the token, so that no message quotes it."""
+    os.write(pipe[1], line)
+
+    with pytest.raises(HutchError) as refused:
+        read_boot(pipe[0])
+
+    assert refused.value.reason is Reason.INVALID_PARAMS
+    assert "token" not in str(refused.value)
+    assert refused.value.__suppress_context__
+
+
+def test_a_line_without_end_is_bounded(pipe: Pipe) -> None:
+    """Standard input cannot fill the memory."""
+    os.write(pipe[1], b"x" * (LINE_LIMIT + 1))
+
+    with pytest.raises(HutchError) as refused:
+        read_boot(pipe[0])
+
+    assert refused.value.reason is Reason.FRAME_TOO_LARGE
+
+
+def test_another_protocol_is_refused(pipe: Pipe) -> None:
+    """Before anything is dialled."""
+    os.write(pipe[1], msgspec.json.encode(boot(Path("/x"), protocol=99)) + b"\n")
+
+    with pytest.raises(HutchError) as refused:
+        read_boot(pipe[0])
+
+    assert refused.value.reason is Reason.PROTOCOL_MISMATCH
+
+
+@pytest.mark.parametrize(
+    ("name", "is_allowed"),
+    [
+        ("PATH", True),
+        ("LC_ALL", True),
+        ("XDG_RUNTIME_DIR", True),
+        ("HUTCH_EXECUTOR_ID", True),
+        ("ANTHROPIC_API_KEY", False),
+        ("HUTCH_STATE_DIR", False),
+        ("SSH_AUTH_SOCK", False),
+        ("LD_PRELOAD", False),
+        ("PATHS", False),
+        ("MYHOME", False),
+    ],
+)
+def test_the_environment_is_a_list(name: str, is_allowed: bool) -> None:
+    """What is not on it does not reach an agent."""
+    assert bool(ALLOWED_ENVIRONMENT.fullmatch(name)) is is_allowed

@@ -1,0 +1,232 @@
+"""The CLI's lines as events: pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from hutch_executor.runners.claude_events import Meter, ModelUsage, Narrator, Result, ended, total
+from hutch_shared.events import Notice, Text, UsageSeen
+
+
+def tell(narrator: Narrator, **line: Any) -> list[tuple[str, Any]]:
+    return list(narrator.tell(json.dumps(line).encode()))
+
+
+def stream(narrator: Narrator, event: dict[str, Any], parent: str | None = None) -> list[tuple[str, Any]]:
+    return tell(narrator, type="stream_event", event=event, parent_tool_use_id=parent, uuid="u", session_id="s")
+
+
+def delta(index: int, **fields: Any) -> dict[str, Any]:
+    return {"type": "content_block_delta", "index": index, "delta": fields}
+
+
+def assistant(
+    narrator: Narrator, block: dict[str, Any], parent: str | None = None, **more: Any
+) -> list[tuple[str, Any]]:
+    message = {"id": "msg_1", "model": "opus", "role": "assistant", "content": [block], "usage": {"input_tokens": 3}}
+    return tell(narrator, type="assistant", message=message, parent_tool_use_id=parent, **more)
+
+
+def start(narrator: Narrator) -> None:
+    stream(narrator, {"type": "message_start", "message": {"id": "msg_1", "model": "opus", "content": []}})
+
+
+@pytest.fixture
+def narrator() -> Narrator:
+    return Narrator("/work", {})
+
+
+def test_deltas_and_their_text_share_a_block(narrator: Narrator) -> None:
+    """A reader can put the whole text in the place of its deltas."""
+    start(narrator)
+    told = [
+        *stream(narrator, delta(0, type="thinking_delta", thinking="h")),
+        *assistant(narrator, {"type": "thinking", "thinking": "h", "signature": "x"}),
+        *stream(narrator, delta(1, type="text_delta", text="a")),
+        *stream(narrator, delta(1, type="text_delta", text="b")),
+        *assistant(narrator, {"type": "text", "text": "ab"}),
+    ]
+
+    assert told == [
+        ("thinking_delta", Text("h", "msg_1:0")),
+        ("thinking", Text("h", "msg_1:0")),
+        ("text_delta", Text("a", "msg_1:1")),
+        ("text_delta", Text("b", "msg_1:1")),
+        ("text", Text("ab", "msg_1:1")),
+    ]
+
+
+def test_a_sub_agent_speaks_beside_the_main_agent(narrator: Narrator) -> None:
+    """Its words name the call that started it, and do not disturb the blocks of the other."""
+    start(narrator)
+    assistant(narrator, {"type": "text", "text": "main"})
+    inner = assistant(narrator, {"type": "text", "text": "inner"}, parent="toolu_1")
+    outer = assistant(narrator, {"type": "text", "text": "more"})
+
+    assert inner == [("text", Text("inner", "msg_1:0", "toolu_1"))]
+    assert outer == [("text", Text("more", "msg_1:1"))]
+
+
+def test_a_tool_call_and_its_result(narrator: Narrator) -> None:
+    """The call comes in the common vocabulary; the result carries the digest of what ran."""
+    narrator = Narrator("/work", {"toolu_1": "d" * 64})
+    block = {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"command": "ls"}}
+    (kind, seen), *_ = assistant(narrator, block)
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "toolu_1",
+        "is_error": True,
+        "content": [{"type": "text", "text": "no"}, {"type": "image"}],
+    }
+    told = tell(narrator, type="user", message={"role": "user", "content": [result]}, tool_use_result="Error: no")
+
+    assert kind == "tool_call"
+    assert (seen.call["call_id"], seen.call["action"], seen.call["command"]) == ("toolu_1", "run_command", "ls")
+    assert [(k, msgspec.to_builtins(d)) for k, d in told] == [
+        ("tool_result", {"call_id": "toolu_1", "text": "no\n[image]", "is_error": True, "digest": "d" * 64})
+    ]
+
+
+def test_usage_of_a_request_is_told_when_it_ends(narrator: Narrator) -> None:
+    """The counts of the last delta are the final ones."""
+    start(narrator)
+    usage = {"input_tokens": 5, "output_tokens": 7, "cache_read_input_tokens": 2, "cache_creation_input_tokens": None}
+    told = stream(narrator, {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage})
+
+    assert told == [("usage", UsageSeen(5, 7, 2, 0, model="opus"))]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"type": "system", "subtype": "thinking_tokens", "estimated_tokens": 3},
+        {"type": "system", "subtype": "status", "status": "requesting"},
+        {
+            "type": "stream_event",
+            "event": {"type": "content_block_start", "index": 0, "content_block": {"type": "text"}},
+        },
+        {"type": "stream_event", "event": delta(0, type="input_json_delta", partial_json='{"a')},
+        {"type": "stream_event", "event": {"type": "a_new_one"}},
+        {"type": "rate_limit_event", "rate_limit_info": {"status": "allowed"}},
+    ],
+)
+def test_what_a_reader_does_not_need_is_no_event(narrator: Narrator, line: dict[str, Any]) -> None:
+    """Counters, the edges of blocks and pieces of inputs are left out."""
+    assert tell(narrator, **line) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ({"type": "system", "subtype": "compact_boundary"}, "compacted"),
+        ({"type": "system", "subtype": "status", "status": None, "permissionMode": "plan"}, "agent_mode"),
+        ({"type": "system", "subtype": "task_started", "description": "look"}, "subagent_started"),
+        ({"type": "system", "subtype": "of_tomorrow"}, "agent_note"),
+        ({"type": "of_tomorrow"}, "agent_note"),
+        ({"type": "user", "message": {"content": "[Request interrupted by user]"}}, "agent_note"),
+        ({"type": "rate_limit_event", "rate_limit_info": {"status": "rejected"}}, "rate_limit"),
+    ],
+)
+def test_what_a_person_may_want_to_know_is_a_notice(narrator: Narrator, line: dict[str, Any], word: str) -> None:
+    """Also what this version does not know, so that a newer CLI loses nothing."""
+    ((kind, notice),) = tell(narrator, **line)
+
+    assert kind == "notice"
+    assert notice.word == word
+
+
+def test_a_retry_says_why_and_when(narrator: Narrator) -> None:
+    """A person sees that the provider is the one who keeps them waiting."""
+    retry = {"attempt": 1, "max_retries": 2, "retry_delay_ms": 1500, "error_status": 429, "error": "rate_limit"}
+    told = tell(narrator, type="system", subtype="api_retry", **retry)
+
+    message = "The model did not answer (status 429); attempt 1 of 2 in 1.5 s."
+    assert told == [("notice", Notice("retrying", message, {"status": 429, "error": "rate_limit"}))]
+    assert ended(narrator.awaited(), None).reason == "rate_limited"
+
+
+def test_the_introduction_is_told_once(narrator: Narrator) -> None:
+    """It comes with every turn; a failed MCP server is pointed out."""
+    line = {"session_id": "s-9", "model": "opus", "claude_code_version": "2", "tools": ["Bash"]}
+    line |= {"mcp_servers": [{"name": "db", "status": "failed"}, {"name": "ok", "status": "connected"}]}
+    first = tell(narrator, type="system", subtype="init", **line)
+    again = tell(narrator, type="system", subtype="init", **line)
+
+    assert [notice.word for _, notice in first] == ["agent_ready", "mcp_failed"]
+    assert "db" in first[1][1].message
+    assert again == []
+    assert narrator.session == "s-9"
+
+
+def test_the_model_is_awaited_from_the_request_to_the_end_of_its_message(narrator: Narrator) -> None:
+    """Only then is silence the model's."""
+    moments = [narrator.awaits_model]
+    for line in (
+        {"type": "system", "subtype": "status", "status": "requesting"},
+        {"type": "stream_event", "event": {"type": "message_start", "message": {"id": "m"}}},
+        {"type": "stream_event", "event": {"type": "message_stop"}},
+    ):
+        tell(narrator, **line)
+        moments.append(narrator.awaits_model)
+
+    assert moments == [False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("result", "state", "reason"),
+    [
+        (Result("success", result="done", terminal_reason="completed"), "completed", "completed"),
+        (Result("success", is_error=True, api_error_status=401), "failed", "auth_failed"),
+        (Result("success", is_error=True, api_error_status=413), "failed", "bad_request"),
+        (Result("success", is_error=True, api_error_status=503), "failed", "provider_error"),
+        (Result("success", is_error=True, api_error_status=529), "failed", "overloaded"),
+        (Result("success", is_error=True, api_error="connection_failed"), "failed", "stream_broken"),
+        (Result("success", is_error=True, api_error="stream_idle_timeout"), "failed", "stream_stalled"),
+        (
+            Result("success", is_error=True, terminal_reason="api_error", result="Request timed out."),
+            "failed",
+            "stream_stalled",
+        ),
+        (Result("error_max_turns", is_error=True), "failed", "max_turns"),
+        (Result("error_during_execution", is_error=True, terminal_reason="aborted_tools"), "stopped", "interrupted"),
+        (
+            Result("error_during_execution", is_error=True, errors=["No conversation found with session ID: x"]),
+            "failed",
+            "resume_unknown",
+        ),
+        (Result("error_during_execution", is_error=True), "failed", "agent_error"),
+        (Result("error_of_tomorrow"), "failed", "agent_error"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_how_a_turn_ended(result: Result, state: str, reason: str) -> None:
+    """`is_error` counts, whatever the subtype says."""
+    end = ended(result, None)
+
+    assert (end.state, end.reason) == (state, reason)
+    assert end.message
+    assert end.result == (result.result if state == "completed" else None)
+
+
+def test_a_turn_is_metered_by_what_was_added() -> None:
+    """The CLI's sums go on over turns and resumed conversations."""
+    meter = Meter({"opus": ModelUsage(10, 1, 0, 0, 0.5)})
+    first = meter.turn({"opus": ModelUsage(30, 3, 4, 0, 1.25), "haiku": ModelUsage(5, 5, 0, 0, 0.01)})
+    second = meter.turn({"opus": ModelUsage(31, 4, 4, 0, 1.5), "haiku": ModelUsage(5, 5, 0, 0, 0.01)})
+
+    assert first == [UsageSeen(20, 2, 4, 0, 0.75, "opus", total=True), UsageSeen(5, 5, 0, 0, 0.01, "haiku", total=True)]
+    assert total(first) == UsageSeen(25, 7, 4, 0, 0.76, None, total=True)
+    assert second == [UsageSeen(1, 1, 0, 0, 0.25, "opus", total=True)]
+    assert total([]) is None
+
+
+def test_a_meter_that_does_not_know_where_it_stands_counts_from_the_next_turn() -> None:
+    """Too little is better than twice."""
+    meter = Meter(None)
+
+    assert meter.turn({"opus": ModelUsage(30, 3)}) == []
+    assert meter.turn({"opus": ModelUsage(31, 4)}) == [UsageSeen(1, 1, 0, 0, 0.0, "opus", total=True)]

@@ -1,0 +1,141 @@
+"""How the CLI is started, and what a call's answer looks like to it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hutch_executor.runners.claude_calls import judged_input, kind_of, plan_of
+from hutch_executor.runners.claude_launch import INSTRUCTIONS_LIMIT, build, instructions
+from hutch_executor.runners.claude_process import Launch
+from hutch_shared import messages as m
+from hutch_shared.digest import input_digest
+
+
+def launch(options: m.AgentOptions | None = None, text: str = "", **environ: str) -> Launch:
+    session = m.PrepareSession(
+        "s-1", "claude", "/work", "ask", options or m.AgentOptions(), m.Limits(max_turns=3), "/spool", "/home/ada"
+    )
+    grant = m.KeyGrant("lease", "the-lease", base_url="http://127.0.0.1:9")
+    return build(session, grant, ("--session-id=x",), text, cli="/cli", retries=2, stream_idle=60, environ=environ)
+
+
+def test_the_environment_is_built_from_a_list() -> None:
+    """Nothing that is not named reaches the agent, and no secret does."""
+    started = launch(
+        PATH="/bin", HOME="/root", LC_ALL="C", ANTHROPIC_API_KEY="leak", CLAUDE_CONFIG_DIR="/x", AWS_KEY="y"
+    )
+
+    assert {"PATH", "LC_ALL"} <= set(started.env)
+    assert not {"ANTHROPIC_API_KEY", "CLAUDE_CONFIG_DIR", "AWS_KEY"} & set(started.env)
+    assert started.env["HOME"] == "/home/ada"
+    assert started.env["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:9"
+    assert "the-lease" not in str((started.argv, started.env, repr(started)))
+    assert started.in_variables["CLAUDE_CODE_API_KEY_FILE_DESCRIPTOR"].reveal() == "the-lease"
+
+
+def test_the_options_of_a_session_reach_the_command_line() -> None:
+    """What may hold secrets or be long comes through pipes."""
+    mcp = {"db": {"command": "db", "env": {"TOKEN": "t"}}}
+    options = m.AgentOptions("opus", "Be brief.", ("Read",), ("WebFetch",), mcp)
+    started = launch(options, "Instructions")
+
+    assert {"--model=opus", "--max-turns=3", "--allowedTools=Read", "--session-id=x"} <= set(started.argv)
+    assert any(word.startswith("--disallowedTools=") and word.endswith(",WebFetch") for word in started.argv)
+    documents = {flag: secret.reveal() for flag, secret in started.after_flags.items()}
+    assert json.loads(documents.pop("--mcp-config")) == {"mcpServers": mcp}
+    assert documents == {"--system-prompt-file": "Be brief.", "--append-system-prompt-file": "Instructions"}
+
+
+def test_instructions_come_outermost_first_and_stop_at_the_repository(tmp_path: Path) -> None:
+    """The account's own, then those of the project; what lies above the repository is none of it."""
+    cwd, home = tmp_path / "up" / "repo" / "sub", tmp_path / "home"
+    cwd.mkdir(parents=True)
+    (home / ".claude").mkdir(parents=True)
+    (tmp_path / "up" / "repo" / ".git").mkdir()
+    for path, text in {
+        home / ".claude" / "CLAUDE.md": "OWN",
+        tmp_path / "up" / "CLAUDE.md": "ABOVE",
+        tmp_path / "up" / "repo" / "CLAUDE.md": "OUTER",
+        cwd / "CLAUDE.md": "INNER",
+        cwd / "CLAUDE.local.md": "LOCAL",
+    }.items():
+        path.write_text(text)
+    text = instructions(str(cwd), str(home))
+
+    assert [word for word in text.split() if word.isupper() and len(word) > 2] == ["OWN", "OUTER", "INNER", "LOCAL"]
+
+
+def test_without_a_repository_only_the_folder_counts(tmp_path: Path) -> None:
+    """Nobody else's folder above it can give instructions."""
+    (tmp_path / "CLAUDE.md").write_text("ABOVE")
+    (tmp_path / "here").mkdir()
+
+    assert instructions(str(tmp_path / "here"), str(tmp_path / "home")) == ""
+
+
+def test_a_link_out_of_the_project_is_not_followed(tmp_path: Path) -> None:
+    """A repository cannot have other files of the account read to the model; a link inside it is fine."""
+    cwd = tmp_path / "repo"
+    cwd.mkdir()
+    (tmp_path / "private").write_text("PRIVATE")
+    (cwd / "CLAUDE.md").symlink_to(tmp_path / "private")
+    (cwd / "AGENTS.md").write_text("SHARED")
+    (cwd / "CLAUDE.local.md").symlink_to("AGENTS.md")
+    text = instructions(str(cwd), str(tmp_path / "home"))
+
+    assert "PRIVATE" not in text
+    assert "SHARED" in text
+
+
+def test_instructions_are_bounded(tmp_path: Path) -> None:
+    """A text that is too long is cut, and says so."""
+    (tmp_path / "CLAUDE.md").write_text("é" * INSTRUCTIONS_LIMIT)
+    text = instructions(str(tmp_path), str(tmp_path / "home"))
+
+    assert len(text.encode()) < INSTRUCTIONS_LIMIT + 1000
+    assert text.endswith("… (cut)")
+
+
+def decided(tool: str, given: dict[str, Any], **fields: Any) -> m.PermissionDecision:
+    whole = {"decision": "allow", "state": "allowed", "digest": input_digest(tool, given)} | fields
+    return m.PermissionDecision(input=given, **whole)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"decision": "deny", "state": "denied"},
+        {"state": "expired"},
+        {"state": "withdrawn"},
+        {"state": "pending"},
+        {"digest": "0" * 64},
+    ],
+)
+def test_only_a_clear_yes_lets_an_input_run(fields: dict[str, Any]) -> None:
+    """A denial, an expiry and a digest of another input are none."""
+    given = {"command": "ls"}
+
+    assert judged_input("Bash", decided("Bash", given)) == given
+    assert judged_input("Bash", decided("Bash", given, **fields)) is None
+
+
+def test_answers_go_back_by_question() -> None:
+    """Several labels become one text; a question may be named by its header; no answer is no leave."""
+    given = {"questions": [{"question": "Which?", "header": "W"}, {"question": "Many?", "header": "M"}]}
+    answered = decided(
+        "AskUserQuestion", given, state="answered", decision="answer", answers={"W": "B", "Many?": ["C", "D"]}
+    )
+
+    assert judged_input("AskUserQuestion", answered) == {**given, "answers": {"Which?": "B", "Many?": "C, D"}}
+    assert judged_input("AskUserQuestion", decided("AskUserQuestion", given)) is None
+
+
+def test_questions_and_plans_are_no_tools() -> None:
+    """They are asked as what they are."""
+    assert [kind_of(tool) for tool in ("Bash", "AskUserQuestion", "ExitPlanMode")] == ["tool", "question", "plan"]
+    assert plan_of({"plan": "# Do"}) == "# Do"
+    assert plan_of({"plan": 3}) == plan_of({}) != ""

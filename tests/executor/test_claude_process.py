@@ -1,0 +1,158 @@
+"""The CLI's process and its lines, with small programs in the CLI's place."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from claude_agent_sdk import CLIConnectionError
+
+from hutch_executor.runners import claude_process
+from hutch_executor.runners.claude_process import Broken, ClaudeProcess, Launch, Skipped
+from hutch_shared.secret import Secret
+
+
+@asynccontextmanager
+async def started(program: str, **more: Any) -> AsyncIterator[tuple[ClaudeProcess, list[dict[str, Any]]]]:
+    """A process that runs `program`, its control messages read into a list."""
+    process = ClaudeProcess(Launch((sys.executable, "-c", program), "/", {"PATH": os.environ["PATH"]}, **more))
+    control: list[dict[str, Any]] = []
+
+    async def read() -> None:
+        try:
+            async for message in process.read_messages():
+                control.append(message)  # noqa: PERF401 -- kept also when the reading fails
+        except CLIConnectionError:
+            pass
+
+    await process.connect()
+    async with anyio.create_task_group() as group:
+        group.start_soon(read)
+        yield process, control
+        group.cancel_scope.cancel()
+    await process.close(0)
+    process.messages.close()
+
+
+async def all_of(process: ClaudeProcess) -> list[Any]:
+    return [line async for line in process.messages]
+
+
+async def test_messages_come_as_the_bytes_that_were_written() -> None:
+    """Control messages go to the SDK, others to the reader, noise to nobody; UTF-8 may be split anywhere."""
+    line = json.dumps({"type": "assistant", "text": "aé€😀"}, ensure_ascii=False).encode() + b"\n"
+    program = f"""
+import sys, time
+sys.stdout.buffer.write(b'[SandboxDebug] hello\\n{{"type":"control_request","request_id":"1"}}\\n')
+for byte in {line!r} * 3:
+    sys.stdout.buffer.write(bytes([byte])); sys.stdout.buffer.flush()
+"""
+    async with started(program) as (process, control):
+        messages = await all_of(process)
+
+        assert messages == [line[:-1]] * 3
+        assert control == [{"type": "control_request", "request_id": "1"}]
+        assert process.received == 3
+
+
+async def test_a_line_that_is_too_long_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines around it pass; a question in such a line is refused, so that the CLI does not wait for ever."""
+    monkeypatch.setattr(claude_process, "MAX_LINE", 1000)
+    program = """
+import sys
+print('{"type":"assistant","n":1}')
+print('{"type":"user","text":"' + 300_000 * 'x' + '"}')
+print('{"type":"control_request","request_id":"abc","request":"' + 300_000 * 'x' + '"}', flush=True)
+print('{"type":"result","told":' + sys.stdin.readline().strip() + '}')
+"""
+    async with started(program) as (process, control):
+        first, long, question, last = await all_of(process)
+
+        assert first == b'{"type":"assistant","n":1}'
+        assert isinstance(long, Skipped)
+        assert long.size == 300_025
+        assert isinstance(question, Skipped)
+        told = json.loads(last)["told"]["response"]
+        assert (told["subtype"], told["request_id"]) == ("error", "abc")
+        assert control == []
+
+
+async def test_what_is_no_message_ends_the_messages() -> None:
+    """Nothing that comes after it can be trusted."""
+    program = """print('{"type":"assistant"}', '{"type":"us', '{"type":"result"}', sep=chr(10))"""
+    async with started(program) as (process, _):
+        messages = await all_of(process)
+
+        assert messages[0] == b'{"type":"assistant"}'
+        assert isinstance(messages[1], Broken)
+        assert len(messages) == 2
+        assert not process.is_ready()
+
+
+async def test_documents_arrive_whole_and_leave_nothing_behind() -> None:
+    """By number in a variable, or as a path after a flag; what was read is gone from the descriptor."""
+    program = """
+import json, os, sys
+key = int(os.environ["KEY_FD"])
+text = open(sys.argv[sys.argv.index("--text") + 1]).read()
+read = [os.read(key, 100).decode() for _ in range(2)]
+print(json.dumps({"type": "result", "read": read, "size": len(text)}))
+"""
+    secrets = {"in_variables": {"KEY_FD": Secret("k-1")}, "after_flags": {"--text": Secret("x" * 300_000)}}
+    async with started(program, **secrets) as (process, _):
+        (line,) = await all_of(process)
+
+        assert json.loads(line) == {"type": "result", "read": ["k-1", ""], "size": 300_000}
+
+
+async def test_a_reader_that_does_not_read_stops_the_cli() -> None:
+    """What the CLI says waits in the pipe, not in memory; nothing is lost."""
+    program = """
+for n in range(5000): print('{"type":"assistant","n":%d,"x":"%s"}' % (n, 1000 * "x"))
+"""
+    async with started(program) as (process, _):
+        with anyio.fail_after(60):
+            while not process.blocked:
+                await anyio.sleep(0.01)
+        waiting = process.received
+        messages = await all_of(process)
+
+        assert waiting < 200
+        assert [json.loads(line)["n"] for line in messages] == list(range(5000))
+
+
+async def test_a_question_of_ours_is_answered_beside_the_sdk() -> None:
+    """Its answer does not reach the SDK; a refusal and the CLI's end are errors."""
+    program = """
+import json, sys
+for answer in ({"subtype": "success", "response": {"x": 1}}, {"subtype": "error", "error": "no"}):
+    asked = json.loads(sys.stdin.readline())
+    response = {**answer, "request_id": asked["request_id"]}
+    print(json.dumps({"type": "control_response", "response": response}), flush=True)
+sys.stdin.readline()
+"""
+    async with started(program) as (process, control):
+        first = await process.ask("get_usage")
+        with pytest.raises(CLIConnectionError, match="refused mcp_status: no"):
+            await process.ask("mcp_status")
+        with pytest.raises(CLIConnectionError, match="it has ended"):
+            await process.ask("mcp_status")
+
+        assert first == {"x": 1}
+        assert control == []
+
+
+async def test_a_program_that_is_not_there_is_said_so() -> None:
+    """No descriptor is left open by it."""
+    process = ClaudeProcess(Launch(("/nowhere/claude",), "/nowhere", {}, {"FD": Secret("k")}))
+    with pytest.raises(CLIConnectionError, match="could not be started"):
+        await process.connect()
+
+    await process.close()
+    process.messages.close()

@@ -1,0 +1,187 @@
+"""The connection to hutchd: whom it trusts, what it tries again, and when it gives up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from hutch_executor.link import Link, Standing
+from hutch_executor.reporter import Reporter
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from tests.executor.fake_hutchd import SESSION, WAIT, FakeHutchd, boot
+
+IDLE = Standing(None, None, is_busy=False)
+
+
+class Clock:
+    """Moves by a step at each look."""
+
+    def __init__(self, step: float = 0.0) -> None:
+        self.now = 0.0
+        self.step = step
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+@pytest.fixture
+def hutchd(tmp_path: Path) -> FakeHutchd:
+    return FakeHutchd(tmp_path / "executor.sock")
+
+
+@asynccontextmanager
+async def running(link: Link, ends: list[HutchError] | None = None) -> AsyncIterator[None]:
+    """Run the link while the body runs."""
+
+    async def run() -> None:
+        error = await link.run(None, {})
+        if ends is not None:
+            ends.append(error)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+        yield
+        group.cancel_scope.cancel()
+
+
+async def end_of(link: Link) -> HutchError:
+    """Return why the link ended by itself."""
+    with anyio.fail_after(WAIT):
+        return await link.run(None, {})
+
+
+async def test_hello_tells_where_the_executor_stands(hutchd: FakeHutchd) -> None:
+    """The token, the session, the turn and the last number go with the first message."""
+    link = Link(boot(hutchd.path, daemon_epoch=3), Reporter(), lambda: Standing(SESSION, "t-1", is_busy=True))
+    hutchd.epoch = 4
+
+    async with hutchd.up(), running(link):
+        await hutchd.until(lambda: hutchd.beats)
+
+    hello = hutchd.hellos[0]
+    assert (hello.token, hello.session, hello.turn, hello.last_n) == ("token-of-the-test", SESSION, "t-1", 0)
+    assert (hello.epoch_seen, link.epoch) == (3, 4)
+    assert hutchd.beats[0].turn == "t-1"
+
+
+async def test_a_server_of_another_uid_gets_no_token(hutchd: FakeHutchd) -> None:
+    """The server's uid is checked before anything is sent."""
+    link = Link(boot(hutchd.path, server_uid=os.getuid() + 1), Reporter(), lambda: IDLE)
+
+    async with hutchd.up(), running(link):
+        await hutchd.until(lambda: hutchd.connections >= 2)
+
+    assert hutchd.hellos == []
+
+
+async def test_a_hutchd_of_a_lower_epoch_is_refused(hutchd: FakeHutchd) -> None:
+    """A daemon on an older state than this executor has seen gets no events, and is dialled again."""
+    link = Link(boot(hutchd.path, daemon_epoch=7), Reporter(), lambda: IDLE)
+    hutchd.epoch = 6
+
+    async with hutchd.up(), running(link):
+        await hutchd.until(lambda: len(hutchd.hellos) >= 2)
+        assert not link.is_up
+        hutchd.epoch = 8
+        await hutchd.until(lambda: hutchd.beats)
+
+    assert link.epoch == 8
+
+
+async def test_a_token_that_is_not_known_yet_is_shown_again(hutchd: FakeHutchd) -> None:
+    """After a restart hutchd may need a moment to know its executors."""
+    link = Link(boot(hutchd.path), Reporter(), lambda: IDLE)
+    hutchd.refuse = HutchError(Reason.TOKEN_UNKNOWN)
+
+    async with hutchd.up(), running(link):
+        await hutchd.until(lambda: len(hutchd.hellos) >= 2)
+        hutchd.refuse = None
+        await hutchd.until(lambda: hutchd.beats)
+
+    assert len(hutchd.hellos) >= 3
+
+
+@pytest.mark.parametrize("reason", [Reason.LEASE_LOST, Reason.TOKEN_EXPIRED, Reason.PROTOCOL_MISMATCH])
+async def test_what_cannot_pass_ends_it_at_once(hutchd: FakeHutchd, reason: Reason) -> None:
+    """A superseded executor stops."""
+    hutchd.refuse = HutchError(reason)
+
+    async with hutchd.up():
+        error = await end_of(Link(boot(hutchd.path), Reporter(), lambda: IDLE))
+
+    assert error.reason is reason
+
+
+async def test_it_gives_up_after_its_patience(hutchd: FakeHutchd) -> None:
+    """Without hutchd and without a turn an executor does not stay for ever."""
+    clock = Clock(step=60.0)
+
+    error = await end_of(Link(boot(hutchd.path), Reporter(), lambda: IDLE, clock=clock))
+
+    assert error.reason is Reason.CONNECTION_LOST
+    assert clock.now >= 300.0
+
+
+async def test_a_turn_that_runs_keeps_it_waiting(hutchd: FakeHutchd) -> None:
+    """Its patience counts from the end of the turn."""
+    clock = Clock(step=200.0)
+    looks: list[float] = []
+
+    def standing() -> Standing:
+        looks.append(clock.now)
+        return Standing(SESSION, None, is_busy=len(looks) < 5)
+
+    await end_of(Link(boot(hutchd.path), Reporter(), standing, clock=clock))
+
+    assert clock.now >= looks[3] + 300.0
+
+
+async def test_a_call_survives_a_lost_connection(hutchd: FakeHutchd) -> None:
+    """What is asked while hutchd goes away is asked again of the one that comes back."""
+    link = Link(boot(hutchd.path), Reporter(), lambda: IDLE)
+    hutchd.key = m.KeyGrant(delivery="lease", value="l-1")
+    found: list[m.KeyGrant] = []
+
+    async def ask() -> None:
+        found.append(await link.call("get_api_key", m.GetApiKey(SESSION, "anthropic")))
+
+    async with running(link), anyio.create_task_group() as group:
+        group.start_soon(ask)
+        async with hutchd.up():
+            await hutchd.until(lambda: found)
+
+    assert found == [m.KeyGrant(delivery="lease", value="l-1")]
+
+
+async def test_an_error_of_hutchd_reaches_who_asked(hutchd: FakeHutchd) -> None:
+    """A refusal is no lost connection: it is not asked again."""
+    link = Link(boot(hutchd.path), Reporter(), lambda: IDLE)
+
+    async with hutchd.up(), running(link):
+        with pytest.raises(HutchError) as refused:
+            await link.call("get_api_key", m.GetApiKey(SESSION, "anthropic"))
+
+    assert refused.value.reason is Reason.NO_KEY
+
+
+async def test_closing_dials_no_more(hutchd: FakeHutchd) -> None:
+    """An executor that leaves does not come back."""
+    ends: list[HutchError] = []
+    link = Link(boot(hutchd.path), Reporter(), lambda: IDLE)
+
+    async with hutchd.up(), running(link, ends):
+        await hutchd.until(lambda: link.is_up)
+        await link.close()
+        with anyio.fail_after(WAIT):
+            while not ends:
+                await checkpoint()
+
+    assert len(hutchd.hellos) == 1

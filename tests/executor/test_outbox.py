@@ -1,0 +1,117 @@
+"""The outbox: what is kept, and what is sent, after any order of events, receipts and connections."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hutch_executor.outbox import BATCH_COUNT, Outbox
+
+
+def filled(count: int, **limits: int) -> Outbox:
+    """Return an outbox with events b"1", b"2", …"""
+    outbox = Outbox(**limits)
+    for n in range(1, count + 1):
+        outbox.put(b"%d" % n)
+    return outbox
+
+
+def test_what_was_not_acknowledged_is_sent_again_on_a_new_connection() -> None:
+    """A connection starts at the first event that the other side has not."""
+    outbox = filled(5)
+    outbox.rewind(0)
+    outbox.sent = 5
+
+    outbox.rewind(2)
+
+    stretch = outbox.to_send()
+    assert stretch is not None
+    assert (stretch.first, stretch.events) == (3, (b"3", b"4", b"5"))
+    assert repr(outbox) == "<Outbox acked 2, spooled to 2, sent 2, last 5>"
+
+
+def test_an_acknowledgement_of_what_was_not_sent_counts_only_for_what_was() -> None:
+    """A receipt cannot drop an event that never left."""
+    outbox = filled(5)
+    outbox.rewind(0)
+    outbox.sent = 3
+
+    outbox.ack(5)
+
+    assert outbox.unacked == 2
+
+
+def test_another_side_that_has_more_events_than_there_are_is_refused() -> None:
+    """Who claims events that were never made is not this executor's hutchd."""
+    assert not filled(5).rewind(6)
+
+
+def test_an_event_of_any_size_has_room_in_an_empty_memory() -> None:
+    """The bound of bytes never locks a large event out for good."""
+    outbox = Outbox(bytes_limit=10)
+    assert outbox.has_room(1000)
+
+    outbox.put(bytes(1000))
+
+    assert not outbox.has_room(1)
+
+
+def test_memory_is_bounded_by_count() -> None:
+    """A full memory has no room until something is acknowledged or spooled."""
+    outbox = filled(3, count_limit=3)
+    assert not outbox.has_room(1)
+
+    stretch = outbox.to_spool()
+    assert stretch is not None
+    outbox.moved_to_spool(stretch)
+
+    assert outbox.has_room(1)
+    assert outbox.unsent_in_spool()
+
+
+def test_a_batch_is_bounded_by_count() -> None:
+    """No frame holds more than a batch of events."""
+    stretch = filled(BATCH_COUNT + 1).to_send()
+
+    assert stretch is not None
+    assert stretch.last == BATCH_COUNT
+
+
+def test_what_was_acknowledged_while_it_was_being_spooled_is_forgotten_once() -> None:
+    """Writing to the spool and an acknowledgement may overlap."""
+    outbox = filled(4)
+    outbox.rewind(0)
+    outbox.sent = 4
+    stretch = outbox.to_spool()
+    assert stretch is not None
+
+    outbox.ack(2)
+    outbox.moved_to_spool(stretch)
+
+    assert repr(outbox) == "<Outbox acked 2, spooled to 4, sent 4, last 4>"
+    assert outbox.in_memory == 0
+
+
+@given(st.lists(st.tuples(st.sampled_from(["put", "send", "ack", "spool", "reconnect"]), st.integers(0, 5))))
+def test_the_parts_always_make_up_the_whole(steps: list[tuple[str, int]]) -> None:
+    """What is acknowledged, spooled and in memory follow each other without gap or overlap, whatever happens."""
+    outbox = Outbox()
+    outbox.rewind(0)
+
+    for step, by in steps:
+        if step == "put":
+            outbox.put(b"%d" % (outbox.last + 1))
+        elif step == "send" and not outbox.unsent_in_spool() and (stretch := outbox.to_send()):
+            outbox.sent = min(stretch.first + by, stretch.last)
+        elif step == "ack":
+            outbox.ack(outbox.acked + by)
+        elif step == "spool" and (stretch := outbox.to_spool()):
+            outbox.moved_to_spool(stretch)
+        elif step == "reconnect":
+            outbox.rewind(min(outbox.acked + by, outbox.last))
+
+        assert outbox.acked <= outbox.spooled <= outbox.last
+        assert outbox.acked <= outbox.sent <= outbox.last
+        assert outbox.in_memory == outbox.last - outbox.spooled
+        stretch = outbox.to_spool()
+        assert stretch is None or stretch.events[0] == b"%d" % (outbox.spooled + 1)

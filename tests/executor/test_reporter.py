@@ -1,0 +1,305 @@
+"""Events on their way: order, receipts, outages, bounds, and bytes that no wire takes."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+from anyio import wait_all_tasks_blocked
+from anyio.lowlevel import checkpoint
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hutch_executor.outbox import Outbox
+from hutch_executor.reporter import EVENT_LIMIT, Reporter
+from hutch_executor.spool import Spool, read_spool
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError
+from hutch_shared.events import ReportedEvent, Text, ToolCallSeen, TurnEnded
+from hutch_shared.rpc import envelope
+from tests.executor.fake_hutchd import WAIT
+
+
+class Receiver:
+    """The other end of a connection: takes frames as hutchd does."""
+
+    def __init__(self) -> None:
+        self.events: list[ReportedEvent] = []
+
+    @property
+    def stored(self) -> int:
+        return len(self.events)
+
+    async def write(self, frame: bytes) -> None:
+        """Store what is new; a gap or a frame that the wire refuses is an error of the test."""
+        message = envelope.parse(frame.removesuffix(b"\n"))
+        assert isinstance(message, envelope.Notification), message
+        assert message.params is not None
+        for event in msgspec.json.decode(message.params, type=m.ReportMessage).events:
+            assert event.n <= self.stored + 1, "a gap"
+            if event.n == self.stored + 1:
+                self.events.append(event)
+        await checkpoint()
+
+    def texts(self) -> list[str]:
+        return [msgspec.json.decode(event.data)["text"] for event in self.events]
+
+
+def new_reporter(directory: Path, limit: int = 1 << 20, **limits: int) -> Reporter:
+    """Return a reporter with a session and a spool."""
+    reporter = Reporter(Outbox(**limits))
+    reporter.begin("s-1", Spool(directory, "x-1", "s-1", limit))
+    return reporter
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    made = tmp_path / "spool"
+    made.mkdir(mode=0o700)
+    return made
+
+
+async def sent(reporter: Reporter, receiver: Receiver) -> None:
+    """Connect, and return when all is there and acknowledged."""
+    reporter.connect(receiver.stored)
+    async with anyio.create_task_group() as group:
+        group.start_soon(reporter.send, receiver.write)
+        with anyio.fail_after(WAIT):
+            await reporter.wait_sent(reporter.outbox.last)
+        await wait_all_tasks_blocked()
+        group.cancel_scope.cancel()
+    reporter.acknowledge(receiver.stored)
+
+
+async def test_events_arrive_in_the_order_of_the_calls(directory: Path) -> None:
+    """Each event has the next number, its turn and its bytes as they were given."""
+    reporter, receiver = new_reporter(directory), Receiver()
+    reporter.turn = "t-1"
+
+    await reporter.report("text", Text("a"), b'{"mine": [1, 2]}')
+    await reporter.report("text", Text("b"))
+    await sent(reporter, receiver)
+
+    assert receiver.texts() == ["a", "b"]
+    assert [(event.n, event.turn, event.kind) for event in receiver.events] == [(1, "t-1", "text"), (2, "t-1", "text")]
+    assert receiver.events[0].native == msgspec.Raw(b'{"mine": [1, 2]}')
+    assert reporter.outbox.unacked == 0
+    await reporter.close()
+
+
+async def test_an_outage_goes_through_the_spool(directory: Path) -> None:
+    """What is reported while hutchd is away is on the disk, and comes first after the reconnect."""
+    reporter, receiver = new_reporter(directory), Receiver()
+    async with anyio.create_task_group() as group:
+        group.start_soon(reporter.keep)
+        for number in range(1000):
+            await reporter.report("text", Text(str(number)))
+        with anyio.fail_after(WAIT):
+            await reporter.wait_safe()
+        assert reporter.outbox.in_memory == 0
+        assert reporter.spooled_bytes > 0
+
+        reporter.connect(0)
+        await reporter.report("text", Text("back"))
+        await sent(reporter, receiver)
+        group.cancel_scope.cancel()
+
+    assert receiver.texts() == [*map(str, range(1000)), "back"]
+    assert reporter.outbox.unacked == 0
+    await reporter.close()
+    assert list(directory.iterdir()) == []
+
+
+async def test_what_hutchd_has_not_when_the_executor_ends_stays_in_the_spool(directory: Path) -> None:
+    """The account's next executor finds exactly what was not acknowledged."""
+    reporter, receiver = new_reporter(directory), Receiver()
+    await reporter.report("text", Text("a"))
+    await sent(reporter, receiver)
+    reporter.detach()
+    async with anyio.create_task_group() as group:
+        group.start_soon(reporter.keep)
+        await reporter.report("text", Text("b"))
+        with anyio.fail_after(WAIT):
+            await reporter.wait_safe()
+        group.cancel_scope.cancel()
+    await reporter.close()
+
+    _, records = read_spool(directory / "x-1.spool")
+
+    assert [n for n, _ in records] == [2]
+
+
+async def test_a_full_spool_makes_the_agent_wait_and_loses_nothing(directory: Path) -> None:
+    """When disk and memory are full, `report` waits until hutchd takes events again."""
+    reporter, receiver = new_reporter(directory, limit=2000, count_limit=5), Receiver()
+    done = anyio.Event()
+
+    async def agent() -> None:
+        for number in range(200):
+            await reporter.report("text", Text(str(number)))
+        done.set()
+
+    def is_full() -> bool:
+        """Memory is full and would not fit into what is left of the spool."""
+        outbox = reporter.outbox
+        per_event = reporter.spooled_bytes / max(1, outbox.spooled)
+        return outbox.in_memory == 5 and reporter.spooled_bytes + 5 * per_event > 2000
+
+    async def hutchd() -> None:
+        reporter.connect(receiver.stored)
+        async with anyio.create_task_group() as sending:
+            sending.start_soon(reporter.send, receiver.write)
+            while not (done.is_set() and receiver.stored == 200):
+                await checkpoint()
+                reporter.acknowledge(receiver.stored)
+            sending.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(reporter.keep)
+        group.start_soon(agent)
+        with anyio.fail_after(WAIT):
+            while not is_full():
+                await checkpoint()
+
+        assert not done.is_set()
+        with anyio.fail_after(WAIT):
+            await hutchd()
+        group.cancel_scope.cancel()
+
+    assert receiver.texts() == list(map(str, range(200)))
+    await reporter.close()
+
+
+async def test_a_hutchd_with_more_events_than_were_made_is_refused(directory: Path) -> None:
+    """It is another journal's, or another executor's."""
+    reporter = new_reporter(directory)
+
+    with pytest.raises(HutchError):
+        reporter.connect(1)
+
+    await reporter.close()
+
+
+@pytest.mark.parametrize(
+    "native",
+    [
+        b"{",
+        b'{"a":1}}',
+        b'"\xff"',
+        b"NaN",
+        b"[" * 70 + b"]" * 70,
+        b"[" * 100_000,
+        b"1" * 500,
+        b"",
+        b'"' + b"x" * EVENT_LIMIT + b'"',
+    ],
+    ids=["cut", "two", "utf8", "nan", "deep", "abyss", "digits", "empty", "large"],
+)
+async def test_a_native_message_that_no_wire_takes_is_left_out(directory: Path, native: bytes) -> None:
+    """An event whose native part would be refused goes without it, and the stream goes on."""
+    reporter, receiver = new_reporter(directory), Receiver()
+
+    await reporter.report("text", Text("kept"), native)
+    await sent(reporter, receiver)
+
+    assert receiver.texts() == ["kept"]
+    assert receiver.events[0].native is msgspec.UNSET
+    await reporter.close()
+
+
+async def test_a_native_message_over_several_lines_is_one_line_on_the_wire(directory: Path) -> None:
+    """A line break between tokens does not break the frame."""
+    reporter, receiver = new_reporter(directory), Receiver()
+
+    await reporter.report("text", Text("kept"), b'{\n  "a": 1\n}')
+    await sent(reporter, receiver)
+
+    assert msgspec.json.decode(receiver.events[0].native) == {"a": 1}  # type: ignore[arg-type]
+    await reporter.close()
+
+
+async def test_an_event_that_no_wire_takes_becomes_a_notice(directory: Path) -> None:
+    """What is too large or too deep is told, not dropped in silence, and the session goes on."""
+    reporter, receiver = new_reporter(directory), Receiver()
+    deep: Any = "x"
+    for _ in range(80):
+        deep = [deep]
+
+    await reporter.report("text", Text("x" * (EVENT_LIMIT + 1)))
+    await reporter.report("tool_call", ToolCallSeen({"input": deep}))
+    await reporter.report("text", Text("goes on"))
+    await sent(reporter, receiver)
+
+    assert [event.kind for event in receiver.events] == ["notice", "notice", "text"]
+    assert msgspec.json.decode(receiver.events[0].data)["word"] == "event_left_out"
+    await reporter.close()
+
+
+async def test_a_large_result_passes_whole(directory: Path) -> None:
+    """10 MB are one event like any other."""
+    reporter, receiver = new_reporter(directory), Receiver()
+    text = "ü€😀" * 1_100_000
+
+    await reporter.report("text", Text(text), b'{"native":true}')
+    await sent(reporter, receiver)
+
+    assert receiver.texts() == [text]
+    await reporter.close()
+
+
+async def test_the_end_of_a_turn_stays_one_however_large_its_result(directory: Path) -> None:
+    """A terminal event is never replaced by another kind: its result is cut instead."""
+    reporter, receiver = new_reporter(directory), Receiver()
+
+    await reporter.report("turn_ended", TurnEnded("completed", "completed", "Done.", result="x" * (EVENT_LIMIT + 1)))
+    await sent(reporter, receiver)
+
+    assert [event.kind for event in receiver.events] == ["turn_ended"]
+    await reporter.close()
+
+
+async def test_text_that_is_not_unicode_is_mended(directory: Path) -> None:
+    """A lone surrogate in what an agent said does not stop the stream."""
+    reporter, receiver = new_reporter(directory), Receiver()
+
+    await reporter.report("text", Text("a\ud800b"))
+    await sent(reporter, receiver)
+
+    assert receiver.texts() == ["a�b"]
+    await reporter.close()
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.sampled_from(["report", "outage", "send", "lose"]), st.integers(1, 40)), max_size=25))
+async def test_every_event_arrives_once_and_in_order_through_any_outages(steps: list[tuple[str, int]]) -> None:
+    """Whatever the order of reports, outages, lost receipts and reconnects, the other side has 1, 2, 3 …"""
+    with tempfile.TemporaryDirectory() as made:
+        reporter, receiver = new_reporter(Path(made)), Receiver()
+        made_events = 0
+        async with anyio.create_task_group() as group:
+            group.start_soon(reporter.keep)
+            for step, count in steps:
+                if step == "report":
+                    for _ in range(count):
+                        made_events += 1
+                        await reporter.report("text", Text(str(made_events)))
+                elif step == "outage":
+                    reporter.detach()
+                    with anyio.fail_after(WAIT):
+                        await reporter.wait_safe()
+                elif step == "send":
+                    await sent(reporter, receiver)
+                else:
+                    reporter.connect(receiver.stored)
+                    with anyio.move_on_after(0):
+                        await reporter.send(receiver.write)
+                    reporter.detach()
+            await sent(reporter, receiver)
+            group.cancel_scope.cancel()
+        await reporter.close()
+
+        assert receiver.texts() == list(map(str, range(1, made_events + 1)))

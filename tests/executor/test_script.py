@@ -1,0 +1,224 @@
+"""The script runner: what each line does, and that only what was allowed runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from hutch_executor.runners.registry import RUNNERS, load_runner
+from hutch_executor.runners.script import ScriptRunner, read_script
+from hutch_shared import messages as m
+from hutch_shared.digest import input_digest
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import EventKind, TurnEnded
+from tests.executor.fake_hutchd import WAIT, dead, decision, prepare, prompt
+
+
+class FakeDaemon:
+    """Keeps what is reported, and answers every question in one way."""
+
+    def __init__(self, what: m.Decision = "allow", **changes: Any) -> None:
+        self.events: list[tuple[EventKind, dict[str, Any], bytes | None]] = []
+        self.asked: list[tuple[m.PermissionKind, m.ToolCall, tuple[m.Question, ...], str | None]] = []
+        self._what = what
+        self._changes = changes
+
+    async def get_api_key(self, provider: str) -> m.KeyGrant:
+        raise HutchError(Reason.NO_KEY)
+
+    async def request_permission(
+        self,
+        kind: m.PermissionKind,
+        call: m.ToolCall,
+        *,
+        questions: tuple[m.Question, ...] = (),
+        plan: str | None = None,
+    ) -> m.PermissionDecision:
+        self.asked.append((kind, call, questions, plan))
+        return decision(call, self._what, **self._changes)
+
+    async def report(self, kind: EventKind, data: msgspec.Struct, native: bytes | None = None) -> None:
+        self.events.append((kind, msgspec.to_builtins(data), native))
+
+    def results(self) -> list[dict[str, Any]]:
+        return [data for kind, data, _ in self.events if kind == "tool_result"]
+
+
+@pytest.fixture
+def cwd(tmp_path: Path) -> Path:
+    made = tmp_path / "work"
+    made.mkdir()
+    return made
+
+
+async def play(cwd: Path, daemon: FakeDaemon, *steps: dict[str, Any]) -> TurnEnded:
+    """Play one turn whose prompt is the script."""
+    runner = ScriptRunner()
+    await runner.open(prepare(cwd), daemon)
+    return await runner.run(prompt("\n".join(map(json.dumps, steps))))
+
+
+async def test_lines_become_events_with_the_line_as_native(cwd: Path) -> None:
+    """What the file says is what is reported, in order."""
+    daemon = FakeDaemon()
+
+    ended = await play(
+        cwd,
+        daemon,
+        {"delta": "he"},
+        {"text": "hello"},
+        {"thinking": "hm"},
+        {"stderr": "oops"},
+        {"usage": {"input_tokens": 3}},
+        {"notice": {"word": "w", "message": "m"}},
+    )
+
+    assert [kind for kind, _, _ in daemon.events] == ["text_delta", "text", "thinking", "stderr", "usage", "notice"]
+    assert daemon.events[1] == ("text", {"text": "hello"}, b'{"text": "hello"}')
+    assert ended == TurnEnded(
+        "completed", "completed", "The turn completed.", result="hello", agent_session="script-s-0000000000000001"
+    )
+
+
+async def test_an_allowed_command_really_runs(cwd: Path) -> None:
+    """The judged input runs, in the session's directory; its digest is told."""
+    daemon = FakeDaemon(input={"command": "pwd; echo err >&2"})
+
+    await play(cwd, daemon, {"tool": "Bash", "input": {"command": "touch unjudged"}, "run": True})
+
+    ran = input_digest("Bash", {"command": "pwd; echo err >&2"})
+    assert daemon.results() == [{"call_id": daemon.asked[0][1].call_id, "text": f"{cwd}\nerr\n", "digest": ran}]
+    assert not (cwd / "unjudged").exists()
+
+
+async def test_a_denied_command_does_not_run(cwd: Path) -> None:
+    """The agent gets the message instead."""
+    daemon = FakeDaemon("deny", message="not today")
+
+    ended = await play(cwd, daemon, {"tool": "Bash", "input": {"command": "touch done"}, "run": True})
+
+    assert (daemon.results()[0]["text"], daemon.results()[0]["is_error"]) == ("not today", True)
+    assert not (cwd / "done").exists()
+    assert ended.state == "completed"
+
+
+async def test_a_denial_may_stop_the_turn(cwd: Path) -> None:
+    """What comes after it is not played."""
+    daemon = FakeDaemon("deny", message="stop", interrupt=True)
+
+    ended = await play(cwd, daemon, {"tool": "Edit", "input": {"file_path": "a"}}, {"text": "never"})
+
+    assert (ended.state, ended.result) == ("stopped", None)
+
+
+async def test_a_question_gets_its_answers(cwd: Path) -> None:
+    """They come back as the result of the call."""
+    daemon = FakeDaemon("answer", answers={"Which?": "A"})
+
+    await play(cwd, daemon, {"ask": [{"question": "Which?", "options": [{"label": "A"}]}]})
+
+    kind, call, questions, _ = daemon.asked[0]
+    assert (kind, call.action, questions) == ("question", "question", (m.Question("Which?", "", (m.Choice("A"),)),))
+    assert json.loads(daemon.results()[0]["text"]) == {"Which?": "A"}
+
+
+async def test_a_plan_is_asked_about(cwd: Path) -> None:
+    """The person sees the plan itself."""
+    daemon = FakeDaemon()
+
+    await play(cwd, daemon, {"plan": "first this"})
+
+    assert (daemon.asked[0][0], daemon.asked[0][3]) == ("plan", "first this")
+
+
+async def test_a_script_may_end_early_and_repeat(cwd: Path) -> None:
+    """`end` is how a failure is played."""
+    daemon = FakeDaemon()
+
+    ended = await play(
+        cwd,
+        daemon,
+        {"repeat": {"times": 3, "line": {"delta": "x"}}},
+        {"end": {"state": "failed", "reason": "rate_limited", "message": "Too much."}},
+        {"text": "never"},
+    )
+
+    assert [kind for kind, _, _ in daemon.events] == ["text_delta"] * 3
+    assert (ended.state, ended.reason, ended.message) == ("failed", "rate_limited", "Too much.")
+
+
+async def test_turns_are_played_by_their_number(cwd: Path) -> None:
+    """A new executor goes on where the session is; after the last part it stays with that."""
+    (cwd / "s.jsonl").write_text('{"text": "one"}\n{"turn": true}\n{"text": "two"}\n')
+    runner, daemon = ScriptRunner(), FakeDaemon()
+    await runner.open(prepare(cwd, options=m.AgentOptions(script="s.jsonl")), daemon)
+
+    said = [(await runner.run(prompt("", number=number))).result for number in (2, 3, 1)]
+
+    assert said == ["two", "two", "one"]
+
+
+async def test_a_plain_prompt_is_echoed(cwd: Path) -> None:
+    """Without any script there is something to see."""
+    runner, daemon = ScriptRunner(), FakeDaemon()
+    await runner.open(prepare(cwd), daemon)
+
+    ended = await runner.run(prompt("good morning"))
+
+    assert ended.result == "good morning"
+
+
+async def test_an_interrupt_ends_the_command_that_runs(cwd: Path) -> None:
+    """When it has returned, the turn is over and its process is gone."""
+    runner, daemon = ScriptRunner(), FakeDaemon()
+    await runner.open(prepare(cwd), daemon)
+    command = "echo $$ > pid.new; mv pid.new pid; sleep 600"
+    ends: list[TurnEnded] = []
+
+    async def run() -> None:
+        ends.append(await runner.run(prompt(json.dumps({"tool": "Bash", "input": {"command": command}, "run": True}))))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+        with anyio.fail_after(WAIT):
+            while not (cwd / "pid").exists():
+                await anyio.sleep(0.01)
+            await runner.interrupt()
+
+    assert [end.state for end in ends] == ["stopped"]
+    await dead(int((cwd / "pid").read_text()))
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{", "[]", "{}", '{"text": "a", "delta": "b"}', '{"txet": "a"}', '{"text": 1}', '{"repeat": {"times": 1}}'],
+)
+def test_a_line_that_cannot_be_played_is_named(line: str) -> None:
+    """A mistake in a script is found before anything runs."""
+    with pytest.raises(HutchError, match="Line 2 of the script"):
+        read_script(f'{{"text": "fine"}}\n{line}\n')
+
+
+async def test_a_script_that_is_not_there_is_told(cwd: Path) -> None:
+    """The agent cannot be started without it."""
+    with pytest.raises(HutchError) as refused:
+        await ScriptRunner().open(prepare(cwd, options=m.AgentOptions(script="none.jsonl")), FakeDaemon())
+
+    assert refused.value.reason is Reason.AGENT_UNAVAILABLE
+
+
+def test_the_registry_knows_the_script_runner() -> None:
+    """A runner is found by the agent's name."""
+    assert load_runner("script") is ScriptRunner
+    assert "claude" in RUNNERS
+
+
+def test_an_unknown_agent_is_refused_with_the_names_there_are() -> None:
+    """A slip of the pen is told."""
+    with pytest.raises(HutchError, match="script"):
+        load_runner("scrpt")

@@ -1,0 +1,288 @@
+"""Executors in memory, and the environment that starts them: processes are objects, sockets are method calls."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+from msgspec import Raw
+
+from hutch_daemon.conductor.conductor import Conductor
+from hutch_daemon.environments.port import Alive, Exited, Killed, Launched, LaunchSpec
+from hutch_daemon.pool.executor import Executor
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import EventKind, ReportedEvent, Text, TurnEnded, TurnStarted
+from hutch_shared.ids import new_id
+from hutch_shared.times import now_ms, to_wire
+from hutch_shared.unix import Credentials
+
+Play = Callable[["FakeExecutor", m.ExecutePrompt], Awaitable[TurnEnded | None]]
+"""What an executor does with a prompt; None: it never ends."""
+
+
+async def say_done(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
+    """Answer with one text."""
+    await executor.report("text", Text(f"done: {prompt.prompt}"), prompt.turn)
+    return TurnEnded("completed", "done", "Done.", agent_session="conversation-1")
+
+
+async def never_end(executor: FakeExecutor, prompt: m.ExecutePrompt) -> None:
+    """Work until interrupted."""
+    await anyio.sleep_forever()
+
+
+class Connection:
+    """One connection of a fake executor, as hutchd's side sees it."""
+
+    def __init__(self, executor: FakeExecutor) -> None:
+        self.fake = executor
+        self.known: Executor | None = None
+        self.open = True
+
+    async def call(self, name: str, params: msgspec.Struct, timeout: float, /) -> Any:
+        if not self.open:
+            raise HutchError(Reason.CONNECTION_LOST)
+        self.fake.calls.append((name, params))
+        with anyio.move_on_after(timeout):
+            return await self.fake.answer(name, params)
+        raise HutchError(Reason.TIMED_OUT)
+
+    async def notify(self, name: str, params: msgspec.Struct, /) -> None:
+        assert isinstance(params, m.AckEvents)
+        self.fake.acked = params.n
+
+    def close(self) -> None:
+        self.fake.hang_up(self)
+
+
+class FakeExecutor:
+    """The process: it dials in, takes a session, plays prompts, asks and reports."""
+
+    def __init__(self, host: FakeHost, spec: LaunchSpec, pid: int) -> None:
+        self.host = host
+        self.spec = spec
+        self.pid = pid
+        self.calls: list[tuple[str, msgspec.Struct]] = []
+        self.prepared: m.PrepareSession | None = None
+        self.connection: Connection | None = None
+        self.events: list[ReportedEvent] = []
+        self.acked = 0
+        self.turn: str | None = None
+        self.taken: list[str] = []
+        self.exited = anyio.Event()
+        self.refuses: str | None = None
+        self.deaf = False
+        """It takes no request but hello's answer: a stopped process."""
+        self.stubborn = False
+        """It does not stop when it is interrupted."""
+        self.shutdown_wished = False
+        self._scope = anyio.CancelScope()
+        self._turn_scope = anyio.CancelScope()
+        self.real: dict[str, str] = {}
+
+    async def run(self) -> None:
+        with self._scope:
+            if not self.host.mute:
+                await self.dial()
+            await anyio.sleep_forever()
+
+    # ------------------------------------------------------------ the connection
+
+    async def dial(self, **changes: Any) -> m.Welcome:
+        """Say hello on a new connection and send again what is not acknowledged."""
+        fields: dict[str, Any] = {
+            "executor": self.spec.executor,
+            "token": self.spec.boot.token,
+            "protocol": m.PROTOCOL,
+            "version": "test",
+            "epoch_seen": 0,
+            "session": self.prepared.session if self.prepared is not None else None,
+            "turn": self.turn,
+            "last_n": len(self.events),
+        }
+        connection = Connection(self)
+        pid = changes.pop("pid", self.pid)
+        uid = changes.pop("uid", self.spec.account.uid)
+        connection.known, welcome = await self.host.conductor.executor_hello(
+            connection, Credentials(uid, uid, pid), m.Hello(**(fields | changes))
+        )
+        self.connection = connection
+        await self.resend(welcome.acked)
+        return welcome
+
+    async def resend(self, after: int) -> None:
+        """Report again all events after a number."""
+        events = tuple(self.events[after:])
+        if events and self.prepared is not None:
+            await self._send(m.ReportMessage(self.prepared.session, events))
+
+    def hang_up(self, connection: Connection | None = None) -> None:
+        """Lose the connection."""
+        connection = connection or self.connection
+        if connection is not None and connection.open:
+            connection.open = False
+            if connection is self.connection:
+                self.connection = None
+            if connection.known is not None:
+                self.host.conductor.executor_gone(connection.known, connection)
+
+    async def answer(self, name: str, params: Any) -> Any:
+        if self.deaf:
+            await anyio.sleep_forever()
+        match name:
+            case "prepare_session":
+                self.prepared = params
+                if self.host.unpreparable is not None:
+                    raise HutchError(Reason.AGENT_UNAVAILABLE, self.host.unpreparable)
+                return m.Prepared(keys="none")
+            case "execute_prompt":
+                return self._take(params)
+            case "interrupt_turn":
+                was = self.turn == params.turn
+                if self.stubborn:
+                    await anyio.sleep_forever()
+                self._turn_scope.cancel()
+                return m.Interrupted(was_running=was)
+            case "resolve_paths":
+                return m.ResolvedPaths({path: self.real.get(path, path) for path in params.paths})
+            case "run_notify":
+                return m.Notified(ok=True)
+            case "shutdown":
+                self.shutdown_wished = True
+                self.die()
+                return m.Nothing()
+            case _:
+                return m.Nothing()
+
+    # ------------------------------------------------------------ turns
+
+    def _take(self, prompt: m.ExecutePrompt) -> m.Accepted:
+        if self.refuses is not None:
+            return m.Accepted(accepted=False, reason=self.refuses)
+        if prompt.turn not in self.taken:
+            self.taken.append(prompt.turn)
+            self.host.played.append((self.spec.executor, prompt.prompt))
+            self.turn = prompt.turn
+            self.host.tasks.start_soon(self._play, prompt)
+        return m.Accepted(accepted=True)
+
+    async def _play(self, prompt: m.ExecutePrompt) -> None:
+        with self._scope if False else anyio.CancelScope() as self._turn_scope:
+            await self.report("turn_started", TurnStarted(prompt.prompt, prompt.number), prompt.turn)
+            ended = await self.host.play(self, prompt)
+        if self.exited.is_set():
+            return
+        if self._turn_scope.cancel_called:
+            ended = TurnEnded("stopped", "interrupted", "The turn was interrupted.")
+        if ended is not None:
+            self.turn = None
+            await self.report("turn_ended", ended, prompt.turn)
+
+    async def report(self, kind: EventKind, data: msgspec.Struct, turn: str | None) -> None:
+        """Number an event, keep it, and send it if there is a connection."""
+        event = ReportedEvent(len(self.events) + 1, to_wire(now_ms()), kind, Raw(msgspec.json.encode(data)), turn)
+        self.events.append(event)
+        if self.prepared is not None:
+            await self._send(m.ReportMessage(self.prepared.session, (event,)))
+
+    async def _send(self, message: m.ReportMessage) -> None:
+        connection = self.connection
+        if connection is not None and connection.known is not None:
+            await self.host.conductor.report_message(connection.known, message)
+
+    async def ask(self, call: m.ToolCall, **changes: Any) -> m.PermissionDecision:
+        """Ask for a tool call of the turn at hand."""
+        assert self.connection is not None
+        assert self.connection.known is not None
+        assert self.prepared is not None
+        fields: dict[str, Any] = {
+            "ask": new_id("ask"),
+            "session": self.prepared.session,
+            "turn": self.turn or "",
+            "kind": "tool",
+            "call": call,
+            "cwd": self.prepared.cwd,
+        }
+        return await self.host.conductor.request_permission(
+            self.connection.known, m.RequestPermission(**(fields | changes))
+        )
+
+    def die(self) -> None:
+        """End, as by SIGKILL."""
+        if not self.exited.is_set():
+            self.exited.set()
+            self._turn_scope.cancel()
+            self._scope.cancel()
+            self.hang_up()
+
+
+class FakeHost:
+    """The environment: it outlives the hutchds that use it."""
+
+    name = "fake"
+
+    def __init__(self, tasks: TaskGroup, boot_id: str) -> None:
+        self.tasks = tasks
+        self.boot_id = boot_id
+        self.conductor: Conductor
+        self.started: list[FakeExecutor] = []
+        self.play: Play = say_done
+        self.played: list[tuple[str, str]] = []
+        """(executor, prompt) of every prompt that was begun."""
+        self.refusing = 0
+        """How many of the next starts fail."""
+        self.mute = False
+        """Executors start and never say hello."""
+        self.unpreparable: str | None = None
+        self.unkillable = False
+
+    def isolation(self) -> m.Isolation:
+        return m.Isolation(level="reduced", why="it is a fake")
+
+    async def start(self, spec: LaunchSpec) -> Launched:
+        await anyio.lowlevel.checkpoint()
+        if self.refusing > 0:
+            self.refusing -= 1
+            raise HutchError(Reason.AGENT_UNAVAILABLE, "There is no such program.")
+        executor = FakeExecutor(self, spec, 10_000_000 + len(self.started))
+        self.started.append(executor)
+        self.tasks.start_soon(executor.run)
+        state = {"executor": spec.executor, "pid": executor.pid}
+        return Launched(spec.executor, executor.pid, 1, self.boot_id, os.getuid(), state)
+
+    def _of(self, launched: Launched) -> FakeExecutor | None:
+        return next((one for one in self.started if one.spec.executor == launched.executor), None)
+
+    async def poll(self, launched: Launched) -> Alive | Exited:
+        executor = self._of(launched)
+        return Alive() if executor is not None and not executor.exited.is_set() else Exited()
+
+    async def wait(self, launched: Launched) -> Exited:
+        executor = self._of(launched)
+        if executor is not None:
+            await executor.exited.wait()
+        return Exited(-9)
+
+    async def kill(self, launched: Launched) -> Killed:
+        await anyio.lowlevel.checkpoint()
+        executor = self._of(launched)
+        if executor is not None:
+            executor.die()
+        return Killed(verified=not self.unkillable, left=(launched.pid,) if self.unkillable else ())
+
+    def adopt(self, state: Mapping[str, Any]) -> Launched | None:
+        executor = next((one for one in self.started if one.pid == state.get("pid")), None)
+        if executor is None or executor.exited.is_set():
+            return None
+        return Launched(executor.spec.executor, executor.pid, 1, self.boot_id, os.getuid(), dict(state))
+
+    def owns(self, launched: Launched, pid: int) -> bool:
+        return pid == launched.pid
+
+    def trim_output(self, launched: Launched) -> None:
+        return None

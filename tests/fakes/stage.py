@@ -1,0 +1,201 @@
+"""A hutchd without sockets: the real store, desk, pool and conductor over fake executors; it can be restarted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+
+from hutch_daemon.conductor.callers import Caller
+from hutch_daemon.conductor.conductor import Conductor
+from hutch_daemon.conductor.parts import Parts, awake_ms
+from hutch_daemon.environments.port import Account
+from hutch_daemon.events.fanout import Fanout
+from hutch_daemon.events.journal import Journal, event_json
+from hutch_daemon.keys.master import load_master_keys
+from hutch_daemon.keys.vault import Vault
+from hutch_daemon.pool.pool import Pool
+from hutch_daemon.sessions import tokens
+from hutch_daemon.settings import Executors, Permissions, Settings, Turns
+from hutch_daemon.store.rows import SessionRow
+from hutch_daemon.store.store import Store
+from hutch_shared import messages as m
+from hutch_shared.events import Event
+from tests.fakes.executors import FakeExecutor, FakeHost
+
+WAIT = 30.0
+"""Seconds after which a test gives up; nothing is measured with it."""
+BOOT = "boot-1"
+
+
+class FakeClock:
+    """A clock that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class _NoKeys:
+    async def grant(self, session: SessionRow, provider: str) -> m.KeyGrant:
+        return m.KeyGrant("direct", f"key of {session.owner} for {provider}")
+
+
+def settings(**changes: Any) -> Settings:
+    """Return settings with no spares and short deadlines."""
+    fields: dict[str, Any] = {
+        "executors": Executors(spares=0, adopt_timeout=WAIT, hello_timeout=WAIT, start_attempts=3, lost_timeout=WAIT),
+        "turns": Turns(interrupt_grace=WAIT),
+        "permissions": Permissions(return_grace=0.001),
+    }
+    return Settings(**(fields | changes))
+
+
+async def until(what: Callable[[], Awaitable[bool]] | Callable[[], bool]) -> None:
+    """Wait until something is so, looking again whenever others have run."""
+    with anyio.fail_after(WAIT):
+        while True:
+            found = what()
+            if found is True or (not isinstance(found, bool) and await found):
+                return
+            await anyio.sleep(0.002)
+
+
+class Stage:
+    """One hutchd after the other on one state directory and one host of fake executors."""
+
+    def __init__(self, folder: Path, tasks: TaskGroup) -> None:
+        self.folder = folder
+        self.host = FakeHost(tasks, BOOT)
+        self.settings = settings()
+        self.clock: Callable[[], float] = anyio.current_time
+        self.me = Caller(os.getuid(), os.getgid(), os.getpid(), "test")
+        self.conductor: Conductor
+        self.store: Store
+        self.pool: Pool
+        self.fanout: Fanout
+
+    @asynccontextmanager
+    async def hutchd(self) -> AsyncIterator[Self]:
+        """Run a hutchd; leaving it ends it as a crash would: executors live on, connections break."""
+        async with Store.open(self.folder / "hutch.db") as self.store:
+            self.fanout = Fanout(self.store)
+            vault = await Vault.load(
+                self.store, load_master_keys(self.folder / "master.key", {}), self.folder / "ledger"
+            )
+            self.pool = Pool(
+                self.store,
+                {self.host.name: self.host},
+                lambda: self.settings.executors,
+                lambda: tokens.issue(awake_ms()),
+                self.account_of,
+                socket=str(self.folder / "executor.sock"),
+                server_uid=os.getuid(),
+                boot_id=BOOT,
+                output_dir=self.folder / "output",
+                clock=anyio.current_time,
+            )
+            parts = Parts(
+                store=self.store,
+                journal=Journal(self.store),
+                fanout=self.fanout,
+                pool=self.pool,
+                vault=vault,
+                grants=_NoKeys(),
+                settings=lambda: self.settings,
+                account_of=self.account_of,
+                spool_dir=self.folder / "spool",
+                host_policy=self.folder / "policy.toml",
+                boot_id=BOOT,
+                environment=self.host.name,
+                own_spares=False,
+                clock=self.clock,
+            )
+            self.conductor = self.host.conductor = Conductor(parts)
+            async with self.conductor.running():
+                yield self
+            for executor in self.host.started:
+                if executor.connection is not None:
+                    executor.connection.open = False
+                    executor.connection = None
+
+    def account_of(self, uid: int) -> Account:
+        return Account(uid, uid, f"user{uid}", str(self.folder))
+
+    # ------------------------------------------------------------ what a client does
+
+    async def open(self, **changes: Any) -> m.Session:
+        """Open a session of the script agent."""
+        fields: dict[str, Any] = {"agent": "script", "cwd": "/work"}
+        return await self.conductor.open_session(self.me, m.OpenSession(**(fields | changes)))
+
+    async def submit(self, session: m.Session, prompt: str = "go", key: str | None = None) -> m.Turn:
+        """Submit a prompt."""
+        return await self.conductor.submit_prompt(self.me, m.SubmitPrompt(session.id, prompt, key))
+
+    async def turn(self, turn: m.Turn) -> m.Turn:
+        """Look at a turn."""
+        return await self.conductor.get_turn(self.me, m.TurnRef(turn.id))
+
+    async def ended(self, turn: m.Turn) -> m.Turn:
+        """Wait for a turn's end."""
+
+        async def over() -> bool:
+            return (await self.turn(turn)).ended_at is not None
+
+        await until(over)
+        return await self.turn(turn)
+
+    async def running(self, turn: m.Turn) -> FakeExecutor:
+        """Wait until a turn runs; return its executor."""
+
+        async def runs() -> bool:
+            return (await self.turn(turn)).state == "running"
+
+        await until(runs)
+        return self.executor
+
+    @property
+    def executor(self) -> FakeExecutor:
+        """The newest executor."""
+        return self.host.started[-1]
+
+    async def events(self, session: m.Session) -> list[Event]:
+        """Return all events of a session."""
+        page = await Journal(self.store).read(session.id, 0)
+        return [msgspec.json.decode(event_json(event), type=Event) for event in page.events]
+
+    async def kinds(self, session: m.Session) -> list[str]:
+        """Return the kinds of all events of a session, in order."""
+        return [event.kind for event in await self.events(session)]
+
+    async def pending(self) -> m.Permission:
+        """Wait for a question; return the first that waits."""
+
+        async def asked() -> bool:
+            return bool((await self.conductor.list_permissions(self.me, m.ListPermissions())).permissions)
+
+        await until(asked)
+        return (await self.conductor.list_permissions(self.me, m.ListPermissions())).permissions[0]
+
+    async def answer(self, permission: m.Permission, decision: m.Decision, **changes: Any) -> m.Permission:
+        """Answer a question."""
+        return await self.conductor.answer_permission(
+            self.me, m.AnswerPermission(permission.id, decision, **changes)
+        )
+
+
+@asynccontextmanager
+async def new_stage(folder: Path) -> AsyncIterator[Stage]:
+    """Give a stage whose executors end with it."""
+    async with anyio.create_task_group() as tasks:
+        yield Stage(folder, tasks)
+        tasks.cancel_scope.cancel()

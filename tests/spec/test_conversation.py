@@ -1,0 +1,260 @@
+"""Dialogues: `them` is what the other side sends, the rest is what comes of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.rpc.conversation import Answered, Asked, Conversation, Dropped, Event, Say, Told, read_params
+from hutch_shared.rpc.envelope import parse
+from hutch_shared.rpc.frames import OVERSIZED
+from tests.spec.words import ASKED, ASKING, Numbers, Text, ask, line, reason_of, tell
+
+
+def talk(pending: int = 4) -> Conversation:
+    return Conversation(ASKED, ASKING, pending)
+
+
+def only(events: list[Event]) -> Any:
+    [event] = events
+    return event
+
+
+def said(events: list[Event]) -> Any:
+    event = only(events)
+    assert isinstance(event, Say), event
+    assert event.frame.endswith(b"\n")
+    return json.loads(event.frame)
+
+
+def test_a_request_is_asked_and_its_answer_goes_out_under_its_id() -> None:
+    """Strings and integers are different ids."""
+    we = talk()
+
+    first = only(we.receive(ask("echo", 1, {"text": "a"})))
+    second = only(we.receive(ask("echo", "1", {"text": "b"})))
+
+    assert isinstance(first, Asked)
+    assert isinstance(second, Asked)
+    assert json.loads(we.answer(second.ticket, Text("b")) or "") == {
+        "jsonrpc": "2.0",
+        "result": {"text": "b"},
+        "id": "1",
+    }
+    assert json.loads(we.answer(first.ticket, HutchError(Reason.NOT_FOUND)) or "")["error"]["code"] == -32011
+    assert we.asked == 0
+
+
+def test_an_id_in_flight_is_refused_and_the_first_is_answered_once() -> None:
+    """The refusal bears no id, since that id is the first one's."""
+    we = talk()
+    first = only(we.receive(ask("echo", 1)))
+
+    refusal = said(we.receive(ask("echo", 1)))
+
+    assert refusal["id"] is None
+    assert reason_of(refusal) == "invalid_request"
+    assert we.answer(first.ticket, Text()) is not None
+    assert isinstance(only(we.receive(ask("echo", 1))), Asked)
+
+
+def test_one_request_too_many_is_overloaded_and_the_others_go_on() -> None:
+    """Each is told so under its own id."""
+    we = talk(pending=2)
+    asked = [only(we.receive(ask("echo", number))) for number in (1, 2)]
+
+    refusal = said(we.receive(ask("echo", 3)))
+
+    assert (refusal["id"], reason_of(refusal)) == (3, "overloaded")
+    assert we.answer(asked[0].ticket, Text()) is not None
+    assert isinstance(only(we.receive(ask("echo", 3))), Asked)
+
+
+def test_a_notification_is_told_typed_and_never_answered() -> None:
+    """Unknown ones, bad ones and requests without an id are dropped."""
+    we = talk()
+
+    told = only(we.receive(tell("update", {"a": 7})))
+
+    assert (told.method.name, told.params.a) == ("update", 7)
+    for bad in (
+        tell("nonsense"),
+        tell("update", {"a": "x"}),
+        tell("update", {"a": 1, "b": {"c": 1}}),
+        tell("echo", {"text": "a"}),
+        b'{"jsonrpc":"2.0","method":"update","params":{"a":1,"a":2}}',
+    ):
+        assert isinstance(only(we.receive(bad)), Dropped), bad
+
+
+@pytest.mark.parametrize("spaced", [False, True], ids=["as our peers write it", "as others do"])
+def test_a_hot_notification_means_the_same_however_it_is_written(spaced: bool) -> None:
+    """The short way to decode is no other language."""
+    we = talk()
+    compact = b'{"jsonrpc":"2.0","method":"stream","params":{"text":"x"}}'
+    for frame, good in (
+        (compact, True),
+        (compact.replace(b'"x"', b'"\xff"'), False),
+        (compact.replace(b'"x"', b"1"), False),
+        (compact.replace(b'"x"', b'"x","deep":' + b"[" * 70 + b"]" * 70), False),
+        (compact.replace(b'"x"}', b'"x"},"params":{"text":"y"}'), False),
+        (compact[:-1], False),
+        (compact + b"}", False),
+    ):
+        event = only(we.receive(frame.replace(b":", b" : ") if spaced else frame))
+
+        assert isinstance(event, Told) is good, frame
+
+
+def test_a_hot_method_with_an_id_is_no_notification() -> None:
+    """It is asked, and there the dispatcher refuses it."""
+    we = talk()
+
+    assert isinstance(only(we.receive(b'{"jsonrpc":"2.0","method":"stream","params":{"text":"x"},"id":1}')), Asked)
+
+
+def test_a_batch_is_answered_as_one_when_its_last_member_is() -> None:
+    """Members that are refused are answered in it, notifications are not."""
+    we = talk(pending=2)
+    batch = line(
+        [
+            json.loads(ask("echo", 1)),
+            json.loads(tell("update", {"a": 1})),
+            {"foo": "boo"},
+            json.loads(ask("echo", 2)),
+            json.loads(ask("echo", 3)),
+        ]
+    )
+
+    first, told, second = we.receive(batch)
+
+    assert isinstance(first, Asked)
+    assert isinstance(told, Told)
+    assert isinstance(second, Asked)
+    assert we.answer(second.ticket, Text("2")) is None
+    answers = json.loads(we.answer(first.ticket, Text("1")) or "")
+    assert sorted((answer["id"] or 0, "error" in answer) for answer in answers) == [
+        (0, True),
+        (1, False),
+        (2, False),
+        (3, True),
+    ]
+
+
+def test_a_batch_of_notifications_is_not_answered() -> None:
+    """Not even by an empty array."""
+    assert [type(event) for event in talk().receive(line([json.loads(tell("update"))] * 2))] == [Told, Told]
+
+
+def test_a_call_gets_its_answer_typed() -> None:
+    """Ids are ours, and results are what the table says."""
+    we = talk()
+    number, frame = we.call("echo", Text("hi"))
+
+    assert json.loads(frame) == json.loads(ask("echo", number, {"text": "hi"}))
+    answered = only(we.receive(line({"jsonrpc": "2.0", "result": {"text": "hi"}, "id": number})))
+    assert answered == Answered(number, Text("hi"))
+
+
+def test_a_call_gets_the_error_of_the_other_side() -> None:
+    """Also one whose word is not known here."""
+    we = talk()
+    number, _ = we.call("echo", Text())
+
+    answered = only(
+        we.receive(line({"jsonrpc": "2.0", "error": {"code": 7, "message": "No.", "data": {"reason": "new"}}, "id": 1}))
+    )
+
+    assert answered.id == number
+    assert repr(answered.outcome) == "<HutchError internal: No.>"
+
+
+def test_an_answer_that_has_the_wrong_shape_is_an_error_of_the_call() -> None:
+    """The caller is told, and nobody else is disturbed."""
+    we = talk()
+    number, _ = we.call("echo", Text())
+
+    answered = only(we.receive(line({"jsonrpc": "2.0", "result": {"text": 5}, "id": number})))
+
+    assert answered.outcome.reason is Reason.INTERNAL
+
+
+def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
+    """Because the call was given up, was answered before, or never was."""
+    we = talk()
+    number, _ = we.call("echo", Text())
+    we.forget(number)
+
+    for late in (number, 99, "x", None):
+        assert isinstance(only(we.receive(line({"jsonrpc": "2.0", "result": {}, "id": late}))), Dropped)
+
+
+def test_calls_in_flight_are_bounded() -> None:
+    """One more is refused to the caller at once, until one is answered or given up."""
+    we = talk(pending=1)
+    number, _ = we.call("echo", Text())
+
+    with pytest.raises(HutchError) as caught:
+        we.call("echo", Text())
+
+    assert caught.value.reason is Reason.OVERLOADED
+    we.forget(number)
+    assert we.call("echo", Text())[0] == number + 1
+
+
+def test_both_sides_may_use_the_same_id_at_once() -> None:
+    """Ids of the two directions are strangers."""
+    we = talk()
+    number, _ = we.call("echo", Text())
+
+    asked = only(we.receive(ask("echo", number)))
+
+    assert isinstance(asked, Asked)
+    assert isinstance(only(we.receive(line({"jsonrpc": "2.0", "result": {}, "id": number}))), Answered)
+    assert we.answer(asked.ticket, Text()) is not None
+
+
+def test_a_bad_frame_is_told_and_disturbs_nothing() -> None:
+    """What is in flight stays in flight."""
+    we = talk()
+    asked = only(we.receive(ask("echo", 1)))
+    number, _ = we.call("echo", Text())
+
+    assert reason_of(said(we.receive(b"{nonsense"))) == "parse_error"
+    assert reason_of(said(we.receive(OVERSIZED))) == "frame_too_large"
+    assert reason_of(said(we.receive(b'{"jsonrpc":"1.0","method":"echo","id":9}'))) == "invalid_request"
+
+    assert we.answer(asked.ticket, Text()) is not None
+    assert isinstance(only(we.receive(line({"jsonrpc": "2.0", "result": {}, "id": number}))), Answered)
+
+
+def test_an_outcome_without_a_json_form_leaves_the_ticket_good() -> None:
+    """So that the request can still be answered with an error."""
+    we = talk()
+    asked = only(we.receive(ask("echo", 1)))
+
+    with pytest.raises(TypeError):
+        we.answer(asked.ticket, object())
+
+    assert we.answer(asked.ticket, HutchError(Reason.INTERNAL)) is not None
+
+
+@pytest.mark.parametrize("params", [{"minuend": 5, "subtrahend": 3}, [5, 3]])
+def test_parameters_come_by_name_or_by_position(params: Any) -> None:
+    """As the specification has it."""
+    request = parse(ask("subtract", 1, params))
+
+    assert read_params(ASKED["subtract"], request.params) == Numbers(5, 3)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("params", [{"minuend": 5}, [5], [5, 3, 1], {"minuend": "5", "subtrahend": 3}, None])
+def test_parameters_that_do_not_fit_are_refused(params: Any) -> None:
+    """Missing, too many, of another type."""
+    request = parse(ask("subtract", 1, params))
+
+    with pytest.raises(HutchError) as caught:
+        read_params(ASKED["subtract"], request.params)  # type: ignore[union-attr]
+    assert caught.value.reason is Reason.INVALID_PARAMS

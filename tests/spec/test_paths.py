@@ -1,0 +1,91 @@
+"""Where things are, by the environment alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hutch_shared.errors import HutchError
+from hutch_shared.paths import find_host, find_paths, make_private
+
+
+def test_the_system_s_places_are_those_of_the_host() -> None:
+    """As packages expect them."""
+    paths = find_paths({"XDG_RUNTIME_DIR": "/run/user/5"}, system=True)
+
+    assert (paths.config, paths.state, paths.runtime) == (
+        Path("/etc/hutch/hutch.toml"),
+        Path("/var/lib/hutch"),
+        Path("/run/hutch"),
+    )
+    assert paths.host == paths.client_socket == Path("/run/hutch/client.sock")
+
+
+def test_the_environment_has_the_last_word() -> None:
+    """So that daemons live side by side, also where one is the host's."""
+    environ = {"HUTCH_CONFIG": "/a/b.toml", "HUTCH_STATE_DIR": "/s", "HUTCH_RUNTIME_DIR": "/r"}
+
+    for system in (False, True):
+        paths = find_paths(environ, system=system)
+        assert (paths.config, paths.state, paths.executor_socket) == (
+            Path("/a/b.toml"),
+            Path("/s"),
+            Path("/r/executor.sock"),
+        )
+
+
+@pytest.mark.parametrize(
+    ("environ", "socket"),
+    [
+        ({"XDG_RUNTIME_DIR": "/run/user/5"}, "/run/user/5/hutch/client.sock"),
+        ({"XDG_RUNTIME_DIR": "run", "HUTCH_STATE_DIR": "/s"}, "/s/run/client.sock"),
+        ({"HUTCH_STATE_DIR": "/s"}, "/s/run/client.sock"),
+        ({"HUTCH_STATE_DIR": "/s", "XDG_RUNTIME_DIR": "/run/user/5"}, "/s/run/client.sock"),
+        ({"HUTCH_HOST": "/other", "HUTCH_RUNTIME_DIR": "/r"}, "/other/client.sock"),
+        ({"HUTCH_HOST": "/other/x.sock"}, "/other/x.sock"),
+    ],
+)
+def test_the_socket_to_dial_follows_from_the_environment(environ: dict[str, str], socket: str) -> None:
+    """Never below /tmp, and a daemon with a state of its own has a socket of its own."""
+    assert find_host(environ) == Path(socket)
+
+
+def test_a_relative_place_is_refused() -> None:
+    """It would depend on where one stands."""
+    for name in ("HUTCH_HOST", "HUTCH_CONFIG", "HUTCH_STATE_DIR", "HUTCH_RUNTIME_DIR"):
+        with pytest.raises(HutchError, match=name):
+            find_paths({name: "here", "XDG_RUNTIME_DIR": "/run/user/5"})
+
+
+def test_finding_the_socket_costs_a_client_nothing() -> None:
+    """platformdirs, anyio and jsonrpcserver stay out of it."""
+    script = (
+        "import sys; from hutch_shared import paths, unix; paths.find_host({'XDG_RUNTIME_DIR': '/r'});"
+        "print([m for m in ('platformdirs', 'anyio', 'asyncio', 'jsonrpcserver', 'structlog') if m in sys.modules])"
+    )
+
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert found.stdout == "[]\n"
+
+
+def test_a_private_directory_is_ours_alone(tmp_path: Path) -> None:
+    """With all that is missing above it; one that is there is narrowed."""
+    place = tmp_path / "a" / "b"
+    make_private(place)
+    assert [path.stat().st_mode & 0o777 for path in (place, place.parent)] == [0o700, 0o700]
+
+    place.chmod(0o755)
+    make_private(place)
+    assert place.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_private_directory_is_no_link(tmp_path: Path) -> None:
+    """It could lead anywhere."""
+    (tmp_path / "link").symlink_to(tmp_path)
+
+    with pytest.raises(HutchError):
+        make_private(tmp_path / "link")

@@ -1,0 +1,255 @@
+"""What the kernel tells, and sockets that only their owner could have put there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from hutch_shared import unix
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.rpc.stream import SocketStream, accept, dial
+
+HERE = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.recv(1)"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A directory of ours."""
+    place = tmp_path / "run"
+    place.mkdir(0o700)
+    return place
+
+
+@pytest.fixture
+def child(home: Path) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
+    """A process that connected to us, and our end of it."""
+    with unix.listen(home / "s.sock") as listener:
+        listener.socket.setblocking(True)
+        process = subprocess.Popen([sys.executable, "-c", HERE, str(home / "s.sock")])
+        sock, _ = listener.socket.accept()
+        yield process, sock
+        sock.close()
+        process.kill()
+        process.wait()
+
+
+def refusal(reason: Reason) -> pytest.RaisesExc[HutchError]:
+    return pytest.raises(HutchError, check=lambda error: error.reason is reason)
+
+
+# ---------------------------------------------------------------- who is there
+
+
+def test_the_peer_s_account_and_process_come_from_the_kernel(
+    child: tuple[subprocess.Popen[bytes], socket.socket],
+) -> None:
+    """Whatever it may say of itself."""
+    process, sock = child
+
+    assert unix.peer_credentials(sock) == unix.Credentials(os.geteuid(), os.getegid(), process.pid)
+    assert unix.peer_process(sock) == unix.process(process.pid)
+
+
+def test_a_look_up_that_fails_is_a_refusal() -> None:
+    """A socket of another family has no peer that the kernel knows."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, refusal(Reason.NOT_ALLOWED):
+        unix.peer_credentials(sock)
+
+
+def test_a_peer_that_has_gone_is_no_process(child: tuple[subprocess.Popen[bytes], socket.socket]) -> None:
+    """Its pid may be another's by now."""
+    process, sock = child
+    process.kill()
+    process.wait()
+
+    with refusal(Reason.NOT_ALLOWED):
+        unix.peer_process(sock)
+
+
+def test_a_process_is_told_by_pid_start_and_boot() -> None:
+    """A pid alone may be reused, and another boot counts anew."""
+    me = unix.process(os.getpid())
+
+    assert me is not None
+    assert unix.same_process(me.pid, me.start, me.boot)
+    assert not unix.same_process(me.pid, me.start + 1, me.boot)
+    assert not unix.same_process(me.pid, me.start, "another boot")
+
+
+def test_a_zombie_is_not_alive() -> None:
+    """Although it still has its pid."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    found = unix.process(process.pid)
+    assert found is not None
+    process.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+    assert unix.process(process.pid) is None
+    assert not unix.same_process(found.pid, found.start, found.boot)
+    process.communicate()
+    assert unix.process(process.pid) is None
+
+
+# ---------------------------------------------------------------- safe paths
+
+
+def test_a_directory_that_others_can_change_is_refused(home: Path) -> None:
+    """Itself, or one above it that is not sticky."""
+    unix.check_directory(home)
+
+    home.chmod(0o777)
+    with refusal(Reason.NOT_ALLOWED):
+        unix.check_directory(home)
+    inner = home / "inner"
+    inner.mkdir(0o700)
+    with refusal(Reason.NOT_ALLOWED):
+        unix.check_directory(inner)
+    home.chmod(0o1777)
+    unix.check_directory(inner)
+    with refusal(Reason.NOT_ALLOWED):
+        unix.check_directory(home)
+
+
+def test_a_link_leads_to_what_is_checked(home: Path) -> None:
+    """Our own link is good if its goal is."""
+    goal = home.parent / "goal"
+    goal.mkdir(0o700)
+    link = home / "link"
+    link.symlink_to(goal)
+
+    unix.check_directory(link)
+    goal.chmod(0o777)
+    with refusal(Reason.NOT_ALLOWED):
+        unix.check_directory(link)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_directory_of_another_account_is_refused(home: Path) -> None:
+    """And so is a link."""
+    os.chown(home, 65534, 65534)
+    with refusal(Reason.NOT_ALLOWED):
+        unix.check_directory(home)
+    os.chown(home, 0, 0)
+    (home / "link").symlink_to(home.parent)
+    os.lchown(home / "link", 65534, 65534)
+    with refusal(Reason.NOT_ALLOWED):
+        unix.check_directory(home / "link")
+
+
+def test_a_path_that_is_too_long_is_refused_with_the_limit(home: Path) -> None:
+    """Before anything is touched, for listening and connecting."""
+    path = home / ("x" * (unix.PATH_LIMIT - len(os.fsencode(home))))
+
+    with pytest.raises(HutchError, match=str(unix.PATH_LIMIT)):
+        unix.listen(path)
+    with pytest.raises(HutchError, match=str(unix.PATH_LIMIT)):
+        unix.connect(path)
+    assert not list(home.iterdir())
+
+
+def test_a_path_as_long_as_the_limit_works(tmp_path: Path) -> None:
+    """In bytes, not characters."""
+    room = unix.PATH_LIMIT - len(os.fsencode(tmp_path)) - 1
+    if room < 3:
+        pytest.skip("the directory for temporary files has too long a name")
+    path = tmp_path / ("é" * (room // 2) + "x" * (room % 2))
+
+    with unix.listen(path):
+        unix.connect(path).close()
+
+
+# ---------------------------------------------------------------- listening
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o666])
+def test_a_socket_has_the_mode_that_was_asked_for(home: Path, mode: int) -> None:
+    """Whatever the umask is, and the umask stays."""
+    before = os.umask(0o027)
+    try:
+        with unix.listen(home / "s.sock", mode):
+            assert stat.S_IMODE((home / "s.sock").stat().st_mode) == mode
+            assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(before)
+
+
+def test_a_live_socket_is_left_alone(home: Path) -> None:
+    """The second one is told so, and the first goes on."""
+    path = home / "s.sock"
+    with unix.listen(path):
+        with refusal(Reason.WRONG_STATE):
+            unix.listen(path)
+
+        unix.connect(path).close()
+
+
+def test_the_socket_of_a_killed_process_is_taken_over(home: Path) -> None:
+    """Its lock went with it, its file stayed."""
+    path = home / "s.sock"
+    script = (
+        "import os, pathlib, sys; from hutch_shared import unix;"
+        "listener = unix.listen(pathlib.Path(sys.argv[1])); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(path)], check=False)
+    assert path.is_socket()
+
+    with unix.listen(path):
+        unix.connect(path).close()
+    assert not path.exists()
+
+
+def test_a_file_in_the_way_is_never_removed(home: Path) -> None:
+    """Only a socket can be a stale socket."""
+    path = home / "s.sock"
+    path.write_text("precious")
+
+    with refusal(Reason.NOT_ALLOWED):
+        unix.listen(path)
+    assert path.read_text() == "precious"
+
+
+def test_a_lock_that_is_a_link_is_refused(home: Path) -> None:
+    """What it leads to is not touched."""
+    (home / "s.sock.lock").symlink_to(home / "elsewhere")
+
+    with refusal(Reason.NOT_ALLOWED):
+        unix.listen(home / "s.sock")
+    assert not (home / "elsewhere").exists()
+
+
+def test_nobody_listening_is_told_as_such(home: Path) -> None:
+    """No file, or a file without a process."""
+    with pytest.raises(FileNotFoundError):
+        unix.connect(home / "s.sock")
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(home / "s.sock"))
+    left.close()
+    with pytest.raises(ConnectionRefusedError):
+        unix.connect(home / "s.sock")
+
+
+async def test_connections_are_accepted_and_dialled_in_one_loop(home: Path) -> None:
+    """As byte streams that know their socket."""
+    path = home / "s.sock"
+    with unix.listen(path) as listener:
+        theirs = await dial(path)
+        ours = SocketStream(await accept(listener.socket))
+
+        await theirs.send(b"hello")
+
+        assert await ours.receive() == b"hello"
+        raw = ours.extra(anyio.abc.SocketAttribute.raw_socket)
+        assert unix.peer_credentials(raw).pid == os.getpid()
+        await ours.aclose()
+        with pytest.raises(anyio.EndOfStream):
+            await theirs.receive()
+        await theirs.aclose()

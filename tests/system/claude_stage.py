@@ -1,0 +1,194 @@
+"""A stage for the Claude runner: the real SDK and CLI, a scripted model, and a daemon that decides as the test says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+
+from hutch_executor.runners.claude import Bounds, ClaudeRunner
+from hutch_shared import messages as m
+from hutch_shared.digest import input_digest
+from hutch_shared.events import EventKind, Notice, TurnEnded
+from tests.rehearsal import Model, Script, serve
+
+KEY = "sk-ant-a-key-of-this-test"
+
+
+def allow(call: m.ToolCall, changed: dict[str, Any] | None = None) -> m.PermissionDecision:
+    """The call may run, with a changed input if one is given."""
+    judged = call.input if changed is None else changed
+    return m.PermissionDecision("allow", "allowed", judged, input_digest(call.agent_tool, judged))
+
+
+def deny(call: m.ToolCall, message: str | None = None, *, interrupt: bool = False) -> m.PermissionDecision:
+    """The call may not run."""
+    digest = input_digest(call.agent_tool, call.input)
+    return m.PermissionDecision("deny", "denied", call.input, digest, message, interrupt)
+
+
+def answer(call: m.ToolCall, answers: dict[str, Any]) -> m.PermissionDecision:
+    """The questions got these answers."""
+    digest = input_digest(call.agent_tool, call.input)
+    return m.PermissionDecision("answer", "answered", call.input, digest, answers=answers)
+
+
+@dataclass(slots=True, eq=False)
+class Ask:
+    """A question that waits until the test decides it."""
+
+    kind: m.PermissionKind
+    call: m.ToolCall
+    questions: tuple[m.Question, ...]
+    plan: str | None
+    after: int
+    """How many events had been reported before it."""
+    decision: m.PermissionDecision | None = None
+    decided: anyio.Event = field(default_factory=anyio.Event)
+
+    def settle(self, decision: m.PermissionDecision) -> None:
+        """Decide it."""
+        self.decision = decision
+        self.decided.set()
+
+
+class FakeDaemon:
+    """A DaemonPort that keeps what is reported. `decide` answers a call at once; where it is None the test does."""
+
+    def __init__(self, grant: m.KeyGrant, decide: Callable[[m.ToolCall], m.PermissionDecision] | None) -> None:
+        self.grant = grant
+        self.decide = decide
+        self.events: list[tuple[EventKind, Any, bytes | None]] = []
+        self.asks: list[Ask] = []
+        self._changed = anyio.Event()
+
+    async def get_api_key(self, provider: str) -> m.KeyGrant:
+        assert provider == "anthropic"
+        return self.grant
+
+    async def request_permission(
+        self,
+        kind: m.PermissionKind,
+        call: m.ToolCall,
+        *,
+        questions: tuple[m.Question, ...] = (),
+        plan: str | None = None,
+    ) -> m.PermissionDecision:
+        ask = Ask(kind, call, questions, plan, len(self.events))
+        self.asks.append(ask)
+        self._notify()
+        if self.decide is not None:
+            return self.decide(call)
+        await ask.decided.wait()
+        assert ask.decision is not None
+        return ask.decision
+
+    async def report(self, kind: EventKind, data: msgspec.Struct, native: bytes | None = None) -> None:
+        self.events.append((kind, data, native))
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def until(self, holds: Callable[[FakeDaemon], bool]) -> None:
+        """Return when `holds(self)`; it is asked again after each report and each question."""
+        while not holds(self):
+            await self._changed.wait()
+
+    def of(self, kind: EventKind) -> list[Any]:
+        """The data of all events of a kind."""
+        return [data for k, data, _ in self.events if k == kind]
+
+    def notices(self) -> list[str]:
+        """The words of all notices."""
+        return [data.word for data in self.of("notice") if isinstance(data, Notice)]
+
+
+@dataclass(slots=True)
+class Stage:
+    """An open runner with everything around it."""
+
+    runner: ClaudeRunner
+    daemon: FakeDaemon
+    model: Model
+    prepared: m.Prepared
+    cwd: Path
+    home: Path
+    turns: int = 0
+
+    async def turn(self, prompt: str = "go") -> TurnEnded:
+        """Play a turn."""
+        self.turns += 1
+        return await self.runner.run(m.ExecutePrompt("s-1", f"t-{self.turns}", self.turns, prompt))
+
+    @property
+    def pid(self) -> int:
+        """The CLI's process id."""
+        pid = self.runner._link and self.runner._link.process.pid
+        assert pid is not None
+        return pid
+
+
+@asynccontextmanager
+async def stage(
+    root: Path,
+    script: Script,
+    *,
+    decide: Callable[[m.ToolCall], m.PermissionDecision] | None = allow,
+    bounds: Bounds | None = None,
+    options: m.AgentOptions | None = None,
+    limits: m.Limits | None = None,
+    mode: m.PermissionMode = "bypass",
+    resume: str | None = None,
+    fork: bool = False,
+    cli: str | None = None,
+    auth: Any = "api_key",
+) -> AsyncIterator[Stage]:
+    """Open a runner below `root`: its `work` is the project, its `home` the account's."""
+    cwd, home = root / "work", root / "home"
+    cwd.mkdir(exist_ok=True)
+    home.mkdir(exist_ok=True)
+    async with serve(key=KEY, script=script) as model:
+        daemon = FakeDaemon(m.KeyGrant("direct", KEY, auth=auth), decide)
+        runner = ClaudeRunner(bounds or Bounds(retries=1), cli)
+        session = m.PrepareSession(
+            session="s-1",
+            agent="claude",
+            cwd=str(cwd),
+            permission_mode=mode,
+            options=options or m.AgentOptions(),
+            limits=limits or m.Limits(),
+            spool=str(root),
+            home=str(home),
+            base_url=model.url,
+            resume=resume,
+            fork=fork,
+        )
+        try:
+            prepared = await runner.open(session, daemon)
+            yield Stage(runner, daemon, model, prepared, cwd, home)
+        finally:
+            await runner.close()
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        return b") Z" not in Path(f"/proc/{pid}/stat").read_bytes() if Path("/proc").is_dir() else _signals(pid)
+    except FileNotFoundError:
+        return False
+
+
+def _signals(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

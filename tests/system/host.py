@@ -1,0 +1,210 @@
+"""A host of its own for a test: directories, settings, a real hutchd, and the real `hutch` command.
+
+Everything that runs on it has its HOME, which is no other's; when the host ends, whatever is left is a failure, and is
+killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+
+from hutch_client.client import HutchClient
+from tests.system import processes
+
+START = 60.0
+"""Seconds that a hutchd may take to answer, on a slow machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A finished command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Its standard output as JSON."""
+        return json.loads(self.out)
+
+
+@dataclass(slots=True)
+class Host:
+    """Directories, settings and at most one running hutchd."""
+
+    root: Path
+    settings: str
+    extra_env: dict[str, str] = field(default_factory=dict)
+    daemon: anyio.abc.Process | None = None
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state"
+
+    @property
+    def runtime(self) -> Path:
+        return self.root / "run"
+
+    @property
+    def config(self) -> Path:
+        return self.root / "hutch.toml"
+
+    @property
+    def home(self) -> Path:
+        return self.root / "home"
+
+    @property
+    def work(self) -> Path:
+        return self.root / "work"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "hutchd.log"
+
+    @property
+    def socket(self) -> Path:
+        return self.runtime / "client.sock"
+
+    @property
+    def mark(self) -> str:
+        return f"HOME={self.home}"
+
+    @property
+    def env(self) -> dict[str, str]:
+        """A clean environment: nothing of the machine but the path of its programs."""
+        return {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "HOME": str(self.home),
+            "LANG": "C.UTF-8",
+            "HUTCH_CONFIG": str(self.config),
+            "HUTCH_STATE_DIR": str(self.state),
+            "HUTCH_RUNTIME_DIR": str(self.runtime),
+            **self.extra_env,
+        }
+
+    async def start(self, *, env: Mapping[str, str] | None = None) -> None:
+        """Start hutchd and wait until it answers; its log is shown when it does not."""
+        assert self.daemon is None
+        self.config.write_text(self.settings)
+        with self.log.open("ab") as log:
+            self.daemon = await anyio.open_process(
+                [sys.executable, "-m", "hutch_daemon"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**self.env, **(env or {})},
+                cwd=self.root,
+            )
+        with anyio.move_on_after(START):
+            while self.daemon.returncode is None:
+                try:
+                    async with self.client() as client:
+                        await client.get_status()
+                        return
+                except Exception:  # noqa: BLE001 - whatever it is, it is not there yet
+                    await anyio.sleep(0.05)
+        raise AssertionError(f"hutchd did not start (code {self.daemon.returncode}):\n{self.log_text()}")
+
+    async def kill(self) -> None:
+        """`kill -9` of hutchd, and nothing else."""
+        await self._end(signal.SIGKILL)
+
+    async def stop(self, *, within: float = 60.0) -> int:
+        """SIGTERM, and wait for its end; returns the exit code."""
+        with anyio.fail_after(within):
+            return await self._end(signal.SIGTERM)
+
+    async def _end(self, number: int) -> int:
+        assert self.daemon is not None
+        if self.daemon.returncode is None:
+            self.daemon.send_signal(number)
+        code = await self.daemon.wait()
+        await self.daemon.aclose()
+        self.daemon = None
+        return code
+
+    @property
+    def pid(self) -> int:
+        assert self.daemon is not None
+        return self.daemon.pid
+
+    def client(self) -> Any:
+        """The Python client of this host, as an async context."""
+        return HutchClient.connect(self.socket)
+
+    async def hutch(
+        self,
+        *args: str,
+        input: str = "",
+        code: int | None = 0,
+        env: Mapping[str, str] | None = None,
+        within: float = 120.0,
+    ) -> Done:
+        """Run the `hutch` command; `code` is what it must exit with (None: anything)."""
+        with anyio.fail_after(within):
+            done = await anyio.run_process(
+                [sys.executable, "-m", "hutch_client", *args],
+                input=input.encode(),
+                check=False,
+                env={**self.env, "NO_COLOR": "1", **(env or {})},
+                cwd=self.work,
+            )
+        result = Done(done.returncode, done.stdout.decode(), done.stderr.decode())
+        assert code is None or result.code == code, f"hutch {' '.join(args)}: {result}\n{self.log_text()}"
+        return result
+
+    def log_text(self) -> str:
+        """The end of hutchd's log."""
+        return self.log.read_text(errors="replace")[-20_000:] if self.log.exists() else ""
+
+    def script(self, name: str, lines: Sequence[Mapping[str, Any]]) -> str:
+        """Write a script for the script runner; returns its path."""
+        path = self.root / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return str(path)
+
+
+@asynccontextmanager
+async def host(settings: str = "", *, start: bool = True, env: Mapping[str, str] | None = None) -> AsyncIterator[Host]:
+    """Make a host, start its hutchd, and see to it that nothing is left of it at the end."""
+    root = Path(tempfile.mkdtemp(prefix="hutch-host-"))
+    made = Host(root, settings, dict(env or {}))
+    for directory in (made.state, made.runtime, made.home, made.work):
+        directory.mkdir(mode=0o700)
+    failed = True
+    try:
+        if start:
+            await made.start()
+        yield made
+        failed = False
+    finally:
+        with anyio.CancelScope(shield=True):
+            try:
+                if made.daemon is not None:
+                    with anyio.move_on_after(30):
+                        await made.stop()
+                    if made.daemon is not None:
+                        await made.kill()
+                left = await processes.gone(made.mark, within=0 if failed else 20)
+                processes.kill(left)
+                await processes.gone(made.mark, within=10)
+            finally:
+                if failed:
+                    print(f"---- hutchd of {root.name} ----\n{made.log_text()}")
+                shutil.rmtree(root, ignore_errors=True)
+    assert not left, f"left behind: {left}"

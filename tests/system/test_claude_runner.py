@@ -1,0 +1,631 @@
+"""The Claude runner with the real SDK and its real CLI, against a scripted model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+from hutch_executor.runners.claude import Bounds
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from tests.rehearsal import Drop, Pause, Refuse, Reply, Say, Stall, Step, Steps, Think, Use, anything
+from tests.system.claude_stage import KEY, alive, allow, answer, deny, stage
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
+
+OK = Step(anything, Say("ok"), None)
+
+
+async def test_a_turn_is_told_event_by_event_with_the_native_messages(tmp_path: Path) -> None:
+    """Deltas join to the text of their block, and each line of the CLI is carried whole."""
+    script = Steps(("go", [Think("hm"), Say("Grüße 🐑, done", 4)]))
+    async with stage(tmp_path, script) as s:
+        end = await s.turn()
+
+        assert (end.state, end.reason, end.result) == ("completed", "completed", "Grüße 🐑, done")
+        assert s.prepared.agent_session is None
+        assert end.agent_session
+        assert s.prepared.agent_version
+        deltas = s.daemon.of("text_delta")
+        assert len(deltas) == 4
+        assert "".join(d.text for d in deltas) == "Grüße 🐑, done"
+        assert {d.block for d in deltas} == {s.daemon.of("text")[0].block}
+        assert s.daemon.of("thinking")[0].text == "hm"
+        assert s.daemon.of("thinking_delta")[0].block == s.daemon.of("thinking")[0].block
+        natives = [json.loads(native) for _, _, native in s.daemon.events if native is not None]
+        assert {"system", "stream_event", "assistant", "result"} <= {n["type"] for n in natives}
+        assert s.daemon.notices()[0] == "agent_ready"
+
+
+async def test_usage_is_of_the_turn_alone(tmp_path: Path) -> None:
+    """The CLI counts from its start, and on when a conversation is resumed; a turn's usage is its own."""
+    async with stage(tmp_path, Steps(OK)) as s:
+        first, second = await s.turn(), await s.turn()
+        session = second.agent_session
+    async with stage(tmp_path, Steps(OK), resume=session) as s:
+        third = await s.turn()
+
+        costs = [end.usage.usd for end in (first, second, third) if end.usage and end.usage.usd]
+        assert len(costs) == 3
+        assert max(costs) < 1.5 * min(costs)
+        assert s.model.turns[0].calls == []
+        assert len(s.model.turns[0].messages) == 5
+        assert third.agent_session == session
+
+
+async def test_every_call_is_asked_about_whatever_tool_and_whoever_calls(tmp_path: Path) -> None:
+    """Read-only commands, tools on the allow-list and calls of a sub-agent reach the daemon, after their event."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "f.txt").write_text("hello\n")
+    first = [
+        Use("Bash", {"command": "ls"}),
+        Use("Read", {"file_path": "f.txt"}),
+        Use("Agent", {"description": "d", "prompt": "SUBTASK", "subagent_type": "general-purpose"}),
+    ]
+    script = Steps(("go", first), ("SUBTASK", Use("Bash", {"command": "echo inner"})), ("inner", Say("sub")), OK)
+    async with stage(tmp_path, script, options=m.AgentOptions(allowed_tools=("Bash", "Read"))) as s:
+        end = await s.turn()
+
+        assert end.state == "completed"
+        assert sorted(ask.call.agent_tool for ask in s.daemon.asks) == ["Agent", "Bash", "Bash", "Read"]
+        for ask in s.daemon.asks:
+            before = [data.call["call_id"] for kind, data, _ in s.daemon.events[: ask.after] if kind == "tool_call"]
+            assert ask.call.call_id in before
+        results = s.daemon.of("tool_result")
+        assert len(results) == 4
+        assert all(result.digest for result in results)
+        inner = next(seen for seen in s.daemon.of("tool_call") if seen.call.get("command") == "echo inner")
+        assert inner.parent is not None
+
+
+async def test_a_denial_reaches_the_model_with_its_message(tmp_path: Path) -> None:
+    """What is denied does not run, and the model is told why."""
+    script = Steps(("go", Use("Bash", {"command": "touch made"})), ("not in this house", Say("understood")))
+    async with stage(tmp_path, script, decide=lambda c: deny(c, "not in this house")) as s:
+        end = await s.turn()
+
+        assert end.result == "understood"
+        assert not (s.cwd / "made").exists()
+
+
+async def test_a_denial_with_interrupt_ends_the_turn(tmp_path: Path) -> None:
+    """The person may stop the turn with the denial; the session goes on with the next prompt."""
+    script = Steps(("go", Use("Bash", {"command": "touch made"})), OK)
+    async with stage(tmp_path, script, decide=lambda c: deny(c, "stop", interrupt=True)) as s:
+        stopped, again = await s.turn(), await s.turn("again")
+
+        assert (stopped.state, stopped.reason) == ("stopped", "interrupted")
+        assert again.state == "completed", again
+        assert not (s.cwd / "made").exists()
+
+
+async def test_the_judged_input_is_what_runs(tmp_path: Path) -> None:
+    """An input that was changed by the decision replaces the model's own."""
+    script = Steps(("go", Use("Bash", {"command": "touch asked"})), OK)
+    async with stage(tmp_path, script, decide=lambda c: allow(c, {"command": "touch judged"})) as s:
+        end = await s.turn()
+
+        assert end.state == "completed"
+        assert sorted(p.name for p in s.cwd.iterdir()) == ["judged"]
+
+
+async def test_a_decision_about_another_input_lets_nothing_run(tmp_path: Path) -> None:
+    """A digest that is not that of the input is a denial."""
+
+    def forged(call: m.ToolCall) -> m.PermissionDecision:
+        return m.PermissionDecision("allow", "allowed", call.input, "0" * 64)
+
+    async with stage(tmp_path, Steps(("go", Use("Bash", {"command": "touch made"})), OK), decide=forged) as s:
+        await s.turn()
+
+        assert not (s.cwd / "made").exists()
+
+
+async def test_parallel_calls_are_answered_in_any_order(tmp_path: Path) -> None:
+    """Two questions wait at once; the later one may be answered first."""
+    (tmp_path / "work").mkdir()
+    for name in "ab":
+        (tmp_path / "work" / name).write_text(f"content of {name}\n")
+    script = Steps(("go", [Use("Read", {"file_path": "a"}), Use("Read", {"file_path": "b"})]), OK)
+    async with stage(tmp_path, script, decide=None) as s, anyio.create_task_group() as group:
+        group.start_soon(s.turn)
+        await s.daemon.until(lambda d: len(d.asks) == 2)
+        first, second = s.daemon.asks
+        second.settle(deny(second.call, "no"))
+        first.settle(allow(first.call))
+        await s.model.until(lambda model: len(model.turns) == 2)
+
+        results = {r.call.id: r for r in s.model.turns[1].results if r.call}
+        assert "content of" in results[first.call.call_id].text
+        assert results[second.call.call_id].text == "no"
+
+
+async def test_a_question_gets_its_answers(tmp_path: Path) -> None:
+    """AskUserQuestion is a question with choices; the answers reach the model."""
+    asked = [
+        {"question": "Which?", "header": "W", "options": [_option("A"), _option("B")], "multiSelect": False},
+        {"question": "Many?", "header": "M", "options": [_option("C"), _option("D")], "multiSelect": True},
+    ]
+    script = Steps(("go", Use("AskUserQuestion", {"questions": asked})), OK)
+    async with stage(tmp_path, script, decide=lambda c: answer(c, {"Which?": "B", "M": ["C", "D"]})) as s:
+        await s.turn()
+
+        ask = s.daemon.asks[0]
+        assert ask.kind == "question"
+        assert [q.several for q in ask.questions] == [False, True]
+        assert [c.label for c in ask.questions[0].choices] == ["A", "B"]
+        told = s.model.turns[1].results[0].text
+        assert '"Which?"="B"' in told
+        assert '"Many?"="C, D"' in told
+        assert "input_mismatch" not in s.daemon.notices()
+
+
+def _option(label: str) -> dict[str, str]:
+    return {"label": label, "description": label.lower()}
+
+
+async def test_a_plan_is_asked_about_and_its_approval_ends_planning(tmp_path: Path) -> None:
+    """In plan mode the CLI plans; the plan's text comes with the question."""
+
+    def write_plan(request: object) -> Reply:
+        path = _after(str(getattr(request, "raw", b"")), "/plans/")
+        return Use("Write", {"file_path": path, "content": "# The plan"})
+
+    script = Steps(("go", write_plan), ("created", Use("ExitPlanMode", {})), OK)
+    async with stage(tmp_path, script, mode="plan") as s:
+        end = await s.turn()
+
+        assert end.state == "completed"
+        plan = s.daemon.asks[-1]
+        assert (plan.kind, plan.plan) == ("plan", "# The plan")
+        assert "approved" in s.model.turns[-1].results[-1].text
+        assert "input_mismatch" not in s.daemon.notices()
+
+
+def _after(text: str, mark: str) -> str:
+    """The path in `text` that has `mark` in it."""
+    at = text.index(mark)
+    start = max(text.rfind(c, 0, at) for c in " \"'`(\n") + 1
+    return text[start : text.index(".md", at) + 3]
+
+
+async def test_an_interrupt_in_mid_tool_stops_the_tool_and_the_turn(tmp_path: Path) -> None:
+    """When it has returned nothing starts any more; the session goes on."""
+    script = Steps(
+        ("go", [Use("Bash", {"command": "echo $$ > pid; sleep 600"}), Use("Bash", {"command": "touch late"})]), OK
+    )
+    async with stage(tmp_path, script) as s:
+        ends = []
+        async with anyio.create_task_group() as group:
+
+            async def play() -> None:
+                ends.append(await s.turn())
+
+            group.start_soon(play)
+            pid = await _number_in(s.cwd / "pid")
+            await s.runner.interrupt()
+            asked = len(s.daemon.asks)
+        again = await s.turn("again")
+
+        assert (ends[0].state, ends[0].reason) == ("stopped", "interrupted")
+        assert not alive(pid)
+        assert len(s.daemon.asks) == asked
+        assert not (s.cwd / "late").exists()
+        assert again.state == "completed", again
+
+
+async def _number_in(path: Path) -> int:
+    with anyio.fail_after(60):
+        while True:
+            if path.exists() and (text := path.read_text().strip()):
+                return int(text)
+            await anyio.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (Refuse(401), "auth_failed"),
+        (Refuse(403), "auth_failed"),
+        (Refuse(400), "bad_request"),
+        (Refuse(429, retry_after=0), "rate_limited"),
+        (Refuse(500), "provider_error"),
+        (Refuse(529), "overloaded"),
+        ([Say("half"), Drop()], "stream_broken"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_a_failing_provider_fails_the_turn_with_a_reason(tmp_path: Path, reply: Reply, reason: str) -> None:
+    """Each failure of the model's API has a word, a sentence, and the CLI lives on."""
+    async with stage(tmp_path, Steps(Step(anything, reply, None))) as s:
+        end = await s.turn()
+        s.model.script = Steps(OK)
+        again = await s.turn("again")
+
+        assert (end.state, end.reason) == ("failed", reason)
+        assert end.message
+        assert again.state == "completed", again
+        if reason in ("rate_limited", "provider_error", "overloaded"):
+            assert "retrying" in s.daemon.notices()
+
+
+async def test_a_stalled_stream_fails_the_turn_and_the_conversation_goes_on(tmp_path: Path) -> None:
+    """Silence of the model has a bound of ours, and the CLI that waits for it is replaced."""
+    bounds = Bounds(model_silence=1, probe_after=0.5)
+    script = Steps(("first", Say("one")), Step("stall", [Say("x"), Stall()], None), OK)
+    async with stage(tmp_path, script, bounds=bounds) as s:
+        first = await s.turn("first")
+        end = await s.turn("stall")
+        again = await s.turn("again")
+
+        assert (end.state, end.reason) == ("failed", "stream_stalled")
+        assert again.state == "completed", again
+        assert again.agent_session == first.agent_session
+        assert any("one" in str(message) for message in s.model.turns[-1].messages)
+
+
+async def test_a_provider_that_asks_for_a_long_wait_is_not_waited_for(tmp_path: Path) -> None:
+    """The bound holds for a retry too, and the reason is what the provider said."""
+    bounds = Bounds(retries=1, model_silence=1, probe_after=0.5)
+    async with stage(tmp_path, Steps(Step(anything, Refuse(429, retry_after=600), None)), bounds=bounds) as s:
+        end = await s.turn()
+
+        assert (end.state, end.reason) == ("failed", "rate_limited")
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        ("", "no_result"),
+        ('print(\'{"type":"assistant","mess\'); sys.stdout.flush(); sys.stdin.readline()', "agent_broken"),
+        ("print('it hurts', file=sys.stderr); sys.exit(3)", "agent_died"),
+    ],
+    ids=["silent", "broken", "failing"],
+)
+async def test_a_cli_that_ends_without_a_result_fails_the_turn(tmp_path: Path, last: str, reason: str) -> None:
+    """An output that just ends, one that is no JSON, and an exit code are told apart."""
+    cli = tmp_path / "cli"
+    _stand_in(cli, last)
+    async with stage(tmp_path, Steps(OK), cli=str(cli)) as s:
+        end = await s.turn()
+        again = await s.turn("again")
+
+        assert (end.state, end.reason) == (again.state, again.reason) == ("failed", reason)
+        if reason == "agent_died":
+            assert "it hurts" in end.message
+            assert s.daemon.of("stderr")[0].text == "it hurts"
+
+
+def _stand_in(path: Path, last: str) -> None:
+    """Write a program that connects as the CLI does, takes a prompt, and then does `last`."""
+    path.write_text(
+        f"#!{sys.executable}\n"
+        "import json, sys\n"
+        "def say(**message):\n"
+        "    print(json.dumps(message), flush=True)\n"
+        "def ask(**request):\n"
+        "    say(type='control_request', request_id='q', request=request)\n"
+        "    return json.loads(sys.stdin.readline())\n"
+        "number = json.loads(sys.stdin.readline())['request_id']\n"
+        "response = {'hook_on_failure_supported': True}\n"
+        "say(type='control_response', response={'subtype': 'success', 'request_id': number, 'response': response})\n"
+        f"sys.stdin.readline()\n{last}\n"
+    )
+    path.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("asked", "ran", "word"),
+    [("ls", "ls", None), ("ls", "rm -rf .", "input_mismatch"), (None, "ls", "unasked_tool")],
+    ids=["as decided", "another input", "never asked"],
+)
+async def test_what_ran_is_compared_with_what_was_decided(
+    tmp_path: Path, asked: str | None, ran: str, word: str | None
+) -> None:
+    """A CLI that runs anything else is stopped, and the turn says so."""
+    bash = "tool_name='Bash', tool_use_id='c'"
+    _stand_in(
+        tmp_path / "cli",
+        (f"ask(subtype='can_use_tool', input={{'command': {asked!r}}}, {bash})\n" if asked else "")
+        + f"ran = {{'tool_name': 'Bash', 'tool_input': {{'command': {ran!r}}}}}\n"
+        "answer = ask(subtype='hook_callback', callback_id='hook_1', tool_use_id='c', input=ran)\n"
+        "say(type='result', subtype='success', result=json.dumps(answer['response']['response']))\n"
+        "sys.stdin.readline()\n",
+    )
+    async with stage(tmp_path, Steps(OK), cli=str(tmp_path / "cli")) as s:
+        end = await s.turn()
+
+        if word is None:
+            assert (end.state, end.result) == ("completed", "{}")
+        else:
+            assert (end.state, end.reason) == ("failed", word)
+            assert s.daemon.notices()[0] == word
+
+
+async def test_what_a_dead_cli_left_running_is_ended(tmp_path: Path) -> None:
+    """A tool survives the CLI's sudden death in a session of its own, but not the end of the turn."""
+    script = Steps(("go", Use("Bash", {"command": "echo $$ > pid; sleep 600"})))
+    async with stage(tmp_path, script) as s, anyio.create_task_group() as group:
+        ends = []
+
+        async def play() -> None:
+            ends.append(await s.turn())
+            group.cancel_scope.cancel()
+
+        group.start_soon(play)
+        tool = await _number_in(s.cwd / "pid")
+        os.kill(s.pid, signal.SIGKILL)
+        await anyio.sleep_forever()
+
+    assert ends[0].reason == "agent_died"
+    assert not alive(tool)
+
+
+async def test_a_long_tool_and_a_long_question_are_no_stall(tmp_path: Path) -> None:
+    """Silence while a person thinks or a tool runs is not held against the CLI."""
+    bounds = Bounds(model_silence=0.5, probe_after=0.2)
+    script = Steps(("go", Use("Bash", {"command": "sleep 2"})), OK)
+    async with stage(tmp_path, script, bounds=bounds, decide=None) as s, anyio.create_task_group() as group:
+        ends = []
+
+        async def play() -> None:
+            ends.append(await s.turn())
+            group.cancel_scope.cancel()
+
+        group.start_soon(play)
+        await s.daemon.until(lambda d: len(d.asks) == 1)
+        await anyio.sleep(1.5)
+        s.daemon.asks[0].settle(allow(s.daemon.asks[0].call))
+        await anyio.sleep_forever()
+
+    assert ends[0].state == "completed"
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"), [(signal.SIGKILL, "agent_died"), (signal.SIGSTOP, "agent_stuck")], ids=["killed", "stopped"]
+)
+async def test_a_cli_that_dies_or_hangs_fails_the_turn_and_is_replaced(
+    tmp_path: Path, number: signal.Signals, reason: str
+) -> None:
+    """The next prompt goes to a new CLI that goes on with the conversation."""
+    script = Steps(("first", Say("one")), ("go", [Say("x"), Pause()]), OK)
+    async with stage(tmp_path, script, bounds=Bounds(probe_after=0.5, probe_answer=2)) as s:
+        first = await s.turn("first")
+        ends = []
+        pid = s.pid
+        async with anyio.create_task_group() as group:
+
+            async def play() -> None:
+                ends.append(await s.turn())
+
+            group.start_soon(play)
+            await s.daemon.until(lambda d: len(d.of("text_delta")) == 2)
+            os.kill(pid, number)
+        again = await s.turn("again")
+
+        assert (ends[0].state, ends[0].reason) == ("failed", reason)
+        assert not alive(pid)
+        assert again.state == "completed", again
+        assert again.agent_session == first.agent_session
+
+
+async def test_a_cli_that_dies_before_anything_was_written_begins_anew(tmp_path: Path) -> None:
+    """There is nothing to go on with, and the person is told."""
+    async with stage(tmp_path, Steps(("go", Pause()), OK)) as s:
+        ends = []
+        async with anyio.create_task_group() as group:
+
+            async def play() -> None:
+                ends.append(await s.turn())
+
+            group.start_soon(play)
+            await s.daemon.until(lambda d: "agent_ready" in d.notices())
+            os.kill(s.pid, signal.SIGKILL)
+        again = await s.turn("again")
+
+        assert ends[0].reason == "agent_died"
+        assert ends[0].agent_session is None
+        assert again.state == "completed", again
+
+
+async def test_an_interrupt_of_a_cli_that_hangs_kills_it(tmp_path: Path) -> None:
+    """The interrupt returns within its bound and nothing is left that could start anything."""
+    script = Steps(("go", [Say("x"), Pause()]), OK)
+    async with stage(tmp_path, script, bounds=Bounds(interrupt=0.5)) as s:
+        ends = []
+        async with anyio.create_task_group() as group:
+
+            async def play() -> None:
+                ends.append(await s.turn())
+
+            group.start_soon(play)
+            await s.daemon.until(lambda d: bool(d.of("text_delta")))
+            pid = s.pid
+            os.kill(pid, signal.SIGSTOP)
+            await s.runner.interrupt()
+
+        assert ends[0].state == "stopped"
+        assert not alive(pid)
+
+
+async def test_closing_in_mid_turn_leaves_no_process(tmp_path: Path) -> None:
+    """The CLI and what its tools started are gone."""
+    script = Steps(("go", Use("Bash", {"command": "echo $$ > pid; sleep 600"})))
+    async with stage(tmp_path, script) as s:
+        async with anyio.create_task_group() as group:
+            group.start_soon(s.turn)
+            tool = await _number_in(s.cwd / "pid")
+            cli = s.pid
+            await s.runner.close()
+
+        assert not alive(cli)
+        assert not alive(tool)
+
+
+async def test_the_largest_number_of_requests_is_kept(tmp_path: Path) -> None:
+    """A turn that uses it up fails and says so."""
+    script = Steps(Step(anything, Use("Bash", {"command": "true"}), None))
+    async with stage(tmp_path, script, limits=m.Limits(max_turns=2)) as s:
+        end = await s.turn()
+
+        assert (end.state, end.reason) == ("failed", "max_turns")
+
+
+async def test_an_unknown_conversation_cannot_be_resumed(tmp_path: Path) -> None:
+    """Opening says so instead of beginning another one."""
+    with pytest.raises(HutchError) as caught:
+        async with stage(tmp_path, Steps(OK), resume="11111111-1111-4111-8111-111111111111"):
+            pass
+
+    assert caught.value.reason is Reason.NOT_FOUND
+    assert caught.value.details["word"] == "resume_unknown"
+
+
+async def test_a_fork_goes_on_from_a_copy(tmp_path: Path) -> None:
+    """The fork knows what was said and is a conversation of its own."""
+    async with stage(tmp_path, Steps(OK)) as s:
+        first = await s.turn("remember the sheep")
+    async with stage(tmp_path, Steps(OK), resume=first.agent_session, fork=True) as s:
+        end = await s.turn()
+
+        assert end.agent_session not in (None, first.agent_session)
+        assert "remember the sheep" in str(s.model.turns[0].messages)
+
+
+async def test_the_key_is_in_no_environment_and_no_command_line(tmp_path: Path) -> None:
+    """It reaches the model, but neither the agent's shell nor a look at the processes shows it."""
+    script = Steps(
+        ("go", Use("Bash", {"command": "env; cat /proc/$PPID/environ /proc/$PPID/cmdline | tr '\\0' '\\n'"})), OK
+    )
+    mcp = {"none": {"command": sys.executable, "args": ["-c", ""], "env": {"TOKEN": "a-secret-of-mcp"}}}
+    async with stage(tmp_path, script, options=m.AgentOptions(mcp_servers=mcp)) as s:
+        await s.turn()
+
+        seen = s.daemon.of("tool_result")[0].text
+        assert "PATH=" in seen
+        assert "--mcp-config" in seen
+        assert KEY not in seen
+        assert "a-secret-of-mcp" not in seen
+        assert {request.key for request in s.model.requests} == {KEY}
+
+
+async def test_a_bearer_token_arrives_as_one(tmp_path: Path) -> None:
+    """A grant says in which form its value is to be shown to the provider."""
+    async with stage(tmp_path, Steps(OK), auth="bearer") as s:
+        await s.turn()
+
+        assert s.model.requests[0].headers["authorization"] == f"Bearer {KEY}"
+
+
+async def test_settings_of_the_project_run_nothing(tmp_path: Path) -> None:
+    """Hooks, env and allow rules in the repository have no effect, but its instructions reach the model."""
+    settings = tmp_path / "work" / ".claude" / "settings.json"
+    settings.parent.mkdir(parents=True)
+    hook = {"hooks": [{"type": "command", "command": f"touch {tmp_path}/hooked"}]}
+    settings.write_text(
+        json.dumps(
+            {
+                "hooks": {name: [hook] for name in ("PreToolUse", "SessionStart", "UserPromptSubmit", "Stop")},
+                "env": {"PLANTED": "yes"},
+                "permissions": {"allow": ["Bash"]},
+            }
+        )
+    )
+    (tmp_path / "work" / "CLAUDE.md").write_text("Speak like a shepherd.")
+    script = Steps(("go", Use("Bash", {"command": "echo planted=$PLANTED."})), OK)
+    async with stage(tmp_path, script, options=m.AgentOptions(allowed_tools=("Bash",))) as s:
+        await s.turn()
+
+        assert not (tmp_path / "hooked").exists()
+        assert len(s.daemon.asks) == 1
+        assert s.daemon.of("tool_result")[0].text.strip() == "planted=."
+        assert "Speak like a shepherd." in str(s.model.turns[0].body["system"])
+
+
+async def test_nothing_is_offered_that_acts_later_or_elsewhere(tmp_path: Path) -> None:
+    """A newer CLI that offers another tool is looked at by a person before this list grows."""
+    async with stage(tmp_path, Steps(OK), options=m.AgentOptions(disallowed_tools=("WebSearch",))) as s:
+        await s.turn()
+
+        offered = {tool["name"] for tool in s.model.turns[0].body["tools"]}
+        assert offered <= {
+            "Agent", "AskUserQuestion", "Bash", "Edit", "EnterPlanMode", "ExitPlanMode", "NotebookEdit", "Read",
+            "ReportFindings", "TaskStop", "WebFetch", "Write",
+        }  # fmt: skip
+
+
+async def test_a_prompt_is_words_for_the_model(tmp_path: Path) -> None:
+    """No file is read for `@path`, and 200 KB pass."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "private.txt").write_text("the secret of the file")
+    prompt = "look at @private.txt " + "w" * 200_000
+    async with stage(tmp_path, Steps(OK)) as s:
+        end = await s.turn(prompt)
+
+        assert end.state == "completed"
+        assert s.model.turns[0].heard == prompt
+        assert b"the secret of the file" not in s.model.turns[0].raw
+
+
+async def test_a_message_of_ten_megabytes_passes_whole(tmp_path: Path) -> None:
+    """The result of an edit carries the whole file."""
+    (tmp_path / "work").mkdir()
+    big = tmp_path / "work" / "big.txt"
+    big.write_text("first\n" + ("x" * 99 + "\n") * 100_000)
+    script = Steps(
+        ("go", Use("Read", {"file_path": str(big), "limit": 1})),
+        ("first", Use("Edit", {"file_path": str(big), "old_string": "first", "new_string": "1st"})),
+        OK,
+    )
+    async with stage(tmp_path, script) as s:
+        end = await s.turn()
+
+        assert end.state == "completed"
+        assert max(len(native) for _, _, native in s.daemon.events if native is not None) > 10_000_000
+
+
+async def test_the_cli_dies_with_its_executor(tmp_path: Path) -> None:
+    """A killed executor leaves no CLI that works on unseen."""
+    if sys.platform != "linux":
+        pytest.skip("only Linux can bind a child's life to its parent's")
+    program = (
+        "import os, sys, anyio\n"
+        "from hutch_executor.runners.claude_process import ClaudeProcess, Launch\n"
+        "async def main():\n"
+        "    process = ClaudeProcess(Launch(('sleep', '600'), '/', {'PATH': os.environ['PATH']}))\n"
+        "    await process.connect()\n"
+        "    print(process.pid, flush=True)\n"
+        "    await anyio.sleep_forever()\n"
+        "anyio.run(main)\n"
+    )
+    executor = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert executor.stdout is not None
+    pid = int(executor.stdout.readline())
+    with anyio.fail_after(30):
+        while Path(f"/proc/{pid}/comm").read_text() != "sleep\n":
+            await anyio.sleep(0.02)
+    executor.kill()
+    executor.wait()
+    executor.stdout.close()
+
+    with anyio.fail_after(30):
+        while alive(pid):
+            await anyio.sleep(0.02)
+
+
+async def test_the_mode_can_change_between_turns(tmp_path: Path) -> None:
+    """Planning is the one mode that the CLI is told of."""
+    async with stage(tmp_path, Steps(OK), mode="ask") as s:
+        await s.turn()
+        await s.runner.set_mode("plan")
+        await s.turn("now plan")
+
+        assert "Plan mode is active" not in s.model.turns[0].raw.decode()
+        assert "plan mode" in s.model.turns[1].raw.decode().lower()
