@@ -16,9 +16,10 @@ from aiohttp.web_protocol import RequestHandler
 from hutch_broker.family import Peer, peer_of
 from hutch_shared.unix import PATH_LIMIT, check_directory
 
-__all__ = ["AgentServer", "bind_agents", "unbind"]
+__all__ = ["BACKLOG", "AgentServer", "bind_agents", "unbind"]
 
-_BACKLOG: Final = 1024
+BACKLOG: Final = 1024
+"""Connections that wait to be accepted; asyncio would make it 100, and then whoever dials blocks."""
 _LINGER: Final = 2.0
 """Seconds that the rest of a refused body is read, so that the answer arrives."""
 
@@ -109,7 +110,7 @@ def bind_agents(path: Path, *, everyone: bool) -> socket.socket:
         os.umask(before)
     if everyone:
         path.chmod(0o666)
-    sock.listen(_BACKLOG)
+    sock.listen(BACKLOG)
     sock.setblocking(False)
     return sock
 

@@ -13,7 +13,7 @@ from time import monotonic
 
 import anyio
 
-from hutch_broker.agents import AgentServer, bind_agents, unbind
+from hutch_broker.agents import BACKLOG, AgentServer, bind_agents, unbind
 from hutch_broker.control import Control
 from hutch_broker.keys import Keys
 from hutch_broker.leases import Leases
@@ -46,7 +46,9 @@ async def serving(boot: BrokerBoot) -> AsyncIterator[anyio.Event]:
             server = AgentServer(proxy.handle, header_timeout=boot.header_timeout, idle_timeout=boot.idle_timeout)
             loop = asyncio.get_running_loop()
             doors = [
-                await loop.create_unix_server(server, sock=bind_agents(socket_path, everyone=boot.everyone)),
+                await loop.create_unix_server(
+                    server, sock=bind_agents(socket_path, everyone=boot.everyone), backlog=BACKLOG
+                ),
             ]
             if boot.tcp:
                 doors.append(await loop.create_server(server, "127.0.0.1", 0))

@@ -46,7 +46,7 @@ def belongs(peer: Peer, lease: Lease) -> bool:
         return lease.tcp
     if peer.pid is None:
         return False
-    if lease.cgroup is not None and lease.cgroup in _cgroup_parts(peer.pid):
+    if lease.cgroup and lease.cgroup in _cgroup_parts(peer.pid):
         return True
     return lease.pid in _line(peer.pid) and start_time(lease.pid) == lease.start_time
 

@@ -15,7 +15,9 @@ import logging
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
+from traceback import extract_tb
 from typing import Final
 from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]  # typeshed has it not
 
@@ -136,10 +138,20 @@ class Proxy:
         self._tasks = tasks
 
     async def handle(self, request: web.BaseRequest, peer: Peer) -> web.StreamResponse:
-        """Answer one request."""
-        exchange = _Exchange(request, peer, request.path_qs.partition("?")[0][:200], monotonic(), now_ms())
+        """Answer one request. Nothing but a cancellation is raised."""
+        exchange = _Exchange(request, peer, request.raw_path.partition("?")[0][:200], monotonic(), now_ms())
+        try:
+            return await self._handle(exchange)
+        except Exception as error:  # noqa: BLE001  # a bug of ours; its text may hold a header: its place is logged
+            where = ", ".join(f"{Path(at.filename).name}:{at.lineno}" for at in extract_tb(error.__traceback__))
+            _log.error("%s at %s", type(error).__name__, where)
+            exchange.cut()
+            return _answer(Refusal(500, "api_error", "Something went wrong inside."))
+
+    async def _handle(self, exchange: _Exchange) -> web.StreamResponse:
+        request = exchange.request
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.raw_headers]
-        wanted = judge(request.method, request.message.path, headers, self._boot.body)
+        wanted = judge(request.method, request.raw_path, headers, self._boot.body)
         if isinstance(wanted, Refusal):
             return self._refused(exchange, wanted)
         held = self._admit(exchange, wanted)
@@ -177,7 +189,7 @@ class Proxy:
         lease = held.lease
         if self._leases.get(lease.id) is not held:
             return self._refused(exchange, Refusal(401, "authentication_error", "The lease has ended."))
-        url = upstream_url(lease.dialect, key.base_url, exchange.request.message.path)
+        url = upstream_url(lease.dialect, key.base_url, exchange.request.raw_path)
         if url is None:
             return self._refused(exchange, Refusal(400, "invalid_request_error", "The key needs a base URL."))
         if wanted.expects and (transport := exchange.request.transport) is not None:
@@ -241,6 +253,7 @@ class Proxy:
             response.content_length = upstream.content_length
         if (connection := upstream.connection) is not None and connection.protocol is not None:
             connection.protocol.read_timeout = self._boot.chunk_timeout
+            connection.protocol.start_timeout()
         try:
             await response.prepare(exchange.request)
             async for chunk in upstream.content.iter_any():

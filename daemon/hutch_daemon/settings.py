@@ -20,10 +20,12 @@ import msgspec
 from msgspec import Meta
 
 __all__ = [
+    "BrokerSettings",
     "Executors",
     "Keys",
     "Logs",
     "Permissions",
+    "Prices",
     "Provider",
     "Settings",
     "SettingsError",
@@ -122,11 +124,26 @@ class Permissions(_Section, frozen=True, kw_only=True):
     notify_timeout: Seconds = 30.0
 
 
+class Prices(_Section, frozen=True, kw_only=True):
+    """`[providers.NAME.prices.MODEL]`: US dollars for a million tokens, ahead of the table that comes along."""
+
+    input: Annotated[float, Meta(ge=0)]
+    output: Annotated[float, Meta(ge=0)]
+    cache_read: Annotated[float, Meta(ge=0)] | None = None
+    cache_write: Annotated[float, Meta(ge=0)] | None = None
+
+
 class Provider(_Section, frozen=True, kw_only=True):
     """`[providers.NAME]`."""
 
     base_url: str | None = None
-    delivery: Literal["direct"] = "direct"
+    """Where keys that name no base URL of their own are sent."""
+    delivery: Literal["lease", "direct"] = "lease"
+    """`direct` hands the secret itself to the agent, which can then read it: the session says so."""
+    dialect: Literal["anthropic", "openai", "gemini", "bedrock", "vertex"] | None = None
+    """Whose API it speaks; default: that of the provider of this name."""
+    prices: dict[str, Prices] = {}
+    """By model."""
 
 
 class Keys(_Section, frozen=True, kw_only=True):
@@ -134,8 +151,32 @@ class Keys(_Section, frozen=True, kw_only=True):
 
     master: str | None = None
     """File of the master key; default `master.key` in the state directory, made at first start."""
+    keyring: bool = False
+    """Keep the master key in the OS keyring instead (`pip install 'hutch[keyring]'`)."""
     refuse_exposed: bool = False
     """Refuse a session whose agent could read its key."""
+
+
+class BrokerSettings(_Section, frozen=True, kw_only=True):
+    """`[broker]`: the process that puts the keys in. Counts when the broker starts."""
+
+    tcp: bool = False
+    """Listen on the loopback interface too, for agents that cannot dial a Unix socket."""
+    ca_file: str | None = None
+    """Certificates that are trusted beside the system's."""
+    proxy: str | None = None
+    """Default: HTTPS_PROXY and NO_PROXY as hutchd finds them."""
+    lease: Annotated[float, Meta(ge=60)] = 3600.0
+    """How long a lease holds without hutchd, which renews it while its executor lives."""
+    requests: Count = 1000
+    """So many requests a lease may make without hutchd."""
+    usd: Annotated[float, Meta(gt=0)] = 5.0
+    """In a session with a budget: so many dollars of it a lease has in advance."""
+    body: Bytes = 32 * 1024 * 1024
+    connect_timeout: Seconds = 10.0
+    first_byte_timeout: Seconds = 600.0
+    chunk_timeout: Seconds = 300.0
+    key_timeout: Seconds = 60.0
 
 
 class StoreSettings(_Section, frozen=True, kw_only=True):
@@ -169,6 +210,7 @@ class Settings(_Section, frozen=True, kw_only=True):
     permissions: Permissions = Permissions()
     providers: dict[str, Provider] = {}
     keys: Keys = Keys()
+    broker: BrokerSettings = BrokerSettings()
     store: StoreSettings = StoreSettings()
     logs: Logs = Logs()
     admins: Admins = Admins()

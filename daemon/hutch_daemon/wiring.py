@@ -95,6 +95,9 @@ async def run(paths: Paths, settings: Settings) -> None:
     """Serve until a signal or a client ends it. HutchError, MasterKeyError or OSError when it cannot begin."""
     current = _Current(paths, settings)
     async with AsyncExitStack() as stack:
+        signals = stack.enter_context(
+            anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        )  # until the end
         bounds = Bounds(wal=settings.store.wal_bytes)
         store = await stack.enter_async_context(Store.open(paths.state / "hutch.db", bounds=bounds))
         master = load_master_keys(_master_file(paths, settings))
@@ -134,7 +137,6 @@ async def run(paths: Paths, settings: Settings) -> None:
             ),
         )
         conductor = Conductor(parts)
-        signals = stack.enter_context(anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
         world = 0o666 if paths.system else 0o600
         executor_listener = stack.enter_context(listen(paths.executor_socket, world))
         await stack.enter_async_context(conductor.running())

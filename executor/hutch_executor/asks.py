@@ -23,6 +23,8 @@ Send = Callable[[m.RequestPermission], Awaitable[m.PermissionDecision]]
 _log: Final = logging.getLogger(__name__)
 _PASSES: Final = frozenset({Reason.OVERLOADED, Reason.STORE_UNAVAILABLE, Reason.SHUTTING_DOWN, Reason.TIMED_OUT})
 """Refusals after which the same question is put again."""
+_NO_JSON: Final = (TypeError, ValueError, RecursionError, OverflowError)
+"""What encoding raises for an input that has no JSON form, is nested too deeply, or holds a lone surrogate."""
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 5.0
 
@@ -70,8 +72,8 @@ class Asks:
                 if error.reason not in _PASSES:
                     return _denial(request.call, error.message, interrupt=error.reason is Reason.LEASE_LOST)
                 _log.info("a question waits: %s", error.message)
-            except UnicodeEncodeError:
-                return _denial(request.call, "The call holds text that is not Unicode.")
+            except _NO_JSON:
+                return _denial(request.call, "The call holds what cannot be put into words, so it cannot be judged.")
             await anyio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -85,7 +87,7 @@ def _checked(call: m.ToolCall, decision: m.PermissionDecision) -> m.PermissionDe
 def _denial(call: m.ToolCall, message: str, *, interrupt: bool = False) -> m.PermissionDecision:
     try:
         digest = input_digest(call.agent_tool, call.input)
-    except ValueError:  # nested too deeply, or circular
+    except _NO_JSON:
         digest = ""
     return m.PermissionDecision(
         decision="deny", state="withdrawn", input=call.input, digest=digest, message=message, interrupt=interrupt

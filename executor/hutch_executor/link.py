@@ -25,6 +25,7 @@ from hutch_executor.signals import Change
 from hutch_shared import __version__, unix
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.failpoints import failpoint
 from hutch_shared.methods import EXECUTOR, TO_EXECUTOR
 from hutch_shared.rpc.invocation import Handler
 from hutch_shared.rpc.peer import Limits, Peer
@@ -39,6 +40,8 @@ _HELLO_DEADLINE: Final = 10.0
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 0.5
 """Short, since a hutchd that comes back should have its executors within a second."""
+_STEADY: Final = 1.0
+"""A connection that lasted so long ended for a reason of its own: the next is dialled at once."""
 _LIMITS: Final = Limits(frame=32 << 20)
 _FINAL: Final = frozenset({Reason.LEASE_LOST, Reason.TOKEN_EXPIRED, Reason.PROTOCOL_MISMATCH})
 
@@ -76,6 +79,7 @@ class Link:
         self._peer: Peer[Any] | None = None
         self._changed = Change()
         self._is_closing = False
+        self._told = ""
 
     def __repr__(self) -> str:
         return f"<Link {'up' if self._peer else 'down'}, epoch {self.epoch}>"
@@ -85,12 +89,13 @@ class Link:
         since = self._clock()
         pause = _FIRST_PAUSE
         while True:
+            began = self._clock()
             error, was_up = await self._connect(context, handlers)
             if self._is_closing or error.reason in _FINAL:
                 return error
             if was_up or self._standing().is_busy:
                 since = self._clock()
-            if was_up:
+            if was_up and self._clock() - began >= _STEADY:
                 pause = _FIRST_PAUSE
             if self._clock() - since > self._patience:
                 return error
@@ -143,7 +148,9 @@ class Link:
             error = HutchError(Reason.CONNECTION_LOST)
         except HutchError as failure:
             error = failure
-        _log.info("not connected: %s", error.message)
+        if was_up or error.message != self._told:
+            _log.info("not connected: %s", error.message)
+        self._told = error.message
         return error, was_up
 
     async def _reach(self) -> SocketStream:
@@ -167,6 +174,7 @@ class Link:
     async def _say_hello(self, peer: Peer[Any]) -> int:
         """Prove this executor; return the highest of its events that hutchd has."""
         standing = self._standing()
+        failpoint("executor.hello")
         welcome: m.Welcome = await peer.call(
             "hello",
             m.Hello(

@@ -35,6 +35,8 @@ def read_project_file(workspace: str) -> m.ProjectFile | None:
 
 def _read(workspace: str) -> str:
     directory, name = POLICY_FILE
+    if os.path.islink(os.path.join(workspace, directory)):
+        raise ValueError(f"{directory} is a symbolic link")
     folder = os.open(os.path.join(workspace, directory), _NO_LINKS | os.O_DIRECTORY)
     try:
         file = os.open(name, _NO_LINKS, dir_fd=folder)

@@ -25,6 +25,7 @@ import msgspec
 
 from hutch_executor.outbox import BATCH_BYTES, BATCH_COUNT, Stretch
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.failpoints import failpoint
 
 __all__ = ["Spool", "SpoolFullError", "SpoolOwner", "read_spool"]
 
@@ -48,7 +49,7 @@ class SpoolOwner(msgspec.Struct, frozen=True):
 class Spool:
     """One executor's spool. It grows to `limit` bytes, then `append` raises SpoolFullError until it is cleared."""
 
-    def __init__(self, directory: Path, executor: str, session: str, limit: int = 256 << 20) -> None:
+    def __init__(self, directory: Path, executor: str, session: str, limit: int) -> None:
         """Make the file in `directory`, which must be the account's own and closed to others; HutchError if not."""
         _check(directory)
         self.path = directory / f"{executor}.spool"
@@ -74,8 +75,11 @@ class Spool:
         if self.size + len(data) > self._limit:
             raise SpoolFullError
         try:
+            failpoint("spool.before_write")
             _write_at(self._fd, data, self._end)
+            failpoint("spool.before_sync")
             os.fsync(self._fd)
+            failpoint("spool.after_sync")
             if not self._is_synced:
                 _sync_directory(self.path.parent)
                 self._is_synced = True

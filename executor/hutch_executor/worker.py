@@ -31,6 +31,7 @@ from hutch_executor.spool import Spool
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import TurnEnded, TurnStarted
+from hutch_shared.failpoints import failpoint
 from hutch_shared.rpc.invocation import internal_error
 
 __all__ = ["MOVES", "State", "Worker"]
@@ -205,7 +206,7 @@ class Worker:
                     Reason.AGENT_UNAVAILABLE, f"The directory {session.cwd} is not there, or closed to this account."
                 )
             spool = await anyio.to_thread.run_sync(
-                lambda: Spool(Path(session.spool), self._boot.executor, session.session)
+                lambda: Spool(Path(session.spool), self._boot.executor, session.session, session.spool_bytes)
             )
             self.reporter.begin(session.session, spool)
             self._daemon = LinkedDaemon(self.link, self.reporter, session.session, session.cwd)
@@ -232,6 +233,7 @@ class Worker:
         assert self._daemon is not None
         self._move("running")
         self._accepted.add(params.turn)
+        failpoint("executor.accepted")
         self._turn = self.reporter.turn = params.turn
         self._cause = None
         self._turn_scope = anyio.CancelScope()
@@ -248,6 +250,7 @@ class Worker:
             ended = await self._play(prompt)
             group.cancel_scope.cancel()
         self._daemon.asks.stop()
+        failpoint("executor.turn_over")
         n = await self.reporter.report("turn_ended", ended)
         self._ended = (prompt.turn, n)
         self._turn = self.reporter.turn = None
@@ -269,7 +272,6 @@ class Worker:
                 self.leave("the runner failed")
         if ended is None:
             ended = TurnEnded("failed", "agent_stuck", "The agent did not stop when it was told to; it was killed.")
-            self.leave("the agent did not stop")
         if self._cause is not None and ended.state != "completed":
             return replace(ended, state=self._cause.state, reason=self._cause.reason, message=self._cause.message)
         return ended
@@ -303,23 +305,28 @@ class Worker:
             except Exception:  # noqa: BLE001  # a runner that cannot stop is closed instead
                 internal_error("stopping the turn")
         if not has_stopped:
-            await self._close_runner()
-            self._turn_scope.cancel()
+            await self._kill(self._turn_scope)
         return True
 
     async def _give_up(self, turn: str, scope: anyio.CancelScope) -> None:
         """Cancel a turn that goes on long after it was told to stop."""
         await anyio.sleep(2 * INTERRUPT_DEADLINE)
         if self._turn == turn:
-            await self._close_runner()
-            scope.cancel()
+            await self._kill(scope)
+
+    async def _kill(self, scope: anyio.CancelScope) -> None:
+        """End a turn together with its agent, and so this executor."""
+        self.leave("the agent did not stop")
+        await self._close_runner()
+        scope.cancel()
 
     async def set_permission_mode(self, params: m.SetMode) -> m.Nothing:
         """Pass the mode on."""
-        if self._session is None or params.session != self._session.session or self._daemon is None:
+        if self._session is None or params.session != self._session.session:
             raise HutchError(Reason.WRONG_STATE, "This executor does not have that session.")
-        work = self._start(lambda: self._runner.set_mode(params.mode))
-        await work.wait()
+        assert self._opened is not None
+        await self._opened.wait()
+        await self._start(lambda: self._runner.set_mode(params.mode)).wait()
         return m.Nothing()
 
     # ------------------------------------------------------------ as the account

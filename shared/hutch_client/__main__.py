@@ -28,9 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = commands[name]
         parser = Parser(prog=f"hutch {name}", description=command.doc)
         command.arguments(parser)
-        parser.set_defaults(run=command.run)
-        arguments = parser.parse_args(rest)
-        code = int(arguments.run(arguments))
+        code = command.run(parser.parse_args(rest))
         sys.stdout.flush()
     except HutchError as error:
         return _complain(error.message, exits.of_error(error))

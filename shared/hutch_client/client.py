@@ -10,7 +10,7 @@ What is always true: nothing is said to a server whose uid was not checked; a fo
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -142,15 +142,18 @@ class HutchClient:
         return stored
 
     @asynccontextmanager
-    async def follow(self, params: m.FollowEvents) -> AsyncIterator[Follow]:
+    async def follow(
+        self, params: m.FollowEvents, on_line: Callable[[bool], None] | None = None
+    ) -> AsyncIterator[Follow]:
         """Follow a session's events (or `"*"`: all) while the body runs. Raises what refuses the follow.
 
+        `on_line` is told when hutchd is found to be away (False), and when it is back.
         At most 256 events wait for the body; when it is slower than that, hutchd keeps the rest.
         """
         async with _background() as tasks:
             send, receive = anyio.create_memory_object_stream[Event](_BUFFER)
             async with receive:
-                follow = Follow(self, params, receive.__anext__)
+                follow = Follow(self, params, receive.__anext__, on_line or (lambda _: None))
                 await tasks.start(follow._pump, send, self._redial_for)  # noqa: SLF001 - one thing in two classes
                 yield follow
 
@@ -184,7 +187,13 @@ class Follow:
     `journal` and `head` are those of the last connection; `after` is the cursor to come back with.
     """
 
-    def __init__(self, client: HutchClient, params: m.FollowEvents, receive: Any) -> None:
+    def __init__(
+        self,
+        client: HutchClient,
+        params: m.FollowEvents,
+        receive: Callable[[], Awaitable[Event]],
+        on_line: Callable[[bool], None],
+    ) -> None:
         """Use `HutchClient.follow`."""
         self.journal = params.journal
         self.head = 0
@@ -192,6 +201,8 @@ class Follow:
         self._client = client
         self._params = params
         self._receive = receive
+        self._on_line = on_line
+        self._is_away = False
         self._send: MemoryObjectSendStream[Event]
         self._peer: Peer[Follow] | None = None
         self._failure: HutchError | None = None
@@ -202,7 +213,7 @@ class Follow:
 
     async def __anext__(self) -> Event:
         try:
-            event: Event = await self._receive()
+            event = await self._receive()
         except StopAsyncIteration:
             if self._failure is not None:
                 raise self._failure from None
@@ -234,6 +245,7 @@ class Follow:
                             begun = True
                             task_status.started()
                         redial = _Redial(redial_for)
+                        self._line_is(away=False)
                         await self._peer.wait_closed()
                 except HutchError as error:
                     if not begun:
@@ -241,11 +253,17 @@ class Follow:
                     if error.reason not in (*_GONE, Reason.STORE_UNAVAILABLE):
                         self._failure = error
                         return
+                    self._line_is(away=True)
                 if not self._over and not await redial.wait():
                     self._failure = HutchError(
                         Reason.CONNECTION_LOST, "hutchd went away and did not come back in time."
                     )
                     return
+
+    def _line_is(self, *, away: bool) -> None:
+        if away != self._is_away:
+            self._is_away = away
+            self._on_line(not away)
 
     async def _on_event(self, event: Event) -> None:
         place = self._place(event)

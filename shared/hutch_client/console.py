@@ -8,7 +8,7 @@ reaches a piece except through `untrusted`.
 from __future__ import annotations
 
 import json
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -36,6 +36,11 @@ _RESULT_LINES: Final = 8
 _CALL_LINES: Final = 60
 _COLOURS: Final = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36}
 _VERBS: Final = {"run_command": "run", "read": "read", "edit": "edit", "fetch": "fetch", "search": "search"}
+_CONTENTS: Final = frozenset(("content", "old_string", "new_string", "edits", "new_source"))
+_TOLD: Final = _CONTENTS | {
+    *("command", "description", "timeout", "file_path", "notebook_path", "path", "url", "query", "pattern"),
+    *("offset", "limit"),
+}
 _ENDS: Final = {
     "completed": ("green", "✓ done"),
     "failed": ("red", "✗ failed"),
@@ -64,11 +69,12 @@ class Console:
         self._colour = colour
         self._live = live
         self._prompts = prompts
-        self._width = width
+        self.width = width
         self._block: str | None = None  # what was written last; other things are set off by an empty line
-        self._written: dict[str | None, str] = {}  # text of blocks that are not yet whole
+        self._written: dict[tuple[str, str | None], str] = {}  # text of blocks that are not yet whole
         self._calls: dict[str, str] = {}
         self._last_call: str | None = None
+        self._shown_whole: str | None = None  # the last call, unless some of it was left out
         self._last_question: str | None = None
         self._spoke = False
         self._started_at: str | None = None
@@ -107,7 +113,8 @@ class Console:
     def _turn_started(self, turn: TurnStarted, at: str) -> list[Piece]:
         self._calls.clear()
         self._written.clear()
-        self._last_call, self._spoke, self._started_at, self.doing = None, False, at, "thinking"
+        self._last_call, self._shown_whole, self._spoke = None, None, False
+        self._started_at, self.doing = at, "thinking"
         if not self._prompts:
             return []
         first, *rest = plain(turn.prompt).splitlines() or [""]
@@ -120,21 +127,22 @@ class Console:
             return []
         whole = not kind.endswith("_delta")
         if said.parent is not None:  # a sub-agent's words are work, not the answer
-            return (
-                self._talk("sub", *(self._paint("dim", f"  ┊ {x}") for x in plain(said.text).splitlines()[:8]))
-                if (whole and not thinking)
-                else []
-            )
+            if thinking or not whole:
+                return []
+            lines = plain(said.text).splitlines()[:_RESULT_LINES]
+            return self._talk("sub", *(self._paint("dim", f"  ┊ {line}") for line in lines))
         if not whole and not self._live:
             return []
-        begun = self._written.get(said.block, "")
+        block = "thinking" if thinking else "text"
+        key = (block, said.block)
+        begun = self._written.get(key, "")
         if whole:
-            self._written.pop(said.block, None)
+            self._written.pop(key, None)
             rest = said.text[len(begun) :] if said.text.startswith(begun) else ""
         else:
-            self._written[said.block] = begun + said.text
+            self._written[key] = begun + said.text
             rest = said.text
-        pieces = [] if begun else self._begin("thinking" if thinking else "text")
+        pieces = [] if begun and self._block == block else self._begin(block)
         words = plain(rest)
         if words:
             self.at_line_start = words.endswith("\n")
@@ -149,19 +157,20 @@ class Console:
         if call.call_id in self._calls:  # its question came first and showed it
             return []
         self._remember(call)
-        lines = self._call_lines(call, _CALL_LINES)
-        return self._talk("tool", *(f"  {line}" for line in lines) if parent else lines)
+        if call.action in ("question", "plan"):  # the question itself shows it
+            return []
+        head, *body = self._call_lines(call)
+        if len(body) > _CALL_LINES:
+            body[_CALL_LINES:] = [self._paint("dim", f"    … {len(body) - _CALL_LINES} more lines")]
+        else:
+            self._shown_whole = call.call_id
+        return self._talk("tool", *(f"{'  ' if parent else ''}{line}" for line in (head, *body)))
 
     def _tool_result(self, result: ToolResult) -> list[Piece]:
         self.doing = "thinking"
-        text = [one_line(line, self._width) for line in plain(result.text).rstrip().splitlines()]
-        shown = (
-            text
-            if len(text) <= _RESULT_LINES + 1
-            else [*text[:_RESULT_LINES], f"… {len(text) - _RESULT_LINES} more lines"]
-        )
-        if not shown:
-            shown = ["(no output)"]
+        shown = [_cut(line, self.width) for line in plain(result.text).rstrip().splitlines()] or ["(no output)"]
+        if len(shown) > _RESULT_LINES + 1:
+            shown[_RESULT_LINES:] = [f"… {len(shown) - _RESULT_LINES} more lines"]
         if result.call_id != self._last_call and result.call_id in self._calls:
             shown.insert(0, f"{self._calls[result.call_id]}:")
         colour = "red" if result.is_error else "dim"
@@ -175,9 +184,10 @@ class Console:
         self.doing = "waiting for an answer"
         lines = []
         if asked.kind == "tool":
-            if asked.call.call_id != self._last_call:
-                lines = self._call_lines(asked.call, None)
+            if asked.call.call_id != self._shown_whole:
+                lines = self._call_lines(asked.call)
             self._remember(asked.call)
+            self._shown_whole = asked.call.call_id
         pieces = self._talk("tool", *lines, *(self._paint(colour, line) for colour, line in question_lines(asked)))
         self._last_question = asked.id
         return pieces
@@ -211,10 +221,10 @@ class Console:
 
     def _remember(self, call: ToolCall) -> None:
         self._calls[call.call_id] = one_line(" ".join(_headline(call)), 60)
-        self._last_call = call.call_id
+        self._last_call, self._shown_whole = call.call_id, None
         self.doing = self._calls[call.call_id]
 
-    def _call_lines(self, call: ToolCall, limit: int | None) -> list[str]:
+    def _call_lines(self, call: ToolCall) -> list[str]:
         verb, what = _headline(call)
         first, *rest = visible(what).split("\n")
         note = f"  {self._paint('dim', '# ' + one_line(call.description, 80))}" if call.description else ""
@@ -222,8 +232,8 @@ class Console:
         for line in visible(call.diff).splitlines() if call.diff else ():
             colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "")
             body.append("    " + (self._paint(colour, line) if colour else line))
-        if limit is not None and len(body) > limit:
-            body[limit:] = [self._paint("dim", f"    … {len(body) - limit} more lines")]
+        if unseen := _unseen(call):
+            body += [f"    {line}" for line in visible(json.dumps(unseen, indent=2, ensure_ascii=False)).split("\n")]
         return [f"{self._paint('blue', '●')} {self._paint('bold', one_line(verb))} {first}{note}", *body]
 
     def _begin(self, block: str) -> list[Piece]:
@@ -266,12 +276,25 @@ def question_lines(asked: Permission) -> list[tuple[str, str]]:
     return lines
 
 
+def _cut(line: str, width: int) -> str:
+    line = line.expandtabs()
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
 def _choices(question: Question) -> list[tuple[str, str]]:
     lines = [("bold", f"? {one_line(question.question)}{' (several, by commas)' if question.several else ''}")]
     for number, choice in enumerate(question.choices, 1):
         note = f" — {one_line(choice.description)}" if choice.description else ""
         lines.append(("dim", f"    {number}  {one_line(choice.label)}{note}"))
     return lines
+
+
+def _unseen(call: ToolCall) -> dict[str, Any]:
+    """Return the parameters that neither headline nor diff tell of: a person decides about them too."""
+    if call.action not in _VERBS:
+        return {}
+    told = _TOLD if call.diff or call.action != "edit" else _TOLD - _CONTENTS
+    return {name: value for name, value in call.input.items() if name not in told and value not in (None, False, "")}
 
 
 def _headline(call: ToolCall) -> tuple[str, str]:

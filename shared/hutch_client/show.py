@@ -75,9 +75,8 @@ class Screen:
                     begun, doing = anyio.current_time(), self.console.doing
                 if self._question is None and self.console.at_line_start and doing != "idle":
                     seconds = anyio.current_time() - begun
-                    self._draw(
-                        f"{_SPINNER[frame % len(_SPINNER)]} {doing}{f' · {seconds:.0f} s' if seconds >= 1 else ''}"
-                    )
+                    line = f"{_SPINNER[frame % len(_SPINNER)]} {doing}{f' · {seconds:.0f} s' if seconds >= 1 else ''}"
+                    self._draw(line[: self.console.width])
         finally:
             self._clear()
 

@@ -100,7 +100,7 @@ class Watch:
             if self._manner.interactive:
                 tasks.start_soon(self._answer_questions)
             try:
-                async with self._hutch.follow(params) as follow:
+                async with self._hutch.follow(params, on_line=self._tell_line) as follow:
                     head = follow.head
                     waiting = await self._hutch.list_permissions(m.ListPermissions(self._session))
                     await self._show(follow, head, waiting)
@@ -119,23 +119,24 @@ class Watch:
         if self._code == exits.NEEDS_ANSWER:
             return
         async for event in follow:
-            if self._turn is not None and event.turn not in (None, self._turn):
-                continue
-            if self._manner.output == "jsonl":
-                print(json_line(event), flush=True)
-            elif self._manner.output == "text":
-                self._screen.write(self._console.feed(event))
-            if event.kind == "permission_asked" and event.seq > head:
-                self._ask(msgspec.convert(_data(event, PermissionAsked).permission, m.Permission))
-            elif event.kind == "permission_settled":
-                self._settle(_data(event, PermissionSettled).permission)
-            elif event.kind == "turn_ended" and event.turn == self._turn:
-                self._code = exits.of_turn(_data(event, TurnEnded).state)
-                return
+            if self._turn is None or event.turn in (None, self._turn):
+                self._take(event, is_news=event.seq > head)
             if event.seq == head and self._manner.interactive:
                 self._ask(*waiting)
-            if self._code == exits.NEEDS_ANSWER:
+            if self._code == exits.NEEDS_ANSWER or (event.kind == "turn_ended" and event.turn == self._turn):
                 return
+
+    def _take(self, event: Event, *, is_news: bool) -> None:
+        if self._manner.output == "jsonl":
+            print(json_line(event), flush=True)
+        elif self._manner.output == "text":
+            self._screen.write(self._console.feed(event))
+        if event.kind == "permission_asked" and is_news:
+            self._ask(msgspec.convert(_data(event, PermissionAsked).permission, m.Permission))
+        elif event.kind == "permission_settled":
+            self._settle(_data(event, PermissionSettled).permission)
+        elif event.kind == "turn_ended" and event.turn == self._turn:
+            self._code = exits.of_turn(_data(event, TurnEnded).state)
 
     # ------------------------------------------------------------ questions
 
@@ -205,11 +206,17 @@ class Watch:
             if answer is not None:
                 return answer
 
-    # ------------------------------------------------------------ leaving
+    # ------------------------------------------------------------ coming and going
+
+    def _tell_line(self, is_there: bool) -> None:
+        self._screen.say("hutchd is back." if is_there else "hutchd went away; waiting for it to come back.")
 
     async def _mind_interrupts(self, watching: anyio.CancelScope) -> None:
         with anyio.open_signal_receiver(signal.SIGINT) as signals:
             await anext(signals)
+            if self._turn is None and self._console.doing == "idle":  # nothing runs that could be stopped
+                self._leave(watching)
+                return
             self._screen.say(f"Ctrl-C again within {_AGAIN_WITHIN:g} s stops the turn; else it goes on without you.")
             again = False
             with anyio.move_on_after(_AGAIN_WITHIN):
@@ -226,8 +233,11 @@ class Watch:
                 self._screen.say(
                     f"Detached. `hutch attach {self._session}` comes back, `hutch interrupt {self._session}` stops it."
                 )
-            self._code = exits.INTERRUPTED
-            watching.cancel()
+            self._leave(watching)
+
+    def _leave(self, watching: anyio.CancelScope) -> None:
+        self._code = exits.INTERRUPTED
+        watching.cancel()
 
 
 D = TypeVar("D", bound=msgspec.Struct)

@@ -38,6 +38,7 @@ Scope = Literal["once", "session", "always"]
 Decision = Literal["allow", "deny", "answer"]
 KeysKept = Literal["brokered", "exposed", "none"]
 CredentialKind = Literal["api_key", "oauth", "gateway"]
+Delivery = Literal["direct", "lease"]
 ExecutorState = Literal["starting", "ready", "leased", "detached", "draining", "gone", "quarantined"]
 StopHow = Literal["drain", "leave", "stop"]
 
@@ -435,7 +436,7 @@ class ExplainKey(Wire, frozen=True, omit_defaults=True):
 class KeyExplained(Wire, frozen=True, omit_defaults=True):
     key: ApiKey
     why: str
-    delivery: Literal["direct", "lease"]
+    delivery: Delivery
     delivery_why: str
 
 
@@ -655,7 +656,7 @@ class GetApiKey(Wire, frozen=True, omit_defaults=True):
 class KeyGrant(Wire, frozen=True, omit_defaults=True):
     """The secret itself (`direct`), or a lease that only works at the broker."""
 
-    delivery: Literal["direct", "lease"]
+    delivery: Delivery
     value: str
     base_url: str | None = None
     auth: Literal["api_key", "bearer"] = "api_key"

@@ -8,7 +8,7 @@ import os
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,10 +119,8 @@ class Stage:
         stream = await self.dial()
         try:
             with anyio.fail_after(30):
-                try:
+                with suppress(anyio.BrokenResourceError):
                     await stream.send(raw)
-                except anyio.BrokenResourceError:
-                    pass
                 return await read_all(stream)
         finally:
             await stream.aclose()
@@ -159,7 +157,7 @@ def request(
     headers: Mapping[str, str] | None = None,
 ) -> bytes:
     """Return a request's bytes; the connection ends with the answer."""
-    raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+    raw = body if isinstance(body, bytes) else b"" if body is None or method != "POST" else json.dumps(body).encode()
     shown = f"Bearer {token}" if header == "authorization" else token
     lines = [f"{method} {path} HTTP/1.1", "Host: broker.invalid", f"{header}: {shown}", "Connection: close"]
     lines += [f"{name}: {value}" for name, value in (headers or {}).items()]

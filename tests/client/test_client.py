@@ -174,6 +174,33 @@ async def test_a_replaced_journal_is_never_silence(daemon: FakeDaemon) -> None:
     assert (at_start.value.reason, later.value.reason) == (Reason.JOURNAL_REPLACED, Reason.JOURNAL_REPLACED)
 
 
+async def test_a_follow_tells_when_hutchd_is_away_and_back(daemon: FakeDaemon) -> None:
+    """Once each, and not for a connection that is there again at once."""
+    there = daemon.answers["get_version"]
+    told: list[bool] = []
+    away = anyio.Event()
+
+    def refuse(_: object) -> m.Version:
+        raise HutchError(Reason.SHUTTING_DOWN)
+
+    def tell(is_there: bool) -> None:
+        told.append(is_there)
+        away.set()
+
+    async with HutchClient.connect() as hutch, hutch.follow(m.FollowEvents(SESSION.id), tell) as follow:
+        daemon.drop()
+        daemon.publish(event(1, "text", {"text": "1"}))
+        await anext(follow)
+        daemon.answers["get_version"] = refuse
+        daemon.drop()
+        await away.wait()
+        daemon.answers["get_version"] = there
+        daemon.publish(event(2, "text", {"text": "2"}))
+        await anext(follow)
+
+    assert told == [False, True]
+
+
 async def test_a_follow_gives_up_when_hutchd_stays_away(daemon: FakeDaemon) -> None:
     """After the time it was given, with CONNECTION_LOST."""
 

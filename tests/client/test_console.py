@@ -181,14 +181,60 @@ def test_a_question_hides_nothing_of_what_is_to_happen() -> None:
     assert "    echo 199\n    x\\x1b]0;\\x07y\n? May it?" in seen
 
 
+def test_a_call_that_was_cut_is_shown_whole_when_it_is_asked_about() -> None:
+    """A long diff is not decided about by its beginning."""
+    diff = "".join(f"+line {number}\n" for number in range(100))
+    call = msgspec.structs.replace(CALL, action="edit", command=None, paths=("a",), diff=diff)
+    asked = msgspec.structs.replace(PERMISSION, call=call)
+    console = Console()
+
+    first = _read(console, event(1, "tool_call", {"call": call}))
+    second = _read(console, event(2, "permission_asked", {"permission": asked}))
+
+    assert first.endswith("    +line 59\n    … 40 more lines\n")
+    assert second.endswith("    +line 99\n? May it? p-0000000000000001\n")
+
+
+def test_thinking_and_text_without_block_names_are_kept_apart() -> None:
+    """Each begins its own line."""
+    seen = _read(
+        Console(live=True),
+        event(1, "thinking_delta", {"text": "hm"}),
+        event(2, "text_delta", {"text": "Hello"}),
+        event(3, "text", {"text": "Hello"}),
+    )
+
+    assert seen == "hm\n\nHello\n"
+
+
+def test_parameters_that_the_headline_does_not_tell_are_shown() -> None:
+    """A sandbox that is switched off, or the text of a file without a diff, is part of what is decided."""
+    risky = _call(input={"command": "npm install", "dangerouslyDisableSandbox": True, "run_in_background": False})
+    write = _call(call_id="c2", action="edit", command=None, paths=("a",), input={"file_path": "a", "content": "x\x1b"})
+
+    assert _read(Console(), event(1, "tool_call", risky), event(2, "tool_call", write)) == (
+        '● run npm install\n    {\n      "dangerouslyDisableSandbox": true\n    }\n'
+        '● edit a\n    {\n      "content": "x\\u001b"\n    }\n'
+    )
+
+
+def test_output_keeps_its_columns() -> None:
+    """Only what is wider than the terminal is cut."""
+    text = "a\tb   c\n  " + "x" * 30
+    seen = _read(Console(width=20), event(1, "tool_result", {"call_id": "c1", "text": text}))
+
+    assert seen == f"  ⎿ a       b   c\n      {'x' * 17}…\n"
+
+
 def test_an_agents_question_lists_its_choices() -> None:
     """With numbers to answer by."""
     question = m.Question("Which colour?", choices=(m.Choice("Red", "warm"), m.Choice("Blue")), several=True)
-    asked = msgspec.structs.replace(PERMISSION, kind="question", questions=(question,))
+    call = msgspec.structs.replace(CALL, action="question", agent_tool="AskUserQuestion", command=None)
+    asked = msgspec.structs.replace(PERMISSION, kind="question", questions=(question,), call=call)
 
-    assert _read(Console(), event(1, "permission_asked", {"permission": asked})) == (
-        "? Which colour? (several, by commas)\n    1  Red — warm\n    2  Blue\n"
-    )
+    assert _read(
+        Console(), event(1, "tool_call", {"call": call}), event(2, "permission_asked", {"permission": asked})
+    ) == ("? Which colour? (several, by commas)\n    1  Red — warm\n    2  Blue\n")
 
 
 def test_a_plan_is_shown_whole() -> None:

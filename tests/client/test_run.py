@@ -287,6 +287,19 @@ def test_ctrl_c_detaches_and_says_how_to_stop(daemon: FakeDaemon) -> None:
     assert daemon.asked("interrupt_turn") == []
 
 
+def test_ctrl_c_leaves_an_idle_session_at_once(daemon: FakeDaemon) -> None:
+    """There is nothing that it could stop."""
+    daemon.events = [STARTED, _ended("completed")]
+
+    with at_terminal("logs", "fix", "-f") as terminal:
+        terminal.wait_for("✓ done")
+        terminal.press_ctrl_c()
+        code = terminal.wait()
+
+    assert code == 130
+    assert "Ctrl-C" not in terminal.screen
+
+
 def test_ctrl_c_twice_interrupts_the_turn(daemon: FakeDaemon) -> None:
     """And its end is still shown."""
     _plays(daemon, STARTED, CALLED)

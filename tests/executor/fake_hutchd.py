@@ -29,6 +29,17 @@ WAIT = 30.0
 """Seconds after which a test gives up; nothing is measured with it."""
 LOOK_AGAIN = 0.02
 
+QUESTION = m.Permission(
+    id="p-1",
+    session="s-1",
+    turn="t-1",
+    kind="tool",
+    state="pending",
+    asked_at="2026-01-31T12:00:00.000Z",
+    call=m.ToolCall("c-1", "run_command", "Bash", {"command": "ls"}),
+    digest="d",
+)
+
 Answer = Callable[[m.RequestPermission], Awaitable[m.PermissionDecision]]
 
 

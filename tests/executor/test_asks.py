@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
+import msgspec
 import pytest
 from anyio import wait_all_tasks_blocked
 
 from hutch_executor.asks import Asks
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.rpc.envelope import text_fault
 from tests.executor.fake_hutchd import allow, decision
 
 CALL = m.ToolCall("c-1", "run_command", "Bash", {"command": "ls"}, command="ls")
@@ -90,3 +94,21 @@ async def test_an_interrupt_ends_what_waits_and_what_comes_later() -> None:
     await ask()
 
     assert [(one.decision, one.interrupt) for one in found] == [("deny", True)] * 3
+
+
+@pytest.mark.parametrize("depth", [80, 100_000])
+async def test_a_call_that_no_wire_takes_is_denied(depth: int) -> None:
+    """An input nested beyond all bounds is no reason to fail: it is not judged, so it does not run."""
+    nested: Any = "x"
+    for _ in range(depth):
+        nested = [nested]
+    call = m.ToolCall("c-1", "other", "Frobnicate", {"a": nested})
+
+    async def answer(request: m.RequestPermission) -> m.PermissionDecision:
+        if text_fault(msgspec.json.encode(request)) is not None:
+            raise HutchError(Reason.INVALID_REQUEST)
+        raise AssertionError
+
+    found = await asks(answer).ask(m.RequestPermission("a-1", "s-1", "t-1", "tool", call, "/w"))
+
+    assert found.decision == "deny"

@@ -10,18 +10,7 @@ import pytest
 
 from hutch_executor.notify import run_notify
 from hutch_shared import messages as m
-from tests.executor.fake_hutchd import WAIT, dead
-
-QUESTION = m.Permission(
-    id="p-1",
-    session="s-1",
-    turn="t-1",
-    kind="tool",
-    state="pending",
-    asked_at="2026-01-31T12:00:00.000Z",
-    call=m.ToolCall("c-1", "run_command", "Bash", {"command": "ls"}),
-    digest="d",
-)
+from tests.executor.fake_hutchd import QUESTION, WAIT, dead
 
 
 def shell(script: str, timeout: float = 30.0, env: tuple[str, ...] = ()) -> m.RunNotify:

@@ -20,7 +20,7 @@ from anyio.abc import Process
 from hutch_executor.spool import read_spool
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
-from tests.executor.fake_hutchd import WAIT, FakeHutchd, boot, dead, is_alive, prepare, prompt
+from tests.executor.fake_hutchd import QUESTION, WAIT, FakeHutchd, boot, dead, is_alive, prepare, prompt
 
 pytestmark = pytest.mark.system
 
@@ -40,12 +40,14 @@ def cwd(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def executor(hutchd: FakeHutchd, **changes: Any) -> AsyncIterator[Process]:
+async def executor(
+    hutchd: FakeHutchd, *, python: tuple[str, ...] = ("-P",), stderr: int | None = None, **changes: Any
+) -> AsyncIterator[Process]:
     """Start an executor with its boot line; at the end it is killed if it still lives."""
     process = await anyio.open_process(
-        [sys.executable, "-P", "-m", "hutch_executor"],
+        [sys.executable, *python, "-m", "hutch_executor"],
         stdout=subprocess.DEVNULL,
-        stderr=None,
+        stderr=stderr,
         cwd="/",
         env=ENVIRONMENT,
         start_new_session=True,
@@ -74,7 +76,8 @@ def bash(command: str) -> str:
 
 async def test_it_serves_a_session_and_leaves_nothing(hutchd: FakeHutchd, cwd: Path) -> None:
     """A prompt runs; on `shutdown` it goes, with a double-forked child of the agent's."""
-    double_fork = "(setsid sleep 600 >/dev/null 2>&1 & echo $! > pid); cat pid"
+    child_of_its_own = "setsid sh -c 'echo $$ > pid.new; mv pid.new pid; exec sleep 600' >/dev/null 2>&1 &"
+    double_fork = f"({child_of_its_own}); while [ ! -e pid ]; do sleep 0.02; done; cat pid"
     async with hutchd.up(), executor(hutchd) as process:
         await hutchd.call("prepare_session", prepare(cwd))
         await hutchd.call("execute_prompt", prompt(bash(double_fork)))
@@ -153,6 +156,35 @@ async def test_a_killed_executor_leaves_its_spool(hutchd: FakeHutchd, cwd: Path)
         await exit_code(process)
 
     assert spooled()[-1] == 3
+
+
+async def test_all_is_imported_before_hello(hutchd: FakeHutchd, cwd: Path, tmp_path: Path) -> None:
+    """A whole session, an outage in it, a notify command and the end import nothing more."""
+    log = tmp_path / "stderr"
+    steps = [{"text": "a"}, json.loads(bash("echo b")), {"wait_file": "go"}, {"text": "c"}]
+
+    def imports() -> list[str]:
+        return [line for line in log.read_text().splitlines() if line.startswith("import time:")]
+
+    with log.open("wb") as stderr:
+        async with executor(hutchd, python=("-P", "-X", "importtime"), stderr=stderr.fileno()) as process:
+            async with hutchd.up():
+                await hutchd.until(lambda: hutchd.hellos)
+                before = imports()
+                await hutchd.call("prepare_session", prepare(cwd))
+                await hutchd.call("resolve_paths", m.ResolvePaths("s", ("a",)))
+                await hutchd.call("run_notify", m.RunNotify(("true",), QUESTION, WAIT))
+                await hutchd.call("execute_prompt", prompt("\n".join(map(json.dumps, steps))))
+                await hutchd.until(lambda: hutchd.of_kind("tool_result"))
+            (cwd / "go").touch()
+            async with hutchd.up():
+                await hutchd.ended()
+                await hutchd.call("shutdown", m.Shutdown("the session was closed"))
+                code = await exit_code(process)
+
+    assert code == 0
+    assert len(before) > 100
+    assert imports() == before
 
 
 async def test_an_unknown_agent_ends_it_at_once(hutchd: FakeHutchd) -> None:

@@ -96,6 +96,15 @@ async def test_an_allowed_command_really_runs(cwd: Path) -> None:
     assert not (cwd / "unjudged").exists()
 
 
+async def test_a_child_in_the_background_does_not_hold_the_turn_up(cwd: Path) -> None:
+    """A command has ended when it has ended, whoever still holds its output."""
+    daemon = FakeDaemon()
+
+    await play(cwd, daemon, {"tool": "Bash", "input": {"command": "sleep 600 & echo done"}, "run": True})
+
+    assert daemon.results()[0]["text"] == "done\n"
+
+
 async def test_a_denied_command_does_not_run(cwd: Path) -> None:
     """The agent gets the message instead."""
     daemon = FakeDaemon("deny", message="not today")

@@ -14,6 +14,7 @@ from hutch_executor.outbox import Stretch
 from hutch_executor.spool import Spool, SpoolFullError, read_spool
 from hutch_shared.errors import HutchError, Reason
 
+LIMIT = 1 << 20
 EVENTS = (b'{"n":1}', b'{"n":2,"data":{}}', b'{"n":3}')
 
 
@@ -26,7 +27,7 @@ def directory(tmp_path: Path) -> Path:
 
 def left_behind(directory: Path, events: tuple[bytes, ...] = EVENTS) -> Path:
     """Return the file that a dead executor left."""
-    spool = Spool(directory, "x-1", "s-1")
+    spool = Spool(directory, "x-1", "s-1", LIMIT)
     spool.append(Stretch(1, events))
     spool.close()
     return spool.path
@@ -42,7 +43,7 @@ def test_what_was_appended_is_read_back(directory: Path) -> None:
 
 def test_its_own_executor_reads_from_any_number_on(directory: Path) -> None:
     """After a reconnect reading starts at the first event that was not acknowledged."""
-    spool = Spool(directory, "x-1", "s-1")
+    spool = Spool(directory, "x-1", "s-1", LIMIT)
     spool.append(Stretch(7, EVENTS[:2]))
     spool.append(Stretch(9, EVENTS[2:]))
 
@@ -52,7 +53,7 @@ def test_its_own_executor_reads_from_any_number_on(directory: Path) -> None:
 
 def test_a_cleared_spool_takes_later_numbers(directory: Path) -> None:
     """Acknowledged records are gone, and the next outage starts a new stretch."""
-    spool = Spool(directory, "x-1", "s-1")
+    spool = Spool(directory, "x-1", "s-1", LIMIT)
     spool.append(Stretch(1, EVENTS))
     spool.clear()
     assert spool.size == 0
@@ -65,7 +66,7 @@ def test_a_cleared_spool_takes_later_numbers(directory: Path) -> None:
 
 def test_an_empty_spool_leaves_no_file(directory: Path) -> None:
     """An executor that ends with everything acknowledged leaves nothing behind."""
-    spool = Spool(directory, "x-1", "s-1")
+    spool = Spool(directory, "x-1", "s-1", LIMIT)
 
     spool.close()
 
@@ -117,7 +118,7 @@ def test_a_changed_byte_never_passes_for_an_event(position: int, value: int) -> 
 
 def test_a_living_executor_keeps_its_spool(directory: Path) -> None:
     """Nobody brings in a spool while its executor may still send the events itself."""
-    spool = Spool(directory, "x-1", "s-1")
+    spool = Spool(directory, "x-1", "s-1", LIMIT)
 
     with pytest.raises(HutchError) as refused:
         read_spool(spool.path)
@@ -145,7 +146,7 @@ def test_a_directory_that_others_can_enter_is_refused(directory: Path) -> None:
     directory.chmod(0o755)
 
     with pytest.raises(HutchError, match="0700"):
-        Spool(directory, "x-1", "s-1")
+        Spool(directory, "x-1", "s-1", LIMIT)
 
 
 def test_a_link_in_the_place_of_the_directory_is_refused(directory: Path) -> None:
@@ -154,14 +155,14 @@ def test_a_link_in_the_place_of_the_directory_is_refused(directory: Path) -> Non
     link.symlink_to(directory)
 
     with pytest.raises(HutchError):
-        Spool(link, "x-1", "s-1")
+        Spool(link, "x-1", "s-1", LIMIT)
 
 
 def test_the_file_is_its_owners_alone_whatever_the_umask(directory: Path) -> None:
     """Mode 0600 is asked for, not hoped for."""
     before = os.umask(0)
     try:
-        spool = Spool(directory, "x-1", "s-1")
+        spool = Spool(directory, "x-1", "s-1", LIMIT)
     finally:
         os.umask(before)
 

@@ -28,6 +28,7 @@ class FakeRunner:
     open_error: Exception | None = None
     run_error: Exception | None = None
     ignores_interrupt = False
+    ends_when_closed = False
 
     def __init__(self) -> None:
         self.runs: list[str] = []
@@ -69,6 +70,8 @@ class FakeRunner:
 
     async def close(self) -> None:
         self.is_closed = True
+        if self.ends_when_closed:
+            self.go.set()
 
 
 def lines(*steps: dict[str, Any]) -> str:
@@ -224,10 +227,14 @@ async def test_a_turn_that_takes_too_long_is_timed_out(hutchd: FakeHutchd, cwd: 
     assert (ended["state"], ended["reason"]) == ("timed_out", "turn_timeout")
 
 
-async def test_a_runner_that_does_not_stop_is_closed_and_the_executor_ends(hutchd: FakeHutchd, cwd: Path) -> None:
+@pytest.mark.parametrize("ends_when_closed", [False, True])
+async def test_a_runner_that_does_not_stop_is_closed_and_the_executor_ends(
+    hutchd: FakeHutchd, cwd: Path, ends_when_closed: bool
+) -> None:
     """After the answer to an interrupt nothing starts: an agent that does not listen is killed."""
     runner = FakeRunner()
     runner.ignores_interrupt = True
+    runner.ends_when_closed = ends_when_closed
     async with hutchd.up(), serving(hutchd, runner) as worker:
         await hutchd.call("prepare_session", prepare(cwd))
         await hutchd.call("execute_prompt", prompt("a"))
@@ -239,7 +246,7 @@ async def test_a_runner_that_does_not_stop_is_closed_and_the_executor_ends(hutch
             await left(worker)
 
     assert answer.was_running
-    assert ended["state"] == "stopped"
+    assert ended["state"] == ("completed" if ends_when_closed else "stopped")
 
 
 async def test_a_turn_goes_on_while_hutchd_is_away(hutchd: FakeHutchd, cwd: Path) -> None:

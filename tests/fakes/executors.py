@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import anyio
@@ -34,6 +35,18 @@ async def say_done(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded
 async def never_end(executor: FakeExecutor, prompt: m.ExecutePrompt) -> None:
     """Work until interrupted."""
     await anyio.sleep_forever()
+
+
+@contextmanager
+def refusals_end_it() -> Iterator[None]:
+    """Let a play end when hutchd refused it something, alone or in a task of it."""
+    try:
+        yield
+    except HutchError:
+        return
+    except ExceptionGroup as group:
+        if group.split(HutchError)[1] is not None:
+            raise
 
 
 class Connection:
@@ -78,6 +91,9 @@ class FakeExecutor:
         self.refuses: str | None = None
         self.deaf = False
         """It takes no request but hello's answer: a stopped process."""
+        self.timed_out = False
+        self.breaks_off = False
+        """Interrupted, its turn fails."""
         self.stubborn = False
         """It does not stop when it is interrupted."""
         self.shutdown_wished = False
@@ -88,7 +104,8 @@ class FakeExecutor:
     async def run(self) -> None:
         with self._scope:
             if not self.host.mute:
-                await self.dial()
+                with suppress(HutchError):  # hutchd has gone in the meantime
+                    await self.dial()
             await anyio.sleep_forever()
 
     # ------------------------------------------------------------ the connection
@@ -146,6 +163,7 @@ class FakeExecutor:
                 was = self.turn == params.turn
                 if self.stubborn:
                     await anyio.sleep_forever()
+                self.timed_out = params.timed_out
                 self._turn_scope.cancel()
                 return m.Interrupted(was_running=was)
             case "resolve_paths":
@@ -172,23 +190,30 @@ class FakeExecutor:
         return m.Accepted(accepted=True)
 
     async def _play(self, prompt: m.ExecutePrompt) -> None:
-        with self._scope if False else anyio.CancelScope() as self._turn_scope:
+        ended = None
+        with anyio.CancelScope() as self._turn_scope:
             await self.report("turn_started", TurnStarted(prompt.prompt, prompt.number), prompt.turn)
-            ended = await self.host.play(self, prompt)
+            with refusals_end_it():
+                ended = await self.host.play(self, prompt)
         if self.exited.is_set():
             return
         if self._turn_scope.cancel_called:
             ended = TurnEnded("stopped", "interrupted", "The turn was interrupted.")
+            if self.timed_out:
+                ended = TurnEnded("timed_out", "timed_out", "The turn took too long.")
+            if self.breaks_off:
+                ended = TurnEnded("failed", "broke", "The agent broke off.")
         if ended is not None:
             self.turn = None
             await self.report("turn_ended", ended, prompt.turn)
 
     async def report(self, kind: EventKind, data: msgspec.Struct, turn: str | None) -> None:
-        """Number an event, keep it, and send it if there is a connection."""
+        """Number an event, keep it, and send it if there is a connection; what is not taken is sent again later."""
         event = ReportedEvent(len(self.events) + 1, to_wire(now_ms()), kind, Raw(msgspec.json.encode(data)), turn)
         self.events.append(event)
         if self.prepared is not None:
-            await self._send(m.ReportMessage(self.prepared.session, (event,)))
+            with suppress(HutchError):
+                await self._send(m.ReportMessage(self.prepared.session, (event,)))
 
     async def _send(self, message: m.ReportMessage) -> None:
         connection = self.connection
@@ -234,6 +259,11 @@ class FakeHost:
         self.play: Play = say_done
         self.played: list[tuple[str, str]] = []
         """(executor, prompt) of every prompt that was begun."""
+        self.starts = 0
+        """How many starts were asked for."""
+        self.gate = anyio.Event()
+        """Starts wait until it is set."""
+        self.gate.set()
         self.refusing = 0
         """How many of the next starts fail."""
         self.mute = False
@@ -245,7 +275,9 @@ class FakeHost:
         return m.Isolation(level="reduced", why="it is a fake")
 
     async def start(self, spec: LaunchSpec) -> Launched:
-        await anyio.lowlevel.checkpoint()
+        self.starts += 1
+        with anyio.CancelScope(shield=True):
+            await self.gate.wait()
         if self.refusing > 0:
             self.refusing -= 1
             raise HutchError(Reason.AGENT_UNAVAILABLE, "There is no such program.")

@@ -18,6 +18,7 @@ from hutch_daemon.conductor.parts import Parts, awake_ms
 from hutch_daemon.environments.port import Account
 from hutch_daemon.events.fanout import Fanout
 from hutch_daemon.events.journal import Journal, event_json
+from hutch_daemon.keys.broker import Family
 from hutch_daemon.keys.master import load_master_keys
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.pool.pool import Pool
@@ -44,9 +45,17 @@ class FakeClock:
         return self.now
 
 
-class _NoKeys:
-    async def grant(self, session: SessionRow, provider: str) -> m.KeyGrant:
+class _DirectKeys:
+    def __init__(self, vault: Vault) -> None:
+        self._vault = vault
+
+    async def grant(self, session: SessionRow, provider: str, family: Family | None = None) -> m.KeyGrant:
         return m.KeyGrant("direct", f"key of {session.owner} for {provider}")
+
+    async def explain(self, owner: int, provider: str, name: str | None = None) -> m.KeyExplained:
+        await self._vault.choose(owner, provider, name)
+        keys = await self._vault.list_(owner)
+        return m.KeyExplained(keys.keys[0], "it is the only one", "direct", "there is no broker")
 
 
 def settings(**changes: Any) -> Settings:
@@ -109,7 +118,7 @@ class Stage:
                 fanout=self.fanout,
                 pool=self.pool,
                 vault=vault,
-                grants=_NoKeys(),
+                grants=_DirectKeys(vault),
                 settings=lambda: self.settings,
                 account_of=self.account_of,
                 spool_dir=self.folder / "spool",
@@ -188,9 +197,7 @@ class Stage:
 
     async def answer(self, permission: m.Permission, decision: m.Decision, **changes: Any) -> m.Permission:
         """Answer a question."""
-        return await self.conductor.answer_permission(
-            self.me, m.AnswerPermission(permission.id, decision, **changes)
-        )
+        return await self.conductor.answer_permission(self.me, m.AnswerPermission(permission.id, decision, **changes))
 
 
 @asynccontextmanager

@@ -186,6 +186,15 @@ def alive(pid: int) -> bool:
         return False
 
 
+async def gone(pid: int) -> bool:
+    """Whether the process ends within a while; one that was killed may take a moment."""
+    with anyio.move_on_after(20):
+        while alive(pid):
+            await anyio.sleep(0.02)
+        return True
+    return False
+
+
 def _signals(pid: int) -> bool:
     try:
         os.kill(pid, 0)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,15 @@ import anyio
 import anyio.abc
 
 from hutch_client.client import HutchClient
+from hutch_shared import messages as m
+from tests.rehearsal import Model
 from tests.system import processes
 
+KEY = "sk-ant-the-key-of-this-host-0123456789"
+"""What the scripted model requires."""
+
+HUTCHD = (sys.executable, "-m", "hutch_daemon")
+HUTCH = (sys.executable, "-m", "hutch_client")
 START = 60.0
 """Seconds that a hutchd may take to answer, on a slow machine."""
 
@@ -43,6 +50,11 @@ class Done:
         return json.loads(self.out)
 
 
+def settings_for(model: Model, more: str = "") -> str:
+    """Settings with which Claude talks to `model`, and takes an error for one at the second try."""
+    return f'[providers.anthropic]\nbase_url = "{model.url}"\n[turns]\nretries = 1\n{more}'
+
+
 @dataclass(slots=True)
 class Host:
     """Directories, settings and at most one running hutchd."""
@@ -51,6 +63,9 @@ class Host:
     settings: str
     extra_env: dict[str, str] = field(default_factory=dict)
     daemon: anyio.abc.Process | None = None
+    program: tuple[str, ...] = HUTCHD
+    """How hutchd is started."""
+    _scripts: int = 0
 
     @property
     def state(self) -> Path:
@@ -100,15 +115,10 @@ class Host:
     async def start(self, *, env: Mapping[str, str] | None = None) -> None:
         """Start hutchd and wait until it answers; its log is shown when it does not."""
         assert self.daemon is None
-        self.config.write_text(self.settings)
+        self.write_settings()
         with self.log.open("ab") as log:
             self.daemon = await anyio.open_process(
-                [sys.executable, "-m", "hutch_daemon"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**self.env, **(env or {})},
-                cwd=self.root,
+                self.program, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**self.env, **(env or {})}, cwd=self.root
             )
         with anyio.move_on_after(START):
             while self.daemon.returncode is None:
@@ -129,9 +139,14 @@ class Host:
         with anyio.fail_after(within):
             return await self._end(signal.SIGTERM)
 
-    async def _end(self, number: int) -> int:
+    async def exited(self, *, within: float = 60.0) -> int:
+        """Wait for its end by itself; returns the exit code."""
+        with anyio.fail_after(within):
+            return await self._end(None)
+
+    async def _end(self, number: signal.Signals | None) -> int:
         assert self.daemon is not None
-        if self.daemon.returncode is None:
+        if number is not None and self.daemon.returncode is None:
             self.daemon.send_signal(number)
         code = await self.daemon.wait()
         await self.daemon.aclose()
@@ -143,9 +158,22 @@ class Host:
         assert self.daemon is not None
         return self.daemon.pid
 
-    def client(self) -> Any:
-        """The Python client of this host, as an async context."""
-        return HutchClient.connect(self.socket)
+    def signal(self, number: signal.Signals) -> None:
+        """Send hutchd a signal."""
+        assert self.daemon is not None
+        self.daemon.send_signal(number)
+
+    def client(self, **settings: Any) -> AbstractAsyncContextManager[HutchClient]:
+        """The Python client of this host."""
+        return HutchClient.connect(self.socket, **settings)
+
+    async def hutchd(self, *args: str, env: Mapping[str, str] | None = None, within: float = 60.0) -> Done:
+        """Run another hutchd that is to end by itself."""
+        with anyio.fail_after(within):
+            done = await anyio.run_process(
+                [*HUTCHD, *args], check=False, env={**self.env, **(env or {})}, cwd=self.root
+            )
+        return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     async def hutch(
         self,
@@ -158,7 +186,7 @@ class Host:
         """Run the `hutch` command; `code` is what it must exit with (None: anything)."""
         with anyio.fail_after(within):
             done = await anyio.run_process(
-                [sys.executable, "-m", "hutch_client", *args],
+                [*HUTCH, *args],
                 input=input.encode(),
                 check=False,
                 env={**self.env, "NO_COLOR": "1", **(env or {})},
@@ -168,11 +196,51 @@ class Host:
         assert code is None or result.code == code, f"hutch {' '.join(args)}: {result}\n{self.log_text()}"
         return result
 
+    @asynccontextmanager
+    async def hutch_beside(self, *args: str) -> AsyncIterator[anyio.abc.Process]:
+        """Run the `hutch` command beside the body, its output in pipes; one that is left at the end is killed."""
+        process = await anyio.open_process(
+            [*HUTCH, *args], stdin=subprocess.DEVNULL, env={**self.env, "NO_COLOR": "1"}, cwd=self.work
+        )
+        async with process:
+            try:
+                yield process
+            finally:
+                if process.returncode is None:
+                    process.kill()
+
+    async def claude(
+        self, hutch: HutchClient, folder: str, mode: m.PermissionMode = "bypass", **more: Any
+    ) -> m.Session:
+        """Open a session of Claude in a folder of its own below `work`."""
+        return await hutch.open_session(m.OpenSession("claude", str(self.folder(folder)), permission_mode=mode, **more))
+
+    async def script(
+        self, hutch: HutchClient, lines: Sequence[Mapping[str, Any]], folder: str | None = None, **more: Any
+    ) -> m.Session:
+        """Open a session that plays these lines; a prompt has no influence on it."""
+        self._scripts += 1
+        name = f"script-{self._scripts}"
+        options = m.AgentOptions(script=self.script_file(name, lines))
+        return await hutch.open_session(
+            m.OpenSession("script", str(self.folder(folder or name)), options=options, **more)
+        )
+
+    def folder(self, name: str) -> Path:
+        """A folder below `work`."""
+        made = self.work / name
+        made.mkdir(exist_ok=True)
+        return made
+
+    def write_settings(self) -> None:
+        """Write the settings file."""
+        self.config.write_text(self.settings)
+
     def log_text(self) -> str:
         """The end of hutchd's log."""
         return self.log.read_text(errors="replace")[-20_000:] if self.log.exists() else ""
 
-    def script(self, name: str, lines: Sequence[Mapping[str, Any]]) -> str:
+    def script_file(self, name: str, lines: Sequence[Mapping[str, Any]]) -> str:
         """Write a script for the script runner; returns its path."""
         path = self.root / f"{name}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -41,12 +41,19 @@ def table() -> dict[int, Process]:
 def marked(mark: str) -> list[Process]:
     """Return the living processes whose environment holds `mark`, and all that descend from them."""
     processes = table()
-    wanted = {pid for pid in processes if _has_mark(pid, mark.encode())}
-    while True:
-        more = {pid for pid, process in processes.items() if process.parent in wanted} - wanted
-        if not more:
-            return [processes[pid] for pid in sorted(wanted)]
+    return _with_descendants(processes, {pid for pid in processes if _has_mark(pid, mark.encode())})
+
+
+def family(pid: int) -> list[Process]:
+    """Return the living process `pid` and all that descend from it."""
+    processes = table()
+    return _with_descendants(processes, {pid} & processes.keys())
+
+
+def _with_descendants(processes: dict[int, Process], wanted: set[int]) -> list[Process]:
+    while more := {pid for pid, process in processes.items() if process.parent in wanted} - wanted:
         wanted |= more
+    return [processes[pid] for pid in sorted(wanted)]
 
 
 def _has_mark(pid: int, mark: bytes) -> bool:

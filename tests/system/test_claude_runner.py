@@ -16,7 +16,7 @@ from hutch_executor.runners.claude import Bounds
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from tests.rehearsal import Drop, Pause, Refuse, Reply, Say, Stall, Step, Steps, Think, Use, anything
-from tests.system.claude_stage import KEY, alive, allow, answer, deny, stage
+from tests.system.claude_stage import KEY, allow, answer, deny, gone, stage
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
@@ -215,7 +215,7 @@ async def test_an_interrupt_in_mid_tool_stops_the_tool_and_the_turn(tmp_path: Pa
         again = await s.turn("again")
 
         assert (ends[0].state, ends[0].reason) == ("stopped", "interrupted")
-        assert not alive(pid)
+        assert await gone(pid)
         assert len(s.daemon.asks) == asked
         assert not (s.cwd / "late").exists()
         assert again.state == "completed", again
@@ -258,7 +258,7 @@ async def test_a_failing_provider_fails_the_turn_with_a_reason(tmp_path: Path, r
 
 async def test_a_stalled_stream_fails_the_turn_and_the_conversation_goes_on(tmp_path: Path) -> None:
     """Silence of the model has a bound of ours, and the CLI that waits for it is replaced."""
-    bounds = Bounds(model_silence=1, probe_after=0.5)
+    bounds = Bounds(model_silence=4, probe_after=0.5)
     script = Steps(("first", Say("one")), Step("stall", [Say("x"), Stall()], None), OK)
     async with stage(tmp_path, script, bounds=bounds) as s:
         first = await s.turn("first")
@@ -273,7 +273,7 @@ async def test_a_stalled_stream_fails_the_turn_and_the_conversation_goes_on(tmp_
 
 async def test_a_provider_that_asks_for_a_long_wait_is_not_waited_for(tmp_path: Path) -> None:
     """The bound holds for a retry too, and the reason is what the provider said."""
-    bounds = Bounds(retries=1, model_silence=1, probe_after=0.5)
+    bounds = Bounds(retries=1, model_silence=4, probe_after=0.5)
     async with stage(tmp_path, Steps(Step(anything, Refuse(429, retry_after=600), None)), bounds=bounds) as s:
         end = await s.turn()
 
@@ -365,13 +365,13 @@ async def test_what_a_dead_cli_left_running_is_ended(tmp_path: Path) -> None:
         await anyio.sleep_forever()
 
     assert ends[0].reason == "agent_died"
-    assert not alive(tool)
+    assert await gone(tool)
 
 
 async def test_a_long_tool_and_a_long_question_are_no_stall(tmp_path: Path) -> None:
     """Silence while a person thinks or a tool runs is not held against the CLI."""
-    bounds = Bounds(model_silence=0.5, probe_after=0.2)
-    script = Steps(("go", Use("Bash", {"command": "sleep 2"})), OK)
+    bounds = Bounds(model_silence=3, probe_after=0.2)
+    script = Steps(("go", Use("Bash", {"command": "sleep 4"})), OK)
     async with stage(tmp_path, script, bounds=bounds, decide=None) as s, anyio.create_task_group() as group:
         ends = []
 
@@ -381,7 +381,7 @@ async def test_a_long_tool_and_a_long_question_are_no_stall(tmp_path: Path) -> N
 
         group.start_soon(play)
         await s.daemon.until(lambda d: len(d.asks) == 1)
-        await anyio.sleep(1.5)
+        await anyio.sleep(4)
         s.daemon.asks[0].settle(allow(s.daemon.asks[0].call))
         await anyio.sleep_forever()
 
@@ -396,7 +396,7 @@ async def test_a_cli_that_dies_or_hangs_fails_the_turn_and_is_replaced(
 ) -> None:
     """The next prompt goes to a new CLI that goes on with the conversation."""
     script = Steps(("first", Say("one")), ("go", [Say("x"), Pause()]), OK)
-    async with stage(tmp_path, script, bounds=Bounds(probe_after=0.5, probe_answer=2)) as s:
+    async with stage(tmp_path, script, bounds=Bounds(probe_after=0.5, probe_answer=5)) as s:
         first = await s.turn("first")
         ends = []
         pid = s.pid
@@ -411,7 +411,7 @@ async def test_a_cli_that_dies_or_hangs_fails_the_turn_and_is_replaced(
         again = await s.turn("again")
 
         assert (ends[0].state, ends[0].reason) == ("failed", reason)
-        assert not alive(pid)
+        assert await gone(pid)
         assert again.state == "completed", again
         assert again.agent_session == first.agent_session
 
@@ -435,6 +435,23 @@ async def test_a_cli_that_dies_before_anything_was_written_begins_anew(tmp_path:
         assert again.state == "completed", again
 
 
+async def test_a_cli_that_died_between_turns_costs_no_turn(tmp_path: Path) -> None:
+    """The next prompt finds another one, which goes on with the conversation."""
+    async with stage(tmp_path, Steps(OK)) as s:
+        first = await s.turn()
+        process = s.runner._link.process if s.runner._link else None
+        assert process is not None
+        os.kill(s.pid, signal.SIGKILL)
+        with anyio.fail_after(30):
+            while process.is_ready():
+                await anyio.sleep(0.01)
+        again = await s.turn("again")
+
+        assert again.state == "completed", again
+        assert again.agent_session == first.agent_session
+        assert len(s.model.turns[-1].messages) == 3
+
+
 async def test_an_interrupt_of_a_cli_that_hangs_kills_it(tmp_path: Path) -> None:
     """The interrupt returns within its bound and nothing is left that could start anything."""
     script = Steps(("go", [Say("x"), Pause()]), OK)
@@ -452,7 +469,7 @@ async def test_an_interrupt_of_a_cli_that_hangs_kills_it(tmp_path: Path) -> None
             await s.runner.interrupt()
 
         assert ends[0].state == "stopped"
-        assert not alive(pid)
+        assert await gone(pid)
 
 
 async def test_closing_in_mid_turn_leaves_no_process(tmp_path: Path) -> None:
@@ -465,8 +482,8 @@ async def test_closing_in_mid_turn_leaves_no_process(tmp_path: Path) -> None:
             cli = s.pid
             await s.runner.close()
 
-        assert not alive(cli)
-        assert not alive(tool)
+        assert await gone(cli)
+        assert await gone(tool)
 
 
 async def test_the_largest_number_of_requests_is_kept(tmp_path: Path) -> None:
@@ -615,9 +632,7 @@ async def test_the_cli_dies_with_its_executor(tmp_path: Path) -> None:
     executor.wait()
     executor.stdout.close()
 
-    with anyio.fail_after(30):
-        while alive(pid):
-            await anyio.sleep(0.02)
+    assert await gone(pid)
 
 
 async def test_the_mode_can_change_between_turns(tmp_path: Path) -> None:

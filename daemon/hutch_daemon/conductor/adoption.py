@@ -19,7 +19,8 @@ import structlog
 from hutch_daemon.conductor.parts import Parts
 from hutch_daemon.conductor.session_loop import SessionLoop
 from hutch_daemon.pool.executor import Executor, Kind
-from hutch_daemon.store import executors, turns
+from hutch_daemon.store import executors, sessions, turns
+from hutch_daemon.store.records import Executes
 from hutch_shared.failpoints import failpoint
 
 __all__ = ["kinds_to_keep", "settle", "take_over"]
@@ -27,18 +28,24 @@ __all__ = ["kinds_to_keep", "settle", "take_over"]
 _log = structlog.get_logger(__name__)
 
 
-async def take_over(parts: Parts, loop_of: Callable[[str], SessionLoop]) -> list[Executor]:
+async def take_over(parts: Parts, loop_of: Callable[[str, int], SessionLoop]) -> list[Executor]:
     """Adopt what lives and start the tasks of sessions that have turns; return the executors that should dial in."""
     rows = await parts.store.read(executors.live)
     expected = await parts.pool.adopt(rows)
     failpoint("adoption.rows")
-    for session in dict.fromkeys(turn.session for turn in await parts.store.read(turns.live)):
-        loop_of(session)
+    for session, owner in (await parts.store.read(_with_turns)).items():
+        loop_of(session, owner)
     for executor in expected:
         if executor.session is not None:
-            loop_of(executor.session)
+            loop_of(executor.session, executor.kind.account.uid)
     _log.info("taken over", executors=len(rows), alive=len(expected))
     return expected
+
+
+def _with_turns(conn: Executes) -> dict[str, int]:
+    """Return the sessions that have turns which did not end, and whose they are."""
+    rows = [sessions.get(conn, turn.session) for turn in turns.live(conn)]
+    return {row.id: row.owner for row in rows if row is not None}
 
 
 async def settle(parts: Parts, expected: Iterable[Executor]) -> None:

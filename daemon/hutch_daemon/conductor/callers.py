@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from hutch_daemon.store.rows import SessionRow
 from hutch_shared.errors import HutchError, Reason
 
-__all__ = ["Caller"]
+__all__ = ["Caller", "SessionOf"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +41,7 @@ class Caller:
 
     def __str__(self) -> str:
         return f"uid {self.uid} ({self.client or 'a client'}, pid {self.pid})"
+
+
+SessionOf = Callable[[Caller, str], Awaitable[SessionRow]]
+"""Finds the session that a caller means; what is not the caller's is `not_found`."""

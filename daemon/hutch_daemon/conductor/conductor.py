@@ -11,7 +11,7 @@ import math
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from hutch_daemon.keys.vault import session_context
 from hutch_daemon.permissions.desk import Desk, permission_view
 from hutch_daemon.pool.executor import Executor
 from hutch_daemon.sessions.states import TURN
-from hutch_daemon.store import audit, permissions, sessions, turns, usage
+from hutch_daemon.store import audit, executors, permissions, sessions, turns, usage
 from hutch_daemon.store.events import EVERY
 from hutch_daemon.store.records import Executes
 from hutch_daemon.store.rows import AuditRow, SessionRow, TurnRow
@@ -56,6 +56,8 @@ __all__ = ["Conductor"]
 
 _log = structlog.get_logger(__name__)
 
+_NOT_YET_AT_HAND = 0.02
+"""Seconds until one looks again whether a session's task has taken up its turn."""
 _ALL = 1_000_000
 """Rows: a bound that is none."""
 
@@ -80,7 +82,7 @@ class Conductor:
         reports = Reports(parts.store, self._endings, self._poke, secrets)
         self._executors = ExecutorSide(parts, self.desk, reports)
         self._policy = PolicySide(parts, self.policies, self.session_of)
-        keys = KeySide(parts.store, parts.vault)
+        keys = KeySide(parts, self.session_of)
         self.fanout, self.journal = parts.fanout, parts.journal
         # the methods of the wire that stand elsewhere, by their names
         self.executor_hello = self._executors.hello
@@ -97,6 +99,7 @@ class Conductor:
         self.list_api_keys = keys.list_api_keys
         self.delete_api_key = keys.delete_api_key
         self.use_api_key = keys.use_api_key
+        self.explain_key = keys.explain_key
         self.rotate_master_key = keys.rotate_master_key
         self.stop_wish: m.StopDaemon | None = None
         self.stop_wished = anyio.Event()
@@ -127,12 +130,13 @@ class Conductor:
                 yield
             finally:
                 self._tasks.cancel_scope.cancel()
+                self._tasks = None
 
     async def stop(self, how: m.StopHow, timeout: float) -> None:
         """Take no new work and end what `how` says.
 
-        `drain` lets turns end for `timeout`, `stop` stops them, and both end the executors; `leave` lets those of
-        sessions live on, for the next hutchd to adopt.
+        `drain` lets turns end for `timeout`, `stop` stops them; then executors are ended, but for those whose turn has
+        not ended: they live on, for the next hutchd to adopt. `leave` lets all live on that have a session.
         """
         self._draining = True
         self._parts.pool.stop_spares()
@@ -146,9 +150,13 @@ class Conductor:
                     turn.state != "queued" for turn in await self._parts.store.read(turns.live)
                 ):
                     await anyio.sleep(0.1)
+            busy = {turn.session for turn in await self._parts.store.read(turns.live) if turn.state != "queued"}
+            pool = self._parts.pool
             with anyio.move_on_after(self._parts.settings().executors.drain_timeout):
-                for executor in self._parts.pool.all():
-                    await self._parts.pool.end(executor, "hutchd stops", grace=2.0)
+                async with anyio.create_task_group() as ends:
+                    for executor in pool.all():
+                        if executor.session not in busy and executor.state != "quarantined":
+                            ends.start_soon(partial(pool.end, executor, "hutchd stops", grace=2.0))
 
     @property
     def draining(self) -> bool:
@@ -202,6 +210,8 @@ class Conductor:
             credential=params.credential,
             idempotency_key=params.idempotency_key,
         )
+        if settings.keys.refuse_exposed and row.keys == "exposed":
+            raise HutchError(Reason.ISOLATION_UNAVAILABLE, "Here the agent could read its key, which is not accepted.")
         await self._policy.refuse_forbidden_mode(row)
         return await self._open(caller, row)
 
@@ -220,7 +230,7 @@ class Conductor:
             names = ", ".join(one.name if caller.may_see(one.owner) else "another user's" for one in others)
             warning = f"Another open session works in {row.cwd}: {names}."
         if kept.state == "open":
-            self._loop(kept.id).warm_up()
+            self._loop(kept.id, kept.owner).warm_up()
         return await self._view(kept, warning)
 
     async def list_sessions(self, caller: Caller, params: m.ListSessions) -> m.Sessions:
@@ -250,7 +260,7 @@ class Conductor:
                 busy = await self._parts.store.read(lambda conn: around(conn, row.id))
                 if busy.active is not None or busy.queued:
                     raise HutchError(Reason.WRONG_STATE, "A turn is running or waiting; stop it, or close by force.")
-            await self._loop(row.id).close()
+            await self._loop(row.id, row.owner).close()
             await self._parts.store.write(lambda tx: audit.write(tx, _audit(caller, row, "close_session", "closed")))
         return await self._view(await self.session_of(caller, row.id))
 
@@ -346,9 +356,10 @@ class Conductor:
             failpoint("turn.queued")
             return kept
 
-        kept = await self._parts.store.write(queue)
-        if kept.state not in TURN.terminal:
-            self._loop(row.id).poke()
+        with anyio.CancelScope(shield=True):  # it is queued all the same when its caller goes: then run it, too
+            kept = await self._parts.store.write(queue)
+            if kept.state not in TURN.terminal:
+                self._loop(row.id, row.owner).poke()
         return turn_view(kept)
 
     async def list_turns(self, caller: Caller, params: m.ListTurns) -> m.Turns:
@@ -380,16 +391,22 @@ class Conductor:
         """Stop the running turn. When this returns nothing of it starts any more; its end may come a moment later."""
         row = await self.session_of(caller, params.session)
         store = self._parts.store
-        turn = await store.read(lambda conn: turns.active(conn, row.id) or turns.next_queued(conn, row.id))
-        if turn is None or (params.turn is not None and params.turn != turn.id):
+        found = await store.read(lambda conn: turns.active(conn, row.id) or turns.next_queued(conn, row.id))
+        if found is None or (params.turn is not None and params.turn != found.id):
             raise HutchError(Reason.WRONG_STATE, "No such turn is running.")
-        await store.write(lambda tx: audit.write(tx, _audit(caller, row, "interrupt_turn", "asked", subject=turn.id)))
-        halted = self._loop(row.id).want_stop(turn.id, "interrupted")
-        if halted is None and turn.state == "queued":
-            return await self.cancel_turn(caller, m.TurnRef(turn.id))
-        if halted is not None:
-            await halted.wait()
-        return await self.get_turn(caller, m.TurnRef(turn.id))
+        turn, ref = found, m.TurnRef(found.id)
+        await store.write(lambda tx: audit.write(tx, _audit(caller, row, "interrupt_turn", "asked", subject=ref.turn)))
+        while turn.state not in TURN.terminal:
+            halted = self._loop(row.id, row.owner).want_stop(turn.id, "interrupted")
+            if halted is not None:
+                await halted.wait()
+                break
+            if turn.state == "queued":
+                with suppress(HutchError):  # it may have begun just now: then it is at hand in a moment
+                    return await self.cancel_turn(caller, ref)
+            await anyio.sleep(_NOT_YET_AT_HAND)
+            turn = (await self._turn_of(caller, turn.id))[1]
+        return await self.get_turn(caller, ref)
 
     # ------------------------------------------------------------ questions
 
@@ -521,11 +538,14 @@ class Conductor:
 
     # ------------------------------------------------------------ inside
 
-    def _loop(self, session: str) -> SessionLoop:
+    def _loop(self, session: str, owner: int) -> SessionLoop:
         loop = self._loops.get(session)
         if loop is None:
-            assert self._tasks is not None, "the conductor runs"
-            loop = self._loops[session] = SessionLoop(session, self._parts, self._endings, self._closed)
+            if self._tasks is None:
+                raise HutchError(Reason.SHUTTING_DOWN)
+            loop = self._loops[session] = SessionLoop(session, owner, self._parts, self._endings, self._closed)
+            if self._parts.fanout.answering(session, owner):
+                loop.last_there = math.inf
             self._tasks.start_soon(self._run_loop, loop)
         return loop
 
@@ -553,19 +573,25 @@ class Conductor:
 
     def _stop_turn(self, session: str, turn: str, why: str) -> None:
         _log.info("a turn is stopped", session=session, turn=turn, why=why)
-        self._loop(session).want_stop(turn, "interrupted")
+        if (loop := self._loops.get(session)) is not None:
+            loop.want_stop(turn, "interrupted")
 
     def _executor_changed(self, executor: Executor) -> None:
         if executor.session is not None:
             self._poke(executor.session)
         if executor.ended.is_set() and self._tasks is not None:
-            self._tasks.start_soon(self._withdraw, executor)
+            self._tasks.start_soon(self._clear_up, executor)
 
-    async def _withdraw(self, executor: Executor) -> None:
+    async def _clear_up(self, executor: Executor) -> None:
+        """Withdraw what an executor that is over still asked, and remove its spool if everything was handed in."""
         try:
             await self.desk.withdraw_of(executor.id, "its executor is gone")
-        except HutchError as error:  # the end of its turn withdraws them too
-            _log.error("questions are not withdrawn", executor=executor.id, error=error.message)
+            await anyio.to_thread.run_sync((self._parts.spool_dir / executor.id).rmdir)
+            await self._parts.store.write(lambda tx: executors.update(tx, executor.id, spool=None))
+        except OSError:  # it never had one, or it holds events
+            return
+        except HutchError as error:
+            _log.error("what an executor left is not cleared up", executor=executor.id, error=error.message)
 
     def _noticed(self, word: str, message: str) -> None:
         _log.warning("notice", word=word, message=message)
@@ -581,26 +607,25 @@ class Conductor:
 
     def _presence_changed(self) -> None:
         """Note for each session since when nobody is there, and look at its questions when the grace is over."""
-        if self._tasks is not None:
-            self._tasks.start_soon(self._look_who_is_there)
-
-    async def _look_who_is_there(self) -> None:
-        fanout, now = self._parts.fanout, self._parts.clock()
+        now = self._parts.clock()
         left: list[SessionLoop] = []
-        for loop in list(self._loops.values()):
-            row = await self._parts.store.read(partial(_session, session=loop.session))
-            if row is None:
-                continue
-            if fanout.answering(row.id, row.owner):
+        for loop in self._loops.values():
+            if self._parts.fanout.answering(loop.session, loop.owner):
                 loop.last_there = math.inf
-            elif math.isinf(loop.last_there) and loop.last_there > 0:
+            elif loop.last_there == math.inf:
                 loop.last_there = now
                 left.append(loop)
-        if left:
-            await anyio.sleep(self._parts.settings().permissions.return_grace)
-            for loop in left:
-                if loop.last_there == now:
+        if left and self._tasks is not None:
+            self._tasks.start_soon(self._nobody_came_back, left, now)
+
+    async def _nobody_came_back(self, left: list[SessionLoop], since: float) -> None:
+        await anyio.sleep(self._parts.settings().permissions.return_grace)
+        for loop in left:
+            if loop.last_there == since:
+                try:
                     await self.desk.nobody_left(loop.session)
+                except HutchError as error:  # its expiry ends it
+                    _log.error("a question waits on", session=loop.session, error=error.message)
 
     def _environment(self, name: str | None) -> Environment:
         wanted = name or self._parts.environment
@@ -650,10 +675,6 @@ def _audit(
         subject=subject,
         details=dict(details) if details is not None else None,
     )
-
-
-def _session(conn: Executes, session: str) -> SessionRow | None:
-    return sessions.get(conn, session)
 
 
 def _time(text: str | None) -> int | None:

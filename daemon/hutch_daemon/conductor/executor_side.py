@@ -10,6 +10,7 @@ import structlog
 
 from hutch_daemon.conductor.parts import Parts, awake_ms
 from hutch_daemon.conductor.reports import Reports
+from hutch_daemon.keys.broker import Family
 from hutch_daemon.permissions.desk import Desk
 from hutch_daemon.pool.executor import Executor, ExecutorPeer
 from hutch_daemon.sessions import tokens
@@ -145,7 +146,11 @@ class ExecutorSide:
 
     async def get_api_key(self, executor: Executor, params: m.GetApiKey) -> m.KeyGrant:
         """Give the executor what its session may have of a key."""
-        return await self._parts.grants.grant(await self._session(executor, params.session), params.provider)
+        launched = executor.launched
+        assert launched is not None, "it said hello from its process"
+        group = f"hutch-{executor.id}" if launched.state.get("cgroup") else None
+        family = Family(executor.id, launched.uid, launched.pid, launched.start_time, group)
+        return await self._parts.grants.grant(await self._session(executor, params.session), params.provider, family)
 
     async def renew_token(self, executor: Executor) -> None:
         """Renew the token of a leased executor that has lived half its time."""

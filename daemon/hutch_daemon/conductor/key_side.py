@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from hutch_daemon.conductor.callers import Caller
+from hutch_daemon.conductor.callers import Caller, SessionOf
+from hutch_daemon.conductor.parts import PROVIDER_OF, Parts
 from hutch_daemon.keys.credential import Refresh, secret_of
-from hutch_daemon.keys.vault import Vault
 from hutch_daemon.store import audit
 from hutch_daemon.store.rows import AuditRow
-from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.times import from_wire, now_ms
@@ -18,9 +17,11 @@ __all__ = ["KeySide"]
 class KeySide:
     """The key methods of the client socket."""
 
-    def __init__(self, store: Store, vault: Vault) -> None:
-        self._store = store
-        self._vault = vault
+    def __init__(self, parts: Parts, session_of: SessionOf) -> None:
+        self._store = parts.store
+        self._vault = parts.vault
+        self._grants = parts.grants
+        self._session_of = session_of
 
     async def put_api_key(self, caller: Caller, params: m.PutApiKey) -> m.ApiKey:
         """Keep a credential of the caller."""
@@ -61,6 +62,18 @@ class KeySide:
         await self._vault.use(caller.uid, params.provider, params.name)
         await self._note(caller, "use_api_key", "chosen", f"{params.provider}/{params.name}")
         return m.Nothing()
+
+    async def explain_key(self, caller: Caller, params: m.ExplainKey) -> m.KeyExplained:
+        """Tell which credential a session, or a session that names none, would use, and how it would be delivered."""
+        if params.session is None:
+            if params.provider is None:
+                raise HutchError(Reason.INVALID_PARAMS, "Name a session or a provider.")
+            return await self._grants.explain(caller.uid, params.provider)
+        session = await self._session_of(caller, params.session)
+        provider = params.provider or PROVIDER_OF.get(session.agent)
+        if provider is None:
+            raise HutchError(Reason.NO_KEY, f"The agent {session.agent} needs no key.")
+        return await self._grants.explain(session.owner, provider, session.credential)
 
     async def rotate_master_key(self, caller: Caller, params: m.Nothing) -> m.MasterRotated:
         """Put a new master key in the old one's place."""

@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 from hutch_daemon.environments.port import Account
 from hutch_daemon.events.fanout import Fanout
 from hutch_daemon.events.journal import Journal
+from hutch_daemon.keys.broker import Family
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.settings import Settings
@@ -30,9 +31,11 @@ def awake_ms() -> int:
 
 
 class KeyGrants(Protocol):
-    """Decides what an executor may have of a key."""
+    """Decides what an executor may have of a key, for it and the processes that it starts."""
 
-    async def grant(self, session: SessionRow, provider: str) -> m.KeyGrant: ...
+    async def grant(self, session: SessionRow, provider: str, family: Family | None = None) -> m.KeyGrant: ...
+
+    async def explain(self, owner: int, provider: str, name: str | None = None) -> m.KeyExplained: ...
 
 
 @dataclass(frozen=True, slots=True)

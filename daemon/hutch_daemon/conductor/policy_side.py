@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from posixpath import normpath
 
 import anyio
 
-from hutch_daemon.conductor.callers import Caller
+from hutch_daemon.conductor.callers import Caller, SessionOf
 from hutch_daemon.conductor.parts import Parts
 from hutch_daemon.conductor.policies import Policies
 from hutch_daemon.permissions.cases import call_of, run_cases
@@ -22,7 +21,6 @@ from hutch_shared.times import now_ms
 
 __all__ = ["PolicySide"]
 
-SessionOf = Callable[[Caller, str], Awaitable[SessionRow]]
 _EFFECTS: tuple[RuleEffect, ...] = ("allow", "ask", "deny")
 
 

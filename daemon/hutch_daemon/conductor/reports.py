@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import anyio
 import msgspec
 from msgspec import UNSET, Raw
 
@@ -54,13 +55,16 @@ class Reports:
         if executor.session != params.session:
             raise HutchError(Reason.LEASE_LOST)
         held = tuple(secret for secret in self._secrets() if secret)
-        batch = [self._clean(event, held) for event in params.events] if held else params.events
-        acked, withdrawn, ended = await self._store.write(lambda tx: self._keep(tx, executor.id, params.session, batch))
-        executor.acked = acked
-        failpoint("report.committed")
-        self._endings.desk.withdrawn(withdrawn)
-        if ended:
-            self._on_ended(params.session)
+        batch = [self.clean(event, held) for event in params.events] if held else params.events
+        with anyio.CancelScope(shield=True):  # it is stored all the same when its connection breaks: then tell, too
+            acked, withdrawn, ended = await self._store.write(
+                lambda tx: self._keep(tx, executor.id, params.session, batch)
+            )
+            executor.acked = acked
+            failpoint("report.committed")
+            self._endings.desk.withdrawn(withdrawn)
+            if ended:
+                self._on_ended(params.session)
         return acked
 
     def _keep(
@@ -118,7 +122,9 @@ class Reports:
             event = msgspec.structs.replace(event, data=Raw(_encode(told)))
         return event, withdrawn
 
-    def _clean(self, event: ReportedEvent, secrets: Sequence[bytes]) -> ReportedEvent:
+    @staticmethod
+    def clean(event: ReportedEvent, secrets: Sequence[bytes]) -> ReportedEvent:
+        """Return the event, or in its place one that tells that it held one of `secrets`."""
         native = b"" if event.native is UNSET else bytes(event.native)
         data = bytes(event.data)
         if not any(secret in data or secret in native for secret in secrets):

@@ -24,7 +24,7 @@ from hutch_daemon.environments.port import Killed
 from hutch_daemon.keys.vault import session_context
 from hutch_daemon.pool.executor import Executor, Kind
 from hutch_daemon.sessions.states import TURN
-from hutch_daemon.store import sessions, turns
+from hutch_daemon.store import executors, sessions, turns
 from hutch_daemon.store.rows import PermissionRow, SessionRow, TurnRow
 from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
@@ -37,7 +37,7 @@ __all__ = ["SessionLoop"]
 
 _log = structlog.get_logger(__name__)
 
-_ACCEPT_TIMEOUT: Final = 30.0
+_ACCEPT_TIMEOUT: Final = 10.0
 """Seconds for an executor to say that it took a prompt: it does no work before it answers."""
 _STORE_PAUSE: Final = 0.5
 _REFUSALS: Final = 2
@@ -64,8 +64,11 @@ class _Active:
 class SessionLoop:
     """The task of one open session. Its methods other than `run` never wait, but for `stop` and `close`."""
 
-    def __init__(self, session: str, parts: Parts, endings: Endings, on_closed: Callable[[str], None]) -> None:
+    def __init__(
+        self, session: str, owner: int, parts: Parts, endings: Endings, on_closed: Callable[[str], None]
+    ) -> None:
         self.session = session
+        self.owner = owner
         self._parts = parts
         self._endings = endings
         self._on_closed = on_closed
@@ -147,8 +150,8 @@ class SessionLoop:
 
     def _note_idle(self) -> None:
         executor = self._parts.pool.of_session(self.session)
-        if executor is not None and executor.idle_since is None:
-            executor.idle_since = self._parts.clock()
+        if executor is not None:
+            self._parts.pool.idle(executor)
 
     async def _warm_executor(self, session: SessionRow) -> None:
         try:
@@ -355,7 +358,7 @@ class SessionLoop:
         return executor
 
     async def _prepare(self, session: SessionRow, executor: Executor) -> None:
-        parts = self._parts
+        parts, settings = self._parts, self._parts.settings()
         provider = PROVIDER_OF.get(session.agent)
         options = session.options
         if session.sealed is not None:
@@ -365,6 +368,7 @@ class SessionLoop:
         fork = resume is not None and resume.startswith(FORK_MARK)
         spool = parts.spool_dir / executor.id
         await anyio.to_thread.run_sync(lambda: spool.mkdir(mode=0o700, parents=True, exist_ok=True))
+        await parts.store.write(lambda tx: executors.update(tx, executor.id, spool=str(spool)))
         prepare = m.PrepareSession(
             session=session.id,
             agent=session.agent,
@@ -374,14 +378,16 @@ class SessionLoop:
             limits=session.limits,
             spool=str(spool),
             home=executor.kind.account.home,
-            base_url=parts.settings().provider(provider).base_url if provider is not None else None,
+            base_url=settings.provider(provider).base_url if provider is not None else None,
             resume=resume.removeprefix(FORK_MARK) if resume is not None else None,
             fork=fork,
+            retries=settings.turns.retries,
+            stream_idle=settings.turns.stream_idle,
+            permission_expiry=settings.permissions.expiry,
+            spool_bytes=settings.executors.spool,
         )
         try:
-            prepared: m.Prepared = await executor.call(
-                "prepare_session", prepare, parts.settings().executors.prepare_timeout
-            )
+            prepared: m.Prepared = await executor.call("prepare_session", prepare, settings.executors.prepare_timeout)
         except HutchError as error:
             parts.pool.retire(executor, f"it could not open its session: {error.message}")
             raise

@@ -78,7 +78,7 @@ class Root:
 
     def make(self, executor: str, memory_limit: int | None) -> Cgroup | None:
         """Make the group of an executor; None when the host refuses it now. The limit is held where it can be."""
-        group = Cgroup(self.path / f"{_PREFIX}{executor}", self.version)
+        group = self.of(executor)
         try:
             group.path.mkdir()
         except OSError:
@@ -87,6 +87,10 @@ class Root:
             with contextlib.suppress(OSError):  # no memory controller is delegated to us
                 (group.path / "memory.max").write_text(str(memory_limit))
         return group
+
+    def of(self, executor: str) -> Cgroup:
+        """Return the group that an executor has here, if it has one."""
+        return Cgroup(self.path / f"{_PREFIX}{executor}", self.version)
 
     def find(self, path: str) -> Cgroup:
         """Return the group that a launch record names."""

@@ -154,15 +154,14 @@ class SameUser:
             handle = os.pidfd_open(launched.pid)
         except ProcessLookupError:
             handle = None
-        if handle is not None:
-            try:
-                while isinstance(await self.poll(launched), Alive):
-                    await anyio.wait_readable(handle)
-            finally:
+        try:
+            while isinstance(result := await self.poll(launched), Alive):
+                assert handle is not None, "what lives has a pidfd"
+                await anyio.wait_readable(handle)
+            return result
+        finally:
+            if handle is not None:
                 os.close(handle)
-        result = await self.poll(launched)
-        assert isinstance(result, Exited)
-        return result
 
     async def kill(self, launched: Launched) -> Killed:
         """Stop the executor, end what it started, end it, look again."""
@@ -232,8 +231,11 @@ class SameUser:
         return process if process is not None and process.start_time == launched.start_time else None
 
     def _group(self, launched: Launched) -> cgroups.Cgroup | None:
+        """Return its group, also of a start that was not recorded; the group of one that has none is empty."""
+        if self._root is None:
+            return None
         path = launched.state.get("cgroup")
-        return self._root.find(path) if self._root is not None and path else None
+        return self._root.find(path) if path else self._root.of(launched.executor)
 
     def _members(self, launched: Launched, *, with_executor: bool) -> list[Process]:
         """Look for everything that belongs to an executor. hutchd itself never does."""

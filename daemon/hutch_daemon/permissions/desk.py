@@ -271,7 +271,10 @@ class Desk:
         if not told.ok:
             _log.warning("nobody could be notified", permission=waiting.row.id, detail=told.detail)
             waiting.notified = False
-            await self.nobody_left(waiting.row.session)
+            try:
+                await self.nobody_left(waiting.row.session)
+            except HutchError as error:  # its expiry ends it
+                _log.error("a question waits on", permission=waiting.row.id, error=error.message)
 
     # ------------------------------------------------------------ settling
 
@@ -358,8 +361,9 @@ class Desk:
     async def _settle(
         self, row: PermissionRow, state: m.PermissionState, by: str, *, rule: RuleRow | None = None, **fields: Any
     ) -> tuple[PermissionRow, bool]:
-        settled, won = await self._store.write(lambda tx: self._decide(tx, row.id, state, by, rule=rule, **fields))
-        self._tell(settled)
+        with anyio.CancelScope(shield=True):  # it is decided all the same when its caller goes: then tell, too
+            settled, won = await self._store.write(lambda tx: self._decide(tx, row.id, state, by, rule=rule, **fields))
+            self._tell(settled)
         return settled, won
 
     def _decide(

@@ -21,9 +21,12 @@ from typing import Literal
 
 from hutch_daemon.permissions import suggestions
 from hutch_daemon.permissions.addresses import NotAnAddressError, host_of, possible_hosts
-from hutch_daemon.permissions.commands import Finding, Hit, Scene, allowed_path, assess, paths_of
+from hutch_daemon.permissions.allowing import allowed_path
+from hutch_daemon.permissions.commands import assess
+from hutch_daemon.permissions.findings import Finding, Hit, Scene
 from hutch_daemon.permissions.layers import Layer, Policy, RuleSet, compile_policy, parse_policy_toml
 from hutch_daemon.permissions.paths import absolute, can_be_path, protected_name
+from hutch_daemon.permissions.searching import paths_of
 from hutch_shared.messages import PermissionMode, Suggestion, ToolCall
 
 __all__ = [
@@ -144,6 +147,10 @@ def _files(policy: Policy, call: ToolCall, scene: Scene, mode: PermissionMode) -
     denied, asked = first(policy.deny), first(policy.ask)
     if denied or asked:
         return Finding(denied=denied, asked=asked)
+    lost = next((spot.written for spot in places if spot.real is None), None)
+    if lost is not None:
+        reason = f"nobody could tell what {lost} resolves to"
+        return Finding(refused=reason, doubt=reason)
     unsure = _may_search(policy, scene, call) if call.action == "search" else None
     hits: list[Hit] = []
     for spot in places:

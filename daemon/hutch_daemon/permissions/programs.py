@@ -13,8 +13,6 @@ from enum import Enum
 from functools import lru_cache
 from types import MappingProxyType
 
-from hutch_daemon.permissions.shell.reader import RESERVED
-
 
 class Kind(Enum):
     PLAIN = "does what its name says"
@@ -44,7 +42,8 @@ class Program:
     """What options alone cannot say: the command and how many of its words the rule spells → why not, or None."""
 
 
-def _set(text: str) -> frozenset[str]:
+def names(text: str) -> frozenset[str]:
+    """The words of a text."""
     return frozenset(text.split())
 
 
@@ -87,8 +86,8 @@ def _awk(argv: tuple[str, ...], spelled: int) -> str | None:
     return "awk without a program"
 
 
-_GIT_GLOBAL = _set("--no-pager --no-optional-locks --literal-pathspecs --no-replace-objects")
-_GIT_LONG = _set(
+_GIT_GLOBAL = names("--no-pager --no-optional-locks --literal-pathspecs --no-replace-objects")
+_GIT_LONG = names(
     "output ext-diff textconv upload-pack receive-pack exec open-files-in-pager config config-env "
     "template separate-git-dir upload-archive output-directory git-dir work-tree extcmd "
     "recurse-submodules filters"
@@ -96,7 +95,7 @@ _GIT_LONG = _set(
 _GIT_SHORT = MappingProxyType(
     {"clone": "uc", "grep": "O", "rebase": "xi", "archive": "o", "format-patch": "o", "commit": "t", "add": "e"}
 )
-_GIT_KNOWN = _set(
+_GIT_KNOWN = names(
     "status log show diff branch add commit fetch pull push stash tag checkout switch restore merge "
     "rebase reset rm mv clean init clone blame annotate shortlog describe rev-parse rev-list "
     "ls-files ls-tree ls-remote cat-file remote cherry-pick cherry revert grep reflog apply "
@@ -106,7 +105,7 @@ _GIT_KNOWN = _set(
 )
 
 
-_EXACT_GIT = _set(
+_EXACT_GIT = names(
     "config difftool mergetool filter-branch bisect submodule instaweb send-email daemon fast-import "
     "credential gui gitk citool hook maintenance svn p4 worktree am remote-ext remote-fd shell "
     "http-backend"
@@ -152,7 +151,7 @@ def _go(argv: tuple[str, ...], spelled: int) -> str | None:
     return None
 
 
-_GO_OPTIONS = _set("exec toolexec vettool overlay modfile o C ldflags gcflags asmflags gccgoflags outputdir pkgdir")
+_GO_OPTIONS = names("exec toolexec vettool overlay modfile o C ldflags gcflags asmflags gccgoflags outputdir pkgdir")
 _TAR_BUNDLE = re.compile(r"[A-Za-z]*[FI][A-Za-z]*")
 
 
@@ -186,19 +185,19 @@ _rows(
     Program(Kind.READS),
 )
 _rows("printf", Program(Kind.READS, check=_printf))
-_rows("test", Program(Kind.READS, words=_set("-v -R")))
-_rows("date", Program(Kind.READS, short="s", long=_set("set")))
-_rows("file", Program(Kind.READS, short="C", long=_set("compile")))
+_rows("test", Program(Kind.READS, words=names("-v -R")))
+_rows("date", Program(Kind.READS, short="s", long=names("set")))
+_rows("file", Program(Kind.READS, short="C", long=names("compile")))
 _rows("tree", Program(Kind.READS, short="oR"))
-_rows("sort", Program(Kind.READS, short="oT", long=_set("output compress-program temporary-directory")))
-_rows("rg", Program(Kind.READS, short="z", long=_set("pre hostname-bin search-zip")))
-_rows("fd fdfind", Program(Kind.READS, short="xX", long=_set("exec exec-batch")))
-_rows("ag", Program(Kind.READS, long=_set("pager")))
-_rows("ack", Program(Kind.READS, long=_set("pager ackrc output")))
+_rows("sort", Program(Kind.READS, short="oT", long=names("output compress-program temporary-directory")))
+_rows("rg", Program(Kind.READS, short="z", long=names("pre hostname-bin search-zip")))
+_rows("fd fdfind", Program(Kind.READS, short="xX", long=names("exec exec-batch")))
+_rows("ag", Program(Kind.READS, long=names("pager")))
+_rows("ack", Program(Kind.READS, long=names("pager ackrc output")))
 _rows("uniq", Program(Kind.READS, check=_uniq))
 _rows(
     "find",
-    Program(Kind.READS, words=_set("-exec -execdir -ok -okdir -delete -fprint -fprint0 -fprintf -fls -files0-from")),
+    Program(Kind.READS, words=names("-exec -execdir -ok -okdir -delete -fprint -fprint0 -fprintf -fls -files0-from")),
 )
 _rows("sed gsed", Program(check=_sed))
 _rows("awk gawk mawk nawk", Program(check=_awk))
@@ -207,26 +206,27 @@ _rows(
     "tee touch mkdir cp mv rm rmdir ln install dd truncate chmod chown chgrp patch unzip gunzip gzip",
     Program(Kind.WRITES),
 )
-_rows("zip", Program(Kind.WRITES, words=_set("-T -TT"), long=_set("unzip-command test")))
+_rows("xxd base64", Program(Kind.WRITES, short="o", long=names("output")))
+_rows("zip", Program(Kind.WRITES, words=names("-T -TT"), long=names("unzip-command test")))
 _rows(
     "tar gtar bsdtar",
     Program(
         Kind.WRITES,
         short="FI",
-        long=_set(
+        long=names(
             "checkpoint-action use-compress-program to-command info-script new-volume-script rsh-command rmt-command"
         ),
         check=_tar,
     ),
 )
-_rows("rsync", Program(Kind.WRITES, short="eM", long=_set("rsh rsync-path remote-option config")))
+_rows("rsync", Program(Kind.WRITES, short="eM", long=names("rsh rsync-path remote-option config")))
 _rows("scp sftp", Program(Kind.WRITES, short="oSFD"))
 _rows(
     "curl",
     Program(
         Kind.WRITES,
         short="oOKDcJ",
-        long=_set(
+        long=names(
             "output remote-name remote-name-all config dump-header cookie-jar output-dir trace trace-ascii "
             "libcurl stderr etag-save hsts alt-svc engine proto-redir unix-socket"
         ),
@@ -237,31 +237,31 @@ _rows(
     Program(
         Kind.WRITES,
         short="eOPoai",
-        long=_set(
+        long=names(
             "execute output-document directory-prefix output-file append-output use-askpass config "
             "input-file post-file body-file save-cookies hsts-file warc-file"
         ),
     ),
 )
-_rows("split csplit", Program(Kind.WRITES, long=_set("filter")))
+_rows("split csplit", Program(Kind.WRITES, long=names("filter")))
 _rows("xz zstd bzip2", Program(Kind.WRITES, short="o"))
 _rows(
     "gcc cc clang g++ c++ clang++",
-    Program(short="BT", words=_set("-wrapper -load -plugin"), long=_set("specs wrapper plugin config")),
+    Program(short="BT", words=names("-wrapper -load -plugin"), long=names("specs wrapper plugin config")),
 )
 
-_rows("python pypy", Program(Kind.PINNED, flags=_set("-m -u -B -I -s -S -E -O -OO -q -b")))
+_rows("python pypy", Program(Kind.PINNED, flags=names("-m -u -B -I -s -S -E -O -OO -q -b")))
 _rows(
     "node nodejs ruby perl php lua luajit Rscript julia ts-node tsx osascript groovy scala elixir", Program(Kind.PINNED)
 )
-_rows("bash sh zsh dash ksh fish ash", Program(Kind.PINNED, flags=_set("-e -u -x -eu -ex -eux -n")))
+_rows("bash sh zsh dash ksh fish ash", Program(Kind.PINNED, flags=names("-e -u -x -eu -ex -eux -n")))
 _rows(
     "npx bunx pnpx uvx",
     Program(
         Kind.PINNED,
-        flags=_set("-y --yes --no-install --no"),
+        flags=names("-y --yes --no-install --no"),
         short="cp",
-        long=_set("call package from with node-options script-shell userconfig prefix"),
+        long=names("call package from with node-options script-shell userconfig prefix"),
     ),
 )
 _rows(
@@ -269,17 +269,21 @@ _rows(
     Program(
         Kind.PINNED,
         short="C",
-        long=_set(
+        long=names(
             "script-shell prefix userconfig globalconfig node-options dir cwd shell git call import-map preload require"
         ),
-        deep=_set("run run-script exec x explore dlx create init rum urn node"),
+        deep=names("run run-script exec x explore dlx create init rum urn node"),
         sub=True,
     ),
 )
 _rows(
     "deno",
     Program(
-        Kind.PINNED, deep=_set("run task eval repl"), exact=_set("eval repl"), sub=True, long=_set("config import-map")
+        Kind.PINNED,
+        deep=names("run task eval repl"),
+        exact=names("eval repl"),
+        sub=True,
+        long=names("config import-map"),
     ),
 )
 _rows(
@@ -287,7 +291,7 @@ _rows(
     Program(
         Kind.PINNED,
         short="fCIEeo",
-        long=_set("file makefile directory include-dir eval environment-overrides"),
+        long=names("file makefile directory include-dir eval environment-overrides"),
         check=_targets,
     ),
 )
@@ -296,47 +300,47 @@ _rows(
     Program(
         Kind.PINNED,
         short="fCIbPDE",
-        long=_set(
+        long=names(
             "justfile working-directory file init-script include-build build-file shell shell-arg taskfile dir define"
         ),
         check=_targets,
     ),
 )
-_rows("go", Program(Kind.PINNED, deep=_set("run"), exact=_set("generate tool env"), sub=True, check=_go))
-_rows("cargo", Program(Kind.PINNED, long=_set("config manifest-path target-dir artifact-dir"), short="ZC", sub=True))
+_rows("go", Program(Kind.PINNED, deep=names("run"), exact=names("generate tool env"), sub=True, check=_go))
+_rows("cargo", Program(Kind.PINNED, long=names("config manifest-path target-dir artifact-dir"), short="ZC", sub=True))
 _rows(
     "uv poetry pipenv pdm hatch rye pipx conda mamba",
     Program(
         Kind.PINNED,
-        deep=_set("run tool"),
-        exact=_set("shell"),
+        deep=names("run tool"),
+        exact=names("shell"),
         sub=True,
-        long=_set("with directory project config-file python"),
+        long=names("with directory project config-file python"),
     ),
 )
 _rows(
-    "pip", Program(Kind.PINNED, sub=True, long=_set("python target prefix config-settings global-option build-option"))
+    "pip", Program(Kind.PINNED, sub=True, long=names("python target prefix config-settings global-option build-option"))
 )
 _rows(
     "docker podman nerdctl",
     Program(
         Kind.PINNED,
-        exact=_set("run exec compose buildx build create cp import load plugin context container image volume"),
+        exact=names("run exec compose buildx build create cp import load plugin context container image volume"),
         sub=True,
         short="Hc",
-        long=_set("host config context"),
+        long=names("host config context"),
     ),
 )
 _rows(
     "kubectl oc helm",
     Program(
         Kind.PINNED,
-        exact=_set("exec run debug attach cp plugin edit proxy config plugin kustomize"),
+        exact=names("exec run debug attach cp plugin edit proxy config plugin kustomize"),
         sub=True,
-        long=_set("kubeconfig post-renderer server"),
+        long=names("kubeconfig post-renderer server"),
     ),
 )
-_rows("gh glab", Program(Kind.PINNED, exact=_set("alias extension config api codespace"), sub=True))
+_rows("gh glab", Program(Kind.PINNED, exact=names("alias extension config api codespace"), sub=True))
 _rows("java", Program(Kind.EXACT))
 _rows(
     "sudo doas su env xargs parallel ssh watch strace ltrace gdb lldb script expect nsenter unshare "
@@ -352,18 +356,18 @@ _rows(
 
 PROGRAMS: Mapping[str, Program] = MappingProxyType(_TABLE)
 _PLAIN = Program()
-PRINTS_ITS_WORDS = _set("echo printf true false : pwd")
+PRINTS_ITS_WORDS = names("echo printf true false : pwd")
 """Programs that take no word for a file."""
 READS_BELOW: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         **dict.fromkeys(("rg", "ag", "ack", "tar", "zip", "rsync"), frozenset[str]()),
-        **dict.fromkeys(("grep", "egrep", "fgrep", "diff", "cp", "scp"), _set("r R a --recursive --archive")),
+        **dict.fromkeys(("grep", "egrep", "fgrep", "diff", "cp", "scp"), names("r R a --recursive --archive")),
     }
 )
 """Programs that read all that lies below a directory: at once, or with one of these options."""
 
 
-LINKS = _set("ln cp mv tar gtar bsdtar unzip rsync install git patch dd")
+LINKS = names("ln cp mv tar gtar bsdtar unzip rsync install git patch dd")
 """Programs that can change where a path leads, for what comes later in the line."""
 
 
@@ -415,7 +419,7 @@ def veto(argv: tuple[str, ...], spelled: int) -> str | None:
     return program.check(argv, spelled) if program.check else None
 
 
-_INTERPRETERS = _set(
+_INTERPRETERS = names(
     "python pypy node nodejs ruby perl php lua luajit Rscript julia ts-node tsx osascript groovy "
     "scala elixir bash sh zsh dash ksh fish ash npx bunx pnpx uvx"
 )
@@ -434,109 +438,3 @@ def _unpinned(program: Program, argv: tuple[str, ...], spelled: int) -> str | No
     if program.sub and argv[at] in program.deep and (at + 1 >= spelled or argv[at + 1].startswith("-")):
         return f"{name} {argv[at]} runs what it is told: the rule must name that too"
     return None
-
-
-# ---------------------------------------------------------------- programs that run the command behind them
-
-LOOKED_THROUGH = _set("timeout nice time nohup stdbuf")
-_WRAPPER_OPTIONS: Mapping[str, re.Pattern[str]] = MappingProxyType(
-    {
-        "timeout": re.compile(r"--signal=\w+|--kill-after=[\d.]+[smhd]?|--foreground|--preserve-status|--verbose|-v"),
-        "nice": re.compile(r"-\d+|-n-?\d+|--adjustment=-?\d+"),
-        "time": re.compile(r"-p"),
-        "nohup": re.compile(r"(?!)"),
-        "stdbuf": re.compile(r"-[ioe][0LKMG\d]+|--(input|output|error)=[0LKMG\d]+"),
-    }
-)
-_WRAPPER_VALUES: Mapping[str, frozenset[str]] = MappingProxyType(
-    {"timeout": _set("-s -k --signal --kill-after"), "nice": _set("-n --adjustment"), "stdbuf": _set("-i -o -e")}
-)
-_VALUE = re.compile(r"-?[A-Za-z0-9.]+")
-_DURATION = re.compile(r"[0-9]+(\.[0-9]+)?[smhd]?")
-
-
-def unwrap(argv: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The command behind `timeout nice time nohup stdbuf`, however many; None where their options are not plain."""
-    while argv and argv[0] in LOOKED_THROUGH:
-        name, at = argv[0], 1
-        while at < len(argv) and argv[at].startswith("-"):
-            if argv[at] in _WRAPPER_VALUES.get(name, frozenset()):
-                if at + 1 >= len(argv) or not _VALUE.fullmatch(argv[at + 1]):
-                    return None
-                at += 2
-            elif _WRAPPER_OPTIONS[name].fullmatch(argv[at]):
-                at += 1
-            else:
-                return None
-        if name == "timeout":
-            if at >= len(argv) or not _DURATION.fullmatch(argv[at]):
-                return None
-            at += 1
-        argv = argv[at:]
-        if not argv or not argv[0] or argv[0] in RESERVED - {"time"} or "=" in argv[0]:
-            return None
-        if argv[0] == "time":
-            return None
-    return argv
-
-
-WRAPPERS: Mapping[str, int] = MappingProxyType(
-    {
-        **dict.fromkeys(
-            _set(
-                "sudo doas env xargs command builtin exec setsid ionice strace ltrace watch unbuffer unshare busybox "
-                "toybox npx bunx pnpx uvx parallel script rlwrap nohup nice time stdbuf systemd-run fakeroot coproc entr "
-                "perf valgrind pkexec xvfb-run dbus-run-session bwrap firejail setarch then do else ! if while until {"
-            ),
-            0,
-        ),
-        **dict.fromkeys(
-            _set(
-                "timeout flock chroot taskset chrt ssh uv poetry pipenv pdm hatch rye pipx nsenter runuser su sg direnv"
-            ),
-            1,
-        ),
-        **dict.fromkeys(_set("docker podman nerdctl kubectl oc"), 2),
-    }
-)
-"""Programs that run the command behind them, and how many operands of their own may come first."""
-SHELLS = _set(
-    "bash sh zsh dash ksh fish ash su eval env watch ssh script flock trap alias xargs parallel sg runuser busybox"
-)
-"""Programs that read some of their words as a line of shell."""
-_FIND_RUNS = _set("-exec -execdir -ok -okdir -x --exec -X --exec-batch")
-
-
-def hidden_commands(argv: tuple[str, ...]) -> tuple[list[tuple[str, ...]], list[str]]:
-    """What a command may run besides itself: commands, and texts that a shell reads; generous."""
-    name = base_name(argv[0])
-    commands: list[tuple[str, ...]] = []
-    lines: list[str] = []
-    if name in WRAPPERS:
-        own, after_option = WRAPPERS[name], False
-        for at in range(1, len(argv)):
-            word = argv[at]
-            if word.startswith("-") or ("=" in word and name in {"env", "sudo", "doas"}):
-                after_option = word.startswith("-")
-                continue
-            commands.append(argv[at:])
-            if not after_option:
-                if own == 0:
-                    break
-                own -= 1
-            after_option = False
-    if name in {"find", "gfind", "fd", "fdfind"}:
-        commands += [argv[at + 1 :] for at, word in enumerate(argv[:-1]) if word in _FIND_RUNS]
-    if name == "git":
-        for at, word in enumerate(argv[:-1]):
-            if word == "-c":
-                lines.append(argv[at + 1].partition("!")[2])
-            elif word in {"--exec", "-x", "foreach", "run"}:
-                lines.append(argv[at + 1])
-                commands.append(argv[at + 1 :])
-    if name in SHELLS:
-        lines += [word for word in argv[1:] if not word.startswith("-") and (" " in word or name != "env")]
-        lines += [word.partition("=")[2] for word in argv[1:] if "=" in word]
-        if name in {"eval", "ssh"}:
-            lines.append(" ".join(argv[1:]))
-    return commands, [line for line in lines if line]

@@ -84,9 +84,13 @@ class CommandRule:
     line: str
     program: Glob
     """Its program for ask and deny: by its base name, in any case."""
+    exact: bool = False
+    """Whether it spells a whole command, letter by letter."""
 
     def spells(self, argv: tuple[Word, ...]) -> int | None:
         """For allow: how many words at the beginning of the command the rule spells; None if it does not fit."""
+        if self.words and self.words[0].pieces[0] != argv[0].text:
+            return None
         if len(argv) < len(self.words) or (not self.open and len(argv) != len(self.words)):
             return None
         for pattern, word in zip(self.words, argv, strict=False):
@@ -96,10 +100,6 @@ class CommandRule:
         while spelled < len(self.words) and self.words[spelled].pieces[0]:
             spelled += 1
         return spelled
-
-    @property
-    def exact(self) -> bool:
-        return not self.open and bool(self.words) and all(word.literal for word in self.words)
 
     def forbids(self, argv: tuple[Word, ...]) -> Fit:
         """For ask and deny: whether the command is one of these, its options in any order and place."""
@@ -276,7 +276,8 @@ def _command_rule(origin: Origin, specifier: str | None) -> CommandRule:
     if not is_open and len(words[-1].pieces) > 1 and not words[-1].pieces[-1] and words[-1].pieces[0]:
         # `npm run test*`: the star at the end also stands for further words.
         is_open = True
-    return CommandRule(origin, words, is_open, line, _loosely(words[0]))
+    exact = not is_open and all(word.literal for word in words)
+    return CommandRule(origin, words, is_open, line, _loosely(words[0]), exact)
 
 
 def _rule_words(text: str) -> tuple[Glob, ...]:

@@ -84,7 +84,7 @@ class Executor:
         self.prepared = False
         self.adopted = False
         self.started = anyio.Event()
-        """Set when `launched` is what the environment says, and no longer only what could be left of it."""
+        """Set when its start has come to an end: `launched` is what there is of it."""
         self.connected = anyio.Event()
         """Set at the first hello."""
         self.disconnected = anyio.Event()

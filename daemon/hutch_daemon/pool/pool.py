@@ -15,6 +15,8 @@ that has been idle longest, else it waits.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -32,6 +34,7 @@ from hutch_daemon.settings import Executors
 from hutch_daemon.store import executors
 from hutch_daemon.store.rows import ExecutorRow
 from hutch_daemon.store.store import Store
+from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.ids import new_id
@@ -42,6 +45,10 @@ __all__ = ["Credentials", "Pool"]
 
 _SPARE_DELAY: Final = 0.5
 """Seconds before a spare that was handed out is replaced: the session that got it goes first."""
+_STARTS_AT_ONCE: Final = 2 * (os.cpu_count() or 1)
+"""More would only make each other miss the deadline of the hello."""
+_OUTPUT_KEPT: Final = 7 * 24 * 3600.0
+"""Seconds that the output of an executor is kept after its last line."""
 _LAST_WORDS: Final = 5.0
 """Seconds to read what an executor that has ended still left in its socket."""
 
@@ -90,6 +97,7 @@ class Pool:
         self._executors: dict[str, Executor] = {}
         self._starts: dict[Kind, Starts] = {}
         self._kept: set[Kind] = set()
+        self._starting = anyio.CapacityLimiter(_STARTS_AT_ONCE)
         self._freed = anyio.Event()
         self._missing = anyio.Event()
         self._tasks: TaskGroup | None = None
@@ -153,7 +161,7 @@ class Pool:
             if former.session == session and former is not executor:
                 self.retire(former, "another executor serves its session")
         try:
-            await self._store.write(lambda tx: executors.lease(tx, executor.id, session, now_ms()))
+            await self._store.write(lambda tx: _lease(tx, executor.id, session))
         except BaseException:
             self.retire(executor, "its lease could not be stored")
             raise
@@ -221,6 +229,12 @@ class Pool:
             executor.move("detached", self._clock())
         self.on_change(executor)
 
+    def idle(self, executor: Executor) -> None:
+        """Note that its session has nothing to do: from now on it may be let go for another one."""
+        if executor.idle_since is None:
+            executor.idle_since = self._clock()
+            self._wake_waiting()
+
     def heard(self, executor: Executor, beat: m.Heartbeat) -> None:
         """Note a sign of life."""
         executor.heard = self._clock()
@@ -231,6 +245,7 @@ class Pool:
     async def adopt(self, rows: Iterable[ExecutorRow]) -> list[Executor]:
         """Take over what an earlier hutchd started: return those that live and should dial in; the rest is ended."""
         assert self._tasks is not None, "the pool runs"
+        await anyio.to_thread.run_sync(_remove_old, self._output_dir)
         living: list[Executor] = []
         for row in rows:
             environment = self.environments.get(row.environment)
@@ -251,12 +266,12 @@ class Pool:
             self._executors[row.id] = executor
             found = environment.adopt(row.launched) if row.launched is not None else None
             executor.launched = found or _remains(row)
+            executor.started.set()
             if executor.state == "draining":
                 self._tasks.start_soon(self._end, executor, 0.0)
             elif executor.state == "detached" and found is None:  # what a dead one started may live
                 self.retire(executor, "it was gone when hutchd came back")
             elif executor.state == "detached":
-                executor.started.set()
                 living.append(executor)
                 self._tasks.start_soon(self._watch, executor)
         return living
@@ -285,9 +300,10 @@ class Pool:
             )
         if pause > 0:
             await anyio.sleep(pause)
-        await self._make_room(kind)
         try:
-            await self._launch(kind, settings)
+            async with self._starting:
+                await self._make_room(kind)
+                await self._launch(kind, settings)
         except HutchError as error:
             if error.reason is not Reason.AGENT_UNAVAILABLE:
                 raise
@@ -347,6 +363,7 @@ class Pool:
                 )
             )
         except BaseException as error:
+            executor.started.set()
             self.retire(executor, str(error) or "its start was given up")
             raise
         self._tasks.start_soon(self._watch, executor)
@@ -408,10 +425,17 @@ class Pool:
 
     async def _watch(self, executor: Executor) -> None:
         assert executor.launched is not None
-        exited: Exited = await executor.environment.wait(executor.launched)
+        exited: Exited | None = None
+        while exited is None:
+            try:
+                exited = await executor.environment.wait(executor.launched)
+            except OSError as error:  # no descriptor left: look again
+                _log.error("an executor cannot be watched", executor=executor.id, error=str(error))
+                await anyio.sleep(1.0)
         self.retire(executor, "its process ended" + (f" with {exited.code}" if exited.code is not None else ""))
 
     async def _end(self, executor: Executor, grace: float) -> None:
+        await executor.started.wait()  # what is being started has to be there before it can be ended
         launched = executor.launched
         assert launched is not None
         await self._save(executor, state="draining", detail=executor.detail)
@@ -455,9 +479,13 @@ class Pool:
         )
         if gone:
             self._executors.pop(executor.id, None)
-            self._freed.set()
-            self._freed = anyio.Event()
+            self._wake_waiting()
             self._missing.set()
+
+    def _wake_waiting(self) -> None:
+        """Have those who wait for room look again."""
+        self._freed.set()
+        self._freed = anyio.Event()
 
     async def _save(self, executor: Executor, **fields: Any) -> None:
         """Store what happened anyway. What cannot be stored now is found out again by the next adoption."""
@@ -501,6 +529,20 @@ class Pool:
             one.move("gone", self._clock())
             await self._settle(one)
             self.on_change(one)
+
+
+def _remove_old(output: Path) -> None:
+    """Remove the output of executors that have long been gone."""
+    before = time.time() - _OUTPUT_KEPT
+    for file in output.glob("x-*.log"):
+        with contextlib.suppress(OSError):
+            if file.stat().st_mtime < before:
+                file.unlink()
+
+
+def _lease(tx: Tx, executor: str, session: str) -> None:
+    executors.lease(tx, executor, session, now_ms())
+    executors.update(tx, executor, state="leased")
 
 
 def _remains(row: ExecutorRow) -> Launched:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import signal
 import uuid
 from collections import deque
 from contextlib import suppress
@@ -75,6 +74,19 @@ class Bounds:
     """From the interrupt to the end of the turn; after it the CLI is killed."""
     close: float = 10.0
 
+    @classmethod
+    def of(cls, session: m.PrepareSession) -> Bounds:
+        """Return those that follow from the session: its CLI is looked after as often as its stream may be silent."""
+        idle = session.stream_idle
+        probe = min(20.0, idle)
+        return cls(
+            retries=session.retries,
+            stream_idle=idle,
+            model_silence=2 * idle,
+            probe_after=probe,
+            probe_answer=probe,
+        )
+
 
 @dataclass(slots=True, eq=False)
 class _Turn:
@@ -133,7 +145,8 @@ class ClaudeRunner:
 
     def __init__(self, bounds: Bounds | None = None, cli: str | None = None) -> None:
         """Make a runner that has done nothing yet; `cli` is a program to start in place of the SDK's own CLI."""
-        self._bounds = bounds or Bounds()
+        self._given_bounds = bounds
+        self._bounds: Bounds
         self._cli = cli
         self._link: _Link | None = None
         self._turn: _Turn | None = None
@@ -143,6 +156,8 @@ class ClaudeRunner:
         self._kept = False
         """… and has it on disk, so that it outlives the CLI."""
         self._spoiled = False
+        """A turn was left before its end: the CLI cannot be used again."""
+        self._closed = False
         self._session: m.PrepareSession
         self._daemon: DaemonPort
 
@@ -161,6 +176,7 @@ class ClaudeRunner:
     async def open(self, session: m.PrepareSession, daemon: DaemonPort) -> m.Prepared:
         """Start the CLI. HutchError: no key, no CLI, or `not_found` for a conversation to resume that is unknown."""
         self._session, self._daemon = session, daemon
+        self._bounds = self._given_bounds or Bounds.of(session)
         self._conversation = session.resume if session.resume and not session.fork else str(uuid.uuid4())
         self._begun = self._kept = session.resume == self._conversation
         grant = await self._connect()
@@ -211,6 +227,9 @@ class ClaudeRunner:
         if failure is not None:
             raise await self._refusal(link, failure) from failure
         self._link, self._spoiled = link, False
+        if self._closed:
+            await self._discard()
+            raise HutchError(Reason.SHUTTING_DOWN)
         return grant
 
     def _options(self) -> ClaudeAgentOptions:
@@ -259,7 +278,7 @@ class ClaudeRunner:
         """Play one turn; see the port. The CLI is started again when the last turn ended it."""
         turn = self._turn = _Turn()
         try:
-            if self._spoiled:
+            if self._spoiled or (self._link is not None and not self._link.process.is_ready()):
                 await self._discard()
             try:
                 link = self._link or await self._connect_again()
@@ -296,6 +315,7 @@ class ClaudeRunner:
         return self._link
 
     async def _play(self, turn: _Turn, link: _Link, prompt: str) -> TurnEnded:
+        await self._catch_up(link)
         async with anyio.create_task_group() as group:
             group.start_soon(partial(self._read_stderr, link, tell=True))
             group.start_soon(self._watch_stop, turn, link)
@@ -304,6 +324,13 @@ class ClaudeRunner:
             end = await self._listen(turn, link)
             group.cancel_scope.cancel()
         return msgspec.structs.replace(turn.cause, usage=end.usage) if turn.cause else end
+
+    async def _catch_up(self, link: _Link) -> None:
+        """Report what the CLI said since the last turn; a result among it is not of the turn that begins."""
+        with suppress(anyio.WouldBlock, anyio.EndOfStream):
+            while True:
+                await self._take(link, link.process.messages.receive_nowait())
+                link.narrator.result = None
 
     async def _submit(self, link: _Link, prompt: str) -> None:
         with suppress(CLIConnectionError):  # the CLI has ended: the listener sees it
@@ -319,27 +346,29 @@ class ClaudeRunner:
             if isinstance(line, Broken):
                 link.process.kill()
                 return TurnEnded("failed", "agent_broken", f"Claude Code wrote what is no message: {line.detail}")
-            if isinstance(line, Skipped):
-                message = f"A message of Claude Code was left out: it had {line.size} bytes."
-                await self._daemon.report("notice", Notice("message_too_large", message, {"bytes": line.size}))
-            else:
-                await self._tell(link, line)
-            link.tell_progress()
-            if link.narrator.session is not None:
-                self._conversation, self._begun = link.narrator.session, True
-                self._kept |= link.narrator.spoke
+            await self._take(link, line)
             if link.narrator.result is not None:
                 return await self._conclude(link, link.narrator.result, line)
 
-    async def _tell(self, link: _Link, line: bytes) -> None:
-        try:
-            told = link.narrator.tell(line)
-        except msgspec.DecodeError as error:
-            told = [("notice", Notice("agent_note", f"Claude Code sent a message of an unknown shape: {error}"))]
-        native: bytes | None = line
+    async def _take(self, link: _Link, line: bytes | Skipped | Broken) -> None:
+        """Report one message; the native line goes with the first of its events."""
+        native: bytes | None = None
+        if isinstance(line, bytes):
+            native = line
+            try:
+                told = link.narrator.tell(line)
+            except msgspec.DecodeError as error:
+                told = [("notice", Notice("agent_note", f"Claude Code sent a message of an unknown shape: {error}"))]
+        else:
+            message = f"A message of Claude Code was left out: {line}."
+            told = [("notice", Notice("message_too_large", message))]
         for kind, data in told:
             await self._daemon.report(kind, data, native)
-            native = None  # once is enough for a line that tells several things
+            native = None
+        link.tell_progress()
+        if link.narrator.session is not None:
+            self._conversation, self._begun = link.narrator.session, True
+            self._kept |= link.narrator.spoke
 
     async def _conclude(self, link: _Link, result: Result, line: bytes | Skipped) -> TurnEnded:
         native = line if isinstance(line, bytes) else None
@@ -360,7 +389,7 @@ class ClaudeRunner:
             return _STOPPED
         if not code:
             return TurnEnded("failed", "no_result", "Claude Code ended without saying how the turn ended.")
-        how = f"with exit code {code}" if code > 0 else f"by the signal {signal.Signals(-code).name}"
+        how = f"with exit code {code}" if code > 0 else f"by signal {-code}"
         last = f" It said: {link.stderr[-1]}" if link.stderr else ""
         return TurnEnded("failed", "agent_died", f"Claude Code was ended in mid-turn {how}.{last}")
 
@@ -423,6 +452,7 @@ class ClaudeRunner:
 
     async def close(self) -> None:
         """End the CLI and what it started, within the bound."""
+        self._closed = True
         if self._turn is not None:
             self._turn.stop_asked.set()
         await self._discard()

@@ -44,6 +44,7 @@ _AHEAD: Final = 64
 """Messages that may wait for the runner before reading stops."""
 
 _FEED_DEADLINE: Final = 30.0
+_KILL_DEADLINE: Final = 5.0
 _QUESTION: Final = re.compile(rb'\{"type":"control_request","request_id":"([^"\\]+)"')
 _MARK: Final = "HUTCH_AGENT_RUN"
 """A variable that everything which comes from one CLI inherits, so that it can be found when the CLI is gone."""
@@ -66,6 +67,9 @@ class Skipped:
     """In place of a message that was longer than `MAX_LINE`: how many bytes it had."""
 
     size: int
+
+    def __str__(self) -> str:
+        return f"it had {self.size} bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,16 +259,15 @@ class ClaudeProcess(Transport):
                 return await self._process.wait()
         return None
 
-    def kill(self) -> None:
-        """Kill the CLI and everything that came from it, at once."""
-        process = self._process
-        if process is None:
-            return
-        if process.returncode is None:
-            process.kill()
-        for pid in _marked(f"{_MARK}={self._mark}".encode()):
+    def kill(self) -> bool:
+        """Kill the CLI and everything that came from it, at once; tell whether there was anything to kill."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+        left = _marked(f"{_MARK}={self._mark}".encode())
+        for pid in left:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
+        return bool(left)
 
     async def end_input(self) -> None:
         """Close the CLI's input; it ends by itself after that."""
@@ -286,8 +289,10 @@ class ClaudeProcess(Transport):
                 await self.end_input()
                 await process.wait()
             self.kill()
-            with anyio.move_on_after(5):
+            with anyio.move_on_after(_KILL_DEADLINE):
                 await process.wait()
+                while self.kill():  # noqa: ASYNC110 -- nobody is told when a grandchild ends, or starts one more
+                    await anyio.sleep(0.01)
             for stream in (process.stdin, process.stdout, process.stderr):
                 if stream is not None:
                     with suppress(OSError):

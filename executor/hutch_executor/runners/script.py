@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
@@ -19,7 +18,7 @@ import anyio
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from hutch_executor.commands import running
+from hutch_executor.commands import run_command
 from hutch_executor.runners.port import DaemonPort
 from hutch_executor.runners.vocabulary import to_call, to_questions
 from hutch_shared import messages as m
@@ -279,10 +278,8 @@ class ScriptRunner:
         """Run the judged command; its group does not outlive the step. Output beyond the limit is left out."""
         assert self._session is not None
         argv = ["/bin/sh", "-c", str(judged.get("command", ""))]
-        output = bytearray()
-        async with running(argv, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, cwd=self._session.cwd) as process:
-            assert process.stdout is not None
-            async for chunk in process.stdout:
-                output += chunk[: OUTPUT_LIMIT - len(output)]
-            await process.wait()
-        return output.decode(errors="replace"), process.returncode != 0
+        said = bytearray()
+        code = await run_command(
+            argv, lambda chunk: said.extend(chunk[: OUTPUT_LIMIT - len(said)]), cwd=self._session.cwd
+        )
+        return said.decode(errors="replace"), code != 0

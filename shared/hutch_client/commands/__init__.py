@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-__all__ = ["GROUPS", "MODULES", "Command", "Parser", "one_of"]
+__all__ = ["GROUPS", "MODULES", "Command", "Parser", "group"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -65,10 +65,14 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
 MODULES: Final = {name: module for group in GROUPS.values() for name, (module, _) in group.items()}
 
 
-def one_of(parser: argparse.ArgumentParser, commands: dict[str, Command], title: str) -> None:
-    """Give `parser` sub-commands (`hutch key add`); the chosen one's `run` is called with its arguments."""
-    choices = parser.add_subparsers(title=title, metavar="COMMAND", required=True)
-    for name, command in commands.items():
-        child = choices.add_parser(name, help=command.doc, description=command.doc)
-        command.arguments(child)
-        child.set_defaults(run=command.run)
+def group(verbs: dict[str, Command], doc: str) -> Command:
+    """Return the command that has `verbs` (`hutch key add`) and does what the chosen one does."""
+
+    def arguments(parser: argparse.ArgumentParser) -> None:
+        choices = parser.add_subparsers(title="what to do", metavar="VERB", required=True)
+        for name, command in verbs.items():
+            child = choices.add_parser(name, help=command.doc, description=command.doc)
+            command.arguments(child)
+            child.set_defaults(verb=command.run)
+
+    return Command(arguments, lambda given: int(given.verb(given)), doc)

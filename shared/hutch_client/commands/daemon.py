@@ -11,7 +11,7 @@ from typing import Any
 
 from hutch_client import exits
 from hutch_client.blocking import PROTOCOL, Connection
-from hutch_client.commands import Command, one_of
+from hutch_client.commands import Command, group
 from hutch_client.endpoint import socket_path
 from hutch_client.tables import ago, count, fields, print_json, table
 from hutch_client.untrusted import one_line, plain
@@ -247,9 +247,5 @@ COMMANDS = {
     "status": Command(_output, _status, "Health of hutchd: executors, queue, store, isolation and keys."),
     "doctor": Command(_output, _doctor, "Find what is wrong and say what to do; exit 1 if something is."),
     "version": Command(_output, _version, "Versions of both sides."),
-    "daemon": Command(
-        lambda parser: one_of(parser, _VERBS, "what to do"),
-        lambda _: exits.USAGE,
-        "Start, stop, run and back up hutchd.",
-    ),
+    "daemon": group(_VERBS, "Start, stop, run and back up hutchd."),
 }

@@ -7,7 +7,7 @@ import sys
 
 from hutch_client import exits
 from hutch_client.blocking import Connection
-from hutch_client.commands import Command, one_of
+from hutch_client.commands import Command, group
 from hutch_client.tables import print_json, table
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.secret import Secret
@@ -83,8 +83,4 @@ _VERBS = {
     "ls": Command(_ls_arguments, _ls, "List keys, without their secrets."),
     "rm": Command(_which, _rm, "Forget a key."),
 }
-COMMANDS = {
-    "key": Command(
-        lambda parser: one_of(parser, _VERBS, "what to do"), lambda _: exits.USAGE, "Add, list and remove model keys."
-    )
-}
+COMMANDS = {"key": group(_VERBS, "Add, list and remove model keys.")}

@@ -11,7 +11,7 @@ from typing import Any
 
 from hutch_client import exits
 from hutch_client.blocking import Connection
-from hutch_client.commands import Command, one_of
+from hutch_client.commands import Command, group
 from hutch_client.commands.sessions import MODES
 from hutch_client.tables import count, fields, print_json
 from hutch_client.untrusted import one_line, visible
@@ -213,10 +213,4 @@ _VERBS = {
         _trust_arguments, lambda given: _trust(given, trust=False), "Take that back: then it can only tighten."
     ),
 }
-COMMANDS = {
-    "policy": Command(
-        lambda parser: one_of(parser, _VERBS, "what to do"),
-        lambda _: exits.USAGE,
-        "Show, explain, test and change rules.",
-    )
-}
+COMMANDS = {"policy": group(_VERBS, "Show, explain, test and change rules.")}

@@ -90,7 +90,7 @@ def _inspect(given: argparse.Namespace) -> int:
         session = hutch.call("get_session", session=given.session)
         turns = hutch.call("list_turns", session=session["id"])["turns"]
     if given.output == "json":
-        print_json({**session, "turns_list": turns})
+        print_json({**session, "all_turns": turns})
         return exits.OK
     isolation, options, rules = session["isolation"], session["options"], session.get("rules", {})
     print(

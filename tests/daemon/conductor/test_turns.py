@@ -5,6 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from hutch_daemon.settings import Turns
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import TurnEnded, UsageSeen
@@ -75,7 +76,7 @@ async def test_interrupt_stops_the_running_turn(stage: Stage) -> None:
 
 async def test_an_agent_that_does_not_stop_is_killed(stage: Stage) -> None:
     """When the grace is over the executor is ended with all its processes, and the turn with it."""
-    stage.settings = settings(turns=stage.settings.turns.__class__(interrupt_grace=0.05))
+    stage.settings = settings(turns=Turns(interrupt_grace=0.05))
     stage.host.play = never_end
     async with stage.hutchd():
         session = await stage.open()
@@ -89,6 +90,22 @@ async def test_an_agent_that_does_not_stop_is_killed(stage: Stage) -> None:
         assert executor.exited.is_set()
         assert ended.state == "stopped"
         assert "did not stop by itself" in (ended.message or "")
+
+
+async def test_a_turn_that_takes_too_long_is_stopped(stage: Stage) -> None:
+    """hutchd ends a turn whose executor does not mind its time, as timed_out."""
+    stage.settings = settings(turns=Turns(timeout=0.05, interrupt_grace=0.1))
+    stage.host.play = never_end
+    async with stage.hutchd():
+        session = await stage.open()
+        told = await stage.ended(await stage.submit(session, "minds the interrupt"))
+        turn = await stage.submit(session, "minds nothing")
+        await stage.running(turn)
+        stage.executor.stubborn = True
+        killed = await stage.ended(turn)
+
+        assert [told.state, killed.state] == ["timed_out", "timed_out"]
+        assert stage.host.started[0].exited.is_set()
 
 
 async def test_interrupting_the_turn_leaves_the_queue(stage: Stage) -> None:
@@ -181,7 +198,9 @@ async def test_a_gap_in_the_numbers_is_refused(stage: Stage) -> None:
         session = await stage.open()
         executor = await stage.running(await stage.submit(session))
 
-        executor.events.append(executor.events[0].__class__(7, executor.events[0].at, "stderr", executor.events[0].data))
+        executor.events.append(
+            executor.events[0].__class__(7, executor.events[0].at, "stderr", executor.events[0].data)
+        )
 
         with pytest.raises(HutchError) as refused:
             await executor.resend(1)
@@ -214,7 +233,9 @@ async def test_usage_is_counted_with_the_end(stage: Stage) -> None:
 
         table = await stage.conductor.get_usage(stage.me, m.GetUsage(by="model"))
 
-        assert [(row.of, row.turns, row.usage.input_tokens, row.usage.usd) for row in table.rows] == [("big", 2, 20, 0.5)]
+        assert [(row.of, row.turns, row.usage.input_tokens, row.usage.usd) for row in table.rows] == [
+            ("big", 2, 20, 0.5)
+        ]
 
 
 async def test_a_refused_prompt_goes_to_another_executor(stage: Stage) -> None:

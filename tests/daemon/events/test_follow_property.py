@@ -21,7 +21,7 @@ habits = st.tuples(st.sampled_from(["s-aaaa", "s-bbbb", "*"]), st.lists(st.integ
 
 
 @given(batches=batches, followers=st.lists(habits, min_size=1, max_size=4), room=st.integers(1, 5))
-@settings(max_examples=25)
+@settings(max_examples=20)
 def test_each_event_reaches_each_follower_once_and_in_order(
     batches: list[tuple[str, int]], followers: list[tuple[str, list[int]]], room: int
 ) -> None:

@@ -135,8 +135,10 @@ def _same(wanted: tuple[str, ...], given: tuple[str, ...], work: Path) -> bool:
     word = wanted[0]
     if word == "~" or word.startswith("~/"):
         word = str(work) + word[1:]
+    if given[:1] == (word,) and _same(wanted[1:], given[1:], work):
+        return True
     if not any(char in word for char in "*?["):
-        return given[:1] == (word,) and _same(wanted[1:], given[1:], work)
+        return False
     # Names of files that match, or the pattern itself; what is in the directory changes while the line runs.
     most = next((at for at, name in enumerate(given) if not fnmatch(name, word)), len(given))
     return any(_same(wanted[1:], given[taken:], work) for taken in range(1, most + 1))

@@ -51,6 +51,16 @@ def test_a_path_that_nobody_resolved_is_not_allowed() -> None:
     assert decide(layer, "Edit", "src/a", real={"/w/src/a": "/w/src/a"}).decision == "allow"
 
 
+def test_an_operand_that_nobody_resolved_might_be_a_denied_file() -> None:
+    """Where a rule denies files, a command is allowed only if what its words lead to is known."""
+    layer = Layer("account", allow=("Bash(cat:*)",), deny=("Read(.env)",))
+
+    assert decide(layer, "Bash", "cat a", real={}).decision == "ask"
+    assert decide(layer, "Bash", "cat a", real={"/w/a": "/w/a"}).decision == "allow"
+    assert decide(layer, "Bash", "cat a", real={"/w/a": "/w/.env"}).decision == "deny"
+    assert decide(layer, "Bash", "cat a", "bypass", real={}).decision == "ask"
+
+
 def test_a_path_is_looked_up_before_its_dots_are_gone() -> None:
     """`link/../x` is beside what the link leads to, and that is what counts."""
     layer = Layer("account", allow=("Edit(**)",), deny=("Edit(//etc/**)",))

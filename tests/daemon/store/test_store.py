@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sqlite3
 import threading
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -119,24 +120,24 @@ async def test_events_are_published_in_order_before_their_writes_return(store: S
 
 
 async def test_units_that_wait_share_commits(store: Store) -> None:
-    """While one commit is under way, the next group gathers: many units make few commits."""
+    """What gathered while a commit was under way makes few commits, of at most 256 units each."""
+    gate = threading.Event()
+    groups: list[Tx] = []
 
-    def unit(tx: Tx) -> int:
-        return id(tx)
-
-    groups: set[int] = set()
-    alive: list[Tx] = []
-
-    def kept(tx: Tx) -> None:
-        alive.append(tx)  # so that no two have the same address
-        groups.add(unit(tx))
+    def unit(tx: Tx) -> None:
+        groups.append(tx)
 
     async with anyio.create_task_group() as tasks:
-        for _ in range(500):
-            tasks.start_soon(store.write, kept)
+        tasks.start_soon(store.write, lambda _: gate.wait(30))
+        for _ in range(600):
+            tasks.start_soon(store.write, unit)
+        await anyio.wait_all_tasks_blocked()
+        gate.set()
 
-    assert len(alive) == 500
-    assert len(groups) < 250
+    sizes = Counter(id(tx) for tx in groups)
+    assert sum(sizes.values()) == 600
+    assert len(sizes) < 200
+    assert max(sizes.values()) <= 256
 
 
 async def test_a_cancelled_caller_does_not_undo_its_unit(store: Store) -> None:

@@ -27,6 +27,7 @@ _DESCRIPTOR = re.compile(r"[0-9]+|-")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"$`\\]*\"")
 _QUOTES = re.compile(r"['\"\\]")
 _CUTS = re.compile(r"[;&|\n(){}`<>]+")
+_LEAVES = frozenset({"word", "number", "raw_string", "string_content", "comment", "file_descriptor", "variable_name"})
 _ENDS_WITH_COMMAND = frozenset({"list", "pipeline", "negated_command", "redirected_statement"})
 LONGEST = 10_000
 """Characters; longer lines are read roughly."""
@@ -113,12 +114,12 @@ class _Link(NamedTuple):
 
 
 def _walk(root: Node) -> Iterator[_Link]:
-    """All nodes from the first to the last, without recursion."""
+    """All nodes that may hold commands, from the first to the last, without recursion."""
     stack = [_Link(root, None)]
     while stack:
         link = stack.pop()
         yield link
-        stack.extend(_Link(child, link) for child in reversed(link.node.named_children))
+        stack.extend(_Link(child, link) for child in reversed(link.node.named_children) if child.type not in _LEAVES)
 
 
 def _belongs_to_command(redirect: _Link) -> bool:

@@ -6,7 +6,6 @@ variable, a substitution, a file name pattern, braces) is not: its text is then 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Joint = Literal["", "&&", "||", ";", "|", "&", "(", ")"]
@@ -18,8 +17,7 @@ class Word(NamedTuple):
     sure: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     """One simple command: its words, the files it is connected to, the variables set for it, and what follows it."""
 
     words: tuple[Word, ...]

@@ -1,0 +1,166 @@
+"""The broker's process: found alive or started, watched, started again when it dies.
+
+It outlives hutchd: it leads a session of its own, and a hutchd that starts finds it by its control socket. What it is
+told goes to its standard input as one line; its environment holds nothing but where programs and libraries are. One
+that is there but speaks another protocol, or knows another token, is ended and replaced: its leases die with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import anyio
+import msgspec
+from anyio import to_thread
+
+from hutch_daemon.keys import durable
+from hutch_shared import broker_link as link
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.ids import new_token
+from hutch_shared.rpc.invocation import Handler
+from hutch_shared.rpc.peer import Limits, Peer
+from hutch_shared.rpc.stream import SocketStream
+from hutch_shared.rpc.vigil import Patience
+from hutch_shared.unix import connect, peer_credentials
+
+__all__ = ["BrokerProcess", "Link", "link_token"]
+
+_log: Final = logging.getLogger(__name__)
+_START: Final = 30.0
+_HELLO: Final = 10.0
+_ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "HUTCH_LOG_LEVEL", "SSL_CERT_FILE", "SSL_CERT_DIR")
+
+Link = Peer[None]
+
+
+def link_token(path: Path) -> str:
+    """Return what hutchd shows at the link, kept in a file beside the master key; made at first. Blocks."""
+    durable.write_new(path, new_token().encode())
+    content = durable.read(path)
+    assert content is not None
+    return content.decode().strip()
+
+
+class BrokerProcess:
+    """Gives links to a broker, starting one where there is none."""
+
+    def __init__(
+        self,
+        boot: link.BrokerBoot,
+        handlers: Mapping[str, Handler[None]],
+        *,
+        log_path: Path,
+        command: tuple[str, ...] = (sys.executable, "-m", "hutch_broker"),
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        """Start `command` with this boot line; its own words go to `log_path`."""
+        self._boot = boot
+        self._handlers = handlers
+        self._log_path = log_path
+        self._command = command
+        self._environ = environ
+        self._children: list[subprocess.Popen[bytes]] = []
+        self.starts = 0
+
+    @asynccontextmanager
+    async def linked(self) -> AsyncIterator[tuple[Link, link.BrokerWelcome]]:
+        """Be linked to a broker, one that is there or a new one. HutchError when neither is to be had."""
+        stream = await self._dial() or await self._start()
+        peer: Link = Peer(
+            stream,
+            takes=link.FROM_BROKER,
+            sends=link.TO_BROKER,
+            context=None,
+            handlers=self._handlers,
+            limits=Limits(frame=64 << 20),
+            patience=Patience(quiet=30.0),
+        )
+        async with peer.serving():
+            hello = link.BrokerHello(token=self._boot.token)
+            try:
+                welcome: link.BrokerWelcome = await peer.call("hello", hello, _HELLO)
+            except HutchError as error:
+                if error.reason in (Reason.TOKEN_UNKNOWN, Reason.PROTOCOL_MISMATCH):
+                    _log.warning("the broker that is there is not ours (%s): it is replaced", error)
+                    self._end(stream)
+                raise
+            yield peer, welcome
+
+    async def _dial(self) -> SocketStream | None:
+        try:
+            sock = connect(Path(self._boot.control), _HELLO)
+        except OSError:
+            return None
+        if peer_credentials(sock).uid not in (0, os.geteuid()):
+            sock.close()
+            raise HutchError(Reason.NOT_ALLOWED, f"Another account listens on {self._boot.control}.")
+        return SocketStream(sock)
+
+    async def _start(self) -> SocketStream:
+        """Start one and wait until it can be dialled."""
+        self.starts += 1
+        environ = {name: self._environ[name] for name in _ENVIRONMENT if name in self._environ}
+        child = await to_thread.run_sync(self._spawn, environ)
+        self._children.append(child)
+        pause = 0.005
+        with anyio.move_on_after(_START):
+            while child.poll() is None:
+                if (stream := await self._dial()) is not None:
+                    return stream
+                await anyio.sleep(pause)
+                pause = min(pause * 1.5, 0.25)
+        if child.poll() is None:
+            child.kill()
+        raise HutchError(
+            Reason.AGENT_UNAVAILABLE, f"hutch-broker does not start (code {child.poll()}); see {self._log_path}."
+        )
+
+    def _spawn(self, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        log = os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            child = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=dict(environ),
+                cwd="/",
+                start_new_session=True,
+                close_fds=True,
+            )
+        except OSError as error:
+            raise HutchError(Reason.AGENT_UNAVAILABLE, f"hutch-broker cannot be started: {error.strerror}.") from None
+        finally:
+            os.close(log)
+        assert child.stdin is not None
+        with suppress(BrokenPipeError), child.stdin:
+            child.stdin.write(msgspec.json.encode(self._boot) + b"\n")
+        return child
+
+    def reap(self) -> None:
+        """Take away what is left of those that ended."""
+        self._children = [child for child in self._children if child.poll() is None]
+
+    def let_go(self) -> None:
+        """Leave a broker to itself: it goes on, and another hutchd may find it."""
+        self.reap()
+        for child in self._children:
+            child.returncode = 0  # else it would be complained about
+
+    @staticmethod
+    def _end(stream: SocketStream) -> None:
+        """End the process that listens at the other end of the link."""
+        sock = stream.extra(anyio.abc.SocketAttribute.raw_socket)  # noqa: S610  # anyio, not Django
+        with suppress(ProcessLookupError, PermissionError, HutchError):
+            os.kill(peer_credentials(sock).pid, signal.SIGTERM)
+
+    def __repr__(self) -> str:
+        return f"<BrokerProcess {self._boot.control}, started {self.starts} times>"

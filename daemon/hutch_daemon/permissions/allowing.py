@@ -1,0 +1,226 @@
+"""Rules that allow, held against a command line that is understood; narrow.
+
+A line is allowed only if both readings give the same commands, each of them has a rule, and each file that it is
+connected to by a redirection may be written.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hutch_daemon.permissions import suggestions
+from hutch_daemon.permissions.findings import Hit, Scene
+from hutch_daemon.permissions.layers import Policy
+from hutch_daemon.permissions.paths import Place, absolute, plain, protected_name
+from hutch_daemon.permissions.programs import LINKS, Kind, base_name, lookup, veto
+from hutch_daemon.permissions.searching import MOST_DIRECTORIES, NOWHERE, as_paths, shown
+from hutch_daemon.permissions.shell.grammar import LONGEST, find
+from hutch_daemon.permissions.shell.reader import NotUnderstoodError, understand
+from hutch_daemon.permissions.shell.words import Command, Word
+from hutch_daemon.permissions.wrappers import unwrap
+from hutch_shared.messages import Suggestion
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_HARMLESS_VARIABLES = frozenset(
+    ["CI", "NO_COLOR", "FORCE_COLOR", "TZ", "LANG", "LC_ALL", "LC_CTYPE", "COLUMNS", "TERM"]
+)
+_WHOLE = "the whole command"
+
+
+def oddity(line: str) -> str | None:
+    """Why the text is no line that could be understood, before any grammar."""
+    if len(line) > LONGEST:
+        return f"the line is over {LONGEST:,} characters long"
+    if _CONTROL.search(line):
+        return "the line holds control characters"
+    return None
+
+
+def allowing(policy: Policy, line: str, scene: Scene) -> tuple[tuple[Hit, ...] | None, str, tuple[Suggestion, ...]]:
+    """The rules that allow the line, one for each part; else None, why not, and rules that would allow it."""
+    for rule in policy.allow.commands:
+        if not rule.open and rule.line and rule.line == line.strip():
+            return (Hit(rule.origin, "the whole line"),), "", ()
+    try:
+        commands = understand(line)
+    except NotUnderstoodError as error:
+        return None, f"the line is not understood: {error}", _this_line(line)
+    simple = [command for command in commands if command.words]
+    if not simple:
+        return None, "the line holds no command", ()
+    if [(c.words, c.reads, c.writes) for c in simple] != [(c.words, c.reads, c.writes) for c in find(line).commands]:
+        return None, "the line can be read in more than one way", _this_line(line)
+    walk = _Allowing(policy, scene, (scene.cwd,), (scene.cwd,), [], [], [], [])
+    walk.walk(commands)
+    if walk.refusals:
+        complete = len(walk.proposals) == len(walk.refusals)
+        return None, walk.refusals[0], tuple(dict.fromkeys(walk.proposals)) if complete else ()
+    return tuple(walk.hits), "", ()
+
+
+def _this_line(line: str) -> tuple[Suggestion, ...]:
+    """The exact line as a rule, if it can be one."""
+    text = line.strip()
+    if "\n" in text or "*" in text or len(text) > 500 or oddity(text):
+        return ()
+    return (Suggestion(rule=f"Bash({text})", note="only this very line"),)
+
+
+@dataclass(slots=True)
+class _Allowing:
+    """The walk over an understood line: which directory it is in, what was allowed, what still has no rule."""
+
+    policy: Policy
+    scene: Scene
+    here: tuple[str, ...]
+    seen: tuple[str, ...]
+    stack: list[tuple[tuple[str, ...], tuple[str, ...]]]
+    hits: list[Hit]
+    refusals: list[str]
+    proposals: list[Suggestion]
+    linked: str = ""
+    """A program that ran earlier in the line and may have changed where a path leads."""
+
+    def walk(self, commands: tuple[Command, ...]) -> None:
+        before = ""
+        for command in commands:
+            if command.then == "(":
+                self.stack.append((self.here, self.seen))
+            elif command.then == ")":
+                self.here, self.seen = self.stack.pop()
+            elif command.words:
+                self._command(command, alone=before != "|" and command.then not in {"|", "&"})
+            if command.then in {";", "||", "&"}:
+                # What comes next runs whether or not a `cd` before it worked.
+                self.here = self.seen
+            before = command.then
+
+    def _command(self, command: Command, *, alone: bool) -> None:
+        if command.words[0].text == "cd":
+            self._enter(command, alone=alone)
+            return
+        for assignment in command.assigns:
+            name = assignment.partition("=")[0]
+            if name not in _HARMLESS_VARIABLES:
+                self.refusals.append(f"`{name}` is set for a command, and may change what it runs")
+        hit, reason = self._ruled(command.words)
+        if hit is None:
+            self.refusals.append(reason)
+            proposal = suggestions.of_command(command.words)
+            if proposal is not None:
+                self.proposals.append(proposal)
+        else:
+            self.hits.append(hit)
+        for word in command.writes:
+            self._write(word.text)
+        if base_name((unwrap(tuple(word.text for word in command.words)) or ("ln",))[0]) in LINKS:
+            self.linked = command.words[0].text
+        for word in command.reads:
+            if word.text.startswith("/dev/") and word.text not in NOWHERE:
+                self.refusals.append(f"`{word.text}` is a device")
+        if not (hit is not None and hit.what == _WHOLE) and _may_write(command.words[0].text):
+            for word in command.words[1:]:
+                self._keep_off(word)
+
+    def _keep_off(self, word: Word) -> None:
+        for text in as_paths(word.text):
+            for base in self.here:
+                for path in self.scene.place(text, base).both:
+                    name = protected_name(path)
+                    if name is not None:
+                        self.refusals.append(f"`{text}` is in {name}, which can make programs run")
+
+    def _enter(self, command: Command, *, alone: bool) -> None:
+        words = command.words
+        plain_form = len(words) == 2 and words[1].sure and words[1].text and not words[1].text.startswith(("-", "+"))
+        if not plain_form or not alone or command.writes or command.reads or command.assigns:
+            self.refusals.append("`cd` to a place that is not plain")
+            return
+        if self.linked:
+            self.refusals.append(f"`{self.linked}` earlier in the line may change where `cd` leads")
+            return
+        places = [self.scene.place(words[1].text, base) for base in self.here]
+        if not all(found.within(self.scene.workspace) for found in places):
+            self.refusals.append(f"`cd {words[1].text}` leaves the work directory")
+            return
+        self.here = tuple(dict.fromkeys(found.written for found in places))
+        self.seen = tuple(dict.fromkeys((*self.seen, *self.here)))
+        if len(self.seen) > MOST_DIRECTORIES:
+            self.refusals.append("the line changes its directory too often")
+
+    def _write(self, target: str) -> None:
+        if target in NOWHERE:
+            return
+        if self.linked:
+            self.refusals.append(f"`{self.linked}` earlier in the line may change where `{target}` leads")
+            return
+        if plain(absolute(target, self.here[0], self.scene.home)).startswith("/dev/"):
+            self.refusals.append(f"`{target}` is a device")
+            return
+        for base in self.here:
+            hit, reason = allowed_path(self.policy, ("edit",), self.scene.place(target, base), self.scene)
+            if hit is None:
+                self.refusals.append(f"it writes `{target}`: {reason}")
+                return
+            self.hits.append(hit)
+
+    def _ruled(self, words: tuple[Word, ...]) -> tuple[Hit | None, str]:
+        """The rule that allows this command, as it stands or through its wrappers; else why none does."""
+        argv = tuple(word.text for word in words)
+        for rule in self.policy.allow.commands:
+            if rule.exact and rule.spells(words) is not None:
+                return Hit(rule.origin, _WHOLE), ""
+        inner = unwrap(argv)
+        if inner is None:
+            return None, f"`{argv[0]}` is not used in a plain way"
+        words = words[len(argv) - len(inner) :]
+        if not words[0].sure or "~" in words[0].text[:1]:
+            return None, "the name of the program is not plain"
+        reason = f"no rule allows `{shown(Command(words))}`"
+        for rule in self.policy.allow.commands:
+            spelled = rule.spells(words)
+            if spelled is None:
+                continue
+            objection = None if rule.exact else (_open_to_names(words, spelled) or veto(inner, spelled))
+            if objection is None:
+                return Hit(rule.origin, _WHOLE if rule.exact else shown(Command(words))), ""
+            reason = f"`{rule.origin.text}` does not reach so far: {objection}"
+        return None, reason
+
+
+def _may_write(program: str) -> bool:
+    """Whether files that the program is given may be written: git keeps its own directory, and tracks the others."""
+    return lookup(program).kind is not Kind.READS and program != "git"
+
+
+def _open_to_names(words: tuple[Word, ...], spelled: int) -> str | None:
+    """Why a file name pattern in the command is more than a name: what it expands to could be read as an option."""
+    program = lookup(words[0].text)
+    if program.kind is Kind.READS and not (program.short or program.long or program.words or program.check):
+        return None
+    for word in words[max(1, spelled) :]:
+        if not word.sure and word.text[:1] in "*?[-":
+            return f"a file name that `{word.text}` stands for may be read as an option"
+    return None
+
+
+def allowed_path(policy: Policy, actions: tuple[str, ...], spot: Place, scene: Scene) -> tuple[Hit | None, str]:
+    """The rule that allows an action at a place, as it is written and as it is; else why none does."""
+    if spot.real is None:
+        return None, f"nobody could tell what {spot.written} resolves to"
+    hit: Hit | None = None
+    for path in spot.both:
+        guarded = protected_name(path) if "edit" in actions else None
+        hit = None
+        for rule in policy.allow.paths:
+            if rule.action not in actions or not rule.covers(path, scene.workspace):
+                continue
+            if guarded is None or (rule.pattern is not None and rule.pattern.spells(guarded)):
+                hit = Hit(rule.origin, path)
+                break
+        if hit is None:
+            if guarded is not None:
+                return None, f"{path} is in {guarded}, which can make programs run"
+            return None, f"no rule allows {path}"
+    return hit, ""

@@ -1,0 +1,118 @@
+"""Rules that deny or ask, held against all that a command line may run."""
+
+from __future__ import annotations
+
+import re
+
+from hutch_daemon.permissions.addresses import possible_hosts
+from hutch_daemon.permissions.findings import Hit, Scene
+from hutch_daemon.permissions.layers import RuleSet
+from hutch_daemon.permissions.paths import inside
+from hutch_daemon.permissions.programs import READS_BELOW, base_name, is_known
+from hutch_daemon.permissions.rules import CommandRule, Fit, PathRule
+from hutch_daemon.permissions.searching import as_paths, operands_of, shown
+from hutch_daemon.permissions.shell.words import Command
+
+_ALL_IN_IT = re.compile(r"((^|/)\.?\*+)+/*$")
+_TREE_OPTIONS = re.compile(r"-[A-Za-z]*[rR][A-Za-z]*|--recursive|--r[a-z]*")
+
+
+def forbidding(
+    rules: RuleSet, commands: tuple[Command, ...], directories: tuple[str, ...], scene: Scene
+) -> tuple[Hit | None, str | None]:
+    """The first rule that matches any of the commands, their files or addresses; else why one might."""
+    # `Read` alone in deny is about the agent's own tools: nearly every command reads some file.
+    of_paths = [rule for rule in rules.paths if rule.action == "edit" or (rule.pattern and rule.action == "read")]
+    doubt: str | None = None
+    for rule in rules.commands:
+        for command in commands:
+            fit: Fit = rule.forbids(command.words) if command.words else "no"
+            if fit == "yes":
+                return Hit(rule.origin, shown(command)), None
+            if fit == "maybe" or (fit == "no" and _may_run(command, rule)):
+                doubt = doubt or f"`{shown(command)}` might be what `{rule.origin.text}` is about"
+        if not rule.words:
+            return Hit(rule.origin, "every command"), None
+    if of_paths:
+        hit, unsure = _forbidden_files(of_paths, commands, directories, scene)
+        if hit:
+            return hit, None
+        doubt = doubt or unsure
+    if rules.hosts:
+        for command in commands:
+            for word in command.words[1:]:
+                for host in possible_hosts(word.text) if "//" in word.text else ():
+                    for host_rule in rules.hosts:
+                        if host_rule.host is not None and host_rule.covers(host):
+                            return Hit(host_rule.origin, host), None
+    return None, doubt
+
+
+def _may_run(command: Command, rule: CommandRule) -> bool:
+    """Whether a program that the table does not know is given the name of the rule's program, as a wrapper would be."""
+    if not command.words or is_known(command.words[0].text):
+        return False
+    return any(rule.program.literal and rule.program.fits(base_name(word.text).lower()) for word in command.words[1:])
+
+
+def _forbidden_files(
+    rules: list[PathRule], commands: tuple[Command, ...], directories: tuple[str, ...], scene: Scene
+) -> tuple[Hit | None, str | None]:
+    doubt: str | None = None
+    for command in commands:
+        below = _reads_below(command)
+        for word, reads, writes in dict.fromkeys(operands_of(command)):
+            concerned = [rule for rule in rules if (rule.action == "read" and (reads or writes)) or writes]
+            if not concerned:
+                continue
+            if not word.sure:
+                doubt = doubt or f"`{word.text}` might name a file of `{concerned[0].origin.text}`"
+            for text in as_paths(word.text):
+                for directory in directories:
+                    spot = scene.place(text, directory)
+                    if spot.real is None:
+                        doubt = doubt or f"nobody could tell what `{text}` resolves to"
+                    for path in spot.both:
+                        for rule in concerned:
+                            if rule.covers(path, scene.workspace):
+                                return Hit(rule.origin, path), None
+                            if below and rule.may_lie_below(path, scene.workspace):
+                                doubt = doubt or f"what lies below `{text}` may include files of `{rule.origin.text}`"
+        if below and rules and len(command.words) < 3:
+            doubt = doubt or f"`{shown(command)}` may read files of `{rules[0].origin.text}`"
+    return None, doubt
+
+
+def _reads_below(command: Command) -> bool:
+    """Whether the command reads whole directories."""
+    if not command.words:
+        return False
+    options = READS_BELOW.get(base_name(command.words[0].text))
+    if not options:
+        return options is not None
+    texts = [word.text for word in command.words[1:] if word.text.startswith("-")]
+    return any(
+        text in options or (not text.startswith("--") and any(letter in options for letter in text[1:]))
+        for text in texts
+    )
+
+
+def destroys(commands: tuple[Command, ...], directories: tuple[str, ...], scene: Scene) -> str | None:
+    """Why a person decides whatever the mode: the command would remove the root, the home or what holds it."""
+    for command in commands:
+        if not command.words:
+            continue
+        name, words = base_name(command.words[0].text), command.words[1:]
+        removes_tree = name == "rm" and any(_TREE_OPTIONS.fullmatch(word.text) for word in words)
+        if not removes_tree and not (name == "find" and any(word.text == "-delete" for word in words)):
+            continue
+        for word in words:
+            if word.text.startswith("-"):
+                continue
+            if not word.sure and (name == "rm" and word.text[:1] in "$`{\"'"):
+                return f"`{shown(command)}` removes a directory whose name is not known"
+            emptied = _ALL_IN_IT.sub("", word.text) or ("/" if word.text.startswith("/") else ".")
+            for directory in directories:
+                if any(inside(scene.home, path) for path in scene.place(emptied, directory).both):
+                    return f"`{shown(command)}` removes the root or the home"
+    return None

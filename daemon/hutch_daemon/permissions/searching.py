@@ -1,0 +1,114 @@
+"""What a command line may run, and which files it may touch: generous, for rules that deny or ask."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from hutch_daemon.permissions.paths import absolute, can_be_path, plain
+from hutch_daemon.permissions.programs import PRINTS_ITS_WORDS, Kind, base_name, lookup
+from hutch_daemon.permissions.shell.grammar import LONGEST, find
+from hutch_daemon.permissions.shell.words import Command, Word
+from hutch_daemon.permissions.wrappers import LOOKED_THROUGH, hidden_commands
+
+NOWHERE = frozenset(["/dev/null", "/dev/stdout", "/dev/stderr", "/dev/stdin", "/dev/tty"])
+"""Files that are none."""
+_MOST_HIDDEN = 400
+"""Commands found inside commands before the search gives up, and says so."""
+MOST_DIRECTORIES = 8
+"""Directories that a line may go through before it is not followed any more."""
+_MOST_PATHS = 200
+_LONGEST_PATH = 1024
+_TAKES_NO_FILE = PRINTS_ITS_WORDS | LOOKED_THROUGH
+_EDITS_IN_PLACE = frozenset(["sed", "gsed", "perl", "ruby", "awk", "gawk"])
+_IN_PLACE = re.compile(r"-[A-Za-z]*i|--in-place|inplace")
+
+
+def everything_in(line: str) -> tuple[tuple[Command, ...], bool]:
+    """The commands of a line and those inside them (`sudo x`, `sh -c x`, `find -exec x`); whether that is all."""
+    found = find(line)
+    complete = found.complete
+    commands = list(found.commands)
+    pending = list(found.commands)
+    budget = _MOST_HIDDEN
+    while pending:
+        command = pending.pop()
+        argv = tuple(word.text for word in command.words)
+        if not argv or not command.words[0].sure:
+            complete = complete and not argv
+            continue
+        behind, lines = hidden_commands(argv)
+        budget -= len(behind) + len(lines)
+        if budget < 0:
+            return tuple(dict.fromkeys(commands)), False
+        sure = dict(enumerate(command.words))
+        inner = [Command(tuple(sure[len(argv) - len(words) + at] for at in range(len(words)))) for words in behind]
+        for text in lines:
+            # A text that is no line of shell (a host, a user) reads as a command too; that only denies more.
+            inner += find(text[:LONGEST]).commands
+        commands += inner
+        pending += inner
+    return tuple(dict.fromkeys(commands)), complete
+
+
+def directories_of(commands: tuple[Command, ...], cwd: str, home: str) -> tuple[str, ...]:
+    """Directories in which parts of the line may run, as far as `cd` names them."""
+    seen = [cwd]
+    for command in commands:
+        if len(command.words) == 2 and command.words[0].text in {"cd", "pushd"} and len(seen) < MOST_DIRECTORIES:
+            seen += [plain(absolute(command.words[1].text, base, home)) for base in tuple(seen)]
+    return tuple(dict.fromkeys(seen[:MOST_DIRECTORIES]))
+
+
+def as_paths(word: str) -> Iterator[str]:
+    """The ways in which a program may take a word for the name of a file."""
+    if len(word) > _LONGEST_PATH or not can_be_path(word):
+        return
+    if not word.startswith("-"):
+        yield word
+    elif len(word) > 2 and not word.startswith("--"):
+        yield word[2:]
+    for sign in ("=", ":", "@"):
+        _, found, after = word.partition(sign)
+        if found and after:
+            yield after
+
+
+def operands_of(command: Command) -> Iterator[tuple[Word, bool, bool]]:
+    """Words of a command that may be files; whether it may read and whether it may write them."""
+    for word in command.reads:
+        yield word, True, False
+    for word in command.writes:
+        if word.text not in NOWHERE:
+            yield word, False, True
+    if not command.words or base_name(command.words[0].text) in _TAKES_NO_FILE:
+        return
+    in_place = base_name(command.words[0].text) in _EDITS_IN_PLACE and any(
+        _IN_PLACE.match(w.text) for w in command.words
+    )
+    writes = in_place or lookup(command.words[0].text).kind is Kind.WRITES
+    for word in command.words[1:]:
+        yield word, True, writes
+    if "/" in command.words[0].text:
+        yield command.words[0], True, False
+
+
+def paths_of(line: str, cwd: str, home: str) -> tuple[str, ...]:
+    """Absolute paths that the judgement of the line will ask about; bounded. Their `..` are still in them."""
+    commands, _ = everything_in(line)
+    directories = directories_of(commands, cwd, home)
+    paths: dict[str, None] = {}
+    for command in commands:
+        for word, _, _ in operands_of(command):
+            for text in as_paths(word.text):
+                for directory in directories:
+                    paths[absolute(text, directory, home)] = None
+        if len(paths) > _MOST_PATHS:
+            break
+    return tuple(paths)[:_MOST_PATHS]
+
+
+def shown(command: Command) -> str:
+    """The command for people, cut where it is long."""
+    text = " ".join(word.text for word in command.words)
+    return text if len(text) <= 120 else text[:119] + "…"

@@ -1,0 +1,121 @@
+"""Programs that run the command behind them.
+
+For rules that allow, five are looked through, and only where they are used in a plain way. For rules that deny or ask,
+whatever a program may run counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from hutch_daemon.permissions.programs import base_name, names
+from hutch_daemon.permissions.shell.reader import RESERVED
+
+LOOKED_THROUGH = names("timeout nice time nohup stdbuf")
+_WRAPPER_OPTIONS: Mapping[str, re.Pattern[str]] = MappingProxyType(
+    {
+        "timeout": re.compile(r"--signal=\w+|--kill-after=[\d.]+[smhd]?|--foreground|--preserve-status|--verbose|-v"),
+        "nice": re.compile(r"-\d+|-n-?\d+|--adjustment=-?\d+"),
+        "time": re.compile(r"-p"),
+        "nohup": re.compile(r"(?!)"),
+        "stdbuf": re.compile(r"-[ioe][0LKMG\d]+|--(input|output|error)=[0LKMG\d]+"),
+    }
+)
+_WRAPPER_VALUES: Mapping[str, frozenset[str]] = MappingProxyType(
+    {"timeout": names("-s -k --signal --kill-after"), "nice": names("-n --adjustment"), "stdbuf": names("-i -o -e")}
+)
+_VALUE = re.compile(r"-?[A-Za-z0-9.]+")
+_DURATION = re.compile(r"[0-9]+(\.[0-9]+)?[smhd]?")
+
+
+def unwrap(argv: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The command behind `timeout nice time nohup stdbuf`, however many; None where their options are not plain."""
+    while argv and argv[0] in LOOKED_THROUGH:
+        name, at = argv[0], 1
+        while at < len(argv) and argv[at].startswith("-"):
+            if argv[at] in _WRAPPER_VALUES.get(name, frozenset()):
+                if at + 1 >= len(argv) or not _VALUE.fullmatch(argv[at + 1]):
+                    return None
+                at += 2
+            elif _WRAPPER_OPTIONS[name].fullmatch(argv[at]):
+                at += 1
+            else:
+                return None
+        if name == "timeout":
+            if at >= len(argv) or not _DURATION.fullmatch(argv[at]):
+                return None
+            at += 1
+        argv = argv[at:]
+        if not argv or not argv[0] or argv[0] in RESERVED - {"time"} or "=" in argv[0]:
+            return None
+        if argv[0] == "time":
+            return None
+    return argv
+
+
+WRAPPERS: Mapping[str, int] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            names(
+                "sudo doas env xargs command builtin exec setsid ionice strace ltrace watch unbuffer unshare busybox "
+                "toybox npx bunx pnpx uvx parallel script rlwrap nohup nice time stdbuf systemd-run fakeroot coproc "
+                "entr perf valgrind pkexec xvfb-run dbus-run-session bwrap firejail setarch then do else ! if while "
+                "until {"
+            ),
+            0,
+        ),
+        **dict.fromkeys(
+            names(
+                "timeout flock chroot taskset chrt ssh uv poetry pipenv pdm hatch rye pipx nsenter runuser su sg direnv"
+            ),
+            1,
+        ),
+        **dict.fromkeys(names("docker podman nerdctl kubectl oc"), 2),
+    }
+)
+"""Programs that run the command behind them, and how many operands of their own may come first."""
+SHELLS = names(
+    "bash sh zsh dash ksh fish ash su eval env watch ssh script flock trap alias xargs parallel sg runuser busybox"
+)
+"""Programs that read some of their words as a line of shell."""
+_HIDES = SHELLS | frozenset(WRAPPERS) | names("find gfind fd fdfind git")
+_FIND_RUNS = names("-exec -execdir -ok -okdir -x --exec -X --exec-batch")
+
+
+def hidden_commands(argv: tuple[str, ...]) -> tuple[list[tuple[str, ...]], list[str]]:
+    """What a command may run besides itself: commands, and texts that a shell reads; generous."""
+    name = base_name(argv[0])
+    commands: list[tuple[str, ...]] = []
+    lines: list[str] = []
+    if name not in _HIDES:
+        return commands, lines
+    if name in WRAPPERS:
+        own, after_option = WRAPPERS[name], False
+        for at in range(1, len(argv)):
+            word = argv[at]
+            if word.startswith("-") or ("=" in word and name in {"env", "sudo", "doas"}):
+                after_option = word.startswith("-")
+                continue
+            commands.append(argv[at:])
+            if not after_option:
+                if own == 0:
+                    break
+                own -= 1
+            after_option = False
+    if name in {"find", "gfind", "fd", "fdfind"}:
+        commands += [argv[at + 1 :] for at, word in enumerate(argv[:-1]) if word in _FIND_RUNS]
+    if name == "git":
+        for at, word in enumerate(argv[:-1]):
+            if word == "-c":
+                lines.append(argv[at + 1].partition("!")[2])
+            elif word in {"--exec", "-x", "foreach", "run"}:
+                lines.append(argv[at + 1])
+                commands.append(argv[at + 1 :])
+    if name in SHELLS:
+        lines += [word for word in argv[1:] if not word.startswith("-") and (" " in word or name != "env")]
+        lines += [word.partition("=")[2] for word in argv[1:] if "=" in word]
+        if name in {"eval", "ssh"}:
+            lines.append(" ".join(argv[1:]))
+    return commands, [line for line in lines if line]

@@ -1,0 +1,1 @@
+"""What Hutch costs, as ratios between two things that run in turn in one run: see README.md."""

@@ -1,0 +1,354 @@
+"""Who may use a lease, for what, how long: in the real broker, with processes of our own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import anyio
+import msgspec
+import pytest
+
+from hutch_broker.family import Peer, belongs
+from hutch_broker.leases import Held, Leases
+from hutch_shared import broker_link as link
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.unix import start_time
+from tests.broker.stage import ASK, KEY, Stage, read_all, read_until, request, staged
+from tests.rehearsal import Pause, Say, Stall, serve
+
+SAY = Say("one")
+CLIENT = """
+import socket, sys
+request = sys.stdin.buffer.read()
+sock = socket.socket(socket.AF_UNIX)
+sock.connect(sys.argv[1])
+sock.sendall(request)
+print(sock.recv(64).split()[1].decode())
+"""
+
+
+async def status_from_child(stage: Stage, token: str) -> int:
+    """Ask from a process of its own, a child of this one."""
+    done = await anyio.run_process([sys.executable, "-c", CLIENT, stage.boot.socket], input=request(token))
+    return int(done.stdout)
+
+
+async def test_a_lease_works_for_the_executor_and_what_it_started() -> None:
+    """A child of the lease's process is of its family."""
+    async with serve(key=KEY, script=lambda _: SAY) as model, staged(model.url) as stage:
+        _, token = await stage.lease()
+        status = await status_from_child(stage, token)
+
+        assert status == 200
+
+
+async def test_a_lease_is_refused_outside_its_family() -> None:
+    """A process that is no descendant of the executor, or of a process that once had its pid, is refused."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        async with staged("http://127.0.0.1:1") as stage:
+            _, strange = await stage.lease(pid=other.pid, start_time=start_time(other.pid))
+            _, reused = await stage.lease(start_time=1)
+            _, another_uid = await stage.lease(uid=os.getuid() + 1)
+            statuses = [(await stage.ask(token))[0] for token in (strange, reused, another_uid)]
+            records = await stage.recorded(3)
+
+        assert statuses == [403, 403, 403]
+        assert stage.asked == []
+        assert {record.pid for record in records} == {os.getpid()}
+        other.communicate(b"\n")
+
+
+def test_the_group_of_an_executor_is_its_family() -> None:
+    """A process in the group that was made for the executor belongs, wherever its parents are."""
+    with open("/proc/self/cgroup") as file:
+        part = file.read().strip().rpartition("/")[2]
+    if not part:
+        pytest.skip("this process is in no group with a name")
+    facts = {"id": "l", "token_hash": "", "session": "s", "executor": "x", "owner": 0, "account": "a"}
+    facts |= {"provider": "anthropic", "dialect": "anthropic", "credential": "k", "uid": os.getuid()}
+    lease = link.Lease(**facts, pid=1, start_time=1, cgroup=part)  # type: ignore[arg-type]
+    stranger = link.Lease(**facts, pid=1, start_time=1, cgroup="hutch-x-other")  # type: ignore[arg-type]
+    here = Peer(os.getuid(), os.getpid())
+
+    assert belongs(here, lease)
+    assert not belongs(here, stranger)
+    assert not belongs(Peer(os.getuid(), None), lease)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/v1/messages", 200),
+        ("POST", "/v1/messages/count_tokens?beta=true", 200),
+        ("GET", "/v1/models", 200),
+        ("GET", "/v1/messages", 404),
+        ("POST", "/v1/files", 404),
+        ("GET", "/v1/organizations/api_keys", 404),
+        ("POST", "/v1/messages/batches", 404),
+        ("POST", "/v1/x/../messages", 400),
+        ("POST", "/v1/%2e%2e/messages", 400),
+        ("POST", "//v1/messages", 400),
+        ("POST", "/v1/messages#x", 400),
+        ("POST", "http://127.0.0.1/v1/messages", 400),
+        ("POST", "/v1/messages?key=abc", 400),
+        ("DELETE", "/v1/models/m", 405),
+        ("OPTIONS", "*", 405),
+    ],
+)
+async def test_only_what_a_model_api_has_is_answered(method: str, path: str, status: int) -> None:
+    """Other paths and methods never reach the provider."""
+    async with serve(key=KEY, script=lambda _: SAY) as model, staged(model.url) as stage:
+        _, token = await stage.lease()
+        got, _, _ = await stage.ask(token, method=method, path=path)
+
+        assert got == status
+        assert len(model.requests) == (status == 200)
+
+
+async def test_a_revoke_cuts_open_streams_before_its_answer() -> None:
+    """A stream in the middle, and one that still waits for its key, end; the token is nothing from then on."""
+    async with serve(key=KEY, script=lambda _: [Say("one"), Stall()]) as model, staged(model.url) as stage:
+        lease, token = await stage.lease()
+        stream = await stage.dial()
+        await stream.send(request(token))
+        await read_until(stream, b'"text":"one"')
+        ended = await stage.peer.call("end_leases", link.LeaseIds(leases=(lease, "l-other")), 30)
+        with anyio.fail_after(30):
+            await read_all(stream)
+        await stream.aclose()
+        with anyio.fail_after(30):
+            await model.until(lambda m: len(m.hangups) == 1)
+        status, _, _ = await stage.ask(token)
+
+        assert ended == link.Ended(leases=1, streams=1)
+        assert status == 401
+
+
+async def test_a_lease_ends_at_its_time_with_its_streams() -> None:
+    """An expired lease's open stream is cut, without anybody asking."""
+    async with serve(key=KEY, script=lambda _: [Say("one"), Stall()]) as model, staged(model.url) as stage:
+        lease, token = await stage.lease()
+        stream = await stage.dial()
+        await stream.send(request(token))
+        await read_until(stream, b'"text":"one"')
+        await stage.peer.call("refill", link.Refill(lease=lease, requests=0, expires_in=0.05), 30)
+        with anyio.fail_after(30):
+            await read_all(stream)
+        await stream.aclose()
+        status, _, _ = await stage.ask(token)
+
+        assert status == 401
+
+
+async def test_an_allowance_is_used_up_and_refilled() -> None:
+    """A request more than was paid for is refused until hutchd adds some."""
+    async with serve(key=KEY, script=lambda _: SAY) as model, staged(model.url) as stage:
+        lease, token = await stage.lease(requests=1)
+        before = [(await stage.ask(token))[0] for _ in range(2)]
+        await stage.peer.call("refill", link.Refill(lease=lease, requests=1), 30)
+        after, _, _ = await stage.ask(token)
+
+        assert before == [200, 429]
+        assert after == 200
+
+
+async def test_a_budget_needs_a_price() -> None:
+    """With a budget a model that has no known price is refused before it costs anything."""
+    async with serve(key=KEY, script=lambda _: SAY) as model, staged(model.url) as stage:
+        _, token = await stage.lease(usd=1.0)
+        known, _, _ = await stage.ask(token)
+        unknown, _, _ = await stage.ask(token, {**ASK, "model": "no-such-model"})
+
+        assert (known, unknown) == (200, 402)
+        assert len(model.requests) == 1
+
+
+def held(**more: object) -> Held:
+    lease = link.Lease(
+        id="l-1", token_hash="", session="s", executor="x", owner=0, account="a", provider="anthropic",
+        dialect="anthropic", credential="k", uid=0, pid=1, start_time=1,
+    )  # fmt: skip
+    return Held(lease, 1e9, 100, **{"usd": 1.0, **more})  # type: ignore[arg-type]
+
+
+def test_a_budget_is_spent_by_settling_and_fails_closed() -> None:
+    """What a request cost comes off; a cost that is not known takes the rest."""
+    one = held()
+    reserve = one.reserve(print)
+    assert isinstance(reserve, float)
+    one.settle(print, reserve, 0.25)
+    left = one.usd
+    again = one.reserve(print)
+    assert isinstance(again, float)
+    one.settle(print, again, None)
+
+    assert left == 0.75
+    assert one.usd == 0.0
+    assert not isinstance(one.reserve(print), float)
+
+
+def test_requests_in_flight_reserve_what_the_last_one_cost() -> None:
+    """Parallel requests cannot overdraw a budget by more than one request's cost."""
+    one = held(usual=0.4)
+    taken = [one.reserve(print) for _ in range(4)]
+
+    assert [isinstance(reserve, float) for reserve in taken] == [True, True, True, False]
+
+
+async def test_one_question_serves_all_who_wait_for_a_key() -> None:
+    """A request that goes away takes the key from nobody, and hutchd is asked once."""
+    async with serve(key=KEY, script=lambda _: SAY) as model, staged(model.url) as stage:
+        _, token = await stage.lease()
+        stage.may_answer = anyio.Event()
+        impatient = await stage.dial()
+        await impatient.send(request(token))
+        statuses: list[int] = []
+
+        async def one() -> None:
+            statuses.append((await stage.ask(token))[0])
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(one)
+            with anyio.fail_after(30):
+                while not stage.asked:
+                    await anyio.lowlevel.checkpoint()
+            await impatient.aclose()
+            stage.may_answer.set()
+
+        assert statuses == [200] * 5
+        assert len(stage.asked) == 1
+
+
+async def test_a_key_that_does_not_come_is_an_error_that_may_be_tried_again() -> None:
+    """After its time the request is answered; what hutchd says about it is passed on."""
+    async with staged("http://127.0.0.1:1", key_timeout=0.1) as stage:
+        _, token = await stage.lease()
+        stage.secret = ""
+        refused, _, body = await stage.ask(token)
+        stage.may_answer = anyio.Event()
+        late, headers, _ = await stage.ask(token)
+
+        assert (refused, late, headers["x-should-retry"]) == (503, 503, "true")
+        assert b"There is no key." in body
+
+
+async def test_a_forgotten_key_is_asked_for_anew() -> None:
+    """When the owner replaced a credential no request goes out with the old one."""
+    async with serve(key=KEY, script=lambda _: SAY) as model, staged(model.url) as stage:
+        _, token = await stage.lease()
+        await stage.ask(token)
+        model.key = stage.secret = "sk-new"
+        await stage.peer.call("drop_keys", link.DropKeys(credential="k-1"), 30)
+        status, _, _ = await stage.ask(token)
+
+        assert status == 200
+        assert model.requests[-1].headers["x-api-key"] == "sk-new"
+
+
+async def test_a_new_hutchd_finds_the_leases_and_says_which_hold() -> None:
+    """After a restart of hutchd streams have gone on; leases that it does not list die with theirs."""
+    pause = Pause()
+    async with serve(key=KEY, script=lambda _: [Say("one"), pause]) as model, staged(model.url) as stage:
+        first, token = await stage.lease()
+        second, other = await stage.lease()
+        streams = []
+        for one in (token, other):
+            stream = await stage.dial()
+            await stream.send(request(one))
+            await read_until(stream, b'"text":"one"')
+            streams.append(stream)
+        await stage.peer.aclose()
+        async with stage.linked() as peer:
+            assert stage.welcome is not None
+            found = {state.lease.id: state.streams for state in stage.welcome.leases}
+            ended = await peer.call("keep_leases", link.LeaseIds(leases=(first,)), 30)
+            pause.release.set()
+            kept = await read_until(streams[0], b"0\r\n\r\n")
+            again, _, _ = await stage.ask(token)
+            dead, _, _ = await stage.ask(other)
+        for stream in streams:
+            await stream.aclose()
+
+        assert found == {first: 1, second: 1}
+        assert ended == link.Ended(leases=1, streams=1)
+        assert b"message_stop" in kept
+        assert (again, dead) == (200, 401)
+
+
+async def test_records_are_told_until_they_are_acknowledged() -> None:
+    """What hutchd did not acknowledge comes again after a reconnect, with the same numbers."""
+    async with serve(key=KEY, script=lambda _: SAY) as model, staged(model.url) as stage:
+        stage.acknowledges = False
+        _, token = await stage.lease()
+        await stage.ask(token)
+        await stage.ask("hutch-nothing")
+        first = [record.n for record in await stage.recorded(2)]
+        await stage.peer.aclose()
+        stage.records.clear()
+        stage.acknowledges = True
+        async with stage.linked() as peer:
+            again = [record.n for record in await stage.recorded(2)]
+            with anyio.fail_after(30):
+                while (await peer.call("get_status", None, 30)).unacknowledged:
+                    await anyio.lowlevel.checkpoint()
+
+        assert first == again == [1, 2]
+
+
+async def test_without_room_for_records_nothing_is_forwarded() -> None:
+    """A request that could not be accounted for is not made."""
+    async with serve(key=KEY, script=lambda _: SAY) as model, staged(model.url, records=1) as stage:
+        stage.acknowledges = False
+        _, token = await stage.lease()
+        first, _, _ = await stage.ask(token)
+        await stage.recorded(1)
+        second, _, _ = await stage.ask(token)
+
+        assert (first, second) == (200, 503)
+
+
+async def test_the_link_answers_nothing_to_who_has_not_said_hello() -> None:
+    """A process of the same account that finds the link gets nowhere without its token."""
+    async with staged("http://127.0.0.1:1") as stage:
+        right = stage.boot.token
+        stage.boot = msgspec.structs.replace(stage.boot, token="wrong")
+        with pytest.raises(HutchError) as refused:
+            async with stage.linked():
+                pass
+        stage.boot = msgspec.structs.replace(stage.boot, token=right)
+
+    assert refused.value.reason is Reason.TOKEN_UNKNOWN
+
+
+async def test_a_broker_that_nobody_needs_ends() -> None:
+    """Without a lease and without hutchd it goes after a while."""
+    from hutch_broker.broker import serving
+
+    async with staged("http://127.0.0.1:1") as stage:
+        boot = msgspec.structs.replace(
+            stage.boot, control=stage.boot.control + "2", socket=stage.boot.socket + "2", linger=0.05
+        )
+        async with serving(boot) as ended:
+            with anyio.fail_after(30):
+                await ended.wait()
+
+
+def test_a_lease_that_ended_has_no_key() -> None:
+    """Ending a lease forgets the secret and calls what cuts its streams, once."""
+    leases = Leases(lambda: 0.0)
+    one = held()
+    leases.put(link.LeaseState(lease=one.lease, expires_in=1, requests=1))
+    kept = leases.get("l-1")
+    assert kept is not None
+    kept.key = link.Key(secret="s", kind="api_key")
+    cuts: list[int] = []
+    kept.reserve(lambda: cuts.append(1))
+
+    ended = [leases.end(["l-1"]), leases.end(["l-1"])]
+
+    assert ended == [link.Ended(leases=1, streams=1), link.Ended(leases=0, streams=0)]
+    assert cuts == [1]
+    assert kept.key is None

@@ -1,0 +1,142 @@
+"""What people look at and change: events, rules, keys, the state of hutchd."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.methods import CLIENT, EXECUTOR
+from tests.fakes.stage import Stage
+
+
+async def test_every_method_of_the_wire_has_one_here(stage: Stage) -> None:
+    """What a client may ask and the connection does not answer by itself, the conductor has under the same name."""
+    own = {"ping", "get_version", "follow_events", "unfollow"}
+    async with stage.hutchd():
+        assert [name for name in CLIENT if name not in own and not hasattr(stage.conductor, name)] == []
+        assert all(hasattr(stage.conductor, name) for name in EXECUTOR if name not in ("ping", "hello"))
+
+
+async def test_events_are_read_in_pages_by_cursor(stage: Stage) -> None:
+    """A page holds what follows the cursor; a cursor of another journal is refused."""
+    async with stage.hutchd():
+        session = await stage.open()
+        await stage.ended(await stage.submit(session))
+
+        first = await stage.conductor.read_events(stage.me, m.ReadEvents(session.id, limit=2))
+        rest = await stage.conductor.read_events(stage.me, m.ReadEvents(session.id, after=2, skip=("text",)))
+
+        assert [json.loads(bytes(event))["kind"] for event in first.events] == ["turn_started", "text"]
+        assert [json.loads(bytes(event))["kind"] for event in rest.events] == ["turn_ended"]
+        assert (first.more, rest.more, first.head) == (True, False, 3)
+        with pytest.raises(HutchError) as refused:
+            await stage.conductor.read_events(stage.me, m.ReadEvents(session.id, journal="j-other"))
+        assert refused.value.reason is Reason.JOURNAL_REPLACED
+
+
+async def test_a_decision_is_explained_as_it_would_be_made(stage: Stage) -> None:
+    """explain names the decision, the rule and its layer, in a session or in a directory without one."""
+    async with stage.hutchd():
+        session = await stage.open(rules=m.Rules(deny=("Bash(rm:*)",)))
+
+        there = await stage.conductor.explain_policy(
+            stage.me, m.ExplainPolicy("Bash", {"command": "rm -r x"}, session=session.id)
+        )
+        without = await stage.conductor.explain_policy(
+            stage.me, m.ExplainPolicy("Bash", {"command": "rm -r x"}, cwd="/work")
+        )
+
+        assert (there.decision, there.rule, there.layer) == ("deny", "Bash(rm:*)", "session")
+        assert without.decision == "ask"
+
+
+async def test_rules_of_the_account_count_in_its_sessions(stage: Stage) -> None:
+    """A rule that was added is in force and shown, one that was removed is not, a bad one changes nothing."""
+    async with stage.hutchd():
+        view = await stage.conductor.change_rules(stage.me, m.ChangeRules(add=m.Rules(deny=("Bash(rm:*)",))))
+        call = m.ExplainPolicy("Bash", {"command": "rm -r x"}, cwd="/work")
+        added = await stage.conductor.explain_policy(stage.me, call)
+        with pytest.raises(HutchError) as refused:
+            await stage.conductor.change_rules(stage.me, m.ChangeRules(add=m.Rules(allow=("Bash(",))))
+        await stage.conductor.change_rules(stage.me, m.ChangeRules(remove=m.Rules(deny=("Bash(rm:*)",))))
+        removed = await stage.conductor.explain_policy(stage.me, call)
+
+        assert [layer.rules.deny for layer in view.layers] == [("Bash(rm:*)",)]
+        assert (added.decision, added.layer, removed.decision) == ("deny", "account", "ask")
+        assert refused.value.reason is Reason.INVALID_RULE
+        page = await stage.conductor.read_audit(stage.me, m.ReadAudit(action="change_rules"))
+        assert [entry.outcome for entry in page.entries] == ["added", "removed"]
+
+
+async def test_cases_are_run_and_counted(stage: Stage) -> None:
+    """test_policy tells right from wrong; a line that is no case is refused."""
+    case = {"id": "c1", "tool": "Bash", "input": {"command": "rm x"}, "want": "deny", "rules": {"deny": ["Bash(rm:*)"]}}
+    async with stage.hutchd():
+        report = await stage.conductor.test_policy(stage.me, m.TestPolicy(json.dumps(case)))
+
+        assert (report.total, report.right, report.cases[0].got) == (1, 1, "deny")
+        with pytest.raises(HutchError):
+            await stage.conductor.test_policy(stage.me, m.TestPolicy("no case"))
+
+
+async def test_a_key_goes_in_and_does_not_come_back(stage: Stage) -> None:
+    """It is listed without its secret, and both changes are in the audit without it."""
+    secret = "sk-" + "x" * 40
+    async with stage.hutchd():
+        kept = await stage.conductor.put_api_key(stage.me, m.PutApiKey("anthropic", secret))
+        explained = await stage.conductor.explain_key(stage.me, m.ExplainKey(provider="anthropic"))
+        listed = await stage.conductor.list_api_keys(stage.me, m.Nothing())
+        await stage.conductor.delete_api_key(stage.me, m.DeleteApiKey("anthropic"))
+        page = await stage.conductor.read_audit(stage.me, m.ReadAudit())
+
+        assert [key.id for key in listed.keys] == [explained.key.id] == [kept.id]
+        assert [entry.action for entry in page.entries] == ["put_api_key", "delete_api_key"]
+        assert secret not in repr([kept, listed, explained, page])
+
+
+async def test_secrets_of_mcp_settings_are_kept_sealed(stage: Stage) -> None:
+    """They are neither shown nor in the database, and the executor gets them whole."""
+    servers = {"tracker": {"env": {"TOKEN": "very-secret-token"}}}
+    async with stage.hutchd():
+        session = await stage.open(options=m.AgentOptions(mcp_servers=servers))
+        await stage.ended(await stage.submit(session))
+
+        assert session.options.mcp_servers == {"tracker": {}}
+        assert stage.executor.prepared is not None
+        assert stage.executor.prepared.options.mcp_servers == servers
+    assert b"very-secret-token" not in (stage.folder / "hutch.db").read_bytes()
+
+
+async def test_the_status_counts_what_the_caller_may_see(stage: Stage) -> None:
+    """Another account sees none of the caller's sessions and executors."""
+    async with stage.hutchd():
+        await stage.ended(await stage.submit(await stage.open()))
+        other = stage.me.__class__(stage.me.uid + 1, 1, 1)
+
+        mine = await stage.conductor.get_status(stage.me, m.Nothing())
+        theirs = await stage.conductor.get_status(other, m.Nothing())
+
+        assert (mine.sessions_open, [one.state for one in mine.executors]) == (1, ["leased"])
+        assert (theirs.sessions_open, theirs.executors) == (0, ())
+        assert mine.store.ok
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"agent": "hal"}, Reason.AGENT_UNAVAILABLE),
+        ({"cwd": "work"}, Reason.INVALID_PARAMS),
+        ({"environment": "moon"}, Reason.ISOLATION_UNAVAILABLE),
+    ],
+)
+async def test_a_session_that_cannot_be_is_refused(stage: Stage, changes: dict[str, str], reason: Reason) -> None:
+    """The agent, the directory and the environment are looked at before anything is stored."""
+    async with stage.hutchd():
+        with pytest.raises(HutchError) as refused:
+            await stage.open(**changes)
+
+        assert refused.value.reason is reason
+        assert (await stage.conductor.list_sessions(stage.me, m.ListSessions())).sessions == ()

@@ -1,0 +1,33 @@
+"""Whose process calls."""
+
+from __future__ import annotations
+
+import pytest
+
+from hutch_daemon.environments.origin import insider_of
+
+EXECUTORS = {100: "x-1", 200: "x-2"}
+
+
+@pytest.mark.parametrize(
+    ("groups", "line", "marks", "found"),
+    [
+        ((), [500, 400, 1], {}, None),
+        (("x-2",), [500, 1], {}, "x-2"),
+        (("x-other-hutchd",), [500, 1], {}, None),
+        ((), [500, 100, 1], {}, "x-1"),
+        ((), [100, 1], {}, "x-1"),
+        ((), [500, 1], {500: "x-1"}, "x-1"),
+        ((), [500, 499, 1], {499: "x-2"}, "x-2"),
+        ((), [500, 1], {500: "x-gone"}, None),
+        (("x-2",), [500, 100, 1], {500: "x-1"}, "x-2"),
+    ],
+)
+def test_a_process_is_known_by_group_line_or_mark(
+    groups: tuple[str, ...], line: list[int], marks: dict[int, str], found: str | None
+) -> None:
+    """Cgroup first, then descent, then the mark of the process or of an ancestor; of live executors of this hutchd."""
+    assert (
+        insider_of(500, EXECUTORS, line=lambda _: line, mark=lambda pid, _: marks.get(pid), group=lambda _: groups)
+        == found
+    )

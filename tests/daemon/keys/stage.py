@@ -1,0 +1,91 @@
+"""A vault on a real store, and a session to ask for keys with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hutch_daemon.keys.broker import Broker, BrokerPaths, Family
+from hutch_daemon.keys.grants import Grants
+from hutch_daemon.keys.master import MasterKeys, load_master_keys
+from hutch_daemon.keys.oauth import FreshKeys
+from hutch_daemon.keys.vault import Vault
+from hutch_daemon.settings import Settings
+from hutch_daemon.store import sessions
+from hutch_daemon.store.rows import SessionRow
+from hutch_daemon.store.store import Store
+from hutch_shared import messages as m
+from hutch_shared.secret import Secret
+from hutch_shared.unix import start_time
+
+OWNER = os.getuid()
+KEY = "sk-rehearsal-0123456789"
+FAMILY = Family("x-1", os.getuid(), os.getpid(), start_time(os.getpid()) or 0)
+
+
+@dataclass
+class VaultStage:
+    """A vault and what it stands on."""
+
+    folder: Path
+    store: Store
+    vault: Vault
+    master: MasterKeys
+
+    async def again(self) -> Vault:
+        """Read the vault as a restarted hutchd does."""
+        self.master = load_master_keys(self.folder / "master.key", {})
+        self.vault = await Vault.load(self.store, self.master, self.folder / "vault.ledger")
+        return self.vault
+
+    def broker(self, settings: Settings, holds: Any) -> Broker:
+        """Return hutchd's side of a broker on these."""
+        return Broker(
+            self.store,
+            self.vault,
+            settings,
+            BrokerPaths.under(self.folder, self.folder),
+            holds,
+            environ={"PATH": os.defpath},
+            fresh=FreshKeys(self.vault, lambda: settings),
+        )
+
+    def grants(self, settings: Settings, broker: Broker | None = None) -> Grants:
+        return Grants(self.store, self.vault, lambda: settings, broker)
+
+    async def put(self, name: str = "default", secret: str = KEY, provider: str = "anthropic", **more: Any) -> m.ApiKey:
+        return await self.vault.put(OWNER, provider, name, Secret(secret), **more)
+
+
+def session(name: str = "s-1", **more: Any) -> SessionRow:
+    facts: dict[str, Any] = {
+        "id": name,
+        "name": name,
+        "owner": OWNER,
+        "account": "somebody",
+        "agent": "claude",
+        "cwd": "/",
+        "created_at": 0,
+        "permission_mode": "ask",
+        "when_nobody": "wait",
+        "environment": "same-user",
+        "isolation": m.Isolation(level="reduced", why=""),
+        **more,
+    }
+    return SessionRow(**facts)
+
+
+@asynccontextmanager
+async def vault_stage(folder: Path) -> AsyncIterator[VaultStage]:
+    """Open a store and its vault in `folder`."""
+    async with Store.open(folder / "hutch.db") as store:
+        master = load_master_keys(folder / "master.key", {})
+        yield VaultStage(folder, store, await Vault.load(store, master, folder / "vault.ledger"), master)
+
+
+async def keep_session(store: Store, row: SessionRow) -> None:
+    await store.write(lambda tx: sessions.insert(tx, row))

@@ -1,0 +1,302 @@
+"""hutchd with a real broker process: leases from the vault's keys, crashes of either, what is booked."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from hutch_daemon.keys.broker import Broker
+from hutch_daemon.settings import BrokerSettings, Provider, Settings
+from hutch_daemon.store import audit, usage
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.rpc.stream import SocketStream
+from hutch_shared.unix import connect, peer_credentials
+from tests.broker.stage import parsed, read_all, read_until, request
+from tests.daemon.keys.stage import FAMILY, KEY, OWNER, VaultStage, session, vault_stage
+from tests.rehearsal import Pause, Say, Stall, serve
+
+pytestmark = pytest.mark.system
+SAY = Say("one two", chunks=2)
+STALLING = (Say("one"), Stall())
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A directory with a path that is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="hk-") as name:
+        yield Path(name)
+
+
+async def always(executor: str, session: str) -> bool:
+    return True
+
+
+async def never(executor: str, session: str) -> bool:
+    return False
+
+
+def settings_for(url: str, **broker: Any) -> Settings:
+    return Settings(providers={"anthropic": Provider(base_url=url)}, broker=BrokerSettings(**broker))
+
+
+@asynccontextmanager
+async def working(
+    folder: Path, url: str, holds: Callable[..., Any] = always, **broker: Any
+) -> AsyncIterator[tuple[VaultStage, Broker]]:
+    settings = settings_for(url, **broker)
+    async with vault_stage(folder) as stage:
+        await stage.put()
+        async with stage.broker(settings, holds).running() as running:
+            yield stage, running
+            pid = broker_pid(folder)
+    if pid is not None:
+        end(pid)
+
+
+def broker_pid(folder: Path) -> int | None:
+    try:
+        with connect(folder / "broker-control.sock", 5) as sock:
+            return peer_credentials(sock).pid
+    except OSError:
+        return None
+
+
+def end(pid: int) -> None:
+    """End a broker that outlived its hutchd, if it is there still."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+async def ask(grant: m.KeyGrant) -> tuple[int, bytes]:
+    assert grant.unix_socket is not None
+    stream = SocketStream(connect(Path(grant.unix_socket)))
+    try:
+        await stream.send(request(grant.value))
+        status, _, body = parsed(await read_all(stream))
+        return status, body
+    finally:
+        await stream.aclose()
+
+
+async def booked(stage: VaultStage, count: int) -> list[Any]:
+    """Return the usage that was written down, once it is so many requests."""
+    with anyio.fail_after(60):
+        while True:
+            rows = await stage.store.read(lambda conn: list(usage.USAGE.all(conn, "WHERE source = 'broker'")))
+            if len(rows) >= count:
+                return rows
+            await anyio.sleep(0.02)
+
+
+async def test_a_lease_is_worth_the_key_at_the_broker_alone(folder: Path) -> None:
+    """The executor gets a lease; the provider gets the key; usage and the audit say so, and hold no secret."""
+    async with serve(key=KEY, script=lambda _: SAY) as model, working(folder, model.url) as (stage, broker):
+        grants = stage.grants(settings_for(model.url), broker)
+        grant = await grants.grant(session(), "anthropic", FAMILY)
+        status, _ = await ask(grant)
+        (row,) = await booked(stage, 1)
+        lines = await stage.store.read(audit.read)
+        left = await broker.status()
+
+        assert (grant.delivery, grant.base_url) == ("lease", "http://broker.invalid")
+        assert (status, model.requests[0].key) == (200, KEY)
+        assert (row.session, row.account, row.model) == ("s-1", "somebody", "claude-sonnet-4-5")
+        assert row.input_tokens > 0
+        assert [(line.action, line.outcome) for line in lines] == [("get_api_key", "lease"), ("use_key", "given")]
+        assert left is not None
+        assert left.leases[0].requests == 1000
+    for path in folder.rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            assert KEY.encode() not in content
+            assert grant.value.encode() not in content
+
+
+async def test_revoking_ends_the_executors_leases(folder: Path) -> None:
+    """A stream that is open ends, and the next request is refused and audited."""
+    async with (
+        serve(key=KEY, script=lambda _: [Say("one"), Stall()]) as model,
+        working(folder, model.url) as (stage, broker),
+    ):
+        grant = await broker.lease(session(), FAMILY, "anthropic", await row_of(stage))
+        assert grant.unix_socket is not None
+        stream = SocketStream(connect(Path(grant.unix_socket)))
+        await stream.send(request(grant.value))
+        await read_until(stream, b'"text":"one"')
+        ended = await broker.revoke_executor("x-1")
+        with anyio.fail_after(30):
+            await read_all(stream)
+        await stream.aclose()
+        status, _ = await ask(grant)
+
+        assert (ended, status) == (1, 401)
+
+
+async def row_of(stage: VaultStage) -> Any:
+    return (await stage.vault.choose(OWNER, "anthropic")).row
+
+
+async def test_a_broker_that_was_killed_is_replaced_and_knows_the_leases(folder: Path) -> None:
+    """After kill -9 a new one is there, and the lease that the agent holds works at it."""
+    async with serve(key=KEY, script=lambda _: SAY) as model, working(folder, model.url) as (stage, broker):
+        grant = await broker.lease(session(), FAMILY, "anthropic", await row_of(stage))
+        before = broker_pid(folder)
+        assert before is not None
+        os.kill(before, signal.SIGKILL)
+        status = None
+        with anyio.fail_after(60):
+            while status is None:
+                try:
+                    status, _ = await ask(grant)
+                except (OSError, EOFError, IndexError, ValueError):
+                    await anyio.sleep(0.02)
+                if status == 401:  # the new one is there and has not been told yet
+                    status = None
+
+        assert status == 200
+        assert broker_pid(folder) != before
+
+
+async def test_a_broker_outlives_hutchd_with_its_streams(folder: Path) -> None:
+    """A new hutchd finds the same process; a stream goes on through it all; the usage is booked once."""
+    pause = Pause()
+    async with serve(key=KEY, script=lambda _: [Say("one"), pause, Say("two")]) as model:
+        settings = settings_for(model.url)
+        async with vault_stage(folder) as stage:
+            await stage.put()
+            async with stage.broker(settings, always).running() as broker:
+                grant = await broker.lease(session(), FAMILY, "anthropic", await row_of(stage))
+                assert grant.unix_socket is not None
+                stream = SocketStream(connect(Path(grant.unix_socket)))
+                await stream.send(request(grant.value))
+                await read_until(stream, b'"text":"one"')
+            before = broker_pid(folder)
+        pause.release.set()
+        rest = await read_all(stream)
+        await stream.aclose()
+        async with vault_stage(folder) as stage, stage.broker(settings, always).running() as broker:
+            rows = await booked(stage, 1)
+            status, _ = await ask(grant)
+            after = broker_pid(folder)
+            await broker.revoke_session("s-1")
+            refused, _ = await ask(grant)
+
+        assert b'"text":"two"' in rest
+        assert before == after
+        assert before is not None
+        assert (len(rows), status, refused) == (1, 200, 401)
+
+
+async def test_leases_that_a_new_hutchd_does_not_hold_die(folder: Path) -> None:
+    """Whose executor is not there any more after a restart has no lease either."""
+    async with serve(key=KEY, script=lambda _: SAY) as model:
+        settings = settings_for(model.url)
+        async with vault_stage(folder) as stage:
+            await stage.put()
+            async with stage.broker(settings, always).running() as broker:
+                grant = await broker.lease(session(), FAMILY, "anthropic", await row_of(stage))
+            async with stage.broker(settings, never).running() as broker:
+                with anyio.fail_after(30):
+                    while (found := await broker.status()) is None:
+                        await anyio.sleep(0.01)
+                status, _ = await ask(grant)
+
+        assert (found.leases, status) == ((), 401)
+
+
+async def test_a_budget_ends_the_spending(folder: Path) -> None:
+    """A session with a budget gets it in portions, and not a request more once it is spent."""
+    prices = {"claude-sonnet-4-5": {"input": 1e6, "output": 0}}
+    async with serve(key=KEY, script=lambda _: SAY) as model, vault_stage(folder) as stage:
+        from hutch_daemon.settings import Prices
+
+        provider = Provider(base_url=model.url, prices={name: Prices(**price) for name, price in prices.items()})
+        settings = Settings(providers={"anthropic": provider}, broker=BrokerSettings(usd=10.0))
+        await stage.put()
+        async with stage.broker(settings, always).running() as broker:
+            rich = session(limits=m.Limits(max_usd=100.0))
+            grant = await broker.lease(rich, FAMILY, "anthropic", await row_of(stage))
+            statuses = [(await ask(grant))[0]]
+            for count in range(1, 8):
+                await booked(stage, count)
+                state = None
+                with anyio.fail_after(30):  # the refill follows the booking
+                    while state is None or not (state.usd or 0) > -1000:
+                        found = await broker.status()
+                        assert found is not None
+                        state = found.leases[0]
+                statuses.append((await ask(grant))[0])
+                if statuses[-1] != 200:
+                    break
+            await broker.revoke_session("s-1")
+
+        assert statuses[0] == 200
+        assert statuses[-1] == 402
+        assert len(statuses) <= 7
+
+
+async def test_a_replaced_key_is_used_from_the_next_request_on(folder: Path) -> None:
+    """A lease stands for the credential, not for its secret of one day."""
+    async with serve(key=KEY, script=lambda _: SAY) as model, working(folder, model.url) as (stage, broker):
+        grant = await broker.lease(session(), FAMILY, "anthropic", await row_of(stage))
+        await ask(grant)
+        model.key = "sk-new-0123456789abcdef"
+        await stage.put(secret="sk-new-0123456789abcdef")
+        await broker.refresh_credential((await row_of(stage)).id)
+        status, _ = await ask(grant)
+
+        assert status == 200
+
+
+async def test_the_broker_cannot_be_looked_into_and_shows_no_key(folder: Path) -> None:
+    """Its memory and environment are closed to its own account; neither argv nor environment holds a secret."""
+    async with serve(key=KEY, script=lambda _: SAY) as model, working(folder, model.url) as (stage, broker):
+        grant = await broker.lease(session(), FAMILY, "anthropic", await row_of(stage))
+        await ask(grant)
+        pid = broker_pid(folder)
+        proc = Path(f"/proc/{pid}")
+        seen = (proc / "cmdline").read_bytes()
+        if os.getuid() == 0:  # root may look
+            seen += (proc / "environ").read_bytes()
+        limits = (proc / "limits").read_text()
+        owner = (proc / "environ").stat().st_uid
+
+        assert KEY.encode() not in seen
+        assert b"proxy" not in seen.lower()
+        assert owner == 0
+        assert re.search(r"Max core file size +0 +0 ", limits)
+
+
+async def test_without_a_broker_a_lease_is_refused_with_the_reason(folder: Path) -> None:
+    """hutchd says what is wrong; it never hands the key out instead."""
+    async with vault_stage(folder) as stage:
+        await stage.put()
+        settings = settings_for("http://127.0.0.1:1")
+        grants = stage.grants(settings, stage.broker(settings, always))
+        with anyio.move_on_after(0.1) as waited:
+            await grants.grant(session(), "anthropic", FAMILY)
+
+        assert waited.cancelled_caught
+
+
+async def test_an_unknown_provider_needs_a_dialect(folder: Path) -> None:
+    """Whose API it speaks cannot be guessed."""
+    async with serve(key=KEY, script=lambda _: SAY) as model, working(folder, model.url) as (stage, broker):
+        await stage.put(provider="somebody")
+        row = (await stage.vault.choose(OWNER, "somebody")).row
+        with pytest.raises(HutchError, match="dialect") as refused:
+            await broker.lease(session(), FAMILY, "somebody", row)
+
+    assert refused.value.reason is Reason.INVALID_PARAMS

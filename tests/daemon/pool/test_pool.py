@@ -1,0 +1,224 @@
+"""The pool over fake executors: spares, limits, loops, the silent and the lost."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from hutch_daemon.machine import IllegalMoveError
+from hutch_daemon.pool.executor import Kind
+from hutch_daemon.pool.intensity import FIRST_PAUSE, Starts
+from hutch_daemon.pool.states import EXECUTOR
+from hutch_daemon.settings import Executors
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import TurnEnded
+from tests.fakes.executors import FakeExecutor
+from tests.fakes.stage import WAIT, Stage, new_stage, settings, until
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    """A hutchd that can be started."""
+    async with new_stage(tmp_path) as made:
+        yield made
+
+
+def executors(**changes: object) -> Executors:
+    """Return settings of a pool with the script agent's spares."""
+    fields: dict[str, object] = {"spares": 0, "spare_agents": ("script",), "hello_timeout": WAIT, "lost_timeout": WAIT}
+    return Executors(**(fields | changes))  # type: ignore[arg-type]
+
+
+def kind(stage: Stage, agent: str = "script") -> Kind:
+    """Return the kind of this account's executors."""
+    return Kind(stage.account_of(stage.me.uid), agent, stage.host.name)
+
+
+async def test_a_spare_is_kept_handed_out_and_replaced(stage: Stage) -> None:
+    """A session gets the waiting executor, and another one is started in its place."""
+    stage.settings = settings(executors=executors(spares=1))
+    async with stage.hutchd():
+        stage.pool.warm([kind(stage)])
+        await until(lambda: [one.state for one in stage.pool.all()] == ["ready"])
+
+        await stage.ended(await stage.submit(await stage.open()))
+        await until(lambda: [one.state for one in stage.pool.all()] == ["leased", "ready"])
+
+        assert stage.host.played[0][0] == stage.host.started[0].spec.executor
+
+
+async def test_a_spare_serves_only_its_own_kind(stage: Stage) -> None:
+    """An executor of one agent or account is never handed to a session of another."""
+    stage.settings = settings(executors=executors(spares=1))
+    async with stage.hutchd():
+        stage.pool.warm([kind(stage)])
+        await until(lambda: [one.state for one in stage.pool.all()] == ["ready"])
+
+        await stage.open(agent="claude")
+        await until(lambda: any(one.kind.agent == "claude" and one.session for one in stage.pool.all()))
+
+        assert [one.state for one in stage.pool.all() if one.kind.agent == "script"] == ["ready"]
+
+
+async def test_at_the_maximum_the_longest_idle_gives_way(stage: Stage) -> None:
+    """A session that works gets the slot of the one that has been idle longest, which can resume later."""
+    stage.settings = settings(executors=executors(maximum=1))
+    async with stage.hutchd():
+        first = await stage.open(name="first")
+        await stage.ended(await stage.submit(first))
+
+        await stage.ended(await stage.submit(await stage.open(name="second")))
+        await stage.ended(await stage.submit(first))
+
+        assert len(stage.host.started) == 3
+        assert [one.shutdown_wished for one in stage.host.started] == [True, True, False]
+
+
+async def test_a_session_waits_for_a_slot_until_another_one_is_idle(stage: Stage) -> None:
+    """Nobody who works is ended for another one; who becomes idle gives way to who waits."""
+    release = anyio.Event()
+
+    async def wait(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
+        if prompt.prompt == "long":
+            await release.wait()
+        return TurnEnded("completed", "done", "Done.")
+
+    stage.host.play = wait
+    stage.settings = settings(executors=executors(maximum=1))
+    async with stage.hutchd():
+        long = await stage.submit(await stage.open(name="first"), "long")
+        await stage.running(long)
+        short = await stage.submit(await stage.open(name="second"), "short")
+        before = len(stage.host.started)
+
+        release.set()
+        ends = [await stage.ended(long), await stage.ended(short)]
+
+        assert before == 1
+        assert [one.state for one in ends] == ["completed", "completed"]
+
+
+async def test_an_idle_executor_is_let_go(stage: Stage) -> None:
+    """After idle_timeout the executor of an idle session ends; the session stays open."""
+    stage.settings = settings(executors=executors(idle_timeout=0.01, heartbeat_timeout=0.4))
+    async with stage.hutchd():
+        session = await stage.open()
+        await stage.ended(await stage.submit(session))
+
+        await until(lambda: stage.pool.all() == [])
+
+        assert (await stage.conductor.get_session(stage.me, m.SessionRef(session.id))).state == "open"
+
+
+async def test_a_silent_executor_is_ended(stage: Stage) -> None:
+    """One that is connected and sends no heartbeat, as when it is stopped or spins, is killed."""
+    stage.settings = settings(executors=executors(heartbeat_timeout=0.2))
+    async with stage.hutchd():
+        turn = await stage.submit(await stage.open(agent="script"))
+        await stage.ended(turn)
+        executor = stage.executor
+
+        await until(executor.exited.is_set)
+
+        assert stage.pool.get(executor.spec.executor) is None or executor.exited.is_set()
+
+
+async def test_an_executor_without_hello_is_given_up(stage: Stage) -> None:
+    """A start that hangs ends with its deadline: the process is killed and the reason is told."""
+    stage.settings = settings(executors=executors(hello_timeout=0.02, start_attempts=2))
+    stage.host.mute = True
+    async with stage.hutchd():
+        ended = await stage.ended(await stage.submit(await stage.open()))
+
+        assert "did not say hello" in (ended.message or "")
+        assert [one.exited.is_set() for one in stage.host.started] == [True, True]
+
+
+async def test_a_start_that_is_given_up_leaves_no_process(stage: Stage) -> None:
+    """An executor that is to end while it is being started is ended when it is there."""
+    stage.settings = settings(executors=executors(spares=1))
+    stage.host.gate = anyio.Event()
+    async with stage.hutchd():
+        stage.pool.warm([kind(stage)])
+        await until(lambda: stage.host.starts == 1)
+
+        stage.pool.stop_spares()
+        stage.host.gate.set()
+        await until(lambda: stage.pool.all() == [])
+
+        assert [one.exited.is_set() for one in stage.host.started] == [True]
+
+
+async def test_a_start_loop_is_stopped_with_one_notice(stage: Stage) -> None:
+    """After the limit nothing is started any more before the window has passed, and each lease is told at once."""
+    stage.host.refusing = 1000
+    async with stage.hutchd():
+        with pytest.raises(HutchError):
+            await stage.pool.lease("s-none", kind(stage))
+        tried = stage.host.refusing
+
+        for _ in range(5):
+            with pytest.raises(HutchError) as refused:
+                await stage.pool.lease("s-none", kind(stage))
+            assert refused.value.reason is Reason.AGENT_UNAVAILABLE
+            assert refused.value.details["retry_after"] > 0
+
+        assert stage.host.refusing == tried
+        status = await stage.conductor.get_status(stage.me, m.Nothing())
+        assert len(status.notices) == 1
+
+
+async def test_a_lost_spare_is_ended(stage: Stage) -> None:
+    """A spare whose connection broke and that does not come back is no spare."""
+    stage.settings = settings(executors=executors(spares=1, lost_timeout=0.05))
+    async with stage.hutchd():
+        stage.pool.warm([kind(stage)])
+        await until(lambda: [one.state for one in stage.pool.all()] == ["ready"])
+        spare = stage.executor
+
+        spare.hang_up()
+        await until(spare.exited.is_set)
+
+        assert spare.exited.is_set()
+
+
+async def test_stopping_ends_the_spares(stage: Stage) -> None:
+    """When hutchd stops, spares are asked to end, and none is started again."""
+    stage.settings = settings(executors=executors(spares=1))
+    async with stage.hutchd():
+        stage.pool.warm([kind(stage)])
+        await until(lambda: [one.state for one in stage.pool.all()] == ["ready"])
+
+        stage.pool.stop_spares()
+        await until(lambda: stage.pool.all() == [])
+        await anyio.lowlevel.checkpoint()
+
+        assert len(stage.host.started) == 1
+
+
+def test_the_pause_between_starts_doubles_and_then_stops() -> None:
+    """Each failure doubles the pause; the limit blocks until the oldest counted failure is out of the window."""
+    starts = Starts()
+    pauses = []
+    for now in (100.0, 101.0, 102.0):
+        starts = starts.failed(now, "no", 60.0)
+        pauses.append(starts.not_before(4, 60.0) - now)
+
+    blocked = starts.failed(103.0, "no", 60.0)
+
+    assert pauses == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+    assert blocked.blocked(4)
+    assert blocked.not_before(4, 60.0) == 160.0
+    assert not blocked.failed(200.0, "no", 60.0).blocked(4)
+
+
+def test_a_slot_is_free_only_when_it_was_shown() -> None:
+    """gone is reached through draining alone, and nothing leads out of it."""
+    assert EXECUTOR.before("gone") == {"draining", "quarantined"}
+    assert EXECUTOR.terminal == {"gone"}
+    with pytest.raises(IllegalMoveError, match="leased does not lead to gone"):
+        EXECUTOR.move("leased", "gone", "x-1")

@@ -1,0 +1,41 @@
+"""Hosts that the tests of a module share: one hutchd for the script runner, one with a scripted model for Claude."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from hutch_client.client import HutchClient
+from tests.rehearsal import Model, serve
+from tests.rehearsal.scripts import echo
+from tests.system.host import KEY, Host, host, settings_for
+
+
+@pytest.fixture(scope="module")
+async def script_host() -> AsyncIterator[Host]:
+    """A host that keeps no executor for Claude ready."""
+    async with host("[executors]\nspares = 0\n") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+async def model() -> AsyncIterator[Model]:
+    """The scripted model of the module; a test gives it its `script`."""
+    async with serve(key=KEY, script=echo) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+async def claude_host(model: Model) -> AsyncIterator[Host]:
+    """A host with a key, whose Claude talks to `model`."""
+    async with host(settings_for(model)) as made:
+        await made.hutch("key", "add", "anthropic", input=KEY)
+        yield made
+
+
+@pytest.fixture
+async def hutch(claude_host: Host) -> AsyncIterator[HutchClient]:
+    """A client of `claude_host`."""
+    async with claude_host.client() as client:
+        yield client

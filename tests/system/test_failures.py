@@ -1,0 +1,182 @@
+"""Each way in which a turn of Claude can fail, on real processes: a terminal state with a reason, in bounded time.
+
+After each of them the session takes the next prompt.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+
+from hutch_client.client import HutchClient
+from hutch_shared import messages as m
+from hutch_shared.events import TurnEnded
+from tests.rehearsal import Drop, Model, Pause, Refuse, Reply, Say, Stall, Step, Steps, Use, anything
+from tests.system import processes
+from tests.system.host import KEY, Host, host, settings_for
+from tests.system.log import Log, log_of, wait_for, without_gaps
+
+pytestmark = pytest.mark.system
+
+OK = Step(anything, Say("ok"), None)
+
+
+@pytest.fixture(scope="module")
+async def claude_host(model: Model) -> AsyncIterator[Host]:
+    """A host whose settings bound a silent stream closely."""
+    async with host(settings_for(model, "stream_idle = 4\ninterrupt_grace = 1\n")) as made:
+        await made.hutch("key", "add", "anthropic", input=KEY)
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (Refuse(400), "bad_request"),
+        (Refuse(401), "auth_failed"),
+        (Refuse(429, retry_after=0), "rate_limited"),
+        (Refuse(500), "provider_error"),
+        (Refuse(529), "overloaded"),
+        ([Say("half"), Drop()], "stream_broken"),
+        ([Say("half"), Stall()], "stream_stalled"),
+    ],
+    ids=["400", "401", "429", "500", "529", "dropped stream", "stalled stream"],
+)
+async def test_a_failing_provider_fails_the_turn_with_a_reason(
+    claude_host: Host, hutch: HutchClient, model: Model, reply: Reply, reason: str
+) -> None:
+    """The turn's last event and its record say so, with a sentence before what the provider said."""
+    model.script = Steps(Step(anything, reply, None))
+    session = await claude_host.claude(hutch, reason)
+    async with log_of(hutch, session) as log:
+        turn = await hutch.submit_prompt(session.id, "go")
+        end = await log.ended(turn)
+        record = await hutch.get_turn(turn.id)
+
+        assert (end.state, end.reason) == ("failed", reason)
+        assert end.message.partition(" (")[0].endswith(".")
+        assert (record.state, record.reason, record.message) == ("failed", reason, end.message)
+        assert record.ended_at is not None
+        await _goes_on(log, model, session)
+
+
+async def test_a_failure_that_passes_is_told_and_survived(claude_host: Host, hutch: HutchClient, model: Model) -> None:
+    """A retry is an event; the turn completes."""
+    model.script = Steps((anything, Refuse(500)), OK)
+    session = await claude_host.claude(hutch, "passes")
+    async with log_of(hutch, session) as log:
+        end = await log.play(session, "go")
+
+        assert end.state == "completed"
+        assert "retrying" in [notice.word for notice in log.of("notice")]
+
+
+async def test_a_wrong_key_fails_the_turn_and_the_right_one_mends_it(
+    claude_host: Host, hutch: HutchClient, model: Model
+) -> None:
+    """A key that the provider refuses is a reason of its own; a new one counts from the next session on."""
+    await claude_host.hutch("key", "add", "anthropic", input="sk-ant-a-wrong-key-of-this-host-000")
+    wrong = await claude_host.claude(hutch, "wrong")
+    async with log_of(hutch, wrong) as log:
+        refused = await log.play(wrong, "go")
+    await claude_host.hutch("key", "rm", "anthropic")
+    none = await claude_host.claude(hutch, "none")
+    async with log_of(hutch, none) as log:
+        missing = await log.play(none, "go")
+    await claude_host.hutch("key", "add", "anthropic", input=KEY)
+    async with log_of(hutch, none) as log:
+        await _goes_on(log, model, none)
+
+    assert (refused.state, refused.reason) == ("failed", "auth_failed")
+    assert (missing.state, missing.reason) == ("failed", "no_key")
+    assert "hutch key add" in missing.message
+
+
+@pytest.mark.parametrize(
+    ("which", "number", "reason"),
+    [
+        ("claude", signal.SIGKILL, "agent_died"),
+        ("claude", signal.SIGSTOP, "agent_stuck"),
+        ("hutch_executor", signal.SIGKILL, "executor_lost"),
+    ],
+    ids=["killed CLI", "stopped CLI", "killed executor"],
+)
+async def test_a_process_that_dies_or_hangs_fails_the_turn_with_a_reason(
+    claude_host: Host, hutch: HutchClient, model: Model, which: str, number: signal.Signals, reason: str
+) -> None:
+    """In mid-stream, when nothing more comes by itself."""
+    pause = Pause()
+    model.script = Steps(("go", [Say("half"), pause]), OK)
+    session = await claude_host.claude(hutch, reason)
+    async with log_of(hutch, session) as log:
+        turn = await hutch.submit_prompt(session.id, "go")
+        await log.until(lambda log: log.of("text_delta"))
+        hit = await _process_of(hutch, session, which)
+        os.kill(hit, number)
+        end = await log.ended(turn)
+
+        assert (end.state, end.reason) == ("failed", reason)
+        await wait_for(lambda: not processes.alive(hit))
+        await _goes_on(log, model, session)
+
+
+async def test_an_executor_that_hangs_is_ended_when_its_turn_is_interrupted(
+    claude_host: Host, hutch: HutchClient, model: Model
+) -> None:
+    """With its CLI, within the grace that the settings name; when the interrupt has returned nothing of it is left."""
+    pause = Pause()
+    model.script = Steps(("go", [Say("half"), pause]), OK)
+    session = await claude_host.claude(hutch, "hangs")
+    async with log_of(hutch, session) as log:
+        turn = await hutch.submit_prompt(session.id, "go")
+        await log.until(lambda log: log.of("text_delta"))
+        executor = await _process_of(hutch, session, "hutch_executor")
+        family = processes.family(executor)
+        os.kill(executor, signal.SIGSTOP)
+        await hutch.interrupt_turn(session.id)
+        left = [one for one in family if processes.alive(one.pid)]
+        end = await log.ended(turn)
+
+        assert (end.state, end.reason) == ("stopped", "interrupted")
+        assert len(family) > 1
+        assert left == []
+        await _goes_on(log, model, session)
+
+
+async def test_a_turn_that_takes_too_long_times_out(claude_host: Host, model: Model) -> None:
+    """`--timeout` bounds the turn; its tool is ended with it, and the exit code says so."""
+    model.script = Steps(("go", Use("Bash", {"command": "sleep 600"})), OK)
+    cwd = str(claude_host.folder("timeout"))
+    ran = await claude_host.hutch("run", "-C", cwd, "--mode", "bypass", "--timeout", "2", "-o", "json", "go", code=124)
+
+    assert ran.json["state"] == "timed_out"
+    assert not [one for one in processes.family(claude_host.pid) if one.command.startswith("sleep 600")]
+
+
+async def test_the_largest_number_of_model_requests_ends_the_turn(
+    claude_host: Host, hutch: HutchClient, model: Model
+) -> None:
+    """A turn that uses it up fails and says so."""
+    model.script = Steps(Step(anything, Use("Bash", {"command": "true"}), None))
+    session = await claude_host.claude(hutch, "requests", limits=m.Limits(max_turns=2))
+    async with log_of(hutch, session) as log:
+        end = await log.play(session, "go")
+
+        assert (end.state, end.reason) == ("failed", "max_turns")
+
+
+async def _goes_on(log: Log, model: Model, session: m.Session) -> None:
+    """The next prompt of the session completes, and nothing is missing from its record."""
+    model.script = Steps(OK)
+    again: TurnEnded = await log.play(session, "again")
+    assert again.state == "completed", again
+    assert without_gaps(log.events)
+
+
+async def _process_of(hutch: HutchClient, session: m.Session, which: str) -> int:
+    """The pid of a session's executor, or of its CLI."""
+    (executor,) = [one.pid for one in (await hutch.get_status()).executors if one.session == session.id]
+    return next(one.pid for one in processes.family(executor) if which in one.command)
