@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from hutch_daemon.conductor.tables import tables
 from hutch_shared.errors import Reason
 from hutch_shared.events import DATA_OF_KIND
 from hutch_shared.messages import PROTOCOL
@@ -158,7 +159,22 @@ def _reachable() -> set[type[msgspec.Struct]]:
     return found
 
 
-PAGES = {"docs/protocol.md": protocol}
+STATES = """# States
+
+This page is drawn from the tables in the code (`sessions/states.py`, `pool/states.py`) by `scripts/generate_docs.py`.
+
+A move that is not drawn raises. A terminal state never changes: moves are compare-and-set in the store, so the first
+writer wins. That a turn waits for an answer is no state: it is running, and at least one question of it is pending.
+"""
+
+
+def states() -> str:
+    """Return docs/states.md."""
+    drawings = "\n\n".join(f"## {name}\n\n```mermaid\n{text}\n```" for name, text in tables().items())
+    return f"{STATES}\n{drawings}\n"
+
+
+PAGES = {"docs/protocol.md": protocol, "docs/states.md": states}
 """Each page that is generated, and by what."""
 
 

@@ -65,15 +65,17 @@ class Link:
         boot: m.Boot,
         reporter: Reporter,
         standing: Callable[[], Standing],
+        welcomed: Callable[[m.Welcome], None] = lambda _: None,
         *,
         patience: float = PATIENCE,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """Be ready to dial `boot.socket`. `clock` counts awake seconds."""
+        """Be ready to dial `boot.socket`; `welcomed` is told each answer to a hello. `clock` counts awake seconds."""
         self.epoch = boot.daemon_epoch
         self._boot = boot
         self._reporter = reporter
         self._standing = standing
+        self._welcomed = welcomed
         self._patience = patience
         self._clock = clock
         self._peer: Peer[Any] | None = None
@@ -194,6 +196,7 @@ class Link:
                 Reason.NOT_ALLOWED, f"This hutchd is of epoch {welcome.daemon_epoch}; {self.epoch} was seen already."
             )
         self.epoch = welcome.daemon_epoch
+        self._welcomed(welcome)
         return welcome.acked
 
     async def _attend(self, peer: Peer[Any]) -> None:

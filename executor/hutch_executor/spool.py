@@ -16,7 +16,7 @@ import os
 import stat
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -119,7 +119,7 @@ class Spool:
         os.close(self._fd)
 
 
-def read_spool(path: Path) -> tuple[SpoolOwner, Iterator[tuple[int, bytes]]]:
+def read_spool(path: Path) -> tuple[SpoolOwner, Generator[tuple[int, bytes], None, None]]:
     """Return whose spool it is and its whole records, for a dead executor's spool.
 
     HutchError `wrong_state` while its executor lives, `not_found` when it is no spool. The file stays open and locked
@@ -144,7 +144,7 @@ def read_spool(path: Path) -> tuple[SpoolOwner, Iterator[tuple[int, bytes]]]:
     return owner, _drain(fd, len(line) + 1)
 
 
-def _drain(fd: int, start: int) -> Iterator[tuple[int, bytes]]:
+def _drain(fd: int, start: int) -> Generator[tuple[int, bytes], None, None]:
     try:
         expected: int | None = None
         for n, event in _records(fd, start, os.fstat(fd).st_size):

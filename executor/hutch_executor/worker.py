@@ -21,6 +21,7 @@ from anyio.abc import TaskGroup
 from msgspec.structs import replace
 
 from hutch_executor.daemon_port import LinkedDaemon
+from hutch_executor.left_spool import take_spool
 from hutch_executor.link import Link, Standing
 from hutch_executor.notify import run_notify
 from hutch_executor.paths import resolve_paths
@@ -88,7 +89,7 @@ class Worker:
         """Be ready to serve; `link_options` go to the `Link`."""
         self.state: State = "idle"
         self.reporter = Reporter()
-        self.link = Link(boot, self.reporter, self._standing, **link_options)
+        self.link = Link(boot, self.reporter, self._standing, self._welcomed, **link_options)
         self._boot = boot
         self._runner = runner
         self._tasks: TaskGroup | None = None
@@ -184,6 +185,12 @@ class Worker:
             turn = self._ended[0]
         return Standing(self._session.session if self._session else None, turn, self._turn is not None)
 
+    def _welcomed(self, welcome: m.Welcome) -> None:
+        """Stop a turn that hutchd does not believe to run: it ended it, and nothing more of it may happen."""
+        if self._turn is not None and welcome.turn != self._turn and self._tasks is not None:
+            cause = TurnEnded("stopped", "interrupted", "hutchd had ended the turn when the executor came back.")
+            self._tasks.start_soon(self._stop, self._turn, cause)
+
     # ------------------------------------------------------------ the session
 
     async def prepare_session(self, params: m.PrepareSession) -> m.Prepared:
@@ -205,6 +212,8 @@ class Worker:
                 raise HutchError(
                     Reason.AGENT_UNAVAILABLE, f"The directory {session.cwd} is not there, or closed to this account."
                 )
+            session = replace(session, cwd=str(await anyio.Path(session.cwd).resolve()))
+            self._session = session
             spool = await anyio.to_thread.run_sync(
                 lambda: Spool(Path(session.spool), self._boot.executor, session.session, session.spool_bytes)
             )
@@ -217,7 +226,7 @@ class Worker:
             self.leave("the agent could not be started")
             raise
         self._move("ready")
-        return prepared
+        return replace(prepared, cwd=session.cwd)
 
     # ------------------------------------------------------------ turns
 
@@ -340,6 +349,10 @@ class Worker:
         """Run the notify command."""
         return await run_notify(params)
 
+    async def take_spool(self, params: m.TakeSpool) -> m.SpooledEvents:
+        """Read what a dead executor left."""
+        return await anyio.to_thread.run_sync(take_spool, Path(params.directory), params.acked)
+
     # ------------------------------------------------------------ the connection
 
     def ack_events(self, params: m.AckEvents) -> None:
@@ -368,6 +381,7 @@ HANDLERS: Final = {
         "set_permission_mode",
         "resolve_paths",
         "run_notify",
+        "take_spool",
         "shutdown",
         "ack_events",
     )

@@ -733,6 +733,8 @@ class Prepared(Wire, frozen=True, omit_defaults=True):
     agent_session: str | None = None
     agent_version: str | None = None
     keys: KeysKept = "exposed"
+    cwd: str | None = None
+    """The working directory as the account sees it, symlinks followed: paths are judged against it."""
 
 
 class ExecutePrompt(Wire, frozen=True, omit_defaults=True):
@@ -757,6 +759,20 @@ class Interrupted(Wire, frozen=True, omit_defaults=True):
     """After this answer nothing of the turn starts any more; `turn_ended` follows as an event."""
 
     was_running: bool
+
+
+class TakeSpool(Wire, frozen=True, omit_defaults=True):
+    """Asks for what a dead executor of the account left in `directory`, beyond number `acked`."""
+
+    directory: str
+    acked: int
+
+
+class SpooledEvents(Wire, frozen=True, omit_defaults=True):
+    """The next events there, a batch at most. Without any, all was stored, and the file is gone."""
+
+    session: str = ""
+    events: tuple[ReportedEvent, ...] = ()
 
 
 class Shutdown(Wire, frozen=True, omit_defaults=True):

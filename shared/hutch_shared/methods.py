@@ -120,6 +120,7 @@ TO_EXECUTOR: Final[Table] = _table(
     _ask("set_permission_mode", m.SetMode, m.Nothing, "The session's mode changed."),
     _ask("resolve_paths", m.ResolvePaths, m.ResolvedPaths, "Resolves paths as the account."),
     _ask("run_notify", m.RunNotify, m.Notified, "Runs the notify command as the account."),
+    _ask("take_spool", m.TakeSpool, m.SpooledEvents, "Reads a dead executor's spool; what is stored already goes."),
     _ask("shutdown", m.Shutdown, m.Nothing, "Ends the executor; `finish_turn` lets the running turn end first."),
     _tell("ack_events", m.AckEvents, "All events up to n are durable.", hot=True),
 )

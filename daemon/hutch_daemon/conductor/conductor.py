@@ -26,11 +26,13 @@ from hutch_daemon.conductor.callers import Caller
 from hutch_daemon.conductor.endings import Endings, stopped
 from hutch_daemon.conductor.executor_side import ExecutorSide
 from hutch_daemon.conductor.key_side import KeySide
+from hutch_daemon.conductor.modes import change_mode, leave_plan
 from hutch_daemon.conductor.parts import PROVIDER_OF, Parts, awake_ms
 from hutch_daemon.conductor.policies import Policies
-from hutch_daemon.conductor.policy_side import PolicySide
+from hutch_daemon.conductor.policy_side import PolicySide, with_tools
 from hutch_daemon.conductor.reports import Reports
 from hutch_daemon.conductor.session_loop import SessionLoop
+from hutch_daemon.conductor.spools import Spools
 from hutch_daemon.conductor.views import FORK_MARK, around, audit_view, session_view, turn_view
 from hutch_daemon.environments.origin import insider_of
 from hutch_daemon.environments.port import Environment
@@ -47,7 +49,6 @@ from hutch_daemon.store.tx import Tx
 from hutch_shared import __version__
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.events import Notice
 from hutch_shared.failpoints import failpoint
 from hutch_shared.ids import new_id
 from hutch_shared.times import from_wire, now_ms, to_wire
@@ -76,11 +77,13 @@ class Conductor:
             self.policies,
             somebody_there=self._somebody_there,
             stop_turn=self._stop_turn,
+            plan_approved=lambda tx, session, by: leave_plan(tx, parts.journal, session, by),
             clock=parts.clock,
         )
         self._endings = Endings(parts.journal, self.desk)
         reports = Reports(parts.store, self._endings, self._poke, secrets)
         self._executors = ExecutorSide(parts, self.desk, reports)
+        self._spools = Spools(parts, reports)
         self._policy = PolicySide(parts, self.policies, self.session_of)
         keys = KeySide(parts, self.session_of)
         self.fanout, self.journal = parts.fanout, parts.journal
@@ -125,6 +128,7 @@ class Conductor:
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
             expected = await adoption.take_over(self._parts, self._loop)
             self._tasks.start_soon(adoption.settle, self._parts, expected)
+            self._tasks.start_soon(self._spools.run)
             self._parts.pool.warm(adoption.kinds_to_keep(self._parts))
             try:
                 yield
@@ -204,7 +208,7 @@ class Conductor:
             keys="exposed" if provider is not None else "none",
             options=msgspec.structs.replace(params.options, mcp_servers={name: {} for name in servers}),
             sealed=sealed,
-            rules=params.rules,
+            rules=with_tools(params.rules, params.options),
             limits=params.limits,
             agent_session=params.resume,
             credential=params.credential,
@@ -212,6 +216,7 @@ class Conductor:
         )
         if settings.keys.refuse_exposed and row.keys == "exposed":
             raise HutchError(Reason.ISOLATION_UNAVAILABLE, "Here the agent could read its key, which is not accepted.")
+        self._policy.refuse_bad_rules(caller.uid, row.rules, base=cwd)
         await self._policy.refuse_forbidden_mode(row)
         return await self._open(caller, row)
 
@@ -314,20 +319,23 @@ class Conductor:
         await self._policy.refuse_forbidden_mode(replace(row, permission_mode=params.mode))
 
         def change(tx: Tx) -> SessionRow:
-            details = {"from": row.permission_mode, "to": params.mode}
-            notice = Notice("permission_mode", f"The permission mode is {params.mode} now, set by {caller}.", details)
-            self._parts.journal.append(tx, row.id, None, "notice", notice)
-            audit.write(tx, _audit(caller, row, "set_permission_mode", params.mode, details=details))
-            return sessions.update(tx, row.id, permission_mode=params.mode)
+            now = sessions.get(tx, row.id)
+            if now is None or now.state == "closed":
+                raise HutchError(Reason.SESSION_CLOSED)
+            return change_mode(tx, self._parts.journal, now, params.mode, str(caller))
 
         changed = await self._parts.store.write(change)
+        await self._tell_mode(changed)
+        return await self._view(changed)
+
+    async def _tell_mode(self, row: SessionRow) -> None:
+        """Tell the agent its mode. What counts is how hutchd judges; one that misses it learns it at its next start."""
         executor = self._parts.pool.of_session(row.id)
         if executor is not None and executor.prepared:
             try:
-                await executor.call("set_permission_mode", m.SetMode(row.id, params.mode), 10.0)
-            except HutchError as error:  # what counts is how hutchd judges; the agent learns it at its next start
+                await executor.call("set_permission_mode", m.SetMode(row.id, row.permission_mode), 10.0)
+            except HutchError as error:
                 _log.info("an executor was not told its mode", executor=executor.id, error=error.message)
-        return await self._view(changed)
 
     # ------------------------------------------------------------ turns
 
@@ -424,7 +432,10 @@ class Conductor:
         """Decide a question; see `Desk.settle`."""
         question = await self.desk.question(params.permission)
         row = await self.session_of(caller, question.session)
-        return await self.desk.settle(row, self._executors.asker_of(row.id), str(caller), params)
+        settled = await self.desk.settle(row, self._executors.asker_of(row.id), str(caller), params)
+        if settled.kind == "plan" and settled.state == "allowed":
+            await self._tell_mode(await self.session_of(caller, row.id))
+        return settled
 
     # ------------------------------------------------------------ usage, audit, status
 
@@ -579,6 +590,8 @@ class Conductor:
     def _executor_changed(self, executor: Executor) -> None:
         if executor.session is not None:
             self._poke(executor.session)
+        if executor.peer is not None:
+            self._spools.look()
         if executor.ended.is_set() and self._tasks is not None:
             self._tasks.start_soon(self._clear_up, executor)
 
@@ -588,8 +601,10 @@ class Conductor:
             await self.desk.withdraw_of(executor.id, "its executor is gone")
             await anyio.to_thread.run_sync((self._parts.spool_dir / executor.id).rmdir)
             await self._parts.store.write(lambda tx: executors.update(tx, executor.id, spool=None))
-        except OSError:  # it never had one, or it holds events
+        except FileNotFoundError:  # it never had one
             return
+        except OSError:  # it holds events
+            self._spools.look()
         except HutchError as error:
             _log.error("what an executor left is not cleared up", executor=executor.id, error=error.message)
 

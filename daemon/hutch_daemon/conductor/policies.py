@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import anyio
 
@@ -21,6 +22,9 @@ from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
 
 __all__ = ["Layered", "Policies"]
+
+_UNUSABLE: Final = "!! This project's policy file cannot be used"
+"""How an executor begins the text of a file that it could not read: no TOML, so that everything asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,8 @@ class Policies:
             path, digest = project.path, project.digest
             trusted = await self._store.read(lambda conn: rules.is_trusted(conn, owner, path, digest))
             layer, wrong = parse_policy_toml(project.text, "project", cwd, path, trusted=trusted)
+            if project.text.startswith(_UNUSABLE):
+                wrong = (f"{path}: {project.text.removeprefix('!! ')}.",)
             layers.append(layer)
             problems += wrong
         if session is not None:

@@ -19,9 +19,16 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.times import now_ms
 
-__all__ = ["PolicySide"]
+__all__ = ["PolicySide", "with_tools"]
 
 _EFFECTS: tuple[RuleEffect, ...] = ("allow", "ask", "deny")
+
+
+def with_tools(given: m.Rules, options: m.AgentOptions) -> m.Rules:
+    """Return the rules of a session together with those that the agent's options name as tools."""
+    allow = dict.fromkeys((*given.allow, *options.allowed_tools))
+    deny = dict.fromkeys((*given.deny, *options.disallowed_tools))
+    return m.Rules(tuple(allow), given.ask, tuple(deny))
 
 
 class PolicySide:
@@ -36,6 +43,16 @@ class PolicySide:
         """Refuse `bypass` where the host forbids it: said when it is asked for, not when the first call comes."""
         if session.permission_mode == "bypass" and (await self._policies(session, None)).bypass_forbidden:
             raise HutchError(Reason.POLICY_FORBIDS, "The host's policy forbids the mode bypass.")
+
+    def refuse_bad_rules(self, owner: int, given: m.Rules, *, base: str) -> None:
+        """Raise `invalid_rule` for the first that cannot be read."""
+        home = self._parts.account_of(owner).home
+        for effect in _EFFECTS:
+            for text in getattr(given, effect):
+                try:
+                    parse_rule(text, effect, "session", "given", base=base, home=home)
+                except BadRuleError as error:
+                    raise HutchError(Reason.INVALID_RULE, f"The rule {text!r} cannot be used: {error}.") from error
 
     async def show_policy(self, caller: Caller, params: m.ShowPolicy) -> m.PolicyView:
         """Return the layers in force."""
@@ -98,13 +115,7 @@ class PolicySide:
     async def change_rules(self, caller: Caller, params: m.ChangeRules) -> m.PolicyView:
         """Add and remove rules of the caller's account; `invalid_rule` changes nothing."""
         project = normpath(params.cwd) if params.cwd is not None else None
-        home = self._parts.account_of(caller.uid).home
-        for effect in _EFFECTS:
-            for text in getattr(params.add, effect):
-                try:
-                    parse_rule(text, effect, "account", "change_rules", base=project or home, home=home)
-                except BadRuleError as error:
-                    raise HutchError(Reason.INVALID_RULE, f"The rule {text!r} cannot be used: {error}.") from error
+        self.refuse_bad_rules(caller.uid, params.add, base=project or "/")
 
         def change(tx: Tx) -> None:
             for effect in _EFFECTS:
@@ -120,8 +131,10 @@ class PolicySide:
                     if rules.add(tx, row):
                         audit.write(tx, _line(caller, "change_rules", "added", text, {"effect": effect}))
                 for text in getattr(params.remove, effect):
-                    if rules.remove(tx, caller.uid, effect, text, project=project):
-                        audit.write(tx, _line(caller, "change_rules", "removed", text, {"effect": effect}))
+                    if not rules.remove(tx, caller.uid, effect, text, project=project):
+                        where = f"for {project}" if project is not None else "for all projects"
+                        raise HutchError(Reason.NOT_FOUND, f"You have no rule to {effect} {text!r} {where}.")
+                    audit.write(tx, _line(caller, "change_rules", "removed", text, {"effect": effect}))
 
         await self._parts.store.write(change)
         return await self._policies.show(caller, project or "/", None, self._parts.settings().permissions.mode)

@@ -16,8 +16,8 @@ from msgspec import UNSET, Raw
 
 from hutch_daemon.conductor.endings import Endings
 from hutch_daemon.pool.executor import Executor
-from hutch_daemon.store import events, executors, turns
-from hutch_daemon.store.rows import PermissionRow
+from hutch_daemon.store import events, executors, sessions, turns
+from hutch_daemon.store.rows import ExecutorRow, PermissionRow
 from hutch_daemon.store.store import Store, Tx
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
@@ -29,6 +29,8 @@ __all__ = ["Reports"]
 _OURS: Final = frozenset({"permission_asked", "permission_settled"})
 _ended_of = msgspec.json.Decoder(TurnEnded).decode
 _encode = msgspec.json.encode
+_MayReport = Callable[[Tx, ExecutorRow, str], bool]
+"""Tells whether an executor may report of a session."""
 
 
 class Reports:
@@ -54,24 +56,33 @@ class Reports:
         """
         if executor.session != params.session:
             raise HutchError(Reason.LEASE_LOST)
-        held = tuple(secret for secret in self._secrets() if secret)
-        batch = [self.clean(event, held) for event in params.events] if held else params.events
         with anyio.CancelScope(shield=True):  # it is stored all the same when its connection breaks: then tell, too
-            acked, withdrawn, ended = await self._store.write(
-                lambda tx: self._keep(tx, executor.id, params.session, batch)
-            )
-            executor.acked = acked
+            executor.acked = await self._store_batch(executor.id, params.session, params.events, _leased)
             failpoint("report.committed")
-            self._endings.desk.withdrawn(withdrawn)
-            if ended:
-                self._on_ended(params.session)
+        return executor.acked
+
+    async def take_left(self, executor: str, left: m.SpooledEvents) -> int:
+        """Store what an executor that is gone left in its spool, and return the number up to which all is durable.
+
+        `lease_lost` when it never can have served that session, `not_found` when that is removed; `invalid_request`
+        for a gap in its numbers.
+        """
+        return await self._store_batch(executor, left.session, left.events, _left)
+
+    async def _store_batch(self, executor: str, session: str, batch: Sequence[ReportedEvent], may: _MayReport) -> int:
+        held = tuple(secret for secret in self._secrets() if secret)
+        events = [self.clean(event, held) for event in batch] if held else batch
+        acked, withdrawn, ended = await self._store.write(lambda tx: self._keep(tx, executor, session, events, may))
+        self._endings.desk.withdrawn(withdrawn)
+        if ended:
+            self._on_ended(session)
         return acked
 
     def _keep(
-        self, tx: Tx, executor: str, session: str, batch: Sequence[ReportedEvent]
+        self, tx: Tx, executor: str, session: str, batch: Sequence[ReportedEvent], may: _MayReport
     ) -> tuple[int, list[PermissionRow], bool]:
         row = executors.get(tx, executor)
-        if row is None or row.session != session:
+        if row is None or not may(tx, row, session):
             raise HutchError(Reason.LEASE_LOST)
         fresh = [event for event in batch if event.n > row.acked_n]
         withdrawn: list[PermissionRow] = []
@@ -133,6 +144,18 @@ class Reports:
             ended = TurnEnded("failed", "secret_withheld", "The end of the turn held a stored secret and was withheld.")
             return msgspec.structs.replace(event, data=Raw(_encode(ended)), native=UNSET)
         return _noticed(event, "secret_withheld", f"A {event.kind} event held a stored secret and was not kept.")
+
+
+def _leased(_: Tx, row: ExecutorRow, session: str) -> bool:
+    return row.session == session
+
+
+def _left(tx: Tx, row: ExecutorRow, session: str) -> bool:
+    """An executor's lease ends with it; what it may have served then is a session of its account."""
+    served = sessions.get(tx, session)
+    if served is None:
+        raise HutchError(Reason.NOT_FOUND)
+    return row.state == "gone" and served.owner == row.uid
 
 
 def _noticed(event: ReportedEvent, word: str, message: str) -> ReportedEvent:

@@ -397,7 +397,9 @@ class SessionLoop:
         executor.prepared = True
         agent_session = prepared.agent_session or session.agent_session
         await parts.store.write(
-            lambda tx: sessions.update(tx, session.id, keys=prepared.keys, agent_session=agent_session)
+            lambda tx: sessions.update(
+                tx, session.id, keys=prepared.keys, agent_session=agent_session, cwd=prepared.cwd or session.cwd
+            )
         )
 
     # ------------------------------------------------------------ the end

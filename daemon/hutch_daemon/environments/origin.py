@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 
 from hutch_daemon.environments import cgroups
 from hutch_daemon.environments.port import MARK
 from hutch_daemon.environments.processes import ancestors, environ_mark
+from hutch_shared.errors import HutchError, Reason
 
 __all__ = ["insider_of"]
 
@@ -21,6 +23,8 @@ def insider_of(
 ) -> str | None:
     """Return the executor that `pid` belongs to, else None.
 
+    HutchError(NOT_ALLOWED) when the process has ended: it may have handed its connection to one that hides behind it.
+
     `executors` maps the pids of live executors to their ids. Asked in the order of what is hardest to shed: the cgroup,
     the line of descent, the mark in the environment of any process of that line.
     """
@@ -29,6 +33,8 @@ def insider_of(
         if executor in known:
             return executor
     descent = line(pid)
+    if not descent and line(os.getpid()):  # where not even ours is found there is no such look-up to go by
+        raise HutchError(Reason.NOT_ALLOWED, "The process that made this connection has ended: nobody can tell whose.")
     for one in descent:
         if one in executors:
             return executors[one]

@@ -7,6 +7,8 @@ import os
 import stat
 from pathlib import Path
 
+from hutch_shared.failpoints import failpoint
+
 __all__ = ["UnsafeFileError", "destroy", "read", "replace", "sync_directory", "write_new"]
 
 
@@ -30,6 +32,7 @@ def read(path: Path) -> bytes | None:
 def write_new(path: Path, content: bytes) -> bool:
     """Make the file; False where one is there already, which stays as it is."""
     temporary = _written(path, content)
+    failpoint("keys.file.written")
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -43,6 +46,7 @@ def write_new(path: Path, content: bytes) -> bool:
 def replace(path: Path, content: bytes) -> None:
     """Put the content in place of what is there, in one step."""
     temporary = _written(path, content)
+    failpoint("keys.file.written")
     try:
         temporary.rename(path)
     except OSError:

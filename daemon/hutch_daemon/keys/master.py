@@ -26,6 +26,7 @@ from typing import Final, Protocol
 
 from hutch_daemon.keys import durable
 from hutch_daemon.keys.envelope import KEY_BYTES
+from hutch_shared.failpoints import failpoint
 
 __all__ = ["CREDENTIAL", "MasterKey", "MasterKeyError", "MasterKeys", "load_master_keys"]
 
@@ -94,6 +95,7 @@ class _FileHome:
         old = os.open(other.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             self.path.rename(other.path)
+            failpoint("keys.master.renamed")
             durable.sync_directory(other.path.parent)
             durable.destroy(old)
         finally:

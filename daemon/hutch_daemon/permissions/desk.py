@@ -128,15 +128,20 @@ class Desk:
         *,
         somebody_there: Callable[[SessionRow], bool],
         stop_turn: Callable[[str, str, str], None],
+        plan_approved: Callable[[Tx, str, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`somebody_there`: a client that can answer follows it. `stop_turn(session, turn, why)` must not block."""
+        """`somebody_there`: a client that can answer follows it. `stop_turn(session, turn, why)` must not block.
+
+        `plan_approved(tx, session, by)` belongs to the transaction that approves a plan.
+        """
         self._store = store
         self._journal = journal
         self._settings = settings
         self._policy_of = policy_of
         self._somebody_there = somebody_there
         self._stop_turn = stop_turn
+        self._plan_approved = plan_approved
         self._clock = clock
         self._waiting: dict[str, _Waiting] = {}
         self._news = anyio.Event()
@@ -149,10 +154,13 @@ class Desk:
         for row in await self._store.read(lambda conn: permissions.list_(conn, state="pending", limit=1_000_000)):
             # Where this boot's clock stood when it was asked is not kept: what the calendar says, within the bounds.
             left = settings.expiry if row.expires_at is None else (row.expires_at - now_ms()) / 1000
-            self._waiting[row.id] = _Waiting(row, self._clock() + min(max(left, 1.0), settings.expiry), notified=True)
+            self._waiting[row.id] = _Waiting(
+                row, self._clock() + min(max(left, 1.0), settings.expiry), notified=bool(settings.notify)
+            )
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             tasks.start_soon(self._watch_expiry)
+            tasks.start_soon(self._nobody_came_back)
             try:
                 yield
             finally:
@@ -167,6 +175,7 @@ class Desk:
         """
         made = await self._store.read(lambda conn: permissions.by_ask(conn, asker.id, params.ask))
         if made is not None:
+            await self._policy_of(session, params.project)  # its project's file: a restarted hutchd does not know it
             return await self._outcome(made)
         verdict = await self._judge(session, asker, params.call, params.cwd, params.project)
         decision = verdict.decision
@@ -229,11 +238,11 @@ class Desk:
         return await self._outcome(row)
 
     async def _judge(
-        self, session: SessionRow, asker: Asker | None, call: m.ToolCall, cwd: str, project: m.ProjectFile | None
+        self, session: SessionRow, asker: Asker, call: m.ToolCall, cwd: str, project: m.ProjectFile | None
     ) -> Verdict:
         policy = await self._policy_of(session, project)
         paths = paths_to_resolve(call, cwd, policy.home)
-        real = await asker.real_paths(session.id, paths) if paths and asker is not None else {}
+        real = await asker.real_paths(session.id, paths) if paths else {}
         return judge(
             policy,
             call,
@@ -296,8 +305,8 @@ class Desk:
         row = await self.question(params.permission)
         if row.state != "pending":
             raise _already(row)
-        if params.decision == "answer" and row.kind == "tool":
-            raise HutchError(Reason.INVALID_PARAMS, "A tool call is allowed or denied; there is nothing to answer.")
+        if params.decision == "answer" and row.kind != "question":
+            raise HutchError(Reason.INVALID_PARAMS, f"A {row.kind} is allowed or denied; there is nothing to answer.")
         if params.decision == "allow" and row.kind == "question":
             raise HutchError(Reason.INVALID_PARAMS, "A question wants answers: the decision `answer` with `answers`.")
         digest = row.digest
@@ -329,6 +338,8 @@ class Desk:
         call = call_of(row.call.agent_tool, updated, row.call.call_id)
         if call.action != row.call.action:
             raise HutchError(Reason.INVALID_PARAMS, f"An edited input of {row.call.agent_tool} cannot be judged here.")
+        if asker is None:  # what its paths lead to is the account's to say
+            raise HutchError(Reason.CONNECTION_LOST, "The executor is away, so that an edited input cannot be judged.")
         verdict = await self._judge(session, asker, call, row.cwd, None)
         if verdict.decision == "deny":
             raise HutchError(
@@ -376,6 +387,8 @@ class Desk:
             self._journal.append(tx, row.session, row.turn, "permission_settled", told)
             if rule is not None:
                 rules.add(tx, rule)
+            if row.kind == "plan" and state == "allowed":
+                self._plan_approved(tx, row.session, by)
             owner = tx.execute("SELECT owner FROM sessions WHERE id = ?", (row.session,)).fetchone()[0]
             audit.write(
                 tx,
@@ -424,6 +437,16 @@ class Desk:
         if row is not None:
             for waiting in [one for one in self._waiting.values() if one.row.session == session]:
                 await self._nobody_there(row, waiting.row.id)
+
+    async def _nobody_came_back(self) -> None:
+        """Once, when clients had time to come back after a restart: apply the policies for nobody being there."""
+        asking = {waiting.row.session for waiting in self._waiting.values()}
+        await anyio.sleep(self._settings().return_grace)
+        for session in asking:
+            try:
+                await self.nobody_left(session)
+            except HutchError as error:  # its expiry ends it
+                _log.error("a question waits on", session=session, error=error.message)
 
     async def _nobody_there(self, session: SessionRow, permission: str) -> None:
         waiting = self._waiting.get(permission)

@@ -86,7 +86,7 @@ class Executor:
         self.started = anyio.Event()
         """Set when its start has come to an end: `launched` is what there is of it."""
         self.connected = anyio.Event()
-        """Set at the first hello."""
+        """Set at the first hello, or when it ended without one."""
         self.disconnected = anyio.Event()
         """Set when the connection at hand is over and was read to its end; a new one brings a new event."""
         self.attached = 0

@@ -459,6 +459,7 @@ class Pool:
             self.on_notice("quarantined", f"{executor.id}: {executor.detail}")
         await self._settle(executor)
         executor.ended.set()
+        executor.connected.set()
         self.on_change(executor)
 
     async def _kill(self, executor: Executor, launched: Launched) -> Killed:

@@ -9,7 +9,19 @@ from hutch_daemon.store.rows import ExecutorRow
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import failpoint
 
-__all__ = ["EXECUTORS", "by_token_hash", "forget", "get", "insert", "lease", "leased_to", "live", "release", "update"]
+__all__ = [
+    "EXECUTORS",
+    "by_token_hash",
+    "forget",
+    "get",
+    "insert",
+    "lease",
+    "leased_to",
+    "live",
+    "release",
+    "update",
+    "with_spool",
+]
 
 EXECUTORS: Final = Table("executors", ExecutorRow)
 
@@ -33,6 +45,11 @@ def by_token_hash(on: Executes, token_hash: bytes) -> ExecutorRow | None:
 def live(on: Executes) -> tuple[ExecutorRow, ...]:
     """Return the executors that are not known to be gone, oldest first."""
     return EXECUTORS.all(on, "WHERE state <> 'gone' ORDER BY created_at, id")
+
+
+def with_spool(on: Executes) -> tuple[ExecutorRow, ...]:
+    """Return the executors that are gone and whose spool was not brought in, oldest first."""
+    return EXECUTORS.all(on, "WHERE state = 'gone' AND spool IS NOT NULL ORDER BY created_at, id")
 
 
 def leased_to(on: Executes, session: str) -> ExecutorRow | None:

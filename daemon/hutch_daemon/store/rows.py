@@ -62,6 +62,8 @@ class SessionRow:
     """seq of the newest event that is no longer kept."""
     turns: int = 0
     """Number of the newest turn; moved by `turns.insert` alone."""
+    mode_before_plan: m.PermissionMode | None = None
+    """What the mode becomes again when a plan is approved; None is `ask`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

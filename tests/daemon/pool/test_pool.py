@@ -138,6 +138,21 @@ async def test_an_executor_without_hello_is_given_up(stage: Stage) -> None:
         assert [one.exited.is_set() for one in stage.host.started] == [True, True]
 
 
+async def test_an_executor_that_ends_before_its_hello_is_not_waited_for(stage: Stage) -> None:
+    """Its turn fails with what became of the process and where its output is, long before the deadline of the hello."""
+    stage.settings = settings(executors=executors(start_attempts=1))
+    stage.host.mute = True
+    async with stage.hutchd():
+        turn = await stage.submit(await stage.open())
+        await until(lambda: len(stage.host.started) == 1)
+
+        stage.executor.die()
+        ended = await stage.ended(turn)
+
+        assert "its process ended" in (ended.message or "")
+        assert f"{stage.executor.spec.executor}.log" in (ended.message or "")
+
+
 async def test_a_start_that_is_given_up_leaves_no_process(stage: Stage) -> None:
     """An executor that is to end while it is being started is ended when it is there."""
     stage.settings = settings(executors=executors(spares=1))

@@ -14,6 +14,7 @@ CREATE TABLE sessions (
   cwd TEXT NOT NULL,
   created_at INTEGER NOT NULL,
   permission_mode TEXT NOT NULL,
+  mode_before_plan TEXT,
   when_nobody TEXT NOT NULL,
   environment TEXT NOT NULL,
   isolation TEXT NOT NULL,

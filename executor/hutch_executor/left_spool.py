@@ -1,0 +1,44 @@
+"""What a dead executor of the account left in its spool, handed to hutchd piece by piece."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from hutch_executor.outbox import BATCH_BYTES, BATCH_COUNT
+from hutch_executor.spool import read_spool
+from hutch_shared import messages as m
+from hutch_shared.events import ReportedEvent
+from hutch_shared.failpoints import failpoint
+
+__all__ = ["take_spool"]
+
+_decode: Final = msgspec.json.Decoder(ReportedEvent).decode
+
+
+def take_spool(directory: Path, acked: int) -> m.SpooledEvents:
+    """Return the next events beyond `acked`, a batch at most; when there are none the file is removed.
+
+    HutchError `wrong_state` while the spool's executor lives, `not_found` when the file there is no spool. Blocks.
+    """
+    path = next(directory.glob("*.spool"), None)
+    if path is None:
+        return m.SpooledEvents()
+    owner, records = read_spool(path)
+    events: list[ReportedEvent] = []
+    size = 0
+    with closing(records):
+        for n, event in records:
+            if n <= acked:
+                continue
+            size += len(event)
+            if events and (size > BATCH_BYTES or len(events) == BATCH_COUNT):
+                break
+            events.append(_decode(event))
+        if not events:
+            failpoint("spool.before_removal")
+            path.unlink()
+    return m.SpooledEvents(owner.session, tuple(events))

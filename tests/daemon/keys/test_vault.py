@@ -1,0 +1,305 @@
+"""The vault on a real store: what is kept, what opens, what a copy of the database is worth."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from hutch_daemon.keys.credential import Refresh, secret_of
+from hutch_daemon.keys.vault import Vault, session_context
+from hutch_daemon.store import keys as rows
+from hutch_daemon.store import sessions
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.secret import Secret
+from tests.daemon.keys.stage import KEY, OWNER, VaultStage, keep_session, session, vault_stage
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[VaultStage]:
+    async with vault_stage(tmp_path) as made:
+        yield made
+
+
+async def secret(vault: Vault, name: str | None = None, provider: str = "anthropic") -> str:
+    return (await vault.reveal(OWNER, provider, name))[1].secret.reveal()
+
+
+async def test_a_key_is_kept_and_shown_by_its_end_only(stage: VaultStage) -> None:
+    """What comes back is a description; the secret stays in its envelope, on the disk too."""
+    shown = await stage.put()
+    found = await secret(stage.vault)
+
+    assert (shown.name, shown.hint, shown.kind) == ("default", "6789", "api_key")
+    assert found == KEY
+    for path in stage.folder.iterdir():
+        assert KEY.encode() not in path.read_bytes()
+
+
+async def test_all_that_decides_where_a_key_goes_is_sealed_with_it(stage: VaultStage) -> None:
+    """Kind, base URL and refresh token come back as they were given, and are nowhere in clear."""
+    refresh = Refresh(Secret("refresh-0123456789"), "https://id.example/token", "client")
+    await stage.put(kind="oauth", base_url="https://gateway.example/v1/", expires_at=5, refresh=refresh)
+    _, credential = await stage.vault.reveal(OWNER, "anthropic")
+
+    assert (credential.kind, credential.base_url, credential.expires_at) == ("oauth", "https://gateway.example/v1", 5)
+    assert credential.refresh == refresh
+    assert "gateway.example" not in "".join(sqlite3.connect(stage.folder / "hutch.db").iterdump())
+
+
+@pytest.mark.parametrize("text", ["", "\n", "a b", "a\nb", "schlüssel", "a\x7f", "x" * 20_000])
+def test_what_cannot_stand_in_a_header_is_no_key(text: str) -> None:
+    """A key is one line of printable ASCII; what was typed is not repeated in the error."""
+    with pytest.raises(HutchError) as refused:
+        secret_of(text)
+
+    assert refused.value.reason is Reason.INVALID_PARAMS
+    assert not text.strip() or text not in refused.value.message
+
+
+def test_one_line_end_is_no_part_of_a_key() -> None:
+    """Keys come from files and pipes."""
+    assert secret_of("sk-1\n").reveal() == "sk-1"
+    assert secret_of("sk-1\r\n").reveal() == "sk-1"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://example.com", "ftp://example.com", "https://u:p@example.com", "https://e.com/?a=b", "https:///x", "x"],
+)
+async def test_a_key_is_not_kept_for_a_place_it_may_not_go_to(stage: VaultStage, url: str) -> None:
+    """https, or http within this machine, and nothing that hides where it goes."""
+    with pytest.raises(HutchError) as refused:
+        await stage.put(base_url=url)
+
+    assert refused.value.reason is Reason.INVALID_PARAMS
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../x", "a b", "x" * 65])
+async def test_a_name_is_a_plain_word(stage: VaultStage, name: str) -> None:
+    """Names stand in paths of envelopes and on command lines."""
+    with pytest.raises(HutchError):
+        await stage.put(name)
+
+
+async def test_which_key_is_used_is_told_with_the_reason(stage: VaultStage) -> None:
+    """Named by the session, chosen by the owner, the only one, the default one; else it is asked."""
+    why = []
+    await stage.put("work", "sk-work")
+    why.append((await stage.vault.choose(OWNER, "anthropic")).why)
+    await stage.put("home", "sk-home")
+    with pytest.raises(HutchError, match="home, work") as several:
+        await stage.vault.choose(OWNER, "anthropic")
+    await stage.put("default", "sk-default")
+    why.append((await stage.vault.choose(OWNER, "anthropic")).why)
+    await stage.vault.use(OWNER, "anthropic", "home")
+    why.append((await stage.vault.choose(OWNER, "anthropic")).why)
+    why.append((await stage.vault.choose(OWNER, "anthropic", "work")).why)
+    chosen = [key.name for key in (await stage.vault.list_(OWNER)).keys if key.chosen]
+
+    assert several.value.reason is Reason.NO_KEY
+    assert [words.split(",")[0] for words in why] == [
+        "it is your only key for anthropic",
+        "none was chosen",
+        "you chose home with `hutch key use`",
+        "the session asks for work",
+    ]
+    assert chosen == ["home"]
+
+
+async def test_another_owners_keys_are_not_there(stage: VaultStage) -> None:
+    """Neither listed nor used."""
+    await stage.put()
+    with pytest.raises(HutchError) as refused:
+        await stage.vault.reveal(OWNER + 1, "anthropic")
+
+    assert refused.value.reason is Reason.NO_KEY
+    assert (await stage.vault.list_(OWNER + 1)).keys == ()
+
+
+async def test_a_replaced_key_keeps_its_id_and_a_deleted_one_is_gone(stage: VaultStage) -> None:
+    """Leases stand for the id: they follow a replacement and end with a deletion."""
+    first = await stage.put()
+    second = await stage.put(secret="sk-2")
+    now = await secret(stage.vault)
+    await stage.vault.delete(OWNER, "anthropic", "default")
+    with pytest.raises(HutchError) as gone:
+        await stage.vault.reveal(OWNER, "anthropic")
+
+    assert (first.id, now) == (second.id, "sk-2")
+    assert gone.value.reason is Reason.NO_KEY
+
+
+async def test_yesterdays_database_revives_nothing(tmp_path: Path) -> None:
+    """Put back, it holds a deleted key and an old version of another: both are refused and told; new ones work."""
+    backup = tmp_path / "yesterday.db"
+    async with vault_stage(tmp_path) as stage:
+        await stage.put("gone", "sk-gone-0123456789abcd")
+        await stage.put("changed", "sk-old-0123456789abcdef")
+        await stage.put("same", "sk-same-0123456789abcd")
+        await stage.store.backup(backup)
+        await stage.vault.delete(OWNER, "anthropic", "gone")
+        await stage.put("changed", "sk-new-0123456789abcdef")
+    for suffix in ("", "-wal", "-shm"):
+        (tmp_path / f"hutch.db{suffix}").unlink(missing_ok=True)
+    shutil.copy(backup, tmp_path / "hutch.db")
+    async with vault_stage(tmp_path) as stage:
+        refused = []
+        for name in ("gone", "changed"):
+            with pytest.raises(HutchError) as error:
+                await stage.vault.reveal(OWNER, "anthropic", name)
+            refused.append(error.value.reason)
+        notices = await stage.vault.notices()
+        troubled = {key.name for key in (await stage.vault.list_(OWNER)).keys if key.trouble}
+        same = await secret(stage.vault, "same")
+        await stage.put("changed", "sk-newest")
+        newest = await secret(stage.vault, "changed")
+
+    assert refused == [Reason.KEY_UNREADABLE] * 2
+    assert (len(notices), troubled) == (2, {"gone", "changed"})
+    assert (same, newest) == ("sk-same-0123456789abcd", "sk-newest")
+
+
+@pytest.mark.parametrize("damage", ["missing", "changed"])
+async def test_without_its_ledger_the_vault_vouches_for_nothing(tmp_path: Path, damage: str) -> None:
+    """A ledger that is gone or was edited makes every stored key an old one, and says what to do."""
+    async with vault_stage(tmp_path) as stage:
+        await stage.put()
+    ledger = tmp_path / "vault.ledger"
+    if damage == "missing":
+        ledger.unlink()
+    else:
+        ledger.write_bytes(ledger.read_bytes().replace(b'"epoch":1', b'"epoch":0'))
+    async with vault_stage(tmp_path) as stage:
+        with pytest.raises(HutchError, match="add the keys anew"):
+            await secret(stage.vault)
+        notices = await stage.vault.notices()
+        await stage.put(secret="sk-anew")
+        anew = await secret(stage.vault)
+    async with vault_stage(tmp_path) as stage:
+        later = await secret(stage.vault)
+
+    assert len(notices) == 1
+    assert (anew, later) == ("sk-anew", "sk-anew")
+
+
+async def test_a_row_that_was_moved_or_changed_does_not_open(stage: VaultStage) -> None:
+    """Owner, provider, id and version are bound into the envelope: whoever writes to the database gains nothing."""
+    await stage.put()
+    await stage.put(provider="openai", secret="sk-other")
+    for change in ("owner = owner + 1", "provider = 'gemini'", "version = version + 1000", "id = 'k-x'"):
+        before = await stage.store.read(lambda conn: rows.list_(conn, provider="anthropic"))
+        await stage.store.write(
+            lambda tx, change=change: tx.execute(f"UPDATE keys SET {change} WHERE provider = 'anthropic'")  # type: ignore[misc]
+        )
+        (row,) = [one for one in await stage.store.read(rows.list_) if one.sealed == before[0].sealed]
+        with pytest.raises(HutchError) as refused:
+            stage.vault.open_row(row)
+        await stage.store.write(lambda tx, row=before[0]: restore(tx, row))  # type: ignore[misc]
+
+        assert refused.value.reason is Reason.KEY_UNREADABLE
+
+
+def restore(tx: object, row: rows.KeyRow) -> None:
+    rows.KEYS.delete(tx, "WHERE sealed = ?", (row.sealed,))  # type: ignore[arg-type]
+    rows.KEYS.insert(tx, row)  # type: ignore[arg-type]
+
+
+async def test_the_master_key_is_rotated_while_work_goes_on(stage: VaultStage) -> None:
+    """Every credential and every session's sealed settings open with the new key, and with it alone."""
+    for name in ("a", "b", "c"):
+        await stage.put(name, f"sk-{name}")
+    await keep_session(stage.store, session(sealed=stage.vault.seal(session_context("s-1"), b"settings")))
+    before = stage.master.current
+    count = await stage.vault.rotate_master()
+    vault = await stage.again()
+    kept = await stage.store.read(lambda conn: sessions.get(conn, "s-1"))
+    assert kept is not None
+    assert kept.sealed is not None
+
+    assert count == 4
+    assert before.key not in {key.key for key in stage.master.all()}
+    assert [await secret(vault, name) for name in ("a", "b", "c")] == ["sk-a", "sk-b", "sk-c"]
+    assert vault.open(session_context("s-1"), kept.sealed) == b"settings"
+
+
+STEPS = [
+    *(f"keys.rotate.{step}" for step in ("begun", "wrapped", "ledger", "finished")),
+    *(f"keys.rotate.batch:{number}" for number in (1, 2, 3, 5)),
+    *(f"keys.file.written:{number}" for number in (1, 2)),
+    "keys.master.renamed",
+]
+WORK = """
+import anyio, sys
+from pathlib import Path
+from hutch_shared.secret import Secret
+from tests.daemon.keys.stage import OWNER, vault_stage
+
+async def work():
+    async with vault_stage(Path(sys.argv[1])) as stage:
+        match sys.argv[2]:
+            case "rotate":
+                await stage.vault.rotate_master()
+            case "put":
+                await stage.put("new", "sk-new")
+            case "delete":
+                await stage.vault.delete(OWNER, "anthropic", "a")
+
+anyio.run(work)
+"""
+
+
+def killed_at(folder: Path, act: str, step: str) -> int:
+    """Do it in a process that dies at `step`; return how it ended."""
+    root = Path(__file__).parents[3]
+    environ = {"PATH": os.defpath, "PYTHONPATH": os.pathsep.join([str(root), *sys.path]), "HUTCH_FAILPOINT": step}
+    command = [sys.executable, "-c", WORK, str(folder), act]
+    return subprocess.run(command, env=environ, cwd=root, timeout=100, capture_output=True).returncode
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("step", STEPS)
+async def test_a_rotation_killed_anywhere_loses_nothing(tmp_path: Path, step: str) -> None:
+    """After kill -9 at any step every credential opens at the next start, with one master key, and none is in clear."""
+    async with vault_stage(tmp_path) as stage:
+        for name in ("a", "b", "c"):
+            await stage.put(name, f"sk-{name}-0123456789abcdef")
+        await keep_session(stage.store, session(sealed=stage.vault.seal(session_context("s-1"), b"settings")))
+    code = killed_at(tmp_path, "rotate", step)
+    async with vault_stage(tmp_path) as stage:
+        found = [await secret(stage.vault, name) for name in ("a", "b", "c")]
+        kept = await stage.store.read(lambda conn: sessions.get(conn, "s-1"))
+        assert kept is not None
+        assert kept.sealed is not None
+        plain = stage.vault.open(session_context("s-1"), kept.sealed)
+        keys = stage.master.all()
+
+    assert code == -9
+    assert found == [f"sk-{name}-0123456789abcdef" for name in ("a", "b", "c")]
+    assert plain == b"settings"
+    assert len(keys) == 1
+    assert not (tmp_path / "master.key.next").exists()
+    for path in tmp_path.iterdir():
+        assert b"-0123456789abcdef" not in path.read_bytes()
+
+
+@pytest.mark.system
+async def test_a_change_killed_half_way_is_done_or_undone(tmp_path: Path) -> None:
+    """A key that reached the database holds; a key that was struck from the ledger does not come back."""
+    async with vault_stage(tmp_path) as stage:
+        await stage.put("a", "sk-a")
+    codes = [killed_at(tmp_path, "put", "keys.put.stored"), killed_at(tmp_path, "delete", "keys.delete.struck")]
+    async with vault_stage(tmp_path) as stage:
+        new = await secret(stage.vault, "new")
+        with pytest.raises(HutchError) as refused:
+            await secret(stage.vault, "a")
+
+    assert codes == [-9, -9]
+    assert new == "sk-new"
+    assert refused.value.reason is Reason.KEY_UNREADABLE
