@@ -28,6 +28,7 @@ _NAIVE_SHARE: Final = 10
 _AIMS: Final = {5_000: ((">=", 0.3), (">=", 10.0)), 500: (None, None), 50_000: (None, None)}
 _PER_COMMIT: Final = 50
 _KEPT: Final = 0.9
+_PATIENCE: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class Relay:
         with Line(self.socket) as line:
             line.ask("get_version", {"protocol": m.PROTOCOL, "client": "bench"})
             line.ask("submit_prompt", {"session": self.session, "prompt": prompt})
-            seen = await followers.answer({})
+            with anyio.fail_after(_PATIENCE):
+                seen = await followers.answer({})
         assert all(events >= count + 2 for events in seen["events"]), (count, seen)
         return count / float(seen["seconds"])
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -84,7 +84,8 @@ class Policies:
             trusted = await self._store.read(lambda conn: rules.is_trusted(conn, owner, path, digest))
             layer, wrong = parse_policy_toml(project.text, "project", cwd, path, trusted=trusted)
             if project.text.startswith(_UNUSABLE):
-                wrong = (f"{path}: {project.text.removeprefix('!! ')}.",)
+                layer = replace(layer, broken=project.text.removeprefix(_UNUSABLE).lstrip(": "))
+                wrong = (f"{path}: {layer.broken}",)
             layers.append(layer)
             problems += wrong
         if session is not None:
@@ -119,7 +120,7 @@ class Policies:
 
 def _note(layer: Layer) -> str:
     if layer.broken:
-        return "It cannot be read: until it can, everything asks."
+        return f"It cannot be read ({layer.broken}): until it can, everything asks."
     if layer.name == "project" and not layer.trusted:
         return "Not trusted: what it denies and asks counts, what it allows does not."
     return ""
@@ -139,6 +140,6 @@ def _host_layer(path: Path) -> tuple[list[Layer], tuple[str, ...]]:
     except FileNotFoundError:
         return [], ()
     except (OSError, UnicodeDecodeError) as error:
-        return [Layer("host", base="/", origin=str(path), broken=True)], (f"{path} cannot be read: {error}",)
+        return [Layer("host", base="/", origin=str(path), broken=str(error))], (f"{path} cannot be read: {error}",)
     layer, problems = parse_policy_toml(text, "host", "/", str(path))
     return [layer], problems

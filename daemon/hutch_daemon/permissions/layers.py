@@ -44,8 +44,8 @@ class Layer:
     """Of a project: its owner has said yes to this very file, by its digest. Others are trusted by where they stand."""
     forbid_bypass: bool = False
     """Of the host: the mode `bypass` is taken for `ask`."""
-    broken: bool = False
-    """The file could not be read as a policy: what it denies is not known, so everything asks."""
+    broken: str = ""
+    """Why the file could not be read as a policy: what it denies is not known, so everything asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def compile_policy(layers: Sequence[Layer], *, bypass_forbidden: bool = False, h
     for layer in layers:
         where = layer.origin or layer.name
         if layer.broken:
-            broken = broken or f"{where} cannot be read as a policy"
+            broken = broken or f"{where} cannot be read as a policy: {layer.broken}"
         untrusted = layer.name == "project" and not layer.trusted
         if untrusted and layer.allow:
             problems.append(f"{where}: {len(layer.allow)} rules that allow are left out until the project is trusted")
@@ -133,34 +133,37 @@ def parse_policy_toml(
     The file holds a table `[permissions]` with lists `allow`, `ask` and `deny`; the host's also `forbid_bypass`.
     """
     if len(text) > LARGEST_FILE:
-        return Layer(name, base=base, origin=origin, broken=True), (f"{origin}: over {LARGEST_FILE} characters",)
+        return _broken(name, base, origin, f"over {LARGEST_FILE} characters")
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        reason = str(error) if isinstance(error, tomllib.TOMLDecodeError) else "not a TOML file"
-        return Layer(name, base=base, origin=origin, broken=True), (f"{origin}: {reason}",)
+        return _broken(name, base, origin, str(error) if isinstance(error, tomllib.TOMLDecodeError) else "not TOML")
     problems = _unknown(data, ("permissions",), origin)
     table = data.get("permissions", {})
     if not isinstance(table, dict):
-        return Layer(name, base=base, origin=origin, broken=True), (f"{origin}: permissions is not a table",)
+        return _broken(name, base, origin, "permissions is not a table")
     known = (*_EFFECTS, "forbid_bypass") if name == "host" else _EFFECTS
     unknown = _unknown(table, known, f"{origin}: [permissions]")
     lists: dict[str, tuple[str, ...]] = {}
     # What an unknown key was to deny is not known either.
-    broken = bool(problems or unknown)
+    broken = "it holds a key that is not known" if problems or unknown else ""
     for effect in _EFFECTS:
         given = table.get(effect, [])
         if isinstance(given, list) and all(isinstance(rule, str) for rule in given):
             lists[effect] = tuple(given)
         else:
             problems.append(f"{origin}: {effect} is not a list of texts")
-            broken = broken or effect != "allow"
+            broken = broken or (f"{effect} is not a list of texts" if effect != "allow" else "")
     forbid = table.get("forbid_bypass", False) if name == "host" else False
     if not isinstance(forbid, bool):
         problems.append(f"{origin}: forbid_bypass is neither true nor false; taken as true")
         forbid = True
     layer = Layer(name, base=base, origin=origin, trusted=trusted, forbid_bypass=forbid, broken=broken, **lists)
     return layer, (*problems, *unknown)
+
+
+def _broken(name: LayerName, base: str, origin: str, why: str) -> tuple[Layer, tuple[str, ...]]:
+    return Layer(name, base=base, origin=origin, broken=why), (f"{origin}: {why}",)
 
 
 def _unknown(table: dict[str, Any], known: tuple[str, ...], where: str) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -20,6 +21,7 @@ from hutch_executor.reporter import Reporter
 from hutch_executor.spool import Spool
 from hutch_shared import __version__, unix
 from hutch_shared import messages as m
+from hutch_shared.errors import HutchError
 from hutch_shared.events import TurnEnded, TurnStarted
 from hutch_shared.ids import new_id
 from hutch_shared.methods import EXECUTOR, TO_EXECUTOR
@@ -75,8 +77,13 @@ class Load:
         self.session, self.cwd = params.session, params.cwd
         self.reporter.begin(params.session, Spool(Path(params.spool), self.boot.executor, params.session, params.spool_bytes))
         self.reporter.connect(0)
-        self.tasks.start_soon(self.reporter.send, self.peer.notify_raw)
+        self.tasks.start_soon(self.send)
         return m.Prepared(agent_session="load", keys="none")
+
+    async def send(self) -> None:
+        """Send events as they come, until the connection is over."""
+        with suppress(HutchError):
+            await self.reporter.send(self.peer.notify_raw)
 
     def execute(self, params: m.ExecutePrompt) -> m.Accepted:
         """Begin a turn."""

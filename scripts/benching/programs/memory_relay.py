@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import sys
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from hutch_daemon.store.events import body_of
 from hutch_daemon.store.rows import StoredEvent
 from hutch_shared import messages as m
 from hutch_shared import unix
+from hutch_shared.errors import HutchError
 from hutch_shared.methods import CLIENT, EXECUTOR, TO_CLIENT, TO_EXECUTOR
 from hutch_shared.rpc.peer import Limits, Peer
 from hutch_shared.rpc.stream import SocketStream, accept
@@ -30,21 +32,23 @@ SESSION = "s-0000000000000001"
 class Follower:
     """What waits for one client."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, peer: Peer[Any]) -> None:
         """Begin with nothing."""
         self.number = number
+        self.peer = peer
         self.queue: deque[StoredEvent] = deque()
         self.news = anyio.Event()
 
-    async def run(self, peer: Peer[Any]) -> None:
-        """Send what comes, as hutchd does."""
-        while True:
-            while self.queue:
-                events = list(self.queue)
-                self.queue.clear()
-                await peer.notify_raw(b"".join([event_frame(event, self.number) for event in events]))
-            self.news = anyio.Event()
-            await self.news.wait()
+    async def run(self) -> None:
+        """Send what comes, as hutchd does, until the client has gone."""
+        with suppress(HutchError):
+            while True:
+                while self.queue:
+                    events = list(self.queue)
+                    self.queue.clear()
+                    await self.peer.notify_raw(b"".join([event_frame(event, self.number) for event in events]))
+                self.news = anyio.Event()
+                await self.news.wait()
 
 
 class Relay:
@@ -80,12 +84,13 @@ class Relay:
             },
         )  # fmt: skip
         await peer.run()
+        self._followers = [one for one in self._followers if one.peer is not peer]
 
     def follow(self, peer: Peer[Any]) -> m.Following:
         """Begin a follow at the head."""
-        follower = Follower(len(self._followers) + 1)
+        follower = Follower(len(self._followers) + 1, peer)
         self._followers.append(follower)
-        self._tasks.start_soon(follower.run, peer)
+        self._tasks.start_soon(follower.run)
         return m.Following(follower.number, "memory", self._seq)
 
     async def submit(self, _: Any, params: m.SubmitPrompt) -> m.Turn:

@@ -62,6 +62,9 @@ class Relay:
                 self._followers.append(writer)
             elif message["method"] == "submit_prompt":
                 await self.submit(message["params"]["prompt"])
+        if writer in self._followers:
+            self._followers.remove(writer)
+        writer.close()
 
     async def submit(self, prompt: str) -> None:
         """Hand the prompt over."""

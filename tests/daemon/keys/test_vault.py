@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from hutch_daemon.keys.credential import Refresh, secret_of
 from hutch_daemon.keys.vault import Vault, session_context
 from hutch_daemon.store import keys as rows
 from hutch_daemon.store import sessions
+from hutch_daemon.store.rows import KeyRow
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.secret import Secret
 from tests.daemon.keys.stage import KEY, OWNER, VaultStage, keep_session, session, vault_stage
@@ -50,7 +52,8 @@ async def test_all_that_decides_where_a_key_goes_is_sealed_with_it(stage: VaultS
 
     assert (credential.kind, credential.base_url, credential.expires_at) == ("oauth", "https://gateway.example/v1", 5)
     assert credential.refresh == refresh
-    assert "gateway.example" not in "".join(sqlite3.connect(stage.folder / "hutch.db").iterdump())
+    with closing(sqlite3.connect(stage.folder / "hutch.db")) as database:
+        assert "gateway.example" not in "".join(database.iterdump())
 
 
 @pytest.mark.parametrize("text", ["", "\n", "a b", "a\nb", "schlüssel", "a\x7f", "x" * 20_000])
@@ -206,7 +209,7 @@ async def test_a_row_that_was_moved_or_changed_does_not_open(stage: VaultStage) 
         assert refused.value.reason is Reason.KEY_UNREADABLE
 
 
-def restore(tx: object, row: rows.KeyRow) -> None:
+def restore(tx: object, row: KeyRow) -> None:
     rows.KEYS.delete(tx, "WHERE sealed = ?", (row.sealed,))  # type: ignore[arg-type]
     rows.KEYS.insert(tx, row)  # type: ignore[arg-type]
 

@@ -1,0 +1,141 @@
+"""What a request must look like: unclear ones are refused before anything else happens."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hutch_broker.dialects import credential_headers, is_path_of, upstream_url
+from hutch_broker.judge import Refusal, Wanted, forwarded, judge
+from hutch_broker.mask import Mask
+from hutch_shared.broker_link import Key
+
+HOST = ("Host", "broker.invalid")
+TOKEN = ("X-Api-Key", "hutch-l-1")
+PATH = "/v1/messages"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([HOST, TOKEN, ("Content-Length", "3")], None),
+        ([HOST, TOKEN, ("Transfer-Encoding", "chunked")], None),
+        ([HOST, ("Authorization", "bearer hutch-l-1")], None),
+        ([HOST, ("x-goog-api-key", "hutch-l-1")], None),
+        ([HOST], 401),
+        ([HOST, ("Authorization", "Basic aGk=")], 401),
+        ([TOKEN], 400),
+        ([HOST, HOST, TOKEN], 400),
+        ([HOST, ("host", "other"), TOKEN], 400),
+        ([HOST, TOKEN, TOKEN], 400),
+        ([HOST, TOKEN, ("Authorization", "Bearer other")], 400),
+        ([HOST, TOKEN, ("Upgrade", "websocket")], 400),
+        ([HOST, TOKEN, ("Connection", "keep-alive, Upgrade")], 400),
+        ([HOST, TOKEN, ("Transfer-Encoding", "gzip, chunked")], 400),
+        ([HOST, TOKEN, ("Transfer-Encoding", "chunked"), ("Content-Length", "3")], 400),
+        ([HOST, TOKEN, ("Content-Length", "3"), ("Content-Length", "3")], 400),
+        ([HOST, TOKEN, ("Content-Length", "+3")], 400),
+        ([HOST, TOKEN, ("Content-Length", "1001")], 413),
+        ([HOST, TOKEN, ("Expect", "a miracle")], 417),
+    ],
+)
+def test_a_request_is_clear_or_refused(headers: list[tuple[str, str]], status: int | None) -> None:
+    """One host, one credential, one length, nothing to upgrade to."""
+    verdict = judge("POST", PATH, headers, 1000)
+
+    assert (verdict.status if isinstance(verdict, Refusal) else None) == status
+
+
+def test_what_goes_on_is_harmless() -> None:
+    """Credentials, hop-by-hop headers, those that Connection names, and cookies stay behind."""
+    left = forwarded(
+        [
+            HOST,
+            TOKEN,
+            ("Authorization", "Bearer x"),
+            ("Connection", "close, X-Private"),
+            ("X-Private", "1"),
+            ("Cookie", "a=b"),
+            ("Accept-Encoding", "gzip"),
+            ("TE", "trailers"),
+            ("anthropic-version", "2023-06-01"),
+            ("Content-Type", "application/json"),
+        ]
+    )
+
+    assert left == [("anthropic-version", "2023-06-01"), ("Content-Type", "application/json")]
+
+
+@given(st.text(alphabet="/.%2eEfF:?#\\v1mesag\x00\r\n ;@", max_size=30))
+def test_no_path_leaves_the_model_api(tail: str) -> None:
+    """Whatever is written after it, a path that passes is one of the table's, with no dots or escapes in it."""
+    target = "/v1/messages" + tail
+    verdict = judge("POST", target, [HOST, TOKEN], 1000)
+    if isinstance(verdict, Wanted) and is_path_of("anthropic", "POST", verdict.path):
+        url = upstream_url("anthropic", None, target)
+        assert url is not None
+        assert url.partition("?")[0] in (
+            "https://api.anthropic.com/v1/messages",
+            "https://api.anthropic.com/v1/messages/count_tokens",
+        )
+
+
+@pytest.mark.parametrize(
+    ("dialect", "request_", "answers"),
+    [
+        ("openai", "POST /v1/responses", True),
+        ("openai", "POST /v1/chat/completions", True),
+        ("openai", "GET /v1/files", False),
+        ("openai", "POST /v1/fine_tuning/jobs", False),
+        ("gemini", "POST /v1beta/models/gemini-2.5-pro:streamGenerateContent", True),
+        ("gemini", "POST /v1beta/files:upload", False),
+        ("bedrock", "POST /model/anthropic.claude-v1%3A0/invoke-with-response-stream", True),
+        ("bedrock", "POST /foundation-models", False),
+        ("vertex", "POST /v1/projects/p/locations/l/publishers/anthropic/models/c@1:streamRawPredict", True),
+        ("vertex", "GET /v1/projects/p", False),
+    ],
+)
+def test_each_api_has_its_paths(dialect: str, request_: str, answers: bool) -> None:
+    """Models answer; files, jobs and accounts do not."""
+    method, path = request_.split()
+
+    assert is_path_of(dialect, method, path) is answers  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("base_url", "target", "url"),
+    [
+        (None, "/v1/models", "https://api.openai.com/v1/models"),
+        ("https://gateway.example/v1", "/v1/models", "https://gateway.example/v1/models"),
+        ("https://gateway.example/openai/", "/v1/models", "https://gateway.example/openai/v1/models"),
+    ],
+)
+def test_a_version_that_both_have_stands_once(base_url: str | None, target: str, url: str) -> None:
+    """Base URLs are written with and without it."""
+    assert upstream_url("openai", base_url, target) == url
+
+
+@pytest.mark.parametrize(
+    ("dialect", "kind", "header"),
+    [
+        ("anthropic", "api_key", ("x-api-key", "s")),
+        ("anthropic", "gateway", ("authorization", "Bearer s")),
+        ("openai", "api_key", ("authorization", "Bearer s")),
+        ("gemini", "api_key", ("x-goog-api-key", "s")),
+        ("bedrock", "gateway", ("authorization", "Bearer s")),
+    ],
+)
+def test_a_key_stands_where_its_provider_wants_it(dialect: str, kind: str, header: tuple[str, str]) -> None:
+    """An API key has its own header, a token is a bearer."""
+    assert credential_headers(dialect, Key(secret="s", kind=kind), None) == [header]  # type: ignore[arg-type]
+
+
+@given(st.lists(st.sampled_from([b"secret", b"sec", b"ret", b"se", b"s", b"x", b"secretsecret", b"\n"]), max_size=30))
+def test_a_key_never_comes_through_the_mask(chunks: list[bytes]) -> None:
+    """However it is cut into pieces, and nothing else is changed or lost."""
+    mask = Mask("secret")
+    out = b"".join([*(mask.feed(chunk) for chunk in chunks), mask.rest()])
+    whole = b"".join(chunks)
+
+    assert out == whole.replace(b"secret", b"******")

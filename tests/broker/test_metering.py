@@ -1,0 +1,119 @@
+"""Token counts off a stream, in whatever pieces it comes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hutch_broker.metering import Tokens, meter_for
+from hutch_broker.prices import Prices
+from hutch_shared.broker_link import Price
+
+
+def sse(*values: Any) -> bytes:
+    return b"".join(b"event: x\ndata: " + json.dumps(value).encode() + b"\n\n" for value in values)
+
+
+ANTHROPIC = sse(
+    {"type": "message_start", "message": {"model": "claude-x", "usage": {
+        "input_tokens": 10, "output_tokens": 1, "cache_read_input_tokens": 5, "cache_creation_input_tokens": 3}}},
+    {"type": "content_block_delta", "delta": {"text": 'he said "usage": {"output_tokens": 999} \n data: {"usage": 1}'}},
+    {"type": "message_delta", "usage": {"output_tokens": 42}},
+)  # fmt: skip
+OPENAI_CHAT = sse(
+    {"model": "gpt-x", "choices": [{"delta": {"content": '"usage"'}}], "usage": None},
+    {"model": "gpt-x", "choices": [], "usage": {
+        "prompt_tokens": 10, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 4}}},
+)  # fmt: skip
+OPENAI_RESPONSES = sse(
+    {"type": "response.created", "response": {"model": "gpt-x", "usage": None}},
+    {"type": "response.completed", "response": {"model": "gpt-x", "usage": {
+        "input_tokens": 10, "output_tokens": 7, "input_tokens_details": {"cached_tokens": 4}}}},
+)  # fmt: skip
+GEMINI = sse(
+    {"modelVersion": "gemini-x", "usageMetadata": {"promptTokenCount": 10}},
+    {"modelVersion": "gemini-x", "usageMetadata": {
+        "promptTokenCount": 10, "candidatesTokenCount": 5, "thoughtsTokenCount": 2, "cachedContentTokenCount": 4}},
+)  # fmt: skip
+CASES = [
+    ("anthropic", ANTHROPIC, Tokens(True, "claude-x", 10, 42, 5, 3)),
+    ("openai", OPENAI_CHAT, Tokens(True, "gpt-x", 6, 7, 4, 0)),
+    ("openai", OPENAI_RESPONSES, Tokens(True, "gpt-x", 6, 7, 4, 0)),
+    ("gemini", GEMINI, Tokens(True, "gemini-x", 6, 7, 4, 0)),
+]
+
+
+def counted(style: Any, chunks: list[bytes], kind: str = "text/event-stream", encoding: str = "") -> Tokens:
+    meter = meter_for(style, kind, encoding)
+    for chunk in chunks:
+        meter.feed(chunk)
+    return meter.result()
+
+
+@pytest.mark.parametrize(("style", "stream", "tokens"), CASES)
+@settings(max_examples=50)
+@given(cuts=st.lists(st.integers(0, 1000), max_size=12), packed=st.booleans())
+def test_pieces_do_not_matter(style: str, stream: bytes, tokens: Tokens, cuts: list[int], packed: bool) -> None:
+    """Any cut of the stream, compressed or not, gives the same count; text that looks like usage is none."""
+    raw = gzip.compress(stream) if packed else stream
+    places = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
+    chunks = [raw[start:end] for start, end in zip(places, places[1:], strict=False)]
+
+    assert counted(style, chunks, encoding="gzip" if packed else "") == tokens
+
+
+def test_what_broke_off_is_counted_as_far_as_it_came() -> None:
+    """A stream that is cut after its first event has used the input."""
+    assert counted("anthropic", [ANTHROPIC[:300]]) == Tokens(True, "claude-x", 10, 1, 5, 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "encoding", "body"),
+    [
+        ("text/html", "", ANTHROPIC),
+        ("text/event-stream", "br", ANTHROPIC),
+        ("text/event-stream", "gzip", b"no gzip"),
+        ("application/json", "", b'{"usage": 1}'),
+        ("application/json", "", b"[" * 100_000),
+        ("text/event-stream", "", b"data: " + b"a" * (3 << 20)),
+    ],
+)
+def test_what_cannot_be_read_is_not_known(kind: str, encoding: str, body: bytes) -> None:
+    """Nothing is guessed, and nothing breaks or grows without bound."""
+    assert not counted("anthropic", [body], kind, encoding).known
+
+
+def test_a_line_that_is_too_long_costs_itself_only() -> None:
+    """Counting goes on at the next line."""
+    long = b"data: " + b"a" * (1 << 19)
+
+    assert counted("anthropic", [long, long, long, b"\n\n" + ANTHROPIC]) == CASES[0][2]
+
+
+async def test_a_price_is_the_settings_own_or_the_tables() -> None:
+    """What neither knows has no price; cache tokens cost what the cache costs."""
+    prices = Prices({"mine": Price(input=1, output=2, cache_read=0.1)})
+    mine = await prices.usd("anthropic", Tokens(True, "mine", 1_000_000, 500_000, 1_000_000, 0))
+    listed = await prices.usd("anthropic", Tokens(True, "claude-sonnet-4-5", 1_000_000, 0, 0, 0))
+    cached = await prices.usd("anthropic", Tokens(True, "claude-sonnet-4-5", 0, 0, 1_000_000, 0))
+    unknown = await prices.usd("anthropic", Tokens(True, "nobody-knows", 1, 1, 0, 0))
+    unsaid = await prices.usd("anthropic", Tokens())
+
+    assert mine == pytest.approx(2.1)
+    assert listed is not None
+    assert cached is not None
+    assert 0 < cached < listed
+    assert (unknown, unsaid) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("body", "known"), [(b'{"model": "nobody-knows"', False), (b'{"model":"claude-sonnet-4-5"', True), (b"{}", True)]
+)
+async def test_a_model_is_looked_up_by_the_requests_first_bytes(body: bytes, known: bool) -> None:
+    """Where they do not name one, the answer will."""
+    assert await Prices({}).knows("anthropic", body) is known
