@@ -160,7 +160,12 @@ class Control:
             self._changed()
             tasks.start_soon(self._report, peer)
         return link.BrokerWelcome(
-            run=self._run, version=__version__, pid=os.getpid(), leases=self._leases.states(), port=self.port
+            run=self._run,
+            version=__version__,
+            pid=os.getpid(),
+            leases=self._leases.states(),
+            told=self._ledger.last,
+            port=self.port,
         )
 
     async def _report(self, peer: Peer[_Visitor]) -> None:

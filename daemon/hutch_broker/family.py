@@ -15,16 +15,18 @@ from hutch_shared.broker_link import Lease
 from hutch_shared.errors import HutchError
 from hutch_shared.unix import peer_credentials, start_time
 
-__all__ = ["Peer", "belongs", "peer_of"]
+__all__ = ["Peer", "admit", "belongs", "peer_of"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Peer:
     """Who dialled. `pid` None: over TCP, where the kernel tells the uid alone; both None: nobody knows."""
 
     uid: int | None
     pid: int | None
     tcp: bool = False
+    admitted: str = ""
+    """The lease that it was found to belong to. A connection stays its process's, so that is looked up once."""
 
 
 def peer_of(sock: socket.socket) -> Peer:
@@ -36,6 +38,13 @@ def peer_of(sock: socket.socket) -> Peer:
     except HutchError:
         return Peer(None, None)
     return Peer(found.uid, found.pid)
+
+
+def admit(peer: Peer, lease: Lease) -> bool:
+    """Tell whether the peer belongs to the lease, and remember that it does."""
+    if peer.admitted != lease.id and belongs(peer, lease):
+        peer.admitted = lease.id
+    return peer.admitted == lease.id
 
 
 def belongs(peer: Peer, lease: Lease) -> bool:

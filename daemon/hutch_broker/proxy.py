@@ -29,7 +29,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from hutch_broker.dialects import DIALECTS, credential_headers, is_path_of, upstream_url
-from hutch_broker.family import Peer, belongs
+from hutch_broker.family import Peer, admit
 from hutch_broker.judge import Refusal, Wanted, forwarded, judge
 from hutch_broker.keys import Keys
 from hutch_broker.leases import Held, Leases, lease_id_in
@@ -171,7 +171,7 @@ class Proxy:
         held = self._leases.of_token(wanted.token)
         if held is None:
             return Refusal(401, "authentication_error", "The lease is not known here, or has ended.")
-        if not belongs(exchange.peer, held.lease):
+        if not admit(exchange.peer, held.lease):
             return Refusal(403, "permission_error", "The lease is another session's: this process is not of it.")
         if not is_path_of(held.lease.dialect, exchange.request.method, wanted.path):
             return Refusal(404, "not_found_error", f"No model of {held.lease.provider} answers there.")
@@ -222,7 +222,7 @@ class Proxy:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             if body is not None and body.fault is not None:
                 return self._refused(exchange, body.fault)
-            _log.warning("%s: no answer from the provider (%s)", lease.id, type(error).__name__)
+            _log.debug("%s: no answer from the provider (%s)", lease.id, type(error).__name__)
             late = isinstance(error, TimeoutError)
             return _answer(
                 Refusal(504, "timeout_error", "The provider did not answer in time.")
@@ -339,6 +339,6 @@ def _answer(refusal: Refusal) -> web.Response:
         content_type="application/json",
         headers={"x-should-retry": "true" if again else "false"},
     )
-    if refusal.status in (400, 413):
+    if refusal.status in (400, 405, 413, 417):
         response.force_close()
     return response

@@ -37,7 +37,8 @@ class Ledger:
         self._limit = limit
         self._now = now_ms
         self._kept: deque[Record] = deque()
-        self._last = 0
+        self.last = 0
+        """The newest record's number."""
         self._open: dict[tuple[str, str, int | None], _Counted] = {}
         self._fresh = anyio.Event()
         self.requests = 0
@@ -94,12 +95,12 @@ class Ledger:
         self._fresh = anyio.Event()
 
     def _keep(self, record: Record) -> None:
-        self._last += 1
-        self._kept.append(msgspec.structs.replace(record, n=self._last))
+        self.last += 1
+        self._kept.append(msgspec.structs.replace(record, n=self.last))
         self._wake()
 
     def _wake(self) -> None:
         self._fresh.set()
 
     def __repr__(self) -> str:
-        return f"<Ledger at {self._last}, {len(self._kept)} unacknowledged>"
+        return f"<Ledger at {self.last}, {len(self._kept)} unacknowledged>"

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 import anyio
+import msgspec
 import structlog
 
 from hutch_daemon.keys.master import MasterKeyError
 from hutch_daemon.settings import SettingsError, load
+from hutch_daemon.store import backups
 from hutch_daemon.wiring import run
 from hutch_shared import __version__
 from hutch_shared.errors import HutchError
@@ -36,6 +38,8 @@ def main() -> NoReturn:
         paths = find_paths(system=options.system)
         if options.config is not None:
             paths = Paths(Path(os.path.abspath(options.config)), paths.state, paths.runtime, paths.host, paths.system)
+        if options.doctor:
+            _examine(paths)
         settings = load(paths.config)
     except (SettingsError, HutchError) as error:
         _fail(str(error), 2)
@@ -46,6 +50,8 @@ def main() -> NoReturn:
     set_up_logs(settings.logs.level)
     try:
         make_private(paths.state)
+        if options.restore is not None:
+            _restore(Path(options.restore), paths)
         make_private(paths.runtime, 0o755 if paths.system else 0o700)
         anyio.run(run, paths, settings)
     except (HutchError, MasterKeyError, OSError) as error:
@@ -66,8 +72,27 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--config", metavar="FILE", help="the settings file")
     parser.add_argument("--check", action="store_true", help="read the settings, say whether they can be used, and end")
+    parser.add_argument("--doctor", action="store_true", help="look for what is wrong, print it as JSON, and end")
+    parser.add_argument("--restore", metavar="FILE", help="put a backup in the place of the database, and end")
     parser.add_argument("--version", action="version", version=f"hutchd {__version__}")
     return parser.parse_args()
+
+
+def _examine(paths: Paths) -> NoReturn:
+    from hutch_daemon.doctor import examine
+
+    print(msgspec.json.encode(list(examine(paths))).decode())  # noqa: T201
+    raise SystemExit(0)
+
+
+def _restore(backup: Path, paths: Paths) -> NoReturn:
+    kept = backups.restore(Path(os.path.abspath(backup)), paths.state / "hutch.db")
+    print(  # noqa: T201
+        f"{backup} is in place, as a new journal: followers begin anew, executors of before are not admitted, keys that"
+        f" were replaced since the backup are refused.{f' The former database was kept: {kept}.' if kept else ''}",
+        file=sys.stderr,
+    )
+    raise SystemExit(0)
 
 
 def _harden() -> None:
@@ -81,6 +106,8 @@ def _harden() -> None:
 
 
 def _sentence(error: BaseException) -> str:
+    if isinstance(error, HutchError) and error.details.get("detail"):
+        return f"{error.message} ({error.details['detail']})"
     if isinstance(error, OSError):
         return f"{error.filename or 'the system'}: {error.strerror or error}"
     return str(error)

@@ -27,6 +27,7 @@ __all__ = [
     "Permissions",
     "Prices",
     "Provider",
+    "Sandbox",
     "Settings",
     "SettingsError",
     "Sockets",
@@ -179,12 +180,29 @@ class BrokerSettings(_Section, frozen=True, kw_only=True):
     key_timeout: Seconds = 60.0
 
 
+class Sandbox(_Section, frozen=True, kw_only=True):
+    """`[sandbox]`: the walls around an agent. Paths are absolute, or below the account's home with `~/`."""
+
+    mode: Literal["auto", "require", "off"] = "auto"
+    """`auto` has sessions without walls where there can be none, and says so; `require` refuses them."""
+    home: Literal["tools", "read_only", "hidden"] = "tools"
+    """What an agent sees of the account's home: known homes of developers' tools; all but secrets; nothing."""
+    show: tuple[str, ...] = ()
+    """What else it may read …"""
+    write: tuple[str, ...] = ()
+    """… and change, beside its working directory."""
+    hide: tuple[str, ...] = ()
+    """What it may not see, whatever shows it."""
+
+
 class StoreSettings(_Section, frozen=True, kw_only=True):
     """`[store]`: what is kept."""
 
     keep_days: Annotated[float, Meta(gt=0)] | None = None
     keep_bytes: Bytes | None = None
     wal_bytes: Bytes = 64 * 1024 * 1024
+    """Beyond it the write-ahead log is emptied; at eight times as much, held by a reader, nothing is accepted.
+    Counts at start."""
 
 
 class Logs(_Section, frozen=True, kw_only=True):
@@ -211,6 +229,7 @@ class Settings(_Section, frozen=True, kw_only=True):
     providers: dict[str, Provider] = {}
     keys: Keys = Keys()
     broker: BrokerSettings = BrokerSettings()
+    sandbox: Sandbox = Sandbox()
     store: StoreSettings = StoreSettings()
     logs: Logs = Logs()
     admins: Admins = Admins()

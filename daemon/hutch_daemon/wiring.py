@@ -13,6 +13,7 @@ import signal
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -28,24 +29,28 @@ from hutch_daemon.conductor.parts import About, Parts, awake_ms
 from hutch_daemon.environments.accounts import account_of, groups_of
 from hutch_daemon.environments.port import Account
 from hutch_daemon.environments.same_user import SameUser
+from hutch_daemon.environments.walls import probe
 from hutch_daemon.events.fanout import Fanout, Room
 from hutch_daemon.events.journal import Journal
+from hutch_daemon.keys.credential import Credential
 from hutch_daemon.keys.grants import Grants
 from hutch_daemon.keys.master import load_master_keys
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.pool.pool import Pool
+from hutch_daemon.redaction import KnownSecrets
 from hutch_daemon.sessions import tokens
 from hutch_daemon.settings import Settings, SettingsError, load
 from hutch_daemon.store.store import Bounds, Store
+from hutch_shared import __file__ as shared_file
 from hutch_shared import __version__
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.logs import set_up_logs
+from hutch_shared.logs import mask_also, set_up_logs
 from hutch_shared.paths import Paths
 from hutch_shared.times import now_ms
 from hutch_shared.unix import Credentials, boot_id, listen
 
-__all__ = ["run"]
+__all__ = ["master_file", "run"]
 
 _log: Final = structlog.get_logger("hutchd")
 _DAY: Final = 24 * 3600
@@ -62,6 +67,8 @@ class _Current:
     settings: Settings
     trouble: str = ""
     admins: frozenset[int] = field(default_factory=frozenset)
+    changed: anyio.Event = field(default_factory=anyio.Event)
+    """Set when other settings came into force; those bring a new event."""
 
     def __post_init__(self) -> None:
         self.admins = _uids(self.settings)
@@ -77,6 +84,8 @@ class _Current:
         self.trouble = ""
         self.admins = _uids(self.settings)
         set_up_logs(self.settings.logs.level)
+        self.changed.set()
+        self.changed = anyio.Event()
         _log.info("settings read", path=str(self.paths.config))
 
     def is_admin(self, credentials: Credentials) -> bool:
@@ -98,10 +107,14 @@ async def run(paths: Paths, settings: Settings) -> None:
         signals = stack.enter_context(
             anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         )  # until the end
-        bounds = Bounds(wal=settings.store.wal_bytes)
+        bounds = Bounds(wal=settings.store.wal_bytes, wal_held=8 * settings.store.wal_bytes)
         store = await stack.enter_async_context(Store.open(paths.state / "hutch.db", bounds=bounds))
-        master = load_master_keys(_master_file(paths, settings))
+        master = load_master_keys(master_file(paths, settings))
         vault = await Vault.load(store, master, paths.state / "vault.ledger")
+        known = KnownSecrets()
+        vault.on_open = partial(_learn, known)
+        mask_also(known.mask_text)
+        walls = await probe(_own_places(paths, settings), _own_programs())
         fanout = Fanout(store, Room(bytes=settings.sockets.follower_bytes))
         pool = Pool(
             store,
@@ -128,6 +141,8 @@ async def run(paths: Paths, settings: Settings) -> None:
             host_policy=_host_policy(paths, settings),
             boot_id=boot_id(),
             own_spares=not paths.system,
+            walls=walls,
+            known=known,
             about=About(
                 mode="system" if paths.system else "user",
                 started_at=now_ms(),
@@ -154,7 +169,7 @@ async def run(paths: Paths, settings: Settings) -> None:
         clients.append(side)
         client_listener = stack.enter_context(listen(paths.client_socket, world))
         tasks.start_soon(serve, client_listener, side.run, lambda: current.settings.sockets)
-        tasks.start_soon(_retain, parts)
+        tasks.start_soon(_retain, parts, current)
         _log.info("hutchd serves", version=__version__, socket=str(paths.client_socket), epoch=store.epoch)
         await _until_stopped(conductor, current, signals)
         fanout.close()
@@ -198,12 +213,15 @@ async def _until_stopped(conductor: Conductor, current: _Current, signals: objec
                     return
 
         stopping.start_soon(hear_impatience)
-        await conductor.stop(how, timeout)
+        try:
+            await conductor.stop(how, timeout)
+        except HutchError as error:
+            _log.error("the record cannot be read: executors are left running", error=error.message)
         stopping.cancel_scope.cancel()
 
 
-async def _retain(parts: Parts) -> None:
-    """Remove what is older, or more, than the settings keep."""
+async def _retain(parts: Parts, current: _Current) -> None:
+    """Remove what is older, or more, than the settings keep: at start, with new settings, and every hour."""
     while True:
         kept = parts.settings().store
         if kept.keep_days is not None or kept.keep_bytes is not None:
@@ -215,7 +233,27 @@ async def _retain(parts: Parts) -> None:
             else:
                 if removed:
                     _log.info("old events removed", events=removed)
-        await anyio.sleep(_PRUNE_EVERY)
+        with anyio.move_on_after(_PRUNE_EVERY):
+            await current.changed.wait()
+
+
+def _learn(known: KnownSecrets, key: str, credential: Credential) -> None:
+    """Have a credential masked from its first use on."""
+    known.learn(key, credential.secret.reveal())
+    if credential.refresh is not None:
+        known.learn(key, credential.refresh.token.reveal())
+
+
+def _own_places(paths: Paths, settings: Settings) -> tuple[str, ...]:
+    """Return what no agent may see: state, sockets, settings, the master key."""
+    config = paths.config.parent if paths.config.parent.name == "hutch" else paths.config
+    places = (paths.state, paths.runtime, config, master_file(paths, settings))
+    return tuple(dict.fromkeys(str(place) for place in places))
+
+
+def _own_programs() -> tuple[str, ...]:
+    """Return where the code of Hutch lies that is not an executor's: no agent may change it."""
+    return tuple({str(Path(file).parents[1]) for file in (__file__, shared_file)})
 
 
 def _account_of(uid: int) -> Account:
@@ -223,7 +261,8 @@ def _account_of(uid: int) -> Account:
     return account_of(uid, home=os.environ.get("HOME") if uid == os.geteuid() else None)
 
 
-def _master_file(paths: Paths, settings: Settings) -> Path:
+def master_file(paths: Paths, settings: Settings) -> Path:
+    """Return where the master key is kept, unless it comes from a keyring or from systemd."""
     return Path(settings.keys.master) if settings.keys.master is not None else paths.state / "master.key"
 
 

@@ -9,12 +9,12 @@ from anyio import to_thread
 
 from hutch_executor.asks import Asks
 from hutch_executor.link import Link
-from hutch_executor.project import read_project_file
 from hutch_executor.reporter import Reporter
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import EventKind
 from hutch_shared.ids import new_id
+from hutch_shared.project_file import read_project_file
 
 __all__ = ["LinkedDaemon"]
 
@@ -47,6 +47,7 @@ class LinkedDaemon:
         plan: str | None = None,
     ) -> m.PermissionDecision:
         """Ask for a decision; see the port. The project's policy file is read anew for each."""
+        project = await to_thread.run_sync(read_project_file, self._cwd)
         request = m.RequestPermission(
             ask=new_id("ask"),
             session=self._session,
@@ -56,7 +57,7 @@ class LinkedDaemon:
             cwd=self._cwd,
             questions=questions,
             plan=plan,
-            project=await to_thread.run_sync(read_project_file, self._cwd),
+            project=m.ProjectFile(*project) if project is not None else None,
         )
         return await self.asks.ask(request)
 

@@ -12,7 +12,7 @@ from hutch_executor.outbox import BATCH_BYTES, BATCH_COUNT
 from hutch_executor.spool import read_spool
 from hutch_shared import messages as m
 from hutch_shared.events import ReportedEvent
-from hutch_shared.failpoints import failpoint
+from hutch_shared.failpoints import failpoint, planted
 
 __all__ = ["take_spool"]
 
@@ -32,7 +32,7 @@ def take_spool(directory: Path, acked: int) -> m.SpooledEvents:
     size = 0
     with closing(records):
         for n, event in records:
-            if n <= acked:
+            if n <= acked or planted("lose_spool"):
                 continue
             size += len(event)
             if events and (size > BATCH_BYTES or len(events) == BATCH_COUNT):

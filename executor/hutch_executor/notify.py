@@ -26,7 +26,7 @@ async def run_notify(params: m.RunNotify) -> m.Notified:
     if not params.command:
         return m.Notified(ok=False, detail="There is no command.")
     names = (*ENVIRONMENT, *params.env)
-    env = {name: os.environ[name] for name in names if name in os.environ}
+    env = {name: os.environ[name] for name in names if name in os.environ} | params.values
     said = bytearray()
     code: int | None = None
 

@@ -96,6 +96,15 @@ class Outbox:
         """Return the next events to send that are in memory, a batch at most; None when all were sent."""
         return self._stretch(max(self.sent, self.spooled) + 1)
 
+    def fills_batch(self) -> bool:
+        """Tell whether what is not sent is a batch or more."""
+        first = max(self.sent, self.acked) + 1
+        return (
+            first <= self.spooled
+            or self.last - first >= BATCH_COUNT - 1
+            or sum(len(self._memory[n]) for n in range(first, self.last + 1)) >= BATCH_BYTES
+        )
+
     def to_spool(self) -> Stretch | None:
         """Return the next events to write to the spool, a batch at most; None when memory is empty."""
         return self._stretch(self.spooled + 1)

@@ -4,6 +4,9 @@ Theory. `report` only encodes, numbers and puts an event into the outbox. Two ta
 `send` writes batches to the connection; while not, `keep` moves them to the spool. Both read the outbox only, so that
 no event is in two hands, and a new connection starts at the first unacknowledged event.
 
+Events come singly and each commit of hutchd costs as much as the work on many: while something is under way, what comes
+next gathers for a moment, or until the receipt, and goes out together. A full batch and a lone event never wait.
+
 Bounds: the outbox in memory; the spool on disk. When hutchd does not acknowledge, or the spool is full or fails,
 memory fills and `report` waits: the agent is not read any more. Nothing is dropped.
 """
@@ -25,7 +28,7 @@ from hutch_executor.signals import Change
 from hutch_executor.spool import Spool, SpoolFullError
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import EventKind, Notice, TurnEnded
-from hutch_shared.rpc.envelope import text_fault
+from hutch_shared.rpc.envelope import is_sound
 from hutch_shared.times import now_ms, to_wire
 
 __all__ = ["EVENT_LIMIT", "Reporter"]
@@ -33,15 +36,18 @@ __all__ = ["EVENT_LIMIT", "Reporter"]
 EVENT_LIMIT: Final = 30 << 20
 """Bytes of one event; the frame around it must stay below 32 MiB."""
 _TRY_AGAIN: Final = 1.0
+_GATHER: Final = 0.004
+"""Seconds that the next events gather after a batch that was not full."""
+_GATHER_LONGEST: Final = 0.1
+"""Seconds for which they go on gathering where no receipt comes."""
 _GIVE_WAY: Final = 64
 """Events after which a runner that never waits lets others run."""
 _RESULT_LIMIT: Final = 1 << 20
-_AROUND: Final = (b"[[[", b"]]]")
+_IN_FRAME: Final = b"[[[{%b]]]"
 """As deep as an event lies in its frame, for the check of its depth."""
 
 _log: Final = logging.getLogger(__name__)
 _encode: Final = msgspec.json.Encoder().encode
-_check_grammar: Final = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 class Reporter:
@@ -58,6 +64,12 @@ class Reporter:
         self._order = anyio.Lock(fast_acquire=True)
         self._file = anyio.Lock()
         self._changed = Change()
+        self._untidy = Change()
+        """There may be something to do on the spool."""
+        self._wanted = 0
+        """Somebody waits until all up to here are sent."""
+        self._hurry = Change()
+        """That grew, or a receipt came."""
 
     def __repr__(self) -> str:
         return f"<Reporter {'connected' if self._is_connected else 'detached'} {self.outbox!r}>"
@@ -70,6 +82,7 @@ class Reporter:
     def begin(self, session: str, spool: Spool) -> None:
         """Take events of `session`, with `spool` to keep them in; closes the spool at `close`."""
         self._spool = spool
+        self._untidy.happen()
         self._head = b'{"jsonrpc":"2.0","method":"report_message","params":{"session":%b,"events":[' % _encode(session)
 
     async def close(self) -> None:
@@ -87,15 +100,24 @@ class Reporter:
     async def report(self, kind: EventKind, data: msgspec.Struct, native: bytes | None = None) -> int:
         """Keep one event and return its number; see `DaemonPort.report`."""
         body = _body(kind, data, native)
-        async with self._order:
-            while not self.outbox.has_room(len(body)):
-                await self._changed.wait()
-            n = self.outbox.last + 1
-            turn = b"" if self.turn is None else b'"turn":%b,' % _encode(self.turn)
-            self.outbox.put(b'{"n":%d,"at":"%b",%b%b' % (n, to_wire(now_ms()).encode(), turn, body))
-        self._changed.happen()
+        if self._order.locked() or not self.outbox.has_room(len(body)):
+            async with self._order:
+                while not self.outbox.has_room(len(body)):
+                    await self._changed.wait()
+                n = self._put(body)
+        else:
+            n = self._put(body)
         if n % _GIVE_WAY == 0:
             await checkpoint()
+        return n
+
+    def _put(self, body: bytes) -> int:
+        n = self.outbox.last + 1
+        turn = b"" if self.turn is None else b'"turn":%b,' % _encode(self.turn)
+        self.outbox.put(b'{"n":%d,"at":"%b",%b%b' % (n, to_wire(now_ms()).encode(), turn, body))
+        self._changed.happen()
+        if not self._is_connected:
+            self._untidy.happen()
         return n
 
     # ------------------------------------------------------------ out
@@ -108,16 +130,20 @@ class Reporter:
             )
         self._is_connected = True
         self._changed.happen()
+        self._untidy.happen()
 
     def detach(self) -> None:
         """The connection is gone: keep what comes in the spool."""
         self._is_connected = False
         self._changed.happen()
+        self._untidy.happen()
 
     def acknowledge(self, n: int) -> None:
         """All up to `n` are durable at hutchd."""
         self.outbox.ack(n)
         self._changed.happen()
+        self._hurry.happen()
+        self._untidy.happen()
 
     async def send(self, write: Callable[[bytes], Awaitable[None]]) -> None:
         """Write all events to the connection as they come, until cancelled or `write` fails."""
@@ -126,9 +152,22 @@ class Reporter:
             self.outbox.sent = stretch.last
             await write(self._head + b",".join(stretch.events) + b"]}}\n")
             self._changed.happen()
+            if not self.outbox.fills_batch():
+                await self._gather()
+
+    async def _gather(self) -> None:
+        """Let events gather: for a moment, and on until what was sent is acknowledged; less when somebody waits."""
+        with anyio.move_on_after(_GATHER):
+            while self._wanted <= self.outbox.sent:
+                await self._hurry.wait()
+        with anyio.move_on_after(_GATHER_LONGEST):
+            while max(self.outbox.acked, self._wanted - 1) < self.outbox.sent:
+                await self._hurry.wait()
 
     async def wait_sent(self, n: int) -> None:
-        """Return when all up to `n` are on a connection or acknowledged."""
+        """Return when all up to `n` are on a connection or acknowledged; they gather no more."""
+        self._wanted = max(self._wanted, n)
+        self._hurry.happen()
         while max(self.outbox.sent, self.outbox.acked) < n:
             await self._changed.wait()
 
@@ -152,7 +191,7 @@ class Reporter:
                 await anyio.sleep(_TRY_AGAIN)
             else:
                 if not has_worked:
-                    await self._changed.wait()
+                    await self._untidy.wait()
 
     async def _tidy(self) -> bool:
         """Do the next piece of work on the spool; False when there is none, or no room for it."""
@@ -218,13 +257,9 @@ def _sound(kind: EventKind, data: bytes, native: bytes) -> bytes | None:
     if len(data) + len(native) > EVENT_LIMIT:
         return None
     body = b'"kind":"%b","data":%b%b}' % (kind.encode(), data, native)
-    try:
-        _check_grammar(b"{" + body)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    if text_fault(_AROUND[0] + b"{" + body + _AROUND[1]) is not None:
-        return None
-    return body.replace(b"\n", b" ")
+    if is_sound(_IN_FRAME % body):
+        return body.replace(b"\n", b" ")
+    return None
 
 
 def _without_surrogates(value: Any) -> Any:

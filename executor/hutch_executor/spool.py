@@ -25,7 +25,7 @@ import msgspec
 
 from hutch_executor.outbox import BATCH_BYTES, BATCH_COUNT, Stretch
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.failpoints import failpoint
+from hutch_shared.failpoints import failpoint, witness
 
 __all__ = ["Spool", "SpoolFullError", "SpoolOwner", "read_spool"]
 
@@ -53,6 +53,7 @@ class Spool:
         """Make the file in `directory`, which must be the account's own and closed to others; HutchError if not."""
         _check(directory)
         self.path = directory / f"{executor}.spool"
+        self._executor = executor
         self._limit = limit
         self._start = 0
         self._ends: dict[int, int] = {}
@@ -79,6 +80,7 @@ class Spool:
             _write_at(self._fd, data, self._end)
             failpoint("spool.before_sync")
             os.fsync(self._fd)
+            witness("spooled", self._executor, stretch.last)
             failpoint("spool.after_sync")
             if not self._is_synced:
                 _sync_directory(self.path.parent)

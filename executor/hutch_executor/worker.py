@@ -32,7 +32,7 @@ from hutch_executor.spool import Spool
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import TurnEnded, TurnStarted
-from hutch_shared.failpoints import failpoint
+from hutch_shared.failpoints import failpoint, witness
 from hutch_shared.rpc.invocation import internal_error
 
 __all__ = ["MOVES", "State", "Worker"]
@@ -357,6 +357,7 @@ class Worker:
 
     def ack_events(self, params: m.AckEvents) -> None:
         """Forget what hutchd has."""
+        witness("acked", self._boot.executor, min(params.n, self.reporter.outbox.sent))
         self.reporter.acknowledge(params.n)
 
     def shutdown(self, params: m.Shutdown) -> m.Nothing:

@@ -38,7 +38,11 @@ async def bench(effort: Effort, say: Say) -> None:
                 figures = {
                     f"{name}_{what}_us": 1e6 * value
                     for name, values in (("quiet", quiet), ("flooded", flooded))
-                    for what, value in (("p50", median(values)), ("p99", percentile(values, 0.99)), ("max", max(values)))
+                    for what, value in (
+                        ("p50", median(values)),
+                        ("p99", percentile(values, 0.99)),
+                        ("max", max(values)),
+                    )
                 }
                 ratio = percentile(flooded, 0.99) / percentile(quiet, 0.99)
                 say("floods", f"{effort.of(_BAD)} connections that send {kind}: ping p99", ratio, _AIM, **figures)

@@ -100,4 +100,6 @@ def say_line(bench: str, case: str, ratio: float | None, aim: Aim | None = None,
 
 def _short(value: Any) -> Any:
     """Round to four digits that count."""
+    if isinstance(value, dict):
+        return {name: _short(one) for name, one in value.items()}
     return float(f"{value:.4g}") if isinstance(value, float) else value

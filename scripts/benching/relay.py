@@ -59,9 +59,11 @@ async def bench(effort: Effort, say: Say) -> None:
                     count = effort.of(whole, 20)
                     case = f"{size / 1000:g} KB, {readers} follower{'s' * (readers > 1)}"
                     rates: dict[str, list[float]] = {"hutch": [], "no_store": [], "naive": []}
-                    async with _followers(ours, readers) as a, _followers(bare, readers) as b, _followers(
-                        naive, readers
-                    ) as c:
+                    async with (
+                        _followers(ours, readers) as a,
+                        _followers(bare, readers) as b,
+                        _followers(naive, readers) as c,
+                    ):
                         for _ in range(effort.rounds):
                             rates["hutch"].append(await ours.rate(a, count, size))
                             rates["no_store"].append(await bare.rate(b, count, size))

@@ -10,7 +10,7 @@ What is always true: nothing is said to a server whose uid was not checked; a fo
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -18,7 +18,7 @@ from typing import Any, Final, Self, TypeVar
 import anyio
 import msgspec
 from anyio.abc import TaskGroup, TaskStatus
-from anyio.streams.memory import MemoryObjectSendStream
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from hutch_client.endpoint import dial, socket_path
 from hutch_shared import __version__
@@ -153,7 +153,7 @@ class HutchClient:
         async with _background() as tasks:
             send, receive = anyio.create_memory_object_stream[Event](_BUFFER)
             async with receive:
-                follow = Follow(self, params, receive.__anext__, on_line or (lambda _: None))
+                follow = Follow(self, params, receive, on_line or (lambda _: None))
                 await tasks.start(follow._pump, send, self._redial_for)  # noqa: SLF001 - one thing in two classes
                 yield follow
 
@@ -191,7 +191,7 @@ class Follow:
         self,
         client: HutchClient,
         params: m.FollowEvents,
-        receive: Callable[[], Awaitable[Event]],
+        received: MemoryObjectReceiveStream[Event],
         on_line: Callable[[bool], None],
     ) -> None:
         """Use `HutchClient.follow`."""
@@ -200,7 +200,7 @@ class Follow:
         self.after = params.after
         self._client = client
         self._params = params
-        self._receive = receive
+        self._received = received
         self._on_line = on_line
         self._is_away = False
         self._send: MemoryObjectSendStream[Event]
@@ -213,11 +213,12 @@ class Follow:
 
     async def __anext__(self) -> Event:
         try:
-            event = await self._receive()
-        except StopAsyncIteration:
-            if self._failure is not None:
-                raise self._failure from None
-            raise
+            try:
+                event = self._received.receive_nowait()  # to give up the turn for each would cost more than the event
+            except anyio.WouldBlock:
+                event = await self._received.receive()
+        except anyio.EndOfStream:
+            raise self._failure or StopAsyncIteration from None
         self.after = self._place(event)
         return event
 
@@ -269,7 +270,10 @@ class Follow:
         place = self._place(event)
         if self._got < 0 or place > self._got:
             self._got = place
-            await self._send.send(event)
+            try:
+                self._send.send_nowait(event)
+            except anyio.WouldBlock:
+                await self._send.send(event)
 
     def _on_ended(self, ended: m.FollowEnded) -> None:
         assert self._peer is not None

@@ -90,7 +90,7 @@ class Watch:
 
     async def run(self, after: int, journal: str | None = None) -> int:
         """Watch from the cursor on. Ctrl-C detaches and says how to stop the turn; a second one interrupts it."""
-        params = m.FollowEvents(
+        params: m.FollowEvents | None = m.FollowEvents(
             self._session, after=after, journal=journal, skip=self._manner.skip, answers=self._manner.interactive
         )
         async with anyio.create_task_group() as tasks:
@@ -99,18 +99,26 @@ class Watch:
                 tasks.start_soon(self._screen.spin)
             if self._manner.interactive:
                 tasks.start_soon(self._answer_questions)
-            try:
-                async with self._hutch.follow(params, on_line=self._tell_line) as follow:
-                    head = follow.head
-                    waiting = await self._hutch.list_permissions(m.ListPermissions(self._session))
-                    await self._show(follow, head, waiting)
-            except HutchError as error:
-                self._screen.say(f"hutch: {plain(error.message)}")
-                self._code = exits.of_error(error)
-            except BrokenPipeError:
-                pass  # whoever read our output has gone
+            while params is not None:
+                params = await self._follow(params)
             tasks.cancel_scope.cancel()
         return self._code
+
+    async def _follow(self, params: m.FollowEvents) -> m.FollowEvents | None:
+        """Follow to the end; where events are missing say so, and return how to go on after them."""
+        try:
+            async with self._hutch.follow(params, on_line=self._tell_line) as follow:
+                head = follow.head
+                waiting = await self._hutch.list_permissions(m.ListPermissions(self._session))
+                await self._show(follow, head, waiting)
+        except HutchError as error:
+            self._screen.say(f"hutch: {plain(error.message)}")
+            if error.reason is Reason.COMPACTED:
+                return msgspec.structs.replace(params, after=error.details["oldest"] - 1)
+            self._code = exits.of_error(error)
+        except BrokenPipeError:
+            pass  # whoever read our output has gone
+        return None
 
     async def _show(self, follow: Follow, head: int, waiting: Sequence[m.Permission]) -> None:
         """Show the history up to `head`, ask what has been `waiting` since then, and go on with what comes."""

@@ -152,6 +152,8 @@ class BrokerWelcome(Wire, frozen=True, omit_defaults=True):
     version: str
     pid: int
     leases: tuple[LeaseState, ...] = ()
+    told: int = 0
+    """The newest record's number."""
     port: int | None = None
 
 

@@ -6,10 +6,10 @@ agent's. The daemon stores and forwards both as the bytes they came in.
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Meta, Raw, UnsetType
 
 __all__ = [
     "DATA_OF_KIND",
@@ -45,6 +45,7 @@ EventKind = Literal[
     "turn_ended",
 ]
 KINDS: tuple[EventKind, ...] = get_args(EventKind)
+Tokens = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -134,11 +135,11 @@ class Notice(msgspec.Struct, frozen=True, omit_defaults=True):
 class UsageSeen(msgspec.Struct, frozen=True, omit_defaults=True):
     """`usage`: tokens of one model request or, with `total`, of the whole turn."""
 
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cache_read_tokens: int = 0
-    cache_write_tokens: int = 0
-    usd: float | None = None
+    input_tokens: Tokens = 0
+    output_tokens: Tokens = 0
+    cache_read_tokens: Tokens = 0
+    cache_write_tokens: Tokens = 0
+    usd: Annotated[float, Meta(ge=0)] | None = None
     model: str | None = None
     total: bool = False
 

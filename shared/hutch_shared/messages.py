@@ -107,6 +107,8 @@ class Isolation(Wire, frozen=True, omit_defaults=True):
     why: str
     insiders: str = ""
     """How a process of the session is told from a person at the client socket, and what would escape it."""
+    keys_why: str = ""
+    """Why the agent's key is kept as `keys` says, a sentence."""
 
 
 class Limits(Wire, frozen=True, omit_defaults=True):
@@ -489,8 +491,11 @@ class UsageTable(Wire, frozen=True, omit_defaults=True):
 
 
 class ShowPolicy(Wire, frozen=True, omit_defaults=True):
+    """`project`: the project's policy file as the client reads it, in place of what an executor sent last."""
+
     session: str | None = None
     cwd: str | None = None
+    project: ProjectFile | None = None
 
 
 class PolicyLayer(Wire, frozen=True, omit_defaults=True):
@@ -509,13 +514,17 @@ class PolicyView(Wire, frozen=True, omit_defaults=True):
 
 
 class ExplainPolicy(Wire, frozen=True, omit_defaults=True):
-    """What would be decided for this tool call, in this session or in a directory without one."""
+    """What would be decided for this tool call, in this session or in a directory without one.
+
+    `project` as in `show_policy`.
+    """
 
     agent_tool: str
     input: dict[str, Any]
     session: str | None = None
     cwd: str | None = None
     mode: PermissionMode | None = None
+    project: ProjectFile | None = None
 
 
 class Explanation(Wire, frozen=True, omit_defaults=True):
@@ -578,6 +587,7 @@ class ReadAudit(Wire, frozen=True, omit_defaults=True):
     since: str | None = None
     after: int = 0
     limit: int = 1000
+    outcome: str | None = None
 
 
 class AuditEntry(Wire, frozen=True, omit_defaults=True):
@@ -706,6 +716,21 @@ class Heartbeat(Wire, frozen=True, omit_defaults=True):
 # ---------------------------------------------------------------- hutchd → executor
 
 
+class SandboxSpec(Wire, frozen=True, omit_defaults=True):
+    """The walls around an agent, as paths that keep their places inside; of two the deeper one counts.
+
+    `hide` is seen by no agent, whatever it lies in; `show` can be read, `write` changed, beside the working directory.
+    """
+
+    program: str
+    """bubblewrap."""
+    hide: tuple[str, ...] = ()
+    show: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+    home: Literal["tools", "read_only", "hidden"] = "tools"
+    """What is seen of the account's home; what an agent writes there goes with it."""
+
+
 class PrepareSession(Wire, frozen=True, omit_defaults=True):
     """Gives an executor its session: it connects the agent before the first prompt comes."""
 
@@ -727,6 +752,8 @@ class PrepareSession(Wire, frozen=True, omit_defaults=True):
     """A stream of the provider that is silent that long is taken for dead."""
     permission_expiry: float = 600.0
     spool_bytes: int = 268435456
+    sandbox: SandboxSpec | None = None
+    """The walls to put around the agent; None: it runs without any."""
 
 
 class Prepared(Wire, frozen=True, omit_defaults=True):
@@ -806,6 +833,9 @@ class RunNotify(Wire, frozen=True, omit_defaults=True):
     question: Permission
     timeout: float
     env: tuple[str, ...] = ()
+    """Names of the executor's own environment that it gets too …"""
+    values: dict[str, str] = {}
+    """… and what hutchd hands it of its own: an executor's environment has been cleared."""
 
 
 class Notified(Wire, frozen=True, omit_defaults=True):

@@ -1,9 +1,13 @@
-"""Times on the wire: RFC 3339 in UTC with milliseconds; inside, whole milliseconds since 1970."""
+"""Times on the wire: RFC 3339 in UTC with milliseconds; inside, whole milliseconds since 1970.
+
+The latest are remembered: events come many in a second, and in a millisecond.
+"""
 
 from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 __all__ = ["from_wire", "now_ms", "to_wire"]
 
@@ -17,9 +21,15 @@ def now_ms() -> int:
 
 def to_wire(ms: int) -> str:
     """Return `2026-01-31T12:00:00.000Z`."""
-    return (_EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%dT%H:%M:%S.") + f"{ms % 1000:03d}Z"
+    return f"{_to_seconds(ms // 1000)}.{ms % 1000:03d}Z"
 
 
+@lru_cache(maxsize=16)
+def _to_seconds(seconds: int) -> str:
+    return (_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+@lru_cache(maxsize=1024)
 def from_wire(text: str) -> int:
     """Return the milliseconds of an RFC 3339 time with an offset; ValueError on anything else."""
     when = datetime.fromisoformat(text)

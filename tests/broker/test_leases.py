@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -42,6 +43,21 @@ async def test_a_lease_works_for_the_executor_and_what_it_started() -> None:
         status = await status_from_child(stage, token)
 
         assert status == 200
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+async def test_a_lease_works_from_inside_a_sandbox() -> None:
+    """A child in a pid namespace of its own, with nothing but the socket's directory bound, is of the family."""
+    async with serve(key=KEY, script=lambda _: SAY) as model, staged(model.url) as stage:
+        _, token = await stage.lease()
+        door = os.path.dirname(stage.boot.socket)
+        walls = ["--ro-bind", "/", "/", "--tmpfs", "/tmp", "--ro-bind", door, door, "--unshare-pid", "--proc", "/proc"]
+        command = ["bwrap", *walls, "--die-with-parent", sys.executable, "-c", CLIENT, stage.boot.socket]
+        done = await anyio.run_process(command, input=request(token), check=False)
+        if done.returncode:
+            pytest.skip(f"no namespaces here: {done.stderr.decode()[:100]}")
+
+        assert done.stdout.strip() == b"200"
 
 
 async def test_a_lease_is_refused_outside_its_family() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ def test_pieces_do_not_matter(style: str, stream: bytes, tokens: Tokens, cuts: l
     """Any cut of the stream, compressed or not, gives the same count; text that looks like usage is none."""
     raw = gzip.compress(stream) if packed else stream
     places = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
-    chunks = [raw[start:end] for start, end in zip(places, places[1:], strict=False)]
+    chunks = [raw[start:end] for start, end in pairwise(places)]
 
     assert counted(style, chunks, encoding="gzip" if packed else "") == tokens
 

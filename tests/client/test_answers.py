@@ -10,7 +10,9 @@ from hutch_shared import messages as m
 from tests.client.conftest import Hutch
 from tests.client.fake_daemon import PERMISSION, SESSION, FakeDaemon
 
-OTHER = msgspec.structs.replace(PERMISSION, id="p-1000000000000002")
+OTHER = msgspec.structs.replace(
+    PERMISSION, id="p-1000000000000002", suggestions=(m.Suggestion("Bash(npm install)"), m.Suggestion("Bash(npm i)"))
+)
 QUESTION = msgspec.structs.replace(
     PERMISSION,
     id="p-2000000000000003",
@@ -48,7 +50,7 @@ def test_pending_lists_what_waits_in_a_line_each(hutch: Hutch) -> None:
     ("words", "answer"),
     [
         (["approve", "p-0"], m.AnswerPermission(PERMISSION.id, "allow")),
-        (["approve", "p-1", "--session"], m.AnswerPermission(OTHER.id, "allow", "session")),
+        (["approve", "p-1", "--session"], m.AnswerPermission(OTHER.id, "allow", "session", "Bash(npm install)")),
         (
             ["approve", "p-1", "--always", "--rule", "Bash(npm:*)"],
             m.AnswerPermission(OTHER.id, "allow", "always", "Bash(npm:*)"),
@@ -66,7 +68,7 @@ def test_an_answer_goes_out_as_it_was_meant(
     daemon: FakeDaemon, hutch: Hutch, words: list[str], answer: m.AnswerPermission
 ) -> None:
     """A question is named by the beginning of its id; a settled one is sent too, so that hutchd says what stands."""
-    assert hutch(*words) == (0, "", "")
+    assert hutch(*words)[:2] == (0, "")
     assert daemon.asked("answer_permission") == [answer]
 
 
@@ -86,6 +88,17 @@ def test_an_answer_that_fits_nothing_is_a_usage_error(daemon: FakeDaemon, hutch:
     """A session that asks two things, a question that is approved, a rule for once, too few answers."""
     assert hutch(*words)[0] == 2
     assert daemon.asked("answer_permission") == []
+
+
+def test_always_needs_a_rule_that_was_seen(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """The rule that an answer adds is told; where none is suggested the person gives one."""
+    added = hutch("approve", "p-1", "--always")
+    refused = hutch("approve", "p-0", "--always")
+
+    assert added == (0, "", "Allowed in this project from now on: Bash(npm install)\n")
+    assert refused[0] == 2
+    assert "--rule" in refused[2]
+    assert len(daemon.asked("answer_permission")) == 1
 
 
 def test_a_session_that_asks_one_thing_names_it(daemon: FakeDaemon, hutch: Hutch) -> None:

@@ -119,6 +119,8 @@ class FakeHutchd:
         self.refuse: HutchError | None = None
         self.answer: Answer = allow
         self.acknowledges = True
+        self.believes: Callable[[str | None], str | None] = lambda turn: turn
+        """Which turn it says that runs, of the one that an executor names."""
         self.key: m.KeyGrant | HutchError = HutchError(Reason.NO_KEY)
         self.peer: Peer[Any] | None = None
         self.connections = 0
@@ -206,7 +208,7 @@ class FakeHutchd:
         if self.refuse is not None:
             raise self.refuse
         self.peer = peer
-        return m.Welcome(acked=self.stored, daemon_epoch=self.epoch, turn=params.turn)
+        return m.Welcome(acked=self.stored, daemon_epoch=self.epoch, turn=self.believes(params.turn))
 
     def _get_api_key(self, params: m.GetApiKey) -> m.KeyGrant:
         if isinstance(self.key, HutchError):

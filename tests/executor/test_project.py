@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from hutch_executor.paths import PATHS_LIMIT, resolve_path, resolve_paths
-from hutch_executor.project import TEXT_LIMIT, read_project_file
+from hutch_shared.project_file import TEXT_LIMIT, read_project_file
 
 
 @pytest.fixture

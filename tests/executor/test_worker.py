@@ -116,7 +116,7 @@ async def test_a_prompt_runs_to_its_end(hutchd: FakeHutchd, cwd: Path) -> None:
         accepted = await hutchd.call("execute_prompt", prompt(lines({"text": "hello"})))
         ended = await hutchd.ended()
 
-    assert prepared == m.Prepared(agent_session=f"script-{SESSION}", keys="none")
+    assert prepared == m.Prepared(agent_session=f"script-{SESSION}", keys="none", cwd=str(cwd.resolve()))
     assert accepted.accepted
     assert [event.kind for event in hutchd.events] == ["turn_started", "text", "turn_ended"]
     assert {event.turn for event in hutchd.events} == {"t-1"}
@@ -457,3 +457,18 @@ async def test_a_runner_may_report_before_a_turn(hutchd: FakeHutchd, cwd: Path) 
 def test_every_state_leads_to_the_end() -> None:
     """An executor can leave from wherever it is."""
     assert all("closing" in after for state, after in MOVES.items() if state != "closing")
+
+
+async def test_a_turn_that_hutchd_ended_meanwhile_is_stopped(hutchd: FakeHutchd, cwd: Path) -> None:
+    """An executor that comes back and hears that its turn does not run any more runs nothing more of it."""
+    runner = FakeRunner()
+    async with hutchd.up(), serving(hutchd, runner):
+        await hutchd.call("prepare_session", prepare(cwd))
+        await hutchd.call("execute_prompt", prompt("go"))
+        await runner.started.wait()
+        hutchd.believes = lambda _: None
+        await hutchd.cut()
+        ended = await hutchd.ended()
+
+    assert (ended["state"], ended["reason"]) == ("stopped", "interrupted")
+    assert runner.interrupts == 1

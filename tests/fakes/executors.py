@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from hutch_daemon.conductor.conductor import Conductor
 from hutch_daemon.environments.port import Alive, Exited, Killed, Launched, LaunchSpec
@@ -167,9 +168,12 @@ class FakeExecutor:
                 self._turn_scope.cancel()
                 return m.Interrupted(was_running=was)
             case "resolve_paths":
+                await self.host.slow_paths.wait()
                 return m.ResolvedPaths({path: self.real.get(path, path) for path in params.paths})
             case "run_notify":
                 return m.Notified(ok=True)
+            case "take_spool":
+                return self.host.take_spool(params)
             case "shutdown":
                 self.shutdown_wished = True
                 self.die()
@@ -207,9 +211,12 @@ class FakeExecutor:
             self.turn = None
             await self.report("turn_ended", ended, prompt.turn)
 
-    async def report(self, kind: EventKind, data: msgspec.Struct, turn: str | None) -> None:
+    async def report(
+        self, kind: EventKind, data: msgspec.Struct, turn: str | None, native: bytes | None = None
+    ) -> None:
         """Number an event, keep it, and send it if there is a connection; what is not taken is sent again later."""
-        event = ReportedEvent(len(self.events) + 1, to_wire(now_ms()), kind, Raw(msgspec.json.encode(data)), turn)
+        own = UNSET if native is None else Raw(native)
+        event = ReportedEvent(len(self.events) + 1, to_wire(now_ms()), kind, Raw(msgspec.json.encode(data)), turn, own)
         self.events.append(event)
         if self.prepared is not None:
             with suppress(HutchError):
@@ -264,12 +271,25 @@ class FakeHost:
         self.gate = anyio.Event()
         """Starts wait until it is set."""
         self.gate.set()
+        self.slow_paths = anyio.Event()
+        """Paths are not resolved until it is set."""
+        self.slow_paths.set()
         self.refusing = 0
         """How many of the next starts fail."""
         self.mute = False
         """Executors start and never say hello."""
         self.unpreparable: str | None = None
         self.unkillable = False
+        self.spools: dict[str, tuple[str, list[ReportedEvent]]] = {}
+        """By directory: the session and the events in the spool there."""
+
+    def take_spool(self, params: m.TakeSpool) -> m.SpooledEvents:
+        session, events = self.spools.get(params.directory, ("", []))
+        left = tuple(event for event in events if event.n > params.acked)[:2]
+        if not left:
+            for file in Path(params.directory).iterdir():
+                file.unlink()
+        return m.SpooledEvents(session, left)
 
     def isolation(self) -> m.Isolation:
         return m.Isolation(level="reduced", why="it is a fake")

@@ -22,6 +22,7 @@ from hutch_daemon.keys.broker import Family
 from hutch_daemon.keys.master import load_master_keys
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.pool.pool import Pool
+from hutch_daemon.redaction import KnownSecrets
 from hutch_daemon.sessions import tokens
 from hutch_daemon.settings import Executors, Permissions, Settings, Turns
 from hutch_daemon.store.rows import SessionRow
@@ -48,6 +49,9 @@ class FakeClock:
 class _DirectKeys:
     def __init__(self, vault: Vault) -> None:
         self._vault = vault
+
+    def delivery(self, provider: str) -> tuple[m.Delivery, str]:
+        return "direct", "There is no broker."
 
     async def grant(self, session: SessionRow, provider: str, family: Family | None = None) -> m.KeyGrant:
         return m.KeyGrant("direct", f"key of {session.owner} for {provider}")
@@ -87,6 +91,7 @@ class Stage:
         self.settings = settings()
         self.clock: Callable[[], float] = anyio.current_time
         self.me = Caller(os.getuid(), os.getgid(), os.getpid(), "test")
+        self.known = KnownSecrets()
         self.conductor: Conductor
         self.store: Store
         self.pool: Pool
@@ -126,6 +131,7 @@ class Stage:
                 boot_id=BOOT,
                 environment=self.host.name,
                 own_spares=False,
+                known=self.known,
                 clock=self.clock,
             )
             self.conductor = self.host.conductor = Conductor(parts)

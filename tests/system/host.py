@@ -118,7 +118,12 @@ class Host:
         self.write_settings()
         with self.log.open("ab") as log:
             self.daemon = await anyio.open_process(
-                self.program, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**self.env, **(env or {})}, cwd=self.root
+                self.program,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**self.env, **(env or {})},
+                cwd=self.root,
             )
         with anyio.move_on_after(START):
             while self.daemon.returncode is None:
@@ -237,8 +242,9 @@ class Host:
         self.config.write_text(self.settings)
 
     def log_text(self) -> str:
-        """The end of hutchd's log."""
-        return self.log.read_text(errors="replace")[-20_000:] if self.log.exists() else ""
+        """The ends of hutchd's log and of what its executors wrote."""
+        logs = [self.log, *self.state.glob("executors/*")]
+        return "".join(log.read_text(errors="replace")[-20_000:] for log in logs if log.is_file())
 
     def script_file(self, name: str, lines: Sequence[Mapping[str, Any]]) -> str:
         """Write a script for the script runner; returns its path."""

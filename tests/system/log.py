@@ -36,10 +36,12 @@ class Log:
 
     async def until(self, find: Callable[[Log], T | None]) -> T:
         """Read on until `find(self)` is something."""
-        with anyio.fail_after(DEADLINE):
+        with anyio.move_on_after(DEADLINE):
             while not (found := find(self)):
                 self.events.append(await anext(self.follow))
-        return found
+            return found
+        last = [(event.seq, event.kind, bytes(event.data)[:200]) for event in self.events[-8:]]
+        raise AssertionError(f"it did not come in {DEADLINE:g} s; the last events are {last}")
 
     def of(self, kind: EventKind) -> list[Any]:
         """The data of all events of a kind."""

@@ -81,3 +81,8 @@ async def gone(mark: str, *, within: float = 20.0) -> list[Process]:
         while marked(mark):
             await anyio.sleep(0.05)
     return marked(mark)
+
+
+def marked_by(pid: int, mark: str) -> bool:
+    """Whether the environment of `pid` holds `mark`."""
+    return _has_mark(pid, mark.encode())

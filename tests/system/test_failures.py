@@ -57,7 +57,8 @@ async def test_a_failing_provider_fails_the_turn_with_a_reason(
         record = await hutch.get_turn(turn.id)
 
         assert (end.state, end.reason) == ("failed", reason)
-        assert end.message.partition(" (")[0].endswith(".")
+        assert end.message[0].isupper()
+        assert end.message.endswith((".", ")"))
         assert (record.state, record.reason, record.message) == ("failed", reason, end.message)
         assert record.ended_at is not None
         await _goes_on(log, model, session)

@@ -58,7 +58,7 @@ async def test_sighup_reads_the_settings_again() -> None:
         before = await made.script(hutch, [{"text": "hello"}], name="kept")
         async with log_of(hutch, before) as log:
             await log.play(before, "go")
-        made.settings = "[executors]\nspares = 0\nidle_timeout = 0.2\nlost_timeout = 1\n[permissions]\nexpiry = 0.5\nmode = 'plan'\n"
+        made.settings += "idle_timeout = 0.2\n[permissions]\nexpiry = 0.5\nmode = 'plan'\n"
         made.write_settings()
         made.signal(signal.SIGHUP)
         with anyio.fail_after(DEADLINE):

@@ -140,6 +140,9 @@ async def test_a_session_goes_on_in_a_new_executor(claude_host: Host, hutch: Hut
         (executor,) = [one for one in (await hutch.get_status()).executors if one.session == session.id]
         left = processes.family(executor.pid)
         processes.kill(left[:1])
+        with anyio.fail_after(DEADLINE):
+            while (await hutch.get_session(session.id)).executor is not None:
+                await anyio.sleep(0.02)
         end = await log.play(session, "what was it?")
         after = await hutch.get_session(session.id)
 

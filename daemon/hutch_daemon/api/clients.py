@@ -6,13 +6,14 @@ room in the connection's queue, so that a client that does not read costs its fo
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import anyio
 import structlog
-from anyio.abc import TaskGroup, TaskStatus
+from anyio.abc import SocketAttribute, TaskGroup, TaskStatus
 
 from hutch_daemon.api.gate import Phase, admit_client
 from hutch_daemon.api.server import patience
@@ -28,7 +29,7 @@ from hutch_shared.methods import CLIENT, TO_CLIENT
 from hutch_shared.rpc.invocation import Handler
 from hutch_shared.rpc.peer import Limits, Peer
 from hutch_shared.rpc.stream import SocketStream
-from hutch_shared.unix import Credentials
+from hutch_shared.unix import Credentials, peer_process
 
 __all__ = ["ClientConnection", "ClientSide"]
 
@@ -52,14 +53,14 @@ class ClientSide:
     async def run(self, stream: SocketStream, credentials: Credentials) -> None:
         """Serve one client until it goes."""
         sockets = self.settings().sockets
-        connection = ClientConnection(self, credentials)
+        connection = ClientConnection(self, credentials, stream.extra_attributes[SocketAttribute.raw_socket]())
         peer = Peer(
             stream,
             takes=CLIENT,
             sends=TO_CLIENT,
             context=connection,
             handlers=_HANDLERS,
-            limits=Limits(frame=sockets.client_frame),
+            limits=Limits(frame=sockets.client_frame, queue_bytes=sockets.follower_bytes),
             patience=patience(sockets, sockets.first_frame),
         )
         self.connections.add(connection)
@@ -81,9 +82,10 @@ class ClientSide:
 class ClientConnection:
     """The context of a client's calls."""
 
-    def __init__(self, side: ClientSide, credentials: Credentials) -> None:
+    def __init__(self, side: ClientSide, credentials: Credentials, sock: socket.socket) -> None:
         self.side = side
         self._credentials = credentials
+        self._sock = sock
         self._caller: Caller | None = None
         self._name = ""
         self._peer: Peer[ClientConnection]
@@ -103,17 +105,20 @@ class ClientConnection:
     def admit(self, method: str) -> Caller:
         """Let a call in and return who makes it.
 
-        Whose process it is, is found out at the first call: a connection that only sits there costs no look at it.
+        Whose process it is, is found out at the first call: a connection that only sits there costs no look at it. A
+        process that made a connection and ended has no calls: its pid may be that of a stranger by then.
         """
         if self._caller is None:
             one = self._credentials
+            insider = self.side.insider_of(one.pid)
+            peer_process(self._sock)
             self._caller = Caller(
                 uid=one.uid,
                 gid=one.gid,
                 pid=one.pid,
                 client=self._name,
                 admin=self.side.is_admin(one),
-                insider=self.side.insider_of(one.pid),
+                insider=insider,
             )
         admit_client(method, self._caller, daemon_uid=self.side.daemon_uid, phase=self.side.phase())
         return self._caller

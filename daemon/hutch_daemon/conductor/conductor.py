@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,14 +26,16 @@ from hutch_daemon.conductor.callers import Caller
 from hutch_daemon.conductor.endings import Endings, stopped
 from hutch_daemon.conductor.executor_side import ExecutorSide
 from hutch_daemon.conductor.key_side import KeySide
+from hutch_daemon.conductor.masking import Masking
 from hutch_daemon.conductor.modes import change_mode, leave_plan
-from hutch_daemon.conductor.parts import PROVIDER_OF, Parts, awake_ms
+from hutch_daemon.conductor.parts import Parts, awake_ms
 from hutch_daemon.conductor.policies import Policies
 from hutch_daemon.conductor.policy_side import PolicySide, with_tools
 from hutch_daemon.conductor.reports import Reports
 from hutch_daemon.conductor.session_loop import SessionLoop
 from hutch_daemon.conductor.spools import Spools
 from hutch_daemon.conductor.views import FORK_MARK, around, audit_view, session_view, turn_view
+from hutch_daemon.conductor.walling import usual, walling
 from hutch_daemon.environments.origin import insider_of
 from hutch_daemon.environments.port import Environment
 from hutch_daemon.events.journal import event_json
@@ -66,8 +68,7 @@ _ALL = 1_000_000
 class Conductor:
     """All sessions of this hutchd."""
 
-    def __init__(self, parts: Parts, *, secrets: Callable[[], Sequence[bytes]] = tuple) -> None:
-        """`secrets` are what no event may carry, as bytes of their JSON text."""
+    def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self.policies = Policies(parts.store, parts.host_policy, parts.account_of)
         self.desk = Desk(
@@ -81,8 +82,9 @@ class Conductor:
             clock=parts.clock,
         )
         self._endings = Endings(parts.journal, self.desk)
-        reports = Reports(parts.store, self._endings, self._poke, secrets)
-        self._executors = ExecutorSide(parts, self.desk, reports)
+        masking = Masking(parts.known, parts.journal)
+        reports = Reports(parts.store, self._endings, self._poke, masking)
+        self._executors = ExecutorSide(parts, self.desk, reports, masking)
         self._spools = Spools(parts, reports)
         self._policy = PolicySide(parts, self.policies, self.session_of)
         keys = KeySide(parts, self.session_of)
@@ -192,7 +194,7 @@ class Conductor:
         cwd = normpath(params.cwd)
         servers = params.options.mcp_servers
         sealed = self._parts.vault.seal(session_context(session), msgspec.json.encode(servers)) if servers else None
-        provider = PROVIDER_OF.get(params.agent)
+        having = walling(self._parts, environment, params.agent, cwd, account.home)
         row = SessionRow(
             id=session,
             name=params.name or f"{basename(cwd) or 'root'}-{session[2:6]}",
@@ -204,8 +206,8 @@ class Conductor:
             permission_mode=params.permission_mode or settings.permissions.mode,
             when_nobody=params.when_nobody or settings.permissions.when_nobody,
             environment=environment.name,
-            isolation=environment.isolation(),
-            keys="exposed" if provider is not None else "none",
+            isolation=having.isolation,
+            keys=having.keys,
             options=msgspec.structs.replace(params.options, mcp_servers={name: {} for name in servers}),
             sealed=sealed,
             rules=with_tools(params.rules, params.options),
@@ -214,8 +216,6 @@ class Conductor:
             credential=params.credential,
             idempotency_key=params.idempotency_key,
         )
-        if settings.keys.refuse_exposed and row.keys == "exposed":
-            raise HutchError(Reason.ISOLATION_UNAVAILABLE, "Here the agent could read its key, which is not accepted.")
         self._policy.refuse_bad_rules(caller.uid, row.rules, base=cwd)
         await self._policy.refuse_forbidden_mode(row)
         return await self._open(caller, row)
@@ -329,13 +329,9 @@ class Conductor:
         return await self._view(changed)
 
     async def _tell_mode(self, row: SessionRow) -> None:
-        """Tell the agent its mode. What counts is how hutchd judges; one that misses it learns it at its next start."""
         executor = self._parts.pool.of_session(row.id)
         if executor is not None and executor.prepared:
-            try:
-                await executor.call("set_permission_mode", m.SetMode(row.id, row.permission_mode), 10.0)
-            except HutchError as error:
-                _log.info("an executor was not told its mode", executor=executor.id, error=error.message)
+            await executor.tell_mode(row.id, row.permission_mode)
 
     # ------------------------------------------------------------ turns
 
@@ -346,6 +342,8 @@ class Conductor:
         limits = self._parts.settings().turns
         if len(params.prompt.encode()) > limits.prompt:
             raise HutchError(Reason.INVALID_PARAMS, f"The prompt is longer than {limits.prompt} bytes.")
+        if self._parts.known.find(params.prompt.encode()) is not None:
+            raise HutchError(Reason.INVALID_PARAMS, "The prompt holds one of your stored keys; take it out.")
         turn = TurnRow(
             id=new_id("turn"),
             session=row.id,
@@ -366,6 +364,7 @@ class Conductor:
 
         with anyio.CancelScope(shield=True):  # it is queued all the same when its caller goes: then run it, too
             kept = await self._parts.store.write(queue)
+            failpoint("turn.stored")
             if kept.state not in TURN.terminal:
                 self._loop(row.id, row.owner).poke()
         return turn_view(kept)
@@ -396,22 +395,35 @@ class Conductor:
         return await self.get_turn(caller, params)
 
     async def interrupt_turn(self, caller: Caller, params: m.InterruptTurn) -> m.Turn:
-        """Stop the running turn. When this returns nothing of it starts any more; its end may come a moment later."""
+        """Stop the running turn. When this returns nothing of it starts any more; its end may come a moment later.
+
+        It works also while nothing can be stored: then the log has who asked, and the end is stored when it can be.
+        """
         row = await self.session_of(caller, params.session)
         store = self._parts.store
         found = await store.read(lambda conn: turns.active(conn, row.id) or turns.next_queued(conn, row.id))
         if found is None or (params.turn is not None and params.turn != found.id):
             raise HutchError(Reason.WRONG_STATE, "No such turn is running.")
         turn, ref = found, m.TurnRef(found.id)
-        await store.write(lambda tx: audit.write(tx, _audit(caller, row, "interrupt_turn", "asked", subject=ref.turn)))
+        try:
+            await store.write(
+                lambda tx: audit.write(tx, _audit(caller, row, "interrupt_turn", "asked", subject=ref.turn))
+            )
+        except HutchError as error:
+            if error.reason is not Reason.STORE_UNAVAILABLE:
+                raise
+            _log.error("an interrupt is not in the audit", by=str(caller), turn=ref.turn, error=error.message)
         while turn.state not in TURN.terminal:
             halted = self._loop(row.id, row.owner).want_stop(turn.id, "interrupted")
             if halted is not None:
                 await halted.wait()
                 break
             if turn.state == "queued":
-                with suppress(HutchError):  # it may have begun just now: then it is at hand in a moment
+                try:
                     return await self.cancel_turn(caller, ref)
+                except HutchError as error:
+                    if error.reason is not Reason.WRONG_STATE:
+                        raise  # else it has begun just now, and is at hand in a moment
             await anyio.sleep(_NOT_YET_AT_HAND)
             turn = (await self._turn_of(caller, turn.id))[1]
         return await self.get_turn(caller, ref)
@@ -433,6 +445,7 @@ class Conductor:
         question = await self.desk.question(params.permission)
         row = await self.session_of(caller, question.session)
         settled = await self.desk.settle(row, self._executors.asker_of(row.id), str(caller), params)
+        failpoint("answer.stored")
         if settled.kind == "plan" and settled.state == "allowed":
             await self._tell_mode(await self.session_of(caller, row.id))
         return settled
@@ -465,6 +478,7 @@ class Conductor:
                 owner=caller.scope,
                 session=session,
                 action=params.action,
+                outcome=params.outcome,
                 since=since,
                 after=params.after,
                 limit=limit + 1,
@@ -483,6 +497,7 @@ class Conductor:
 
         parts = self._parts
         opened, running, queued, asked = await parts.store.read(count)
+        having = usual(parts, self._environment(None))
         return m.Status(
             version=__version__,
             protocol=m.PROTOCOL,
@@ -491,8 +506,8 @@ class Conductor:
             mode=parts.about.mode,
             draining=self._draining,
             store=parts.store.status(),
-            isolation=self._environment(None).isolation(),
-            keys="exposed",
+            isolation=having.isolation,
+            keys=having.keys,
             master_key=parts.vault.master_source,
             executors=tuple(one.status() for one in parts.pool.all() if caller.may_see(one.kind.account.uid)),
             sessions_open=opened,

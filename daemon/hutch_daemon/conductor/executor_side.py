@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import anyio
 import structlog
 
+from hutch_daemon.conductor.masking import Masking
 from hutch_daemon.conductor.parts import Parts, awake_ms
 from hutch_daemon.conductor.reports import Reports
 from hutch_daemon.keys.broker import Family
 from hutch_daemon.permissions.desk import Desk
 from hutch_daemon.pool.executor import Executor, ExecutorPeer
 from hutch_daemon.sessions import tokens
-from hutch_daemon.sessions.states import TURN
 from hutch_daemon.store import executors, sessions, turns
+from hutch_daemon.store.records import Executes
 from hutch_daemon.store.rows import ExecutorRow, SessionRow
 from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.failpoints import failpoint
+from hutch_shared.failpoints import failpoint, planted
 from hutch_shared.unix import Credentials
 
 __all__ = ["ExecutorSide"]
@@ -58,7 +60,9 @@ class _Asker:
     async def notify_somebody(self, question: m.Permission) -> m.Notified:
         """Have the notify command run as the account."""
         settings = self.parts.settings().permissions
-        run = m.RunNotify(settings.notify, question, settings.notify_timeout, settings.notify_env)
+        names = settings.notify_env
+        values = {name: os.environ[name] for name in names if name in os.environ}
+        run = m.RunNotify(settings.notify, question, settings.notify_timeout, names, values)
         told: m.Notified = await self.executor.call("run_notify", run, settings.notify_timeout + 5.0)
         return told
 
@@ -66,8 +70,9 @@ class _Asker:
 class ExecutorSide:
     """The methods of the executor socket."""
 
-    def __init__(self, parts: Parts, desk: Desk, reports: Reports) -> None:
+    def __init__(self, parts: Parts, desk: Desk, reports: Reports, masking: Masking) -> None:
         self._parts = parts
+        self._masking = masking
         self._desk = desk
         self._reports = reports
 
@@ -75,7 +80,8 @@ class ExecutorSide:
         """Admit an executor by its token, its account and its process, and take its connection.
 
         `protocol_mismatch`, `token_unknown`, `token_expired`, `not_allowed` (another process shows the token),
-        `lease_lost` (another executor serves the session now).
+        `lease_lost` (another executor serves the session now). While nothing can be stored, one that serves a session
+        is let in without its use being counted: it must be reached by an interrupt.
         """
         if not m.PROTOCOL - 1 <= params.protocol <= m.PROTOCOL:
             raise HutchError(
@@ -93,22 +99,32 @@ class ExecutorSide:
         if params.session is not None and params.session != row.session:
             raise HutchError(Reason.LEASE_LOST)
         failpoint("hello.admit")
-        admitted, turn = await self._parts.store.write(lambda tx: self._use_token(tx, executor.id))
+        try:
+            admitted, turn = await self._parts.store.write(lambda tx: self._use_token(tx, executor.id))
+        except HutchError as error:
+            if error.reason is not Reason.STORE_UNAVAILABLE or row.session is None:
+                raise
+            admitted, turn = await self._parts.store.read(lambda conn: self._admit(conn, executor.id))
         executor.acked = admitted.acked_n
         executor.renew_at = admitted.token_until - tokens.LIFETIME // 2
         await self._parts.pool.attach(executor, peer, params)
+        failpoint("hello.welcome")
         return executor, m.Welcome(acked=admitted.acked_n, daemon_epoch=self._parts.store.epoch, turn=turn)
 
     def _use_token(self, tx: Tx, executor: str) -> tuple[ExecutorRow, str | None]:
-        row = executors.get(tx, executor)
-        assert row is not None, "its row was found by its token"
-        now = awake_ms()
-        tokens.admit(row, now, self._parts.boot_id, proven=row.session is not None)
-        until = tokens.renewed(row, now)
+        row, turn = self._admit(tx, executor)
+        until = tokens.renewed(row, awake_ms())
         row = executors.update(
             tx, row.id, token_uses=row.token_uses + 1, token_until=until if until is not None else row.token_until
         )
-        active = turns.active(tx, row.session) if row.session is not None else None
+        return row, turn
+
+    def _admit(self, on: Executes, executor: str) -> tuple[ExecutorRow, str | None]:
+        """Check the token once more where it is used; return the row, and the turn that hutchd believes it runs."""
+        row = executors.get(on, executor)
+        assert row is not None, "its row was found by its token"
+        tokens.admit(row, awake_ms(), self._parts.boot_id, proven=row.session is not None)
+        active = turns.active(on, row.session) if row.session is not None else None
         return row, active.id if active is not None and active.executor == row.id else None
 
     async def _process_known(self, executor: Executor) -> None:
@@ -122,25 +138,25 @@ class ExecutorSide:
 
     async def report_message(self, executor: Executor, params: m.ReportMessage) -> None:
         """Store a batch of events and acknowledge it."""
+        if planted("ack_ahead") and executor.peer is not None:
+            await executor.peer.notify("ack_events", m.AckEvents(params.events[-1].n))
+            await anyio.sleep(0.02)
         acked = await self._reports.take(executor, params)
         failpoint("report.ack")
         if executor.peer is not None:
             await executor.peer.notify("ack_events", m.AckEvents(acked))
 
     async def request_permission(self, executor: Executor, params: m.RequestPermission) -> m.PermissionDecision:
-        """Put one call to the desk; a call of a turn that does not run is denied."""
+        """Put one call to the desk; one of a turn that does not run is denied, and one that holds a stored key."""
         session = await self._session(executor, params.session)
-        turn = await self._parts.store.read(lambda conn: turns.get(conn, params.turn))
-        if turn is None or turn.session != session.id:
-            raise HutchError(Reason.NOT_FOUND, "There is no such turn in this session.")
-        if turn.state in TURN.terminal or turn.state == "stopping":
+        if (found := self._masking.in_call(params)) is not None:
+            await self._parts.store.write(lambda tx: self._masking.record(tx, session.id, [found]))
             return m.PermissionDecision(
-                decision="deny",
-                state="withdrawn",
-                input=params.call.input,
-                digest=input_digest(params.call.agent_tool, params.call.input),
-                message="The turn is being stopped; nothing more of it starts.",
-                interrupt=True,
+                "deny",
+                "denied",
+                params.call.input,
+                input_digest(params.call.agent_tool, params.call.input),
+                "The call holds a stored key. A command needs none: the model is reached without it.",
             )
         return await self._desk.ask(session, _Asker(executor, self._parts), params)
 

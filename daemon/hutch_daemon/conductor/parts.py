@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from hutch_daemon.environments.port import Account
+from hutch_daemon.environments.walls import Walls
 from hutch_daemon.events.fanout import Fanout
 from hutch_daemon.events.journal import Journal
 from hutch_daemon.keys.broker import Family
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.pool.pool import Pool
+from hutch_daemon.redaction import KnownSecrets
 from hutch_daemon.settings import Settings
 from hutch_daemon.store.rows import SessionRow
 from hutch_daemon.store.store import Store
@@ -32,6 +34,8 @@ def awake_ms() -> int:
 
 class KeyGrants(Protocol):
     """Decides what an executor may have of a key, for it and the processes that it starts."""
+
+    def delivery(self, provider: str) -> tuple[m.Delivery, str]: ...
 
     async def grant(self, session: SessionRow, provider: str, family: Family | None = None) -> m.KeyGrant: ...
 
@@ -70,5 +74,9 @@ class Parts:
     agents: tuple[str, ...] = ("claude", "script")
     own_spares: bool = True
     """Keep spares of hutchd's own account from the start (user mode)."""
+    walls: Walls = field(default_factory=Walls)
+    """What can be put up around agents."""
+    known: KnownSecrets = field(default_factory=KnownSecrets)
+    """What is masked in what agents say."""
     about: About = About()
     clock: Callable[[], float] = time.monotonic

@@ -6,10 +6,11 @@ Nothing here decides; `permissions.policy` does. A host file that cannot be read
 from __future__ import annotations
 
 import functools
+import hashlib
+import posixpath
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 import anyio
 
@@ -20,11 +21,9 @@ from hutch_daemon.store import rules
 from hutch_daemon.store.rows import RuleRow, SessionRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
+from hutch_shared.project_file import POLICY_FILE, UNUSABLE
 
 __all__ = ["Layered", "Policies"]
-
-_UNUSABLE: Final = "!! This project's policy file cannot be used"
-"""How an executor begins the text of a file that it could not read: no TOML, so that everything asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +60,21 @@ class Policies:
             self._projects[session.id] = project
         return (await self.layered(session.owner, session.cwd, session)).policy()
 
+    def home_of(self, session: SessionRow) -> str:
+        """Return the home of the account that the session belongs to."""
+        return self._account_of(session.owner).home
+
     def forget(self, session: str) -> None:
         """The session is over."""
         self._projects.pop(session, None)
 
-    async def layered(self, owner: int, cwd: str, session: SessionRow | None = None) -> Layered:
-        """Gather what counts for an owner in a directory, and in a session there."""
+    async def layered(
+        self, owner: int, cwd: str, session: SessionRow | None = None, project: m.ProjectFile | None = None
+    ) -> Layered:
+        """Gather what counts for an owner in a directory, and in a session there.
+
+        Without `project` the file that the session's executor sent last counts.
+        """
         account = self._account_of(owner)
         layers, problems = await anyio.to_thread.run_sync(_host_layer, self._host_file)
         ref = session.id if session is not None else None
@@ -78,13 +86,15 @@ class Policies:
             layers.append(_layer("account", everywhere, account.home, f"rules of {account.name}"))
         if project_own:
             layers.append(_layer("account", project_own, cwd, f"rules of {account.name} for {cwd}"))
-        project = self._projects.get(session.id) if session is not None else None
+        if project is None and session is not None:
+            project = self._projects.get(session.id)
         if project is not None:
-            path, digest = project.path, project.digest
+            # What it is, is told by its text, and where it counts, by the session: not by who sent it.
+            path, digest = posixpath.join(cwd, *POLICY_FILE), hashlib.sha256(project.text.encode()).hexdigest()
             trusted = await self._store.read(lambda conn: rules.is_trusted(conn, owner, path, digest))
             layer, wrong = parse_policy_toml(project.text, "project", cwd, path, trusted=trusted)
-            if project.text.startswith(_UNUSABLE):
-                layer = replace(layer, broken=project.text.removeprefix(_UNUSABLE).lstrip(": "))
+            if project.text.startswith(UNUSABLE):  # that is no TOML: the layer is broken already, and why is known
+                layer = replace(layer, broken=project.text.removeprefix(UNUSABLE))
                 wrong = (f"{path}: {layer.broken}",)
             layers.append(layer)
             problems += wrong
@@ -95,10 +105,17 @@ class Policies:
                 layers.append(_layer("answered", answered, cwd, f"answered in session {session.name}"))
         return Layered(tuple(layers), tuple(problems), account.home)
 
-    async def show(self, caller: Caller, cwd: str, session: SessionRow | None, mode: m.PermissionMode) -> m.PolicyView:
+    async def show(
+        self,
+        caller: Caller,
+        cwd: str,
+        session: SessionRow | None,
+        mode: m.PermissionMode,
+        project: m.ProjectFile | None = None,
+    ) -> m.PolicyView:
         """Return the layers in force for people to read."""
         owner = session.owner if session is not None else caller.uid
-        found = await self.layered(owner, cwd, session)
+        found = await self.layered(owner, cwd, session, project)
         policy = found.policy()
         shown = tuple(
             m.PolicyLayer(

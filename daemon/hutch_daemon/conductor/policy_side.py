@@ -59,7 +59,8 @@ class PolicySide:
         session = await self._session_of(caller, params.session) if params.session is not None else None
         default = self._parts.settings().permissions.mode
         cwd = session.cwd if session is not None else normpath(params.cwd or "/")
-        return await self._policies.show(caller, cwd, session, session.permission_mode if session else default)
+        mode = session.permission_mode if session is not None else default
+        return await self._policies.show(caller, cwd, session, mode, params.project)
 
     async def explain_policy(self, caller: Caller, params: m.ExplainPolicy) -> m.Explanation:
         """Return what would be decided. Without a live executor paths count as they are written."""
@@ -68,7 +69,7 @@ class PolicySide:
         cwd = normpath(params.cwd or (session.cwd if session is not None else "/"))
         workspace = session.cwd if session is not None else cwd
         mode = params.mode or (session.permission_mode if session else self._parts.settings().permissions.mode)
-        found = await self._policies.layered(owner, workspace, session)
+        found = await self._policies.layered(owner, workspace, session, params.project)
         policy = found.policy()
         call = call_of(params.agent_tool, params.input, "explain")
         paths = paths_to_resolve(call, cwd, found.home)

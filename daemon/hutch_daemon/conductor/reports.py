@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from hutch_daemon.conductor.endings import Endings
+from hutch_daemon.conductor.masking import Masking
 from hutch_daemon.pool.executor import Executor
 from hutch_daemon.store import events, executors, sessions, turns
 from hutch_daemon.store.rows import ExecutorRow, PermissionRow
@@ -41,13 +42,13 @@ class Reports:
         store: Store,
         endings: Endings,
         on_ended: Callable[[str], None],
-        secrets: Callable[[], Sequence[bytes]] = tuple,
+        masking: Masking,
     ) -> None:
-        """`on_ended(session)` is told after the commit. An event that holds one of `secrets` is not kept as it came."""
+        """`on_ended(session)` is told after the commit. Secrets are masked before anything is stored."""
         self._store = store
         self._endings = endings
         self._on_ended = on_ended
-        self._secrets = secrets
+        self._masking = masking
 
     async def take(self, executor: Executor, params: m.ReportMessage) -> int:
         """Store a batch and return the number up to which all events of this executor are durable.
@@ -70,9 +71,13 @@ class Reports:
         return await self._store_batch(executor, left.session, left.events, _left)
 
     async def _store_batch(self, executor: str, session: str, batch: Sequence[ReportedEvent], may: _MayReport) -> int:
-        held = tuple(secret for secret in self._secrets() if secret)
-        events = [self.clean(event, held) for event in batch] if held else batch
-        acked, withdrawn, ended = await self._store.write(lambda tx: self._keep(tx, executor, session, events, may))
+        clean, found = self._masking.clean(session, batch)
+
+        def keep(tx: Tx) -> tuple[int, list[PermissionRow], bool]:
+            self._masking.record(tx, session, found)
+            return self._keep(tx, executor, session, clean, may)
+
+        acked, withdrawn, ended = await self._store.write(keep)
         self._endings.desk.withdrawn(withdrawn)
         if ended:
             self._on_ended(session)
@@ -88,19 +93,22 @@ class Reports:
         withdrawn: list[PermissionRow] = []
         ended = False
         kept: list[ReportedEvent] = []
-        begun: set[str] = set()
+        known: dict[str | None, bool] = {None: True}
         for event in fresh:
-            if event.turn is not None and event.turn not in begun:
-                begun.add(event.turn)
-                turn = turns.get(tx, event.turn)
-                if turn is not None and turn.session == session and turn.state == "dispatching":
+            if event.turn not in known:
+                turn = turns.get(tx, event.turn or "")
+                known[event.turn] = turn is not None and (turn.session, turn.executor) == (session, executor)
+                if turn is not None and known[event.turn] and turn.state == "dispatching":
                     self._endings.begin(tx, turn)  # its first event came before its receipt
-            if event.kind in _OURS:
+            if not known[event.turn]:
+                said = f"The executor reported a {event.kind} of a turn that it was not given."
+                kept.append(msgspec.structs.replace(_noticed(event, "no_such_turn", said), turn=None))
+            elif event.kind in _OURS:
                 kept.append(
                     _noticed(event, "not_yours", f"The executor reported a {event.kind}, which is hutchd's to say.")
                 )
             elif event.kind == "turn_ended":
-                replaced, gone = self._end(tx, session, event)
+                replaced, gone = self._end(tx, event)
                 kept.append(replaced)
                 withdrawn += gone
                 ended = True
@@ -109,7 +117,7 @@ class Reports:
         _, acked = events.append_reported(tx, executor, session, kept)
         return acked, withdrawn, ended
 
-    def _end(self, tx: Tx, session: str, event: ReportedEvent) -> tuple[ReportedEvent, list[PermissionRow]]:
+    def _end(self, tx: Tx, event: ReportedEvent) -> tuple[ReportedEvent, list[PermissionRow]]:
         try:
             ended = _ended_of(event.data)
         except msgspec.DecodeError:
@@ -118,10 +126,8 @@ class Reports:
             )
             event = msgspec.structs.replace(event, data=Raw(_encode(ended)))
         turn = turns.get(tx, event.turn) if event.turn is not None else None
-        if turn is None or turn.session != session:
-            return _noticed(
-                event, "no_such_turn", "The executor reported the end of a turn that is not this session's."
-            ), []
+        if turn is None:
+            return _noticed(event, "no_such_turn", "The executor reported the end of no turn."), []
         withdrawn = self._endings.end(tx, turn, ended, reported=True)
         if withdrawn is None:
             return _noticed(
@@ -132,18 +138,6 @@ class Reports:
             told = msgspec.structs.replace(ended, state=settled.state)
             event = msgspec.structs.replace(event, data=Raw(_encode(told)))
         return event, withdrawn
-
-    @staticmethod
-    def clean(event: ReportedEvent, secrets: Sequence[bytes]) -> ReportedEvent:
-        """Return the event, or in its place one that tells that it held one of `secrets`."""
-        native = b"" if event.native is UNSET else bytes(event.native)
-        data = bytes(event.data)
-        if not any(secret in data or secret in native for secret in secrets):
-            return event
-        if event.kind == "turn_ended":  # the turn must end all the same
-            ended = TurnEnded("failed", "secret_withheld", "The end of the turn held a stored secret and was withheld.")
-            return msgspec.structs.replace(event, data=Raw(_encode(ended)), native=UNSET)
-        return _noticed(event, "secret_withheld", f"A {event.kind} event held a stored secret and was not kept.")
 
 
 def _leased(_: Tx, row: ExecutorRow, session: str) -> bool:

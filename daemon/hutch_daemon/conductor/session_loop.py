@@ -20,6 +20,7 @@ import structlog
 from hutch_daemon.conductor.endings import Endings, Stopping, lost, outcome_unknown, stopped
 from hutch_daemon.conductor.parts import PROVIDER_OF, Parts
 from hutch_daemon.conductor.views import FORK_MARK
+from hutch_daemon.conductor.walling import walling
 from hutch_daemon.environments.port import Killed
 from hutch_daemon.keys.vault import session_context
 from hutch_daemon.pool.executor import Executor, Kind
@@ -30,7 +31,7 @@ from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Notice, TurnEnded
-from hutch_shared.failpoints import failpoint
+from hutch_shared.failpoints import failpoint, planted
 from hutch_shared.times import now_ms
 
 __all__ = ["SessionLoop"]
@@ -255,6 +256,7 @@ class SessionLoop:
             self._parts.pool.retire(executor, f"it did not take a prompt: {error.message}")
             return math.inf
         if answer.accepted:
+            failpoint("turn.accepted")
             await self._parts.store.write(lambda tx: self._endings.begin(tx, turn))
             return None
         active.refusals += 1
@@ -272,11 +274,14 @@ class SessionLoop:
         active.executor, active.handed_over = None, None
 
     async def _stop(self, active: _Active, turn: TurnRow, executor: Executor, now: float) -> float | None:
-        """Stop a running turn: ask the executor, and end it with all its processes when it does not."""
+        """Stop a running turn: ask the executor, and end it with all its processes when it does not.
+
+        While nothing can be stored it is stopped all the same; what came of it is stored when it can be.
+        """
         grace = self._parts.settings().turns.interrupt_grace
         why: Stopping = active.stop or "interrupted"
         active.stop = why
-        if turn.state == "running":
+        if turn.state == "running" and self._parts.store.available:
             withdrawn = await self._parts.store.write(lambda tx: self._begin_stopping(tx, turn))
             self._endings.desk.withdrawn(withdrawn)
             failpoint("turn.stopping")
@@ -295,6 +300,8 @@ class SessionLoop:
                 active.halted.set()
         if self._parts.clock() < active.stop_deadline:
             return active.stop_deadline
+        if active.halted.is_set() and not self._parts.store.available:  # it did stop, and cannot say so yet
+            return self._parts.clock() + _STORE_PAUSE
         killed = await self._parts.pool.end(executor, "its turn did not stop")
         detail = "The agent did not stop by itself and was ended with all its processes."
         if not killed.verified:
@@ -308,7 +315,10 @@ class SessionLoop:
         return self._endings.desk.withdraw(tx, turn.id, "the turn is being stopped")
 
     async def _settle_lost(self, active: _Active, turn: TurnRow, executor: Executor | None) -> None:
-        if turn.state == "dispatching" and active.handed_over is False:
+        if planted("replay_prompt"):
+            await self._parts.store.write(lambda tx: turns.move(tx, turn.id, {turn.state}, "queued", executor=None))
+            active.executor, active.handed_over = None, None
+        elif turn.state == "dispatching" and active.handed_over is False:
             await self._back_to_queue(active, turn)
         elif turn.state == "stopping":
             await self._end(turn, stopped(active.stop or "interrupted", "Its executor is gone."))
@@ -369,6 +379,8 @@ class SessionLoop:
         spool = parts.spool_dir / executor.id
         await anyio.to_thread.run_sync(lambda: spool.mkdir(mode=0o700, parents=True, exist_ok=True))
         await parts.store.write(lambda tx: executors.update(tx, executor.id, spool=str(spool)))
+        home = executor.kind.account.home
+        having = walling(parts, executor.environment, session.agent, session.cwd, home)
         prepare = m.PrepareSession(
             session=session.id,
             agent=session.agent,
@@ -377,7 +389,8 @@ class SessionLoop:
             options=options,
             limits=session.limits,
             spool=str(spool),
-            home=executor.kind.account.home,
+            home=home,
+            sandbox=having.sandbox,
             base_url=settings.provider(provider).base_url if provider is not None else None,
             resume=resume.removeprefix(FORK_MARK) if resume is not None else None,
             fork=fork,
@@ -389,18 +402,26 @@ class SessionLoop:
         try:
             prepared: m.Prepared = await executor.call("prepare_session", prepare, settings.executors.prepare_timeout)
         except HutchError as error:
+            error = HutchError(error.reason, parts.known.mask_text(error.message), **error.details)
             parts.pool.retire(executor, f"it could not open its session: {error.message}")
-            raise
+            raise error from None
         except anyio.get_cancelled_exc_class():
             parts.pool.retire(executor, "the session was closed while it was opened")
             raise
         executor.prepared = True
         agent_session = prepared.agent_session or session.agent_session
-        await parts.store.write(
+        row = await parts.store.write(
             lambda tx: sessions.update(
-                tx, session.id, keys=prepared.keys, agent_session=agent_session, cwd=prepared.cwd or session.cwd
+                tx,
+                session.id,
+                keys=prepared.keys,
+                isolation=having.isolation,
+                agent_session=agent_session,
+                cwd=prepared.cwd or session.cwd,
             )
         )
+        if row.permission_mode != session.permission_mode:  # it was changed meanwhile, and nobody told the agent
+            await executor.tell_mode(row.id, row.permission_mode)
 
     # ------------------------------------------------------------ the end
 

@@ -23,7 +23,8 @@ def insider_of(
 ) -> str | None:
     """Return the executor that `pid` belongs to, else None.
 
-    HutchError(NOT_ALLOWED) when the process has ended: it may have handed its connection to one that hides behind it.
+    HutchError(NOT_ALLOWED) when its line of descent cannot be told, or it has ended: it may have handed its connection
+    to one that hides behind it. That it lives still, the caller has to see afterwards.
 
     `executors` maps the pids of live executors to their ids. Asked in the order of what is hardest to shed: the cgroup,
     the line of descent, the mark in the environment of any process of that line.
@@ -34,7 +35,7 @@ def insider_of(
             return executor
     descent = line(pid)
     if not descent and line(os.getpid()):  # where not even ours is found there is no such look-up to go by
-        raise HutchError(Reason.NOT_ALLOWED, "The process that made this connection has ended: nobody can tell whose.")
+        raise HutchError(Reason.NOT_ALLOWED, "Nobody can tell whose process made this connection.")
     for one in descent:
         if one in executors:
             return executors[one]

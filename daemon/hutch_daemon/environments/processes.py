@@ -17,6 +17,7 @@ from pathlib import Path
 __all__ = ["Process", "ancestors", "descendants", "end_all", "environ_mark", "look_up", "scan", "signal_it"]
 
 _PROC = Path("/proc")
+_LOOKS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +68,28 @@ def descendants(processes: dict[int, Process], roots: Iterable[int]) -> set[int]
 
 
 def ancestors(pid: int) -> list[int]:
-    """Return `pid` and its line of parents, nearest first."""
+    """Return `pid` and its line of parents up to one that has none here, nearest first.
+
+    A parent that ends while one looks hands its children on, and its pid may be another's at once: a line counts when
+    two looks in a row find the same. The empty list where there is no such process, or its line does not hold still.
+    """
+    line = _line_of(pid)
+    for _ in range(_LOOKS):
+        before, line = line, _line_of(pid)
+        if line == before:
+            return line
+    return []
+
+
+def _line_of(pid: int) -> list[int]:
+    """Look once; a line that breaks off is none."""
     line: list[int] = []
-    while pid > 0 and pid not in line and (one := look_up(pid)) is not None:
+    while pid not in line and (one := look_up(pid)) is not None:
         line.append(pid)
+        if one.parent == 0:
+            return line
         pid = one.parent
-    return line
+    return []
 
 
 def environ_mark(pid: int, name: str) -> str | None:

@@ -33,6 +33,7 @@ from hutch_daemon.environments.processes import (
 )
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.failpoints import VARIABLES, planted
 from hutch_shared.unix import boot_id
 
 __all__ = ["ARGV", "SameUser"]
@@ -42,6 +43,7 @@ ARGV: Final = (sys.executable, "-P", "-m", "hutch_executor")
 _INHERITED: Final = frozenset(
     {"PATH", "LANG", "LANGUAGE", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR"}
     | {f"XDG_{name}" for name in ("RUNTIME_DIR", "CONFIG_HOME", "CACHE_HOME", "DATA_HOME")}
+    | set(VARIABLES)
     | {spelt for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY") for spelt in (name, name.lower())}
 )
 _INHERITED_PREFIX: Final = "LC_"
@@ -170,6 +172,10 @@ class SameUser:
     def _kill(self, launched: Launched) -> Killed:
         deadline = time.monotonic() + _KILL_DEADLINE
         executor = self._executor(launched)
+        if planted("leak_child"):
+            if executor is not None:
+                signal_it(executor, signal.SIGKILL)
+            return Killed(verified=True)
         if executor is not None:
             signal_it(executor, signal.SIGSTOP)
         left = end_all(lambda: self._members(launched, with_executor=False), deadline)

@@ -214,7 +214,9 @@ class Fanout:
         if after > bounds.head:
             raise HutchError(Reason.INVALID_PARAMS, f"The cursor {after} is beyond the newest event, {bounds.head}.")
         if after < bounds.oldest - 1:
-            raise HutchError(Reason.COMPACTED, oldest=bounds.oldest)
+            raise events.compacted(bounds.oldest)
+        if planted("stale_cursor"):
+            after = max(0, after - 1)
         follower = Follower(self._store, self._room, session, after, bounds, skip, owner)
         if self._closed:
             raise HutchError(Reason.SHUTTING_DOWN)

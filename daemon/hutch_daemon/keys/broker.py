@@ -27,7 +27,7 @@ from anyio.abc import TaskGroup
 from hutch_daemon.keys.supervisor import BrokerProcess, Link, link_token
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.settings import Settings
-from hutch_daemon.store import audit, usage
+from hutch_daemon.store import audit, meta, sessions, usage
 from hutch_daemon.store.rows import AuditRow, KeyRow, SessionRow, UsageRow
 from hutch_daemon.store.store import Store, Tx
 from hutch_shared import broker_link as link
@@ -43,6 +43,7 @@ _HOST: Final = "http://broker.invalid"
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 30.0
 _CALL: Final = 30.0
+_BOOKED: Final = "broker_booked"
 
 Holds = Callable[[str, str], Awaitable[bool]]
 """Tells whether an executor (first) still serves a session (second)."""
@@ -83,11 +84,26 @@ class BrokerPaths:
 
 
 @dataclass(slots=True)
+class _Purse:
+    """What a session's budget has left beyond the portions that were given out; all its leases share it."""
+
+    usd: float
+
+    def take(self, usd: float) -> float:
+        """Take as much of it as there is."""
+        taken = min(self.usd, usd)
+        self.usd -= taken
+        return taken
+
+
+@dataclass(slots=True)
 class _Given:
-    """A lease that holds, as hutchd knows it. `usd` is what the session's budget has left beyond the portion given."""
+    """A lease that holds, as hutchd knows it."""
 
     lease: link.Lease
-    budget: float | None
+    purse: _Purse | None
+    taken: int = 0
+    """Records up to this one give nothing back: they were made before this hutchd knew the lease."""
 
 
 def dialect_of(settings: Settings, provider: str) -> link.DialectName:
@@ -111,13 +127,13 @@ class Broker:
         self,
         store: Store,
         vault: Vault,
-        settings: Settings,
+        settings: Callable[[], Settings],
         paths: BrokerPaths,
         holds: Holds,
         *,
         everyone: bool = False,
         environ: Mapping[str, str] = os.environ,
-        fresh: Callable[[KeyRow, bool], Awaitable[link.Key]],
+        fresh: Callable[[str, bool], Awaitable[link.Key]],
     ) -> None:
         """`holds` decides which leases go on, `fresh` gives a key (True: the last one was rejected).
 
@@ -133,6 +149,8 @@ class Broker:
         self._fresh = fresh
         self._given: dict[str, _Given] = {}
         self._ended: set[str] = set()
+        self._speaking: Link | None = None
+        """The link that records come by; `_link` is the same once both sides agree on the leases."""
         self._link: Link | None = None
         self._tasks: TaskGroup | None = None
         self._up = anyio.Event()
@@ -162,7 +180,8 @@ class Broker:
 
     async def _keep(self) -> None:
         """Be linked to a broker, again and again; a pause that doubles lies between failures."""
-        self._paths.socket.parent.mkdir(mode=0o755 if self._everyone else 0o700, parents=True, exist_ok=True)
+        self._paths.socket.parent.mkdir(parents=True, exist_ok=True)
+        self._paths.socket.parent.chmod(0o755 if self._everyone else 0o700)
         process = BrokerProcess(
             self._boot(),
             {"need_key": self._need_key, "report_records": self._book},
@@ -179,6 +198,7 @@ class Broker:
         while True:
             try:
                 async with process.linked() as (peer, welcome):
+                    self._speaking = peer
                     await self._meet(peer, welcome)
                     pause = _FIRST_PAUSE
                     await peer.wait_closed()
@@ -189,7 +209,8 @@ class Broker:
                 _log.warning("no broker: %s", error)
             finally:
                 self._link = None
-                self._up = anyio.Event()
+                if self._up.is_set():  # else somebody may wait for it
+                    self._up = anyio.Event()
                 process.reap()
             await anyio.sleep(pause * (0.5 + random.random()))  # noqa: S311  # jitter, no secret
             pause = min(pause * 2, _LONGEST_PAUSE)
@@ -201,32 +222,48 @@ class Broker:
             if lease in self._given or lease in self._ended:
                 continue
             if await self._holds(state.lease.executor, state.lease.session):
-                self._given[lease] = _Given(state.lease, None if state.usd is None else 0.0)
+                self._given[lease] = await self._found(state, welcome.told)
         await peer.call("keep_leases", link.LeaseIds(leases=tuple(self._given)), _CALL)
         for lease, given in list(self._given.items()):
             if lease not in there:
                 await peer.call("put_lease", self._state(given), _CALL)
             else:
-                more = max(0, self._settings.broker.requests - there[lease].requests)
+                more = max(0, self._settings().broker.requests - there[lease].requests)
                 await peer.call("refill", self._refill(lease, requests=more), _CALL)
-        self._ended.clear()
         self._port = welcome.port
         self._link = peer
+        if self._ended:  # meanwhile
+            await peer.call("end_leases", link.LeaseIds(leases=tuple(self._ended)), _CALL)
+            self._ended.clear()
         self._trouble = ""
         self._up.set()
+
+    async def _found(self, state: link.LeaseState, told: int) -> _Given:
+        """Take on a lease of an earlier hutchd. Its portion has already paid for the requests up to record `told`."""
+        if state.usd is None:
+            return _Given(state.lease, None, told)
+        session = await self._store.read(lambda conn: sessions.get(conn, state.lease.session))
+        purse = (await self._purse(session) if session is not None else None) or _Purse(0.0)
+        purse.take(max(0.0, state.usd))
+        return _Given(state.lease, purse, told)
 
     async def _renew(self) -> None:
         """Move the ends of the leases that hold, and end the others, three times in a lease's life."""
         while True:
-            await anyio.sleep(self._settings.broker.lease / 3)
+            await anyio.sleep(self._settings().broker.lease / 3)
             for lease, given in list(self._given.items()):
-                if await self._holds(given.lease.executor, given.lease.session):
+                try:
+                    holds = await self._holds(given.lease.executor, given.lease.session)
+                except HutchError as error:
+                    _log.warning("the lease %s is not renewed now: %s", lease, error)
+                    continue
+                if holds:
                     await self._tell("refill", self._refill(lease))
                 else:
                     await self._end([lease])
 
     def _boot(self) -> link.BrokerBoot:
-        chosen = self._settings.broker
+        chosen = self._settings().broker
         proxies = {
             name[:-6].lower(): value
             for name, value in self._environ.items()
@@ -244,7 +281,7 @@ class Broker:
             proxies=proxies,
             prices={
                 model: link.Price(price.input, price.output, price.cache_read, price.cache_write)
-                for provider in self._settings.providers.values()
+                for provider in self._settings().providers.values()
                 for model, price in provider.prices.items()
             },
             connect_timeout=chosen.connect_timeout,
@@ -261,10 +298,10 @@ class Broker:
 
         AGENT_UNAVAILABLE when there is no broker within half a minute.
         """
-        dialect = dialect_of(self._settings, provider)
+        dialect = dialect_of(self._settings(), provider)
         lease, secret = new_id("lease"), new_token()
         token = f"hutch-{lease}-{secret}"
-        budget = await self._budget(session)
+        purse = await self._purse(session)
         given = _Given(
             link.Lease(
                 id=lease,
@@ -282,7 +319,7 @@ class Broker:
                 cgroup=family.cgroup,
                 tcp=family.tcp,
             ),
-            budget,
+            purse,
         )
         with anyio.move_on_after(_CALL):
             await self._up.wait()
@@ -301,7 +338,7 @@ class Broker:
             value=token,
             base_url=base + ("/v1" if dialect == "openai" else ""),
             auth="api_key" if dialect in ("anthropic", "gemini") else "bearer",
-            expires_in=self._settings.broker.lease,
+            expires_in=self._settings().broker.lease,
             unix_socket=None if family.tcp else str(self._paths.socket),
         )
 
@@ -354,31 +391,26 @@ class Broker:
 
     # ------------------------------------------------------------ allowances
 
-    async def _budget(self, session: SessionRow) -> float | None:
+    async def _purse(self, session: SessionRow) -> _Purse | None:
         """Return what a session may still spend; None when it has no budget."""
         if session.limits.max_usd is None:
             return None
+        for given in self._given.values():
+            if given.lease.session == session.id and given.purse is not None:
+                return given.purse
         lines = await self._store.read(lambda conn: usage.table(conn, "session", session=session.id, source="broker"))
-        return max(0.0, session.limits.max_usd - sum(line.usage.usd or 0.0 for line in lines))
-
-    def _portion(self, given: _Given) -> float | None:
-        """Take a portion off the budget."""
-        if given.budget is None:
-            return None
-        portion = min(given.budget, self._settings.broker.usd)
-        given.budget -= portion
-        return portion
+        return _Purse(max(0.0, session.limits.max_usd - sum(line.usage.usd or 0.0 for line in lines)))
 
     def _state(self, given: _Given) -> link.LeaseState:
         return link.LeaseState(
             lease=given.lease,
-            expires_in=self._settings.broker.lease,
-            requests=self._settings.broker.requests,
-            usd=self._portion(given),
+            expires_in=self._settings().broker.lease,
+            requests=self._settings().broker.requests,
+            usd=None if given.purse is None else given.purse.take(self._settings().broker.usd),
         )
 
     def _refill(self, lease: str, *, requests: int = 0, usd: float | None = None) -> link.Refill:
-        return link.Refill(lease=lease, requests=requests, usd=usd, expires_in=self._settings.broker.lease)
+        return link.Refill(lease=lease, requests=requests, usd=usd, expires_in=self._settings().broker.lease)
 
     # ------------------------------------------------------------ what the broker asks and tells
 
@@ -387,12 +419,9 @@ class Broker:
         if given is None:
             raise HutchError(Reason.LEASE_LOST, "The lease has ended.")
         lease = given.lease
-        row = await self._vault.by_id(lease.credential)
         outcome = "given"
         try:
-            if row is None:
-                raise HutchError(Reason.NO_KEY, "The key was deleted.")
-            key = await self._fresh(row, need.rejected)
+            key = await self._fresh(lease.credential, need.rejected)
         except HutchError as error:
             outcome = error.reason.word
             raise
@@ -408,7 +437,7 @@ class Broker:
                 details={"lease": lease.id, "executor": lease.executor, "provider": lease.provider},
             )
             await self._store.write(lambda tx: audit.write(tx, line))
-        await self._vault.touch(row.id)
+        await self._vault.touch(lease.credential)
         return key
 
     async def _book(self, _: None, told: link.Records) -> None:
@@ -416,23 +445,25 @@ class Broker:
         leases = {record.lease: self._given.get(record.lease) for record in told.records}
 
         def unit(tx: Tx) -> None:
+            run, _, last = (meta.get(tx, _BOOKED) or "").rpartition(" ")
             for record in told.records:
+                if run == told.run and record.n <= int(last):
+                    continue
                 given = leases[record.lease]
                 owner = given.lease.owner if given else 0
                 if record.refused is not None:
                     audit.write(tx, _refusal(record, owner))
                 else:
                     usage.add(tx, _usage(record, told.run, owner, given.lease.account if given else ""))
+            meta.put(tx, _BOOKED, f"{told.run} {told.records[-1].n}")
 
-        peer = self._link
+        peer = self._speaking
+        assert peer is not None
         try:
             await self._store.write(unit)
         except HutchError as error:
             _log.warning("usage is not written down yet: %s", error)
-            if peer is not None:
-                peer.close(error)  # the next link is told again
-            return
-        if peer is None:
+            peer.close(error)  # the next link is told again
             return
         await peer.notify("ack_records", link.AckRecords(n=told.records[-1].n))
         assert self._tasks is not None
@@ -442,16 +473,16 @@ class Broker:
         """Refill the leases by what their requests took, as far as the budget goes."""
         back: dict[str, tuple[int, float]] = {}
         for record in records:
-            if record.refused is None:
+            given = self._given.get(record.lease)
+            if given is None or record.refused is not None:
+                continue
+            if record.n > given.taken:
                 count, usd = back.get(record.lease, (0, 0.0))
                 back[record.lease] = count + 1, usd + (record.usd or 0.0)
         for lease, (count, spent) in back.items():
             given = self._given.get(lease)
             if given is not None:
-                more = None
-                if given.budget is not None:
-                    more = min(given.budget, spent)
-                    given.budget -= more
+                more = None if given.purse is None else given.purse.take(spent)
                 await self._tell("refill", self._refill(lease, requests=count, usd=more))
 
     def __repr__(self) -> str:

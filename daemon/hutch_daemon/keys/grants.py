@@ -14,7 +14,7 @@ from hutch_daemon.store import audit
 from hutch_daemon.store.rows import AuditRow, SessionRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
-from hutch_shared.errors import HutchError
+from hutch_shared.errors import HutchError, Reason
 from hutch_shared.times import now_ms
 
 __all__ = ["Grants"]
@@ -37,9 +37,11 @@ class Grants:
 
         `no_key`, `key_unreadable`; `agent_unavailable` when there is no broker to be had.
         """
-        delivery, _ = self.delivery(provider)
+        delivery, why = self.delivery(provider)
         key = None
         try:
+            if delivery == "direct" and self._settings().keys.refuse_exposed:
+                raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"Keys are not handed out to agents here. {why}")
             row, credential = await self._vault.reveal(session.owner, provider, session.credential)
             key = row.id
             if delivery == "lease":

@@ -52,11 +52,11 @@ class FreshKeys:
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         self._exchanged: dict[str, float] = {}
 
-    async def __call__(self, row: KeyRow, rejected: bool) -> link.Key:
-        """Return the key of a credential. `rejected`: the provider refused the last one. `key_unreadable`."""
-        credential = self._vault.open_row(row)
+    async def __call__(self, key: str, rejected: bool) -> link.Key:
+        """Return the key of a credential; `rejected`: the provider refused the last. `no_key`, `key_unreadable`."""
+        row, credential = await self._vault.reveal_id(key)
         if credential.refresh is not None:
-            credential = await self._fresh(row.id, rejected)
+            credential = await self._fresh(key, rejected)
         left = None if credential.expires_at is None else (credential.expires_at - now_ms()) / 1000
         return link.Key(
             secret=credential.secret.reveal(),
@@ -72,10 +72,7 @@ class FreshKeys:
         return credential
 
     async def _fresh_alone(self, key: str, rejected: bool) -> Credential:
-        row = await self._vault.by_id(key)
-        if row is None:
-            raise HutchError(Reason.NO_KEY, "The key was deleted.")
-        credential = self._vault.open_row(row)
+        row, credential = await self._vault.reveal_id(key)
         ends = credential.expires_at is not None and credential.expires_at - now_ms() < _EARLY_MS
         recent = monotonic() - self._exchanged.get(key, -_RECENT) < _RECENT
         if credential.refresh is None or not (ends or (rejected and not recent)):
@@ -112,6 +109,7 @@ def _exchange(credential: Credential, refresh: Refresh, ca_file: str | None) -> 
         token = secret_of(answer["refresh_token"]) if answer.get("refresh_token") else refresh.token
         ends = now_ms() + int(float(answer["expires_in"]) * 1000) if "expires_in" in answer else None
     except urllib.error.HTTPError as error:
+        error.close()
         raise HutchError(
             Reason.KEY_UNREADABLE, f"It could not be refreshed (HTTP {error.code}): log in anew and add it again."
         ) from None

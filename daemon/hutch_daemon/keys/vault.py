@@ -70,6 +70,8 @@ class Vault:
         self._master = master
         self._ledger = ledger
         self._lock = anyio.Lock()
+        self.on_open: Callable[[str, Credential], None] = lambda key, credential: None
+        """Told of each credential that is opened, by its id, before anybody gets it."""
 
     @classmethod
     async def load(cls, store: Store, master: MasterKeys, ledger: Path) -> Vault:
@@ -162,8 +164,17 @@ class Vault:
 
         NO_KEY when there is none; KEY_UNREADABLE when it does not open or is not the present one.
         """
-        chosen = await self.choose(owner, provider, name)
-        return chosen.row, self.open_row(chosen.row)
+        row = (await self.choose(owner, provider, name)).row
+        if not self._holds(row):  # it may have been replaced in this very moment
+            row = (await self.choose(owner, provider, name)).row
+        return row, self.open_row(row)
+
+    async def reveal_id(self, credential: str) -> tuple[KeyRow, Credential]:
+        """Return the credential of this id, as it is now; errors as `reveal`."""
+        row = await self._by_id(credential)
+        if not self._holds(row):
+            row = await self._by_id(credential)
+        return row, self.open_row(row)
 
     async def choose(self, owner: int, provider: str, name: str | None = None) -> Chosen:
         """Tell which credential is used and why; NO_KEY with the names there are when it cannot be told."""
@@ -196,11 +207,15 @@ class Vault:
                 "database seems to be put back from a backup. Add the key anew."
             )
             raise HutchError(Reason.KEY_UNREADABLE, why)
-        return unpack(self._open(_purpose(row), row.wrapped + row.sealed, row.master))
+        credential = unpack(self._open(_purpose(row), row.wrapped + row.sealed, row.master))
+        self.on_open(row.id, credential)
+        return credential
 
-    async def by_id(self, credential: str) -> KeyRow | None:
-        """Return the credential's row, if it still exists."""
-        return await self._store.read(lambda conn: rows.KEYS.one(conn, "WHERE id = ?", (credential,)))
+    async def _by_id(self, credential: str) -> KeyRow:
+        row = await self._store.read(lambda conn: rows.KEYS.one(conn, "WHERE id = ?", (credential,)))
+        if row is None:
+            raise HutchError(Reason.NO_KEY, "The key was deleted.")
+        return row
 
     async def list_(self, owner: int) -> m.ApiKeys:
         """Return the owner's credentials without their secrets."""

@@ -4,7 +4,9 @@ A question is a record, not a call in flight. What is always true:
 
 - One decision per question, the first one (a compare-and-set in the store); the decision, its event and its line in the
   audit are one transaction. Who comes later gets `already_settled` with what stands.
+- A deny holds at once, also while nothing can be stored: nothing runs by it. It is stored as soon as that is possible.
 - What was judged is what may run: a decision names the digest of its input, and an edited input is judged again.
+- Only a turn that runs, in the executor that runs it, gets leave for anything: that is looked at where it is recorded.
 - An ask that comes again with the same id gets the stored decision or waits on; a waiting ask that is cancelled leaves
   its question pending. A question ends otherwise by its expiry (awake time), by nobody being there, or is withdrawn
   because its turn or executor ended. None of these ends a turn by itself, except `stop`, which says so.
@@ -14,9 +16,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, Protocol
 
 import anyio
@@ -28,14 +31,15 @@ from hutch_daemon.permissions.layers import Policy
 from hutch_daemon.permissions.policy import Verdict, judge, paths_to_resolve
 from hutch_daemon.permissions.rules import BadRuleError, parse_rule
 from hutch_daemon.settings import Permissions
-from hutch_daemon.store import audit, permissions, rules, sessions
+from hutch_daemon.store import audit, permissions, rules, sessions, turns
+from hutch_daemon.store.records import Executes
 from hutch_daemon.store.rows import AuditRow, PermissionRow, RuleRow, SessionRow
 from hutch_daemon.store.store import Store, Tx
 from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import EventKind, PermissionAsked, PermissionSettled
-from hutch_shared.failpoints import failpoint
+from hutch_shared.failpoints import failpoint, planted
 from hutch_shared.ids import new_id
 from hutch_shared.times import now_ms, to_wire
 
@@ -43,6 +47,8 @@ __all__ = ["Asker", "Desk", "Journal", "PolicyOf", "permission_view"]
 
 _log = structlog.get_logger(__name__)
 
+_STORE_AGAIN: Final = 0.5
+"""Seconds until what could not be stored is tried again."""
 _FINAL: Final[dict[m.PermissionState, m.Decision]] = {
     "allowed": "allow",
     "answered": "answer",
@@ -73,6 +79,8 @@ class Asker(Protocol):
 
 class PolicyOf(Protocol):
     """The policy in force for a session now, its project's file included."""
+
+    def home_of(self, session: SessionRow) -> str: ...
 
     async def __call__(self, session: SessionRow, project: m.ProjectFile | None) -> Policy: ...
 
@@ -144,6 +152,8 @@ class Desk:
         self._plan_approved = plan_approved
         self._clock = clock
         self._waiting: dict[str, _Waiting] = {}
+        self._unstored: dict[str, PermissionRow] = {}
+        """What was denied while nothing could be stored."""
         self._news = anyio.Event()
         self._tasks: anyio.abc.TaskGroup | None = None
 
@@ -152,6 +162,8 @@ class Desk:
         """Take up the questions that wait in the store and keep the clock of all; leaving settles nothing."""
         settings = self._settings()
         for row in await self._store.read(lambda conn: permissions.list_(conn, state="pending", limit=1_000_000)):
+            if planted("forget_question"):
+                continue
             # Where this boot's clock stood when it was asked is not kept: what the calendar says, within the bounds.
             left = settings.expiry if row.expires_at is None else (row.expires_at - now_ms()) / 1000
             self._waiting[row.id] = _Waiting(
@@ -173,17 +185,30 @@ class Desk:
 
         Cancelled (the connection broke), the question stays and the same ask can be made again.
         """
-        made = await self._store.read(lambda conn: permissions.by_ask(conn, asker.id, params.ask))
+        digest = input_digest(params.call.agent_tool, params.call.input)
+        runs, made = await self._store.read(
+            lambda conn: (_runs(conn, asker, params), permissions.by_ask(conn, asker.id, params.ask))
+        )
+        if not runs:
+            return _too_late(params, digest)
         if made is not None:
+            if (made.turn, made.kind, made.digest) != (params.turn, params.kind, digest):
+                raise HutchError(Reason.CONFLICT, "The same ask was made before about something else.")
             await self._policy_of(session, params.project)  # its project's file: a restarted hutchd does not know it
             return await self._outcome(made)
-        verdict = await self._judge(session, asker, params.call, params.cwd, params.project)
+        session, verdict = await self._judge(session, asker, params.call, params.cwd, params.project)
         decision = verdict.decision
         if params.kind != "tool" and decision == "allow":
             decision = "ask"  # a rule may let an agent ask; it cannot answer
-        digest = input_digest(params.call.agent_tool, params.call.input)
         if decision != "ask":
-            await self._store.write(lambda tx: audit.write(tx, _by_rule(session, params, verdict, digest)))
+
+            def record(tx: Tx) -> bool:
+                if runs := _runs(tx, asker, params):
+                    audit.write(tx, _by_rule(session, params, verdict, digest))
+                return runs
+
+            if not await self._store.write(record):
+                return _too_late(params, digest)
             return m.PermissionDecision(
                 decision=decision,
                 state="allowed" if decision == "allow" else "denied",
@@ -213,7 +238,9 @@ class Desk:
             suggestions=tuple(verdict.suggestions),
         )
 
-        def keep(tx: Tx) -> PermissionRow:
+        def keep(tx: Tx) -> PermissionRow | None:
+            if not _runs(tx, asker, params):
+                return None
             kept, fresh = permissions.insert(tx, row)
             if fresh:
                 asked = PermissionAsked(msgspec.to_builtins(permission_view(kept)))
@@ -229,9 +256,9 @@ class Desk:
         except HutchError:
             del self._waiting[row.id]
             raise
-        if kept.id != row.id:
+        if kept is None or kept.id != row.id:
             del self._waiting[row.id]
-            return await self._outcome(kept)
+            return _too_late(params, digest) if kept is None else await self._outcome(kept)
         if settings.notify and self._tasks is not None:
             self._tasks.start_soon(self._notify, asker, waiting)
         await self._nobody_there(session, row.id)
@@ -239,11 +266,14 @@ class Desk:
 
     async def _judge(
         self, session: SessionRow, asker: Asker, call: m.ToolCall, cwd: str, project: m.ProjectFile | None
-    ) -> Verdict:
-        policy = await self._policy_of(session, project)
-        paths = paths_to_resolve(call, cwd, policy.home)
+    ) -> tuple[SessionRow, Verdict]:
+        """Judge by the rules and the mode as they are when the account has said what the paths lead to."""
+        paths = paths_to_resolve(call, cwd, self._policy_of.home_of(session))
         real = await asker.real_paths(session.id, paths) if paths else {}
-        return judge(
+        now: SessionRow | None = await self._store.read(lambda conn: sessions.get(conn, session.id))
+        session = now or session
+        policy = await self._policy_of(session, project)
+        return session, judge(
             policy,
             call,
             mode=session.permission_mode,
@@ -254,7 +284,7 @@ class Desk:
         )
 
     async def _outcome(self, row: PermissionRow) -> m.PermissionDecision:
-        waiting = self._waiting.get(row.id)
+        waiting, row = self._waiting.get(row.id), self._unstored.get(row.id, row)
         if waiting is not None:
             await waiting.settled.wait()
             row = waiting.row
@@ -292,7 +322,7 @@ class Desk:
         found: PermissionRow | None = await self._store.read(lambda conn: permissions.get(conn, permission))
         if found is None:
             raise HutchError(Reason.NOT_FOUND)
-        return found
+        return self._unstored.get(permission, found)
 
     async def settle(
         self, session: SessionRow, asker: Asker | None, by: str, params: m.AnswerPermission
@@ -303,10 +333,12 @@ class Desk:
         the question; `policy_forbids` when a rule denies the edited input; `invalid_rule`. Then nothing was decided.
         """
         row = await self.question(params.permission)
-        if row.state != "pending":
+        if row.state != "pending" and not planted("double_answer"):
             raise _already(row)
         if params.decision == "answer" and row.kind != "question":
             raise HutchError(Reason.INVALID_PARAMS, f"A {row.kind} is allowed or denied; there is nothing to answer.")
+        if params.interrupt and params.decision != "deny":
+            raise HutchError(Reason.INVALID_PARAMS, "What is to go on cannot be stopped: `interrupt` goes with `deny`.")
         if params.decision == "allow" and row.kind == "question":
             raise HutchError(Reason.INVALID_PARAMS, "A question wants answers: the decision `answer` with `answers`.")
         digest = row.digest
@@ -314,7 +346,8 @@ class Desk:
             digest = await self._judge_again(session, asker, row, params.updated_input)
         rule = self._rule_of(session, row, params)
         states: dict[m.Decision, m.PermissionState] = {"allow": "allowed", "deny": "denied", "answer": "answered"}
-        settled, won = await self._settle(
+        settle = partial(
+            self._settle,
             row,
             states[params.decision],
             by,
@@ -326,6 +359,12 @@ class Desk:
             decided_digest=digest,
             answers=params.answers,
         )
+        try:
+            settled, won = await settle()
+        except HutchError as error:
+            if error.reason is not Reason.STORE_UNAVAILABLE or params.decision != "deny":
+                raise
+            settled, won = await self._deny_unstored(row, by, params, settle)
         if not won:
             raise _already(settled)
         if params.interrupt:
@@ -340,7 +379,7 @@ class Desk:
             raise HutchError(Reason.INVALID_PARAMS, f"An edited input of {row.call.agent_tool} cannot be judged here.")
         if asker is None:  # what its paths lead to is the account's to say
             raise HutchError(Reason.CONNECTION_LOST, "The executor is away, so that an edited input cannot be judged.")
-        verdict = await self._judge(session, asker, call, row.cwd, None)
+        _, verdict = await self._judge(session, asker, call, row.cwd, None)
         if verdict.decision == "deny":
             raise HutchError(
                 Reason.POLICY_FORBIDS, f"The edited input is not allowed: {verdict.why}", rule=verdict.rule
@@ -408,6 +447,42 @@ class Desk:
             failpoint("desk.settle")
         return row, won
 
+    async def _deny_unstored(
+        self,
+        row: PermissionRow,
+        by: str,
+        params: m.AnswerPermission,
+        settle: Callable[[], Awaitable[tuple[PermissionRow, bool]]],
+    ) -> tuple[PermissionRow, bool]:
+        """Let a deny hold now, in memory, and have it stored later. If hutchd dies before, the question waits again."""
+        if row.id not in self._waiting:  # somebody was quicker
+            return await self.question(row.id), False
+        assert self._tasks is not None, "the desk runs"
+        denied = replace(
+            row,
+            state="denied",
+            settled_at=now_ms(),
+            settled_by=by,
+            scope=params.scope,
+            message=params.message,
+            interrupt=params.interrupt,
+        )
+        self._unstored[row.id] = denied
+        self._tell(denied)
+        self._tasks.start_soon(self._store_later, row.id, settle)
+        return denied, True
+
+    async def _store_later(self, permission: str, settle: Callable[[], Awaitable[tuple[PermissionRow, bool]]]) -> None:
+        while permission in self._unstored:
+            await anyio.sleep(_STORE_AGAIN)
+            try:
+                await settle()
+            except HutchError as error:
+                if error.reason is Reason.STORE_UNAVAILABLE:
+                    continue
+                _log.error("a deny is not stored", permission=permission, error=error.message)
+            del self._unstored[permission]
+
     def _tell(self, row: PermissionRow) -> None:
         waiting = self._waiting.pop(row.id, None)
         if waiting is not None:
@@ -418,7 +493,7 @@ class Desk:
 
     def withdraw(self, tx: Tx, turn: str, why: str) -> list[PermissionRow]:
         """Withdraw what a turn still asks, in the transaction that ends it; give the result to `withdrawn`."""
-        asked = permissions.list_(tx, turn=turn, state="pending", limit=1_000_000)
+        asked = () if planted("keep_question") else permissions.list_(tx, turn=turn, state="pending", limit=1_000_000)
         return [self._decide(tx, row.id, "withdrawn", why, message=f"Withdrawn: {why}.")[0] for row in asked]
 
     def withdrawn(self, rows: list[PermissionRow]) -> None:
@@ -486,6 +561,27 @@ def _already(row: PermissionRow) -> HutchError:
         Reason.ALREADY_SETTLED,
         f"It was settled before: {row.state} by {row.settled_by}.",
         permission=msgspec.to_builtins(stands),
+    )
+
+
+def _runs(on: Executes, asker: Asker, params: m.RequestPermission) -> bool:
+    """Tell whether the turn that asks was given to this executor and is not being stopped."""
+    turn = turns.get(on, params.turn)
+    return (
+        turn is not None
+        and (turn.session, turn.executor) == (params.session, asker.id)
+        and turn.state in ("dispatching", "running")
+    )
+
+
+def _too_late(params: m.RequestPermission, digest: str) -> m.PermissionDecision:
+    return m.PermissionDecision(
+        decision="deny",
+        state="withdrawn",
+        input=params.call.input,
+        digest=digest,
+        message="The turn does not run, or is being stopped; nothing more of it starts.",
+        interrupt=True,
     )
 
 

@@ -137,7 +137,9 @@ def parse_policy_toml(
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        return _broken(name, base, origin, str(error) if isinstance(error, tomllib.TOMLDecodeError) else "not TOML")
+        return _broken(
+            name, base, origin, str(error) if isinstance(error, tomllib.TOMLDecodeError) else "not a TOML file"
+        )
     problems = _unknown(data, ("permissions",), origin)
     table = data.get("permissions", {})
     if not isinstance(table, dict):

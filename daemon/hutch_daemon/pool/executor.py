@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import anyio
 import msgspec
+import structlog
 
 from hutch_daemon.environments.port import Account, Environment, Killed, Launched
 from hutch_daemon.pool.states import EXECUTOR
@@ -14,6 +15,9 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 
 __all__ = ["Executor", "ExecutorPeer", "Kind"]
+
+_log = structlog.get_logger(__name__)
+_TELL_TIMEOUT = 10.0
 
 
 class ExecutorPeer(Protocol):
@@ -119,6 +123,13 @@ class Executor:
         if self.peer is None:
             raise HutchError(Reason.CONNECTION_LOST, "The executor has no connection at the moment.")
         return await self.peer.call(method, params, timeout)
+
+    async def tell_mode(self, session: str, mode: m.PermissionMode) -> None:
+        """Tell the agent its mode. What counts is how hutchd judges; one that misses it learns it at its next start."""
+        try:
+            await self.call("set_permission_mode", m.SetMode(session, mode), _TELL_TIMEOUT)
+        except HutchError as error:
+            _log.info("an executor was not told its mode", executor=self.id, error=error.message)
 
     def status(self) -> m.ExecutorStatus:
         """Tell people."""

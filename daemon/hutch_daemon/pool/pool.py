@@ -37,6 +37,7 @@ from hutch_daemon.store.store import Store
 from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.failpoints import failpoint, planted
 from hutch_shared.ids import new_id
 from hutch_shared.secret import Secret
 from hutch_shared.times import now_ms
@@ -264,7 +265,7 @@ class Pool:
             executor.session, executor.acked, executor.protocol = row.session, row.acked_n, row.protocol
             executor.adopted = True
             self._executors[row.id] = executor
-            found = environment.adopt(row.launched) if row.launched is not None else None
+            found = environment.adopt(row.launched) if row.launched is not None and not planted("adopt_none") else None
             executor.launched = found or _remains(row)
             executor.started.set()
             if executor.state == "draining":
@@ -356,6 +357,7 @@ class Pool:
         try:
             await self._store.write(lambda tx: executors.insert(tx, row))
             executor.launched = launched = await environment.start(spec)
+            failpoint("pool.started")
             executor.started.set()
             await self._store.write(
                 lambda tx: executors.update(
@@ -502,9 +504,10 @@ class Pool:
             interval = max(0.05, min(5.0, settings.heartbeat_timeout / 4, settings.lost_timeout / 4))
             before = self._clock()
             await anyio.sleep(interval)
-            late = self._clock() - before - interval
+            passed = self._clock() - before
+            late = passed - interval if self._store.available else passed  # what cannot be stored is not taken either
             for one in self.all():
-                if late > interval:  # it was hutchd that did not run: nobody else is to blame
+                if late >= interval:  # it was hutchd that did not run, or the disk: nobody else is to blame
                     one.heard, one.since = one.heard + late, one.since + late
                 self._judge(one, settings)
                 if one.launched is not None:
@@ -522,6 +525,13 @@ class Pool:
             self.retire(one, f"it had no connection for {settings.lost_timeout:.0f} s")
         elif one.state == "leased" and one.idle_since is not None and now - one.idle_since > settings.idle_timeout:
             self.retire(one, "its session was idle", grace=5.0)
+        elif one.state == "ready" and now - one.since > settings.idle_timeout and self._is_surplus(one, settings):
+            self.retire(one, "nobody needed it", grace=2.0)
+
+    def _is_surplus(self, one: Executor, settings: Executors) -> bool:
+        """Tell whether a spare is one too many: several may be started for one session, when hutchd was restarted."""
+        alike = [other for other in self._executors.values() if other.state == "ready" and other.kind == one.kind]
+        return len(alike) > (settings.spares if one.kind in self._kept else 0)
 
     async def _try_again(self, one: Executor, launched: Launched) -> None:
         killed = await self._kill(one, launched)

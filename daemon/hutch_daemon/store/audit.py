@@ -23,12 +23,19 @@ def read(
     owner: int | None = None,
     session: str | None = None,
     action: str | None = None,
+    outcome: str | None = None,
     since: int | None = None,
     after: int = 0,
     limit: int = 1000,
 ) -> tuple[AuditRow, ...]:
     """Return lines in order, numbered higher than `after`, of the filters; None is no restriction."""
-    chosen = {"owner = ?": owner, "session = ?": session, "action = ?": action, "at >= ?": since}
+    chosen = {
+        "owner = ?": owner,
+        "session = ?": session,
+        "action = ?": action,
+        "outcome = ?": outcome,
+        "at >= ?": since,
+    }
     terms = ["number > ?", *(term for term, value in chosen.items() if value is not None)]
     values = [after, *(value for value in chosen.values() if value is not None), limit]
     return AUDIT.all(on, f"WHERE {' AND '.join(terms)} ORDER BY number LIMIT ?", values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import sqlite3
@@ -49,8 +50,11 @@ def restore(backup: Path, path: Path) -> Path | None:
     """Put the copy `backup` in place of the database at `path`, which must not be in use; return where that went.
 
     The journal gets a new id; executors' tokens and leases are void, and turns that were under way have failed as
-    `outcome_unknown`. HutchError: WRONG_STATE while a hutchd runs, STORE_UNAVAILABLE when the copy is damaged.
+    `outcome_unknown`. HutchError: NOT_FOUND without the copy, WRONG_STATE while a hutchd runs, STORE_UNAVAILABLE when
+    the copy is damaged; then nothing was changed.
     """
+    if not backup.is_file():
+        raise HutchError(Reason.NOT_FOUND, f"There is no file {backup}.")
     draft = path.with_name(f"{path.name}.restored")
     with hold(path.with_name(path.name + ".lock")):
         with suppress(FileNotFoundError):
@@ -58,6 +62,7 @@ def restore(backup: Path, path: Path) -> Path | None:
         copy(backup, draft)
         database.prepare(draft)
         with closing(database.connect_writer(draft)) as conn:
+            database.check(conn, draft, seconds=math.inf)
             conn.execute("BEGIN IMMEDIATE")
             meta.put(conn, "journal", new_id("journal"))
             conn.execute(

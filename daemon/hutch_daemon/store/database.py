@@ -23,7 +23,7 @@ from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import failpoint
 from hutch_shared.ids import new_id
 
-__all__ = ["LATEST", "connect_reader", "connect_writer", "prepare", "sync_directory", "truncate_wal", "wal_of"]
+__all__ = ["LATEST", "check", "connect_reader", "connect_writer", "prepare", "sync_directory", "truncate_wal", "wal_of"]
 
 _APPLICATION: Final = 0x48746368  # "Htch": tells our files from any other SQLite database
 _BUSY_MS: Final = 250
@@ -56,7 +56,7 @@ def prepare(path: Path) -> None:
         if path.stat().st_size == 0:
             raise unavailable(Fault.CORRUPT, f"{path} is empty")
         with closing(connect_reader(path)) as conn:  # whose closing does not touch what may be damaged
-            _check(conn, path)
+            check(conn, path)
         with closing(connect_writer(path)) as conn:
             for number, script in _migrations():
                 if number > conn.execute("PRAGMA user_version").fetchone()[0]:
@@ -140,8 +140,11 @@ def _migrate(conn: sqlite3.Connection, number: int, script: str) -> None:
         raise
 
 
-def _check(conn: sqlite3.Connection, path: Path) -> None:
-    """Refuse what is not ours, is newer than this code, or shows damage within a short look."""
+def check(conn: sqlite3.Connection, path: Path, *, seconds: float = _CHECK_SECONDS) -> None:
+    """Refuse what is not ours, is newer than this code, or shows damage in a look that lasts `seconds` at most.
+
+    HutchError(STORE_UNAVAILABLE), with `detail` where it is damage; sqlite3.Error where it cannot even be read.
+    """
     application = conn.execute("PRAGMA application_id").fetchone()[0]
     schema = conn.execute("PRAGMA user_version").fetchone()[0]
     if application != _APPLICATION or schema == 0:
@@ -153,14 +156,14 @@ def _check(conn: sqlite3.Connection, path: Path) -> None:
             schema=schema,
             known=LATEST,
         )
-    damage = next(_damage(conn), None)
+    damage = next(_damage(conn, seconds), None)
     if damage is not None:
         raise unavailable(Fault.CORRUPT, f"{path}: {damage}")
 
 
-def _damage(conn: sqlite3.Connection) -> Iterator[str]:
+def _damage(conn: sqlite3.Connection, seconds: float) -> Iterator[str]:
     """Yield what `quick_check` finds in the time it has; a large database is looked at in part."""
-    until = time.monotonic() + _CHECK_SECONDS
+    until = time.monotonic() + seconds
     conn.set_progress_handler(lambda: time.monotonic() > until, 1000)
     try:
         for (line,) in conn.execute("PRAGMA quick_check(1)"):

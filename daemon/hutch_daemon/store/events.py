@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 from msgspec import UNSET
 
 from hutch_daemon.store import meta
@@ -22,7 +23,19 @@ from hutch_shared.events import EventKind, ReportedEvent
 from hutch_shared.failpoints import failpoint, planted
 from hutch_shared.times import from_wire
 
-__all__ = ["EVERY", "Bounds", "Page", "append", "append_reported", "body_of", "bounds", "found_after", "prune", "read"]
+__all__ = [
+    "EVERY",
+    "Bounds",
+    "Page",
+    "append",
+    "append_reported",
+    "body_of",
+    "bounds",
+    "compacted",
+    "found_after",
+    "prune",
+    "read",
+]
 
 EVERY: Final = "*"
 """In place of a session: all of them."""
@@ -82,6 +95,8 @@ def append_reported(
             )
     if not fresh:
         return [], acked
+    if planted("reorder"):
+        fresh = [msgspec.structs.replace(one, n=n) for n, one in enumerate(reversed(fresh), acked + 1)]
     try:
         parts = [(event.turn, from_wire(event.at), event.kind, body_of(event)) for event in fresh]
     except ValueError as error:
@@ -107,6 +122,11 @@ def bounds(on: Executes, session: str, owner: int | None = None) -> Bounds:
     return Bounds(record[0], record[1] + 1)
 
 
+def compacted(oldest: int) -> HutchError:
+    """Return the refusal of a cursor below the floor, which names the oldest number that is left."""
+    return HutchError(Reason.COMPACTED, f"Events before {oldest} are no longer kept; go on from there.", oldest=oldest)
+
+
 def read(
     on: Executes,
     session: str,
@@ -125,7 +145,7 @@ def read(
     """
     oldest = bounds(on, session, owner).oldest
     if after < oldest - 1:
-        raise HutchError(Reason.COMPACTED, oldest=oldest)
+        raise compacted(oldest)
     values: tuple[object, ...]
     if session != EVERY:
         where, values, number = "session = ? AND seq > ? ORDER BY seq", (session, after), 2

@@ -20,6 +20,8 @@ __all__ = ["Readers"]
 
 T = TypeVar("T")
 _READ_SECONDS: Final = 5.0
+_REOPENING: Final = 2.0
+"""Seconds that a read waits while all is closed for a moment."""
 _STEPS: Final = 10_000  # of SQLite's machine between two looks at the clock: well below a millisecond
 
 
@@ -38,7 +40,7 @@ class Readers:
     def run(self, unit: Callable[[sqlite3.Connection], T]) -> T:
         """Run `unit` on one snapshot and return what it returns.
 
-        HutchError: TIMED_OUT when it takes too long, STORE_UNAVAILABLE where the disk fails or all is closed just now.
+        HutchError: TIMED_OUT when it takes too long, STORE_UNAVAILABLE where the disk fails or all is closed for good.
         """
         try:
             conn = self._take()
@@ -62,7 +64,7 @@ class Readers:
             raise unavailable(fault, str(error)) from error
 
     def close(self, wait: float = 1.0) -> bool:
-        """Interrupt what runs and close all; later reads are refused. False if one did not end within `wait` s."""
+        """Interrupt what runs and close all; later reads wait for `reopen`. False if one did not end in `wait` s."""
         with self._changed:
             self._open = False
             for conn in self._busy:
@@ -76,11 +78,12 @@ class Readers:
         """Take reads again after `close`."""
         with self._changed:
             self._open = True
+            self._changed.notify_all()
 
     def _take(self) -> sqlite3.Connection:
         with self._changed:
-            if not self._open:
-                raise unavailable(Fault.IO, "the database is being opened again")
+            if not self._changed.wait_for(lambda: self._open, _REOPENING):
+                raise unavailable(Fault.IO, "the database is closed")
             conn = self._idle.pop() if self._idle else connect_reader(self._path)
             self._busy.add(conn)
             return conn

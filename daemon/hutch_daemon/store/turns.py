@@ -10,7 +10,7 @@ from hutch_daemon.store.records import Executes, Table
 from hutch_daemon.store.rows import TurnRow
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.failpoints import failpoint
+from hutch_shared.failpoints import failpoint, planted
 
 __all__ = ["TURNS", "active", "get", "insert", "list_", "live", "move", "next_queued", "queued", "update"]
 
@@ -24,7 +24,7 @@ def insert(tx: Executes, row: TurnRow) -> tuple[TurnRow, bool]:
 
     HutchError: NOT_FOUND without the session, SESSION_CLOSED, CONFLICT when the key was used for another prompt.
     """
-    if row.idempotency_key is not None:
+    if row.idempotency_key is not None and not planted("forget_key"):
         made = TURNS.one(tx, "WHERE session = ? AND idempotency_key = ?", (row.session, row.idempotency_key))
         if made is not None:
             if made.prompt != row.prompt:

@@ -167,6 +167,11 @@ class Writer:
             if planted("ack_before_commit"):
                 self._deliver(tx.events, outcomes)
                 outcomes = []
+                time.sleep(_GROUP_SECONDS)
+            if planted("publish_before_commit"):
+                self._deliver(tx.events, [])
+                tx.events = []
+                time.sleep(_GROUP_SECONDS)
             self._conn.execute("COMMIT")
         except sqlite3.Error as error:
             self._fail(fault_of(error) or Fault.IO, str(error))
@@ -235,20 +240,27 @@ class Writer:
         self.fault, self.detail = None, ""
 
     def _reopen(self) -> bool:
-        """Close everything, open it again, make what is there durable, and publish what never was."""
-        if not self._readers.close():
-            return False
-        with self._log_in_use():
-            with suppress(sqlite3.Error):
-                self._conn.close()
-            self._conn = connect_writer(self._path)
-            self._conn.execute(f"PRAGMA journal_size_limit = {self._bounds.wal}")
-            if not truncate_wal(self._conn):
+        """Close everything, open it again, make what is there durable, and publish what never was.
+
+        While that fails reads go on: what was refused is not in the index of the log, which is kept.
+        """
+        ended = self._readers.close()
+        try:
+            if not ended:
                 return False
-        if meta.get(self._conn, "journal") != self.journal:
-            self._fail(Fault.CORRUPT, "another database lies in its place")
-            return False
-        self._readers.reopen()
+            with self._log_in_use():
+                with suppress(sqlite3.Error):
+                    self._conn.close()
+                self._conn = connect_writer(self._path)
+                self._conn.execute(f"PRAGMA journal_size_limit = {self._bounds.wal}")
+                if not truncate_wal(self._conn):
+                    return False
+            if meta.get(self._conn, "journal") != self.journal:
+                self._fail(Fault.CORRUPT, "another database lies in its place")
+                return False
+        finally:
+            if self.fault is not Fault.CORRUPT:
+                self._readers.reopen()
         found = events.found_after(self._conn, self.position)
         self.position = events.bounds(self._conn, events.EVERY).head
         self._deliver(found, [])

@@ -183,7 +183,7 @@ class ClaudeRunner:
         return m.Prepared(
             agent_session=self._conversation if self._kept else None,
             agent_version=await self._version(),
-            keys="brokered" if grant.delivery == "lease" else "exposed",
+            keys="brokered" if grant.delivery == "lease" and session.sandbox is not None else "exposed",
         )
 
     def _words(self) -> tuple[str, ...]:
@@ -206,6 +206,7 @@ class ClaudeRunner:
             retries=bounds.retries,
             stream_idle=bounds.stream_idle,
         )
+        launch = await anyio.to_thread.run_sync(claude_launch.walled, launch, session, grant)
         process = ClaudeProcess(launch)
         client = ClaudeSDKClient(self._options(), transport=process)
         ran: dict[str, str] = {}
@@ -340,7 +341,7 @@ class ClaudeRunner:
         """Report what the CLI says until it says how the turn ended, or ends itself."""
         while True:
             try:
-                line = await link.process.messages.receive()
+                line = await link.process.next_message()
             except anyio.EndOfStream:
                 return await self._died(turn, link)
             if isinstance(line, Broken):

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import claude_agent_sdk
 
+from hutch_executor import sandbox
 from hutch_executor.hardening import ALLOWED_ENVIRONMENT
 from hutch_executor.runners.claude_process import Launch
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.secret import Secret
 
-__all__ = ["INSTRUCTIONS_LIMIT", "build", "bundled_cli", "cli_mode", "instructions"]
+__all__ = ["INSTRUCTIONS_LIMIT", "build", "bundled_cli", "cli_mode", "instructions", "walled"]
 
 INSTRUCTIONS_LIMIT: Final = 64 * 1024
 """Bytes of instructions files that are read; what is beyond is left out, and the text says so."""
@@ -68,6 +71,11 @@ _FIXED: Final = {
     "ENABLE_TOOL_SEARCH": "0",  # every tool is told to the model from the start
 }
 
+_SOURCE: Final = str(Path(sandbox.__file__).parents[1])
+"""Where this code lies: in a working directory that contains it, the agent may not change it."""
+_OUTSIDE: Final = frozenset({"TMPDIR", "XDG_RUNTIME_DIR"})
+"""Variables that name places which are not there inside walls."""
+
 
 def build(
     session: m.PrepareSession,
@@ -108,6 +116,8 @@ def build(
     env["API_TIMEOUT_MS"] = env["CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS"]
     if base_url := grant.base_url or session.base_url:
         env["ANTHROPIC_BASE_URL"] = base_url
+    if grant.unix_socket:
+        env["ANTHROPIC_UNIX_SOCKET"] = grant.unix_socket
     documents = {}
     if options.mcp_servers:
         documents["--mcp-config"] = Secret(json.dumps({"mcpServers": options.mcp_servers}))
@@ -118,6 +128,28 @@ def build(
     variable = "OAUTH_TOKEN" if grant.auth == "bearer" else "API_KEY"
     key = {f"CLAUDE_CODE_{variable}_FILE_DESCRIPTOR": Secret(grant.value)}
     return Launch(tuple(words), session.cwd, env, key, documents)
+
+
+def walled(launch: Launch, session: m.PrepareSession, grant: m.KeyGrant) -> Launch:
+    """Return `launch` inside the walls that `session` says, if it says any; `isolation_unavailable`.
+
+    Of the CLI's own folder the agent has the transcripts of its working directory and no more: what it wrote to the
+    rest would be run by the person's own CLI. Makes that folder; call it in a thread.
+    """
+    if session.sandbox is None:
+        return launch
+    transcripts = Path(session.home, ".claude", "projects", claude_agent_sdk.project_key_for_directory(session.cwd))
+    transcripts.mkdir(mode=0o700, parents=True, exist_ok=True)
+    words = sandbox.walls(
+        session.sandbox,
+        session.cwd,
+        session.home,
+        show=(os.path.dirname(os.path.realpath(launch.argv[0])), sys.prefix, sys.base_prefix, _SOURCE),
+        write=(str(transcripts),),
+        sockets=(os.path.dirname(grant.unix_socket),) if grant.unix_socket else (),
+    )
+    env = {name: value for name, value in launch.env.items() if name not in _OUTSIDE}
+    return replace(launch, argv=(*words, *launch.argv), env=env)
 
 
 def cli_mode(mode: m.PermissionMode) -> str:

@@ -211,7 +211,20 @@ class ClaudeProcess(Transport):
 
     async def _hand_on(self, message: bytes | Skipped | Broken) -> None:
         self.received += 1
-        await self._sender.send(message)
+        try:
+            self._sender.send_nowait(message)
+        except anyio.WouldBlock:
+            await self._sender.send(message)
+
+    async def next_message(self) -> bytes | Skipped | Broken:
+        """Return the next of `messages`; EndOfStream when there are no more.
+
+        What is there is taken without giving up the turn: a stream of deltas would pay more for that than for all else.
+        """
+        try:
+            return self.messages.receive_nowait()
+        except anyio.WouldBlock:
+            return await self.messages.receive()
 
     async def ask(self, subtype: str, **fields: Any) -> dict[str, Any]:
         """Put a question of the control protocol to the CLI and wait for the answer, as long as it takes.

@@ -25,6 +25,7 @@ from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Notice, StderrText, Text, ToolCallSeen, ToolResult, TurnEnded, UsageSeen
+from hutch_shared.failpoints import failpoint, planted
 
 __all__ = ["Line", "ScriptRunner", "Step", "read_script"]
 
@@ -261,7 +262,8 @@ class ScriptRunner:
         decision = await self._daemon.request_permission(
             kind, call, questions=to_questions(call.input) if kind == "question" else (), plan=call.input.get("plan")
         )
-        if decision.decision == "deny":
+        failpoint("executor.decided")
+        if decision.decision == "deny" and not planted("run_denied"):
             text, is_error = decision.message or "It was denied.", True
         elif kind == "question":
             text, is_error = json.dumps(decision.answers or {}), False

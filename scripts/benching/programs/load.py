@@ -75,7 +75,9 @@ class Load:
     def prepare(self, params: m.PrepareSession) -> m.Prepared:
         """Take the session."""
         self.session, self.cwd = params.session, params.cwd
-        self.reporter.begin(params.session, Spool(Path(params.spool), self.boot.executor, params.session, params.spool_bytes))
+        self.reporter.begin(
+            params.session, Spool(Path(params.spool), self.boot.executor, params.session, params.spool_bytes)
+        )
         self.reporter.connect(0)
         self.tasks.start_soon(self.send)
         return m.Prepared(agent_session="load", keys="none")

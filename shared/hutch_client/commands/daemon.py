@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from hutch_client import exits
@@ -17,6 +19,7 @@ from hutch_client.tables import ago, count, fields, print_json, table
 from hutch_client.untrusted import one_line, plain
 from hutch_shared import __version__
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.paths import find_host
 
 __all__ = ["COMMANDS"]
 
@@ -51,7 +54,8 @@ def _status(given: argparse.Namespace) -> int:
                 ),
                 ("store says", store.get("detail")),
                 ("isolation", f"{isolation['level']}: {isolation['why']}"),
-                ("keys", f"{status['keys']} (master key: {status['master_key']})"),
+                ("keys", f"{status['keys']}: {isolation.get('keys_why', '')}"),
+                ("master key", status["master_key"]),
                 *get("paths", {}).items(),
             ]
         )
@@ -110,6 +114,7 @@ def _examine() -> Iterator[tuple[str, str | None]]:
     """Yield (what was looked at, what to do about it or None), as far as a client can see."""
     path = socket_path()
     yield f"hutch {__version__} looks for hutchd at {path}", None
+    yield from _examine_inside(path)
     try:
         with Connection(path) as hutch:
             yield f"hutchd {hutch.server['version']} answers", None
@@ -124,17 +129,13 @@ def _examine() -> Iterator[tuple[str, str | None]]:
         f"versions: hutch {__version__}, hutchd {status['version']}",
         None if same else "Restart hutchd after an update.",
     )
-    detail = store.get("detail", "cannot write")
-    yield (
-        f"store: {store['path']}",
-        None if store["ok"] else f"{detail}: is the disk full? Nothing is accepted until it can write.",
-    )
+    yield f"store: {store['path']}", None if store["ok"] else store.get("detail", "It cannot write.")
     safe = isolation["level"] != "reduced"
     yield f"isolation: {isolation['level']}", None if safe else isolation["why"]
     kept = status["keys"] != "exposed"
     yield (
         f"keys: {status['keys']}",
-        None if kept else "An agent could read your model keys here; `hutch status` says why.",
+        None if kept else isolation.get("keys_why", "An agent could read your model keys here."),
     )
     yield f"model keys: {len(keys)}", None if keys else "Add one: `hutch key add anthropic`."
     for one in status.get("executors", ()):
@@ -147,6 +148,28 @@ def _examine() -> Iterator[tuple[str, str | None]]:
         yield "notice", notice
 
 
+def _examine_inside(path: Path) -> Iterator[tuple[str, str | None]]:
+    """Yield what hutchd's own program finds in its settings and files, where they are ours to look at."""
+    import subprocess
+
+    from hutch_client.starting import HUTCHD
+
+    system = path == find_host({}, system=True)
+    if os.environ.get("HUTCH_HOST") or (system and os.geteuid() != 0):
+        return  # somebody else's, or not on this host
+    argv = [*HUTCHD, "--doctor", *(["--system"] if system else [])]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=_EXAMINATION)
+        found = json.loads(done.stdout)
+    except subprocess.CalledProcessError as error:
+        yield "hutchd's own look at its files", f"It failed: {error.stderr.strip()}"
+    except (subprocess.TimeoutExpired, ValueError) as error:
+        yield "hutchd's own look at its files", f"It failed: {error}"
+    else:
+        yield from ((one["subject"], one["advice"]) for one in found)
+
+
+_EXAMINATION = 150.0
 _REMEDIES = {
     Reason.CONNECTION_LOST: "Start it: `hutch daemon start`.",
     Reason.NOT_ALLOWED: "Unset HUTCH_HOST, or ask whoever runs this host.",
@@ -235,6 +258,18 @@ def _backup(given: argparse.Namespace) -> int:
     return exits.OK
 
 
+def _restore_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="FILE", help="a copy that `hutch daemon backup` wrote")
+    parser.add_argument("--system", action="store_true", help="of the whole host's hutchd")
+
+
+def _restore(given: argparse.Namespace) -> int:
+    from hutch_client.starting import HUTCHD
+
+    argv = [*HUTCHD, "--restore", os.path.abspath(given.path), *(["--system"] if given.system else [])]
+    os.execv(HUTCHD[0], argv)  # noqa: S606 - an argv list, and no shell
+
+
 _VERBS = {
     "start": Command(_start_arguments, _start, "Start hutchd in the background."),
     "stop": Command(_stop_arguments, _stop, "End hutchd, and wait until it has."),
@@ -242,10 +277,13 @@ _VERBS = {
     "run": Command(_run_arguments, _run, "Run hutchd in the foreground."),
     "logs": Command(_logs_arguments, _logs, "Print its log."),
     "backup": Command(_backup_arguments, _backup, "Write a consistent copy of the database."),
+    "restore": Command(
+        _restore_arguments, _restore, "Put a backup in the place of the database; hutchd must be stopped."
+    ),
 }
 COMMANDS = {
     "status": Command(_output, _status, "Health of hutchd: executors, queue, store, isolation and keys."),
     "doctor": Command(_output, _doctor, "Find what is wrong and say what to do; exit 1 if something is."),
     "version": Command(_output, _version, "Versions of both sides."),
-    "daemon": group(_VERBS, "Start, stop, run and back up hutchd."),
+    "daemon": group(_VERBS, "Start, stop, run, back up and restore hutchd."),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import anyio
@@ -14,7 +15,7 @@ from hutch_client.client import HutchClient
 from hutch_client.commands import Command
 from hutch_client.commands.questions import headline
 from hutch_client.show import Screen
-from hutch_client.untrusted import escaped_json, one_line
+from hutch_client.untrusted import escaped_json, one_line, plain
 from hutch_client.watch import Manner, Watch, json_line
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
@@ -81,7 +82,16 @@ def _logs(given: argparse.Namespace) -> int:
 async def _history(hutch: HutchClient, session: m.Session, after: int) -> AsyncIterator[Event]:
     more = True
     while more:
-        page: m.EventsPage = await hutch.call("read_events", m.ReadEvents(session.id, after, journal=session.journal))
+        try:
+            page: m.EventsPage = await hutch.call(
+                "read_events", m.ReadEvents(session.id, after, journal=session.journal)
+            )
+        except HutchError as error:
+            if error.reason is not Reason.COMPACTED:
+                raise
+            print(f"hutch: {plain(error.message)}", file=sys.stderr)
+            after = error.details["oldest"] - 1
+            continue
         for raw in page.events:
             event = msgspec.json.decode(raw, type=Event)
             after = event.seq

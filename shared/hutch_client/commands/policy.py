@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import sys
@@ -16,6 +15,7 @@ from hutch_client.commands.sessions import MODES
 from hutch_client.tables import count, fields, print_json
 from hutch_client.untrusted import one_line, visible
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.project_file import POLICY_FILE, UNUSABLE, PolicyFile, read_project_file
 
 __all__ = ["COMMANDS", "tool_input"]
 
@@ -32,7 +32,6 @@ _MAIN_PARAMETER = {
     "WebFetch": "url",
     "WebSearch": "query",
 }
-_FILE_LIMIT = 64 << 10  # as `messages.ProjectFile` has it
 
 
 def _output(parser: argparse.ArgumentParser) -> None:
@@ -45,10 +44,15 @@ def _where(parser: argparse.ArgumentParser) -> None:
     place.add_argument("-C", "--directory", metavar="DIR", help="in this directory (default: the present one)")
 
 
-def _place(hutch: Connection, given: argparse.Namespace) -> dict[str, str]:
+def _place(hutch: Connection, given: argparse.Namespace) -> dict[str, Any]:
     if given.session:
-        return {"session": hutch.call("get_session", session=given.session)["id"]}
-    return {"cwd": os.path.abspath(given.directory or ".")}
+        session = hutch.call("get_session", session=given.session)
+        place, cwd = {"session": session["id"]}, session["cwd"]
+    else:
+        cwd = os.path.realpath(given.directory or ".")
+        place = {"cwd": cwd}
+    project = read_project_file(cwd)
+    return place if project is None else {**place, "project": project._asdict()}
 
 
 def _show_arguments(parser: argparse.ArgumentParser) -> None:
@@ -165,7 +169,7 @@ def _change_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _change(given: argparse.Namespace, what: str) -> int:
-    cwd = os.path.abspath(given.directory) if given.directory else None
+    cwd = os.path.realpath(given.directory) if given.directory else None
     with Connection() as hutch:
         view = hutch.call("change_rules", **{what: {given.effect: given.rules}}, cwd=cwd)
     for problem in view.get("problems", ()):
@@ -180,21 +184,23 @@ def _trust_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _trust(given: argparse.Namespace, *, trust: bool) -> int:
-    path = os.path.join(os.path.realpath(given.path), ".hutch", "policy.toml")
-    try:
-        with open(path, "rb") as file:
-            text = file.read(_FILE_LIMIT + 1)
-    except OSError as error:
-        raise HutchError(Reason.NOT_FOUND, f"There is no policy to trust: {error}.") from None
-    if len(text) > _FILE_LIMIT:
-        raise HutchError(Reason.INVALID_PARAMS, f"{path} is larger than 64 KiB: Hutch does not read it.")
-    digest = hashlib.sha256(text).hexdigest()
+    cwd = os.path.realpath(given.path)
+    project = read_project_file(cwd)
+    if project is None and trust:
+        raise HutchError(Reason.NOT_FOUND, f"There is no policy to trust: {cwd} has no {'/'.join(POLICY_FILE)}.")
+    if project is None:
+        project = PolicyFile(os.path.join(cwd, *POLICY_FILE), "", "")
+    elif trust and project.text.startswith(UNUSABLE):
+        raise HutchError(
+            Reason.INVALID_PARAMS, f"{project.path} cannot be used: {project.text.removeprefix(UNUSABLE)}."
+        )
     with Connection() as hutch:
-        hutch.call("trust_policy", path=path, digest=digest, trust=trust)
+        hutch.call("trust_policy", path=project.path, digest=project.digest, trust=trust)
     if trust:
-        print(f"{visible(text.decode(errors='replace')).rstrip()}\n", file=sys.stderr)
-    word = "Trusted, until it changes" if trust else "No longer trusted"
-    print(f"{word}: {path} (sha256 {digest[:12]}…)", file=sys.stderr)
+        print(f"{visible(project.text).rstrip()}\n", file=sys.stderr)
+        print(f"Trusted, until it changes: {project.path} (sha256 {project.digest[:12]}…)", file=sys.stderr)
+    else:
+        print(f"No longer trusted: {project.path}", file=sys.stderr)
     return exits.OK
 
 

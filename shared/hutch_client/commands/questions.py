@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from typing import Any
 
@@ -76,7 +77,7 @@ def find_permission(hutch: Connection, ref: str) -> dict[str, Any]:
         settled = [one for one in _list(hutch, everything=True) if one["id"].startswith(ref)]
         if len(settled) == 1:
             return settled[0]  # hutchd says what stands
-        session = hutch.call("get_session", session=ref)["id"]
+        session = _session(hutch, ref)
         found = [one for one in pending if one["session"] == session]
     if not found:
         raise HutchError(Reason.NOT_FOUND, f"Nothing waits for an answer under {ref}. `hutch pending` lists what does.")
@@ -84,6 +85,16 @@ def find_permission(hutch: Connection, ref: str) -> dict[str, Any]:
         ids = ", ".join(one["id"] for one in found)
         raise HutchError(Reason.INVALID_PARAMS, f"{ref} stands for several questions: {ids}. Name one.")
     return found[0]
+
+
+def _session(hutch: Connection, ref: str) -> str | None:
+    """Return the id of the session that `ref` names, if any."""
+    try:
+        return str(hutch.call("get_session", session=ref)["id"])
+    except HutchError as error:
+        if error.reason is not Reason.NOT_FOUND:
+            raise
+        return None
 
 
 def _which(parser: argparse.ArgumentParser) -> None:
@@ -116,9 +127,24 @@ def _approve(given: argparse.Namespace) -> int:
             from hutch_client.editor import edit_input
 
             changed = edit_input(asked["call"]["input"])
-        params = {"scope": given.scope, "rule": given.rule, "updated_input": changed}
+        rule = given.rule if given.scope == "once" else given.rule or _suggested(asked)
+        params = {"scope": given.scope, "rule": rule, "updated_input": changed}
         hutch.call("answer_permission", permission=asked["id"], decision="allow", **params)
+    if rule is not None:
+        where = "in this session" if given.scope == "session" else "in this project"
+        print(f"Allowed {where} from now on: {one_line(rule)}", file=sys.stderr)
     return exits.OK
+
+
+def _suggested(asked: dict[str, Any]) -> str:
+    """Return the rule that was seen with the question. HutchError INVALID_PARAMS when there was none."""
+    for suggestion in asked.get("suggestions", ()):
+        return str(suggestion["rule"])
+    raise HutchError(
+        Reason.INVALID_PARAMS,
+        f"No rule is narrow enough to suggest for {asked['id']}: {asked.get('why', '')} Approve it once, or give a rule"
+        " with --rule.",
+    )
 
 
 def _deny_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,8 @@ __all__ = ["COMMANDS"]
 
 def _audit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--session", metavar="SESSION", help="of one session: id, beginning of an id, or name")
-    parser.add_argument("--action", help="of one kind, such as permission, key, mode")
+    parser.add_argument("--action", help="of one kind, such as permission, set_permission_mode, change_rules")
+    parser.add_argument("--outcome", help="with one outcome, such as allowed, denied, expired")
     parser.add_argument("--since", metavar="TIME", help="since an RFC 3339 time, such as 2026-01-31T00:00:00Z")
     parser.add_argument("-o", "--output", choices=("text", "jsonl"), default="text")
 
@@ -24,19 +25,26 @@ def _audit_arguments(parser: argparse.ArgumentParser) -> None:
 def _audit(given: argparse.Namespace) -> int:
     with Connection() as hutch:
         session = given.session and hutch.call("get_session", session=given.session)["id"]
-        entries = _entries(hutch, session, given.action, given.since)
+        entries = _entries(hutch, session=session, action=given.action, outcome=given.outcome, since=given.since)
         if given.output == "jsonl":
             print_lines(entries)
         else:
             names = ("number", "at", "actor", "action", "outcome", "session", "subject", "rule")
-            print(table([name.upper() for name in names], ([one.get(name, "") for name in names] for one in entries)))
+            rows = (
+                [*(one.get(name, "") for name in names), one.get("digest", "")[:12], _details(one)] for one in entries
+            )
+            print(table([*(name.upper() for name in names), "INPUT", "DETAILS"], rows))
     return exits.OK
 
 
-def _entries(hutch: Connection, session: str | None, action: str | None, since: str | None) -> Iterator[dict[str, Any]]:
+def _details(entry: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in entry.get("details", {}).items() if value)
+
+
+def _entries(hutch: Connection, **filters: str | None) -> Iterator[dict[str, Any]]:
     after, more = 0, True
     while more:
-        page = hutch.call("read_audit", session=session, action=action, since=since, after=after)
+        page = hutch.call("read_audit", after=after, **filters)
         yield from page["entries"]
         more = page["more"] and page["entries"]
         after = page["entries"][-1]["number"] if more else after

@@ -87,6 +87,8 @@ async def _talk(given: argparse.Namespace, prompt: str) -> int:
             print_json({"session": session.id, "turn": turn.id}) if given.output == "json" else print(session.id)
             return exits.OK
         print(f"{session.id}  {one_line(session.name)}  {session.agent}  keys: {session.keys}", file=sys.stderr)
+        if session.keys == "exposed" and session.isolation.keys_why:
+            print(f"! {one_line(session.isolation.keys_why)}", file=sys.stderr)
         manner = Manner(given.output, "refuse" if given.no_input else "inline", prompts=False)
         code = await Watch(hutch, session.id, manner, turn=turn.id).run(session.head_seq, session.journal)
         if given.output == "json":
@@ -95,7 +97,7 @@ async def _talk(given: argparse.Namespace, prompt: str) -> int:
 
 
 def _new_session(given: argparse.Namespace) -> m.OpenSession:
-    cwd = os.path.abspath(given.directory or ".")
+    cwd = os.path.realpath(given.directory or ".")
     if not os.path.isdir(cwd):
         raise HutchError(Reason.INVALID_PARAMS, f"There is no directory {cwd}.")
     script = given.script and os.path.abspath(given.script)

@@ -101,7 +101,10 @@ def _inspect(given: argparse.Namespace) -> int:
                 ("created", session["created_at"]),
                 ("mode", session["permission_mode"]),
                 ("when nobody is there", session["when_nobody"]),
-                ("keys", session["keys"]),
+                (
+                    "keys",
+                    f"{session['keys']}: {isolation['keys_why']}" if isolation.get("keys_why") else session["keys"],
+                ),
                 ("credential", session.get("credential")),
                 ("environment", session["environment"]),
                 ("isolation", f"{isolation['level']}: {isolation['why']}"),

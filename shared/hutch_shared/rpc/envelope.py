@@ -51,6 +51,7 @@ __all__ = [
     "encode_result",
     "end_line",
     "has_duplicate_keys",
+    "is_sound",
     "parse",
     "text_fault",
 ]
@@ -175,6 +176,7 @@ _decode_members: Final = msgspec.json.Decoder(list[Raw]).decode
 _decode_id: Final = msgspec.json.Decoder(int | str).decode
 _decode_text: Final = msgspec.json.Decoder(str).decode
 _decode_any: Final = msgspec.json.Decoder().decode
+_decode_raw: Final = msgspec.json.Decoder(Raw).decode
 _decode_error: Final = msgspec.json.Decoder(WireError).decode
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -209,6 +211,18 @@ def text_fault(frame: bytes) -> Fault | None:
     return _tried(frame) if len(frame) <= _USUAL else _looked_over(frame)
 
 
+def is_sound(value: bytes) -> bool:
+    """Tell whether the bytes are one JSON value that passes all that is asked of a payload."""
+    if text_fault(value) is not None:
+        return False
+    if len(value) > _USUAL:
+        try:
+            _decode_raw(value)
+        except (msgspec.DecodeError, RecursionError):
+            return False
+    return True
+
+
 def _tried(frame: bytes) -> Fault | None:
     try:
         value = _decode_any(frame)
@@ -220,7 +234,17 @@ def _tried(frame: bytes) -> Fault | None:
         return _TOO_LARGE_A_NUMBER
     except msgspec.DecodeError:
         return _NOT_JSON
+    if _is_harmless(frame):
+        return None
     return _fault_in(value, DEPTH_LIMIT)
+
+
+def _is_harmless(frame: bytes) -> bool:
+    """Tell of most small frames, at a glance, that they can be neither too deep nor hold too large a number."""
+    brackets = frame.count(b"[") + frame.count(b"{")
+    return brackets <= DEPTH_LIMIT and (
+        len(frame) <= DIGITS_LIMIT or _TOO_MANY_DIGITS not in frame.translate(_AS_ZEROS)
+    )
 
 
 def _fault_in(value: Any, levels: int) -> Fault | None:

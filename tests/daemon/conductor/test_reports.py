@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import msgspec
-from msgspec import Raw
 
-from hutch_daemon.conductor.reports import Reports
 from hutch_shared import messages as m
-from hutch_shared.events import Event, Notice, PermissionSettled, ReportedEvent, Text, TurnEnded
-from hutch_shared.times import now_ms, to_wire
+from hutch_shared.events import Event, Notice, PermissionSettled, Text, TurnEnded, UsageSeen
 from tests.fakes.executors import never_end
 from tests.fakes.stage import Stage
 
@@ -82,15 +79,36 @@ async def test_an_interrupted_turn_that_failed_was_stopped(stage: Stage) -> None
         assert msgspec.json.decode(last.data, type=TurnEnded).state == "stopped"
 
 
-def test_an_event_with_a_secret_is_withheld() -> None:
-    """An event that holds a known secret is replaced and says so; the end of a turn still ends it."""
-    clean = ReportedEvent(1, to_wire(now_ms()), "text", Raw(b'{"text":"harmless"}'))
-    leaking = ReportedEvent(2, clean.at, "text", Raw(b'{"text":"x"}'), native=Raw(b'{"env":"sk-secret"}'))
-    ending = ReportedEvent(3, clean.at, "turn_ended", Raw(b'{"message":"sk-secret"}'))
+async def test_events_of_turns_that_it_was_not_given_are_not_believed(stage: Stage) -> None:
+    """They are notices that name no turn: not another session's, not one that still waits, not one that never was."""
+    stage.host.play = never_end
+    async with stage.hutchd():
+        session, other = await stage.open(name="one"), await stage.open(name="two")
+        mine, theirs = await stage.submit(session), await stage.submit(other)
+        await stage.running(mine)
+        await stage.running(theirs)
+        waiting = await stage.submit(session)
+        executor = next(one for one in stage.host.started if one.turn == mine.id)
 
-    kept = [Reports.clean(event, [b"sk-secret"]) for event in (clean, leaking, ending)]
+        await executor.report("text", Text("psst"), theirs.id)
+        await executor.report("turn_ended", TurnEnded("stopped", "done", "Done."), waiting.id)
+        await executor.report("text", Text("psst"), "\x1b[31mno turn")
 
-    assert kept[0] is clean
-    assert kept[1].kind == "notice"
-    assert msgspec.json.decode(kept[2].data, type=TurnEnded).reason == "secret_withheld"
-    assert all(b"sk-secret" not in msgspec.json.encode(event) for event in kept)
+        events = (await stage.events(session))[-3:]
+        assert [(event.kind, event.turn, word_of(event)) for event in events] == [("notice", None, "no_such_turn")] * 3
+        assert (await stage.turn(waiting)).state == "queued"
+
+
+async def test_usage_that_cannot_be_counted_ends_the_turn(stage: Stage) -> None:
+    """Numbers no store could hold make an end that cannot be read, and no event is refused for ever."""
+    stage.host.play = never_end
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        executor = await stage.running(turn)
+
+        usage = UsageSeen(input_tokens=2**70, usd=-5.0)
+        await executor.report("turn_ended", TurnEnded("completed", "done", "Done.", usage=usage), turn.id)
+
+        assert (await stage.ended(turn)).reason == "malformed"
+        assert executor.acked == 2

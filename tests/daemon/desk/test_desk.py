@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import anyio
@@ -14,7 +15,7 @@ from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import PermissionSettled, TurnEnded
 from tests.fakes.executors import FakeExecutor
-from tests.fakes.stage import FakeClock, Stage, settings
+from tests.fakes.stage import FakeClock, Stage, settings, until
 
 
 def command(line: str, call_id: str = "c-1") -> m.ToolCall:
@@ -370,10 +371,11 @@ async def test_the_host_may_forbid_bypass(stage: Stage) -> None:
 
 
 async def test_a_projects_file_only_tightens_until_it_is_trusted(stage: Stage) -> None:
-    """What an untrusted file allows is asked; once its digest is trusted it counts; another digest does not."""
+    """What an untrusted file allows is asked; once its digest is trusted it counts."""
+    text = '[permissions]\nallow = ["Bash(git fetch:*)"]\n'
+    digest = hashlib.sha256(text.encode()).hexdigest()
     asks = stage.host.play = Asks(
-        command("git fetch origin"),
-        project=m.ProjectFile("/work/.hutch/policy.toml", "d1", '[permissions]\nallow = ["Bash(git fetch:*)"]\n'),
+        command("git fetch origin"), project=m.ProjectFile("/work/.hutch/policy.toml", digest, text)
     )
     async with stage.hutchd():
         session = await stage.open()
@@ -381,9 +383,122 @@ async def test_a_projects_file_only_tightens_until_it_is_trusted(stage: Stage) -
         await stage.answer(await stage.pending(), "deny")
         await stage.ended(turn)
 
-        await stage.conductor.trust_policy(stage.me, m.TrustPolicy("/work/.hutch/policy.toml", "d1"))
+        await stage.conductor.trust_policy(stage.me, m.TrustPolicy("/work/.hutch/policy.toml", digest))
         await stage.ended(await stage.submit(session))
 
         assert asks.decided["c-1"].decision == "allow"
         view = await stage.conductor.show_policy(stage.me, m.ShowPolicy(session.id))
         assert [(layer.name, layer.in_force) for layer in view.layers] == [("project", True), ("session", True)]
+
+
+@pytest.mark.parametrize("cwd", ["/work", "/elsewhere"])
+async def test_trust_is_in_a_text_at_its_place(stage: Stage, cwd: str) -> None:
+    """Neither another text under a trusted digest nor a trusted file in another project's session is trusted."""
+    trusted, other = "[permissions]\n", '[permissions]\nallow = ["Bash(git fetch:*)"]\n'
+    text = other if cwd == "/work" else trusted + other.removeprefix(trusted)
+    claimed = trusted if cwd == "/work" else text
+    path, digest = "/work/.hutch/policy.toml", hashlib.sha256(claimed.encode()).hexdigest()
+    stage.host.play = Asks(command("git fetch origin"), project=m.ProjectFile(path, digest, text))
+    async with stage.hutchd():
+        await stage.conductor.trust_policy(stage.me, m.TrustPolicy(path, digest))
+
+        await stage.submit(await stage.open(cwd=cwd))
+
+        assert (await stage.pending()).call.command == "git fetch origin"
+
+
+class _AskTwice:
+    """A play that makes one ask, and makes it again about other things."""
+
+    def __init__(self, *others: dict[str, Any]) -> None:
+        self.others = others
+        self.refused: list[str] = []
+
+    async def __call__(self, executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
+        await executor.ask(command("make"), ask="ask-1")
+        for other in self.others:
+            try:
+                again: dict[str, Any] = {"call": command("make"), "ask": "ask-1"} | other
+                await executor.ask(**again)
+            except HutchError as error:
+                self.refused.append(error.reason.word)
+        return TurnEnded("completed", "done", "Done.")
+
+
+async def test_a_decision_is_about_what_was_asked(stage: Stage) -> None:
+    """An ask that is made again about another input, or as another kind, gets nothing of what was decided."""
+    asks = stage.host.play = _AskTwice({"call": command("rm -r /work")}, {"kind": "plan"})
+    async with stage.hutchd():
+        turn = await stage.submit(await stage.open())
+
+        await stage.answer(await stage.pending(), "allow")
+        await stage.ended(turn)
+
+        assert asks.refused == ["conflict", "conflict"]
+
+
+class _SlowPaths:
+    """A play that asks for an edit whose paths take long to look up, and goes on asking when its turn is over."""
+
+    def __init__(self) -> None:
+        self.resolves = anyio.Event()
+        self.decided: list[m.PermissionDecision] = []
+        self.answered = anyio.Event()
+
+    async def __call__(self, executor: FakeExecutor, prompt: m.ExecutePrompt) -> None:
+        executor.host.tasks.start_soon(self._ask, executor, prompt.turn)
+        await anyio.sleep_forever()
+
+    async def _ask(self, executor: FakeExecutor, turn: str) -> None:
+        call = m.ToolCall("c-1", "edit", "Edit", {"file_path": "/work/a"}, paths=("/work/a",))
+        self.decided.append(await executor.ask(call, turn=turn))
+        self.answered.set()
+
+
+@pytest.mark.parametrize("allow", [(), ("Edit(**)",)])
+async def test_nothing_is_allowed_or_asked_after_an_interrupt(stage: Stage, allow: tuple[str, ...]) -> None:
+    """A call that was still being judged when its turn was stopped is denied, whatever the rules allow."""
+    play = stage.host.play = _SlowPaths()
+    stage.host.slow_paths = anyio.Event()
+    async with stage.hutchd():
+        session = await stage.open(rules=m.Rules(allow=allow))
+        turn = await stage.submit(session)
+        executor = await stage.running(turn)
+        await until(lambda: "resolve_paths" in [name for name, _ in executor.calls])
+
+        await stage.conductor.interrupt_turn(stage.me, m.InterruptTurn(session.id))
+        stage.host.slow_paths.set()
+        await play.answered.wait()
+
+        assert [(one.decision, one.state, one.interrupt) for one in play.decided] == [("deny", "withdrawn", True)]
+        assert not (await stage.conductor.list_permissions(stage.me, m.ListPermissions())).permissions
+
+
+async def test_a_mode_counts_for_a_call_that_is_being_judged(stage: Stage) -> None:
+    """What is set while the account looks up paths is in force when they are judged."""
+    play = stage.host.play = _SlowPaths()
+    stage.host.slow_paths = anyio.Event()
+    async with stage.hutchd():
+        session = await stage.open(permission_mode="bypass")
+        executor = await stage.running(await stage.submit(session))
+        await until(lambda: "resolve_paths" in [name for name, _ in executor.calls])
+
+        await stage.conductor.set_permission_mode(stage.me, m.SetPermissionMode(session.id, "ask"))
+        stage.host.slow_paths.set()
+
+        assert (await stage.pending()).call.action == "edit"
+        assert not play.decided
+
+
+async def test_what_goes_on_is_not_stopped(stage: Stage) -> None:
+    """An answer that allows and interrupts at once is refused, and nothing is decided."""
+    stage.host.play = Asks(command("make"))
+    async with stage.hutchd():
+        await stage.submit(await stage.open())
+        asked = await stage.pending()
+
+        with pytest.raises(HutchError) as refused:
+            await stage.answer(asked, "allow", interrupt=True)
+
+        assert refused.value.reason is Reason.INVALID_PARAMS
+        assert (await stage.pending()).state == "pending"

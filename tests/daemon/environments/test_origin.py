@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+
 import pytest
 
 from hutch_daemon.environments.origin import insider_of
+from hutch_daemon.environments.processes import ancestors, look_up
+from hutch_shared.errors import HutchError, Reason
 
 EXECUTORS = {100: "x-1", 200: "x-2"}
 
@@ -31,3 +36,28 @@ def test_a_process_is_known_by_group_line_or_mark(
         insider_of(500, EXECUTORS, line=lambda _: line, mark=lambda pid, _: marks.get(pid), group=lambda _: groups)
         == found
     )
+
+
+def test_who_cannot_be_told_is_refused() -> None:
+    """A process that has ended, or whose line of parents does not hold still, may belong to a session."""
+    with pytest.raises(HutchError) as refused:
+        insider_of(500, EXECUTORS, line=lambda pid: [] if pid == 500 else [pid, 1], mark=lambda *_: None, group=_none)
+
+    assert refused.value.reason is Reason.NOT_ALLOWED
+
+
+def test_a_line_of_parents_is_whole_or_none() -> None:
+    """It ends with a process that has no parent here; of a process that is none there is no line."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+
+    line = ancestors(os.getpid())
+    last = look_up(line[-1])
+    assert line[:2] == [os.getpid(), os.getppid()]
+    assert last is not None
+    assert last.parent == 0
+    assert ancestors(ended.pid) == []
+
+
+def _none(_: int) -> tuple[str, ...]:
+    return ()

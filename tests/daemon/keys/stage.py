@@ -47,7 +47,7 @@ class VaultStage:
         return Broker(
             self.store,
             self.vault,
-            settings,
+            lambda: settings,
             BrokerPaths.under(self.folder, self.folder),
             holds,
             environ={"PATH": os.defpath},

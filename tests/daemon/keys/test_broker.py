@@ -15,15 +15,15 @@ import anyio
 import pytest
 
 from hutch_daemon.keys.broker import Broker
-from hutch_daemon.settings import BrokerSettings, Provider, Settings
+from hutch_daemon.settings import BrokerSettings, Prices, Provider, Settings
 from hutch_daemon.store import audit, usage
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.rpc.stream import SocketStream
 from hutch_shared.unix import connect, peer_credentials
 from tests.broker.stage import parsed, read_all, read_until, request
-from tests.daemon.keys.stage import FAMILY, KEY, OWNER, VaultStage, session, vault_stage
-from tests.rehearsal import Pause, Say, Stall, serve
+from tests.daemon.keys.stage import FAMILY, KEY, OWNER, VaultStage, keep_session, session, vault_stage
+from tests.rehearsal import Pause, Say, Stall, Usage, serve
 
 pytestmark = pytest.mark.system
 SAY = Say("one two", chunks=2)
@@ -216,35 +216,44 @@ async def test_leases_that_a_new_hutchd_does_not_hold_die(folder: Path) -> None:
         assert (found.leases, status) == ((), 401)
 
 
-async def test_a_budget_ends_the_spending(folder: Path) -> None:
-    """A session with a budget gets it in portions, and not a request more once it is spent."""
-    prices = {"claude-sonnet-4-5": {"input": 1e6, "output": 0}}
-    async with serve(key=KEY, script=lambda _: SAY) as model, vault_stage(folder) as stage:
-        from hutch_daemon.settings import Prices
-
-        provider = Provider(base_url=model.url, prices={name: Prices(**price) for name, price in prices.items()})
+@pytest.mark.parametrize("restarts", [False, True], ids=["one hutchd", "a restart in between"])
+async def test_a_budget_ends_the_spending(folder: Path, restarts: bool) -> None:
+    """A session with a budget gets it in portions, and not a request more once it is spent, whoever restarts."""
+    async with serve(key=KEY, script=lambda _: (Usage(input=30, output=0), SAY)) as model, vault_stage(folder) as stage:
+        price = Prices(input=1e6, output=0)  # a dollar a token
+        provider = Provider(base_url=model.url, prices={"claude-sonnet-4-5": price})
         settings = Settings(providers={"anthropic": provider}, broker=BrokerSettings(usd=10.0))
+        row = session(limits=m.Limits(max_usd=100.0))
+        await keep_session(stage.store, row)
         await stage.put()
-        async with stage.broker(settings, always).running() as broker:
-            rich = session(limits=m.Limits(max_usd=100.0))
-            grant = await broker.lease(rich, FAMILY, "anthropic", await row_of(stage))
-            statuses = [(await ask(grant))[0]]
-            for count in range(1, 8):
-                await booked(stage, count)
-                state = None
-                with anyio.fail_after(30):  # the refill follows the booking
-                    while state is None or not (state.usd or 0) > -1000:
-                        found = await broker.status()
-                        assert found is not None
-                        state = found.leases[0]
-                statuses.append((await ask(grant))[0])
-                if statuses[-1] != 200:
-                    break
-            await broker.revoke_session("s-1")
+        statuses: list[int] = []
 
-        assert statuses[0] == 200
-        assert statuses[-1] == 402
-        assert len(statuses) <= 7
+        async def spend(broker: Broker, grant: m.KeyGrant, requests: int) -> None:
+            for _ in range(requests):
+                statuses.append((await ask(grant))[0])
+                if statuses[-1] == 200:
+                    await booked(stage, len(statuses))
+                    await refilled(broker)
+
+        async with stage.broker(settings, always).running() as broker:
+            grant = await broker.lease(row, FAMILY, "anthropic", await row_of(stage))
+            await spend(broker, grant, 2 if restarts else 5)
+            if not restarts:
+                await broker.revoke_session("s-1")
+        if restarts:
+            async with stage.broker(settings, always).running() as broker:
+                await refilled(broker)
+                await spend(broker, grant, 3)
+                await broker.revoke_session("s-1")
+
+    assert statuses == [200, 200, 200, 200, 402]
+
+
+async def refilled(broker: Broker) -> None:
+    """Return when the broker was given back all that it is to have for the requests so far."""
+    with anyio.fail_after(30):
+        while (found := await broker.status()) is None or found.leases[0].requests < 1000:
+            await anyio.sleep(0.01)
 
 
 async def test_a_replaced_key_is_used_from_the_next_request_on(folder: Path) -> None:

@@ -14,7 +14,6 @@ CREATE TABLE sessions (
   cwd TEXT NOT NULL,
   created_at INTEGER NOT NULL,
   permission_mode TEXT NOT NULL,
-  mode_before_plan TEXT,
   when_nobody TEXT NOT NULL,
   environment TEXT NOT NULL,
   isolation TEXT NOT NULL,
@@ -32,6 +31,7 @@ CREATE TABLE sessions (
   head_seq INTEGER NOT NULL,
   floor_seq INTEGER NOT NULL,
   turns INTEGER NOT NULL,
+  mode_before_plan TEXT,
   UNIQUE (owner, idempotency_key)
 );
 CREATE UNIQUE INDEX sessions_open_name ON sessions (owner, name) WHERE state = 'open';

@@ -1,22 +1,30 @@
-"""The project's own policy file, read as the account: hutchd cannot read it and must not."""
+"""The project's own policy file, read as the account by executor and client: hutchd cannot read it and must not."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import stat
-from typing import Final
+from typing import Final, NamedTuple
 
-from hutch_shared import messages as m
-
-__all__ = ["POLICY_FILE", "TEXT_LIMIT", "read_project_file"]
+__all__ = ["POLICY_FILE", "TEXT_LIMIT", "UNUSABLE", "PolicyFile", "read_project_file"]
 
 POLICY_FILE: Final = (".hutch", "policy.toml")
 TEXT_LIMIT: Final = 64 * 1024
+UNUSABLE: Final = "!! This project's policy file cannot be used: "
+"""Begins the text of a file that could not be read, and is no TOML; the reason follows."""
 _NO_LINKS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
-def read_project_file(workspace: str) -> m.ProjectFile | None:
+class PolicyFile(NamedTuple):
+    """What `messages.ProjectFile` says on the wire, without the cost of importing it."""
+
+    path: str
+    digest: str
+    text: str
+
+
+def read_project_file(workspace: str) -> PolicyFile | None:
     """Return `.hutch/policy.toml` of `workspace`, None when there is none. Blocks.
 
     A symbolic link is not followed. A file that is there but cannot be used yields a text that is no TOML and says
@@ -29,8 +37,8 @@ def read_project_file(workspace: str) -> m.ProjectFile | None:
         return None
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        text = f"!! This project's policy file cannot be used: {why}"
-    return m.ProjectFile(path=path, digest=hashlib.sha256(text.encode()).hexdigest(), text=text)
+        text = f"{UNUSABLE}{why}"
+    return PolicyFile(path=path, digest=hashlib.sha256(text.encode()).hexdigest(), text=text)
 
 
 def _read(workspace: str) -> str:

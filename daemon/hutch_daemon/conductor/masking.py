@@ -1,0 +1,131 @@
+"""Takes known secrets out of what agents say before it is stored, and puts on record that they were there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from hutch_daemon.events.journal import Journal
+from hutch_daemon.redaction import KnownSecrets, Splits
+from hutch_daemon.store import audit, sessions, turns
+from hutch_daemon.store.rows import AuditRow
+from hutch_daemon.store.tx import Tx
+from hutch_shared import messages as m
+from hutch_shared.events import Notice, ReportedEvent, Text, TurnEnded
+from hutch_shared.times import now_ms
+
+__all__ = ["Found", "Masking"]
+
+_STREAMED: Final = frozenset({"text_delta", "thinking_delta", "stderr"})
+"""What comes in pieces."""
+_SAID: Final = {
+    "masked": "A stored key was masked in what the agent said",
+    "withheld": "Something that held a part of a stored key was not kept",
+    "recorded": "A stored key was said in pieces, over several events: replace it",
+}
+_text_of = msgspec.json.Decoder(Text).decode
+_encode = msgspec.json.encode
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Something of a key was found in `kind`, in a form, and what was done about it."""
+
+    turn: str | None
+    kind: str
+    key: str
+    form: str
+    outcome: Literal["masked", "withheld", "recorded"]
+
+
+class Masking:
+    """One for all sessions."""
+
+    def __init__(self, known: KnownSecrets, journal: Journal) -> None:
+        """Look for what is `known`; notices go to `journal`."""
+        self.known = known
+        self._journal = journal
+        self._splits = Splits(known)
+
+    def clean(self, session: str, batch: Sequence[ReportedEvent]) -> tuple[Sequence[ReportedEvent], list[Found]]:
+        """Return the events, secrets masked, and what was found, for `record`.
+
+        An event in which a secret cannot be masked well is replaced by one that says so; the end of a turn stays one.
+        """
+        found: list[Found] = []
+        if not self.known:
+            return batch, found
+        if self.known.find(*(part for event in batch for part in _parts(event))) is not None:
+            batch = [self._clean(event, found) for event in batch]
+        for event in batch:
+            if event.kind in _STREAMED:
+                with suppress(msgspec.DecodeError):
+                    text = _text_of(event.data)
+                    key = self._splits.feed((session, event.kind, text.block, text.parent), text.text)
+                    if key is not None:
+                        found.append(Found(event.turn, event.kind, key, "split", "recorded"))
+        return batch, found
+
+    def _clean(self, event: ReportedEvent, found: list[Found]) -> ReportedEvent:
+        parts = _parts(event)
+        for at, part in enumerate(parts):
+            if (masked := self.known.mask(part)) is not None:
+                well = masked.whole and _is_json(masked.text)
+                found.append(Found(event.turn, event.kind, masked.key, masked.form, "masked" if well else "withheld"))
+                if not well:
+                    return _withheld(event)
+                parts[at] = masked.text
+        return msgspec.structs.replace(event, data=Raw(parts[0]), native=Raw(parts[1]) if parts[1] else UNSET)
+
+    def in_call(self, params: m.RequestPermission) -> Found | None:
+        """Tell whether a call that is asked for holds a secret: it would be stored, shown, and run."""
+        masked = self.known.mask(_encode(params.call))
+        return None if masked is None else Found(params.turn, "call", masked.key, masked.form, "withheld")
+
+    def record(self, tx: Tx, session: str, found: Sequence[Found]) -> None:
+        """Put what was found on record: a notice for people and a line in the audit, in the caller's unit of work."""
+        row = sessions.get(tx, session) if found else None
+        if row is None:
+            return
+        for one in dict.fromkeys(found):
+            turn = turns.get(tx, one.turn) if one.turn is not None else None
+            details = {"kind": one.kind, "form": one.form}
+            notice = Notice("secret_masked", f"{_SAID[one.outcome]} ({one.kind}).", {**details, "key": one.key})
+            mine = turn is not None and turn.session == session
+            self._journal.append(tx, session, one.turn if mine else None, "notice", notice)
+            line = AuditRow(
+                at=now_ms(),
+                owner=row.owner,
+                actor="executor",
+                action="secret_masked",
+                outcome=one.outcome,
+                session=session,
+                subject=one.key,
+                details=details,
+            )
+            audit.write(tx, line)
+
+
+def _parts(event: ReportedEvent) -> list[bytes]:
+    return [bytes(event.data), b"" if event.native is UNSET else bytes(event.native)]
+
+
+def _withheld(event: ReportedEvent) -> ReportedEvent:
+    if event.kind == "turn_ended":  # the turn must end all the same
+        ended = TurnEnded("failed", "secret_withheld", "The end of the turn held a stored key and was withheld.")
+        return msgspec.structs.replace(event, data=Raw(_encode(ended)), native=UNSET)
+    notice = Notice("secret_withheld", f"A {event.kind} event held a stored key and was not kept.")
+    return msgspec.structs.replace(event, kind="notice", data=Raw(_encode(notice)), native=UNSET)
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return False
+    return True

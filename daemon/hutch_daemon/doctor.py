@@ -1,0 +1,169 @@
+"""What `hutch doctor` cannot see from outside: settings, places, database, master key and space of this hutchd.
+
+It looks and changes nothing, works whether a hutchd runs or not, and never stops at the first thing that is wrong.
+Each finding is a thing that was looked at, with advice where something is to be done about it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from hutch_daemon.keys.master import MasterKeyError, load_master_keys
+from hutch_daemon.settings import Settings, SettingsError, load
+from hutch_daemon.store import database, keys
+from hutch_daemon.store.faults import Fault, fault_of
+from hutch_daemon.wiring import master_file
+from hutch_shared import __version__
+from hutch_shared.errors import HutchError
+from hutch_shared.paths import Paths
+from hutch_shared.unix import PATH_LIMIT, check_directory
+
+__all__ = ["Finding", "examine"]
+
+_CHECK_SECONDS: Final = 60.0
+_LITTLE_SPACE: Final = 256 << 20
+_FEW_FILES: Final = 1000
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What was looked at; `advice` is a sentence, or None when all is well."""
+
+    subject: str
+    advice: str | None = None
+
+
+def examine(paths: Paths) -> Iterator[Finding]:
+    """Look at everything, one thing after the other. Takes up to a minute where the database is large."""
+    yield Finding(f"hutchd {__version__}, Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}")
+    settings, finding = _settings(paths.config)
+    yield finding
+    yield from _places(paths)
+    if paths.state.is_dir():
+        yield from _database(paths.state / "hutch.db")
+        yield _master_key(paths, settings)
+        yield _space(paths.state)
+
+
+def _settings(path: Path) -> tuple[Settings, Finding]:
+    try:
+        return load(path), Finding(f"settings: {path}{'' if path.exists() else ' is not there: defaults'}")
+    except SettingsError as error:
+        return Settings(), Finding(f"settings: {path}", f"{error} Mend it; `hutchd --check` says whether it is good.")
+
+
+def _places(paths: Paths) -> Iterator[Finding]:
+    if not paths.state.exists():
+        yield Finding(f"state: {paths.state} is not there yet; hutchd makes it")
+    else:
+        yield _private(paths.state)
+    if paths.runtime.exists():
+        subject = f"sockets: {paths.runtime}"
+        try:
+            check_directory(paths.runtime)
+        except HutchError as error:
+            yield Finding(subject, error.message)
+        else:
+            longest = max(len(os.fsencode(path)) for path in (paths.executor_socket, paths.client_socket))
+            advice = f"The sockets' paths have {longest} bytes, this system takes {PATH_LIMIT}: set HUTCH_RUNTIME_DIR."
+            yield Finding(subject, advice if longest > PATH_LIMIT else None)
+
+
+def _private(folder: Path) -> Finding:
+    """Look whether only one account can get at a directory and the files in it."""
+    try:
+        open_to_others = [path for path in (folder, *folder.iterdir()) if stat.S_IMODE(path.lstat().st_mode) & 0o077]
+        foreign = [path for path in folder.iterdir() if path.lstat().st_uid != folder.lstat().st_uid]
+    except OSError as error:
+        return Finding(f"state: {folder}", f"It cannot be looked at: {error.strerror}. Ask whom it belongs to.")
+    advice = None
+    if open_to_others:
+        advice = f"Others can get at {_few(open_to_others)}: take that away with `chmod go=`."
+    elif foreign:
+        advice = f"{_few(foreign)} belongs to another account than the directory: give it back with `chown`."
+    return Finding(f"state: {folder}", advice)
+
+
+def _database(path: Path) -> Iterator[Finding]:
+    subject = f"database: {path}"
+    if not path.exists() and not database.wal_of(path).exists():
+        yield Finding(f"{subject} is not there yet; hutchd makes it")
+        return
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        if not size:
+            raise sqlite3.DatabaseError("it is empty, or gone while its write-ahead log is there")
+        with closing(database.connect_reader(path)) as conn:
+            database.check(conn, path, seconds=_CHECK_SECONDS)
+            schema = conn.execute("PRAGMA user_version").fetchone()[0]
+    except HutchError as error:
+        named = error.details.get("detail")
+        yield Finding(subject, _way_back(path, str(named)) if named is not None else error.message)
+    except sqlite3.Error as error:
+        damaged = fault_of(error) in (None, Fault.CORRUPT)
+        yield Finding(subject, _way_back(path, str(error)) if damaged else f"It cannot be read: {error}.")
+    else:
+        yield Finding(f"{subject}, {size:,} bytes, schema {schema}, sound")
+    kept = sorted(path.parent.glob(f"{path.name}.before-restore-*[0-9a-f]"))
+    if kept:
+        yield Finding(f"kept from earlier restores: {_few(kept)}; remove them when nothing in them is missed")
+
+
+def _way_back(path: Path, damage: str) -> str:
+    wal = database.wal_of(path)
+    return (
+        f"It is damaged ({damage}). It was kept as it is: {path}"
+        + (f" with {wal.name} beside it" if wal.exists() else "")
+        + ". The way back: `hutch daemon stop` if one runs, then `hutch daemon restore BACKUP`, which keeps this file"
+        " too. Without a backup: move it and its -wal away, and hutchd begins an empty record."
+    )
+
+
+def _master_key(paths: Paths, settings: Settings) -> Finding:
+    path = master_file(paths, settings)
+    if settings.keys.keyring or "CREDENTIALS_DIRECTORY" in os.environ:
+        return Finding("master key: not a file; `hutch status` says where a running hutchd has it from")
+    if path.exists():
+        try:
+            return Finding(f"master key: {load_master_keys(path).source}")
+        except MasterKeyError as error:
+            return Finding(f"master key: {path}", f"{error}.")
+    if _keys_stored(paths.state / "hutch.db"):
+        return Finding(
+            f"master key: {path} is missing",
+            "No stored key can be opened without it: put it back from where you keep a copy, before hutchd makes"
+            " another one; or add the keys anew.",
+        )
+    return Finding(f"master key: {path} is not there yet; hutchd makes it")
+
+
+def _keys_stored(path: Path) -> bool:
+    try:
+        with closing(database.connect_reader(path)) as conn:
+            return bool(keys.list_(conn))
+    except sqlite3.Error:
+        return False
+
+
+def _space(folder: Path) -> Finding:
+    there = os.statvfs(folder)
+    free = there.f_bavail * there.f_frsize
+    subject = f"space: {free >> 20:,} MiB free where {folder} is"
+    if free < _LITTLE_SPACE:
+        return Finding(subject, "Make room: on a full disk hutchd accepts nothing. It goes on by itself then.")
+    if there.f_files and there.f_favail < _FEW_FILES:
+        return Finding(subject, f"Only {there.f_favail} more files can be made there: remove some.")
+    return Finding(subject)
+
+
+def _few(paths: list[Path]) -> str:
+    names = ", ".join(str(path) for path in paths[:3])
+    return names if len(paths) <= 3 else f"{names} and {len(paths) - 3} more"

@@ -1,0 +1,23 @@
+"""A sample of the fuzz program's requests."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.broker.fuzz import fuzz
+
+
+async def test_malformed_requests_do_no_harm() -> None:
+    """The broker lives, sends the key to the provider alone, and forwards nothing but a model API's requests."""
+    sink = await fuzz(2_000, seed=7)
+
+    assert sink.heads > 100
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+async def test_two_hundred_thousand_malformed_requests_do_no_harm() -> None:
+    """The whole run."""
+    sink = await fuzz(200_000, seed=1)
+
+    assert sink.heads > 100

@@ -1,0 +1,99 @@
+"""File systems that a test may fill and break, and what every test of a bad disk asks hutchd."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from hutch_client.client import HutchClient
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import Event
+from tests.crash.shims import demand
+from tests.system.log import DEADLINE
+
+PROMPTLY = 5.0
+"""Seconds for a refusal; it takes milliseconds where nothing else runs."""
+
+
+@contextmanager
+def tmpfs(folder: Path, size: str) -> Iterator[None]:
+    """Mount a small file system in memory on `folder`."""
+    demand(os.geteuid() == 0 and shutil.which("mount"), "the right to mount")
+    options = f"size={size},mode=700"
+    demand(
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]).returncode == 0,
+        "the right to mount",
+    )
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@contextmanager
+def ext4(folder: Path, image: Path, size: str) -> Iterator[None]:
+    """Mount an ext4 file system that lies in `image`, made if missing, on `folder`; after an error it is read-only."""
+    if os.geteuid() != 0 or shutil.which("mkfs.ext4") is None:
+        pytest.skip("a file system in a file takes root and mkfs.ext4")
+    if not image.exists():
+        subprocess.run(["truncate", "-s", size, str(image)], check=True)
+        subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
+    options = "loop,errors=remount-ro"
+    if subprocess.run(["mount", "-o", options, str(image), str(folder)], capture_output=True).returncode:
+        pytest.skip("loop devices are not to be had here")
+    folder.chmod(0o700)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Callable[[], None]:
+    """Take all space of a file system; what is returned gives it back. Called again, it takes what is left."""
+    filler = folder / "filler"
+    with filler.open("ab", buffering=0) as file:
+        for size in (1 << 20, 4096, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                continue
+    return filler.unlink
+
+
+async def refused(hutch: HutchClient, session: m.Session) -> HutchError:
+    """Submit a prompt that cannot be stored; it must be refused promptly, with the reason."""
+    with anyio.fail_after(PROMPTLY), pytest.raises(HutchError) as caught:
+        await hutch.submit_prompt(session.id, "cannot be stored")
+    assert caught.value.reason is Reason.STORE_UNAVAILABLE
+    return caught.value
+
+
+async def healed(hutch: HutchClient) -> m.Status:
+    """Wait until hutchd can store again by itself."""
+    with anyio.fail_after(DEADLINE):
+        while not (status := await hutch.get_status()).store.ok:
+            await anyio.sleep(0.05)
+    return status
+
+
+async def record(hutch: HutchClient, session: m.Session) -> list[tuple[int, str]]:
+    """Return what a newcomer reads of a session: number and kind of each event."""
+    found: list[tuple[int, str]] = []
+    async with hutch.follow(m.FollowEvents(session.id)) as follow:
+        while len(found) < follow.head:
+            found.append(named(await anext(follow)))
+    return found
+
+
+def named(event: Event) -> tuple[int, str]:
+    """Return number and kind of an event."""
+    return event.seq, event.kind

@@ -1,0 +1,148 @@
+"""A disk that is really full, under a real hutchd with sessions at work."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from hutch_shared import messages as m
+from tests.crash.disks.disk import PROMPTLY, fill, healed, named, record, refused, tmpfs
+from tests.system import processes
+from tests.system.host import Host, host
+from tests.system.log import log_of, wait_for, without_gaps
+
+pytestmark = pytest.mark.system
+
+SETTINGS = "[executors]\nspares = 0\nlost_timeout = 2\nheartbeat_timeout = 6\n[turns]\ninterrupt_grace = 5\n"
+"""Shorter than the disk stays full: nobody may be given up for what the disk does."""
+
+
+@pytest.fixture
+async def tiny() -> AsyncIterator[Host]:
+    """A host whose state directory is a file system of its own."""
+    async with host(SETTINGS, start=False) as made:
+        with tmpfs(made.state, "12m"):
+            await made.start()
+            try:
+                yield made
+            finally:
+                with anyio.CancelScope(shield=True):
+                    if made.daemon is not None:
+                        await made.kill()
+                    processes.kill(processes.marked(made.mark))
+                    await processes.gone(made.mark)
+
+
+async def test_on_a_full_disk_nothing_is_promised_and_everything_goes_on_when_there_is_space(tiny: Host) -> None:
+    """Prompts are refused and status tells why; turns that run lose nothing; no restart is needed."""
+    async with tiny.client() as hutch:
+        session = await tiny.script(
+            hutch, [{"text": "before"}, {"wait_file": "go"}, {"repeat": {"times": 300, "line": {"text": "x" * 2000}}}]
+        )
+        async with log_of(hutch, session) as log:
+            turn = await hutch.submit_prompt(session.id, "go")
+            await log.until(lambda log: log.of("text"))
+            free = fill(tiny.state)
+            error = await refused(hutch, session)
+            Path(session.cwd, "go").touch()
+            status = await hutch.get_status()
+            shown = await tiny.hutch("status")
+            promised = [named(event) for event in log.events]
+            during = await record(hutch, session)
+            await anyio.sleep(3)  # longer than an executor may be without its connection
+            (executor,) = (await hutch.get_status()).executors
+            free()
+            await healed(hutch)
+            end = await log.ended(turn)
+            queued = await hutch.submit_prompt(session.id, "again")
+            later = await log.ended(queued)
+            after = await record(hutch, session)
+            again = await hutch.get_status()
+
+        assert "full" in error.message
+        assert (status.store.ok, shown.code) == (False, 0)
+        assert "FAILING" in shown.out
+        assert "full" in status.store.detail
+        assert during == promised
+        assert (end.state, later.state) == ("completed", "completed")
+        assert [one.text for one in log.of("text")][:302] == ["before", *["x" * 2000] * 300, "before"]
+        assert without_gaps(log.events)
+        assert [named(event) for event in log.events] == after
+        assert [turn.state for turn in await hutch.list_turns(session.id)] == ["completed", "completed"]
+        assert [one.pid for one in again.executors] == [executor.pid]
+        assert again.pid == status.pid
+
+
+async def test_interrupt_and_deny_work_on_a_full_disk(tiny: Host) -> None:
+    """What stops something takes effect at once, and is on record when there is space."""
+    async with tiny.client() as hutch:
+        asks = await tiny.script(
+            hutch, [{"tool": "Bash", "input": {"command": "touch ran"}, "run": True}, {"wait_file": "end"}]
+        )
+        runs = await tiny.script(
+            hutch,
+            [{"tool": "Bash", "input": {"command": "echo $$ > pid; exec sleep 600"}, "run": True}, {"text": "never"}],
+            permission_mode="bypass",
+        )
+        async with log_of(hutch, asks) as asked, log_of(hutch, runs) as ran:
+            waiting = await hutch.submit_prompt(asks.id, "go")
+            running = await hutch.submit_prompt(runs.id, "go")
+            question = await asked.asked()
+            pid = int(await wait_for(lambda: _text(Path(runs.cwd, "pid"))))
+            free = fill(tiny.state)
+            await refused(hutch, asks)
+            with anyio.fail_after(PROMPTLY):
+                denied = await hutch.answer_permission(m.AnswerPermission(question.id, "deny", message="not now"))
+            late = await tiny.hutch("approve", question.id, code=1)
+            with anyio.fail_after(2 * PROMPTLY):
+                await hutch.interrupt_turn(runs.id)
+            alive = processes.alive(pid)
+            full = not (await hutch.get_status()).store.ok
+            free()
+            await healed(hutch)
+            stopped = await ran.ended(running)
+            Path(asks.cwd, "end").touch()
+            ended = await asked.ended(waiting)
+            (kept,) = await hutch.list_permissions(m.ListPermissions(asks.id, None))
+
+        assert full
+        assert denied.state == "denied"
+        assert "settled before: denied" in late.err
+        assert not alive
+        assert (stopped.state, stopped.reason) == ("stopped", "interrupted")
+        assert (kept.state, kept.message) == ("denied", "not now")
+        assert ended.state == "completed"
+        assert [one.state for one in asked.of("permission_settled")] == ["denied"]
+        assert not Path(asks.cwd, "ran").exists()
+        assert ran.of("text") == []
+
+
+async def test_what_was_acknowledged_survives_a_kill_on_a_full_disk(tiny: Host) -> None:
+    """hutchd killed while the disk is full, and started when there is space: all that followers saw is there."""
+    async with tiny.client() as hutch:
+        lines = [{"repeat": {"times": 4000, "line": {"text": "y" * 2000}}}]
+        session = await tiny.script(hutch, lines)
+        async with log_of(hutch, session) as log:
+            turn = await hutch.submit_prompt(session.id, "go")
+            await log.until(lambda log: len(log.events) > 20)
+            free = fill(tiny.state)
+            await refused(hutch, session)
+            promised = [named(event) for event in log.events]
+            await tiny.kill()
+            free()
+            tiny.settings = "[executors]\nspares = 0\n[store]\nkeep_bytes = 200000000\n"
+            await tiny.start()
+            kept = await record(hutch, session)
+            await hutch.interrupt_turn(session.id)
+            end = await log.ended(turn)
+
+        assert promised == kept[: len(promised)]
+        assert end.state == "stopped"
+        assert without_gaps(log.events)
+
+
+def _text(path: Path) -> str:
+    return path.read_text().strip() if path.exists() else ""

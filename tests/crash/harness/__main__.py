@@ -1,0 +1,48 @@
+"""`scripts/crash`: kill at random for long, and say what became of every promise."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import sys
+from typing import Any
+
+import anyio
+
+from tests.crash.harness.run import crash
+
+
+def main() -> int:
+    """Run, print progress and summary as JSON lines; 1 when a promise was not kept."""
+    parser = argparse.ArgumentParser(prog="scripts/crash", description="Kills everything at any moment, and checks.")
+    parser.add_argument("--kills", type=int, help="how many processes are killed (default: 100, unless --seconds)")
+    parser.add_argument("--seconds", type=float, help="for how long at most")
+    parser.add_argument("--seed", type=int, default=None, help="repeats the choices of a run (default: a fresh one)")
+    given = parser.parse_args()
+    kills = given.kills if given.kills is not None or given.seconds is not None else 100
+    seed = given.seed if given.seed is not None else secrets.randbelow(1 << 32)
+    say({"seed": seed, "kills": kills, "seconds": given.seconds})
+    last = 0
+
+    def progress(state: dict[str, Any]) -> None:
+        nonlocal last
+        if state["kills"] >= last + 20:
+            last = state["kills"]
+            say(state)
+
+    async def run() -> int:
+        report = await crash(seed=seed, kills=kills, seconds=given.seconds, say=progress)
+        say(report.summary())
+        return 1 if report.violations else 0
+
+    return anyio.run(run)
+
+
+def say(line: dict[str, Any]) -> None:
+    """Print one line."""
+    print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""The prompts of the load: scripts that follow from their key alone, so that what a turn must say is known."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a prompt makes the agent do."""
+
+    prompt: str
+    says: tuple[tuple[str, str], ...]
+    """(kind, text) of its `text` and `text_delta` events, in order."""
+
+
+def script_of(key: str) -> Script:
+    """Return the script of a prompt: it says numbered things, and runs a command that writes the key to `ran` once."""
+    rng = Random(key)
+    steps: list[dict[str, Any]] = []
+    says: list[tuple[str, str]] = []
+    lines = rng.randint(2, 8)
+    runs_at = rng.randrange(lines)
+    for number in range(lines):
+        steps.append({"text": f"{key} {number}"})
+        says.append(("text", f"{key} {number}"))
+        if rng.random() < 0.4:
+            times = rng.randint(1, 40)
+            steps.append({"repeat": {"times": times, "line": {"delta": f"{key}."}}})
+            says += [("text_delta", f"{key}.")] * times
+        if rng.random() < 0.3:
+            steps.append({"pause": round(rng.uniform(0.001, 0.1), 3)})
+        if number == runs_at:
+            command = f"echo {key} >> ran; sleep {rng.choice((0, 0, 0.05, 0.2))}"
+            if rng.random() < 0.1:
+                command += "; (setsid sleep 1000 > /dev/null 2>&1 &)"
+            steps.append({"tool": "Bash", "input": {"command": command}, "run": True})
+    return Script("\n".join(map(json.dumps, steps)), tuple(says))

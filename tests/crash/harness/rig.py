@@ -1,0 +1,386 @@
+"""A host with a real hutchd under load, whatever may be killed on it, and the evidence at the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import anyio
+import anyio.abc
+
+from tests.crash.harness import wire
+from tests.crash.harness.notebook import Notebook, read
+from tests.crash.harness.parties import APART, Stage
+from tests.crash.harness.prompts import script_of
+from tests.crash.harness.verdict import TERMINAL, Evidence, Violation
+from tests.system import processes
+from tests.system.host import Host, host
+
+TOP = Path(__file__).parents[3]
+SETTINGS = "[executors]\nspares = 0\nadopt_timeout = 30\nlost_timeout = 60\nstart_attempts = 50\n"
+LOOK = 0.01
+SIGNS = ("failed inside", "a session's task broke", "Traceback")
+"""What a log says where there is a bug."""
+ADOPTED = 20.0
+"""Seconds after which an executor that was not adopted never will be."""
+PARTIES = {
+    "players": ("player:bold-1:bypass", "player:shy-1:ask", "player:bold-2:bypass", "player:shy-2:ask"),
+    "watchers": ("watcher", "rival"),
+}
+
+
+@dataclass(slots=True)
+class Rig:
+    """One host and what was done to it. `seed` decides every choice."""
+
+    host: Host
+    seed: int
+    rng: Random
+    parties: dict[str, tuple[str, ...]]
+    apart: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    kills: Counter[str] = field(default_factory=Counter)
+    hits: Counter[str] = field(default_factory=Counter)
+    """Failpoints at which a process died."""
+    adoption: list[float] = field(default_factory=list)
+    answerable: list[float] = field(default_factory=list)
+    seen: list[Violation] = field(default_factory=list)
+    killed: set[str] = field(default_factory=set)
+    running: dict[str, anyio.abc.Process] = field(default_factory=dict)
+    pending: str | None = None
+    """The question that waits in the session apart."""
+    listening: float | None = None
+    """When the executor socket of the hutchd at hand was there."""
+    aim: str | None = None
+    """The failpoint of the hutchd at hand."""
+
+    @property
+    def folder(self) -> Path:
+        return self.host.work
+
+    @property
+    def mark(self) -> Path:
+        return self.host.root / "failpoint"
+
+    @property
+    def stage(self) -> Stage:
+        return Stage(self.host.socket, self.folder, str(self.seed))
+
+    # ------------------------------------------------------------ hutchd
+
+    async def start(self, failpoint: str | None = None, *, settled: bool = True) -> None:
+        """Start hutchd, to die at a failpoint; measure when what was there before is there again.
+
+        With `settled` it returns when all executors that live were adopted.
+        """
+        self.aim = failpoint
+        env = {}
+        if failpoint is not None:
+            self.mark.touch()
+            env = {"HUTCH_FAILPOINT": failpoint, "HUTCH_FAILPOINT_MARK": str(self.mark)}
+        failure: AssertionError | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._note_listening)
+            try:
+                await self.host.start(env=env)
+            except AssertionError as error:
+                failure = error
+            tasks.cancel_scope.cancel()
+        if failure is not None:
+            if failpoint is None or self.mark.exists():
+                raise failure
+            await self.host.exited()
+            self._count_hit()
+            await self.start(settled=settled)
+            return
+        if settled:
+            with suppress(wire.LostError, wire.RefusedError):
+                await self._measure()
+
+    async def _note_listening(self) -> None:
+        """Note when executors can dial in again."""
+        self.listening = None
+        while self.listening is None:
+            with suppress(OSError):
+                async with await anyio.connect_unix(str(self.host.runtime / "executor.sock")):
+                    self.listening = anyio.current_time()
+            await anyio.sleep(LOOK / 2)
+
+    async def _measure(self) -> None:
+        since = self.listening or anyio.current_time()
+        async with wire.connect(self.host.socket) as line:
+            if self.pending is not None:
+                question, self.pending = self.pending, None
+                await self._answer(line, question)
+                self.answerable.append(anyio.current_time() - since)
+            waiting: set[str] | None = None
+            while waiting or waiting is None:
+                status = await line.ask("get_status")
+                now = anyio.current_time() - since
+                detached = {
+                    one["id"] for one in status.get("executors", ()) if one["state"] == "detached"
+                } - self.killed
+                adopted = {one["id"] for one in status.get("executors", ()) if one.get("adopted")}
+                back = adopted - detached if waiting is None else waiting - detached
+                self.adoption += [now] * len(back - self.killed)
+                waiting = detached
+                if now > ADOPTED:
+                    self.seen.append(Violation("not_adopted", f"{waiting} are not adopted after {now:.0f} s"))
+                    return
+                await anyio.sleep(LOOK)
+
+    async def _answer(self, line: wire.Line, question: str) -> None:
+        try:
+            settled = await line.ask("answer_permission", permission=question, decision="allow")
+            state = settled["state"]
+        except wire.RefusedError as error:  # allowed before, by a hutchd that died before it said so
+            state = error.data.get("permission", {}).get("state", str(error))
+        if state != "allowed":
+            self.seen.append(
+                Violation("question_lost", f"{question} waited before the restart; allowed after it: {state}")
+            )
+
+    async def rest(self, seconds: float) -> None:
+        """Let things happen; a hutchd that dies at its failpoint meanwhile is started again."""
+        assert self.host.daemon is not None
+        with anyio.move_on_after(seconds):
+            code = await self.host.daemon.wait()
+            if code != -signal.SIGKILL or self.mark.exists() or self.aim is None:
+                self.seen.append(Violation("bug", f"hutchd ended by itself with {code}"))
+            await self.host.exited()
+            self._count_hit()
+            await self.start()
+
+    def _count_hit(self) -> None:
+        assert self.aim is not None
+        self.hits[self.aim.partition(":")[0]] += 1
+        self.kills["hutchd"] += 1
+
+    async def kill_hutchd(self, failpoint: str | None = None, *, settled: bool = True) -> None:
+        """`kill -9`, and a new one that may die at a failpoint."""
+        self.mark.unlink(missing_ok=True)
+        await self.host.kill()
+        self.kills["hutchd"] += 1
+        await self.start(failpoint, settled=settled)
+
+    # ------------------------------------------------------------ executors, agents, clients
+
+    async def executors(self) -> list[dict[str, Any]]:
+        """Return the executors that serve a session of the players."""
+        try:
+            async with wire.connect(self.host.socket) as line:
+                status = await line.ask("get_status")
+                sessions = (await line.ask("list_sessions"))["sessions"]
+        except (wire.LostError, wire.RefusedError):
+            return []
+        apart = {one["id"] for one in sessions if one["name"].startswith(APART)}
+        found = [one for one in status.get("executors", ()) if one.get("session") and one.get("pid")]
+        return [one for one in found if one["session"] not in apart and one["id"] not in self.killed]
+
+    def kill_executor(self, executor: dict[str, Any]) -> None:
+        """`kill -9` of one executor."""
+        self.killed.add(executor["id"])
+        self.kills["executor"] += 1
+        with suppress(ProcessLookupError):
+            os.kill(executor["pid"], signal.SIGKILL)
+
+    async def kill_some_executor(self) -> None:
+        if found := await self.executors():
+            self.kill_executor(self.rng.choice(found))
+
+    async def kill_executor_of_an_absent_hutchd(self) -> None:
+        """Kill hutchd, let an executor spool for a while, kill it too: its spool is what is left of it."""
+        found = await self.executors()
+        self.mark.unlink(missing_ok=True)
+        await self.host.kill()
+        self.kills["hutchd"] += 1
+        spools = self.host.state / "spool"
+        with anyio.move_on_after(1.0):
+            while not any(path.stat().st_size > 300 for path in spools.rglob("*.spool")):
+                await anyio.sleep(LOOK)
+        size = lambda one: sum(path.stat().st_size for path in (spools / one["id"]).glob("*"))  # noqa: E731
+        if found:
+            self.kill_executor(max(found, key=size))
+        await self.start()
+
+    async def kill_some_agent(self) -> None:
+        """Kill something that an executor started."""
+        pids = {one["pid"] for one in await self.executors()}
+        table = await anyio.to_thread.run_sync(processes.table)
+        if agents := [one for one in table.values() if one.parent in pids]:
+            self.kills["agent"] += 1
+            processes.kill([self.rng.choice(agents)])
+
+    async def kill_some_party(self) -> None:
+        """Kill a process of clients and start it anew."""
+        name = self.rng.choice(sorted(self.running))
+        process = self.running.pop(name)
+        process.kill()
+        self.kills["client"] += 1
+        await process.wait()
+        await process.aclose()
+        await self.start_party(name)
+
+    async def start_party(self, name: str) -> None:
+        argv = [sys.executable, "-m", "tests.crash.harness.parties", str(self.host.socket), str(self.folder)]
+        with (self.host.root / "parties.log").open("ab") as log:
+            self.running[name] = await anyio.open_process(
+                [*argv, f"{self.seed}", *self.parties[name]], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env={**self.host.env, "PYTHONPATH": str(TOP)}, cwd=TOP,
+            )  # fmt: skip
+
+    # ------------------------------------------------------------ the session apart
+
+    async def ask_apart(self) -> None:
+        """Keep a question waiting in a session whose executor nobody kills, to be answered after the next restart."""
+        with self.apart:
+            await self._ask_apart()
+
+    async def _ask_apart(self) -> None:
+        notes = Notebook(self.folder / f"{APART}.notes")
+        stage = self.stage
+        cwd = self.host.folder(APART)
+        session = await stage.ask(
+            "open_session", agent="script", cwd=str(cwd), name=APART, permission_mode="ask", idempotency_key=APART
+        )
+        number = 0
+        while True:
+            number += 1
+            key = f"{APART}-{number}"
+            turn = await stage.ask(
+                "submit_prompt", session=session["id"], prompt=script_of(key).prompt, idempotency_key=key
+            )
+            notes.write(accepted=key, turn=turn["id"])
+            while (await stage.ask("get_turn", turn=turn["id"]))["state"] not in TERMINAL:
+                if self.pending is None:
+                    waiting = (await stage.ask("list_permissions", session=session["id"]))["permissions"]
+                    self.pending = waiting[0]["id"] if waiting else None
+                await anyio.sleep(5 * LOOK)
+            self.pending = None
+
+    # ------------------------------------------------------------ the end
+
+    async def settle(self, deadline: float) -> None:
+        """Have the parties finish, each within `deadline` seconds; what is not finished by then is stuck."""
+        self.mark.unlink(missing_ok=True)
+        self.apart.cancel()
+        await self._finish("players", deadline)
+        with anyio.move_on_after(deadline):
+            while any(row["state"] not in TERMINAL for row in self.rows("turns")):
+                await self._allow_rest()
+                await anyio.sleep(10 * LOOK)
+            while any(row["state"] == "gone" and row["spool"] is not None for row in self.rows("executors")):
+                await anyio.sleep(10 * LOOK)
+        await self._finish("watchers", deadline)
+
+    async def _finish(self, name: str, deadline: float) -> None:
+        process = self.running.pop(name)
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+        with anyio.move_on_after(deadline) as waiting:
+            await process.wait()
+        if waiting.cancelled_caught:
+            self.seen.append(Violation("stuck", f"the {name} did not finish within {deadline:.0f} s"))
+            process.kill()
+            await process.wait()
+        elif process.returncode != 0:
+            self.seen.append(Violation("bug", f"the {name} ended with {process.returncode}:\n{self._tail()}"))
+        await process.aclose()
+
+    async def _allow_rest(self) -> None:
+        with suppress(wire.LostError):
+            async with wire.connect(self.host.socket) as line:
+                for question in (await line.ask("list_permissions"))["permissions"]:
+                    await self._answer(line, question["id"])
+
+    def _tail(self) -> str:
+        return (self.host.root / "parties.log").read_text(errors="replace")[-3000:]
+
+    async def close_sessions(self) -> None:
+        """Close them all; nothing that they started may be left then."""
+        async with wire.connect(self.host.socket) as line:
+            for session in (await line.ask("list_sessions"))["sessions"]:
+                await line.ask("close_session", session=session["id"], force=True)
+            status = await line.ask("get_status")
+        spares = {one["pid"] for one in status.get("executors", ()) if not one.get("session")}
+        left: list[processes.Process] = []
+        with anyio.move_on_after(5.0):
+            while left := [one for one in await anyio.to_thread.run_sync(self._of_sessions) if one.pid not in spares]:
+                await anyio.sleep(20 * LOOK)
+        if left:
+            self.seen.append(Violation("process_left", f"after the sessions were closed: {left}"))
+            processes.kill(left)
+
+    def _of_sessions(self) -> list[processes.Process]:
+        return [one for one in processes.marked(self.host.mark) if processes.marked_by(one.pid, "HUTCH_EXECUTOR_ID=")]
+
+    async def evidence(self) -> Evidence:
+        """Collect everything; hutchd is stopped then."""
+        histories: dict[str, list[dict[str, Any]]] = {}
+        async with wire.connect(self.host.socket) as line:
+            histories["*"] = await wire.history(line, "*")
+            for row in self.rows("sessions"):
+                histories[row["id"]] = await wire.history(line, row["id"])
+        for log in (self.host.log, *(self.host.state / "executors").glob("*.log")):
+            lines = log.read_text(errors="replace").splitlines()
+            self.seen += [Violation("bug", line) for line in lines if any(sign in line for sign in SIGNS)][:5]
+        return Evidence(
+            notes={path.stem: read(path) for path in self.folder.glob("*.notes")},
+            histories=histories,
+            turns=self.rows("turns"),
+            permissions=self.rows("permissions"),
+            executors=self.rows("executors"),
+            ran={row["id"]: _lines(Path(row["cwd"], "ran")) for row in self.rows("sessions")},
+            witness=read(self.host.root / "witness"),  # type: ignore[arg-type]
+            killed=self.killed,
+            seen=self.seen,
+        )
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        """Return a table of the store as it is."""
+        with closing(sqlite3.connect(f"file:{self.host.state / 'hutch.db'}?mode=ro", uri=True)) as conn:
+            conn.row_factory = sqlite3.Row
+            return [dict(row) for row in conn.execute(f"SELECT * FROM {table}")]
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@asynccontextmanager
+async def rig(
+    seed: int,
+    *,
+    planted: str | None = None,
+    parties: dict[str, tuple[str, ...]] | None = None,
+    failpoint: str | None = None,
+) -> AsyncIterator[Rig]:
+    """Make a host, start hutchd and the load."""
+    async with host(SETTINGS, start=False) as made:
+        made.extra_env |= {"HUTCH_TEST_BUILD": "1", "HUTCH_WITNESS": str(made.root / "witness")}
+        if planted is not None:
+            made.extra_env["HUTCH_PLANTED"] = planted
+        async with anyio.create_task_group() as tasks:
+            one = Rig(made, seed, Random(seed), parties or PARTIES)
+            await one.start(failpoint)
+            for name in one.parties:
+                await one.start_party(name)
+            tasks.start_soon(one.ask_apart)
+            try:
+                yield one
+            finally:
+                tasks.cancel_scope.cancel()
+                with anyio.CancelScope(shield=True):
+                    for process in one.running.values():
+                        if process.returncode is None:
+                            process.kill()
+                        await process.aclose()

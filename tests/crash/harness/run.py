@@ -1,0 +1,153 @@
+"""Runs: many kills chosen by a seed, or a few named ones, and the report of what came of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from tests.crash.harness.places import FAILPOINTS
+from tests.crash.harness.rig import Rig, rig
+from tests.crash.harness.verdict import Violation, judge
+
+HANGS = 240.0
+"""Seconds beyond the time of its kills after which a run is broken off: a harness that waits for ever finds nothing."""
+SETTLE = 60.0
+SHARES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+
+ACTIONS: dict[str, Callable[[Rig], Awaitable[None]]] = {
+    "hutchd": lambda one: one.kill_hutchd(),
+    "executor": lambda one: one.kill_some_executor(),
+    "agent": lambda one: one.kill_some_agent(),
+    "client": lambda one: one.kill_some_party(),
+    "spool": lambda one: one.kill_executor_of_an_absent_hutchd(),
+}
+WEIGHTS = {"hutchd": 40, "executor": 20, "agent": 10, "client": 20, "spool": 5}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run came to."""
+
+    seed: int
+    kills: dict[str, int]
+    hits: dict[str, int]
+    adoption: list[float]
+    answerable: list[float]
+    turns: int
+    events: int
+    violations: list[Violation]
+    seconds: float
+
+    @property
+    def words(self) -> set[str]:
+        return {violation.word for violation in self.violations}
+
+    def summary(self) -> dict[str, Any]:
+        """Return it as plain JSON."""
+        return {
+            "seed": self.seed,
+            "kills": sum(self.kills.values()),
+            "by_kind": self.kills,
+            "failpoints_hit": self.hits,
+            "adoption_seconds": percentiles(self.adoption),
+            "question_answerable_seconds": percentiles(self.answerable),
+            "turns": self.turns,
+            "events": self.events,
+            "seconds": round(self.seconds, 1),
+            "violations": [str(violation) for violation in self.violations],
+        }
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    """Return how many there are, the middle one, and the one that 99 of 100 do not exceed."""
+    if not values:
+        return {"count": 0}
+    ordered = sorted(values)
+    at = {name: ordered[min(len(ordered) - 1, int(share * len(ordered)))] for name, share in SHARES.items()}
+    return {"count": len(ordered)} | {name: round(value, 3) for name, value in at.items()}
+
+
+async def crash(
+    *,
+    seed: int,
+    kills: int | None = None,
+    seconds: float | None = None,
+    say: Callable[[dict[str, Any]], None] | None = None,
+) -> Report:
+    """Kill at random until so many were killed, or so much time has passed."""
+
+    async def work(one: Rig) -> None:
+        until = time.monotonic() + (seconds if seconds is not None else 10**6)
+        while sum(one.kills.values()) < (kills or 10**6) and time.monotonic() < until:
+            await _kill_something(one)
+            await one.rest(one.rng.uniform(0.0, 0.5))
+            if say is not None:
+                say({"kills": sum(one.kills.values()), "by_kind": dict(one.kills), "noticed": len(one.seen)})
+
+    limit = (seconds if seconds is not None else 6.0 * (kills or 0)) + HANGS
+    return await _run(work, seed=seed, settle=SETTLE, limit=limit)
+
+
+async def _kill_something(one: Rig) -> None:
+    (action,) = one.rng.choices(list(WEIGHTS), list(WEIGHTS.values()))
+    if action == "hutchd":
+        name = one.rng.choice([None, *(name for name, place in FAILPOINTS.items() if place.under_load)])
+        failpoint = f"{name}:{one.rng.choice((1, 1, 2, 5, 20))}" if name is not None else None
+        await one.kill_hutchd(failpoint, settled=one.rng.random() < 0.85)
+        if name is not None and FAILPOINTS[name].process == "executor" and one.rng.random() < 0.5:
+            await one.kill_some_executor()  # a new one passes there
+    else:
+        await ACTIONS[action](one)
+
+
+async def directed(
+    *actions: str,
+    seed: int = 1,
+    planted: str | None = None,
+    settle: float = SETTLE,
+    then: Callable[[Rig], Awaitable[None]] | None = None,
+) -> Report:
+    """Do what `actions` name, a moment apart: `hutchd`, `hutchd@FAILPOINT:k`, `executor`, …; then judge."""
+
+    async def work(one: Rig) -> None:
+        await one.rest(0.6)
+        for action in actions:
+            kind, _, failpoint = action.partition("@")
+            if failpoint:
+                await one.kill_hutchd(failpoint)
+                await one.rest(3.0)
+            else:
+                await ACTIONS[kind](one)
+                await one.rest(0.4)
+        if then is not None:
+            await then(one)
+
+    return await _run(work, seed=seed, settle=settle, planted=planted, limit=HANGS)
+
+
+async def _run(
+    work: Callable[[Rig], Awaitable[None]], *, seed: int, settle: float, limit: float, planted: str | None = None
+) -> Report:
+    began = time.monotonic()
+    with anyio.fail_after(limit):
+        async with rig(seed, planted=planted) as one:
+            await work(one)
+            await one.settle(settle)
+            evidence = await one.evidence()
+            await one.close_sessions()
+            await one.host.stop()
+    return Report(
+        seed=seed,
+        kills=dict(one.kills),
+        hits=dict(one.hits),
+        adoption=one.adoption,
+        answerable=one.answerable,
+        turns=len(evidence.turns),
+        events=len(evidence.histories["*"]),
+        violations=judge(evidence),
+        seconds=time.monotonic() - began,
+    )

@@ -1,0 +1,251 @@
+"""What was promised against what is there. Pure: evidence in, violations out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.crash.harness.prompts import script_of
+from tests.crash.harness.wire import digest
+
+Row = dict[str, Any]
+Event = dict[str, Any]
+
+TERMINAL = frozenset({"completed", "failed", "stopped", "timed_out"})
+DENIED = frozenset({"denied", "expired", "withdrawn"})
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A promise that was not kept: a stable word, and what exactly."""
+
+    word: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.word}: {self.detail}"
+
+
+@dataclass(slots=True)
+class Evidence:
+    """Everything that is known when all is over."""
+
+    notes: dict[str, list[dict[str, Any]]]
+    """By party: the lines of its notebook."""
+    histories: dict[str, list[Event]]
+    """By session: all its events as a client reads them; `"*"`: of all together."""
+    turns: list[Row]
+    permissions: list[Row]
+    executors: list[Row]
+    ran: dict[str, list[str]]
+    """By session: the keys that commands wrote, in order."""
+    witness: list[list[Any]]
+    killed: set[str]
+    """Executors that were killed on purpose."""
+    seen: list[Violation] = field(default_factory=list)
+    """What was noticed on the way."""
+
+    @property
+    def accepted(self) -> Iterator[tuple[str, str]]:
+        """Every (key, turn) that a party was told."""
+        return ((line["accepted"], line["turn"]) for lines in self.notes.values() for line in lines if "turn" in line)
+
+    def said(self, word: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Every line of any party that has `word`."""
+        return ((party, line) for party, lines in self.notes.items() for line in lines if word in line)
+
+
+def judge(evidence: Evidence) -> list[Violation]:
+    """Return every broken promise."""
+    return [*evidence.seen, *(violation for check in CHECKS for violation in check(evidence))]
+
+
+def _numbers(evidence: Evidence) -> Iterator[Violation]:
+    """Events of a session are numbered 1, 2, 3 …, and their positions rise."""
+    for session, events in evidence.histories.items():
+        if session == "*":
+            continue
+        seqs = [event["seq"] for event in events]
+        if seqs != list(range(1, len(seqs) + 1)):
+            yield Violation("gap", f"{session} has {seqs[:1]}…{seqs[-1:]}, {len(seqs)} of them")
+        positions = [event["position"] for event in events]
+        if positions != sorted(set(positions)):
+            yield Violation("reordered", f"the positions of {session} do not rise")
+
+
+def _all_together(evidence: Evidence) -> Iterator[Violation]:
+    """All sessions together hold what each of them holds, in one order."""
+    every = evidence.histories["*"]
+    positions = [event["position"] for event in every]
+    if positions != sorted(set(positions)):
+        yield Violation("reordered", "the positions of all sessions do not rise")
+    apart = {digest(event) for session, events in evidence.histories.items() if session != "*" for event in events}
+    if apart != {digest(event) for event in every}:
+        yield Violation("gap", "what all sessions together hold is not what each holds")
+
+
+def _followers(evidence: Evidence) -> Iterator[Violation]:
+    """A follower got the events of the record, each once, in order, and at the end all of them."""
+    record = {
+        (event["session"], event["seq"]): digest(event) for events in evidence.histories.values() for event in events
+    }
+    for party, lines in evidence.notes.items():
+        follows: dict[str, list[dict[str, Any]]] = {}
+        for line in lines:
+            if "follow" in line:
+                follows.setdefault(line["follow"], []).append(line)
+        finished = any("finished" in line for line in lines)
+        for followed, got in follows.items():
+            number = "position" if followed == "*" else "seq"
+            numbers = [line[number] for line in got]
+            who = f"{party} following {followed}"
+            if len(set(numbers)) < len(numbers):
+                yield Violation("doubled", f"{who} got a number twice")
+            elif numbers != sorted(numbers):
+                yield Violation("reordered", f"{who} got numbers out of order")
+            for line in got:
+                if record.get((line["session"], line["seq"])) != line["digest"]:
+                    yield Violation(
+                        "lost_event", f"{who} got {line['session']}#{line['seq']}, which the record has not"
+                    )
+                    break
+            there = [event[number] for event in evidence.histories.get(followed, [])]
+            upto = there[-1] if there and finished else numbers[-1]
+            if missing := {n for n in there if n <= upto} - set(numbers):
+                yield Violation("incomplete", f"{who} never got {len(missing)} events, the first is {min(missing)}")
+    for party, line in evidence.said("cursor_refused"):
+        yield Violation("lost_event", f"{party} has a cursor that hutchd does not know: {line['why']}")
+
+
+def _prompts(evidence: Evidence) -> Iterator[Violation]:
+    """An accepted prompt is one turn, which ended."""
+    turns = {row["id"]: row for row in evidence.turns}
+    told: dict[str, set[str]] = {}
+    for key, turn in evidence.accepted:
+        told.setdefault(key, set()).add(turn)
+        if turn not in turns:
+            yield Violation("prompt_lost", f"{turn} for {key} was accepted, and is not there")
+        elif turns[turn]["state"] not in TERMINAL:
+            yield Violation("prompt_lost", f"{turn} for {key} is {turns[turn]['state']}")
+    prompts = Counter((row["session"], row["prompt"]) for row in evidence.turns)
+    for key, made in told.items():
+        if (
+            len(made) > 1
+            or prompts[next(((row["session"], row["prompt"]) for row in evidence.turns if row["id"] in made), ("", ""))]
+            > 1
+        ):
+            yield Violation("prompt_doubled", f"{key} is {len(made)} turns")
+    for party, line in evidence.said("turn_refused"):
+        yield Violation("prompt_lost", f"{party} asked for {line['turn_refused']}: {line['why']}")
+
+
+def _runs(evidence: Evidence) -> Iterator[Violation]:
+    """No prompt runs twice, and no command that was not allowed."""
+    for session, keys in evidence.ran.items():
+        for key, count in Counter(keys).items():
+            if count > 1:
+                yield Violation("ran_twice", f"{key} of {session} ran {count} times")
+    allowed = {row["turn"] for row in evidence.permissions if row["state"] == "allowed"}
+    asked = {row["turn"] for row in evidence.permissions}
+    key_of = {turn: key for key, turn in evidence.accepted}
+    for row in evidence.turns:
+        if row["id"] in asked - allowed and key_of.get(row["id"]) in evidence.ran.get(row["session"], []):
+            yield Violation("ran_unasked", f"{row['id']} ran what was not allowed")
+
+
+def _turns(evidence: Evidence) -> Iterator[Violation]:
+    """A turn says what its script says, from the beginning, and wholly when it completed; it ends once."""
+    key_of = {turn: key for key, turn in evidence.accepted}
+    executor_of = {row["id"]: row["executor"] for row in evidence.turns}
+    pids = {row["id"]: row["pid"] for row in evidence.executors}
+    died = {line[2] for line in evidence.witness if line[0] == "died"}
+    by_turn: dict[str, list[Event]] = {}
+    for event in evidence.histories["*"]:
+        if event.get("turn") is not None:
+            by_turn.setdefault(event["turn"], []).append(event)
+    for row in evidence.turns:
+        turn, events = row["id"], by_turn.get(row["id"], [])
+        ends = [event["data"] for event in events if event["kind"] == "turn_ended"]
+        if row["state"] in TERMINAL and [end["state"] for end in ends] != [row["state"]]:
+            yield Violation("end_wrong", f"{turn} is {row['state']}, its ends are {[end['state'] for end in ends]}")
+        if turn in key_of:
+            said = [
+                (event["kind"], event["data"]["text"]) for event in events if event["kind"] in ("text", "text_delta")
+            ]
+            wanted = list(script_of(key_of[turn]).says)
+            if said != (wanted if row["state"] == "completed" else wanted[: len(said)]):
+                yield Violation("garbled", f"{turn} ({row['state']}) said {said}, its script is {wanted}")
+        executor = executor_of[turn]
+        if row["state"] == "failed" and executor not in evidence.killed and pids.get(executor) not in died:
+            yield Violation(
+                "failed_alone", f"{turn} failed ({row['reason']}: {row['message']}), though nobody killed {executor}"
+            )
+
+
+def _decisions(evidence: Evidence) -> Iterator[Violation]:
+    """A question has one decision, the one that was accepted, told to all, and carried out."""
+    rows = {row["id"]: row for row in evidence.permissions}
+    turns = {row["id"]: row for row in evidence.turns}
+    accepted = Counter(line["answered"] for _, line in evidence.said("answered"))
+    for party, line in (*evidence.said("answered"), *evidence.said("told")):
+        permission = line.get("answered") or line["told"]
+        if permission not in rows:
+            yield Violation("question_lost", f"{permission} was decided for {party}, and is not there")
+        elif rows[permission]["state"] != line["state"]:
+            yield Violation(
+                "decision_changed", f"{permission} is {rows[permission]['state']}, {party} heard {line['state']}"
+            )
+    for permission, count in accepted.items():
+        if count > 1:
+            yield Violation("decision_changed", f"{permission} was decided {count} times")
+    for party, line in evidence.said("asks"):
+        if line["asks"] is not None and line["asks"] not in rows:
+            yield Violation("question_lost", f"{party} was asked {line['asks']}, which is not there")
+    for party, line in evidence.said("question_unknown"):
+        yield Violation("question_lost", f"{party} answered {line['question_unknown']}, which hutchd does not know")
+    settled = Counter(
+        (event["data"]["permission"], event["data"]["state"])
+        for event in evidence.histories["*"]
+        if event["kind"] == "permission_settled"
+    )
+    results = {event["turn"]: event["data"] for event in evidence.histories["*"] if event["kind"] == "tool_result"}
+    for row in rows.values():
+        if row["state"] == "pending":
+            if turns[row["turn"]]["state"] in TERMINAL:
+                yield Violation("question_left", f"{row['id']} waits, though its turn has ended")
+        elif settled[row["id"], row["state"]] != 1:
+            yield Violation(
+                "decision_changed", f"{row['id']} is {row['state']}, told {settled[row['id'], row['state']]} times"
+            )
+        result = results.get(row["turn"])
+        if result is not None and (row["state"] in DENIED) is (result.get("digest") is not None):
+            yield Violation("undelivered", f"{row['id']} is {row['state']}, what came of it: {result}")
+    for party, line in evidence.said("odd"):
+        yield Violation("odd", f"{party}: {line['odd']}")
+
+
+def _receipts(evidence: Evidence) -> Iterator[Violation]:
+    """What an executor was told is durable, or had synced to its spool, is in the record."""
+    stored = {row["id"]: row["acked_n"] for row in evidence.executors}
+    words = {"acked": "ack_not_durable", "spooled": "spool_lost"}
+    highest: dict[tuple[str, str], int] = {}
+    for name, *values in evidence.witness:
+        if name in words:
+            highest[name, values[0]] = max(values[1], highest.get((name, values[0]), 0))
+    for (name, executor), n in highest.items():
+        if stored.get(executor, 0) < n:
+            yield Violation(words[name], f"{executor} {name} {n}, the record has {stored.get(executor)}")
+
+
+CHECKS: tuple[Callable[[Evidence], Iterator[Violation]], ...] = (
+    _numbers,
+    _all_together,
+    _followers,
+    _prompts,
+    _runs,
+    _turns,
+    _decisions,
+    _receipts,
+)

@@ -1,0 +1,114 @@
+"""The client's side of the wire in a few lines of its own, so that nothing hides what hutchd really sent."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha1
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio.abc import ByteStream
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+ANSWER = 20.0
+"""Seconds for an answer; after that the connection counts as lost."""
+_FRAME = 64 << 20
+
+
+class LostError(Exception):
+    """The connection is gone, or never was."""
+
+
+class RefusedError(Exception):
+    """hutchd answered with an error; `reason` is its word."""
+
+    def __init__(self, error: dict[str, Any]) -> None:
+        self.data: dict[str, Any] = error.get("data") or {}
+        self.reason = str(self.data.get("reason"))
+        super().__init__(f"{self.reason}: {error.get('message')}")
+
+
+class Line:
+    """One connection, used by one task."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+        self._lines = BufferedByteReceiveStream(stream)
+        self._number = 0
+        self._events: deque[dict[str, Any]] = deque()
+
+    async def ask(self, method: str, **params: Any) -> Any:
+        """Make a call and return its result."""
+        self._number += 1
+        await self._send({"id": self._number, "method": method, "params": params})
+        with anyio.move_on_after(ANSWER):
+            while True:
+                frame = await self._receive()
+                if frame.get("id") == self._number and "method" not in frame:
+                    if "error" in frame:
+                        raise RefusedError(frame["error"])
+                    return frame["result"]
+        raise LostError(f"no answer to {method}")
+
+    async def event(self) -> dict[str, Any]:
+        """Return the next event of the follow on this connection."""
+        while not self._events:
+            await self._receive()
+        return self._events.popleft()
+
+    async def _send(self, frame: dict[str, Any]) -> None:
+        try:
+            await self._stream.send(json.dumps({"jsonrpc": "2.0", **frame}).encode() + b"\n")
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+            raise LostError from error
+
+    async def _receive(self) -> dict[str, Any]:
+        """Take one frame: pings are answered, events kept."""
+        try:
+            frame: dict[str, Any] = json.loads(await self._lines.receive_until(b"\n", _FRAME))
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, anyio.IncompleteRead) as error:
+            raise LostError from error
+        match frame.get("method"):
+            case "ping":
+                await self._send({"id": frame["id"], "result": {}})
+            case "event":
+                self._events.append(frame["params"])
+            case "follow_ended":
+                raise LostError(frame["params"]["message"])
+        return frame
+
+
+@asynccontextmanager
+async def connect(path: Path) -> AsyncIterator[Line]:
+    """Give a connection; LostError when nobody listens. A connection that is left is cut off, as by a kill."""
+    try:
+        stream = await anyio.connect_unix(str(path))
+    except OSError as error:
+        raise LostError(str(error)) from error
+    try:
+        yield Line(stream)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.aclose_forcefully(stream)
+
+
+async def history(line: Line, session: str) -> list[dict[str, Any]]:
+    """Return all events of a session, or of all (`"*"`)."""
+    found: list[dict[str, Any]] = []
+    after = 0
+    while True:
+        page = await line.ask("read_events", session=session, after=after, limit=1000)
+        found += page["events"]
+        if not page["more"]:
+            return found
+        after = found[-1]["position" if session == "*" else "seq"]
+
+
+def digest(event: dict[str, Any]) -> str:
+    """Return a mark of all that an event says, whichever way it came."""
+    said = {name: value for name, value in event.items() if name != "follow"}
+    return sha1(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]

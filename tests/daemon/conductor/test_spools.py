@@ -1,0 +1,91 @@
+"""What an executor kept and could not hand in comes in through the next one of its account."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from msgspec import Raw
+
+from hutch_daemon.store import executors
+from hutch_shared import messages as m
+from hutch_shared.events import ReportedEvent, Text, TurnEnded
+from hutch_shared.times import now_ms, to_wire
+from tests.fakes.executors import FakeExecutor, never_end, say_done
+from tests.fakes.stage import Stage, until
+
+
+def said(n: int, turn: m.Turn) -> ReportedEvent:
+    return ReportedEvent(n, to_wire(now_ms()), "text", Raw(msgspec.json.encode(Text(f"event {n}"))), turn.id)
+
+
+async def left_by(stage: Stage, executor: FakeExecutor, session: str, *events: ReportedEvent) -> Path:
+    """Have the executor die with these events in its spool."""
+    assert executor.prepared is not None
+    spool = Path(executor.prepared.spool)
+    stage.host.spools[str(spool)] = (session, list(events))
+    (spool / "x.spool").touch()
+    executor.die()
+    return spool
+
+
+async def brought_in(stage: Stage, executor: FakeExecutor) -> None:
+    async def over() -> bool:
+        row = await stage.store.read(partial(executors.get, executor=executor.spec.executor))
+        return row is not None and row.state == "gone" and row.spool is None
+
+    await until(over)
+
+
+async def test_a_dead_executors_spool_is_stored_once(stage: Stage) -> None:
+    """What was acknowledged before is not stored again; the turn has ended, and stays as it ended."""
+    stage.host.play = never_end
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        executor = await stage.running(turn)
+        data = Raw(msgspec.json.encode(TurnEnded("completed", "completed", "Done.")))
+        end = ReportedEvent(4, to_wire(now_ms()), "turn_ended", data, turn.id)
+        events = [said(1, turn), said(2, turn), said(3, turn), end]
+        spool = await left_by(stage, executor, session.id, *events)
+        await stage.ended(turn)
+        stage.host.play = say_done
+        await stage.ended(await stage.submit(session))
+        await brought_in(stage, executor)
+
+        assert (await stage.turn(turn)).state == "failed"
+        kinds = [event.kind for event in await stage.events(session) if event.turn == turn.id]
+        assert kinds == ["turn_started", "turn_ended", "text", "text", "notice"]
+        assert not spool.exists()
+
+
+async def test_any_executor_of_the_account_brings_a_spool_in(stage: Stage) -> None:
+    """One of another session too: the session may never have an executor again."""
+    stage.host.play = never_end
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        executor = await stage.running(turn)
+        await stage.running(await stage.submit(await stage.open(name="other")))
+
+        await left_by(stage, executor, session.id, said(2, turn))
+
+        await brought_in(stage, executor)
+        assert (await stage.kinds(session))[-1] == "text"
+
+
+async def test_events_of_a_session_that_was_removed_go_with_it(stage: Stage) -> None:
+    """Their record is gone: the spool is not kept for them."""
+    stage.host.play = never_end
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        executor = await stage.running(turn)
+        await stage.running(await stage.submit(await stage.open(name="other")))
+
+        spool = await left_by(stage, executor, "s-removed", said(2, turn))
+
+        await brought_in(stage, executor)
+        assert not spool.exists()
+        assert "text" not in await stage.kinds(session)

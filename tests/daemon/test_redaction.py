@@ -1,0 +1,102 @@
+"""Known secrets are found and masked in the forms in which they usually get about."""
+
+from __future__ import annotations
+
+import base64
+import json
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hutch_daemon.redaction import MASK, KnownSecrets, Splits
+
+KEY = "sk-ant-api03-Xq9/Zr7Lm2-Tb5_Vn8Kd4Hs6Jw1Pf3Gy0Cu"
+ODD = 'odd"key\\with+signs&more/0123456789'
+
+
+def known(*secrets: str) -> KnownSecrets:
+    made = KnownSecrets()
+    for number, secret in enumerate(secrets):
+        made.learn(f"k-{number}", secret)
+    return made
+
+
+@pytest.mark.parametrize("secret", [KEY, ODD, "short-key-1"])
+@pytest.mark.parametrize("before", ["", "a", "ab"])
+def test_a_secret_is_masked_in_every_form(secret: str, before: str) -> None:
+    """Plain, backwards, in hexadecimal, in base64 wherever it stands in a longer text, as in a URL and as in JSON."""
+    raw = secret.encode()
+    longer = before.encode() + raw + b" and more"
+    said = {
+        "plain": secret,
+        "reversed": secret[::-1],
+        "hex": raw.hex(),
+        "HEX": raw.hex().upper(),
+        "base64": base64.b64encode(longer).decode(),
+        "urlsafe": base64.urlsafe_b64encode(longer).decode(),
+        "URL": f"https://evil.invalid/?k={quote(secret, safe='')}",
+        "JSON": json.dumps(secret),
+        "JSON in JSON": json.dumps(json.dumps({"key": secret})),
+    }
+    masked = {form: known(secret).mask(f"<{text}>".encode()) for form, text in said.items()}
+
+    assert {form for form, one in masked.items() if one is None or not one.whole or MASK not in one.text} == set()
+    assert all(one is not None and one.text[:1] == b"<" and one.text[-1:] == b">" for one in masked.values())
+
+
+def test_what_is_broken_over_lines_is_noticed_but_not_called_masked() -> None:
+    """base64 breaks its lines: the secret cannot be masked well there, so its text is not whole."""
+    wrapped = base64.encodebytes(b"a" * 40 + KEY.encode() + b"b" * 20).decode()
+    found = [known(KEY).mask(text) for text in (wrapped.encode(), json.dumps(wrapped).encode(), KEY[:40].encode())]
+
+    assert [(one.whole, one.key) for one in found if one is not None] == [(False, "k-0")] * 3
+
+
+def test_what_keys_have_in_common_is_no_secret() -> None:
+    """A text about keys is not withheld; neither is a text of random characters."""
+    held = known(KEY)
+
+    assert held.mask(b"Anthropic's keys begin with sk-ant-api03- and go on.") is None
+    assert held.find(b"0123456789abcdef" * 1000) is None
+
+
+def test_several_secrets_are_masked_at_once() -> None:
+    """Each of them is gone from the text; texts for people come out the same way."""
+    text = f"first {KEY}, then {ODD}"
+
+    assert known(KEY, ODD).mask_text(text) == f"first {MASK.decode()}, then {MASK.decode()}"
+    assert known(KEY).mask_text(f"cut: {KEY[:-3]}") == MASK.decode()
+    assert known(KEY).mask_text("nothing here") == "nothing here"
+
+
+def test_the_secrets_do_not_show() -> None:
+    """What knows them tells their number alone, keeps no more than it may, and takes no short word for one."""
+    held = known(*(f"a-secret-of-some-length-{number:04}" for number in range(100)), "short")
+
+    assert repr(held) == "<KnownSecrets 64>"
+    assert held.find(b"a-secret-of-some-length-0001") is None
+    assert held.find(b"a-secret-of-some-length-0099") == "k-99"
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=60), st.text("ab \n", max_size=30))
+def test_a_secret_in_pieces_is_noticed_once(cuts: list[int], before: str) -> None:
+    """However small the pieces are, whatever other streams say meanwhile."""
+    splits = Splits(known(KEY))
+    text, heard = before + KEY + " end", []
+    for size in [*cuts, *[7] * 100]:
+        heard += [splits.feed("one", text[:size]), splits.feed("two", "harmless")]
+        text = text[size:]
+
+    assert [key for key in heard if key] in (["k-0"], ["k-0", "k-0"])
+
+
+def test_streams_that_nobody_feeds_are_forgotten() -> None:
+    """The memory of pieces is bounded."""
+    splits = Splits(known(KEY))
+    splits.feed("first", KEY[:24])
+    for number in range(100):
+        splits.feed(number, "x")
+
+    assert splits.feed("first", KEY[24:28]) is None

@@ -1,0 +1,71 @@
+"""What a dead executor left is handed over until it is stored, and then it goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hutch_executor.left_spool import take_spool
+from hutch_executor.outbox import BATCH_COUNT, Stretch
+from hutch_executor.spool import Spool
+from hutch_shared.errors import HutchError, Reason
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    made = tmp_path / "x-1"
+    made.mkdir(mode=0o700)
+    return made
+
+
+def event(n: int) -> bytes:
+    return b'{"n":%d,"at":"2026-01-31T12:00:00.000Z","turn":"t-1","kind":"text","data":{"text":"%d"}}' % (n, n)
+
+
+def leave(directory: Path, first: int, last: int) -> None:
+    """Write a spool as an executor does, and die."""
+    spool = Spool(directory, "x-1", "s-1", 1 << 20)
+    if last >= first:
+        spool.append(Stretch(first, tuple(event(n) for n in range(first, last + 1))))
+    spool_file = spool.path.read_bytes()
+    spool.close()
+    spool.path.write_bytes(spool_file)  # what a killed one leaves, empty or not
+
+
+def test_what_is_not_stored_comes_in_pieces(directory: Path) -> None:
+    """Each answer goes on after what is acknowledged; a question put twice is answered twice the same."""
+    leave(directory, 3, BATCH_COUNT + 10)
+
+    first = take_spool(directory, 4)
+    again = take_spool(directory, 4)
+    rest = take_spool(directory, first.events[-1].n)
+
+    assert again == first
+    assert first.session == "s-1"
+    assert [one.n for one in (*first.events, *rest.events)] == list(range(5, BATCH_COUNT + 11))
+    assert bytes(first.events[0].data) == b'{"text":"5"}'
+
+
+@pytest.mark.parametrize("last", [0, 5])
+def test_a_spool_of_which_all_is_stored_goes(directory: Path, last: int) -> None:
+    """Also one that never held anything; after that there is nothing to take."""
+    leave(directory, 1, last)
+
+    found = take_spool(directory, 5)
+
+    assert found.events == ()
+    assert list(directory.iterdir()) == []
+    assert take_spool(directory, 5).events == ()
+
+
+def test_the_spool_of_a_living_executor_is_left_alone(directory: Path) -> None:
+    """It may still send the events itself."""
+    spool = Spool(directory, "x-1", "s-1", 1 << 20)
+
+    with pytest.raises(HutchError) as refused:
+        take_spool(directory, 0)
+
+    assert refused.value.reason is Reason.WRONG_STATE
+    assert spool.path.exists()
+    spool.close()

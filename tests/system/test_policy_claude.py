@@ -1,0 +1,300 @@
+"""The policy with the real Claude CLI: every call is judged, asked calls wait, and what was judged is what runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+
+from hutch_client.client import HutchClient
+from hutch_shared import messages as m
+from hutch_shared.digest import input_digest
+from hutch_shared.errors import HutchError, Reason
+from tests.rehearsal import Model
+from tests.system.host import Host
+from tests.system.log import Log, allow, log_of, wait_for
+from tests.system.policing import (
+    PLAN_FILE,
+    Call,
+    asked_of,
+    audit_of,
+    bash,
+    deny,
+    pending_of,
+    policed_claude,
+    results_of,
+    told,
+    what,
+)
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+async def claude_host(model: Model) -> AsyncIterator[Host]:
+    """A host without a policy of its own, whose model obeys."""
+    async with policed_claude(model) as made:
+        yield made
+
+
+def files_in(session: m.Session) -> set[str]:
+    """What the calls of a session made."""
+    return {path.name for path in Path(session.cwd).iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("mode", "asked", "refused"),
+    [
+        ("ask", {"ls", "Write new"}, set()),
+        ("accept_edits", {"ls"}, set()),
+        ("plan", {"ls", "Write new", "touch made"}, set()),
+        ("bypass", set(), set()),
+        ("unattended", set(), {"ls", "Read old", "Write new"}),
+    ],
+)
+async def test_each_mode_asks_what_it_says(
+    claude_host: Host, hutch: HutchClient, mode: m.PermissionMode, asked: set[str], refused: set[str]
+) -> None:
+    """Read-only commands, which the CLI itself would not ask about, are judged like all others."""
+    rules = m.Rules(allow=("Bash(touch made)",))
+    session = await claude_host.claude(hutch, f"mode-{mode}", mode, rules=rules)
+    Path(session.cwd, "old").write_text("old\n")
+    reads: list[Call] = [bash("ls"), ("Read", {"file_path": f"{session.cwd}/old"})]
+    changes: list[Call] = [("Write", {"file_path": f"{session.cwd}/new", "content": "x"}), bash("touch made")]
+    async with log_of(hutch, session) as log:
+        end = await log.play(session, told(reads, changes), allow)
+
+        everything = {"ls", "Read old", "Write new", "touch made"}
+        assert end.state == "completed", end
+        assert set(asked_of(log)) == asked
+        assert results_of(log) == {call: call not in refused for call in everything}
+        assert files_in(session) == {"old", "made"} | ({"new"} - {name.split()[-1] for name in refused})
+        decided = await audit_of(hutch, session, action="permission")
+        assert len(decided) == 4
+        assert all(line.digest for line in decided)
+
+
+async def test_calls_made_at_once_are_answered_in_any_order(claude_host: Host, hutch: HutchClient) -> None:
+    """Each has its own question; the answer to one is no answer to another."""
+    session = await claude_host.claude(hutch, "parallel", "ask")
+    commands = [f"cat {number}" for number in range(4)]
+    for number in range(4):
+        Path(session.cwd, str(number)).write_text(f"text {number}\n")
+    async with log_of(hutch, session) as log:
+        turn = await hutch.submit_prompt(session.id, told([bash(command) for command in commands]))
+        waiting = {what(asked): asked for asked in await pending_of(hutch, session, 4)}
+        for command in reversed(commands):
+            answer = deny if command == "cat 1" else allow
+            await hutch.answer_permission(answer(waiting[command]))
+        end = await log.ended(turn)
+
+        assert end.state == "completed", end
+        assert results_of(log) == {command: command != "cat 1" for command in commands}
+        texts = [result.text.strip() for result in log.of("tool_result") if not result.is_error]
+        assert sorted(texts) == ["text 0", "text 2", "text 3"]
+
+
+async def test_a_deny_rule_holds_in_bypass(claude_host: Host, hutch: HutchClient) -> None:
+    """Wherever the denied command stands in the line, and though the CLI would run a harmless one without asking."""
+    rules = m.Rules(deny=("Bash(rm:*)", "Bash(ls:*)"))
+    session = await claude_host.claude(hutch, "denied", "bypass", rules=rules)
+    Path(session.cwd, "kept").touch()
+    commands = ["touch made", "touch also && rm -f kept", "ls", "echo $(rm kept)"]
+    async with log_of(hutch, session) as log:
+        end = await log.play(session, told([bash(command) for command in commands]))
+
+        assert end.state == "completed", end
+        assert results_of(log) == {command: command == "touch made" for command in commands}
+        assert files_in(session) == {"kept", "made"}
+        assert "Bash(rm:*)" in log.of("tool_result")[1].text
+
+
+async def test_an_edited_input_is_judged_and_runs_in_place_of_the_asked_one(
+    claude_host: Host, hutch: HutchClient
+) -> None:
+    """`hutch approve --edit`; what a rule denies stays denied, and the question stays open."""
+    session = await claude_host.claude(hutch, "edited", "ask", rules=m.Rules(deny=("Bash(rm:*)",)))
+    async with log_of(hutch, session) as log:
+        turn = await hutch.submit_prompt(session.id, told([bash("touch asked")]))
+        asked = await log.asked()
+        refused = await claude_host.hutch("approve", asked.id, "--edit", env={"EDITOR": "sed -i s/touch/rm/"}, code=4)
+        still = await hutch.list_permissions(m.ListPermissions(session.id))
+        await claude_host.hutch("approve", asked.id, "--edit", env={"EDITOR": "sed -i s/asked/judged/"})
+        end = await log.ended(turn)
+
+        (result,) = log.of("tool_result")
+        (line,) = await audit_of(hutch, session, action="permission")
+        assert "Bash(rm:*)" in refused.err
+        assert [one.id for one in still] == [asked.id]
+        assert end.state == "completed", end
+        assert files_in(session) == {"judged"}
+        assert line.digest == result.digest != asked.digest
+        assert result.digest == input_digest("Bash", {**asked.call.input, "command": "touch judged"})
+
+
+async def test_a_denial_tells_the_agent_why_or_stops_it(claude_host: Host, hutch: HutchClient) -> None:
+    """`hutch deny -m` reaches the model, which goes on; `--stop` ends the turn."""
+    session = await claude_host.claude(hutch, "refused", "ask")
+    async with log_of(hutch, session) as log:
+        turn = await hutch.submit_prompt(session.id, told([bash("touch one")], [bash("touch two")], [bash("true")]))
+        await claude_host.hutch("deny", (await log.asked()).id, "-m", "not on a Sunday")
+        second = await log.asked()
+        heard = log.of("tool_result")[0].text
+        await claude_host.hutch("deny", second.id, "--stop")
+        end = await log.ended(turn)
+
+        assert "not on a Sunday" in heard
+        assert end.state == "stopped"
+        assert asked_of(log) == ["touch one", "touch two"]
+        assert files_in(session) == set()
+
+
+async def test_nothing_starts_after_an_interrupt_was_acknowledged(claude_host: Host, hutch: HutchClient) -> None:
+    """Questions that waited are withdrawn; whoever answers them late is told so."""
+    session = await claude_host.claude(hutch, "interrupted", "ask")
+    async with log_of(hutch, session) as log:
+        turn = await hutch.submit_prompt(session.id, told([bash("touch one"), bash("touch two")]))
+        asked = await log.asked()
+        await hutch.interrupt_turn(session.id)
+        end = await log.ended(turn)
+        with pytest.raises(HutchError) as late:
+            await hutch.answer_permission(allow(asked))
+
+        assert end.state == "stopped"
+        assert late.value.reason is Reason.ALREADY_SETTLED
+        assert late.value.details["permission"]["state"] == "withdrawn"
+        assert files_in(session) == set()
+
+
+async def test_the_mode_changes_in_mid_turn_and_is_recorded(claude_host: Host, hutch: HutchClient) -> None:
+    """The next call is judged by it, the waiting one waits on; event and audit tell who changed it."""
+    session = await claude_host.claude(hutch, "changed", "ask")
+    async with log_of(hutch, session) as log:
+        turn = await hutch.submit_prompt(session.id, told([bash("touch one")], [bash("touch two")]))
+        asked = await log.asked()
+        await claude_host.hutch("mode", session.id, "bypass")
+        waiting = await hutch.list_permissions(m.ListPermissions(session.id))
+        await hutch.answer_permission(allow(asked))
+        end = await log.ended(turn)
+
+        (line,) = await audit_of(hutch, session, action="set_permission_mode")
+        assert [one.id for one in waiting] == [asked.id]
+        assert end.state == "completed", end
+        assert asked_of(log) == ["touch one"]
+        assert files_in(session) == {"one", "two"}
+        assert (line.outcome, line.details) == ("bypass", {"from": "ask", "to": "bypass"})
+        assert _modes(log) == [("ask", "bypass")]
+
+
+def _modes(log: Log) -> list[tuple[str, str]]:
+    notices = [one.details for one in log.of("notice") if one.word == "permission_mode"]
+    return [(one["from"], one["to"]) for one in notices]
+
+
+async def test_an_approved_plan_ends_planning(claude_host: Host, hutch: HutchClient) -> None:
+    """The mode is what it was before planning, and this is recorded: the next edit is not asked about."""
+    session = await claude_host.claude(hutch, "planned", "accept_edits")
+    plan: Call = ("Write", {"file_path": PLAN_FILE, "content": "# Make it"})
+    write: Call = ("Write", {"file_path": f"{session.cwd}/made", "content": "x"})
+    async with log_of(hutch, session) as log:
+        await claude_host.hutch("mode", session.id, "plan")
+        turn = await hutch.submit_prompt(session.id, told([plan], [("ExitPlanMode", {})], [write]))
+        await claude_host.hutch("approve", (await log.asked()).id)
+        asked = await log.asked()
+        await claude_host.hutch("approve", asked.id)
+        end = await log.ended(turn)
+
+        lines = await audit_of(hutch, session, action="set_permission_mode")
+        assert (asked.kind, asked.plan) == ("plan", "# Make it")
+        assert end.state == "completed", end
+        assert len(asked_of(log)) == 2
+        assert files_in(session) == {"made"}
+        assert (await hutch.get_session(session.id)).permission_mode == "accept_edits"
+        assert _modes(log) == [("accept_edits", "plan"), ("plan", "accept_edits")]
+        assert "approved the plan" in lines[-1].actor
+
+
+async def test_always_outlives_hutchd_and_stays_in_its_project(claude_host: Host) -> None:
+    """The rule that was added is the narrow one that was seen with the question."""
+    async with claude_host.client() as hutch:
+        session = await claude_host.claude(hutch, "always", "ask")
+        async with log_of(hutch, session) as log:
+            turn = await hutch.submit_prompt(session.id, told([bash("touch made")]))
+            asked = await log.asked()
+            approved = await claude_host.hutch("approve", asked.id, "--always")
+            await log.ended(turn)
+    await claude_host.stop()
+    await claude_host.start()
+    async with claude_host.client() as hutch:
+        outcomes: dict[str, list[str]] = {}
+        async with anyio.create_task_group() as group:
+            for folder in ("always", "elsewhere"):
+                group.start_soon(_play_again, claude_host, hutch, folder, outcomes)
+
+    rule = asked.suggestions[0].rule
+    assert rule in approved.err
+    assert outcomes == {"always": [], "elsewhere": ["touch made"]}
+
+
+async def _play_again(claude_host: Host, hutch: HutchClient, folder: str, outcomes: dict[str, list[str]]) -> None:
+    session = await claude_host.claude(hutch, folder, "ask")
+    async with log_of(hutch, session) as log:
+        await log.play(session, told([bash("touch made")]), allow)
+        outcomes[folder] = asked_of(log)
+
+
+async def test_settings_of_the_project_loosen_nothing(claude_host: Host, hutch: HutchClient) -> None:
+    """Neither permissions nor a hook that the project brings along for the agent; the hook does not even run."""
+    folder = claude_host.folder("hooked")
+    hook = {"hooks": [{"type": "command", "command": f'touch {folder}/hook-ran; echo \'{{"decision":"approve"}}\''}]}
+    settings = {"permissions": {"allow": ["Bash"], "defaultMode": "bypassPermissions"}, "hooks": {"PreToolUse": [hook]}}
+    for name in ("settings.json", "settings.local.json"):
+        (folder / ".claude").mkdir(exist_ok=True)
+        (folder / ".claude" / name).write_bytes(msgspec.json.encode(settings))
+    session = await claude_host.claude(hutch, "hooked", "ask", rules=m.Rules(deny=("Bash(touch denied:*)",)))
+    async with log_of(hutch, session) as log:
+        end = await log.play(session, told([bash("touch denied"), bash("touch asked")]), deny)
+
+        assert end.state == "completed", end
+        assert asked_of(log) == ["touch asked"]
+        assert files_in(session) == {".claude"}
+
+
+async def test_the_agents_own_shell_cannot_answer_for_a_person(claude_host: Host, hutch: HutchClient) -> None:
+    """`hutch approve` run by an agent is refused, also from a process that detached itself."""
+    other = await claude_host.script(hutch, [{"tool": "Bash", "input": {"command": "touch made"}, "run": True}])
+    session = await claude_host.claude(hutch, "insider", "bypass")
+    async with log_of(hutch, other) as log:
+        turn = await hutch.submit_prompt(other.id, "go")
+        asked = await log.asked()
+        tools = f"PATH={claude_host.env['PATH']} HUTCH_RUNTIME_DIR={claude_host.runtime}"
+        approve = f"{tools} {sys.executable} -m hutch_client approve {asked.id}"
+        async with log_of(hutch, session) as watched:
+            await watched.play(
+                session,
+                told(
+                    [bash(f"{approve} > direct 2>&1; echo $? >> direct")],
+                    [bash(f"env -i setsid sh -c '({approve} > far 2>&1; echo $? >> far; touch done) &' > /dev/null")],
+                    [bash("while [ ! -e done ]; do sleep 0.05; done")],
+                ),
+                allow,
+            )
+        said = [await wait_for(partial(_said, session, name)) for name in ("direct", "far")]
+        waiting = await hutch.list_permissions(m.ListPermissions(other.id))
+        await hutch.answer_permission(deny(asked))
+        await log.ended(turn)
+
+        assert [one.id for one in waiting] == [asked.id]
+        for text in said:
+            assert "belongs to a session" in text
+            assert text.splitlines()[-1] == "4"
+
+
+def _said(session: m.Session, name: str) -> str | None:
+    path = Path(session.cwd, name)
+    return path.read_text() if path.exists() else None

@@ -1,0 +1,60 @@
+"""Two clients that answer the same questions at once, a thousand times."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import anyio
+import pytest
+
+from hutch_client.client import HutchClient
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from tests.system.host import Host
+from tests.system.log import log_of
+from tests.system.policing import SPARELESS, audit_of, bash, policed, step
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+
+SESSIONS, QUESTIONS = 10, 100
+
+
+async def test_of_two_answers_one_stands_and_the_other_is_told() -> None:
+    """Each question has one decision, one event and one line in the audit; the loser is told what stands."""
+    async with policed(None, SPARELESS) as host, host.client() as one, host.client() as two:
+        outcomes: dict[str, list[str]] = {}
+        async with anyio.create_task_group() as group:
+            for number in range(SESSIONS):
+                group.start_soon(_race, host, one, two, number, outcomes)
+        lines = await audit_of(one, action="permission")
+
+    assert len(outcomes) == SESSIONS * QUESTIONS
+    assert {tuple(sorted(said)) for said in outcomes.values()} <= {
+        ("allowed", "already allowed"),
+        ("already denied", "denied"),
+    }
+    assert Counter(line.subject for line in lines) == dict.fromkeys(outcomes, 1)
+    assert all(line.outcome in outcomes[str(line.subject)] for line in lines)
+
+
+async def _race(host: Host, one: HutchClient, two: HutchClient, number: int, outcomes: dict[str, list[str]]) -> None:
+    line = {"repeat": {"times": QUESTIONS, "line": step(bash("true"), run=False)}}
+    session = await host.script(one, [line], f"race-{number}")
+    async with log_of(one, session) as log:
+        turn = await one.submit_prompt(session.id, "go")
+        for _ in range(QUESTIONS):
+            asked = await log.asked()
+            said = outcomes[asked.id] = []
+            async with anyio.create_task_group() as group:
+                group.start_soon(_answer, one, m.AnswerPermission(asked.id, "allow"), said)
+                group.start_soon(_answer, two, m.AnswerPermission(asked.id, "deny"), said)
+        await log.ended(turn)
+
+
+async def _answer(client: HutchClient, answer: m.AnswerPermission, said: list[str]) -> None:
+    try:
+        said.append((await client.answer_permission(answer)).state)
+    except HutchError as error:
+        if error.reason is not Reason.ALREADY_SETTLED:
+            raise
+        said.append(f"already {error.details['permission']['state']}")
