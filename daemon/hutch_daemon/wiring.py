@@ -32,14 +32,18 @@ from hutch_daemon.environments.same_user import SameUser
 from hutch_daemon.environments.walls import probe
 from hutch_daemon.events.fanout import Fanout, Room
 from hutch_daemon.events.journal import Journal
+from hutch_daemon.keys.broker import Broker, BrokerPaths
 from hutch_daemon.keys.credential import Credential
 from hutch_daemon.keys.grants import Grants
 from hutch_daemon.keys.master import load_master_keys
+from hutch_daemon.keys.oauth import FreshKeys
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.redaction import KnownSecrets
 from hutch_daemon.sessions import tokens
 from hutch_daemon.settings import Settings, SettingsError, load
+from hutch_daemon.store import executors as executors_of
+from hutch_daemon.store import keys
 from hutch_daemon.store.store import Bounds, Store
 from hutch_shared import __file__ as shared_file
 from hutch_shared import __version__
@@ -109,12 +113,21 @@ async def run(paths: Paths, settings: Settings) -> None:
         )  # until the end
         bounds = Bounds(wal=settings.store.wal_bytes, wal_held=8 * settings.store.wal_bytes)
         store = await stack.enter_async_context(Store.open(paths.state / "hutch.db", bounds=bounds))
-        master = load_master_keys(master_file(paths, settings))
+        master = load_master_keys(master_file(paths, settings), keyring=settings.keys.keyring)
         vault = await Vault.load(store, master, paths.state / "vault.ledger")
         known = KnownSecrets()
         vault.on_open = partial(_learn, known)
         mask_also(known.mask_text)
         walls = await probe(_own_places(paths, settings), _own_programs())
+        broker = Broker(
+            store,
+            vault,
+            lambda: current.settings,
+            BrokerPaths.under(paths.runtime, paths.state),
+            partial(_holds, store),
+            everyone=paths.system,
+            fresh=FreshKeys(vault, lambda: current.settings),
+        )
         fanout = Fanout(store, Room(bytes=settings.sockets.follower_bytes))
         pool = Pool(
             store,
@@ -134,7 +147,8 @@ async def run(paths: Paths, settings: Settings) -> None:
             fanout=fanout,
             pool=pool,
             vault=vault,
-            grants=Grants(store, vault, lambda: current.settings),
+            grants=Grants(store, vault, lambda: current.settings, broker),
+            leases=broker,
             settings=lambda: current.settings,
             account_of=_account_of,
             spool_dir=paths.state / "spool",
@@ -154,6 +168,9 @@ async def run(paths: Paths, settings: Settings) -> None:
         conductor = Conductor(parts)
         world = 0o666 if paths.system else 0o600
         executor_listener = stack.enter_context(listen(paths.executor_socket, world))
+        await stack.enter_async_context(broker.running())
+        if await store.read(keys.list_):
+            broker.want()
         await stack.enter_async_context(conductor.running())
         tasks = await stack.enter_async_context(anyio.create_task_group())
         executors = ExecutorSide(conductor, lambda: current.settings)
@@ -177,6 +194,12 @@ async def run(paths: Paths, settings: Settings) -> None:
             await side.close(HutchError(Reason.SHUTTING_DOWN))
         tasks.cancel_scope.cancel()
     _log.info("hutchd has stopped")
+
+
+async def _holds(store: Store, executor: str, session: str) -> bool:
+    """Tell whether an executor serves a session, by its lease row: leases of the broker hold as long."""
+    row = await store.read(lambda conn: executors_of.leased_to(conn, session))
+    return row is not None and row.id == executor
 
 
 async def _until_stopped(conductor: Conductor, current: _Current, signals: object) -> None:

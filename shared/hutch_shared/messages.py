@@ -6,10 +6,10 @@ newer side may add some; a missing field without a default is an error.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Raw
+from msgspec import Meta, Raw
 
 from hutch_shared.events import ReportedEvent, UsageSeen
 
@@ -41,6 +41,10 @@ CredentialKind = Literal["api_key", "oauth", "gateway"]
 Delivery = Literal["direct", "lease"]
 ExecutorState = Literal["starting", "ready", "leased", "detached", "draining", "gone", "quarantined"]
 StopHow = Literal["drain", "leave", "stop"]
+
+Cursor = Annotated[int, Meta(ge=-1, le=2**53)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Seconds = Annotated[float, Meta(gt=0)]
 
 
 # ---------------------------------------------------------------- shared records
@@ -114,7 +118,7 @@ class Isolation(Wire, frozen=True, omit_defaults=True):
 class Limits(Wire, frozen=True, omit_defaults=True):
     """Bounds of a session; None is the setting's default."""
 
-    turn_timeout: float | None = None
+    turn_timeout: Seconds | None = None
     max_turns: int | None = None
     max_usd: float | None = None
 
@@ -293,7 +297,7 @@ class SubmitPrompt(Wire, frozen=True, omit_defaults=True):
     session: str
     prompt: str
     idempotency_key: str | None = None
-    timeout: float | None = None
+    timeout: Seconds | None = None
 
 
 class SessionRef(Wire, frozen=True, omit_defaults=True):
@@ -309,7 +313,7 @@ class TurnRef(Wire, frozen=True, omit_defaults=True):
 class ListSessions(Wire, frozen=True, omit_defaults=True):
     state: SessionState | None = None
     all_owners: bool = False
-    limit: int = 200
+    limit: Count = 200
 
 
 class Sessions(Wire, frozen=True, omit_defaults=True):
@@ -318,7 +322,7 @@ class Sessions(Wire, frozen=True, omit_defaults=True):
 
 class ListTurns(Wire, frozen=True, omit_defaults=True):
     session: str
-    limit: int = 200
+    limit: Count = 200
 
 
 class Turns(Wire, frozen=True, omit_defaults=True):
@@ -332,7 +336,7 @@ class FollowEvents(Wire, frozen=True, omit_defaults=True):
     """
 
     session: str
-    after: int = 0
+    after: Cursor = 0
     journal: str | None = None
     skip: tuple[str, ...] = ()
     answers: bool = False
@@ -354,8 +358,8 @@ class Unfollow(Wire, frozen=True, omit_defaults=True):
 
 class ReadEvents(Wire, frozen=True, omit_defaults=True):
     session: str
-    after: int = 0
-    limit: int = 1000
+    after: Cursor = 0
+    limit: Count = 1000
     journal: str | None = None
     skip: tuple[str, ...] = ()
 
@@ -370,7 +374,7 @@ class EventsPage(Wire, frozen=True, omit_defaults=True):
 class ListPermissions(Wire, frozen=True, omit_defaults=True):
     session: str | None = None
     state: PermissionState | None = "pending"
-    limit: int = 200
+    limit: Count = 200
 
 
 class Permissions(Wire, frozen=True, omit_defaults=True):
@@ -585,8 +589,8 @@ class ReadAudit(Wire, frozen=True, omit_defaults=True):
     session: str | None = None
     action: str | None = None
     since: str | None = None
-    after: int = 0
-    limit: int = 1000
+    after: Cursor = 0
+    limit: Count = 1000
     outcome: str | None = None
 
 

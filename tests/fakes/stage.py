@@ -62,6 +62,27 @@ class _DirectKeys:
         return m.KeyExplained(keys.keys[0], "it is the only one", "direct", "there is no broker")
 
 
+class NoLeases:
+    """There is no broker: what would be ended is noted."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    def want(self) -> None:
+        return
+
+    async def refresh_credential(self, credential: str) -> None:
+        return
+
+    async def revoke_credential(self, credential: str) -> int:
+        self.ended.append(credential)
+        return 0
+
+    async def revoke_executor(self, executor: str) -> int:
+        self.ended.append(executor)
+        return 0
+
+
 def settings(**changes: Any) -> Settings:
     """Return settings with no spares and short deadlines."""
     fields: dict[str, Any] = {
@@ -92,6 +113,7 @@ class Stage:
         self.clock: Callable[[], float] = anyio.current_time
         self.me = Caller(os.getuid(), os.getgid(), os.getpid(), "test")
         self.known = KnownSecrets()
+        self.leases = NoLeases()
         self.conductor: Conductor
         self.store: Store
         self.pool: Pool
@@ -124,6 +146,7 @@ class Stage:
                 pool=self.pool,
                 vault=vault,
                 grants=_DirectKeys(vault),
+                leases=self.leases,
                 settings=lambda: self.settings,
                 account_of=self.account_of,
                 spool_dir=self.folder / "spool",

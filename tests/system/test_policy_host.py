@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shlex
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -190,8 +190,7 @@ async def test_an_agent_that_writes_the_projects_file_gains_nothing(guarded: Hos
     await guarded.hutch("policy", "trust", str(folder))
     text = OPEN.replace("allow = [", 'allow = ["mcp__any__tool", ')
     write: Call = ("Write", {"file_path": ".hutch/policy.toml", "content": text})
-    quoted = json.dumps(text)[1:-1].replace("'", "")
-    by_shell = bash(f"printf '{quoted}' > .hutch/policy.toml")
+    by_shell = bash(f"printf '%s' {shlex.quote(text)} > .hutch/policy.toml")
     lines = [step(bash("touch other")), step(write), step(by_shell), *(step(call) for call in CALLS)]
     session = await guarded.script(hutch, lines, "rewritten", permission_mode="accept_edits")
     async with log_of(hutch, session) as log:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from anyio.streams.text import TextReceiveStream
+from anyio.streams.buffered import BufferedByteReceiveStream
 
 from hutch_client.client import HutchClient
 from hutch_shared.errors import HutchError, Reason
@@ -88,27 +88,18 @@ async def test_pending_watch_prints_each_question_as_it_comes(notifying: Host, h
     first = await hutch.submit_prompt(before.id, "go")
     await pending_of(hutch, before, 1)
     async with notifying.hutch_beside("pending", "--watch", "-o", "jsonl") as watching:
-        lines = _lines(watching)
-        shown = [json.loads(await anext(lines))]
-        second = await hutch.submit_prompt(after.id, "go")
-        shown.append(json.loads(await anext(lines)))
+        assert watching.stdout is not None
+        lines = BufferedByteReceiveStream(watching.stdout)
+        with anyio.fail_after(DEADLINE):
+            shown = [json.loads(await lines.receive_until(b"\n", 1 << 20))]
+            second = await hutch.submit_prompt(after.id, "go")
+            shown.append(json.loads(await lines.receive_until(b"\n", 1 << 20)))
     for asked, session, turn in zip(shown, (before, after), (first, second), strict=True):
         await notifying.hutch("deny", asked["id"])
         async with log_of(hutch, session) as log:
             await log.ended(turn)
 
     assert [one["call"]["command"] for one in shown] == ["touch before", "touch after"]
-
-
-async def _lines(process: anyio.abc.Process) -> AsyncIterator[str]:
-    assert process.stdout is not None
-    text = ""
-    with anyio.fail_after(DEADLINE):
-        async for chunk in TextReceiveStream(process.stdout):
-            text += chunk
-            while "\n" in text:
-                line, _, text = text.partition("\n")
-                yield line
 
 
 async def test_a_question_that_waits_ends_with_its_time() -> None:

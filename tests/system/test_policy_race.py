@@ -11,7 +11,7 @@ from hutch_client.client import HutchClient
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from tests.system.host import Host
-from tests.system.log import log_of
+from tests.system.log import data
 from tests.system.policing import SPARELESS, audit_of, bash, policed, step
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
@@ -40,15 +40,15 @@ async def test_of_two_answers_one_stands_and_the_other_is_told() -> None:
 async def _race(host: Host, one: HutchClient, two: HutchClient, number: int, outcomes: dict[str, list[str]]) -> None:
     line = {"repeat": {"times": QUESTIONS, "line": step(bash("true"), run=False)}}
     session = await host.script(one, [line], f"race-{number}")
-    async with log_of(one, session) as log:
-        turn = await one.submit_prompt(session.id, "go")
-        for _ in range(QUESTIONS):
-            asked = await log.asked()
-            said = outcomes[asked.id] = []
-            async with anyio.create_task_group() as group:
-                group.start_soon(_answer, one, m.AnswerPermission(asked.id, "allow"), said)
-                group.start_soon(_answer, two, m.AnswerPermission(asked.id, "deny"), said)
-        await log.ended(turn)
+    async with one.follow(m.FollowEvents(session.id, answers=True)) as follow:
+        await one.submit_prompt(session.id, "go")
+        while (event := await anext(follow)).kind != "turn_ended":
+            if event.kind == "permission_asked":
+                asked = data(event).permission["id"]
+                said = outcomes[asked] = []
+                async with anyio.create_task_group() as group:
+                    group.start_soon(_answer, one, m.AnswerPermission(asked, "allow"), said)
+                    group.start_soon(_answer, two, m.AnswerPermission(asked, "deny"), said)
 
 
 async def _answer(client: HutchClient, answer: m.AnswerPermission, said: list[str]) -> None:

@@ -145,7 +145,7 @@ class Conductor:
         not ended: they live on, for the next hutchd to adopt. `leave` lets all live on that have a session.
         """
         self._draining = True
-        self._parts.pool.stop_spares()
+        self._parts.pool.stop_starting()
         if how == "stop":
             for turn in await self._parts.store.read(turns.live):
                 if turn.state != "queued":
@@ -613,6 +613,7 @@ class Conductor:
     async def _clear_up(self, executor: Executor) -> None:
         """Withdraw what an executor that is over still asked, and remove its spool if everything was handed in."""
         try:
+            await self._parts.leases.revoke_executor(executor.id)
             await self.desk.withdraw_of(executor.id, "its executor is gone")
             await anyio.to_thread.run_sync((self._parts.spool_dir / executor.id).rmdir)
             await self._parts.store.write(lambda tx: executors.update(tx, executor.id, spool=None))

@@ -21,6 +21,7 @@ class KeySide:
         self._store = parts.store
         self._vault = parts.vault
         self._grants = parts.grants
+        self._leases = parts.leases
         self._session_of = session_of
 
     async def put_api_key(self, caller: Caller, params: m.PutApiKey) -> m.ApiKey:
@@ -45,6 +46,8 @@ class KeySide:
             refresh=refresh,
         )
         await self._note(caller, "put_api_key", "stored", f"{params.provider}/{params.name}")
+        self._leases.want()
+        await self._leases.refresh_credential(kept.id)
         return kept
 
     async def list_api_keys(self, caller: Caller, params: m.Nothing) -> m.ApiKeys:
@@ -53,7 +56,8 @@ class KeySide:
 
     async def delete_api_key(self, caller: Caller, params: m.DeleteApiKey) -> m.Nothing:
         """Forget a credential of the caller."""
-        await self._vault.delete(caller.uid, params.provider, params.name)
+        row = await self._vault.delete(caller.uid, params.provider, params.name)
+        await self._leases.revoke_credential(row.id)
         await self._note(caller, "delete_api_key", "deleted", f"{params.provider}/{params.name}")
         return m.Nothing()
 

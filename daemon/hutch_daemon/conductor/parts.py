@@ -21,7 +21,7 @@ from hutch_daemon.store.rows import SessionRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
 
-__all__ = ["PROVIDER_OF", "About", "KeyGrants", "Parts", "awake_ms"]
+__all__ = ["PROVIDER_OF", "About", "KeyGrants", "Leases", "Parts", "awake_ms"]
 
 PROVIDER_OF = {"claude": "anthropic"}
 """Whose models an agent uses; an agent that is not here needs no key."""
@@ -40,6 +40,15 @@ class KeyGrants(Protocol):
     async def grant(self, session: SessionRow, provider: str, family: Family | None = None) -> m.KeyGrant: ...
 
     async def explain(self, owner: int, provider: str, name: str | None = None) -> m.KeyExplained: ...
+
+
+class Leases(Protocol):
+    """Ends what agents may do with keys: the broker."""
+
+    def want(self) -> None: ...
+    async def refresh_credential(self, credential: str) -> None: ...
+    async def revoke_credential(self, credential: str) -> int: ...
+    async def revoke_executor(self, executor: str) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,7 @@ class Parts:
     pool: Pool
     vault: Vault
     grants: KeyGrants
+    leases: Leases
     settings: Callable[[], Settings]
     account_of: Callable[[int], Account]
     spool_dir: Path

@@ -159,6 +159,8 @@ class SessionLoop:
             with anyio.CancelScope() as self._getting_executor:
                 await self._have_executor(session)
         except HutchError as error:
+            if error.reason is Reason.SHUTTING_DOWN:
+                return
             notice = Notice("executor_not_started", error.message, {"reason": error.reason.word})
             await self._parts.store.write(
                 lambda tx: self._parts.journal.append(tx, self.session, None, "notice", notice)
@@ -219,7 +221,7 @@ class SessionLoop:
             with anyio.CancelScope() as self._getting_executor:
                 executor = await self._have_executor(await self._row())
         except HutchError as error:
-            if error.reason is Reason.STORE_UNAVAILABLE:
+            if error.reason in (Reason.STORE_UNAVAILABLE, Reason.SHUTTING_DOWN):
                 raise
             if error.reason in (Reason.CONNECTION_LOST, Reason.EXECUTOR_LOST) and active.refusals < _REFUSALS:
                 active.refusals += 1

@@ -154,14 +154,22 @@ class Broker:
         self._link: Link | None = None
         self._tasks: TaskGroup | None = None
         self._up = anyio.Event()
+        self._wanted = anyio.Event()
         self._port: int | None = None
         self._trouble = "it is starting"
 
     # ------------------------------------------------------------ life
 
+    def want(self) -> None:
+        """Have the broker's process there: a host without keys needs none. The first lease wants it as well."""
+        self._wanted.set()
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Broker]:
-        """Keep a broker while the block runs. After it the broker is ended when no lease is left, else it goes on."""
+        """Keep a broker, once one is wanted, while the block runs.
+
+        After it the broker is ended when no lease is left, else it goes on.
+        """
         failure = None
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
@@ -182,6 +190,8 @@ class Broker:
         """Be linked to a broker, again and again; a pause that doubles lies between failures."""
         self._paths.socket.parent.mkdir(parents=True, exist_ok=True)
         self._paths.socket.parent.chmod(0o755 if self._everyone else 0o700)
+        if not self._paths.control.exists():  # else one of an earlier hutchd may live, and is met
+            await self._wanted.wait()
         process = BrokerProcess(
             self._boot(),
             {"need_key": self._need_key, "report_records": self._book},
@@ -321,6 +331,7 @@ class Broker:
             ),
             purse,
         )
+        self.want()
         with anyio.move_on_after(_CALL):
             await self._up.wait()
         if self._link is None:

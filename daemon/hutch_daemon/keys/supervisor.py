@@ -37,7 +37,17 @@ _log: Final = logging.getLogger(__name__)
 _START: Final = 30.0
 _HELLO: Final = 10.0
 _LONGEST_LOG: Final = 1 << 20
-_ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "HUTCH_LOG_LEVEL", "SSL_CERT_FILE", "SSL_CERT_DIR")
+_ENVIRONMENT: Final = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "TMPDIR",
+    "HUTCH_LOG_LEVEL",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+)
 
 Link = Peer[None]
 

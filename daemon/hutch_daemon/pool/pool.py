@@ -122,8 +122,8 @@ class Pool:
                 self._stopping = True
                 tasks.cancel_scope.cancel()
 
-    def stop_spares(self) -> None:
-        """Start no more spares and end those that wait."""
+    def stop_starting(self) -> None:
+        """Start no more executors and end the spares that wait."""
         self._stopping = True
         for one in self.all():
             if one.session is None:
@@ -286,7 +286,8 @@ class Pool:
     async def _start(self, kind: Kind) -> None:
         """Start one executor of `kind` and wait for its hello; then it is `ready`, unless somebody was quicker.
 
-        A failed start returns too, after it was noted, until so many failed that it raises.
+        A failed start returns too, after it was noted, until so many failed that it raises. `shutting_down` when the
+        pool is to start nothing more.
         """
         settings = self._settings()
         limit, window = settings.start_attempts, settings.start_window
@@ -304,6 +305,8 @@ class Pool:
         try:
             async with self._starting:
                 await self._make_room(kind)
+                if self._stopping:
+                    raise HutchError(Reason.SHUTTING_DOWN)
                 await self._launch(kind, settings)
         except HutchError as error:
             if error.reason is not Reason.AGENT_UNAVAILABLE:

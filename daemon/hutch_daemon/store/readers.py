@@ -20,7 +20,7 @@ __all__ = ["Readers"]
 
 T = TypeVar("T")
 _READ_SECONDS: Final = 5.0
-_REOPENING: Final = 2.0
+_REOPENING: Final = 10.0
 """Seconds that a read waits while all is closed for a moment."""
 _STEPS: Final = 10_000  # of SQLite's machine between two looks at the clock: well below a millisecond
 

@@ -54,8 +54,8 @@ def _status(given: argparse.Namespace) -> int:
                 ),
                 ("store says", store.get("detail")),
                 ("isolation", f"{isolation['level']}: {isolation['why']}"),
-                ("keys", f"{status['keys']}: {isolation.get('keys_why', '')}"),
-                ("master key", status["master_key"]),
+                ("keys", f"{status['keys']} (master key: {status['master_key']})"),
+                ("why", isolation.get("keys_why")),
                 *get("paths", {}).items(),
             ]
         )

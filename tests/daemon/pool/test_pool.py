@@ -161,7 +161,7 @@ async def test_a_start_that_is_given_up_leaves_no_process(stage: Stage) -> None:
         stage.pool.warm([kind(stage)])
         await until(lambda: stage.host.starts == 1)
 
-        stage.pool.stop_spares()
+        stage.pool.stop_starting()
         stage.host.gate.set()
         await until(lambda: stage.pool.all() == [])
 
@@ -208,7 +208,7 @@ async def test_stopping_ends_the_spares(stage: Stage) -> None:
         stage.pool.warm([kind(stage)])
         await until(lambda: [one.state for one in stage.pool.all()] == ["ready"])
 
-        stage.pool.stop_spares()
+        stage.pool.stop_starting()
         await until(lambda: stage.pool.all() == [])
         await anyio.lowlevel.checkpoint()
 
@@ -237,3 +237,26 @@ def test_a_slot_is_free_only_when_it_was_shown() -> None:
     assert EXECUTOR.terminal == {"gone"}
     with pytest.raises(IllegalMoveError, match="leased does not lead to gone"):
         EXECUTOR.move("leased", "gone", "x-1")
+
+
+async def test_nothing_is_started_while_hutchd_stops(stage: Stage) -> None:
+    """Then a lease is refused, also one that waits for a slot; what would start now nobody could end."""
+    stage.settings = settings(executors=executors(maximum=1))
+    async with stage.hutchd():
+        await stage.pool.lease("s-none", kind(stage))
+        refused: list[Reason] = []
+
+        async def lease() -> None:
+            with pytest.raises(HutchError) as error:
+                await stage.pool.lease("s-other", kind(stage))
+            refused.append(error.value.reason)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lease)
+            await anyio.wait_all_tasks_blocked()
+            stage.pool.stop_starting()
+            await stage.pool.end(stage.pool.all()[0], "hutchd stops")
+        await lease()
+
+        assert refused == [Reason.SHUTTING_DOWN] * 2
+        assert len(stage.host.started) == 1

@@ -1,0 +1,215 @@
+"""The walls around an agent: what a program inside them really sees and can do."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from hutch_executor.sandbox import try_walls, walls
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from tests.bubblewrap import bubblewrap
+
+NOBODY = 65534
+Home = Literal["tools", "read_only", "hidden"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A home with secrets, tools and notes, a project in it, a state of Hutch's beside it."""
+
+    root: Path
+    program: str
+
+    @property
+    def home(self) -> Path:
+        return self.root / "home"
+
+    @property
+    def project(self) -> Path:
+        return self.home / "project"
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state"
+
+    def words(
+        self,
+        *,
+        cwd: Path | None = None,
+        home: Home = "tools",
+        hide: Iterable[Path] = (),
+        show: Iterable[Path] = (),
+        sockets: Iterable[Path] = (),
+    ) -> tuple[str, ...]:
+        """Return the words that put up the walls."""
+        spec = m.SandboxSpec(self.program, (str(self.state), *map(str, hide)), home=home)
+        return walls(spec, str(cwd or self.project), str(self.home), show=map(str, show), sockets=map(str, sockets))
+
+    def say(self, command: str, words: tuple[str, ...] | None = None, become: Iterable[str] = ()) -> str:
+        """Run a shell command inside and return what it says, errors too."""
+        done = subprocess.run(
+            [*become, *(words or self.words()), "/bin/sh", "-c", command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={"PATH": os.environ["PATH"], "HOME": str(self.home)},
+            timeout=60,
+            check=False,
+        )
+        return done.stdout.strip()
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    """One in a directory that every account can get to."""
+    program = bubblewrap()
+    with tempfile.TemporaryDirectory(prefix="hutch-walls-") as made:
+        root = Path(made).resolve()
+        root.chmod(0o755)
+        for name in ("home/.ssh/id", "home/.cargo/bin/tool", "home/.cargo/credentials", "home/notes", "state/vault"):
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"<{path.name}>")
+        (root / "home" / "project").mkdir()
+        yield Place(root, program)
+
+
+def test_the_working_directory_is_where_it_was_and_can_be_written(place: Place) -> None:
+    """Paths are the same inside and outside, so that rules about them hold."""
+    said = place.say("pwd; echo made > file")
+
+    assert said == str(place.project)
+    assert (place.project / "file").read_text() == "made\n"
+
+
+def test_the_system_can_be_read_and_not_written(place: Place) -> None:
+    """Programs run; nothing of the host can be changed, by uid 0 neither."""
+    said = place.say(
+        "for p in /usr /etc /sys /proc/sys/kernel/core_pattern; do test -w $p && echo $p; done; ls --version"
+    )
+
+    assert said.startswith("ls (")
+
+
+@pytest.mark.parametrize(
+    ("home", "seen"), [("tools", {"tool"}), ("read_only", {"tool", "notes"}), ("hidden", set[str]())]
+)
+def test_the_home_is_seen_as_far_as_was_chosen(place: Place, home: Home, seen: set[str]) -> None:
+    """Tools by default; secrets never."""
+    said = place.say("cat ~/.ssh/id ~/notes ~/.cargo/bin/tool ~/.cargo/credentials", place.words(home=home))
+
+    assert {name for name in ("id", "notes", "tool", "credentials") if f"<{name}>" in said} == seen
+
+
+def test_what_is_left_in_the_home_goes_with_the_agent(place: Place) -> None:
+    """So that nothing that it left is run by the person; caches can be written all the same."""
+    said = place.say("mkdir -p ~/.cache/x ~/.config/autostart && echo x > ~/.profile && echo written")
+
+    assert said == "written"
+    assert sorted(os.listdir(place.home)) == [".cargo", ".ssh", "notes", "project"]
+
+
+def test_what_is_hutchs_is_hidden_wherever_it_lies(place: Place) -> None:
+    """In a working directory that contains it, behind a link to it, and when it is a single file."""
+    work = place.root / "home" / "project"
+    (work / "state").mkdir()
+    (work / "state" / "vault").write_text("<vault>")
+    (work / "link").symlink_to("state")
+    (work / "hutch.toml").write_text("<settings>")
+    said = place.say("cat state/* link/* hutch.toml", place.words(hide=(work / "link", work / "hutch.toml")))
+
+    assert "No such file" in said
+    assert "<" not in said
+
+
+def test_no_process_of_the_host_is_seen_and_none_outlives_it(place: Place) -> None:
+    """It has process numbers of its own; what it put into the background, in a session of its own, ends with it."""
+    said = place.say("setsid sleep 321.5 >/dev/null 2>&1 & ls -d /proc/[0-9]* | wc -l")
+    left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"321.5" in _read(path)]
+
+    assert int(said) < 10
+    assert left == []
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_no_capability_is_left_and_none_can_be_gained(place: Place) -> None:
+    """Not for uid 0 either."""
+    said = place.say("grep -E 'CapEff|CapBnd|NoNewPrivs' /proc/self/status").split()
+
+    assert said == ["CapEff:", "0" * 16, "CapBnd:", "0" * 16, "NoNewPrivs:", "1"]
+
+
+def test_a_socket_is_reached_only_where_it_is_shown(place: Place) -> None:
+    """The directory of the broker's socket is seen although what it lies in is hidden."""
+    directory = place.state / "broker"
+    directory.mkdir()
+    dial = 'python3 -c "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])" %s 2>/dev/null; echo $?'
+    with socket.socket(socket.AF_UNIX) as client, socket.socket(socket.AF_UNIX) as broker:
+        client.bind(str(place.state / "client.sock"))
+        broker.bind(str(directory / "broker.sock"))
+        client.listen()
+        broker.listen()
+        said = place.say(
+            f"ls {place.state}; {dial % (place.state / 'client.sock')}; {dial % (directory / 'broker.sock')}",
+            place.words(sockets=(directory,)),
+        )
+
+    assert said.split() == ["broker", "1", "0"]
+
+
+def test_programs_of_hutch_cannot_be_changed_in_a_folder_that_holds_them(place: Place) -> None:
+    """Of two places the deeper one counts."""
+    code = place.project / "code"
+    code.mkdir()
+    said = place.say("echo x > code/file; echo y > beside", place.words(show=(code,)))
+
+    assert "Read-only" in said
+    assert os.listdir(code) == []
+    assert (place.project / "beside").exists()
+
+
+def test_an_agent_can_put_up_walls_of_its_own_inside(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent's own sandbox works, for every account but root, to whom the kernel refuses it there."""
+    become: list[str] = []
+    if os.geteuid() == 0:
+        become = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+        monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
+        os.chown(place.project, NOBODY, NOBODY)
+    nested = f"{place.program} --unshare-user --unshare-pid --ro-bind / / --dev /dev --proc /proc echo nested"
+
+    assert place.say(nested, become=become) == "nested"
+
+
+@pytest.mark.parametrize("cwd", ["home", ".", "state/project", "/usr", "/"])
+def test_where_no_wall_can_stand_there_is_none(place: Place, cwd: str) -> None:
+    """A session that works in the home, in what contains it, in what is hidden or in the system is refused."""
+    with pytest.raises(HutchError) as refused:
+        place.words(cwd=place.root / cwd)
+
+    assert refused.value.reason is Reason.ISOLATION_UNAVAILABLE
+
+
+def test_walls_are_tried_by_putting_them_up(place: Place) -> None:
+    """Nothing is said when they hold, else why they do not."""
+    hide = (str(place.state), str(place.home / "notes"))
+
+    assert try_walls(m.SandboxSpec(place.program, hide), str(place.home)) == ""
+    assert try_walls(m.SandboxSpec(place.program, hide, home="read_only"), str(place.home)) == ""
+    assert "exit code 1" in try_walls(m.SandboxSpec("/bin/false", hide), str(place.home))
+    assert "No such file" in try_walls(m.SandboxSpec("/nowhere/bwrap", hide), str(place.home))
