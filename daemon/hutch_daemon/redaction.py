@@ -25,7 +25,7 @@ MASK: Final = b"[masked by hutch]"
 _COMMON: Final = 14
 """Characters that keys may begin with in common (`sk-ant-api03-`)."""
 _SHORT: Final = 20
-"""A secret without its beginning that is not longer is looked for in one piece."""
+"""A secret that has not so many more characters is looked for in one piece."""
 _KEPT: Final = 64
 """Secrets that are remembered; the ones that were used longest ago are forgotten first."""
 _STREAMS: Final = 64
@@ -67,14 +67,15 @@ def forms(secret: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _needles(secret: bytes) -> _Needles:
-    body = secret[_COMMON:] if len(secret) >= _COMMON + _SHORT else secret
+    long = len(secret) >= _COMMON + _SHORT
+    body = secret[_COMMON:] if long else secret
     whole: dict[bytes, str] = {}
     for name, form in forms(secret):
         whole.setdefault(form, name)
     pieces: dict[bytes, None] = {}
     for _, form in forms(body):
         half = len(form) // 2
-        pieces |= dict.fromkeys((form[:half], form[half:]) if len(body) >= _SHORT else (form,))
+        pieces |= dict.fromkeys((form[:half], form[half:]) if long else (form,))
     longest_first = sorted(whole, key=len, reverse=True)
     return _Needles(tuple((whole[form], form) for form in longest_first), tuple(pieces))
 

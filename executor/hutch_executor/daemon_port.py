@@ -43,6 +43,7 @@ class LinkedDaemon:
         kind: m.PermissionKind,
         call: m.ToolCall,
         *,
+        cwd: str | None = None,
         questions: tuple[m.Question, ...] = (),
         plan: str | None = None,
     ) -> m.PermissionDecision:
@@ -54,7 +55,7 @@ class LinkedDaemon:
             turn=self._reporter.turn or "",
             kind=kind,
             call=call,
-            cwd=self._cwd,
+            cwd=cwd or self._cwd,
             questions=questions,
             plan=plan,
             project=m.ProjectFile(*project) if project is not None else None,

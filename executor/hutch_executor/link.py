@@ -197,7 +197,7 @@ class Link:
             )
         self.epoch = welcome.daemon_epoch
         self._welcomed(welcome)
-        return welcome.acked
+        return self._reporter.outbox.acked if planted("store_resent") else welcome.acked
 
     async def _attend(self, peer: Peer[Any]) -> None:
         """Send events and heartbeats until the connection ends. OSError of the spool ends it too."""

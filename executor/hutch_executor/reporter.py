@@ -5,7 +5,7 @@ Theory. `report` only encodes, numbers and puts an event into the outbox. Two ta
 no event is in two hands, and a new connection starts at the first unacknowledged event.
 
 Events come singly and each commit of hutchd costs as much as the work on many: while something is under way, what comes
-next gathers for a moment, or until the receipt, and goes out together. A full batch and a lone event never wait.
+next gathers for a moment, and until the receipt, and goes out together. A lone event and a full batch do not wait.
 
 Bounds: the outbox in memory; the spool on disk. When hutchd does not acknowledge, or the spool is full or fails,
 memory fills and `report` waits: the agent is not read any more. Nothing is dropped.
@@ -23,7 +23,7 @@ import msgspec
 from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
-from hutch_executor.outbox import Outbox, Stretch
+from hutch_executor.outbox import BATCH_COUNT, Outbox, Stretch
 from hutch_executor.signals import Change
 from hutch_executor.spool import Spool, SpoolFullError
 from hutch_shared.errors import HutchError, Reason
@@ -36,10 +36,8 @@ __all__ = ["EVENT_LIMIT", "Reporter"]
 EVENT_LIMIT: Final = 30 << 20
 """Bytes of one event; the frame around it must stay below 32 MiB."""
 _TRY_AGAIN: Final = 1.0
-_GATHER: Final = 0.004
-"""Seconds that the next events gather after a batch that was not full."""
-_GATHER_LONGEST: Final = 0.1
-"""Seconds for which they go on gathering where no receipt comes."""
+_GATHER: Final = (0.004, 0.1)
+"""Seconds that the next events gather after a batch, and for which they go on while no receipt of it comes."""
 _GIVE_WAY: Final = 64
 """Events after which a runner that never waits lets others run."""
 _RESULT_LIMIT: Final = 1 << 20
@@ -53,8 +51,9 @@ _encode: Final = msgspec.json.Encoder().encode
 class Reporter:
     """The events of one executor. `turn` is the turn that they are of."""
 
-    def __init__(self, outbox: Outbox | None = None) -> None:
-        """Start without a session: nothing can be reported before `begin`."""
+    def __init__(self, outbox: Outbox | None = None, *, gather: tuple[float, float] = _GATHER) -> None:
+        """Start without a session: nothing can be reported before `begin`. See `_GATHER`."""
+        self._gather_for = gather
         self.outbox = outbox or Outbox()
         self.turn: str | None = None
         self._spool: Spool | None = None
@@ -118,6 +117,8 @@ class Reporter:
         self._changed.happen()
         if not self._is_connected:
             self._untidy.happen()
+        elif n - self.outbox.sent == BATCH_COUNT:
+            self._hurry.happen()
         return n
 
     # ------------------------------------------------------------ out
@@ -156,13 +157,17 @@ class Reporter:
                 await self._gather()
 
     async def _gather(self) -> None:
-        """Let events gather: for a moment, and on until what was sent is acknowledged; less when somebody waits."""
-        with anyio.move_on_after(_GATHER):
-            while self._wanted <= self.outbox.sent:
+        """Let events gather: for a moment, and on until what was sent is acknowledged."""
+        with anyio.move_on_after(self._gather_for[0]):
+            while self._may_gather():
                 await self._hurry.wait()
-        with anyio.move_on_after(_GATHER_LONGEST):
-            while max(self.outbox.acked, self._wanted - 1) < self.outbox.sent:
+        with anyio.move_on_after(self._gather_for[1]):
+            while self._may_gather() and self.outbox.acked < self.outbox.sent:
                 await self._hurry.wait()
+
+    def _may_gather(self) -> bool:
+        """Tell whether what comes may wait: nobody waits for it, and it is no full batch."""
+        return self._wanted <= self.outbox.sent and self.outbox.last - self.outbox.sent < BATCH_COUNT
 
     async def wait_sent(self, n: int) -> None:
         """Return when all up to `n` are on a connection or acknowledged; they gather no more."""

@@ -75,7 +75,7 @@ def walls(
 ) -> tuple[str, ...]:
     """Return the words to put before a command that is to run inside, in `cwd`. Looks at the file system.
 
-    `show` and `write` add to those of `spec`, `sockets` are directories bound as they are, whatever hides them. What
+    `show` and `write` add to those of `spec`, `sockets` are directories that are seen whatever hides them. What
     does not exist is left out. `isolation_unavailable` when no wall can stand there: the working directory is, or
     contains, the home or a place of the system, or lies in what is hidden.
     """
@@ -90,9 +90,10 @@ def walls(
         *("--cap-drop", "ALL"),
     ]
     for path in sorted(places, key=lambda path: (path.rstrip("/").count("/"), path)):
-        words += _words(path, places)
+        if places[path] != "hidden" or _around(path, places) != "hidden":  # else even its name would be seen
+            words += _words(path, places)
     for path in sockets:
-        words += ["--bind", path, path]
+        words += ["--ro-bind", path, path]  # dialling needs no more, and nobody can put another socket there
     return (*words, "--chdir", cwd, "--")
 
 
@@ -145,13 +146,17 @@ def _existing(paths: Iterable[str], place: Place) -> dict[str, Place]:
     return found
 
 
+def _around(path: str, places: Mapping[str, Place]) -> Place:
+    """Return what the nearest place is that `path` lies in."""
+    return next((places[str(one)] for one in Path(path).parents if str(one) in places), "private")
+
+
 def _words(path: str, places: Mapping[str, Place]) -> list[str]:
     place = places[path]
     if place in ("read", "write") and os.path.realpath(path) != path:
         if os.path.dirname(path) == "/":  # /bin and its like
             return ["--symlink", os.readlink(path), path]
-        above = next((places[str(one)] for one in Path(path).parents if str(one) in places), "private")
-        if above in ("read", "write"):  # the link itself is seen there
+        if _around(path, places) in ("read", "write"):  # the link itself is seen there
             return []
     match place:
         case "devices":

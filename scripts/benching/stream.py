@@ -21,7 +21,8 @@ async def bench(effort: Effort, say: Say) -> None:
         session = await both.open()
         await both.ours(session, "say 10 words")
         for _ in range(effort.rounds):
-            turns.append((await both.ours(session, prompt), await both.bare("warm", prompt)))
+            through_hutch = await both.ours(session, prompt)
+            turns.append((through_hutch, await both.bare("warm", prompt)))
     assert all(ours.deltas == bare.deltas for ours, bare in turns), turns
     ratio = median([ours.rate / bare.rate for ours, bare in turns])
     say("stream", f"{count} text deltas: rate", ratio, (">=", 0.8),

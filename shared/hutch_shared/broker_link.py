@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from hutch_shared.messages import CredentialKind, Nothing, Wire
+from hutch_shared.messages import CredentialKind, Nothing, Pong, Wire
 from hutch_shared.methods import Method, Table
 
 __all__ = [
@@ -227,7 +227,10 @@ def _table(*rows: Method) -> Table:
     return {row.name: row for row in rows}
 
 
+_PING: Final = _ask("ping", Nothing, Pong, "Answers at once; says that the other side is alive and reads.")
+
 TO_BROKER: Final[Table] = _table(
+    _PING,
     _ask("hello", BrokerHello, BrokerWelcome, "First: proves hutchd, tells what the broker holds."),
     _ask("keep_leases", LeaseIds, Ended, "Ends all leases but these."),
     _ask("put_lease", LeaseState, Nothing, "Gives a lease, or what it is now."),
@@ -240,6 +243,7 @@ TO_BROKER: Final[Table] = _table(
 )
 
 FROM_BROKER: Final[Table] = _table(
+    _PING,
     _ask("need_key", NeedKey, Key, "The secret that a lease stands for."),
     Method("report_records", "notification", Records, None, "Records in order; the receipt is `ack_records`."),
 )

@@ -45,6 +45,7 @@ StopHow = Literal["drain", "leave", "stop"]
 Cursor = Annotated[int, Meta(ge=-1, le=2**53)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, Meta(gt=0)]
+Short = Annotated[str, Meta(max_length=200)]
 
 
 # ---------------------------------------------------------------- shared records
@@ -254,6 +255,18 @@ class StoreStatus(Wire, frozen=True, omit_defaults=True):
     wal_bytes: int = 0
 
 
+class BrokerState(Wire, frozen=True, omit_defaults=True):
+    """The process that puts the keys in. `idle`: nothing has needed it yet. Counts are of its present run."""
+
+    state: Literal["up", "down", "idle"]
+    detail: str = ""
+    """Why it is not up, the end of a sentence."""
+    leases: int = 0
+    streams: int = 0
+    requests: int = 0
+    refused: int = 0
+
+
 class Status(Wire, frozen=True, omit_defaults=True):
     version: str
     protocol: int
@@ -274,29 +287,30 @@ class Status(Wire, frozen=True, omit_defaults=True):
     notices: tuple[str, ...] = ()
     """What an administrator should look at: quarantined executors, a start loop, a bad settings file."""
     paths: dict[str, str] = {}
+    broker: BrokerState | None = None
 
 
 class OpenSession(Wire, frozen=True, omit_defaults=True):
     agent: str
     cwd: str
-    name: str | None = None
+    name: Short | None = None
     environment: str | None = None
     permission_mode: PermissionMode | None = None
     when_nobody: WhenNobody | None = None
     rules: Rules = Rules()
     limits: Limits = Limits()
     options: AgentOptions = AgentOptions()
-    resume: str | None = None
+    resume: Short | None = None
     """The agent's own id of an earlier conversation."""
     credential: str | None = None
     """The name of the stored key to use, where there are several."""
-    idempotency_key: str | None = None
+    idempotency_key: Short | None = None
 
 
 class SubmitPrompt(Wire, frozen=True, omit_defaults=True):
     session: str
     prompt: str
-    idempotency_key: str | None = None
+    idempotency_key: Short | None = None
     timeout: Seconds | None = None
 
 
@@ -406,7 +420,7 @@ class CloseSession(Wire, frozen=True, omit_defaults=True):
 
 class ForkSession(Wire, frozen=True, omit_defaults=True):
     session: str
-    name: str | None = None
+    name: Short | None = None
 
 
 class PutApiKey(Wire, frozen=True, omit_defaults=True):
@@ -485,9 +499,15 @@ class GetUsage(Wire, frozen=True, omit_defaults=True):
 
 
 class UsageRow(Wire, frozen=True, omit_defaults=True):
+    """`usage` is what agents report of turns that ended; `broker` what passed the broker, of turns that run as well."""
+
     of: str
     turns: int
     usage: UsageSeen
+    broker: UsageSeen | None = None
+    """None: nothing went by the broker. Its `usd` leaves out what has no known price."""
+    requests: int = 0
+    """How many requests of models the broker counted."""
 
 
 class UsageTable(Wire, frozen=True, omit_defaults=True):

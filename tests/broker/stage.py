@@ -20,8 +20,8 @@ from hutch_shared import broker_link as link
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.ids import new_id, new_token
 from hutch_shared.rpc.peer import Peer
-from hutch_shared.rpc.stream import SocketStream
-from hutch_shared.unix import connect, start_time
+from hutch_shared.rpc.stream import SocketStream, dial
+from hutch_shared.unix import start_time
 
 KEY = "sk-rehearsal-0123456789"
 ASK = {
@@ -72,7 +72,7 @@ class Stage:
     @asynccontextmanager
     async def linked(self) -> AsyncIterator[Peer[Any]]:
         """Dial the link as hutchd does."""
-        stream = SocketStream(connect(Path(self.boot.control)))
+        stream = await dial(Path(self.boot.control))
         peer: Peer[Any] = Peer(
             stream,
             takes=link.FROM_BROKER,
@@ -112,7 +112,7 @@ class Stage:
 
     async def dial(self) -> SocketStream:
         """Connect to the agents' socket."""
-        return SocketStream(connect(Path(self.boot.socket)))
+        return await dial(Path(self.boot.socket))
 
     async def send(self, raw: bytes) -> bytes:
         """Send raw bytes on a connection of their own and return all that comes back until it ends."""

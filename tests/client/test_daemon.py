@@ -152,7 +152,7 @@ def test_keys_are_listed_and_removed(daemon: FakeDaemon, hutch: Hutch) -> None:
     """Without their secrets."""
     daemon.answers |= {"list_api_keys": m.ApiKeys((KEY,)), "delete_api_key": m.Nothing()}
 
-    assert hutch("key", "ls")[1].splitlines()[1].startswith("anthropic  default  …wxyz    0     never")
+    assert hutch("key", "ls")[1].splitlines()[1].startswith("anthropic  default  api_key  …wxyz    0     never")
     assert hutch("key", "rm", "anthropic")[0] == 0
     assert daemon.asked("delete_api_key") == [m.DeleteApiKey("anthropic", "default")]
 
@@ -163,7 +163,7 @@ def test_usage_is_a_table(daemon: FakeDaemon, hutch: Hutch) -> None:
 
     assert hutch("usage", "--by", "model")[1].splitlines() == [
         "MODEL  TURNS  INPUT  CACHE READ  CACHE WRITE  OUTPUT  USD",
-        "opus   2      1,000  0           0            20      0.5000",
+        "opus   2      1,000  0           0            20      0.5000  as the agent reports it",
     ]
 
 

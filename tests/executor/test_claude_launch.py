@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from hutch_executor.runners.claude_calls import judged_input, kind_of, plan_of
-from hutch_executor.runners.claude_launch import INSTRUCTIONS_LIMIT, build, instructions
+from hutch_executor.runners.claude_launch import INSTRUCTIONS_LIMIT, build, instructions, walled
 from hutch_executor.runners.claude_process import Launch
 from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
@@ -48,6 +49,44 @@ def test_the_options_of_a_session_reach_the_command_line() -> None:
     documents = {flag: secret.reveal() for flag, secret in started.after_flags.items()}
     assert json.loads(documents.pop("--mcp-config")) == {"mcpServers": mcp}
     assert documents == {"--system-prompt-file": "Be brief.", "--append-system-prompt-file": "Instructions"}
+
+
+def test_a_lease_is_used_at_the_brokers_socket() -> None:
+    """The base URL of such a grant names no host that exists."""
+    session = m.PrepareSession("s-1", "claude", "/work", "ask", m.AgentOptions(), m.Limits(), "/spool", "/home/ada")
+    grant = m.KeyGrant("lease", "l", base_url="http://broker.invalid", unix_socket="/run/hutch/broker/broker.sock")
+    started = build(session, grant, (), "", cli="/cli", retries=2, stream_idle=60, environ={})
+
+    assert started.env["ANTHROPIC_UNIX_SOCKET"] == "/run/hutch/broker/broker.sock"
+    assert started.env["ANTHROPIC_BASE_URL"] == "http://broker.invalid"
+
+
+def test_the_cli_is_started_inside_the_walls_of_its_session(tmp_path: Path) -> None:
+    """Of its folder it has the transcripts of its working directory, of Hutch's the broker's directory."""
+    cwd, home, broker = tmp_path / "work", tmp_path / "home", tmp_path / "run" / "broker"
+    for folder in (cwd, home, broker):
+        folder.mkdir(parents=True)
+    spec = m.SandboxSpec("/usr/bin/bwrap", hide=(str(tmp_path / "run"),))
+    session = m.PrepareSession(
+        "s-1", "claude", str(cwd), "ask", m.AgentOptions(), m.Limits(), "/spool", str(home), sandbox=spec
+    )
+    grant = m.KeyGrant("lease", "l", unix_socket=str(broker / "broker.sock"))
+    bare = Launch(("/cli", "--word"), str(cwd), {"TMPDIR": "/var/x", "XDG_RUNTIME_DIR": "/run/user/1", "LANG": "C"})
+    started = walled(bare, session, grant)
+    words = started.argv
+    (transcripts,) = (home / ".claude" / "projects").iterdir()
+
+    assert words[0] == "/usr/bin/bwrap"
+    assert words[-3:] == ("--", "/cli", "--word")
+    assert _pairs(words, "--bind") == {str(cwd), str(transcripts)}
+    assert str(broker) in _pairs(words, "--ro-bind")
+    assert words.index(str(tmp_path / "run")) < words.index(str(broker))
+    assert started.env == {"LANG": "C"}
+    assert walled(bare, msgspec.structs.replace(session, sandbox=None), grant) is bare
+
+
+def _pairs(words: tuple[str, ...], word: str) -> set[str]:
+    return {words[at + 1] for at, one in enumerate(words) if one == word}
 
 
 def test_instructions_come_outermost_first_and_stop_at_the_repository(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hutch_executor.outbox import BATCH_COUNT, Outbox
+from hutch_executor.outbox import BATCH_BYTES, BATCH_COUNT, Outbox
 
 
 def filled(count: int, **limits: int) -> Outbox:
@@ -90,6 +90,22 @@ def test_what_was_acknowledged_while_it_was_being_spooled_is_forgotten_once() ->
 
     assert repr(outbox) == "<Outbox acked 2, spooled to 4, sent 4, last 4>"
     assert outbox.in_memory == 0
+
+
+def test_a_batch_is_full_by_count_or_by_bytes() -> None:
+    """What waits to be sent is a batch when there is no more room in one, or when it lies in the spool."""
+    by_count, by_bytes, spooled = filled(BATCH_COUNT - 1), Outbox(), filled(2)
+    full = [by_count.fills_batch()]
+    by_count.put(b"one more")
+    by_bytes.put(b"x" * BATCH_BYTES)
+    stretch = spooled.to_spool()
+    assert stretch is not None
+    spooled.moved_to_spool(stretch)
+    full += [by_count.fills_batch(), by_bytes.fills_batch(), spooled.fills_batch()]
+    by_bytes.sent = 1
+
+    assert full == [False, True, True, True]
+    assert not by_bytes.fills_batch()
 
 
 @given(st.lists(st.tuples(st.sampled_from(["put", "send", "ack", "spool", "reconnect"]), st.integers(0, 5))))

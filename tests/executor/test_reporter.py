@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from anyio.lowlevel import checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hutch_executor.outbox import Outbox
+from hutch_executor.outbox import BATCH_COUNT, Outbox
 from hutch_executor.reporter import EVENT_LIMIT, Reporter
 from hutch_executor.signals import Change
 from hutch_executor.spool import Spool, read_spool
@@ -29,6 +31,7 @@ class Receiver:
 
     def __init__(self) -> None:
         self.events: list[ReportedEvent] = []
+        self.frames = 0
         self._changed = Change()
 
     @property
@@ -44,6 +47,7 @@ class Receiver:
             assert event.n <= self.stored + 1, "a gap"
             if event.n == self.stored + 1:
                 self.events.append(event)
+        self.frames += 1
         self._changed.happen()
         await checkpoint()
 
@@ -62,6 +66,24 @@ def new_reporter(directory: Path, limit: int = 1 << 20, **limits: int) -> Report
     reporter = Reporter(Outbox(**limits))
     reporter.begin("s-1", Spool(directory, "x-1", "s-1", limit))
     return reporter
+
+
+def patient_reporter(directory: Path) -> Reporter:
+    """Return a reporter that lets events gather for as long as it may."""
+    reporter = Reporter(Outbox(), gather=(0.0, 100 * WAIT))
+    reporter.begin("s-1", Spool(directory, "x-1", "s-1", 1 << 20))
+    return reporter
+
+
+@asynccontextmanager
+async def sending(reporter: Reporter, receiver: Receiver) -> AsyncIterator[None]:
+    """Keep a connection to the receiver, which acknowledges nothing."""
+    reporter.connect(0)
+    async with anyio.create_task_group() as group:
+        group.start_soon(reporter.send, receiver.write)
+        yield
+        group.cancel_scope.cancel()
+    await reporter.close()
 
 
 @pytest.fixture
@@ -95,6 +117,50 @@ async def test_events_arrive_in_the_order_of_the_calls(directory: Path) -> None:
     assert receiver.events[0].native == msgspec.Raw(b'{"mine": [1, 2]}')
     assert reporter.outbox.unacked == 0
     await reporter.close()
+
+
+async def test_what_comes_while_events_are_under_way_goes_out_together(directory: Path) -> None:
+    """A lone event goes at once; those that come before its receipt share a frame, and so a commit."""
+    reporter, receiver = patient_reporter(directory), Receiver()
+    async with sending(reporter, receiver):
+        await reporter.report("text", Text("0"))
+        await receiver.has(1)
+        for number in range(1, 11):
+            await reporter.report("text", Text(str(number)))
+            await checkpoint()
+        before = receiver.stored
+        reporter.acknowledge(1)
+        await receiver.has(11)
+
+        assert (before, receiver.frames) == (1, 2)
+        assert receiver.texts() == [str(number) for number in range(11)]
+
+
+async def test_events_that_somebody_waits_for_do_not_gather(directory: Path) -> None:
+    """A question must come right after the events that led to it, receipt or none."""
+    reporter, receiver = patient_reporter(directory), Receiver()
+    async with sending(reporter, receiver):
+        await reporter.report("text", Text("a"))
+        await receiver.has(1)
+        with anyio.fail_after(WAIT):
+            await reporter.wait_sent(await reporter.report("text", Text("b")))
+        await receiver.has(2)
+
+        assert reporter.outbox.acked == 0
+
+
+async def test_a_full_batch_does_not_gather(directory: Path) -> None:
+    """More than a batch in memory would be of no use: it goes out without the receipt of the last."""
+    reporter, receiver = patient_reporter(directory), Receiver()
+    async with sending(reporter, receiver):
+        await reporter.report("text", Text("0"))
+        await receiver.has(1)
+        for number in range(1, BATCH_COUNT + 1):
+            await reporter.report("text", Text(str(number)))
+        await receiver.has(BATCH_COUNT + 1)
+
+        assert receiver.frames == 2
+        assert reporter.outbox.acked == 0
 
 
 async def test_an_outage_goes_through_the_spool(directory: Path) -> None:

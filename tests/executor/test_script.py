@@ -36,6 +36,7 @@ class FakeDaemon:
         kind: m.PermissionKind,
         call: m.ToolCall,
         *,
+        cwd: str | None = None,
         questions: tuple[m.Question, ...] = (),
         plan: str | None = None,
     ) -> m.PermissionDecision:

@@ -157,7 +157,7 @@ class FakeExecutor:
                 self.prepared = params
                 if self.host.unpreparable is not None:
                     raise HutchError(Reason.AGENT_UNAVAILABLE, self.host.unpreparable)
-                return m.Prepared(keys="none")
+                return m.Prepared(keys="none", cwd=self.host.work_really_is)
             case "execute_prompt":
                 return self._take(params)
             case "interrupt_turn":
@@ -279,6 +279,8 @@ class FakeHost:
         self.mute = False
         """Executors start and never say hello."""
         self.unpreparable: str | None = None
+        self.work_really_is: str | None = None
+        """What an executor says of the working directory of its session."""
         self.unkillable = False
         self.spools: dict[str, tuple[str, list[ReportedEvent]]] = {}
         """By directory: the session and the events in the spool there."""

@@ -67,6 +67,10 @@ class NoLeases:
 
     def __init__(self) -> None:
         self.ended: list[str] = []
+        self.on_key: Any = None
+
+    async def state(self) -> m.BrokerState:
+        return m.BrokerState("idle")
 
     def want(self) -> None:
         return

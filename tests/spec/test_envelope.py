@@ -147,6 +147,23 @@ def test_numbers_that_readers_choke_on_are_refused(number: str, good: bool, size
     assert isinstance(found, Request if good else Fault)
 
 
+@SIZES
+def test_a_sound_value_is_one_that_a_payload_may_be(size: int) -> None:
+    """Who writes a payload can ask beforehand: grammar, depth, numbers, UTF-8."""
+    pad = b'"%b"' % (b"x" * size)
+    good = [b"[%b]" % pad, b'{"a":[1,2.5,null,%b]}' % pad, b"[%b,%b]" % (pad, b"9" * envelope.DIGITS_LIMIT)]
+    bad = [
+        b"[%b" % pad,
+        b"[%b]]" % pad,
+        b"[%b," % pad + b"[" * 64 + b"]" * 64 + b"]",
+        b"[%b,%b]" % (pad, b"9" * (envelope.DIGITS_LIMIT + 1)),
+        b'[%b,"\xff"]' % pad,
+    ]
+
+    assert [envelope.is_sound(value) for value in good] == [True] * len(good)
+    assert [envelope.is_sound(value) for value in bad] == [False] * len(bad)
+
+
 def test_a_bad_payload_of_a_notification_must_not_be_answered() -> None:
     """Notifications never are."""
     assert fault(b'{"jsonrpc":"2.0","method":"m","params":{"a":1e999}}').id is UNSET

@@ -45,6 +45,7 @@ class Ask:
 
     kind: m.PermissionKind
     call: m.ToolCall
+    cwd: str | None
     questions: tuple[m.Question, ...]
     plan: str | None
     after: int
@@ -77,10 +78,11 @@ class FakeDaemon:
         kind: m.PermissionKind,
         call: m.ToolCall,
         *,
+        cwd: str | None = None,
         questions: tuple[m.Question, ...] = (),
         plan: str | None = None,
     ) -> m.PermissionDecision:
-        ask = Ask(kind, call, questions, plan, len(self.events))
+        ask = Ask(kind, call, cwd, questions, plan, len(self.events))
         self.asks.append(ask)
         self._notify()
         if self.decide is not None:

@@ -128,7 +128,7 @@ class Host:
         with anyio.move_on_after(START):
             while self.daemon.returncode is None:
                 try:
-                    async with self.client() as client:
+                    async with self.client(redial_for=0.0) as client:
                         await client.get_status()
                         return
                 except Exception:  # noqa: BLE001 - whatever it is, it is not there yet

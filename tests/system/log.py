@@ -12,6 +12,8 @@ import msgspec
 from hutch_client.client import Follow, HutchClient
 from hutch_shared import messages as m
 from hutch_shared.events import DATA_OF_KIND, Event, EventKind, TurnEnded
+from tests.rehearsal import Model, Say, Step, Steps, anything
+from tests.system import processes
 
 DEADLINE = 90.0
 """Seconds that any one thing waited for may take, on a slow machine."""
@@ -114,3 +116,23 @@ async def wait_for(find: Callable[[], T | None]) -> T:
         while not (found := find()):
             await anyio.sleep(0.02)
     return found
+
+
+async def goes_on(log: Log, model: Model, session: m.Session) -> None:
+    """The next prompt of the session completes, and nothing is missing from its record."""
+    model.script = Steps(Step(anything, Say("ok"), None))
+    again = await log.play(session, "again")
+    assert again.state == "completed", again
+    assert without_gaps(log.events)
+
+
+async def executor_of(hutch: HutchClient, session: m.Session) -> int:
+    """The pid of a session's executor."""
+    (executor,) = [one.pid for one in (await hutch.get_status()).executors if one.session == session.id]
+    return executor
+
+
+async def cli_of(hutch: HutchClient, session: m.Session) -> int:
+    """The pid of a session's Claude CLI itself, whatever is wrapped around it."""
+    family = processes.family(await executor_of(hutch, session))
+    return next(one.pid for one in family if one.command.partition(" ")[0].endswith("/claude"))

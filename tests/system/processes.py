@@ -75,6 +75,11 @@ def alive(pid: int) -> bool:
     return pid in table()
 
 
+def running(command: str) -> list[Process]:
+    """Return the living processes with exactly this command line: in a sandbox a process has another number."""
+    return [process for process in table().values() if process.command == command]
+
+
 async def gone(mark: str, *, within: float = 20.0) -> list[Process]:
     """Wait until nothing that is marked lives; return what is left after `within` seconds."""
     with anyio.move_on_after(within):

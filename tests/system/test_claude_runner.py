@@ -85,6 +85,30 @@ async def test_every_call_is_asked_about_whatever_tool_and_whoever_calls(tmp_pat
         assert inner.parent is not None
 
 
+async def test_a_call_is_judged_where_it_runs(tmp_path: Path) -> None:
+    """A sub-agent in a working tree of its own has its relative paths judged from there."""
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "f.txt").write_text("hello\n")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "x"]):
+        subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@t", *words], cwd=work, check=True)
+    apart = {"description": "d", "prompt": "SUBTASK", "subagent_type": "general-purpose", "isolation": "worktree"}
+    script = Steps(
+        ("go", [Use("Bash", {"command": "cat f.txt"}), Use("Agent", apart)]),
+        ("SUBTASK", [Use("Bash", {"command": "pwd"}), Use("Write", {"file_path": "new.txt", "content": "x"})]),
+        OK,
+    )
+    async with stage(tmp_path, script) as s:
+        await s.turn()
+
+        here, inside = str(s.cwd.resolve()), next(r.text for r in s.daemon.of("tool_result") if "worktrees" in r.text)
+        asked = {ask.call.command or ask.call.agent_tool: ask for ask in s.daemon.asks}
+        assert {name: ask.cwd for name, ask in asked.items()} == {
+            "cat f.txt": here, "Agent": here, "pwd": inside, "Write": inside
+        }  # fmt: skip
+        assert asked["Write"].call.paths == (f"{inside}/new.txt",)
+
+
 async def test_a_denial_reaches_the_model_with_its_message(tmp_path: Path) -> None:
     """What is denied does not run, and the model is told why."""
     script = Steps(("go", Use("Bash", {"command": "touch made"})), ("not in this house", Say("understood")))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hutch_shared.events import KINDS
-from tests.system.host import Host, host
+from tests.system.host import HUTCH, Host, host
 
 pytestmark = pytest.mark.system
 
@@ -71,6 +71,22 @@ async def test_what_cannot_be_meant_exits_with_2(script_host: Host, arguments: l
     assert done.out == ""
     assert done.err
     assert "Traceback" not in done.err
+
+
+async def test_what_an_agent_may_not_do_exits_with_4(script_host: Host) -> None:
+    """A command that the agent runs finds hutchd, may look, and is refused a change of its own rules."""
+    call = f"HUTCH_RUNTIME_DIR={script_host.runtime} {' '.join(HUTCH)}"
+    command = f"{call} ps -q; {call} mode insider bypass; echo code $?"
+    arguments = script(script_host, "insider", {"tool": "Bash", "input": {"command": command}, "run": True})
+    ran = await script_host.hutch("run", *arguments, "--allow", "Bash", "-o", "jsonl", "go")
+    inspected = await script_host.hutch("inspect", "insider", "-o", "json")
+
+    (result,) = [
+        event["data"]["text"] for event in map(json.loads, ran.out.splitlines()) if event["kind"] == "tool_result"
+    ]
+    assert inspected.json["id"] in result
+    assert result.strip().endswith("code 4")
+    assert inspected.json["permission_mode"] == "ask"
 
 
 async def test_no_daemon_exits_with_3() -> None:

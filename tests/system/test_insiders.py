@@ -45,8 +45,9 @@ def call(sock):
 def through_one_that_ended():
     here, there = socket.socketpair()
     child = os.fork()
-    if child == 0:
-        socket.send_fds(there, [b"x"], [dial().fileno()])
+    if not child:
+        made = dial()
+        socket.send_fds(there, [b"x"], [made.fileno()])
         os._exit(0)
     (handed,) = socket.recv_fds(here, 1, 1)[1]
     os.waitpid(child, 0)

@@ -16,7 +16,7 @@ from tests.system.policing import SPARELESS, audit_of, bash, policed, step
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
-SESSIONS, QUESTIONS = 10, 100
+SESSIONS, QUESTIONS = 8, 125
 
 
 async def test_of_two_answers_one_stands_and_the_other_is_told() -> None:

@@ -16,8 +16,8 @@ from hutch_shared import messages as m
 from tests.client.terminal import at_terminal
 from tests.rehearsal import Cut, Model, Pause, Reply, Request, Say, Step, Steps, Use, anything
 from tests.system import processes
-from tests.system.host import HUTCH, Host
-from tests.system.log import DEADLINE, allow, log_of, wait_for, without_gaps
+from tests.system.host import Host
+from tests.system.log import DEADLINE, allow, executor_of, log_of, wait_for, without_gaps
 
 pytestmark = pytest.mark.system
 
@@ -80,16 +80,16 @@ async def test_an_interrupt_in_mid_tool_stops_the_tool_and_nothing_starts_after_
     claude_host: Host, hutch: HutchClient, model: Model
 ) -> None:
     """When `hutch interrupt` has returned nothing starts any more, and the session goes on with the next prompt."""
-    calls = [Use("Bash", {"command": "echo $$ > pid; sleep 600"}), Use("Bash", {"command": "touch late"})]
+    calls = [Use("Bash", {"command": "sleep 611.5"}), Use("Bash", {"command": "touch late"})]
     model.script = Steps(("go", calls), OK)
     session = await claude_host.claude(hutch, "interrupt")
     async with log_of(hutch, session) as log:
         turn = await hutch.submit_prompt(session.id, "go")
-        tool = await wait_for(lambda: _number_in(Path(session.cwd, "pid")))
+        await wait_for(lambda: processes.running("sleep 611.5"))
         await claude_host.hutch("interrupt", session.name)
         requests = len(model.turns)
         end = await log.ended(turn)
-        running = processes.alive(tool)
+        running = processes.running("sleep 611.5")
         again = await log.play(session, "once more")
 
         assert (end.state, end.reason) == ("stopped", "interrupted")
@@ -98,10 +98,6 @@ async def test_an_interrupt_in_mid_tool_stops_the_tool_and_nothing_starts_after_
         assert len(model.turns) == requests + 1
         assert again.state == "completed", again
         assert without_gaps(log.events)
-
-
-def _number_in(path: Path) -> int:
-    return int(path.read_text().strip() or 0) if path.exists() else 0
 
 
 async def test_two_sessions_in_one_directory_ask_at_once_and_are_warned_of_each_other(
@@ -137,8 +133,7 @@ async def test_a_session_goes_on_in_a_new_executor(claude_host: Host, hutch: Hut
     async with log_of(hutch, session) as log:
         await log.play(session, "remember the sheep")
         before = await hutch.get_session(session.id)
-        (executor,) = [one for one in (await hutch.get_status()).executors if one.session == session.id]
-        left = processes.family(executor.pid)
+        left = processes.family(await executor_of(hutch, session))
         processes.kill(left[:1])
         with anyio.fail_after(DEADLINE):
             while (await hutch.get_session(session.id)).executor is not None:
@@ -182,17 +177,15 @@ async def test_closing_a_session_ends_what_its_tools_left_behind(
     claude_host: Host, hutch: HutchClient, model: Model
 ) -> None:
     """Also a child that has a session of its own, and lost its parent; when `hutch stop` returns it is gone."""
-    leave = "(setsid sh -c 'echo $$ > child; exec sleep 600' < /dev/null > /dev/null 2>&1 &)"
+    leave = "(setsid sleep 612.5 < /dev/null > /dev/null 2>&1 &)"
     model.script = Steps(("go", Use("Bash", {"command": leave})), OK)
     session = await claude_host.claude(hutch, "stop")
     async with log_of(hutch, session) as log:
         await log.play(session, "go")
-        child = await wait_for(lambda: _number_in(Path(session.cwd, "child")))
-        before = processes.alive(child)
+        await wait_for(lambda: processes.running("sleep 612.5"))
         await claude_host.hutch("stop", session.id)
-        running = processes.alive(child)
+        running = processes.running("sleep 612.5")
 
-        assert before
         assert not running
         assert (await hutch.get_session(session.id)).state == "closed"
 
@@ -306,23 +299,6 @@ async def test_a_client_that_comes_back_in_mid_turn_sees_each_event_once(
     assert end.state == "completed", end
     assert without_gaps(events)
     assert "".join(one.text for one in before.of("text_delta") + after.of("text_delta")) == "first half, second half"
-
-
-async def test_an_agent_cannot_change_its_own_rules(claude_host: Host, hutch: HutchClient, model: Model) -> None:
-    """A command that the agent runs finds hutchd, may look, and is refused the change, with the exit code for that."""
-    call = f"HUTCH_RUNTIME_DIR={claude_host.runtime} {' '.join(HUTCH)}"
-    model.script = Steps(
-        ("go", Use("Bash", {"command": f"{call} ps -q; {call} mode insider bypass; echo code $?"})), OK
-    )
-    session = await claude_host.claude(hutch, "insider", "ask", name="insider")
-    async with log_of(hutch, session) as log:
-        end = await log.play(session, "go", allow)
-
-        assert end.state == "completed"
-        (result,) = log.of("tool_result")
-        assert session.id in result.text
-        assert result.text.strip().endswith("code 4")
-        assert (await hutch.get_session(session.id)).permission_mode == "ask"
 
 
 async def test_a_person_at_a_terminal_answers_inline(claude_host: Host, model: Model) -> None:

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from posixpath import basename, isabs, normpath
+from posixpath import basename, normpath
 
 import anyio
 import msgspec
@@ -30,11 +30,11 @@ from hutch_daemon.conductor.masking import Masking
 from hutch_daemon.conductor.modes import change_mode, leave_plan
 from hutch_daemon.conductor.parts import Parts, awake_ms
 from hutch_daemon.conductor.policies import Policies
-from hutch_daemon.conductor.policy_side import PolicySide, with_tools
+from hutch_daemon.conductor.policy_side import PolicySide, demand_absolute, with_tools
 from hutch_daemon.conductor.reports import Reports
 from hutch_daemon.conductor.session_loop import SessionLoop
 from hutch_daemon.conductor.spools import Spools
-from hutch_daemon.conductor.views import FORK_MARK, around, audit_view, session_view, turn_view
+from hutch_daemon.conductor.views import FORK_MARK, around, audit_view, session_view, turn_view, usage_view
 from hutch_daemon.conductor.walling import usual, walling
 from hutch_daemon.environments.origin import insider_of
 from hutch_daemon.environments.port import Environment
@@ -87,7 +87,7 @@ class Conductor:
         self._executors = ExecutorSide(parts, self.desk, reports, masking)
         self._spools = Spools(parts, reports)
         self._policy = PolicySide(parts, self.policies, self.session_of)
-        keys = KeySide(parts, self.session_of)
+        self._keys = keys = KeySide(parts, self.session_of)
         self.fanout, self.journal = parts.fanout, parts.journal
         # the methods of the wire that stand elsewhere, by their names
         self.executor_hello = self._executors.hello
@@ -186,8 +186,7 @@ class Conductor:
         if params.agent not in self._parts.agents:
             known = ", ".join(self._parts.agents)
             raise HutchError(Reason.AGENT_UNAVAILABLE, f"There is no agent {params.agent} here; known: {known}.")
-        if not isabs(params.cwd):
-            raise HutchError(Reason.INVALID_PARAMS, "The working directory must be an absolute path.")
+        demand_absolute(params.cwd, "working directory")
         environment = self._environment(params.environment)
         account = self._parts.account_of(caller.uid)
         session = new_id("session")
@@ -453,13 +452,12 @@ class Conductor:
     # ------------------------------------------------------------ usage, audit, status
 
     async def get_usage(self, caller: Caller, params: m.GetUsage) -> m.UsageTable:
-        """Sum up tokens and dollars of what the caller may see."""
+        """Sum up tokens and dollars of what the caller may see: what agents report beside what the broker counted."""
         session = (await self.session_of(caller, params.session)).id if params.session is not None else None
         since = _time(params.since)
-        lines = await self._parts.store.read(
-            lambda conn: usage.table(conn, params.by, owner=caller.scope, session=session, since=since)
-        )
-        return m.UsageTable(tuple(m.UsageRow(line.of, line.turns, line.usage) for line in lines))
+        table = partial(usage.table, by=params.by, owner=caller.scope, session=session, since=since)
+        reported, counted = await self._parts.store.read(lambda conn: (table(conn), table(conn, source="broker")))
+        return usage_view(reported, counted)
 
     async def read_audit(self, caller: Caller, params: m.ReadAudit) -> m.AuditPage:
         """Return a page of the audit of what the caller may see."""
@@ -515,8 +513,14 @@ class Conductor:
             turns_queued=queued,
             permissions_pending=asked,
             clients=parts.about.clients(),
-            notices=(*parts.about.notices(), *await parts.vault.notices(), *self._notices.values()),
+            notices=(
+                *parts.about.notices(),
+                *await parts.vault.notices(),
+                *self._keys.notices(None if caller.scope is None else caller.uid),
+                *self._notices.values(),
+            ),
             paths=dict(parts.about.paths),
+            broker=await parts.leases.state(),
         )
 
     async def stop_daemon(self, caller: Caller, params: m.StopDaemon) -> m.Nothing:
@@ -529,8 +533,7 @@ class Conductor:
 
     async def backup_store(self, caller: Caller, params: m.BackupStore) -> m.BackupDone:
         """Write a consistent copy of the database."""
-        if not isabs(params.path):
-            raise HutchError(Reason.INVALID_PARAMS, "The path of the copy must be absolute.")
+        demand_absolute(params.path, "file of the copy")
         return await self._parts.store.backup(Path(params.path))
 
     # ------------------------------------------------------------ events

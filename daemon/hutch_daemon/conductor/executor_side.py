@@ -141,6 +141,7 @@ class ExecutorSide:
         if planted("ack_ahead") and executor.peer is not None:
             await executor.peer.notify("ack_events", m.AckEvents(params.events[-1].n))
             await anyio.sleep(0.02)
+        failpoint("report.came")
         acked = await self._reports.take(executor, params)
         failpoint("report.ack")
         if executor.peer is not None:

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
 from hutch_daemon.conductor.callers import Caller, SessionOf
 from hutch_daemon.conductor.parts import PROVIDER_OF, Parts
 from hutch_daemon.keys.credential import Refresh, secret_of
 from hutch_daemon.store import audit
-from hutch_daemon.store.rows import AuditRow
+from hutch_daemon.store.rows import AuditRow, KeyRow
+from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import Notice
 from hutch_shared.times import from_wire, now_ms
 
 __all__ = ["KeySide"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanting:
+    """A key that is needed and cannot be had, and the sessions whose people were told."""
+
+    owner: int
+    trouble: str
+    told: frozenset[str]
 
 
 class KeySide:
@@ -22,7 +37,10 @@ class KeySide:
         self._vault = parts.vault
         self._grants = parts.grants
         self._leases = parts.leases
+        self._journal = parts.journal
         self._session_of = session_of
+        self._wanting: dict[str, _Wanting] = {}
+        parts.leases.on_key = self._note_key
 
     async def put_api_key(self, caller: Caller, params: m.PutApiKey) -> m.ApiKey:
         """Keep a credential of the caller."""
@@ -46,6 +64,7 @@ class KeySide:
             refresh=refresh,
         )
         await self._note(caller, "put_api_key", "stored", f"{params.provider}/{params.name}")
+        await self._settle(kept.id)
         self._leases.want()
         await self._leases.refresh_credential(kept.id)
         return kept
@@ -58,6 +77,7 @@ class KeySide:
         """Forget a credential of the caller."""
         row = await self._vault.delete(caller.uid, params.provider, params.name)
         await self._leases.revoke_credential(row.id)
+        await self._settle(row.id)
         await self._note(caller, "delete_api_key", "deleted", f"{params.provider}/{params.name}")
         return m.Nothing()
 
@@ -84,6 +104,35 @@ class KeySide:
         wrapped = await self._vault.rotate_master()
         await self._note(caller, "rotate_master_key", "rotated", self._vault.master_source)
         return m.MasterRotated(self._vault.master_source, wrapped)
+
+    def notices(self, owner: int | None) -> tuple[str, ...]:
+        """Return which keys of `owner`, or of anybody, are needed and cannot be had."""
+        return tuple(one.trouble for one in self._wanting.values() if owner in (None, one.owner))
+
+    async def _note_key(self, key: KeyRow, sessions: Sequence[str], trouble: str) -> None:
+        """Ask the owner of a key that cannot be had, once in each session that waits for it, until it can."""
+        if not trouble:
+            await self._settle(key.id)
+            return
+        before = self._wanting.get(key.id)
+        told = before.told if before is not None else frozenset()
+        self._wanting[key.id] = _Wanting(key.owner, trouble, told | set(sessions))
+        details = {"provider": key.provider, "name": key.name}
+        await self._say(set(sessions) - told, Notice("key_needed", trouble, details))
+
+    async def _settle(self, key: str) -> None:
+        """Ask no more for a key: there is another secret in its place, or it is gone."""
+        if (before := self._wanting.pop(key, None)) is not None:
+            await self._say(before.told, Notice("key_settled", "The key that was needed is there, or was deleted."))
+
+    async def _say(self, sessions: Collection[str], notice: Notice) -> None:
+        def unit(tx: Tx) -> None:
+            for session in sessions:
+                with suppress(HutchError):  # it was removed meanwhile
+                    self._journal.append(tx, session, None, "notice", notice)
+
+        if sessions:
+            await self._store.write(unit)
 
     async def _note(self, caller: Caller, action: str, outcome: str, subject: str) -> None:
         row = AuditRow(

@@ -12,7 +12,7 @@ from hutch_daemon.environments.port import Account
 from hutch_daemon.environments.walls import Walls
 from hutch_daemon.events.fanout import Fanout
 from hutch_daemon.events.journal import Journal
-from hutch_daemon.keys.broker import Family
+from hutch_daemon.keys.broker import Family, Troubled
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.redaction import KnownSecrets
@@ -45,10 +45,13 @@ class KeyGrants(Protocol):
 class Leases(Protocol):
     """Ends what agents may do with keys: the broker."""
 
+    on_key: Troubled
+
     def want(self) -> None: ...
     async def refresh_credential(self, credential: str) -> None: ...
     async def revoke_credential(self, credential: str) -> int: ...
     async def revoke_executor(self, executor: str) -> int: ...
+    async def state(self) -> m.BrokerState: ...
 
 
 @dataclass(frozen=True, slots=True)

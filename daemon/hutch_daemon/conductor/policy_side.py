@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from posixpath import normpath
+from posixpath import isabs, normpath
 
 import anyio
 
@@ -10,6 +10,7 @@ from hutch_daemon.conductor.callers import Caller, SessionOf
 from hutch_daemon.conductor.parts import Parts
 from hutch_daemon.conductor.policies import Policies
 from hutch_daemon.permissions.cases import call_of, run_cases
+from hutch_daemon.permissions.paths import can_be_path
 from hutch_daemon.permissions.policy import judge, paths_to_resolve
 from hutch_daemon.permissions.rules import BadRuleError, parse_rule
 from hutch_daemon.store import audit, rules
@@ -19,7 +20,7 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.times import now_ms
 
-__all__ = ["PolicySide", "with_tools"]
+__all__ = ["PolicySide", "demand_absolute", "with_tools"]
 
 _EFFECTS: tuple[RuleEffect, ...] = ("allow", "ask", "deny")
 
@@ -115,6 +116,8 @@ class PolicySide:
 
     async def change_rules(self, caller: Caller, params: m.ChangeRules) -> m.PolicyView:
         """Add and remove rules of the caller's account; `invalid_rule` changes nothing."""
+        if params.cwd is not None:
+            demand_absolute(params.cwd, "directory")
         project = normpath(params.cwd) if params.cwd is not None else None
         self.refuse_bad_rules(caller.uid, params.add, base=project or "/")
 
@@ -153,6 +156,12 @@ class PolicySide:
 
         await self._parts.store.write(change)
         return m.Nothing()
+
+
+def demand_absolute(path: str, what: str) -> None:
+    """Refuse a path that is relative, or that no file could have."""
+    if not (isabs(path) and can_be_path(path)):
+        raise HutchError(Reason.INVALID_PARAMS, f"The {what} must be an absolute path of at most 4,096 characters.")
 
 
 def _line(

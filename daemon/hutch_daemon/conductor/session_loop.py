@@ -433,11 +433,12 @@ class SessionLoop:
         for turn in await store.read(lambda conn: turns.list_(conn, self.session, limit=1_000_000)):
             if turn.state == "queued":
                 await self._end(turn, stopped("closed"))
-        executor = self._parts.pool.of_session(self.session)
-        if executor is not None:
-            self._killed = await self._parts.pool.end(executor, "its session was closed", grace=3.0)
+        pool, left = self._parts.pool, list[int]()
+        for executor in [one for one in pool.all() if one.session == self.session]:  # one that was given up too
+            left += (await pool.end(executor, "its session was closed", grace=3.0)).left
+        self._killed = Killed(verified=not left, left=tuple(left))
         word, message = "session_closed", "The session was closed; nothing of it is left running."
-        if self._killed is not None and not self._killed.verified:
+        if left:
             word = "quarantined"
             message = f"The session was closed, but these processes of it could not be ended: {self._killed.left}."
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hutch_daemon.pool.executor import Executor
 from hutch_daemon.store import permissions, turns, usage
-from hutch_daemon.store.rows import AuditRow, SessionRow, TurnRow
+from hutch_daemon.store.rows import AuditRow, SessionRow, TurnRow, UsageTotal
 from hutch_shared import messages as m
 from hutch_shared.events import UsageSeen
 from hutch_shared.times import to_wire
 
-__all__ = ["FORK_MARK", "Around", "around", "audit_view", "session_view", "turn_view"]
+__all__ = ["FORK_MARK", "Around", "around", "audit_view", "session_view", "turn_view", "usage_view"]
 
 FORK_MARK = "fork:"
 """Before the `agent_session` of a fork that has not spoken yet: the conversation that it goes on from."""
@@ -110,3 +111,18 @@ def audit_view(row: AuditRow) -> m.AuditEntry:
         digest=row.digest,
         details=row.details or {},
     )
+
+
+def usage_view(reported: Sequence[UsageTotal], counted: Sequence[UsageTotal]) -> m.UsageTable:
+    """Put what agents report and what the broker counted side by side; what only the broker knows comes last."""
+    broker = {line.of: line for line in counted}
+    rows = []
+    for line in reported:
+        beside = broker.pop(line.of, None)
+        rows.append(
+            m.UsageRow(line.of, line.turns, line.usage)
+            if beside is None
+            else m.UsageRow(line.of, line.turns, line.usage, beside.usage, beside.rows)
+        )
+    rows += [m.UsageRow(of, 0, UsageSeen(total=True), line.usage, line.rows) for of, line in broker.items()]
+    return m.UsageTable(tuple(rows))

@@ -49,6 +49,8 @@ class Walls:
         missing = "" if self.program is not None else self.why
         if Path(home).is_relative_to(cwd):
             missing = missing or "There is no sandbox around the agent: it works in the home itself."
+        if inside := next((path for path in self.hide if Path(path).is_relative_to(cwd)), None):  # it could be moved
+            missing = missing or f"There is no sandbox around the agent: {inside} lies in its working directory."
         if self.program is None or missing:
             return None, missing
         return (

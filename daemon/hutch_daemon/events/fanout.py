@@ -152,6 +152,8 @@ class Follower:
             )
         except HutchError as error:
             raise FollowOver(_WHY.get(error.reason, "store_unavailable"), self.cursor) from error
+        if planted("follow_gap"):
+            await anyio.sleep(0.02)
         if self._over is None:
             self._live = not page.more and (self._filling or planted("follow_gap"))
             self._filling = self._filling or self._live

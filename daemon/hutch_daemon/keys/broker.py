@@ -7,6 +7,7 @@ What is always true:
 - hutchd holds no lease's token: only its hash, so that a broker that was restarted can be given it again.
 - A record of the broker is booked once, and acknowledged after it is durable.
 - What a session with a budget may still spend is in advance with the broker, in small portions.
+- A key that cannot be had is a question to its owner: the requests wait for another one as long as the broker does.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import hashlib
 import logging
 import os
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +29,7 @@ from anyio.abc import TaskGroup
 from hutch_daemon.keys.supervisor import BrokerProcess, Link, link_token
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.settings import Settings
-from hutch_daemon.store import audit, meta, sessions, usage
+from hutch_daemon.store import audit, keys, meta, sessions, usage
 from hutch_daemon.store.rows import AuditRow, KeyRow, SessionRow, UsageRow
 from hutch_daemon.store.store import Store, Tx
 from hutch_shared import broker_link as link
@@ -36,7 +38,7 @@ from hutch_shared.errors import HutchError, Reason
 from hutch_shared.ids import new_id, new_token
 from hutch_shared.times import now_ms
 
-__all__ = ["Broker", "BrokerPaths", "Family", "dialect_of"]
+__all__ = ["Broker", "BrokerPaths", "Family", "Troubled", "dialect_of"]
 
 _log: Final = logging.getLogger(__name__)
 _HOST: Final = "http://broker.invalid"
@@ -44,9 +46,14 @@ _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 30.0
 _CALL: Final = 30.0
 _BOOKED: Final = "broker_booked"
+_PATIENCE: Final = 0.9
+"""Share of the time that the broker waits for a key in which its owner can bring another one."""
 
 Holds = Callable[[str, str], Awaitable[bool]]
 """Tells whether an executor (first) still serves a session (second)."""
+
+Troubled = Callable[[KeyRow, Sequence[str], str], Awaitable[None]]
+"""Told of a credential, the sessions that use it, and why it cannot be had, a sentence for its owner; "": it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +164,9 @@ class Broker:
         self._wanted = anyio.Event()
         self._port: int | None = None
         self._trouble = "it is starting"
+        self._replaced: defaultdict[str, anyio.Event] = defaultdict(anyio.Event)
+        self.on_key: Troubled = _nobody
+        """Told when a key that is needed cannot be had, and each time that one was."""
 
     # ------------------------------------------------------------ life
 
@@ -366,7 +376,9 @@ class Broker:
         return await self._end([one for one, given in self._given.items() if given.lease.credential == credential])
 
     async def refresh_credential(self, credential: str) -> None:
-        """Let the broker ask anew for a credential that was replaced."""
+        """Let the broker ask anew for a credential that was replaced, and what waits for it go on."""
+        if (replaced := self._replaced.pop(credential, None)) is not None:
+            replaced.set()
         await self._tell("drop_keys", link.DropKeys(credential=credential))
 
     async def _end(self, leases: list[str]) -> int:
@@ -378,7 +390,7 @@ class Broker:
         return len(leases)
 
     async def status(self) -> link.BrokerStatus | None:
-        """Return what the broker holds and did; None when there is none now (see `trouble`)."""
+        """Return what the broker holds and did; None when there is none now."""
         if self._link is None:
             return None
         try:
@@ -387,10 +399,13 @@ class Broker:
             return None
         return found
 
-    @property
-    def trouble(self) -> str:
-        """Why there is no broker, a sentence's end; empty when there is one."""
-        return self._trouble
+    async def state(self) -> m.BrokerState:
+        """Return how the broker is, for people."""
+        found = await self.status()
+        if found is None:
+            return m.BrokerState("down", self._trouble) if self._wanted.is_set() else m.BrokerState("idle")
+        streams = sum(state.streams for state in found.leases)
+        return m.BrokerState("up", "", len(found.leases), streams, found.requests, found.refused)
 
     async def _tell(self, name: str, params: m.Wire) -> None:
         """Say it to the broker, if there is one: what it misses `_meet` makes good."""
@@ -432,7 +447,7 @@ class Broker:
         lease = given.lease
         outcome = "given"
         try:
-            key = await self._fresh(lease.credential, need.rejected)
+            key = await self._key_of(lease, rejected=need.rejected)
         except HutchError as error:
             outcome = error.reason.word
             raise
@@ -450,6 +465,32 @@ class Broker:
             await self._store.write(lambda tx: audit.write(tx, line))
         await self._vault.touch(lease.credential)
         return key
+
+    async def _key_of(self, lease: link.Lease, *, rejected: bool) -> link.Key:
+        """Return a lease's key. Where it cannot be had its owner is told, and another one is waited for."""
+        until = anyio.current_time() + _PATIENCE * self._settings().broker.key_timeout
+        while True:
+            replaced = self._replaced[lease.credential]
+            try:
+                key = await self._fresh(lease.credential, rejected)
+            except HutchError as error:
+                if error.reason is not Reason.KEY_UNREADABLE:
+                    raise
+                await self._tell_owner(lease.credential, error.message)
+                with anyio.move_on_at(until):
+                    await replaced.wait()
+                if not replaced.is_set() or lease.id not in self._given:
+                    raise
+                rejected = False
+            else:
+                await self._tell_owner(lease.credential, "")
+                return key
+
+    async def _tell_owner(self, credential: str, trouble: str) -> None:
+        row = await self._store.read(lambda conn: keys.KEYS.one(conn, "WHERE id = ?", (credential,)))
+        if row is not None:
+            leases = (given.lease for given in self._given.values() if given.lease.credential == credential)
+            await self.on_key(row, tuple({lease.session for lease in leases}), trouble)
 
     async def _book(self, _: None, told: link.Records) -> None:
         """Write records down, acknowledge them, and give back what the requests took."""
@@ -498,6 +539,10 @@ class Broker:
 
     def __repr__(self) -> str:
         return f"<Broker {'up' if self._link else self._trouble}, {len(self._given)} leases>"
+
+
+async def _nobody(_: KeyRow, __: Sequence[str], ___: str) -> None:
+    """Tell nobody."""
 
 
 def _usage(record: link.Record, run: str, owner: int, account: str) -> UsageRow:

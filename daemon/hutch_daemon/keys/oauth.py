@@ -24,7 +24,6 @@ from anyio import to_thread
 from hutch_daemon.keys.credential import Credential, Refresh, secret_of
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.settings import Settings
-from hutch_daemon.store.rows import KeyRow
 from hutch_shared import broker_link as link
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.times import now_ms
@@ -42,18 +41,18 @@ _LONGEST: Final = 1 << 20
 class FreshKeys:
     """Gives the broker its keys, fresh where they can be refreshed."""
 
-    def __init__(
-        self, vault: Vault, settings: Callable[[], Settings], trouble: Callable[[KeyRow, str], None] | None = None
-    ) -> None:
-        """Tell `trouble` when an exchange fails, a sentence for the key's owner: only a new log-in helps then."""
+    def __init__(self, vault: Vault, settings: Callable[[], Settings]) -> None:
+        """Keep what is exchanged in `vault`."""
         self._vault = vault
         self._settings = settings
-        self._trouble = trouble
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         self._exchanged: dict[str, float] = {}
 
     async def __call__(self, key: str, rejected: bool) -> link.Key:
-        """Return the key of a credential; `rejected`: the provider refused the last. `no_key`, `key_unreadable`."""
+        """Return the key of a credential; `rejected`: the provider refused the last.
+
+        `no_key`, `key_unreadable`; where an exchange failed the latter is a sentence for the key's owner.
+        """
         row, credential = await self._vault.reveal_id(key)
         if credential.refresh is not None:
             credential = await self._fresh(key, rejected)
@@ -82,9 +81,11 @@ class FreshKeys:
                 _exchange, credential, credential.refresh, self._settings().broker.ca_file
             )
         except HutchError as error:
-            if self._trouble is not None:
-                self._trouble(row, f"The token {row.name} for {row.provider}: {error.message}")
-            raise
+            raise HutchError(
+                error.reason,
+                f"The log-in {row.name} for {row.provider} could not be refreshed: {error.message} Log in anew and"
+                f" store that with `hutch key add {row.provider} --name {row.name} --oauth`: what waits goes on then.",
+            ) from None
         await self._vault.put_credential(row.owner, row.provider, row.name, credential)
         self._exchanged[key] = monotonic()
         return credential
@@ -110,13 +111,9 @@ def _exchange(credential: Credential, refresh: Refresh, ca_file: str | None) -> 
         ends = now_ms() + int(float(answer["expires_in"]) * 1000) if "expires_in" in answer else None
     except urllib.error.HTTPError as error:
         error.close()
-        raise HutchError(
-            Reason.KEY_UNREADABLE, f"It could not be refreshed (HTTP {error.code}): log in anew and add it again."
-        ) from None
+        raise HutchError(Reason.KEY_UNREADABLE, f"its provider refuses (HTTP {error.code}).") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, HutchError):
-        raise HutchError(
-            Reason.KEY_UNREADABLE, "It could not be refreshed: there was no usable answer; it is tried again."
-        ) from None
+        raise HutchError(Reason.KEY_UNREADABLE, "there was no usable answer; the next request tries again.") from None
     return replace(credential, secret=secret, expires_at=ends, refresh=replace(refresh, token=token))
 
 

@@ -20,6 +20,7 @@ from typing import Final
 import anyio
 import msgspec
 from anyio import to_thread
+from anyio.abc import SocketAttribute
 
 from hutch_daemon.keys import durable
 from hutch_shared import broker_link as link
@@ -27,9 +28,9 @@ from hutch_shared.errors import HutchError, Reason
 from hutch_shared.ids import new_token
 from hutch_shared.rpc.invocation import Handler
 from hutch_shared.rpc.peer import Limits, Peer
-from hutch_shared.rpc.stream import SocketStream
+from hutch_shared.rpc.stream import SocketStream, dial
 from hutch_shared.rpc.vigil import Patience
-from hutch_shared.unix import connect, peer_credentials
+from hutch_shared.unix import Credentials, peer_credentials
 
 __all__ = ["BrokerProcess", "Link", "link_token"]
 
@@ -107,13 +108,13 @@ class BrokerProcess:
 
     async def _dial(self) -> SocketStream | None:
         try:
-            sock = connect(Path(self._boot.control), _HELLO)
+            stream = await dial(Path(self._boot.control), _HELLO)
         except OSError:
             return None
-        if peer_credentials(sock).uid not in (0, os.geteuid()):
-            sock.close()
+        if _other_end(stream).uid not in (0, os.geteuid()):
+            await stream.aclose()
             raise HutchError(Reason.NOT_ALLOWED, f"Another account listens on {self._boot.control}.")
-        return SocketStream(sock)
+        return stream
 
     async def _start(self) -> SocketStream:
         """Start one and wait until it can be dialled."""
@@ -171,9 +172,13 @@ class BrokerProcess:
     @staticmethod
     def _end(stream: SocketStream) -> None:
         """End the process that listens at the other end of the link."""
-        sock = stream.extra(anyio.abc.SocketAttribute.raw_socket)  # noqa: S610  # anyio, not Django
         with suppress(ProcessLookupError, PermissionError, HutchError):
-            os.kill(peer_credentials(sock).pid, signal.SIGTERM)
+            os.kill(_other_end(stream).pid, signal.SIGTERM)
 
     def __repr__(self) -> str:
         return f"<BrokerProcess {self._boot.control}, started {self.starts} times>"
+
+
+def _other_end(stream: SocketStream) -> Credentials:
+    """Return who listens at the other end of the link; HutchError when the kernel does not say."""
+    return peer_credentials(stream.extra(SocketAttribute.raw_socket))  # noqa: S610  # anyio, not Django

@@ -257,8 +257,9 @@ class UsageRow:
 
 @dataclass(frozen=True, slots=True)
 class UsageTotal:
-    """A line of a usage table: what it is of, over how many turns, how much."""
+    """A line of a usage table: what it is of, over how many turns and rows, how much."""
 
     of: str
     turns: int
+    rows: int
     usage: UsageSeen

@@ -24,7 +24,9 @@ def insert(tx: Executes, row: TurnRow) -> tuple[TurnRow, bool]:
 
     HutchError: NOT_FOUND without the session, SESSION_CLOSED, CONFLICT when the key was used for another prompt.
     """
-    if row.idempotency_key is not None and not planted("forget_key"):
+    if planted("forget_key"):
+        row = replace(row, idempotency_key=None)
+    if row.idempotency_key is not None:
         made = TURNS.one(tx, "WHERE session = ? AND idempotency_key = ?", (row.session, row.idempotency_key))
         if made is not None:
             if made.prompt != row.prompt:

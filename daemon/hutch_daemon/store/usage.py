@@ -18,7 +18,7 @@ _OF: Final = {
     "model": "model",
 }
 _SUMS: Final = (
-    "count(DISTINCT turn),"
+    "count(DISTINCT turn), count(*),"
     " sum(input_tokens), sum(output_tokens), sum(cache_read_tokens), sum(cache_write_tokens), sum(usd)"
 )
 
@@ -49,8 +49,8 @@ def table(
         values,
     )
     return tuple(
-        UsageTotal(of, turns, UsageSeen(fresh, out, read, written, usd, total=True))
-        for of, turns, fresh, out, read, written, usd in found
+        UsageTotal(of, turns, count, UsageSeen(fresh, out, read, written, usd, total=True))
+        for of, turns, count, fresh, out, read, written, usd in found
     )
 
 

@@ -163,7 +163,6 @@ class Writer:
                 if following is None:
                     break
                 jobs.append(following)
-            failpoint("store.before_commit")
             if planted("ack_before_commit"):
                 self._deliver(tx.events, outcomes)
                 outcomes = []
@@ -172,6 +171,7 @@ class Writer:
                 self._deliver(tx.events, [])
                 tx.events = []
                 time.sleep(_GROUP_SECONDS)
+            failpoint("store.before_commit")
             self._conn.execute("COMMIT")
         except sqlite3.Error as error:
             self._fail(fault_of(error) or Fault.IO, str(error))

@@ -95,6 +95,8 @@ class _Turn:
     stop_asked: anyio.Event = field(default_factory=anyio.Event)
     asking: int = 0
     """Calls that wait for a decision."""
+    places: dict[str, str] = field(default_factory=dict)
+    """Where a call would run, by call: a sub-agent may have a working tree of its own."""
     decided: dict[str, str] = field(default_factory=dict)
     """Digest of the input that may run, by call."""
     cause: TurnEnded | None = None
@@ -388,6 +390,8 @@ class ClaudeRunner:
         code = await link.process.exit_code()
         if turn.stopping:
             return _STOPPED
+        if code is not None and code > 128 and self._session.sandbox is not None:
+            code = 128 - code  # so bubblewrap tells of a signal
         if not code:
             return TurnEnded("failed", "no_result", "Claude Code ended without saying how the turn ended.")
         how = f"with exit code {code}" if code > 0 else f"by signal {-code}"
@@ -470,9 +474,12 @@ class ClaudeRunner:
 
     # ---------------------------------------------------------------- the SDK's questions
 
-    async def before_tool(self, _input: Any, _call_id: str | None, _context: Any) -> Any:
+    async def before_tool(self, given: Any, call_id: str | None, _context: Any) -> Any:
         """PreToolUse: send every call to `may_use`, whatever the CLI would think of it."""
-        starts = self._turn is not None and not self._turn.stopping
+        turn = self._turn
+        starts = turn is not None and not turn.stopping
+        if turn is not None and isinstance(place := given.get("cwd"), str):
+            turn.places[call_id or ""] = place
         return {
             "hookSpecificOutput": {
                 "hookEventName": "PreToolUse",
@@ -489,7 +496,8 @@ class ClaudeRunner:
         if turn is None or link is None or turn.stopping:
             return PermissionResultDeny(message=_NOTHING_STARTS, interrupt=True)
         call_id = context.tool_use_id or ""
-        call = to_call(tool, tool_input, call_id, self._session.cwd)
+        cwd = turn.places.pop(call_id, self._session.cwd)
+        call = to_call(tool, tool_input, call_id, cwd)
         kind = claude_calls.kind_of(tool)
         turn.asking += 1
         try:
@@ -497,6 +505,7 @@ class ClaudeRunner:
             decision = await self._daemon.request_permission(
                 kind,
                 call,
+                cwd=cwd,
                 questions=to_questions(tool_input) if kind == "question" else (),
                 plan=claude_calls.plan_of(tool_input) if kind == "plan" else None,
             )

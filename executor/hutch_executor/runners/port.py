@@ -31,11 +31,13 @@ class DaemonPort(Protocol):
         kind: m.PermissionKind,
         call: m.ToolCall,
         *,
+        cwd: str | None = None,
         questions: tuple[m.Question, ...] = (),
         plan: str | None = None,
     ) -> m.PermissionDecision:
         """Ask about one call and wait for the decision, as long as it takes, through reconnects.
 
+        `cwd` is where it would run: relative paths are judged from there. None: the session's own directory.
         Only `decision.input` may run. What cannot be decided comes back as a denial, never as an exception. From the
         moment the turn is interrupted every ask, waiting or new, comes back at once as a denial with `interrupt` set.
         A cancelled caller stops waiting; hutchd withdraws the question when the turn ends.

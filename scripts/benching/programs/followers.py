@@ -1,7 +1,8 @@
 """Followers that do nothing with what they get: so many that read, and so many that stopped to.
 
-`followers SOCKET SESSION READERS STALLED`. Prints `ready` when all follow; then for each line on standard input it waits
-until every reader has seen a turn from its first event to its end, and prints how many events each saw, in how long.
+`followers SOCKET SESSION READERS STALLED`. It prints `ready` when all follow; then for each line on standard input it
+waits until every reader has seen a turn from its first event to its end, and prints how many events each saw, and in
+how long.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A host of the bare SDK: what one would write without Hutch.
 
-With a prompt in its arguments it asks it with `query()`, prints the text as it comes, and ends: a whole command. Without
-one it takes orders as lines of JSON and answers each with the seconds it took, and its own CPU seconds:
+With a prompt in its arguments it asks it with `query()`, prints the text as it comes, and ends: a whole command.
+Without one it takes orders as lines of JSON and answers each with the seconds it took, and its own CPU seconds:
 `{"cold": PROMPT}` with a new CLI, `{"warm": PROMPT}` with one that is kept.
 """
 

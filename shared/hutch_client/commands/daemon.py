@@ -56,6 +56,7 @@ def _status(given: argparse.Namespace) -> int:
                 ("isolation", f"{isolation['level']}: {isolation['why']}"),
                 ("keys", f"{status['keys']} (master key: {status['master_key']})"),
                 ("why", isolation.get("keys_why")),
+                ("broker", _broker_words(get("broker"))),
                 *get("paths", {}).items(),
             ]
         )
@@ -78,6 +79,20 @@ def _status(given: argparse.Namespace) -> int:
     for notice in get("notices", ()):
         print(f"! {one_line(notice)}", file=sys.stderr)
     return exits.OK
+
+
+def _broker_words(broker: dict[str, Any] | None) -> str | None:
+    """Return `up: 2 leases, …`, or why it is not up."""
+    match broker:
+        case None:
+            return None
+        case {"state": "up"}:
+            counts = (count(broker.get(f"{noun}s", 0), noun) for noun in ("lease", "stream", "request"))
+            return f"up: {', '.join(counts)}, {broker.get('refused', 0):,} refused"
+        case {"state": "idle"}:
+            return "not started: no key was needed yet"
+        case _:
+            return f"DOWN: {broker.get('detail') or 'it is started'}"
 
 
 def _version(given: argparse.Namespace) -> int:
@@ -130,14 +145,21 @@ def _examine() -> Iterator[tuple[str, str | None]]:
         None if same else "Restart hutchd after an update.",
     )
     yield f"store: {store['path']}", None if store["ok"] else store.get("detail", "It cannot write.")
-    safe = isolation["level"] != "reduced"
-    yield f"isolation: {isolation['level']}", None if safe else isolation["why"]
     kept = status["keys"] != "exposed"
+    safe = kept or isolation["level"] != "reduced"
+    yield f"isolation: {isolation['level']}", None if safe else isolation["why"]
     yield (
         f"keys: {status['keys']}",
         None if kept else isolation.get("keys_why", "An agent could read your model keys here."),
     )
+    yield f"master key in use: {status['master_key']}", None
+    if broker := status.get("broker"):
+        words, up = _broker_words(broker), broker["state"] != "down"
+        yield f"broker: {words}", None if up else "Agents reach no model until it is up; it is tried again by itself."
     yield f"model keys: {len(keys)}", None if keys else "Add one: `hutch key add anthropic`."
+    for key in keys:
+        if trouble := key.get("trouble"):
+            yield f"model key {key['provider']} {key['name']}", trouble
     for one in status.get("executors", ()):
         if one["state"] == "quarantined":
             yield (

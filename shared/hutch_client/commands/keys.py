@@ -1,32 +1,65 @@
-"""key add, ls, rm. A key comes from standard input or a hidden prompt, never from argv, which everybody can read."""
+"""key: what models are used with. A secret comes from standard input or a hidden prompt, never from argv, which
+everybody can read."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from typing import Any, Final
 
 from hutch_client import exits
 from hutch_client.blocking import Connection
 from hutch_client.commands import Command, group
-from hutch_client.tables import print_json, table
+from hutch_client.tables import fields, print_json, table
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.secret import Secret
+from hutch_shared.times import now_ms, to_wire
 
 __all__ = ["COMMANDS"]
 
+_LONGEST: Final = 1 << 16
+_OAUTH: Final = ("refresh_token", "refresh_url", "client_id")
+"""Fields of a log-in that go on as they are; an answer of a token end point may hold more, which is left out."""
+
+
+def _provider(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("provider", metavar="PROVIDER", help="such as anthropic")
+
 
 def _which(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("provider", metavar="PROVIDER", help="such as anthropic")
+    _provider(parser)
     parser.add_argument(
         "--name", default="default", help="where there are several of a provider (default: %(default)s)"
     )
 
 
+def _output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    _which(parser)
+    parser.add_argument("--base-url", metavar="URL", help="where it is sent instead of to the provider, and only there")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
+        "--kind",
+        choices=("api_key", "gateway", "oauth"),
+        default="api_key",
+        help="gateway and oauth are sent as bearer tokens (default: %(default)s)",
+    )
+    how.add_argument(
+        "--oauth",
+        action="store_true",
+        help="read a log-in as a JSON object: access_token, and to have it refreshed refresh_token, refresh_url,"
+        " client_id and expires_in or expires_at",
+    )
+
+
 def _add(given: argparse.Namespace) -> int:
     with Connection() as hutch:  # first: a key is asked for only when there is somebody to take it
-        stored = hutch.call(
-            "put_api_key", provider=given.provider, name=given.name, secret=_read_key(given.provider).reveal()
-        )
+        what = _read_log_in() if given.oauth else {"kind": given.kind, "secret": _read_key(given.provider).reveal()}
+        stored = hutch.call("put_api_key", provider=given.provider, name=given.name, base_url=given.base_url, **what)
     print(f"Stored: {stored['provider']} {stored['name']} {_hint(stored['hint'])}".rstrip(), file=sys.stderr)
     return exits.OK
 
@@ -37,18 +70,30 @@ def _read_key(provider: str) -> Secret:
 
         key = getpass.getpass(f"Key for {provider} (not shown): ").strip()
     else:
-        key = sys.stdin.readline().strip()
+        key = sys.stdin.readline(_LONGEST).strip()
     if not key:
         raise HutchError(Reason.INVALID_PARAMS, "No key came on standard input.")
     return Secret(key)
 
 
+def _read_log_in() -> dict[str, Any]:
+    """Return the fields of `put_api_key` that a log-in in JSON gives; the text is never shown, whatever is wrong."""
+    try:
+        found = json.loads(sys.stdin.read(_LONGEST))
+        what = {"kind": "oauth", "secret": found["access_token"], **{name: found.get(name) for name in _OAUTH}}
+        if (left := found.get("expires_in")) is not None:
+            return {**what, "expires_at": to_wire(now_ms() + int(float(left) * 1000))}
+        return {**what, "expires_at": found.get("expires_at")}
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        raise HutchError(
+            Reason.INVALID_PARAMS,
+            f"Give a JSON object on standard input: access_token, and to have it refreshed {', '.join(_OAUTH)} and"
+            " expires_in (seconds) or expires_at (RFC 3339).",
+        ) from None
+
+
 def _hint(hint: str) -> str:
     return f"…{hint}" if hint else ""
-
-
-def _ls_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
 
 
 def _ls(given: argparse.Namespace) -> int:
@@ -56,19 +101,34 @@ def _ls(given: argparse.Namespace) -> int:
         keys = hutch.call("list_api_keys")["keys"]
     if given.output == "json":
         print_json(keys)
-    else:
-        rows = (
-            (
-                k["provider"],
-                k["name"],
-                _hint(k["hint"]),
-                k.get("uses", 0),
-                k.get("last_used_at", "never"),
-                k["created_at"],
-            )
-            for k in keys
+        return exits.OK
+    rows = (
+        (
+            key["provider"],
+            key["name"] + (" *" if key.get("chosen") else ""),
+            key.get("kind", "api_key"),
+            _hint(key["hint"]),
+            key.get("uses", 0),
+            key.get("last_used_at", "never"),
+            key.get("base_url") or "",
         )
-        print(table(("PROVIDER", "NAME", "ENDS IN", "USES", "LAST USED", "CREATED"), rows))
+        for key in keys
+    )
+    print(table(("PROVIDER", "NAME", "KIND", "ENDS IN", "USES", "LAST USED", "GOES TO"), rows))
+    for key in keys:
+        if key.get("trouble"):
+            print(f"! {key['provider']} {key['name']}: {key['trouble']}", file=sys.stderr)
+    return exits.OK
+
+
+def _use_arguments(parser: argparse.ArgumentParser) -> None:
+    _provider(parser)
+    parser.add_argument("name", metavar="NAME", help="which of your keys")
+
+
+def _use(given: argparse.Namespace) -> int:
+    with Connection() as hutch:
+        hutch.call("use_api_key", provider=given.provider, name=given.name)
     return exits.OK
 
 
@@ -78,9 +138,55 @@ def _rm(given: argparse.Namespace) -> int:
     return exits.OK
 
 
+def _explain_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("provider", nargs="?", metavar="PROVIDER", help="such as anthropic")
+    parser.add_argument("--session", metavar="SESSION", help="as this session does: id, beginning of an id, or name")
+    _output(parser)
+
+
+def _explain(given: argparse.Namespace) -> int:
+    with Connection() as hutch:
+        told = hutch.call("explain_key", provider=given.provider, session=given.session)
+    if given.output == "json":
+        print_json(told)
+        return exits.OK
+    key = told["key"]
+    print(
+        fields(
+            [
+                ("key", f"{key['provider']} {key['name']} {_hint(key['hint'])}".rstrip()),
+                ("why", told["why"]),
+                ("goes to", key.get("base_url") or "where [providers] in the settings says, else the provider itself"),
+                ("given as", told["delivery"]),
+                ("since", told["delivery_why"]),
+                ("trouble", key.get("trouble")),
+            ]
+        )
+    )
+    return exits.OK
+
+
+def _nothing(parser: argparse.ArgumentParser) -> None:
+    """Take no arguments."""
+
+
+def _rotate(given: argparse.Namespace) -> int:
+    with Connection(timeout=600.0) as hutch:
+        done = hutch.call("rotate_master_key")
+    print(
+        f"The master key is a new one ({done['source']}); {done['wrapped']} envelopes were wrapped anew."
+        " A backup from before needs the old one: make a new backup.",
+        file=sys.stderr,
+    )
+    return exits.OK
+
+
 _VERBS = {
-    "add": Command(_which, _add, "Store a key, read from standard input or a hidden prompt."),
-    "ls": Command(_ls_arguments, _ls, "List keys, without their secrets."),
-    "rm": Command(_which, _rm, "Forget a key."),
+    "add": Command(_add_arguments, _add, "Store a key, read from standard input or a hidden prompt."),
+    "ls": Command(_output, _ls, "List keys, without their secrets; * marks the one you chose."),
+    "use": Command(_use_arguments, _use, "Choose the key of sessions that name none."),
+    "rm": Command(_which, _rm, "Forget a key, and end what uses it at once."),
+    "explain": Command(_explain_arguments, _explain, "Say which key is used, why, and what the agent gets of it."),
+    "rotate-master": Command(_nothing, _rotate, "Put a new master key in the old one's place, while work goes on."),
 }
-COMMANDS = {"key": group(_VERBS, "Add, list and remove model keys.")}
+COMMANDS = {"key": group(_VERBS, "Add, choose, explain and remove model keys.")}

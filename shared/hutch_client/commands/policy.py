@@ -52,7 +52,9 @@ def _place(hutch: Connection, given: argparse.Namespace) -> dict[str, Any]:
         cwd = os.path.realpath(given.directory or ".")
         place = {"cwd": cwd}
     project = read_project_file(cwd)
-    return place if project is None else {**place, "project": project._asdict()}
+    if project is None or (given.session and project.text.startswith(UNUSABLE)):  # its executor may see more than we do
+        return place
+    return {**place, "project": project._asdict()}
 
 
 def _show_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,15 +1,18 @@
-"""audit and usage: the record of what was decided, and of what it cost."""
+"""audit and usage: the record of what was decided, and of what it cost.
+
+What went by the broker is shown as the broker counted it, since an agent cannot change that.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from hutch_client import exits
 from hutch_client.blocking import Connection
 from hutch_client.commands import Command
-from hutch_client.tables import print_json, print_lines, table
+from hutch_client.tables import print_json, print_lines, table, usage_words
 
 __all__ = ["COMMANDS"]
 
@@ -64,17 +67,36 @@ def _usage(given: argparse.Namespace) -> int:
     if given.output == "json":
         print_json(rows)
         return exits.OK
-    names = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens")
     lines = []
     for row in rows:
-        usd = row["usage"].get("usd")
-        tokens = (f"{row['usage'].get(name, 0):,}" for name in names)
-        lines.append([row["of"], row["turns"], *tokens, "" if usd is None else f"{usd:.4f}"])
-    print(table((given.by.upper(), "TURNS", "INPUT", "CACHE READ", "CACHE WRITE", "OUTPUT", "USD"), lines))
+        seen = row.get("broker") or row["usage"]
+        usd = seen.get("usd")
+        tokens = (f"{seen.get(name, 0):,}" for name in _TOKENS)
+        lines.append([row["of"], row["turns"], *tokens, "" if usd is None else f"{usd:.4f}", _otherwise(row)])
+    print(table((given.by.upper(), "TURNS", "INPUT", "CACHE READ", "CACHE WRITE", "OUTPUT", "USD", ""), lines))
     return exits.OK
+
+
+_TOKENS: Final = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens")
+_CENT: Final = 0.01
+
+
+def _otherwise(row: dict[str, Any]) -> str:
+    """Return what the agent reports where that is not what the broker counted."""
+    counted, said = row.get("broker"), row["usage"]
+    if counted is None:
+        return "as the agent reports it"
+    dollars = abs((counted.get("usd") or 0.0) - (said.get("usd") or 0.0)) > _CENT
+    if not dollars and all(counted.get(name, 0) == said.get(name, 0) for name in _TOKENS):
+        return ""
+    return f"the agent reports {usage_words(said) or 'nothing'}"
 
 
 COMMANDS = {
     "audit": Command(_audit_arguments, _audit, "Who decided what, when, by which rule; `-o jsonl` exports it."),
-    "usage": Command(_usage_arguments, _usage, "Tokens and dollars."),
+    "usage": Command(
+        _usage_arguments,
+        _usage,
+        "Tokens and dollars, and where agents report others than the broker.",
+    ),
 }

@@ -98,6 +98,7 @@ class Peer(Generic[C]):
         self._clock = clock
         self._conversation = Conversation(takes, sends, limits.pending)
         self._splitter = FrameSplitter(limits.frame)
+        assert patience.quiet is None or "ping" in sends, "who looks for signs of life must be able to ask for one"
         self._vigil = Vigil(patience, clock())
         self._listeners = {name: handler for name, handler in handlers.items() if takes[name].kind == "notification"}
         askable = {name: handler for name, handler in handlers.items() if takes[name].kind == "request"}

@@ -27,7 +27,7 @@ def main() -> int:
 
     def progress(state: dict[str, Any]) -> None:
         nonlocal last
-        if state["kills"] >= last + 20:
+        if state["kills"] >= last + 5:
             last = state["kills"]
             say(state)
 

@@ -86,7 +86,7 @@ class Cursor:
             try:
                 async with connect(self._stage.socket) as line:
                     await line.ask("follow_events", session=self._session, after=self.after)
-                    for _ in range(self._rng.randint(50, 500)):
+                    for _ in range(self._rng.randint(20, 300)):
                         self._take(await line.event())
             except LostError:
                 await anyio.sleep(AGAIN)
@@ -155,7 +155,10 @@ class Player:
         cursor = Cursor(self._stage, self._notes, session["id"], self._hear)
         async with anyio.create_task_group() as self._tasks:
             self._tasks.start_soon(cursor.run)
-            await self._submit_all(session["id"])
+            try:
+                await self._submit_all(session["id"])
+            except RefusedError as error:
+                self._notes.write(refused=str(error))
             self._tasks.cancel_scope.cancel()
         self._notes.write(finished=True)
 
@@ -171,7 +174,7 @@ class Player:
                 number += 1
                 self._notes.write(key=(key := f"{self._name}-{number}"))
                 await self._submit(session, key)
-                if self._rng.random() < 0.2:
+                if self._rng.random() < 0.4:
                     await self._submit(session, key)
             else:
                 changed = self._changed

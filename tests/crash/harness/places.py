@@ -45,6 +45,7 @@ FAILPOINTS: dict[str, Place] = {
     "turn.stopping": Place("hutchd", "a turn is being stopped, its executor does not know", under_load=False),
     "hello.admit": Place("hutchd", "a token was found good, its use is not recorded yet"),
     "hello.welcome": Place("hutchd", "an executor is attached, it does not know"),
+    "report.came": Place("hutchd", "an executor's events came, nothing of them is stored yet"),
     "report.committed": Place("hutchd", "an executor's events are durable, nothing follows from them yet"),
     "report.ack": Place("hutchd", "an executor's events are durable, its receipt is not sent"),
     "permissions.insert": Place("hutchd", "a question is about to be kept"),
@@ -71,4 +72,70 @@ FAILPOINTS: dict[str, Place] = {
     "keys.rotate.batch": Place("hutchd", "a batch of envelopes is wrapped anew", under_load=False),
 }
 
-FAULTS: dict[str, Fault] = {}
+FAULTS: dict[str, Fault] = {
+    "ack_before_commit": Fault(
+        "what is written is called durable, and published, before its commit",
+        ("hutchd@store.before_commit:60",),
+        frozenset({"lost_event", "ack_not_durable", "prompt_lost", "decision_changed", "question_lost", "forgotten"}),
+    ),
+    "publish_before_commit": Fault(
+        "followers get events before their commit",
+        ("hutchd@store.before_commit:60",),
+        frozenset({"lost_event"}),
+        in_ci=False,
+    ),
+    "drop_event": Fault(
+        "an event gets its number and is not stored", (), frozenset({"gap", "lost_event", "incomplete", "garbled"})
+    ),
+    "store_resent": Fault(
+        "an executor sends again what is stored, and it is stored again",
+        ("hutchd@report.ack:10", "hutchd@report.ack:10"),
+        frozenset({"garbled"}),
+    ),
+    "reorder": Fault("the events of a batch are stored in reverse", (), frozenset({"garbled"}), in_ci=False),
+    "ack_ahead": Fault(
+        "an executor gets its receipt before its events are stored",
+        ("hutchd@report.came:20",),
+        frozenset({"ack_not_durable"}),
+        in_ci=False,
+    ),
+    "follow_gap": Fault(
+        "what is committed while a follower reads history never reaches it",
+        ("client", "client", "client"),
+        frozenset({"incomplete"}),
+    ),
+    "stale_cursor": Fault(
+        "a follower that comes back gets its last event again", ("client",), frozenset({"doubled"}), in_ci=False
+    ),
+    "replay_prompt": Fault(
+        "a prompt whose executor is gone runs again", ("busy",) * 2, frozenset({"ran_twice", "garbled"})
+    ),
+    "forget_key": Fault("a prompt that is submitted twice is two turns", ("client",), frozenset({"prompt_doubled"})),
+    "silent_end": Fault(
+        "a turn that hutchd ends itself ends without an event", ("busy",) * 2, frozenset({"end_wrong"}), in_ci=False
+    ),
+    "forget_question": Fault(
+        "a question that waited before a restart is not taken up again",
+        ("asked", "hutchd"),
+        frozenset({"undelivered", "question_lost", "bug"}),
+    ),
+    "keep_question": Fault(
+        "the questions of a turn that ended wait on", ("asker",), frozenset({"question_left"}), in_ci=False
+    ),
+    "double_answer": Fault("the last decision stands, not the first", (), frozenset({"decision_changed"})),
+    "run_denied": Fault("an agent runs what was denied", (), frozenset({"ran_unasked", "undelivered"}), in_ci=False),
+    "leak_child": Fault(
+        "what an agent started in the background lives on after its session",
+        ("all executors",),
+        frozenset({"process_left"}),
+    ),
+    "lose_spool": Fault(
+        "the spool of a dead executor is removed before it is stored", ("spool",) * 2, frozenset({"spool_lost"})
+    ),
+    "adopt_none": Fault(
+        "a new hutchd ends the executors that it finds", ("hutchd",), frozenset({"failed_alone"}), in_ci=False
+    ),
+    "skip_epoch": Fault(
+        "an executor obeys a hutchd that is older than one it knew", ("old hutchd",), frozenset({"obeyed"}), in_ci=False
+    ),
+}

@@ -31,11 +31,11 @@ def script_of(key: str) -> Script:
             times = rng.randint(1, 40)
             steps.append({"repeat": {"times": times, "line": {"delta": f"{key}."}}})
             says += [("text_delta", f"{key}.")] * times
-        if rng.random() < 0.3:
-            steps.append({"pause": round(rng.uniform(0.001, 0.1), 3)})
+        if rng.random() < 0.4:
+            steps.append({"pause": round(rng.uniform(0.001, 0.3), 3)})
         if number == runs_at:
             command = f"echo {key} >> ran; sleep {rng.choice((0, 0, 0.05, 0.2))}"
-            if rng.random() < 0.1:
+            if key.endswith("-1") or rng.random() < 0.1:
                 command += "; (setsid sleep 1000 > /dev/null 2>&1 &)"
             steps.append({"tool": "Bash", "input": {"command": command}, "run": True})
     return Script("\n".join(map(json.dumps, steps)), tuple(says))

@@ -29,6 +29,8 @@ from tests.system.host import Host, host
 TOP = Path(__file__).parents[3]
 SETTINGS = "[executors]\nspares = 0\nadopt_timeout = 30\nlost_timeout = 60\nstart_attempts = 50\n"
 LOOK = 0.01
+OWNER_LINE = 200
+"""More bytes than a spool has that holds no event."""
 SIGNS = ("failed inside", "a session's task broke", "Traceback")
 """What a log says where there is a bug."""
 ADOPTED = 20.0
@@ -60,6 +62,8 @@ class Rig:
     """The question that waits in the session apart."""
     listening: float | None = None
     """When the executor socket of the hutchd at hand was there."""
+    is_old: bool = False
+    """The record was replaced by an older one: promises of the newer are void."""
     aim: str | None = None
     """The failpoint of the hutchd at hand."""
 
@@ -193,24 +197,88 @@ class Rig:
         with suppress(ProcessLookupError):
             os.kill(executor["pid"], signal.SIGKILL)
 
+    async def busy(self) -> list[dict[str, Any]]:
+        """Return the executors that run a turn of a player, once there is one; at last any."""
+        with anyio.move_on_after(ADOPTED):
+            while True:
+                turns = {row["executor"] for row in self.rows("turns") if row["state"] == "running"}
+                if found := [one for one in await self.executors() if one["id"] in turns]:
+                    return found
+                await anyio.sleep(LOOK)
+        return await self.executors()
+
+    async def kill_busy_executor(self) -> None:
+        """Kill an executor in mid-turn."""
+        if found := await self.busy():
+            self.kill_executor(self.rng.choice(found))
+
+    async def kill_all_executors(self) -> None:
+        for one in await self.executors():
+            self.kill_executor(one)
+
     async def kill_some_executor(self) -> None:
         if found := await self.executors():
             self.kill_executor(self.rng.choice(found))
 
     async def kill_executor_of_an_absent_hutchd(self) -> None:
         """Kill hutchd, let an executor spool for a while, kill it too: its spool is what is left of it."""
-        found = await self.executors()
+        found = await self.busy()
         self.mark.unlink(missing_ok=True)
         await self.host.kill()
         self.kills["hutchd"] += 1
-        spools = self.host.state / "spool"
+        spooling: list[dict[str, Any]] = []
         with anyio.move_on_after(1.0):
-            while not any(path.stat().st_size > 300 for path in spools.rglob("*.spool")):
+            while not (spooling := [one for one in found if self._spooled(one) > OWNER_LINE]):
                 await anyio.sleep(LOOK)
-        size = lambda one: sum(path.stat().st_size for path in (spools / one["id"]).glob("*"))  # noqa: E731
-        if found:
-            self.kill_executor(max(found, key=size))
+        for one in spooling[:1]:
+            self.kill_executor(one)
         await self.start()
+
+    def _spooled(self, executor: dict[str, Any]) -> int:
+        return sum(path.stat().st_size for path in (self.host.state / "spool" / executor["id"]).glob("*"))
+
+    async def going(self) -> None:
+        """Return when every player has an executor and has heard of its first turn's end, or after a while."""
+        players = sum(role.startswith("player") for roles in self.parties.values() for role in roles)
+        with anyio.move_on_after(ADOPTED):
+            while len({row["session"] for row in self.rows("turns") if row["state"] in TERMINAL}) < players:
+                await anyio.sleep(5 * LOOK)
+
+    async def wait_asked(self) -> None:
+        """Return when a question waits in the session apart."""
+        with anyio.fail_after(ADOPTED):
+            while self.pending is None:
+                await anyio.sleep(LOOK)
+
+    async def kill_asking_executor(self) -> None:
+        """Kill the executor of the session apart while it asks."""
+        await self.wait_asked()
+        (asker,) = [one for one in self.rows("executors") if one["session"] == self._session_apart()]
+        self.kill_executor(asker)
+
+    def _session_apart(self) -> str:
+        return next(str(row["id"]) for row in self.rows("sessions") if row["name"] == APART)
+
+    async def start_old_hutchd(self) -> None:
+        """Bring back the record of an earlier hutchd: no executor that knew a later one may serve it."""
+        record, copy = self.host.state / "hutch.db", self.host.root / "old.db"
+        with closing(sqlite3.connect(record)) as now, closing(sqlite3.connect(copy)) as old:
+            now.backup(old)
+        await self.kill_hutchd()
+        await self.host.kill()
+        copy.replace(record)
+        for rest in ("-wal", "-shm"):
+            record.with_name(record.name + rest).unlink(missing_ok=True)
+        self.is_old = True
+        await self.start(settled=False)
+        obeyed = 0
+        for _ in range(30):
+            async with wire.connect(self.host.socket) as line:
+                status = await line.ask("get_status")
+            obeyed += any(one["state"] == "leased" and one.get("adopted") for one in status.get("executors", ()))
+            await anyio.sleep(5 * LOOK)
+        if obeyed > 20:
+            self.seen.append(Violation("obeyed", "executors serve a hutchd that is older than the one they knew"))
 
     async def kill_some_agent(self) -> None:
         """Kill something that an executor started."""
@@ -243,7 +311,10 @@ class Rig:
     async def ask_apart(self) -> None:
         """Keep a question waiting in a session whose executor nobody kills, to be answered after the next restart."""
         with self.apart:
-            await self._ask_apart()
+            try:
+                await self._ask_apart()
+            except wire.RefusedError as error:
+                self.seen.append(Violation("forgotten", f"{APART}: {error}"))
 
     async def _ask_apart(self) -> None:
         notes = Notebook(self.folder / f"{APART}.notes")
@@ -269,27 +340,39 @@ class Rig:
 
     # ------------------------------------------------------------ the end
 
+    async def end(self, deadline: float) -> Evidence:
+        """Let everything come to its end, collect the evidence, and stop."""
+        if self.is_old:
+            processes.kill(await anyio.to_thread.run_sync(self._of_sessions))
+        else:
+            await self.settle(deadline)
+        evidence = await self.evidence()
+        await self.close_sessions()
+        await self.host.stop()
+        return evidence
+
     async def settle(self, deadline: float) -> None:
-        """Have the parties finish, each within `deadline` seconds; what is not finished by then is stuck."""
+        """Have the parties finish, all within `deadline` seconds; what is not finished by then is stuck."""
         self.mark.unlink(missing_ok=True)
         self.apart.cancel()
-        await self._finish("players", deadline)
-        with anyio.move_on_after(deadline):
+        until = anyio.current_time() + deadline
+        await self._finish("players", until)
+        with anyio.CancelScope(deadline=until):
             while any(row["state"] not in TERMINAL for row in self.rows("turns")):
                 await self._allow_rest()
                 await anyio.sleep(10 * LOOK)
             while any(row["state"] == "gone" and row["spool"] is not None for row in self.rows("executors")):
                 await anyio.sleep(10 * LOOK)
-        await self._finish("watchers", deadline)
+        await self._finish("watchers", until)
 
-    async def _finish(self, name: str, deadline: float) -> None:
+    async def _finish(self, name: str, until: float) -> None:
         process = self.running.pop(name)
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
-        with anyio.move_on_after(deadline) as waiting:
+        with anyio.CancelScope(deadline=max(until, anyio.current_time() + 1.0)) as waiting:
             await process.wait()
         if waiting.cancelled_caught:
-            self.seen.append(Violation("stuck", f"the {name} did not finish within {deadline:.0f} s"))
+            self.seen.append(Violation("stuck", f"the {name} did not finish in time"))
             process.kill()
             await process.wait()
         elif process.returncode != 0:
@@ -308,8 +391,9 @@ class Rig:
     async def close_sessions(self) -> None:
         """Close them all; nothing that they started may be left then."""
         async with wire.connect(self.host.socket) as line:
-            for session in (await line.ask("list_sessions"))["sessions"]:
-                await line.ask("close_session", session=session["id"], force=True)
+            async with anyio.create_task_group() as closing_all:
+                for session in (await line.ask("list_sessions"))["sessions"]:
+                    closing_all.start_soon(self._close, session["id"])
             status = await line.ask("get_status")
         spares = {one["pid"] for one in status.get("executors", ()) if not one.get("session")}
         left: list[processes.Process] = []
@@ -319,6 +403,10 @@ class Rig:
         if left:
             self.seen.append(Violation("process_left", f"after the sessions were closed: {left}"))
             processes.kill(left)
+
+    async def _close(self, session: str) -> None:
+        async with wire.connect(self.host.socket) as line:
+            await line.ask("close_session", session=session, force=True)
 
     def _of_sessions(self) -> list[processes.Process]:
         return [one for one in processes.marked(self.host.mark) if processes.marked_by(one.pid, "HUTCH_EXECUTOR_ID=")]

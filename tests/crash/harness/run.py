@@ -21,8 +21,13 @@ SHARES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
 ACTIONS: dict[str, Callable[[Rig], Awaitable[None]]] = {
     "hutchd": lambda one: one.kill_hutchd(),
     "executor": lambda one: one.kill_some_executor(),
+    "all executors": lambda one: one.kill_all_executors(),
+    "busy": lambda one: one.kill_busy_executor(),
     "agent": lambda one: one.kill_some_agent(),
     "client": lambda one: one.kill_some_party(),
+    "asked": lambda one: one.wait_asked(),
+    "asker": lambda one: one.kill_asking_executor(),
+    "old hutchd": lambda one: one.start_old_hutchd(),
     "spool": lambda one: one.kill_executor_of_an_absent_hutchd(),
 }
 WEIGHTS = {"hutchd": 40, "executor": 20, "agent": 10, "client": 20, "spool": 5}
@@ -80,13 +85,16 @@ async def crash(
 ) -> Report:
     """Kill at random until so many were killed, or so much time has passed."""
 
+    began = time.monotonic()
+
     async def work(one: Rig) -> None:
         until = time.monotonic() + (seconds if seconds is not None else 10**6)
         while sum(one.kills.values()) < (kills or 10**6) and time.monotonic() < until:
             await _kill_something(one)
             await one.rest(one.rng.uniform(0.0, 0.5))
             if say is not None:
-                say({"kills": sum(one.kills.values()), "by_kind": dict(one.kills), "noticed": len(one.seen)})
+                counts = {"kills": sum(one.kills.values()), "by_kind": dict(one.kills), "noticed": len(one.seen)}
+                say({"at": round(time.monotonic() - began, 1), **counts})
 
     limit = (seconds if seconds is not None else 6.0 * (kills or 0)) + HANGS
     return await _run(work, seed=seed, settle=SETTLE, limit=limit)
@@ -114,7 +122,8 @@ async def directed(
     """Do what `actions` name, a moment apart: `hutchd`, `hutchd@FAILPOINT:k`, `executor`, …; then judge."""
 
     async def work(one: Rig) -> None:
-        await one.rest(0.6)
+        await one.going()
+        await one.rest(0.3)
         for action in actions:
             kind, _, failpoint = action.partition("@")
             if failpoint:
@@ -136,10 +145,7 @@ async def _run(
     with anyio.fail_after(limit):
         async with rig(seed, planted=planted) as one:
             await work(one)
-            await one.settle(settle)
-            evidence = await one.evidence()
-            await one.close_sessions()
-            await one.host.stop()
+            evidence = await one.end(settle)
     return Report(
         seed=seed,
         kills=dict(one.kills),
@@ -148,6 +154,6 @@ async def _run(
         answerable=one.answerable,
         turns=len(evidence.turns),
         events=len(evidence.histories["*"]),
-        violations=judge(evidence),
+        violations=judge(evidence) if not one.is_old else evidence.seen,
         seconds=time.monotonic() - began,
     )

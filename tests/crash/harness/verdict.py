@@ -137,6 +137,8 @@ def _prompts(evidence: Evidence) -> Iterator[Violation]:
             > 1
         ):
             yield Violation("prompt_doubled", f"{key} is {len(made)} turns")
+    for party, line in evidence.said("refused"):
+        yield Violation("forgotten", f"{party}: {line['refused']}")
     for party, line in evidence.said("turn_refused"):
         yield Violation("prompt_lost", f"{party} asked for {line['turn_refused']}: {line['why']}")
 

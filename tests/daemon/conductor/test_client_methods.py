@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from hutch_shared import messages as m
@@ -140,3 +141,38 @@ async def test_a_session_that_cannot_be_is_refused(stage: Stage, changes: dict[s
 
         assert refused.value.reason is reason
         assert (await stage.conductor.list_sessions(stage.me, m.ListSessions())).sessions == ()
+
+
+@pytest.mark.parametrize("cwd", ["work", "", "/work/\0", "/" + "a" * 5000])
+async def test_a_directory_that_cannot_be_is_refused(stage: Stage, cwd: str) -> None:
+    """For a session and for a project's rules alike; nothing is opened or stored."""
+    async with stage.hutchd():
+        for call in (
+            stage.open(cwd=cwd),
+            stage.conductor.change_rules(stage.me, m.ChangeRules(add=m.Rules(allow=("Edit(**)",)), cwd=cwd)),
+        ):
+            with pytest.raises(HutchError) as refused:
+                await call
+            assert refused.value.reason is Reason.INVALID_PARAMS
+
+        assert not (await stage.conductor.list_sessions(stage.me, m.ListSessions())).sessions
+        assert not (await stage.conductor.show_policy(stage.me, m.ShowPolicy())).layers
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (m.ListSessions, b'{"limit":-1}'),
+        (m.ListTurns, b'{"session":"s","limit":9223372036854775808}'),
+        (m.ReadEvents, b'{"session":"s","after":9223372036854775808}'),
+        (m.FollowEvents, b'{"session":"s","after":-2}'),
+        (m.ReadAudit, b'{"after":9223372036854775808}'),
+        (m.SubmitPrompt, b'{"session":"s","prompt":"p","timeout":-5}'),
+        (m.Limits, b'{"turn_timeout":0}'),
+        (m.OpenSession, b'{"agent":"a","cwd":"/","name":"%b"}' % (b"n" * 201)),
+    ],
+)
+def test_numbers_and_names_have_bounds(kind: type[msgspec.Struct], text: bytes) -> None:
+    """What no store could count and no clock could wait for is refused where it is read."""
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(text, type=kind)

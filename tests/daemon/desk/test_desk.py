@@ -14,6 +14,7 @@ from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import PermissionSettled, TurnEnded
+from hutch_shared.rpc.envelope import text_fault
 from tests.fakes.executors import FakeExecutor
 from tests.fakes.stage import FakeClock, Stage, settings, until
 
@@ -502,3 +503,38 @@ async def test_what_goes_on_is_not_stopped(stage: Stage) -> None:
 
         assert refused.value.reason is Reason.INVALID_PARAMS
         assert (await stage.pending()).state == "pending"
+
+
+@pytest.mark.parametrize(("depth", "shown"), [(57, True), (58, False)])
+async def test_what_cannot_be_shown_is_not_asked(stage: Stage, depth: int, shown: bool) -> None:
+    """A question that no client could take is refused: it would hide all others from whoever decides."""
+    deep: dict[str, Any] = {}
+    for _ in range(depth - 1):
+        deep = {"in": deep}
+    asks = stage.host.play = _AskDeep(m.ToolCall("c-1", "other", "Frob", deep))
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        if shown:
+            await stage.answer(await stage.pending(), "deny")
+        await stage.ended(turn)
+
+        page = await stage.conductor.read_events(stage.me, m.ReadEvents(session.id))
+        frame = b'{"result":%b}' % msgspec.json.encode(page)
+        assert text_fault(frame) is None
+        assert asks.refused is not shown
+
+
+class _AskDeep:
+    """A play that makes one ask and notes whether it was taken."""
+
+    def __init__(self, call: m.ToolCall) -> None:
+        self.call = call
+        self.refused = False
+
+    async def __call__(self, executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
+        try:
+            await executor.ask(self.call)
+        except HutchError:
+            self.refused = True
+        return TurnEnded("completed", "done", "Done.")

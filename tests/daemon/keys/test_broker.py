@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,17 @@ import anyio
 import pytest
 
 from hutch_daemon.keys.broker import Broker
+from hutch_daemon.keys.credential import Refresh
 from hutch_daemon.settings import BrokerSettings, Prices, Provider, Settings
 from hutch_daemon.store import audit, usage
+from hutch_daemon.store.rows import KeyRow
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.rpc.stream import SocketStream
+from hutch_shared.rpc.stream import dial
+from hutch_shared.secret import Secret
+from hutch_shared.times import now_ms
 from hutch_shared.unix import connect, peer_credentials
-from tests.broker.stage import parsed, read_all, read_until, request
+from tests.broker.stage import closed_port, parsed, read_all, read_until, request
 from tests.daemon.keys.stage import FAMILY, KEY, OWNER, VaultStage, keep_session, session, vault_stage
 from tests.rehearsal import Pause, Say, Stall, Usage, serve
 
@@ -81,7 +85,7 @@ def end(pid: int) -> None:
 
 async def ask(grant: m.KeyGrant) -> tuple[int, bytes]:
     assert grant.unix_socket is not None
-    stream = SocketStream(connect(Path(grant.unix_socket)))
+    stream = await dial(Path(grant.unix_socket))
     try:
         await stream.send(request(grant.value))
         status, _, body = parsed(await read_all(stream))
@@ -132,7 +136,7 @@ async def test_revoking_ends_the_executors_leases(folder: Path) -> None:
     ):
         grant = await broker.lease(session(), FAMILY, "anthropic", await row_of(stage))
         assert grant.unix_socket is not None
-        stream = SocketStream(connect(Path(grant.unix_socket)))
+        stream = await dial(Path(grant.unix_socket))
         await stream.send(request(grant.value))
         await read_until(stream, b'"text":"one"')
         ended = await broker.revoke_executor("x-1")
@@ -179,7 +183,7 @@ async def test_a_broker_outlives_hutchd_with_its_streams(folder: Path) -> None:
             async with stage.broker(settings, always).running() as broker:
                 grant = await broker.lease(session(), FAMILY, "anthropic", await row_of(stage))
                 assert grant.unix_socket is not None
-                stream = SocketStream(connect(Path(grant.unix_socket)))
+                stream = await dial(Path(grant.unix_socket))
                 await stream.send(request(grant.value))
                 await read_until(stream, b'"text":"one"')
             before = broker_pid(folder)
@@ -267,6 +271,55 @@ async def test_a_replaced_key_is_used_from_the_next_request_on(folder: Path) -> 
         status, _ = await ask(grant)
 
         assert status == 200
+
+
+async def test_a_key_that_cannot_be_had_is_asked_for_and_waited_for(folder: Path) -> None:
+    """Its owner is told in the sessions that use it; the request is held, and goes on with what the owner stores."""
+    async with serve(key=KEY, script=lambda _: SAY) as model, working(folder, model.url) as (stage, broker):
+        told: list[tuple[str, tuple[str, ...], str]] = []
+        asked = anyio.Event()
+
+        async def on_key(row: KeyRow, sessions: Sequence[str], trouble: str) -> None:
+            told.append((row.name, tuple(sessions), trouble))
+            asked.set()
+
+        broker.on_key = on_key
+        refresh = Refresh(Secret("refresh-1"), f"http://127.0.0.1:{closed_port()}/token", "client")
+        await stage.put(secret="access-1", kind="oauth", expires_at=now_ms(), refresh=refresh)
+        grant = await broker.lease(session(), FAMILY, "anthropic", await row_of(stage))
+        statuses: list[int] = []
+
+        async def wait() -> None:
+            statuses.append((await ask(grant))[0])
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            with anyio.fail_after(30):
+                await asked.wait()
+            kept = await stage.put()
+            await broker.refresh_credential(kept.id)
+
+    assert statuses == [200]
+    (name, sessions, trouble), *_, settled = told
+    assert (name, sessions) == ("default", ("s-1",))
+    assert "could not be refreshed" in trouble
+    assert settled == ("default", ("s-1",), "")
+
+
+async def test_a_request_does_not_wait_longer_than_it_may_for_a_key(folder: Path) -> None:
+    """Without an answer of the owner it gets an error that may be tried again, with the reason."""
+    async with serve(key=KEY, script=lambda _: SAY) as model, working(folder, model.url, key_timeout=1.0) as (
+        stage,
+        broker,
+    ):
+        refresh = Refresh(Secret("refresh-1"), f"http://127.0.0.1:{closed_port()}/token", "client")
+        await stage.put(secret="access-1", kind="oauth", expires_at=now_ms(), refresh=refresh)
+        grant = await broker.lease(session(), FAMILY, "anthropic", await row_of(stage))
+        status, body = await ask(grant)
+
+        assert status == 503
+        assert b"could not be refreshed" in body
+        assert model.requests == []
 
 
 async def test_the_broker_cannot_be_looked_into_and_shows_no_key(folder: Path) -> None:

@@ -16,7 +16,7 @@ from hutch_daemon.settings import Executors
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import TurnEnded
-from tests.fakes.executors import FakeExecutor
+from tests.fakes.executors import FakeExecutor, never_end
 from tests.fakes.stage import WAIT, Stage, new_stage, settings, until
 
 
@@ -242,8 +242,9 @@ def test_a_slot_is_free_only_when_it_was_shown() -> None:
 async def test_nothing_is_started_while_hutchd_stops(stage: Stage) -> None:
     """Then a lease is refused, also one that waits for a slot; what would start now nobody could end."""
     stage.settings = settings(executors=executors(maximum=1))
+    stage.host.play = never_end
     async with stage.hutchd():
-        await stage.pool.lease("s-none", kind(stage))
+        await stage.running(await stage.submit(await stage.open()))
         refused: list[Reason] = []
 
         async def lease() -> None:

@@ -127,8 +127,8 @@ async def test_usage_is_summed_once_per_record(store: Store) -> None:
     total = await store.read(partial(usage.total, session="s-1"))
     assert counted == [True, False, True, True, True]
     assert by_session == (
-        UsageTotal("s-1", 2, UsageSeen(input_tokens=11, usd=0.5, total=True)),
-        UsageTotal("s-2", 1, UsageSeen(input_tokens=100, total=True)),
+        UsageTotal("s-1", 2, 2, UsageSeen(input_tokens=11, usd=0.5, total=True)),
+        UsageTotal("s-2", 1, 1, UsageSeen(input_tokens=100, total=True)),
     )
     assert [line.of for line in by_model] == ["opus", "haiku"]
     assert [(line.of, line.usage.input_tokens) for line in by_day] == [("2023-11-15", 100)]

@@ -24,7 +24,8 @@ if manner == "hang":
     time.sleep(600)
 line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 line.connect(boot.socket)
-hello = {"jsonrpc": "2.0", "id": 1, "method": "hello", "params": m.Hello(boot.executor, boot.token, m.PROTOCOL, "0")}
+params = m.Hello(boot.executor, boot.token, m.PROTOCOL, "0", epoch_seen=boot.daemon_epoch)
+hello = {"jsonrpc": "2.0", "id": 1, "method": "hello", "params": params}
 line.sendall(msgspec.json.encode(hello) + b"\n")
 line.recv(1 << 16)
 while True:

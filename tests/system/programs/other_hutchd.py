@@ -21,5 +21,5 @@ class Bad(SameUser):
 
 
 if __name__ == "__main__":
-    wiring.SameUser = Bad  # type: ignore[misc]
+    wiring.SameUser = Bad  # type: ignore[assignment,attr-defined]
     __main__.main()

@@ -1,0 +1,167 @@
+"""`hutch key` and what `status`, `doctor` and `usage` say of keys, against a hutchd that a test lays out."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from typing import Any
+
+import msgspec
+import pytest
+
+from hutch_shared import messages as m
+from hutch_shared.events import UsageSeen
+from tests.client.conftest import Hutch
+from tests.client.fake_daemon import FakeDaemon
+from tests.client.test_daemon import KEY, STATUS
+
+LOG_IN = {
+    "access_token": "access-secret",
+    "refresh_token": "refresh-secret",
+    "refresh_url": "https://token.example",
+    "client_id": "hutch",
+    "expires_at": "2999-01-31T12:00:00Z",
+    "token_type": "Bearer",
+}
+
+
+def type_in(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+
+
+def test_a_key_is_stored_with_where_it_may_go(
+    daemon: FakeDaemon, hutch: Hutch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kind, name and base URL go along."""
+    daemon.answers["put_api_key"] = KEY
+    type_in(monkeypatch, "token\n")
+
+    code, _, _ = hutch("key", "add", "anthropic", "--kind", "gateway", "--base-url", "https://gate.example/v1")
+
+    assert code == 0
+    (put,) = daemon.asked("put_api_key")
+    assert (put.kind, put.base_url, put.secret) == ("gateway", "https://gate.example/v1", "token")
+
+
+def test_a_log_in_is_read_as_json(daemon: FakeDaemon, hutch: Hutch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is needed to refresh it goes along, and what else a token end point answers does not."""
+    daemon.answers["put_api_key"] = KEY
+    type_in(monkeypatch, json.dumps(LOG_IN))
+
+    code, out, err = hutch("key", "add", "anthropic", "--oauth")
+
+    assert (code, out) == (0, "")
+    assert "secret" not in err
+    (put,) = daemon.asked("put_api_key")
+    assert (put.kind, put.secret, put.refresh_token) == ("oauth", "access-secret", "refresh-secret")
+    assert (put.refresh_url, put.client_id) == ("https://token.example", "hutch")
+    assert put.expires_at == "2999-01-31T12:00:00Z"
+
+
+@pytest.mark.parametrize("seconds", [3600, "3600"])
+def test_a_log_in_may_say_how_long_it_lasts(
+    daemon: FakeDaemon, hutch: Hutch, monkeypatch: pytest.MonkeyPatch, seconds: Any
+) -> None:
+    """Seconds from now become a time."""
+    daemon.answers["put_api_key"] = KEY
+    type_in(monkeypatch, json.dumps({"access_token": "a", "expires_in": seconds}))
+
+    assert hutch("key", "add", "anthropic", "--oauth")[0] == 0
+    assert daemon.asked("put_api_key")[0].expires_at.endswith("Z")
+
+
+@pytest.mark.parametrize("text", ["", "sk-secret", '["sk-secret"]', '{"token": "sk-secret"}', '{"access_token": "a"'])
+def test_what_is_no_log_in_is_refused_and_not_shown(
+    daemon: FakeDaemon, hutch: Hutch, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """The sentence says what to give."""
+    type_in(monkeypatch, text)
+
+    code, out, err = hutch("key", "add", "anthropic", "--oauth")
+
+    assert (code, out) == (2, "")
+    assert "access_token" in err
+    assert "sk-secret" not in err
+    assert daemon.asked("put_api_key") == []
+
+
+def test_a_key_is_chosen(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """The chosen one is marked in the list, and one that cannot be used says why."""
+    chosen = msgspec.structs.replace(KEY, chosen=True, base_url="https://gate.example", trouble="It is an old one.")
+    daemon.answers |= {"use_api_key": m.Nothing(), "list_api_keys": m.ApiKeys((chosen,))}
+
+    assert hutch("key", "use", "anthropic", "default")[0] == 0
+    _, out, err = hutch("key", "ls")
+
+    assert daemon.asked("use_api_key") == [m.UseApiKey("anthropic", "default")]
+    assert "default *" in out
+    assert "https://gate.example" in out
+    assert err == "! anthropic default: It is an old one.\n"
+
+
+def test_it_is_explained_which_key_is_used(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """For a provider or a session: which one, why, and what the agent gets."""
+    daemon.answers["explain_key"] = m.KeyExplained(KEY, "it is your only key", "lease", "The broker puts it in.")
+
+    _, out, _ = hutch("key", "explain", "anthropic")
+    hutch("key", "explain", "--session", "fix")
+
+    assert "it is your only key" in out
+    assert "lease" in out
+    assert daemon.asked("explain_key") == [m.ExplainKey(provider="anthropic"), m.ExplainKey(session="fix")]
+
+
+def test_the_master_key_is_rotated(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """How much was wrapped anew, and that older backups need the old one, is said."""
+    daemon.answers["rotate_master_key"] = m.MasterRotated("file /s/master.key", 3)
+
+    code, _, err = hutch("key", "rotate-master")
+
+    assert code == 0
+    assert "3 envelopes" in err
+    assert "new backup" in err
+
+
+@pytest.mark.parametrize(
+    ("broker", "words", "advice"),
+    [
+        (m.BrokerState("up", leases=2, requests=1, refused=4), "up: 2 leases, 0 streams, 1 request, 4 refused", False),
+        (m.BrokerState("down", "it does not start"), "DOWN: it does not start", True),
+        (m.BrokerState("idle"), "not started: no key was needed yet", False),
+    ],
+)
+def test_the_state_of_the_broker_is_told(
+    daemon: FakeDaemon, hutch: Hutch, broker: m.BrokerState, words: str, advice: bool
+) -> None:
+    """`status` and `doctor` say it; one that is down is something to look at."""
+    status = msgspec.structs.replace(STATUS, broker=broker)
+    daemon.answers |= {"get_status": status, "list_api_keys": m.ApiKeys((KEY,))}
+
+    _, shown, _ = hutch("status")
+    _, out, _ = hutch("doctor", "-o", "json")
+
+    findings = {one["subject"]: one["advice"] for one in json.loads(out)}
+    assert f"broker     {words}\n" in shown
+    assert (findings[f"broker: {words}"] is not None) == advice
+    assert "master key in use: file" in findings
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (UsageSeen(100, 20, usd=0.5), ""),
+        (UsageSeen(90, 20, usd=0.5), "the agent reports 90 tokens in, 20 out, $0.5000"),
+    ],
+)
+def test_usage_is_the_brokers_and_a_difference_is_shown(
+    daemon: FakeDaemon, hutch: Hutch, said: UsageSeen, words: str
+) -> None:
+    """What the agent reports stands beside it only where it is something else."""
+    row = m.UsageRow("s-1", 2, said, UsageSeen(100, 20, usd=0.501), 3)
+    daemon.answers["get_usage"] = m.UsageTable((row,))
+
+    line = hutch("usage")[1].splitlines()[1]
+
+    assert line.split()[:7] == ["s-1", "2", "100", "0", "0", "20", "0.5010"]
+    assert line.partition("0.5010")[2].strip() == words

@@ -1,0 +1,94 @@
+"""What stops something works while nothing can be stored; what starts something does not."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import TurnEnded
+from tests.fakes.executors import FakeExecutor, never_end
+from tests.fakes.stage import Stage, until
+
+CALL = m.ToolCall("c-1", "run_command", "Bash", {"command": "make"}, command="make")
+
+
+@contextmanager
+def nothing_stored(stage: Stage) -> Iterator[None]:
+    """Hold the database's lock from outside, so that every write of hutchd fails."""
+    with closing(sqlite3.connect(stage.store.path, isolation_level=None)) as stranger:
+        stranger.execute("BEGIN IMMEDIATE")
+        yield
+        stranger.execute("ROLLBACK")
+
+
+async def test_a_deny_holds_at_once_and_is_stored_later(stage: Stage) -> None:
+    """The agent is told, a later answer is too late, and the record has it when it can be written."""
+    decided: list[m.PermissionDecision] = []
+
+    async def ask(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
+        decided.append(await executor.ask(CALL))
+        await until(lambda: stage.store.available)
+        return TurnEnded("completed", "done", "Done.")
+
+    stage.host.play = ask
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        asked = await stage.pending()
+        with nothing_stored(stage):
+            with pytest.raises(HutchError) as allowed:
+                await stage.answer(asked, "allow")
+            denied = await stage.answer(asked, "deny", message="no")
+            await until(lambda: bool(decided))
+            with pytest.raises(HutchError) as late:
+                await stage.answer(asked, "allow")
+            kinds = await stage.kinds(session)
+        await stage.ended(turn)
+
+        async def stored() -> bool:
+            (row,) = (await stage.conductor.list_permissions(stage.me, m.ListPermissions(session.id, None))).permissions
+            return (row.state, row.message) == ("denied", "no")
+
+        await until(stored)
+        assert allowed.value.reason is Reason.STORE_UNAVAILABLE
+        assert (denied.state, decided[0].decision, decided[0].message) == ("denied", "deny", "no")
+        assert late.value.reason is Reason.ALREADY_SETTLED
+        assert "permission_settled" not in kinds
+        assert (await stage.kinds(session)).count("permission_settled") == 1
+
+
+async def test_an_interrupt_reaches_the_executor_and_its_end_is_stored_later(stage: Stage) -> None:
+    """When it returns nothing of the turn starts any more; the turn is stopped in the record when it can be written."""
+    stage.host.play = never_end
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        executor = await stage.running(turn)
+        with nothing_stored(stage):
+            with pytest.raises(HutchError) as refused:
+                await stage.submit(session, "another")
+            await stage.conductor.interrupt_turn(stage.me, m.InterruptTurn(session.id))
+            told = [name for name, _ in executor.calls]
+        ended = await stage.ended(turn)
+
+        assert refused.value.reason is Reason.STORE_UNAVAILABLE
+        assert "interrupt_turn" in told
+        assert ended.state == "stopped"
+
+
+async def test_a_prompt_that_waits_cannot_be_cancelled_while_nothing_is_stored(stage: Stage) -> None:
+    """It is refused with the reason, and does not hang."""
+    stage.host.play = never_end
+    async with stage.hutchd():
+        session = await stage.open()
+        await stage.running(await stage.submit(session))
+        waiting = await stage.submit(session, "later")
+        with nothing_stored(stage), pytest.raises(HutchError) as refused:
+            await stage.conductor.cancel_turn(stage.me, m.TurnRef(waiting.id))
+
+        assert refused.value.reason is Reason.STORE_UNAVAILABLE

@@ -1,0 +1,79 @@
+"""A key that is needed and cannot be had: its owner is asked where the work stands still."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hutch_daemon.store import keys, usage
+from hutch_daemon.store.rows import KeyRow, UsageRow
+from hutch_shared import messages as m
+from tests.fakes.stage import Stage
+from tests.system.log import data
+
+
+async def stored(stage: Stage) -> KeyRow:
+    """Store a key and return its row."""
+    kept = await stage.conductor.put_api_key(stage.me, m.PutApiKey("anthropic", "sk-0123456789"))
+    (row,) = await stage.store.read(lambda conn: keys.KEYS.all(conn, "WHERE id = ?", (kept.id,)))
+    return row
+
+
+async def words(stage: Stage, session: m.Session) -> list[str]:
+    """Return the words of the notices of a session."""
+    told = [data(event) for event in await stage.events(session) if event.kind == "notice"]
+    return [notice.word for notice in told]
+
+
+async def test_the_owner_is_asked_once_in_each_session(stage: Stage) -> None:
+    """And in the status, until another key is stored; then the sessions are told that it is there."""
+    async with stage.hutchd():
+        session = await stage.open()
+        row = await stored(stage)
+        tell = stage.leases.on_key
+        for _ in range(3):
+            await tell(row, (session.id,), "The log-in could not be refreshed.")
+        asked = await words(stage, session)
+        status = await stage.conductor.get_status(stage.me, m.Nothing())
+        await stored(stage)
+        settled = await words(stage, session)
+        after = await stage.conductor.get_status(stage.me, m.Nothing())
+
+        assert asked == ["key_needed"]
+        assert "The log-in could not be refreshed." in status.notices
+        assert settled == ["key_needed", "key_settled"]
+        assert "The log-in could not be refreshed." not in after.notices
+
+
+async def test_others_are_not_told_of_a_key(stage: Stage) -> None:
+    """Whose key it is sees the notice, and an admin does."""
+    async with stage.hutchd():
+        row = await stored(stage)
+        await stage.leases.on_key(row, ("s-0000000000000000",), "The log-in could not be refreshed.")
+        other = replace(stage.me, uid=stage.me.uid + 1)
+        seen = [
+            "The log-in could not be refreshed." in (await stage.conductor.get_status(who, m.Nothing())).notices
+            for who in (stage.me, other, replace(other, admin=True))
+        ]
+
+        assert seen == [True, False, True]
+
+
+async def test_usage_of_the_broker_stands_beside_what_agents_report(stage: Stage) -> None:
+    """A session without an ended turn has what the broker counted alone."""
+    async with stage.hutchd():
+        row = UsageRow(
+            at=0,
+            owner=stage.me.uid,
+            account="a",
+            session="s-1",
+            turn=None,
+            model="opus",
+            source="broker",
+            input_tokens=5,
+        )
+        await stage.store.write(lambda tx: usage.add(tx, row))
+        table = await stage.conductor.get_usage(stage.me, m.GetUsage())
+
+        assert [(line.of, line.turns, line.requests) for line in table.rows] == [("s-1", 0, 1)]
+        assert table.rows[0].broker is not None
+        assert table.rows[0].broker.input_tokens == 5

@@ -1,0 +1,228 @@
+"""What the policy is made of: rules of accounts and sessions, tools given at the start, the project, the mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hutch_daemon.conductor.callers import Caller
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import TurnEnded
+from hutch_shared.project_file import UNUSABLE
+from tests.fakes.executors import FakeExecutor
+from tests.fakes.stage import Stage, until
+
+
+def call_of(tool: str, action: m.Action, **given: Any) -> m.ToolCall:
+    """Return a call; its paths are those of its input."""
+    paths = (given["file_path"],) if "file_path" in given else ()
+    return m.ToolCall("c-1", action, tool, given, command=given.get("command"), paths=paths)
+
+
+MAKE = call_of("Bash", "run_command", command="make")
+PLAN = call_of("ExitPlanMode", "plan", plan="# Do")
+
+
+def asking(call: m.ToolCall, **changes: Any) -> Any:
+    """A play that asks for one call."""
+
+    async def play(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
+        await executor.ask(call, **changes)
+        return TurnEnded("completed", "done", "Done.")
+
+    return play
+
+
+async def explained(stage: Stage, caller: Caller, command: str, **where: Any) -> str:
+    """What would be decided for a command."""
+    params = m.ExplainPolicy("Bash", {"command": command}, **where)
+    return (await stage.conductor.explain_policy(caller, params)).decision
+
+
+@pytest.mark.parametrize("before", ["ask", "accept_edits", "unattended"])
+async def test_an_approved_plan_gives_the_mode_back_that_was_before_it(stage: Stage, before: m.PermissionMode) -> None:
+    """By the decision itself, so that the next call is judged by it; the executor is told."""
+    stage.host.play = asking(PLAN, kind="plan", plan="# Do")
+    async with stage.hutchd():
+        session = await stage.open(permission_mode=before)
+        await stage.conductor.set_permission_mode(stage.me, m.SetPermissionMode(session.id, "plan"))
+        turn = await stage.submit(session)
+
+        await stage.answer(await stage.pending(), "allow")
+        await stage.ended(turn)
+        now = await stage.conductor.get_session(stage.me, m.SessionRef(session.id))
+        audit = await stage.conductor.read_audit(stage.me, m.ReadAudit(action="set_permission_mode"))
+        told = [params for name, params in stage.executor.calls if name == "set_permission_mode"]
+
+        assert now.permission_mode == before
+        assert [line.outcome for line in audit.entries] == ["plan", before]
+        assert told[-1] == m.SetMode(session.id, before)
+
+
+async def test_a_session_that_began_with_planning_goes_on_asking(stage: Stage) -> None:
+    """Nothing was before it; a denied plan leaves the mode as it is."""
+    stage.host.play = asking(PLAN, kind="plan", plan="# Do")
+    async with stage.hutchd():
+        session = await stage.open(permission_mode="plan")
+        turn = await stage.submit(session)
+        await stage.answer(await stage.pending(), "deny")
+        await stage.ended(turn)
+        denied = await stage.conductor.get_session(stage.me, m.SessionRef(session.id))
+
+        turn = await stage.submit(session)
+        await stage.answer(await stage.pending(), "allow")
+        await stage.ended(turn)
+        allowed = await stage.conductor.get_session(stage.me, m.SessionRef(session.id))
+
+        assert (denied.permission_mode, allowed.permission_mode) == ("plan", "ask")
+
+
+async def test_a_plan_is_allowed_or_denied(stage: Stage) -> None:
+    """It has no answers."""
+    stage.host.play = asking(PLAN, kind="plan", plan="# Do")
+    async with stage.hutchd():
+        await stage.submit(await stage.open())
+
+        with pytest.raises(HutchError, match="allowed or denied"):
+            await stage.answer(await stage.pending(), "answer", answers={"a": "b"})
+
+
+async def test_tools_of_the_agents_options_are_rules_of_the_session(stage: Stage) -> None:
+    """Allowed ones allow, disallowed ones deny, whatever the agent makes of them."""
+    async with stage.hutchd():
+        options = m.AgentOptions(allowed_tools=("Bash(ls:*)",), disallowed_tools=("Bash(rm:*)", "WebFetch"))
+        session = await stage.open(options=options, rules=m.Rules(allow=("Bash(rm:*)",)))
+
+        assert session.rules == m.Rules(("Bash(rm:*)", "Bash(ls:*)"), (), ("Bash(rm:*)", "WebFetch"))
+        decided = [await explained(stage, stage.me, line, session=session.id) for line in ("ls -l", "rm x", "make")]
+        assert decided == ["allow", "deny", "ask"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"rules": m.Rules(deny=("Bash(ls",))}, {"options": m.AgentOptions(allowed_tools=("Bash(ls",))}],
+)
+async def test_a_session_with_a_rule_that_cannot_be_read_is_not_opened(stage: Stage, changes: dict[str, Any]) -> None:
+    """Said at once, to the person who wrote it."""
+    async with stage.hutchd():
+        with pytest.raises(HutchError) as refused:
+            await stage.open(**changes)
+
+        assert refused.value.reason is Reason.INVALID_RULE
+        assert (await stage.conductor.list_sessions(stage.me, m.ListSessions())).sessions == ()
+
+
+async def test_rules_of_an_account_are_nobody_elses(stage: Stage) -> None:
+    """Neither what was added nor what was answered with `always`, in the same directory."""
+    other = Caller(stage.me.uid + 1, stage.me.gid, stage.me.pid, "test")
+    stage.host.play = asking(MAKE)
+    async with stage.hutchd():
+        turn = await stage.submit(await stage.open())
+        await stage.answer(await stage.pending(), "allow", scope="always", rule="Bash(make)")
+        await stage.ended(turn)
+        await stage.conductor.change_rules(stage.me, m.ChangeRules(add=m.Rules(allow=("Bash(ls:*)",))))
+
+        assert [await explained(stage, stage.me, line, cwd="/work") for line in ("make", "ls")] == ["allow", "allow"]
+        assert [await explained(stage, other, line, cwd="/work") for line in ("make", "ls")] == ["ask", "ask"]
+        assert await explained(stage, stage.me, "make", cwd="/elsewhere") == "ask"
+
+
+async def test_a_rule_that_is_not_there_cannot_be_removed(stage: Stage) -> None:
+    """Then nothing is changed: a mistyped rule is not taken for one that is gone."""
+    async with stage.hutchd():
+        await stage.conductor.change_rules(stage.me, m.ChangeRules(add=m.Rules(deny=("Bash(rm:*)",))))
+
+        with pytest.raises(HutchError, match="no rule to deny"):
+            await stage.conductor.change_rules(
+                stage.me, m.ChangeRules(remove=m.Rules(deny=("Bash(rm:*)", "Bash(rn:*)")))
+            )
+        assert await explained(stage, stage.me, "rm x", cwd="/work") == "deny"
+
+
+async def test_a_projects_file_that_cannot_be_used_makes_everything_ask(stage: Stage) -> None:
+    """The question and the explanation say why."""
+    file = m.ProjectFile("/work/.hutch/policy.toml", "-", f"{UNUSABLE}it is not a regular file")
+    stage.host.play = asking(MAKE, project=file)
+    async with stage.hutchd():
+        session = await stage.open(rules=m.Rules(allow=("Bash(make)",)))
+        turn = await stage.submit(session)
+        asked = await stage.pending()
+        view = await stage.conductor.show_policy(stage.me, m.ShowPolicy(session.id))
+        await stage.answer(asked, "deny")
+        await stage.ended(turn)
+
+        assert "Everything asks" in asked.why
+        assert "it is not a regular file" in asked.why
+        assert view.problems == ("/work/.hutch/policy.toml: it is not a regular file",)
+
+
+async def test_a_project_can_be_looked_at_without_a_session(stage: Stage) -> None:
+    """The client reads its file; it counts as it would in a session."""
+    file = m.ProjectFile("", "", '[permissions]\nallow = ["Bash(ls)"]\ndeny = ["Bash(rm:*)"]\n')
+    async with stage.hutchd():
+        decided = [await explained(stage, stage.me, line, cwd="/work", project=file) for line in ("ls", "rm x")]
+        view = await stage.conductor.show_policy(stage.me, m.ShowPolicy(cwd="/work", project=file))
+
+        assert decided == ["ask", "deny"]
+        assert [layer.name for layer in view.layers] == ["project"]
+
+
+async def test_an_edited_input_waits_for_the_executor_that_can_say_where_its_paths_lead(stage: Stage) -> None:
+    """A deny rule for what a link leads to must not be missed because nobody could follow the link."""
+    stage.host.play = asking(call_of("Read", "read", file_path="/elsewhere/a"))
+    async with stage.hutchd():
+        session = await stage.open(rules=m.Rules(deny=("Read(.env)",)))
+        await stage.submit(session)
+        asked = await stage.pending()
+        stage.executor.real["/elsewhere/link"] = "/elsewhere/.env"
+        edited = {"file_path": "/elsewhere/link"}
+        with pytest.raises(HutchError) as denied:
+            await stage.answer(asked, "allow", updated_input=edited)
+        stage.executor.hang_up()
+        with pytest.raises(HutchError) as away:
+            await stage.answer(asked, "allow", updated_input=edited)
+
+        assert denied.value.reason is Reason.POLICY_FORBIDS
+        assert away.value.reason is Reason.CONNECTION_LOST
+        assert (await stage.pending()).id == asked.id
+
+
+async def test_after_a_restart_an_ask_brings_the_projects_file_again(stage: Stage) -> None:
+    """An edited input is held against it, although this hutchd has not judged the ask itself."""
+    file = m.ProjectFile("/work/.hutch/policy.toml", "-", '[permissions]\ndeny = ["Bash(rm:*)"]\n')
+    stage.host.play = asking(MAKE, project=file, ask="ask-1")
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        asked = await stage.pending()
+    async with stage.hutchd():
+        await stage.executor.dial()
+        stage.host.tasks.start_soon(_ask_again, stage.executor, turn, file)
+        await until(lambda: _knows_project(stage, session))
+        with pytest.raises(HutchError) as denied:
+            await stage.answer(asked, "allow", updated_input={"command": "rm x"})
+
+        assert denied.value.reason is Reason.POLICY_FORBIDS
+
+
+async def _ask_again(executor: FakeExecutor, turn: m.Turn, file: m.ProjectFile) -> None:
+    await executor.ask(MAKE, ask="ask-1", turn=turn.id, project=file)
+
+
+async def _knows_project(stage: Stage, session: m.Session) -> bool:
+    view = await stage.conductor.show_policy(stage.me, m.ShowPolicy(session.id))
+    return any(layer.name == "project" for layer in view.layers)
+
+
+async def test_paths_are_judged_where_the_work_directory_really_is(stage: Stage) -> None:
+    """The executor says where that is; it is the session's directory from then on."""
+    stage.host.work_really_is = "/data/work"
+    async with stage.hutchd():
+        session = await stage.open(cwd="/link")
+        await until(lambda: _is_in(stage, session, "/data/work"))
+
+
+async def _is_in(stage: Stage, session: m.Session, cwd: str) -> bool:
+    return (await stage.conductor.get_session(stage.me, m.SessionRef(session.id))).cwd == cwd

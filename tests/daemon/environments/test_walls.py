@@ -1,0 +1,99 @@
+"""Whether there can be walls around agents is tried once, and what follows for a session is decided here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hutch_daemon.environments.walls import Walls, probe
+from hutch_daemon.settings import Sandbox
+from hutch_shared import messages as m
+from tests.bubblewrap import bubblewrap
+
+HOME = "/home/ada"
+HOLDING = Walls("/usr/bin/bwrap", "bubblewrap 0.8.0", ("/state",), ("/code",))
+ISOLATION = m.Isolation("reduced", "Sessions run as you.", "by descent")
+
+
+async def test_walls_that_hold_are_found_by_putting_them_up(tmp_path: Path) -> None:
+    """The executor's own program tries them; their version is what is said of them."""
+    program = bubblewrap()
+    (tmp_path / "vault").write_text("secret")
+    walls = await probe([str(tmp_path)], ["/code"])
+
+    assert walls.program == program
+    assert walls.why.startswith("bubblewrap ")
+    assert (walls.hide, walls.show) == ((str(tmp_path),), ("/code",))
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ((sys.executable, "-c", "print('the kernel forbids it')"), "(the kernel forbids it)"),
+        ((sys.executable, "-c", "raise SystemExit(3)"), "(exit code 3)"),
+        (("/nowhere/executor",), "No such file"),
+    ],
+)
+async def test_walls_that_do_not_hold_say_why(command: tuple[str, ...], why: str) -> None:
+    """Whatever goes wrong in the trial is a reason, never an error."""
+    bubblewrap()
+    walls = await probe([], [], command=command)
+
+    assert walls.program is None
+    assert why in walls.why
+
+
+async def test_without_bubblewrap_there_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And it is said which program is missing."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    walls = await probe([], [])
+
+    assert walls.program is None
+    assert "bwrap" in walls.why
+
+
+def test_the_settings_add_to_what_a_session_gets() -> None:
+    """Paths below the account's home are written with `~/`; what is Hutch's is hidden in any case."""
+    chosen = Sandbox(home="hidden", show=("~/sdk", "/data"), write=("~/.m2",), hide=("~/sdk/keys",))
+    spec, why = HOLDING.around("/home/ada/project", HOME, chosen)
+
+    assert spec == m.SandboxSpec(
+        "/usr/bin/bwrap",
+        hide=("/state", "/home/ada/sdk/keys"),
+        show=("/code", "/home/ada/sdk", "/data"),
+        write=("/home/ada/.m2",),
+        home="hidden",
+    )
+    assert why == ""
+
+
+@pytest.mark.parametrize(
+    ("walls", "cwd", "chosen", "why"),
+    [
+        (HOLDING, "/home/ada/project", Sandbox(mode="off"), 'mode = "off"'),
+        (HOLDING, HOME, Sandbox(), "the home itself"),
+        (HOLDING, "/home", Sandbox(), "the home itself"),
+        (Walls("/bwrap", "", ("/srv/app/.hutch",)), "/srv/app", Sandbox(), "/srv/app/.hutch lies in its working"),
+        (Walls(why="It is not installed."), "/home/ada/project", Sandbox(), "not installed"),
+    ],
+)
+def test_a_session_without_walls_says_why(walls: Walls, cwd: str, chosen: Sandbox, why: str) -> None:
+    """The same sentence stands in its isolation."""
+    spec, said = walls.around(cwd, HOME, chosen)
+    isolation = walls.describe(ISOLATION, spec, said)
+
+    assert spec is None
+    assert why in said
+    assert isolation.why == f"{ISOLATION.why} {said}"
+    assert isolation.insiders == ISOLATION.insiders
+
+
+def test_a_session_with_walls_says_what_it_sees_and_who_cannot_answer_its_questions() -> None:
+    """A process of the agent cannot dial the client socket at all."""
+    spec, why = HOLDING.around("/home/ada/project", HOME, Sandbox())
+    isolation = HOLDING.describe(ISOLATION, spec, why)
+
+    assert "bubblewrap 0.8.0" in isolation.why
+    assert isolation.insiders.startswith("A process of an agent cannot reach the client socket")

@@ -1,0 +1,179 @@
+"""Keys stay home: an agent that looks everywhere finds nothing of the key with which its model is reached."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hutch_client.client import HutchClient
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from tests.bubblewrap import bubblewrap
+from tests.rehearsal import Model, Say, Steps, Use
+from tests.system import processes
+from tests.system.host import Host, host, settings_for
+from tests.system.log import log_of, wait_for
+
+pytestmark = pytest.mark.system
+
+KEY = "sk-ant-api03-Canary-Xq9Zr7Lm2Tb5Vn8Kd4Hs6Jw1Pf3Gy0Cu"
+SEARCH = Path(__file__).with_name("programs") / "search.py"
+
+
+@pytest.fixture
+async def keyed(model: Model) -> AsyncIterator[Host]:
+    """A host that knows the key that `model` takes."""
+    bubblewrap()
+    model.key = KEY
+    async with host(settings_for(model)) as made:
+        await made.hutch("key", "add", "anthropic", input=KEY)
+        yield made
+
+
+def command(on: Host, cwd: Path) -> str:
+    """Return the command that searches; the program is put into the working directory."""
+    shutil.copy(SEARCH, cwd / "search.py")
+    needle = bytes(byte ^ 90 for byte in KEY.encode()).hex()
+    sockets = [
+        on.socket,
+        on.runtime / "executor.sock",
+        on.runtime / "broker-control.sock",
+        on.runtime / "broker" / "broker.sock",
+    ]
+    places = [
+        on.state,
+        on.config.parent,
+        on.runtime,
+        on.home,
+        Path("/tmp"),
+        Path("/run"),
+        Path("/dev/shm"),
+        Path("/var"),
+    ]
+    return (
+        f"/usr/bin/python3 search.py found.json {needle} {' '.join(map(str, sockets))} -- {' '.join(map(str, places))}"
+    )
+
+
+async def search(on: Host, hutch: HutchClient, model: Model) -> tuple[m.Session, dict[str, Any], bytes]:
+    """Have an agent search; return its session, what it found, and all events."""
+    cwd = on.folder("searched")
+    model.script = Steps(("look", Use("Bash", {"command": command(on, cwd), "timeout": 300_000})), ("", Say("looked")))
+    session = await on.claude(hutch, "searched")
+    async with log_of(hutch, session) as log:
+        end = await log.play(session, "look everywhere")
+    said = json.dumps([[str(event.kind), bytes(event.data).decode()] for event in log.events]).encode()
+    assert end.state == "completed", end
+    return await hutch.get_session(session.id), json.loads((cwd / "found.json").read_text()), said
+
+
+@pytest.mark.timeout(300)
+async def test_an_agent_that_looks_everywhere_finds_no_key(keyed: Host, model: Model) -> None:
+    """Not in the environment or the memory of any process it can open, in no file, not from the broker; it reaches no
+    socket of Hutch but the broker's, and sees nothing of Hutch's state; and the model got the key at every request.
+    """
+    async with keyed.client() as hutch:
+        session, found, said = await search(keyed, hutch, model)
+
+    assert session.keys == "brokered", session.isolation.keys_why
+    assert found["hits"] == []
+    assert found["read"]["mem"] > 50e6
+    assert {"environ", "cmdline", "files", "broker"} <= found["read"].keys()
+    assert (found["leases"] > 0, found["core"]) == (True, 0)
+    assert {name: how for name, how in found["sockets"].items() if how == "reached"} == {"broker.sock": "reached"}
+    assert str(keyed.state) not in found["seen"]
+    assert not [line for line in found["commands"] if "-m hutch_" in line]
+    assert KEY.encode() not in said
+    asked = [request for request in model.requests if request.path.startswith("/v1/messages")]
+    assert asked
+    assert {request.key for request in asked} == {KEY}
+    assert all(KEY.encode() not in request.raw for request in asked)
+
+
+@pytest.mark.timeout(300)
+async def test_the_search_finds_a_key_that_is_there(keyed: Host, model: Model) -> None:
+    """With the key itself handed out the same search finds it in the CLI's memory, and the session says exposed."""
+    keyed.settings = settings_for(model).replace("\n[turns]", '\ndelivery = "direct"\n[turns]')
+    await keyed.stop()
+    await keyed.start()
+    async with keyed.client() as hutch:
+        session, found, _ = await search(keyed, hutch, model)
+
+    assert session.keys == "exposed"
+    assert "handed to the agent" in session.isolation.keys_why
+    assert any(where.endswith("/mem") for where in found["hits"])
+
+
+async def test_without_a_sandbox_a_session_says_that_its_key_is_exposed(keyed: Host, model: Model) -> None:
+    """In `run`, `ps`, `inspect`, `status` and `doctor`, with the reason; and the agent does get at the master key."""
+    keyed.settings = settings_for(model, '[sandbox]\nmode = "off"\n')
+    await keyed.stop()
+    await keyed.start()
+    model.script = Steps(("go", Use("Bash", {"command": f"wc -c < {keyed.state}/master.key"})), ("", Say("done")))
+    cwd = str(keyed.folder("open"))
+    ran = await keyed.hutch("run", "-C", cwd, "--name", "open", "--mode", "bypass", "go")
+    listed = await keyed.hutch("ps", "-o", "json")
+    inspected = await keyed.hutch("inspect", "open")
+    status = await keyed.hutch("status")
+    doctor = await keyed.hutch("doctor", code=None)
+    logged = await keyed.hutch("logs", "open", "-o", "jsonl")
+
+    assert "keys: exposed" in ran.err
+    assert '[sandbox] mode = "off"' in ran.err
+    assert [one["keys"] for one in listed.json] == ["exposed"]
+    for shown in (inspected, status, doctor):
+        assert "exposed" in shown.out
+        assert '[sandbox] mode = "off"' in shown.out
+    results = [json.loads(line) for line in logged.out.splitlines() if '"tool_result"' in line]
+    assert int(results[0]["data"]["text"]) > 16
+
+
+async def open_on(on: Host, hutch: HutchClient) -> None:
+    """Open one session after the other, until one is refused."""
+    while True:
+        await hutch.close_session((await on.claude(hutch, "open")).id, force=True)
+
+
+async def test_exposed_sessions_are_refused_where_the_settings_say_so(keyed: Host, model: Model) -> None:
+    """With the reason; a session whose key is kept is opened all the same."""
+    refusing = "[keys]\nrefuse_exposed = true\n"
+    keyed.settings = settings_for(model, refusing)
+    await keyed.stop()
+    await keyed.start()
+    async with keyed.client() as hutch:
+        kept = await keyed.claude(hutch, "kept")
+        keyed.settings = settings_for(model, f'{refusing}[sandbox]\nmode = "off"\n')
+        keyed.write_settings()
+        keyed.signal(signal.SIGHUP)
+        with pytest.raises(HutchError) as refused:
+            await open_on(keyed, hutch)
+
+    assert kept.keys == "brokered"
+    assert refused.value.reason is Reason.ISOLATION_UNAVAILABLE
+    assert "refuse_exposed" in str(refused.value)
+
+
+async def test_a_killed_executor_takes_the_sandbox_with_it(keyed: Host, model: Model) -> None:
+    """What the agent had put into the background, in a session of its own, is gone too."""
+    leave = "(setsid sleep 613.5 < /dev/null > /dev/null 2>&1 &) ; sleep 614.5"
+    model.script = Steps(("go", Use("Bash", {"command": leave})), ("", Say("done")))
+    async with keyed.client() as hutch:
+        session = await keyed.claude(hutch, "killed")
+        async with log_of(hutch, session) as log:
+            turn = await hutch.submit_prompt(session.id, "go")
+            await wait_for(lambda: processes.running("sleep 613.5") and processes.running("sleep 614.5"))
+            status = await hutch.get_status()
+            executor = next(one for one in status.executors if one.session == session.id)
+            os.kill(executor.pid, signal.SIGKILL)
+            end = await log.ended(turn)
+        left = [*processes.running("sleep 613.5"), *processes.running("sleep 614.5")]
+
+    assert (end.state, end.reason) == ("failed", "executor_lost")
+    assert left == []
