@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hutch_shared.broker_link import Lease
 from hutch_shared.errors import HutchError
-from hutch_shared.unix import peer_credentials, start_time
+from hutch_shared.unix import ancestors, peer_credentials, start_time
 
 __all__ = ["Peer", "admit", "belongs", "peer_of"]
 
@@ -57,19 +57,7 @@ def belongs(peer: Peer, lease: Lease) -> bool:
         return False
     if lease.cgroup and lease.cgroup in _cgroup_parts(peer.pid):
         return True
-    return lease.pid in _line(peer.pid) and start_time(lease.pid) == lease.start_time
-
-
-def _line(pid: int) -> list[int]:
-    line: list[int] = []
-    while pid > 1 and pid not in line:
-        try:
-            text = Path(f"/proc/{pid}/stat").read_bytes()
-        except OSError:
-            break
-        line.append(pid)
-        pid = int(text[text.rindex(b")") + 2 :].split()[1])  # the name before it may hold anything
-    return line
+    return lease.pid in ancestors(peer.pid) and start_time(lease.pid) == lease.start_time
 
 
 def _cgroup_parts(pid: int) -> set[str]:

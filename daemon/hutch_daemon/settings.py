@@ -167,7 +167,7 @@ class BrokerSettings(_Section, frozen=True, kw_only=True):
     """Certificates that are trusted beside the system's."""
     proxy: str | None = None
     """Default: HTTPS_PROXY and NO_PROXY as hutchd finds them."""
-    lease: Annotated[float, Meta(ge=60)] = 3600.0
+    lease: Annotated[float, Meta(ge=1)] = 3600.0
     """How long a lease holds without hutchd, which renews it while its executor lives."""
     requests: Count = 1000
     """So many requests a lease may make without hutchd."""

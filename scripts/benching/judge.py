@@ -9,10 +9,10 @@ from typing import Final
 import anyio
 
 from hutch_client.client import HutchClient
-from hutch_daemon.permissions.cases import call_of
 from hutch_daemon.permissions.layers import Layer, compile_policy
 from hutch_daemon.permissions.policy import judge, paths_to_resolve
 from hutch_shared import messages as m
+from hutch_shared.vocabulary import to_call
 from scripts.benching.measure import Effort, Say, median
 from scripts.benching.relay import loaded_host
 from scripts.benching.stage import leased
@@ -50,10 +50,10 @@ def _judge(count: int) -> list[float]:
     """Judge the line so often, no two of them the same text; return the seconds of each."""
     layer = Layer("account", allow=_ALLOW, ask=_ASK, deny=_DENY, base="/w")
     policy = compile_policy([layer], home="/home/u")
-    real = {path: path for path in paths_to_resolve(call_of("Bash", {"command": _LINE}), "/w", "/home/u")}
+    real = {path: path for path in paths_to_resolve(to_call("Bash", {"command": _LINE}, "c", "/w"), "/w", "/home/u")}
     taken = []
     for number in range(count):
-        call = call_of("Bash", {"command": f"{_LINE} # {number}"})
+        call = to_call("Bash", {"command": f"{_LINE} # {number}"}, "c", "/w")
         began = time.perf_counter()
         verdict = judge(policy, call, mode="ask", cwd="/w", real=real, home="/home/u", workspace="/w")
         taken.append(time.perf_counter() - began)

@@ -107,7 +107,7 @@ class HutchClient:
         return session
 
     async def list_turns(self, session: str) -> tuple[m.Turn, ...]:
-        """Return the session's turns, oldest first."""
+        """Return the session's turns, oldest first; of many the newest."""
         found: m.Turns = await self.call("list_turns", m.ListTurns(session))
         return found.turns
 
@@ -117,9 +117,16 @@ class HutchClient:
         return record
 
     async def list_permissions(self, params: m.ListPermissions | None = None) -> tuple[m.Permission, ...]:
-        """Return questions, by default those that wait."""
-        found: m.Permissions = await self.call("list_permissions", params)
-        return found.permissions
+        """Return questions, by default those that wait, oldest first; in as many calls as it takes."""
+        asked = params or m.ListPermissions()
+        found: list[m.Permission] = []
+        page: m.Permissions = await self.call("list_permissions", asked)
+        found += page.permissions
+        while page.more and page.permissions and len(found) < asked.limit:
+            rest = msgspec.structs.replace(asked, after=found[-1].id, limit=asked.limit - len(found))
+            page = await self.call("list_permissions", rest)
+            found += page.permissions
+        return tuple(found)
 
     async def answer_permission(self, params: m.AnswerPermission) -> m.Permission:
         """Decide. Raises ALREADY_SETTLED, with what stands, when somebody was first."""

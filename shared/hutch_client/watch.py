@@ -113,7 +113,7 @@ class Watch:
                 await self._show(follow, head, waiting)
         except HutchError as error:
             self._screen.say(f"hutch: {plain(error.message)}")
-            if error.reason is Reason.COMPACTED:
+            if error.reason is Reason.COMPACTED and "oldest" in error.details:
                 return msgspec.structs.replace(params, after=error.details["oldest"] - 1)
             self._code = exits.of_error(error)
         except BrokenPipeError:

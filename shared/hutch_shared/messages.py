@@ -331,7 +331,11 @@ class ListSessions(Wire, frozen=True, omit_defaults=True):
 
 
 class Sessions(Wire, frozen=True, omit_defaults=True):
+    """The newest, as many as fit into an answer (about 2 MiB)."""
+
     sessions: tuple[Session, ...]
+    more: bool = False
+    """There are older ones."""
 
 
 class ListTurns(Wire, frozen=True, omit_defaults=True):
@@ -340,7 +344,11 @@ class ListTurns(Wire, frozen=True, omit_defaults=True):
 
 
 class Turns(Wire, frozen=True, omit_defaults=True):
+    """The newest, oldest of them first, as many as fit into an answer (about 2 MiB)."""
+
     turns: tuple[Turn, ...]
+    more: bool = False
+    """There are older ones."""
 
 
 class FollowEvents(Wire, frozen=True, omit_defaults=True):
@@ -389,10 +397,16 @@ class ListPermissions(Wire, frozen=True, omit_defaults=True):
     session: str | None = None
     state: PermissionState | None = "pending"
     limit: Count = 200
+    after: str | None = None
+    """The id of a question: those that were asked after it."""
 
 
 class Permissions(Wire, frozen=True, omit_defaults=True):
+    """The oldest, as many as fit into an answer (about 2 MiB)."""
+
     permissions: tuple[Permission, ...]
+    more: bool = False
+    """There are others: go on with `after` the last."""
 
 
 class AnswerPermission(Wire, frozen=True, omit_defaults=True):

@@ -29,6 +29,7 @@ __all__ = [
     "Credentials",
     "Listener",
     "Process",
+    "ancestors",
     "boot_id",
     "check_directory",
     "connect",
@@ -44,6 +45,7 @@ PATH_LIMIT: Final = 107 if sys.platform == "linux" else 103
 """Bytes of a socket path: sun_path without its closing NUL."""
 
 _BACKLOG: Final = 1024
+_LOOKS: Final = 10
 _SO_PEERPIDFD: Final = 77  # Linux 6.5; asm-generic/socket.h
 _SOL_LOCAL: Final = 0  # macOS: sys/un.h
 _LOCAL_PEERCRED: Final = 1
@@ -113,12 +115,42 @@ def start_time(pid: int) -> int | None:
         if found.returncode or not state or state.startswith("Z"):
             return None
         return int(datetime.strptime(started.strip(), "%a %b %d %H:%M:%S %Y").timestamp())  # noqa: DTZ007
+    fields = _stat(pid)
+    return None if fields is None or fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def ancestors(pid: int) -> list[int]:
+    """Return `pid` and its line of parents up to one that has none here, nearest first. Linux; elsewhere it is empty.
+
+    A parent that ends while one looks hands its children on, and its pid may be another's at once: a line counts when
+    two looks in a row find the same. The empty list where there is no such process, or its line does not hold still.
+    """
+    line = _line_of(pid)
+    for _ in range(_LOOKS):
+        before, line = line, _line_of(pid)
+        if line == before:
+            return line
+    return []
+
+
+def _line_of(pid: int) -> list[int]:
+    """Look once; a line that breaks off is none."""
+    line: list[int] = []
+    while pid not in line and (fields := _stat(pid)) is not None:
+        line.append(pid)
+        pid = int(fields[1])
+        if pid == 0:
+            return line
+    return []
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    """Return the fields from the state on; None when there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = text[text.rindex(b")") + 2 :].split()  # the name before it may hold anything
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    return text[text.rindex(b")") + 2 :].split()  # the name before it may hold anything
 
 
 def process(pid: int) -> Process | None:

@@ -179,7 +179,11 @@ class FakeDaemon:
             answer = self.answers[method.name]
             result = answer if isinstance(answer, msgspec.Struct) else answer(params)
         except HutchError as error:
-            body = {"code": error.reason.code, "message": error.message, "data": {"reason": error.reason.word}}
+            body = {
+                "code": error.reason.code,
+                "message": error.message,
+                "data": {"reason": error.reason.word, **error.details},
+            }
             self._send(line, {"jsonrpc": "2.0", "error": body, "id": message["id"]})
             return
         assert isinstance(result, method.result or msgspec.Struct)

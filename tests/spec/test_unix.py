@@ -253,3 +253,15 @@ async def test_connections_are_accepted_and_dialled_in_one_loop(home: Path) -> N
         with pytest.raises(anyio.EndOfStream):
             await theirs.receive()
         await theirs.aclose()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_line_of_parents_is_whole_or_none() -> None:
+    """It ends with a process that has no parent here; of a process that is none there is no line."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+
+    line = unix.ancestors(os.getpid())
+    assert line[:2] == [os.getpid(), os.getppid()]
+    assert unix.ancestors(line[-1]) == line[-1:]
+    assert unix.ancestors(ended.pid) == []

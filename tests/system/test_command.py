@@ -74,11 +74,11 @@ async def test_what_cannot_be_meant_exits_with_2(script_host: Host, arguments: l
 
 
 async def test_what_an_agent_may_not_do_exits_with_4(script_host: Host) -> None:
-    """A command that the agent runs finds hutchd, may look, and is refused a change of its own rules."""
+    """A command that the agent runs finds hutchd, may look, and is refused a change of its own mode."""
     call = f"HUTCH_RUNTIME_DIR={script_host.runtime} {' '.join(HUTCH)}"
-    command = f"{call} ps -q; {call} mode insider bypass; echo code $?"
+    command = f"{call} ps -q; {call} mode insider plan; echo code $?"
     arguments = script(script_host, "insider", {"tool": "Bash", "input": {"command": command}, "run": True})
-    ran = await script_host.hutch("run", *arguments, "--allow", "Bash", "-o", "jsonl", "go")
+    ran = await script_host.hutch("run", *arguments, "--mode", "bypass", "-o", "jsonl", "go")
     inspected = await script_host.hutch("inspect", "insider", "-o", "json")
 
     (result,) = [
@@ -86,7 +86,7 @@ async def test_what_an_agent_may_not_do_exits_with_4(script_host: Host) -> None:
     ]
     assert inspected.json["id"] in result
     assert result.strip().endswith("code 4")
-    assert inspected.json["permission_mode"] == "ask"
+    assert inspected.json["permission_mode"] == "bypass"
 
 
 async def test_no_daemon_exits_with_3() -> None:

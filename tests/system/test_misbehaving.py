@@ -126,7 +126,7 @@ async def test_a_flood_of_huge_events_passes_whole_and_holds_nobody_up() -> None
         assert without_gaps(log.events)
 
 
-@pytest.mark.parametrize("way", ["close", "interrupt and close", "kill"])
+@pytest.mark.parametrize("way", ["close", "kill"])
 async def test_nothing_that_hides_outlives_its_session(way: str) -> None:
     """Forked twice, in sessions of their own, deaf to signals, without a mark: all are found and ended."""
     if way == "kill" and find_root() is None:
@@ -142,8 +142,6 @@ async def test_nothing_that_hides_outlives_its_session(way: str) -> None:
             if way == "kill":
                 os.kill(await _executor_of(hutch, session), signal.SIGKILL)
                 await log.ended(turn)
-            elif way == "interrupt and close":
-                await hutch.interrupt_turn(session.id)
             closed = await hutch.close_session(session.id, force=True)
             await log.until(lambda log: log.of("notice"))
 
@@ -155,7 +153,7 @@ async def test_nothing_that_hides_outlives_its_session(way: str) -> None:
 @pytest.mark.skipif(not (FREEZER / "cgroup.procs").exists() or os.geteuid() != 0, reason="needs a version 1 freezer")
 async def test_what_cannot_be_killed_is_quarantined_said_and_let_go_when_it_is_gone() -> None:
     """A frozen process does not die: everybody is told which, its slot is not used, and later it is looked at again."""
-    settings = "[executors]\nspares = 0\nmaximum = 1\nlost_timeout = 1\n"
+    settings = "[executors]\nspares = 0\nmaximum = 1\nlost_timeout = 1\n[turns]\ninterrupt_grace = 1\n"
     async with host(settings) as made, made.client() as hutch:
         call = {"tool": "Bash", "input": {"command": "echo $$ > pid; exec sleep 600"}, "run": True}
         session = await made.script(hutch, [call], permission_mode="bypass")

@@ -113,8 +113,9 @@ def _has_key(data: bytes) -> bool:
 
 def _shown_by(pid: int) -> bytes:
     """What others of its account see of a process: environment, command line, and the plain files that it has open."""
-    shown = Path(f"/proc/{pid}/cmdline").read_bytes()
-    with suppress(PermissionError):  # of a process that cannot be dumped the kernel shows no more
+    shown = b""
+    with suppress(PermissionError, FileNotFoundError, ProcessLookupError):  # not dumpable, or ended meanwhile
+        shown += Path(f"/proc/{pid}/cmdline").read_bytes()
         shown += Path(f"/proc/{pid}/environ").read_bytes()
         shown += b"".join(file.read_bytes() for file in _open_files(pid))
     return shown

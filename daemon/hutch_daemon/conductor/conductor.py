@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import sqlite3
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -34,7 +35,7 @@ from hutch_daemon.conductor.policy_side import PolicySide, demand_absolute, with
 from hutch_daemon.conductor.reports import Reports
 from hutch_daemon.conductor.session_loop import SessionLoop
 from hutch_daemon.conductor.spools import Spools
-from hutch_daemon.conductor.views import FORK_MARK, around, audit_view, session_view, turn_view, usage_view
+from hutch_daemon.conductor.views import FORK_MARK, Around, around, audit_view, session_view, turn_view, usage_view
 from hutch_daemon.conductor.walling import usual, walling
 from hutch_daemon.environments.origin import insider_of
 from hutch_daemon.environments.port import Environment
@@ -240,13 +241,14 @@ class Conductor:
     async def list_sessions(self, caller: Caller, params: m.ListSessions) -> m.Sessions:
         """List the caller's sessions; everybody's where that was asked for and may be seen."""
         owner = caller.scope if params.all_owners else caller.uid
-        found = await self._parts.store.read(
-            lambda conn: [
-                (row, around(conn, row.id)) for row in sessions.list_(conn, owner, params.state, params.limit)
-            ]
-        )
+
+        def read(conn: sqlite3.Connection) -> tuple[list[tuple[SessionRow, Around]], bool]:
+            rows, more = sessions.page(conn, owner, params.state, params.limit)
+            return [(row, around(conn, row.id)) for row in rows], more
+
+        found, more = await self._parts.store.read(read)
         pool, journal = self._parts.pool, self._parts.store.journal
-        return m.Sessions(tuple(session_view(row, near, journal, pool.of_session(row.id)) for row, near in found))
+        return m.Sessions(tuple(session_view(row, near, journal, pool.of_session(row.id)) for row, near in found), more)
 
     async def get_session(self, caller: Caller, params: m.SessionRef) -> m.Session:
         """Return one session."""
@@ -254,7 +256,7 @@ class Conductor:
 
     async def session_of(self, caller: Caller, ref: str) -> SessionRow:
         """Return the caller's session that `ref` means; `not_found`, `invalid_params` when it could be several."""
-        return await self._parts.store.read(lambda conn: sessions.find(conn, caller.scope, ref))
+        return await self._parts.store.read(lambda conn: sessions.find(conn, caller.scope, ref, first=caller.uid))
 
     async def close_session(self, caller: Caller, params: m.CloseSession) -> m.Session:
         """Close a session and end its processes, verified; a closed one is returned as it is."""
@@ -371,8 +373,8 @@ class Conductor:
     async def list_turns(self, caller: Caller, params: m.ListTurns) -> m.Turns:
         """List a session's turns."""
         row = await self.session_of(caller, params.session)
-        found = await self._parts.store.read(lambda conn: turns.list_(conn, row.id, params.limit))
-        return m.Turns(tuple([await self._turn_view(turn) for turn in found]))
+        found, more = await self._parts.store.read(lambda conn: turns.page(conn, row.id, params.limit))
+        return m.Turns(tuple([await self._turn_view(turn) for turn in found]), more)
 
     async def get_turn(self, caller: Caller, params: m.TurnRef) -> m.Turn:
         """Return one turn."""
@@ -432,12 +434,17 @@ class Conductor:
     async def list_permissions(self, caller: Caller, params: m.ListPermissions) -> m.Permissions:
         """List questions of one session, or of all that the caller may see."""
         session = (await self.session_of(caller, params.session)).id if params.session is not None else None
-        rows = await self._parts.store.read(
-            lambda conn: permissions.list_(
-                conn, owner=caller.scope, session=session, state=params.state, limit=params.limit
+        rows, more = await self._parts.store.read(
+            lambda conn: permissions.page(
+                conn,
+                owner=caller.scope,
+                session=session,
+                state=params.state,
+                after=params.after,
+                limit=params.limit,
             )
         )
-        return m.Permissions(tuple(permission_view(row) for row in rows))
+        return m.Permissions(tuple(permission_view(row) for row in rows), more)
 
     async def answer_permission(self, caller: Caller, params: m.AnswerPermission) -> m.Permission:
         """Decide a question; see `Desk.settle`."""
@@ -470,7 +477,7 @@ class Conductor:
                 if error.reason is not Reason.NOT_FOUND:  # a deleted session still has its audit, by its whole id
                     raise
         since = _time(params.since)
-        rows = await self._parts.store.read(
+        rows, more = await self._parts.store.read(
             lambda conn: audit.read(
                 conn,
                 owner=caller.scope,
@@ -479,10 +486,10 @@ class Conductor:
                 outcome=params.outcome,
                 since=since,
                 after=params.after,
-                limit=limit + 1,
+                limit=limit,
             )
         )
-        return m.AuditPage(tuple(audit_view(row) for row in rows[:limit]), more=len(rows) > limit)
+        return m.AuditPage(tuple(audit_view(row) for row in rows), more)
 
     async def get_status(self, caller: Caller, params: m.Nothing) -> m.Status:
         """Say how hutchd is. Counts are of what the caller may see, and so are the executors."""

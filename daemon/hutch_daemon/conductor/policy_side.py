@@ -9,7 +9,7 @@ import anyio
 from hutch_daemon.conductor.callers import Caller, SessionOf
 from hutch_daemon.conductor.parts import Parts
 from hutch_daemon.conductor.policies import Policies
-from hutch_daemon.permissions.cases import call_of, run_cases
+from hutch_daemon.permissions.cases import run_cases
 from hutch_daemon.permissions.paths import can_be_path
 from hutch_daemon.permissions.policy import judge, paths_to_resolve
 from hutch_daemon.permissions.rules import BadRuleError, parse_rule
@@ -19,6 +19,7 @@ from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.times import now_ms
+from hutch_shared.vocabulary import to_call
 
 __all__ = ["PolicySide", "demand_absolute", "with_tools"]
 
@@ -72,7 +73,7 @@ class PolicySide:
         mode = params.mode or (session.permission_mode if session else self._parts.settings().permissions.mode)
         found = await self._policies.layered(owner, workspace, session, params.project)
         policy = found.policy()
-        call = call_of(params.agent_tool, params.input, "explain")
+        call = to_call(params.agent_tool, params.input, "explain", cwd)
         paths = paths_to_resolve(call, cwd, found.home)
         real = {path: path for path in paths}
         executor = self._parts.pool.of_session(session.id) if session is not None else None

@@ -303,7 +303,8 @@ class SessionLoop:
         if self._parts.clock() < active.stop_deadline:
             return active.stop_deadline
         if active.halted.is_set() and not self._parts.store.available:  # it did stop, and cannot say so yet
-            return self._parts.clock() + _STORE_PAUSE
+            active.stop_deadline = self._parts.clock() + grace
+            return active.stop_deadline
         killed = await self._parts.pool.end(executor, "its turn did not stop")
         detail = "The agent did not stop by itself and was ended with all its processes."
         if not killed.verified:

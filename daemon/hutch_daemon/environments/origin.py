@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 
 from hutch_daemon.environments import cgroups
 from hutch_daemon.environments.port import MARK
-from hutch_daemon.environments.processes import ancestors, environ_mark
+from hutch_daemon.environments.processes import environ_mark
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.unix import ancestors
 
 __all__ = ["insider_of"]
 

@@ -1,4 +1,4 @@
-"""The one reader of /proc: which processes there are, whose they are; and ending them without a mix-up.
+"""Which processes there are, whose they are; and ending them without a mix-up.
 
 A bare pid names nobody: it is reused. A process here is a pid with its start time, and a signal goes through a pidfd
 that was opened before the start time was looked at again. A zombie is dead: only its parent can take it away.
@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Process", "ancestors", "descendants", "end_all", "environ_mark", "look_up", "scan", "signal_it"]
+__all__ = ["Process", "descendants", "end_all", "environ_mark", "look_up", "scan", "signal_it"]
 
 _PROC = Path("/proc")
-_LOOKS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,31 +64,6 @@ def descendants(processes: dict[int, Process], roots: Iterable[int]) -> set[int]
                 found.add(pid)
                 todo.append(pid)
     return found
-
-
-def ancestors(pid: int) -> list[int]:
-    """Return `pid` and its line of parents up to one that has none here, nearest first.
-
-    A parent that ends while one looks hands its children on, and its pid may be another's at once: a line counts when
-    two looks in a row find the same. The empty list where there is no such process, or its line does not hold still.
-    """
-    line = _line_of(pid)
-    for _ in range(_LOOKS):
-        before, line = line, _line_of(pid)
-        if line == before:
-            return line
-    return []
-
-
-def _line_of(pid: int) -> list[int]:
-    """Look once; a line that breaks off is none."""
-    line: list[int] = []
-    while pid not in line and (one := look_up(pid)) is not None:
-        line.append(pid)
-        if one.parent == 0:
-            return line
-        pid = one.parent
-    return []
 
 
 def environ_mark(pid: int, name: str) -> str | None:

@@ -23,7 +23,6 @@ from hutch_daemon.environments import cgroups
 from hutch_daemon.environments.port import MARK, Alive, Exited, Killed, Launched, LaunchSpec
 from hutch_daemon.environments.processes import (
     Process,
-    ancestors,
     descendants,
     end_all,
     environ_mark,
@@ -34,7 +33,7 @@ from hutch_daemon.environments.processes import (
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import VARIABLES, planted
-from hutch_shared.unix import boot_id
+from hutch_shared.unix import ancestors, boot_id
 
 __all__ = ["ARGV", "SameUser"]
 

@@ -14,7 +14,8 @@ import msgspec
 
 from hutch_daemon.permissions.layers import Layer, compile_policy
 from hutch_daemon.permissions.policy import Verdict, judge, paths_to_resolve
-from hutch_shared.messages import Action, PermissionMode, Rules, ToolCall
+from hutch_shared.messages import PermissionMode, Rules
+from hutch_shared.vocabulary import to_call
 
 _Decision = Literal["allow", "ask", "deny"]
 _STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
@@ -93,53 +94,9 @@ class Report:
         return not (self.unsafe_allows or self.missed_denies or self.unreadable)
 
 
-_ACTIONS: dict[str, Action] = {
-    "Bash": "run_command",
-    "Read": "read",
-    "NotebookRead": "read",
-    "Edit": "edit",
-    "Write": "edit",
-    "MultiEdit": "edit",
-    "NotebookEdit": "edit",
-    "Grep": "search",
-    "Glob": "search",
-    "LS": "search",
-    "WebFetch": "fetch",
-    "WebSearch": "search",
-    "AskUserQuestion": "question",
-    "ExitPlanMode": "plan",
-}
-
-
-def call_of(tool: str, given: dict[str, Any], call_id: str = "case") -> ToolCall:
-    """A call in the common words, from Claude's name of the tool and its input. A field of a wrong type is missing."""
-
-    def text(name: str) -> str | None:
-        value = given.get(name)
-        return value if isinstance(value, str) else None
-
-    action: Action = "mcp" if tool.startswith("mcp__") else _ACTIONS.get(tool, "other")
-    server, _, of_server = tool[5:].partition("__") if action == "mcp" else ("", "", "")
-    path = text("file_path") or text("notebook_path") or text("path")
-    if action == "search" and tool != "WebSearch":
-        path = path or "."
-    return ToolCall(
-        call_id=call_id,
-        action=action,
-        agent_tool=tool,
-        input=given,
-        command=text("command") if action == "run_command" else None,
-        paths=(path,) if path and action in {"read", "edit", "search"} else (),
-        url=text("url") if action == "fetch" else None,
-        query=(text("query") or text("pattern")) if action == "search" else None,
-        server=server or None,
-        tool=of_server or None,
-    )
-
-
 def run_case(case: Case) -> Outcome:
     layer = Layer("session", case.rules.allow, case.rules.ask, case.rules.deny, base=case.cwd, origin="case")
-    call = call_of(case.tool, case.input)
+    call = to_call(case.tool, case.input, case.id, case.cwd)
     real = {path: path for path in paths_to_resolve(call, case.cwd, case.home)} | case.real
     policy = compile_policy([layer], home=case.home)
     verdict = judge(policy, call, mode=case.mode, cwd=case.cwd, real=real, home=case.home, workspace=case.cwd)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +26,6 @@ import anyio
 import msgspec
 import structlog
 
-from hutch_daemon.permissions.cases import call_of
 from hutch_daemon.permissions.layers import Policy
 from hutch_daemon.permissions.policy import Verdict, judge, paths_to_resolve
 from hutch_daemon.permissions.rules import BadRuleError, parse_rule
@@ -43,6 +42,7 @@ from hutch_shared.failpoints import failpoint, planted
 from hutch_shared.ids import new_id
 from hutch_shared.rpc.envelope import is_sound
 from hutch_shared.times import now_ms, to_wire
+from hutch_shared.vocabulary import to_call
 
 __all__ = ["Asker", "Desk", "Journal", "PolicyOf", "permission_view"]
 
@@ -127,6 +127,18 @@ class _Waiting:
     settled: anyio.Event = field(default_factory=anyio.Event)
 
 
+_Decide = Callable[[Tx], tuple[PermissionRow, bool]]
+"""A decision as a unit of work: the question as it stands then, and whether this decided it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unstored:
+    """A deny that holds and could not be stored yet."""
+
+    row: PermissionRow
+    decide: _Decide
+
+
 class Desk:
     """All pending questions of this hutchd."""
 
@@ -155,7 +167,7 @@ class Desk:
         self._plan_approved = plan_approved
         self._clock = clock
         self._waiting: dict[str, _Waiting] = {}
-        self._unstored: dict[str, PermissionRow] = {}
+        self._unstored: dict[str, _Unstored] = {}
         """What was denied while nothing could be stored."""
         self._news = anyio.Event()
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -290,8 +302,10 @@ class Desk:
         )
 
     async def _outcome(self, row: PermissionRow) -> m.PermissionDecision:
-        waiting, row = self._waiting.get(row.id), self._unstored.get(row.id, row)
-        if waiting is not None:
+        waiting, unstored = self._waiting.get(row.id), self._unstored.get(row.id)
+        if unstored is not None:
+            row = unstored.row
+        elif waiting is not None:
             await waiting.settled.wait()
             row = waiting.row
         elif row.state == "pending":  # settled since it was read: what is not settled is in memory
@@ -328,7 +342,8 @@ class Desk:
         found: PermissionRow | None = await self._store.read(lambda conn: permissions.get(conn, permission))
         if found is None:
             raise HutchError(Reason.NOT_FOUND)
-        return self._unstored.get(permission, found)
+        unstored = self._unstored.get(permission)
+        return found if unstored is None else unstored.row
 
     async def settle(
         self, session: SessionRow, asker: Asker | None, by: str, params: m.AnswerPermission
@@ -352,11 +367,11 @@ class Desk:
             digest = await self._judge_again(session, asker, row, params.updated_input)
         rule = self._rule_of(session, row, params)
         states: dict[m.Decision, m.PermissionState] = {"allow": "allowed", "deny": "denied", "answer": "answered"}
-        settle = partial(
-            self._settle,
-            row,
-            states[params.decision],
-            by,
+        decide = partial(
+            self._decide,
+            permission=row.id,
+            state=states[params.decision],
+            by=by,
             rule=rule,
             scope=params.scope,
             message=params.message,
@@ -366,11 +381,11 @@ class Desk:
             answers=params.answers,
         )
         try:
-            settled, won = await settle()
+            settled, won = await self._carry_out(decide)
         except HutchError as error:
             if error.reason is not Reason.STORE_UNAVAILABLE or params.decision != "deny":
                 raise
-            settled, won = await self._deny_unstored(row, by, params, settle)
+            settled, won = await self._deny_unstored(row, by, params, decide)
         if not won:
             raise _already(settled)
         if params.interrupt:
@@ -380,7 +395,7 @@ class Desk:
     async def _judge_again(
         self, session: SessionRow, asker: Asker | None, row: PermissionRow, updated: dict[str, Any]
     ) -> str:
-        call = call_of(row.call.agent_tool, updated, row.call.call_id)
+        call = to_call(row.call.agent_tool, updated, row.call.call_id, row.cwd)
         if call.action != row.call.action:
             raise HutchError(Reason.INVALID_PARAMS, f"An edited input of {row.call.agent_tool} cannot be judged here.")
         if asker is None:  # what its paths lead to is the account's to say
@@ -417,8 +432,11 @@ class Desk:
     async def _settle(
         self, row: PermissionRow, state: m.PermissionState, by: str, *, rule: RuleRow | None = None, **fields: Any
     ) -> tuple[PermissionRow, bool]:
+        return await self._carry_out(partial(self._decide, permission=row.id, state=state, by=by, rule=rule, **fields))
+
+    async def _carry_out(self, decide: _Decide) -> tuple[PermissionRow, bool]:
         with anyio.CancelScope(shield=True):  # it is decided all the same when its caller goes: then tell, too
-            settled, won = await self._store.write(lambda tx: self._decide(tx, row.id, state, by, rule=rule, **fields))
+            settled, won = await self._store.write(decide)
             self._tell(settled)
         return settled, won
 
@@ -458,7 +476,7 @@ class Desk:
         row: PermissionRow,
         by: str,
         params: m.AnswerPermission,
-        settle: Callable[[], Awaitable[tuple[PermissionRow, bool]]],
+        decide: _Decide,
     ) -> tuple[PermissionRow, bool]:
         """Let a deny hold now, in memory, and have it stored later. If hutchd dies before, the question waits again."""
         if row.id not in self._waiting:  # somebody was quicker
@@ -473,16 +491,16 @@ class Desk:
             message=params.message,
             interrupt=params.interrupt,
         )
-        self._unstored[row.id] = denied
+        self._unstored[row.id] = _Unstored(denied, decide)
         self._tell(denied)
-        self._tasks.start_soon(self._store_later, row.id, settle)
+        self._tasks.start_soon(self._store_later, row.id)
         return denied, True
 
-    async def _store_later(self, permission: str, settle: Callable[[], Awaitable[tuple[PermissionRow, bool]]]) -> None:
+    async def _store_later(self, permission: str) -> None:
         while permission in self._unstored:
             await anyio.sleep(_STORE_AGAIN)
             try:
-                await settle()
+                await self._carry_out(self._unstored[permission].decide)
             except HutchError as error:
                 if error.reason is Reason.STORE_UNAVAILABLE:
                     continue
@@ -500,7 +518,14 @@ class Desk:
     def withdraw(self, tx: Tx, turn: str, why: str) -> list[PermissionRow]:
         """Withdraw what a turn still asks, in the transaction that ends it; give the result to `withdrawn`."""
         asked = () if planted("keep_question") else permissions.list_(tx, turn=turn, state="pending", limit=1_000_000)
-        return [self._decide(tx, row.id, "withdrawn", why, message=f"Withdrawn: {why}.")[0] for row in asked]
+        settled = []
+        for row in asked:
+            unstored = self._unstored.get(row.id)  # a deny that was first
+            if unstored is not None:
+                settled.append(unstored.decide(tx)[0])
+            else:
+                settled.append(self._decide(tx, row.id, "withdrawn", why, message=f"Withdrawn: {why}.")[0])
+        return settled
 
     def withdrawn(self, rows: list[PermissionRow]) -> None:
         """Let go who waits for questions whose withdrawal is durable."""

@@ -27,8 +27,10 @@ def read(
     since: int | None = None,
     after: int = 0,
     limit: int = 1000,
-) -> tuple[AuditRow, ...]:
-    """Return lines in order, numbered higher than `after`, of the filters; None is no restriction."""
+) -> tuple[tuple[AuditRow, ...], bool]:
+    """Return lines in order, numbered higher than `after`, of the filters; None is no restriction. As many as fit into
+    an answer, and whether there are more.
+    """
     chosen = {
         "owner = ?": owner,
         "session = ?": session,
@@ -37,5 +39,5 @@ def read(
         "at >= ?": since,
     }
     terms = ["number > ?", *(term for term, value in chosen.items() if value is not None)]
-    values = [after, *(value for value in chosen.values() if value is not None), limit]
-    return AUDIT.all(on, f"WHERE {' AND '.join(terms)} ORDER BY number LIMIT ?", values)
+    values = [after, *(value for value in chosen.values() if value is not None)]
+    return AUDIT.page(on, f"WHERE {' AND '.join(terms)} ORDER BY number", values, limit)

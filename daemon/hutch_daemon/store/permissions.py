@@ -10,7 +10,7 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import failpoint, planted
 
-__all__ = ["PERMISSIONS", "by_ask", "get", "insert", "list_", "pending", "settle"]
+__all__ = ["PERMISSIONS", "by_ask", "get", "insert", "list_", "page", "pending", "settle"]
 
 PERMISSIONS: Final = Table("permissions", PermissionRow)
 
@@ -45,6 +45,37 @@ def list_(
     limit: int = 200,
 ) -> tuple[PermissionRow, ...]:
     """Return questions, oldest first, of an owner, a session, a turn, in a state; None is no restriction."""
+    where, values = _where(owner, session, turn, state)
+    return PERMISSIONS.all(on, f"{where} LIMIT ?", (*values, limit))
+
+
+def page(
+    on: Executes,
+    *,
+    owner: int | None,
+    session: str | None,
+    state: m.PermissionState | None,
+    after: str | None,
+    limit: int,
+) -> tuple[tuple[PermissionRow, ...], bool]:
+    """Return as many of these questions as fit into an answer, and whether there are more; those beyond `after` only.
+
+    HutchError(NOT_FOUND) when there is no question `after`.
+    """
+    last = None if after is None else get(on, after)
+    if after is not None and last is None:
+        raise HutchError(Reason.NOT_FOUND, f"There is no question {after} to go on from.")
+    where, values = _where(owner, session, None, state, last)
+    return PERMISSIONS.page(on, where, values, limit)
+
+
+def _where(
+    owner: int | None,
+    session: str | None,
+    turn: str | None,
+    state: m.PermissionState | None,
+    last: PermissionRow | None = None,
+) -> tuple[str, tuple[object, ...]]:
     terms: list[str] = []
     values: list[object] = []
     if state is not None:
@@ -57,8 +88,11 @@ def list_(
     if owner is not None:
         terms.append("session IN (SELECT id FROM sessions WHERE owner = ?)")
         values.append(owner)
+    if last is not None:
+        terms.append("(asked_at, id) > (?, ?)")
+        values += [last.asked_at, last.id]
     where = f"WHERE {' AND '.join(terms)}" if terms else ""
-    return PERMISSIONS.all(on, f"{where} ORDER BY asked_at, id LIMIT ?", (*values, limit))
+    return f"{where} ORDER BY asked_at, id", tuple(values)
 
 
 def pending(on: Executes, session: str) -> int:

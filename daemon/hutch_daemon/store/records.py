@@ -9,13 +9,14 @@ import sqlite3
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
 __all__ = ["Executes", "Table"]
 
 R = TypeVar("R")
+_PAGE_BYTES: Final = 2 << 20
 _PLAIN = frozenset((int, float, str, bytes, type(None)))
 
 
@@ -63,6 +64,21 @@ class Table(Generic[R]):
     def all(self, on: Executes, tail: str = "", values: Sequence[Any] = ()) -> tuple[R, ...]:
         """Return the rows that `tail` selects."""
         return tuple(self.iterate(on, tail, values))
+
+    def page(self, on: Executes, tail: str, values: Sequence[Any], limit: int) -> tuple[tuple[R, ...], bool]:
+        """Return the first rows that `tail` (without LIMIT) selects, and whether there are more.
+
+        They are `limit` at most and end with the one that takes them over 2 MiB, so that an answer made of them fits
+        into a frame.
+        """
+        rows: list[R] = []
+        size = 0
+        for record in on.execute(f"SELECT {self.listed} FROM {self.name} {tail} LIMIT ?", (*values, limit + 1)):  # noqa: S608 as above
+            if len(rows) == limit or size > _PAGE_BYTES:
+                return tuple(rows), True
+            rows.append(self._made(record))
+            size += sum(len(value) for value in record if isinstance(value, str | bytes))
+        return tuple(rows), False
 
     def one(self, on: Executes, tail: str, values: Sequence[Any]) -> R | None:
         """Return the first row that `tail` selects."""

@@ -10,10 +10,11 @@ from hutch_daemon.store.rows import SessionRow
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 
-__all__ = ["SESSIONS", "delete", "find", "get", "in_directory", "insert", "list_", "update"]
+__all__ = ["SESSIONS", "delete", "find", "get", "in_directory", "insert", "list_", "page", "update"]
 
 SESSIONS: Final = Table("sessions", SessionRow)
 _PREFIX: Final = 4
+_LISTED: Final = "WHERE owner = ifnull(?, owner) AND state = ifnull(?, state) ORDER BY created_at DESC, id"
 
 
 def insert(tx: Executes, row: SessionRow) -> tuple[SessionRow, bool]:
@@ -41,12 +42,19 @@ def get(on: Executes, session: str) -> SessionRow | None:
     return SESSIONS.one(on, "WHERE id = ?", (session,))
 
 
-def find(on: Executes, owner: int | None, ref: str) -> SessionRow:
+def find(on: Executes, owner: int | None, ref: str, *, first: int | None = None) -> SessionRow:
     """Return the session that `ref` means: an id, a prefix of one (4 characters or more), or a name.
 
-    Only those of `owner`; None sees all. Among several of one name the open one is meant, else the newest.
+    Only those of `owner`; None sees all. Who sees all means their own, those of `first`, before anybody else's, so that
+    nobody can take a name that an administrator uses. Among several of one name the open one is meant, else the newest.
     HutchError: NOT_FOUND; INVALID_PARAMS when it could be several.
     """
+    if owner is None and first is not None:
+        try:
+            return find(on, first, ref)
+        except HutchError as error:
+            if error.reason is not Reason.NOT_FOUND:
+                raise
     mine, values = ("", ()) if owner is None else ("AND owner = ?", (owner,))
     exact = SESSIONS.one(on, f"WHERE id = ? {mine}", (ref, *values))
     if exact is not None:
@@ -72,11 +80,14 @@ def list_(
     on: Executes, owner: int | None = None, state: m.SessionState | None = None, limit: int = 200
 ) -> tuple[SessionRow, ...]:
     """Return sessions, newest first: of `owner` (None: of all), in `state` (None: in any)."""
-    return SESSIONS.all(
-        on,
-        "WHERE owner = ifnull(?, owner) AND state = ifnull(?, state) ORDER BY created_at DESC, id LIMIT ?",
-        (owner, state, limit),
-    )
+    return SESSIONS.all(on, f"{_LISTED} LIMIT ?", (owner, state, limit))
+
+
+def page(
+    on: Executes, owner: int | None, state: m.SessionState | None, limit: int
+) -> tuple[tuple[SessionRow, ...], bool]:
+    """Return as many of these sessions as fit into an answer, newest first, and whether there are more."""
+    return SESSIONS.page(on, _LISTED, (owner, state), limit)
 
 
 def in_directory(on: Executes, cwd: str) -> tuple[SessionRow, ...]:

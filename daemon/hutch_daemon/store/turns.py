@@ -12,7 +12,7 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import failpoint, planted
 
-__all__ = ["TURNS", "active", "get", "insert", "list_", "live", "move", "next_queued", "queued", "update"]
+__all__ = ["TURNS", "active", "get", "insert", "list_", "live", "move", "next_queued", "page", "queued", "update"]
 
 TURNS: Final = Table("turns", TurnRow)
 _LIVE: Final = "state IN ('queued', 'dispatching', 'running', 'stopping')"
@@ -54,6 +54,12 @@ def get(on: Executes, turn: str) -> TurnRow | None:
 def list_(on: Executes, session: str, limit: int = 200) -> tuple[TurnRow, ...]:
     """Return the newest `limit` turns of a session, oldest first."""
     return TURNS.all(on, "WHERE session = ? ORDER BY number DESC LIMIT ?", (session, limit))[::-1]
+
+
+def page(on: Executes, session: str, limit: int) -> tuple[tuple[TurnRow, ...], bool]:
+    """Return the newest turns of a session that fit into an answer, oldest first, and whether there are older ones."""
+    found, more = TURNS.page(on, "WHERE session = ? ORDER BY number DESC", (session,), limit)
+    return found[::-1], more
 
 
 def next_queued(on: Executes, session: str) -> TurnRow | None:

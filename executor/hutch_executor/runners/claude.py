@@ -37,11 +37,11 @@ from hutch_executor.runners import claude_calls, claude_launch
 from hutch_executor.runners.claude_events import Meter, ModelUsage, Narrator, Result, ended, failure, total
 from hutch_executor.runners.claude_process import Broken, ClaudeProcess, Skipped
 from hutch_executor.runners.port import DaemonPort
-from hutch_executor.runners.vocabulary import to_call, to_questions
 from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Notice, StderrText, TurnEnded
+from hutch_shared.vocabulary import to_call, to_questions
 
 __all__ = ["Bounds", "ClaudeRunner"]
 
@@ -497,7 +497,7 @@ class ClaudeRunner:
             return PermissionResultDeny(message=_NOTHING_STARTS, interrupt=True)
         call_id = context.tool_use_id or ""
         cwd = turn.places.pop(call_id, self._session.cwd)
-        call = to_call(tool, tool_input, call_id, cwd)
+        call = to_call(tool, tool_input, call_id, cwd, with_diff=True)
         kind = claude_calls.kind_of(tool)
         turn.asking += 1
         try:

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
-from hutch_executor.runners.vocabulary import to_call
 from hutch_shared.events import EventKind, Notice, Text, ToolCallSeen, ToolResult, TurnEnded, UsageSeen
+from hutch_shared.vocabulary import to_call
 
 __all__ = ["Meter", "ModelUsage", "Narrator", "Result", "ended", "failure", "kind_of_line", "total"]
 
@@ -213,7 +213,7 @@ class Narrator:
             elif block.type == "thinking":
                 told.append(("thinking", Text(block.thinking, name, parent)))
             elif block.type.endswith("tool_use"):
-                call = to_call(block.name, block.input, block.id, self._cwd)
+                call = to_call(block.name, block.input, block.id, self._cwd, with_diff=True)
                 told.append(("tool_call", ToolCallSeen(msgspec.to_builtins(call), parent)))
             elif block.type.endswith("tool_result"):
                 told.append(self._tool_result(block, parent))

@@ -20,12 +20,12 @@ from msgspec import UNSET, Raw, UnsetType
 
 from hutch_executor.commands import run_command
 from hutch_executor.runners.port import DaemonPort
-from hutch_executor.runners.vocabulary import to_call, to_questions
 from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Notice, StderrText, Text, ToolCallSeen, ToolResult, TurnEnded, UsageSeen
 from hutch_shared.failpoints import failpoint, planted
+from hutch_shared.vocabulary import to_call, to_questions
 
 __all__ = ["Line", "ScriptRunner", "Step", "read_script"]
 
@@ -253,7 +253,7 @@ class ScriptRunner:
     def _call(self, tool: str, tool_input: dict[str, Any]) -> m.ToolCall:
         assert self._session is not None
         self._calls += 1
-        return to_call(tool, tool_input, f"call-{os.getpid()}-{self._calls}", self._session.cwd)
+        return to_call(tool, tool_input, f"call-{os.getpid()}-{self._calls}", self._session.cwd, with_diff=True)
 
     async def _use(self, step: Step, call: m.ToolCall, kind: m.PermissionKind = "tool") -> None:
         """Show the call, ask, and do what was allowed."""

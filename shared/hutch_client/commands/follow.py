@@ -87,7 +87,7 @@ async def _history(hutch: HutchClient, session: m.Session, after: int) -> AsyncI
                 "read_events", m.ReadEvents(session.id, after, journal=session.journal)
             )
         except HutchError as error:
-            if error.reason is not Reason.COMPACTED:
+            if error.reason is not Reason.COMPACTED or "oldest" not in error.details:
                 raise
             print(f"hutch: {plain(error.message)}", file=sys.stderr)
             after = error.details["oldest"] - 1

@@ -62,7 +62,13 @@ def _pending(given: argparse.Namespace) -> int:
 
 def _list(hutch: Connection, *, session: str | None = None, everything: bool = False) -> list[dict[str, Any]]:
     state = None if everything else "pending"
-    found: list[dict[str, Any]] = hutch.call("list_permissions", session=session, state=state)["permissions"]
+    found: list[dict[str, Any]] = []
+    more, after = True, None
+    while more:
+        page = hutch.call("list_permissions", session=session, state=state, after=after)
+        found += page["permissions"]
+        more = page.get("more", False) and bool(page["permissions"])
+        after = found[-1]["id"] if more else None
     return found
 
 

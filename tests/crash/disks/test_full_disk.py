@@ -123,7 +123,7 @@ async def test_interrupt_and_deny_work_on_a_full_disk(tiny: Host) -> None:
 async def test_what_was_acknowledged_survives_a_kill_on_a_full_disk(tiny: Host) -> None:
     """hutchd killed while the disk is full, and started when there is space: all that followers saw is there."""
     async with tiny.client() as hutch:
-        lines = [{"repeat": {"times": 4000, "line": {"text": "y" * 2000}}}]
+        lines = [{"repeat": {"times": 2500, "line": {"text": "y" * 2000}}}]
         session = await tiny.script(hutch, lines)
         async with log_of(hutch, session) as log:
             turn = await hutch.submit_prompt(session.id, "go")

@@ -19,6 +19,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, help="how many processes are killed (default: 100, unless --seconds)")
     parser.add_argument("--seconds", type=float, help="for how long at most")
     parser.add_argument("--seed", type=int, default=None, help="repeats the choices of a run (default: a fresh one)")
+    parser.add_argument("--claude", action="store_true", help="with sessions of the real Claude, at a model of our own")
     given = parser.parse_args()
     kills = given.kills if given.kills is not None or given.seconds is not None else 100
     seed = given.seed if given.seed is not None else secrets.randbelow(1 << 32)
@@ -27,12 +28,12 @@ def main() -> int:
 
     def progress(state: dict[str, Any]) -> None:
         nonlocal last
-        if state["kills"] >= last + 5:
+        if state["kills"] >= last + 20:
             last = state["kills"]
             say(state)
 
     async def run() -> int:
-        report = await crash(seed=seed, kills=kills, seconds=given.seconds, say=progress)
+        report = await crash(seed=seed, kills=kills, seconds=given.seconds, with_claude=given.claude, say=progress)
         say(report.summary())
         return 1 if report.violations else 0
 

@@ -24,7 +24,7 @@ from typing import Any
 import anyio
 
 from tests.crash.harness.notebook import Notebook
-from tests.crash.harness.prompts import script_of
+from tests.crash.harness.prompts import CLAUDE, script_of
 from tests.crash.harness.wire import Line, LostError, RefusedError, connect, digest
 
 AGAIN = 0.03
@@ -148,8 +148,9 @@ class Player:
         """Play until it is to finish, and all turns have ended."""
         cwd = self._stage.folder / self._name
         cwd.mkdir(exist_ok=True)
+        agent = CLAUDE if self._name.startswith(CLAUDE) else "script"
         session = await self._stage.ask(
-            "open_session", agent="script", cwd=str(cwd), name=self._name, permission_mode=self._mode,
+            "open_session", agent=agent, cwd=str(cwd), name=self._name, permission_mode=self._mode,
             idempotency_key=self._name,
         )  # fmt: skip
         cursor = Cursor(self._stage, self._notes, session["id"], self._hear)

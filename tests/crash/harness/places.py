@@ -63,6 +63,8 @@ FAILPOINTS: dict[str, Place] = {
     "spool.before_sync": Place("executor", "events are in the spool file, not on the disk"),
     "spool.after_sync": Place("executor", "events are in the spool, and still in memory"),
     "spool.before_removal": Place("executor", "a dead executor's spool was stored, and is about to go"),
+    "keys.file.written": Place("hutchd", "a file of the keys is written beside the one it replaces", under_load=False),
+    "keys.master.renamed": Place("hutchd", "a new master key has the old one's place", under_load=False),
     "keys.put.stored": Place("hutchd", "a key is stored, the ledger does not say so yet", under_load=False),
     "keys.delete.struck": Place("hutchd", "a key is struck from the ledger, not yet from the store", under_load=False),
     "keys.rotate.begun": Place("hutchd", "a rotation of the master key is announced", under_load=False),

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from tests.rehearsal import Reply, Request, Say, Use
+
+CLAUDE = "claude"
+"""How the keys begin that are for the real Claude."""
+
 
 @dataclass(frozen=True, slots=True)
 class Script:
@@ -19,6 +24,8 @@ class Script:
 
 def script_of(key: str) -> Script:
     """Return the script of a prompt: it says numbered things, and runs a command that writes the key to `ran` once."""
+    if key.startswith(CLAUDE):
+        return Script(key, (("text", f"{key} 0"), ("text", f"{key} 1")))
     rng = Random(key)
     steps: list[dict[str, Any]] = []
     says: list[tuple[str, str]] = []
@@ -39,3 +46,12 @@ def script_of(key: str) -> Script:
                 command += "; (setsid sleep 1000 > /dev/null 2>&1 &)"
             steps.append({"tool": "Bash", "input": {"command": command}, "run": True})
     return Script("\n".join(map(json.dumps, steps)), tuple(says))
+
+
+def claude(request: Request) -> Reply:
+    """Be the model that makes Claude do what `script_of` says of its keys."""
+    calls = [result.call for result in request.fresh if result.call is not None]
+    if calls:
+        return Say(f"{str(calls[0].input['command']).split()[1]} 1", chunks=3)
+    key = request.prompt.strip()
+    return [Say(f"{key} 0", chunks=4, pace=0.02), Use("Bash", {"command": f"echo {key} >> ran"})]

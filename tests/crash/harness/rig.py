@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -21,10 +21,11 @@ import anyio.abc
 from tests.crash.harness import wire
 from tests.crash.harness.notebook import Notebook, read
 from tests.crash.harness.parties import APART, Stage
-from tests.crash.harness.prompts import script_of
+from tests.crash.harness.prompts import claude, script_of
 from tests.crash.harness.verdict import TERMINAL, Evidence, Violation
+from tests.rehearsal import serve
 from tests.system import processes
-from tests.system.host import Host, host
+from tests.system.host import KEY, Host, host, settings_for
 
 TOP = Path(__file__).parents[3]
 SETTINGS = "[executors]\nspares = 0\nadopt_timeout = 30\nlost_timeout = 60\nstart_attempts = 50\n"
@@ -39,6 +40,7 @@ PARTIES = {
     "players": ("player:bold-1:bypass", "player:shy-1:ask", "player:bold-2:bypass", "player:shy-2:ask"),
     "watchers": ("watcher", "rival"),
 }
+CLAUDES = {"claudes": ("player:claude-1:bypass", "player:claude-2:ask")}
 
 
 @dataclass(slots=True)
@@ -55,6 +57,8 @@ class Rig:
     """Failpoints at which a process died."""
     adoption: list[float] = field(default_factory=list)
     answerable: list[float] = field(default_factory=list)
+    hurt: set[str] = field(default_factory=set)
+    """Executors whose agent was killed: a turn may fail by that."""
     seen: list[Violation] = field(default_factory=list)
     killed: set[str] = field(default_factory=set)
     running: dict[str, anyio.abc.Process] = field(default_factory=dict)
@@ -156,8 +160,10 @@ class Rig:
     async def rest(self, seconds: float) -> None:
         """Let things happen; a hutchd that dies at its failpoint meanwhile is started again."""
         assert self.host.daemon is not None
+        code: int | None = None
         with anyio.move_on_after(seconds):
             code = await self.host.daemon.wait()
+        if code is not None:
             if code != -signal.SIGKILL or self.mark.exists() or self.aim is None:
                 self.seen.append(Violation("bug", f"hutchd ended by itself with {code}"))
             await self.host.exited()
@@ -282,11 +288,14 @@ class Rig:
 
     async def kill_some_agent(self) -> None:
         """Kill something that an executor started."""
-        pids = {one["pid"] for one in await self.executors()}
+        found = await self.executors()
+        pids = {one["pid"] for one in found}
         table = await anyio.to_thread.run_sync(processes.table)
         if agents := [one for one in table.values() if one.parent in pids]:
             self.kills["agent"] += 1
-            processes.kill([self.rng.choice(agents)])
+            agent = self.rng.choice(agents)
+            self.hurt |= {one["id"] for one in found if one["pid"] == agent.parent}
+            processes.kill([agent])
 
     async def kill_some_party(self) -> None:
         """Kill a process of clients and start it anew."""
@@ -349,6 +358,9 @@ class Rig:
         evidence = await self.evidence()
         await self.close_sessions()
         await self.host.stop()
+        if left := await processes.gone(self.host.mark, within=10.0):
+            self.seen.append(Violation("process_left", f"after hutchd has stopped: {left}"))
+            processes.kill(left)
         return evidence
 
     async def settle(self, deadline: float) -> None:
@@ -356,7 +368,8 @@ class Rig:
         self.mark.unlink(missing_ok=True)
         self.apart.cancel()
         until = anyio.current_time() + deadline
-        await self._finish("players", until)
+        for name in set(self.parties) - {"watchers"}:
+            await self._finish(name, until)
         with anyio.CancelScope(deadline=until):
             while any(row["state"] not in TERMINAL for row in self.rows("turns")):
                 await self._allow_rest()
@@ -429,7 +442,7 @@ class Rig:
             executors=self.rows("executors"),
             ran={row["id"]: _lines(Path(row["cwd"], "ran")) for row in self.rows("sessions")},
             witness=read(self.host.root / "witness"),  # type: ignore[arg-type]
-            killed=self.killed,
+            killed=self.killed | self.hurt,
             seen=self.seen,
         )
 
@@ -445,21 +458,20 @@ def _lines(path: Path) -> list[str]:
 
 
 @asynccontextmanager
-async def rig(
-    seed: int,
-    *,
-    planted: str | None = None,
-    parties: dict[str, tuple[str, ...]] | None = None,
-    failpoint: str | None = None,
-) -> AsyncIterator[Rig]:
+async def rig(seed: int, *, planted: str | None = None, with_claude: bool = False) -> AsyncIterator[Rig]:
     """Make a host, start hutchd and the load."""
-    async with host(SETTINGS, start=False) as made:
+    async with AsyncExitStack() as stack:
+        model = await stack.enter_async_context(serve(key=KEY, script=claude)) if with_claude else None
+        settings = SETTINGS if model is None else settings_for(model, SETTINGS)
+        made = await stack.enter_async_context(host(settings, start=False))
         made.extra_env |= {"HUTCH_TEST_BUILD": "1", "HUTCH_WITNESS": str(made.root / "witness")}
         if planted is not None:
             made.extra_env["HUTCH_PLANTED"] = planted
         async with anyio.create_task_group() as tasks:
-            one = Rig(made, seed, Random(seed), parties or PARTIES)
-            await one.start(failpoint)
+            one = Rig(made, seed, Random(seed), PARTIES | (CLAUDES if with_claude else {}))
+            await one.start()
+            if with_claude:
+                await made.hutch("key", "add", "anthropic", input=KEY)
             for name in one.parties:
                 await one.start_party(name)
             tasks.start_soon(one.ask_apart)

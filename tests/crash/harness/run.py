@@ -13,7 +13,7 @@ from tests.crash.harness.places import FAILPOINTS
 from tests.crash.harness.rig import Rig, rig
 from tests.crash.harness.verdict import Violation, judge
 
-HANGS = 240.0
+HANGS = 200.0
 """Seconds beyond the time of its kills after which a run is broken off: a harness that waits for ever finds nothing."""
 SETTLE = 60.0
 SHARES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
@@ -81,6 +81,7 @@ async def crash(
     seed: int,
     kills: int | None = None,
     seconds: float | None = None,
+    with_claude: bool = False,
     say: Callable[[dict[str, Any]], None] | None = None,
 ) -> Report:
     """Kill at random until so many were killed, or so much time has passed."""
@@ -97,7 +98,7 @@ async def crash(
                 say({"at": round(time.monotonic() - began, 1), **counts})
 
     limit = (seconds if seconds is not None else 6.0 * (kills or 0)) + HANGS
-    return await _run(work, seed=seed, settle=SETTLE, limit=limit)
+    return await _run(work, seed=seed, settle=SETTLE, limit=limit, with_claude=with_claude)
 
 
 async def _kill_something(one: Rig) -> None:
@@ -139,11 +140,17 @@ async def directed(
 
 
 async def _run(
-    work: Callable[[Rig], Awaitable[None]], *, seed: int, settle: float, limit: float, planted: str | None = None
+    work: Callable[[Rig], Awaitable[None]],
+    *,
+    seed: int,
+    settle: float,
+    limit: float,
+    planted: str | None = None,
+    with_claude: bool = False,
 ) -> Report:
     began = time.monotonic()
     with anyio.fail_after(limit):
-        async with rig(seed, planted=planted) as one:
+        async with rig(seed, planted=planted, with_claude=with_claude) as one:
             await work(one)
             evidence = await one.end(settle)
     return Report(

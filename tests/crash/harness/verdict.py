@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.crash.harness.prompts import script_of
+from tests.crash.harness.prompts import CLAUDE, script_of
 from tests.crash.harness.wire import digest
 
 Row = dict[str, Any]
@@ -173,10 +173,9 @@ def _turns(evidence: Evidence) -> Iterator[Violation]:
         if row["state"] in TERMINAL and [end["state"] for end in ends] != [row["state"]]:
             yield Violation("end_wrong", f"{turn} is {row['state']}, its ends are {[end['state'] for end in ends]}")
         if turn in key_of:
-            said = [
-                (event["kind"], event["data"]["text"]) for event in events if event["kind"] in ("text", "text_delta")
-            ]
             wanted = list(script_of(key_of[turn]).says)
+            kinds = {"text"} if key_of[turn].startswith(CLAUDE) else {"text", "text_delta"}
+            said = [(event["kind"], event["data"]["text"]) for event in events if event["kind"] in kinds]
             if said != (wanted if row["state"] == "completed" else wanted[: len(said)]):
                 yield Violation("garbled", f"{turn} ({row['state']}) said {said}, its script is {wanted}")
         executor = executor_of[turn]

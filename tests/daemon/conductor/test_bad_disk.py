@@ -8,11 +8,12 @@ from contextlib import closing, contextmanager
 
 import pytest
 
+from hutch_daemon.settings import Turns
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import TurnEnded
 from tests.fakes.executors import FakeExecutor, never_end
-from tests.fakes.stage import Stage, until
+from tests.fakes.stage import Stage, settings, until
 
 CALL = m.ToolCall("c-1", "run_command", "Bash", {"command": "make"}, command="make")
 
@@ -65,6 +66,7 @@ async def test_a_deny_holds_at_once_and_is_stored_later(stage: Stage) -> None:
 async def test_an_interrupt_reaches_the_executor_and_its_end_is_stored_later(stage: Stage) -> None:
     """When it returns nothing of the turn starts any more; the turn is stopped in the record when it can be written."""
     stage.host.play = never_end
+    stage.settings = settings(turns=Turns(interrupt_grace=1.0))
     async with stage.hutchd():
         session = await stage.open()
         turn = await stage.submit(session)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-
 import pytest
 
 from hutch_daemon.environments.origin import insider_of
-from hutch_daemon.environments.processes import ancestors, look_up
 from hutch_shared.errors import HutchError, Reason
 
 EXECUTORS = {100: "x-1", 200: "x-2"}
@@ -44,19 +40,6 @@ def test_who_cannot_be_told_is_refused() -> None:
         insider_of(500, EXECUTORS, line=lambda pid: [] if pid == 500 else [pid, 1], mark=lambda *_: None, group=_none)
 
     assert refused.value.reason is Reason.NOT_ALLOWED
-
-
-def test_a_line_of_parents_is_whole_or_none() -> None:
-    """It ends with a process that has no parent here; of a process that is none there is no line."""
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-
-    line = ancestors(os.getpid())
-    last = look_up(line[-1])
-    assert line[:2] == [os.getpid(), os.getppid()]
-    assert last is not None
-    assert last.parent == 0
-    assert ancestors(ended.pid) == []
 
 
 def _none(_: int) -> tuple[str, ...]:

@@ -9,9 +9,9 @@ import statistics
 import sys
 import time
 
-from hutch_daemon.permissions.cases import call_of
 from hutch_daemon.permissions.layers import Layer, compile_policy
 from hutch_daemon.permissions.policy import judge, paths_to_resolve
+from hutch_shared.vocabulary import to_call
 
 _LAYER = Layer(
     "account",
@@ -25,11 +25,11 @@ _LAYER = Layer(
 def median(line: str, rounds: int = 2_000) -> float:
     """Seconds that `judge` takes for the line, no two of them the same text."""
     policy = compile_policy([_LAYER], home="/home/u")
-    call = call_of("Bash", {"command": line})
+    call = to_call("Bash", {"command": line}, "c", "/w")
     real = {path: path for path in paths_to_resolve(call, "/w", "/home/u")}
     taken: list[float] = []
     for number in range(rounds):
-        fresh = call_of("Bash", {"command": f"{line} # {number}"})
+        fresh = to_call("Bash", {"command": f"{line} # {number}"}, "c", "/w")
         began = time.perf_counter()
         verdict = judge(policy, fresh, mode="ask", cwd="/w", real=real, home="/home/u", workspace="/w")
         taken.append(time.perf_counter() - began)

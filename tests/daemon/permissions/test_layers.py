@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from hutch_daemon.permissions.cases import call_of
 from hutch_daemon.permissions.layers import LARGEST_FILE, Layer, compile_policy, parse_policy_toml
 from hutch_daemon.permissions.policy import Verdict, judge, paths_to_resolve
 from hutch_daemon.permissions.rules import LayerName
 from hutch_shared.messages import PermissionMode
+from hutch_shared.vocabulary import to_call
 
 HOST = Layer(
     "host", ask=("Bash(git push:*)",), deny=("Bash(curl:*)",), origin="/etc/hutch/policy.toml", forbid_bypass=True
@@ -18,7 +18,7 @@ HOST = Layer(
 
 
 def decide(layers: list[Layer], command: str, mode: PermissionMode = "ask") -> Verdict:
-    call = call_of("Bash", {"command": command})
+    call = to_call("Bash", {"command": command}, "c", "/w")
     real = {path: path for path in paths_to_resolve(call, "/w", "/home/u")}
     policy = compile_policy(layers, home="/home/u")
     return judge(policy, call, mode=mode, cwd="/w", real=real, home="/home/u", workspace="/w")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from hutch_daemon.permissions.cases import call_of
 from hutch_daemon.permissions.layers import Layer, compile_policy
 from hutch_daemon.permissions.policy import Verdict, judge, paths_to_resolve
 from hutch_shared.messages import PermissionMode, ToolCall
+from hutch_shared.vocabulary import to_call
 
 
 def decide(
     layer: Layer, tool: str, text: str, mode: PermissionMode = "ask", real: dict[str, str] | None = None
 ) -> Verdict:
     key = {"Bash": "command", "WebFetch": "url"}.get(tool, "file_path")
-    call = call_of(tool, {key: text})
+    call = to_call(tool, {key: text}, "c", "/w")
     found = {path: path for path in paths_to_resolve(call, "/w", "/home/u")} if real is None else real
     policy = compile_policy([layer], home="/home/u")
     return judge(policy, call, mode=mode, cwd="/w", real=found, home="/home/u", workspace="/w")
@@ -66,12 +66,14 @@ def test_a_path_is_looked_up_before_its_dots_are_gone() -> None:
     layer = Layer("account", allow=("Edit(**)",), deny=("Edit(//etc/**)",))
 
     assert decide(layer, "Edit", "link/../x", real={"/w/link/../x": "/etc/x"}).decision == "deny"
-    assert paths_to_resolve(call_of("Edit", {"file_path": "link/../x"}), "/w", "/home/u") == ("/w/link/../x",)
+    assert paths_to_resolve(to_call("Edit", {"file_path": "link/../x"}, "c", "/w"), "/w", "/home/u") == (
+        "/w/link/../x",
+    )
 
 
 def test_paths_of_a_command_are_asked_for() -> None:
     """Operands, redirections and the directories of `cd` are to be resolved."""
-    paths = paths_to_resolve(call_of("Bash", {"command": "cd sub && cat a --file=b > ~/c"}), "/w", "/home/u")
+    paths = paths_to_resolve(to_call("Bash", {"command": "cd sub && cat a --file=b > ~/c"}, "c", "/w"), "/w", "/home/u")
 
     assert {"/w/sub", "/w/sub/a", "/w/a", "/w/b", "/home/u/c"} <= set(paths)
 
@@ -81,7 +83,7 @@ def test_paths_of_a_command_are_bounded() -> None:
     assert (
         len(
             paths_to_resolve(
-                call_of("Bash", {"command": "ls " + "a " * 4000 + " ".join(map(str, range(900)))}), "/w", "/"
+                to_call("Bash", {"command": "ls " + "a " * 4000 + " ".join(map(str, range(900)))}, "c", "/w"), "/w", "/"
             )
         )
         <= 200

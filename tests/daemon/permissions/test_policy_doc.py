@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hutch_daemon.permissions.cases import Case, call_of, run_cases
+from hutch_daemon.permissions.cases import Case, run_cases
 from hutch_daemon.permissions.layers import Layer, compile_policy, parse_policy_toml
 from hutch_daemon.permissions.policy import judge, paths_to_resolve
 from hutch_shared.messages import PermissionMode
+from hutch_shared.vocabulary import to_call
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "policy.md"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -54,7 +55,7 @@ def test_each_example_is_decided_as_the_page_says(layer: Layer, line: str) -> No
     match = VERDICT.fullmatch(line)
     assert match is not None
     want, tool, subject, mode = match.groups()
-    call = call_of(tool, {SUBJECT[tool]: subject} if tool in SUBJECT else {})
+    call = to_call(tool, {SUBJECT[tool]: subject} if tool in SUBJECT else {}, "c", "/w")
     policy = compile_policy([layer], home="/home/u")
     real = {path: path for path in paths_to_resolve(call, "/w", "/home/u")}
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from hutch_daemon.permissions.cases import call_of
 from hutch_daemon.permissions.layers import Layer, compile_policy
 from hutch_daemon.permissions.policy import Verdict, judge, paths_to_resolve
+from hutch_shared.vocabulary import to_call
 
 
 def decide(tool: str, text: str, *allow: str, ask: tuple[str, ...] = ()) -> Verdict:
     key = {"Bash": "command", "WebFetch": "url"}.get(tool, "file_path")
-    call = call_of(tool, {key: text})
+    call = to_call(tool, {key: text}, "c", "/w")
     real = {path: path for path in paths_to_resolve(call, "/w", "/home/u")}
     policy = compile_policy([Layer("answered", allow=allow, ask=ask, base="/w")], home="/home/u")
     return judge(policy, call, mode="ask", cwd="/w", real=real, home="/home/u", workspace="/w")

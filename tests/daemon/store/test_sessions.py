@@ -68,6 +68,24 @@ async def test_a_reference_that_is_nobodys_or_several_is_an_error(
     assert caught.value.reason is reason
 
 
+@pytest.mark.parametrize(
+    ("first", "ref", "found"),
+    [
+        (1000, "work", "s-abcd1"),
+        (2000, "work", "s-zzzz1"),
+        (2000, "s-zz", "s-zzzz1"),
+        (2000, "play", "s-abcd2"),
+        (1000, "s-zzzz1", "s-zzzz1"),
+        (3000, "s-abcd2", "s-abcd2"),
+    ],
+)
+async def test_who_sees_all_means_their_own_first(filled: Store, first: int, ref: str, found: str) -> None:
+    """A name that another user took as well does not lead an administrator away from their own session."""
+    row = await filled.read(partial(sessions.find, owner=None, ref=ref, first=first))
+
+    assert row.id == found
+
+
 async def test_an_open_name_is_taken_until_it_closes(filled: Store) -> None:
     """Two open sessions of an owner never share a name; a closed one gives it up and is found no more by it."""
     again = partial(sessions.insert, row=session_row("s-new", name="work", created_at=AT + 9))

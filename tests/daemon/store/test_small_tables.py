@@ -104,7 +104,7 @@ async def test_the_audit_is_read_in_order_and_filtered(
         )
         await store.write(partial(audit.write, row=row))
 
-    rows = await store.read(partial(audit.read, **filters))
+    rows, _ = await store.read(partial(audit.read, **filters))
 
     assert [row.number for row in rows] == numbers
     assert all(row.details == {"n": row.number - 1} for row in rows)

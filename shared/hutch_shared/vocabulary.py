@@ -1,12 +1,15 @@
 """Claude-style tool calls in the common vocabulary: what rules judge and people read.
 
-Pure. The agent's input is of hostile origin: a field of a wrong type counts as missing, a missing one leaves the call
-as `other` would be seen, and nothing here raises. The input itself is carried along unchanged.
+Pure, and the only place that knows it: a call that an agent makes, one that a person edited and one in a test case of
+a policy are told alike. The agent's input is of hostile origin: a field of a wrong type counts as missing, what then
+lacks the field that its action is judged by is asked about, and nothing here raises. The input itself is carried along
+unchanged.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable
 from posixpath import join
 from typing import Any, Final
@@ -18,28 +21,39 @@ __all__ = ["DIFF_LIMIT", "to_call", "to_questions"]
 DIFF_LIMIT: Final = 64 * 1024
 """Characters of a diff; a longer one is cut and says so."""
 _COMPARED_LINES: Final = 1000
-"""Above so many lines the comparison could take seconds for a text that is made for it."""
+"""Of one call. Above so many lines the comparison could take seconds for a text that is made for it."""
 _CUT: Final = "… (cut)"
 _DESCRIPTION_LIMIT: Final = 1000
 _QUESTIONS_LIMIT: Final = 20
+_WILD: Final = re.compile(r"[*?\[{!]")
+_LEAVES: Final = re.compile(r"(?:^|[{,])[/~]|(?:^|[/{,])\.\.(?:$|[/},])")
+"""What makes a pattern look beside or above the directory that it is for: an absolute choice, or a step up."""
 
 _Fields = dict[str, Any]
+_Pairs = list[tuple[str, str]]
 
 
-def to_call(agent_tool: str, tool_input: dict[str, Any], call_id: str, cwd: str) -> m.ToolCall:
-    """Return the call with what its action needs filled in; relative paths are joined to `cwd`, not resolved."""
-    action, fields = "other", {}
+def to_call(
+    agent_tool: str, tool_input: dict[str, Any], call_id: str, cwd: str, *, with_diff: bool = False
+) -> m.ToolCall:
+    """Return the call with what its action needs filled in; relative paths are joined to `cwd`, not resolved.
+
+    `with_diff` adds what an edit changes, for people to read; nothing is judged by it.
+    """
+    action: m.Action = "other"
+    fields: _Fields = {}
     if agent_tool in _TOOLS:
         action, read = _TOOLS[agent_tool]
         fields = read(tool_input, cwd)
     elif agent_tool.startswith("mcp__"):
         action = "mcp"
-        _, _, rest = agent_tool.partition("__")
-        server, _, tool = rest.partition("__")
-        fields = {"server": server, "tool": tool or None}
+        server, _, tool = agent_tool.removeprefix("mcp__").partition("__")
+        fields = {"server": server or None, "tool": tool or None}
     if description := _text(tool_input, "description"):
         fields.setdefault("description", description[:_DESCRIPTION_LIMIT])
-    return m.ToolCall(call_id=call_id, action=action, agent_tool=agent_tool, input=tool_input, **fields)  # type: ignore[arg-type]
+    if with_diff and (changes := _CHANGES.get(agent_tool)) is not None:
+        fields["diff"] = _diff(fields["paths"], changes(tool_input))
+    return m.ToolCall(call_id=call_id, action=action, agent_tool=agent_tool, input=tool_input, **fields)
 
 
 def to_questions(tool_input: dict[str, Any]) -> tuple[m.Question, ...]:
@@ -76,33 +90,30 @@ def _read(given: _Fields, cwd: str) -> _Fields:
     return {"paths": _paths(given, cwd, "file_path", "notebook_path")}
 
 
-def _write(given: _Fields, cwd: str) -> _Fields:
-    paths = _paths(given, cwd, "file_path")
-    return {"paths": paths, "diff": _diff(paths, [("", _text(given, "content") or "")])}
-
-
 def _edit(given: _Fields, cwd: str) -> _Fields:
-    paths = _paths(given, cwd, "file_path")
-    edits = _dicts(given, "edits") or [given]
-    pairs = [(_text(edit, "old_string") or "", _text(edit, "new_string") or "") for edit in edits]
-    return {"paths": paths, "diff": _diff(paths, pairs)}
+    return {"paths": _paths(given, cwd, "file_path")}
 
 
 def _notebook(given: _Fields, cwd: str) -> _Fields:
-    paths = _paths(given, cwd, "notebook_path")
-    return {"paths": paths, "diff": _diff(paths, [("", _text(given, "new_source") or "")])}
+    return {"paths": _paths(given, cwd, "notebook_path")}
 
 
-def _search(given: _Fields, cwd: str) -> _Fields:
-    paths = _paths(given, cwd, "path") or (cwd,)
-    pattern = _text(given, "pattern")
-    if pattern and pattern.startswith("/") and not _text(given, "output_mode"):
-        paths = (*paths, pattern)  # an absolute glob looks where it says, not below `path`
-    return {"paths": paths, "query": pattern}
+def _look(given: _Fields, cwd: str) -> _Fields:
+    return {"paths": _paths(given, cwd, "path") or (cwd,), "query": _text(given, "pattern")}
 
 
-def _list(given: _Fields, cwd: str) -> _Fields:
-    return {"paths": _paths(given, cwd, "path") or (cwd,)}
+def _glob(given: _Fields, cwd: str) -> _Fields:
+    """A pattern that leads out of `path` is judged where its fixed part ends: all that it finds lies below."""
+    fields = _look(given, cwd)
+    pattern = (fields["query"] or "").replace("\\", "")
+    if _LEAVES.search(pattern):
+        fixed = _WILD.split(pattern, maxsplit=1)[0]
+        if fixed != pattern:
+            fixed = fixed[: fixed.rfind("/") + 1]
+        unbound = not fixed or _LEAVES.search(pattern, len(fixed))
+        outside = "/" if unbound else fixed.rstrip("/") or "/"
+        fields["paths"] = (*fields["paths"], *_paths({"path": outside}, fields["paths"][0], "path"))
+    return fields
 
 
 def _fetch(given: _Fields, cwd: str) -> _Fields:
@@ -128,20 +139,36 @@ _TOOLS: Final[dict[str, tuple[m.Action, Callable[[_Fields, str], _Fields]]]] = {
     "KillShell": ("other", _shell_output),
     "Read": ("read", _read),
     "NotebookRead": ("read", _read),
-    "LS": ("read", _list),
     "Edit": ("edit", _edit),
     "MultiEdit": ("edit", _edit),
-    "Write": ("edit", _write),
+    "Write": ("edit", _edit),
     "NotebookEdit": ("edit", _notebook),
-    "Glob": ("search", _search),
-    "Grep": ("search", _search),
+    "Glob": ("search", _glob),
+    "Grep": ("search", _look),
+    "LS": ("search", _look),
     "WebFetch": ("fetch", _fetch),
-    "WebSearch": ("fetch", _web_search),
+    "WebSearch": ("search", _web_search),
     "Task": ("other", _task),
     "Agent": ("other", _task),
     "TodoWrite": ("other", _nothing),
     "AskUserQuestion": ("question", _nothing),
     "ExitPlanMode": ("plan", _nothing),
+}
+
+
+# ---------------------------------------------------------------- what an edit changes
+
+
+def _edits(given: _Fields) -> _Pairs:
+    edits = _dicts(given, "edits") or [given]
+    return [(_text(edit, "old_string") or "", _text(edit, "new_string") or "") for edit in edits]
+
+
+_CHANGES: Final[dict[str, Callable[[_Fields], _Pairs]]] = {
+    "Edit": _edits,
+    "MultiEdit": _edits,
+    "Write": lambda given: [("", _text(given, "content") or "")],
+    "NotebookEdit": lambda given: [("", _text(given, "new_source") or "")],
 }
 
 
@@ -163,13 +190,15 @@ def _paths(given: _Fields, cwd: str, *names: str) -> tuple[str, ...]:
     return tuple(path if path.startswith("~") else join(cwd, path) for path in found if path)
 
 
-def _diff(paths: tuple[str, ...], pairs: list[tuple[str, str]]) -> str:
+def _diff(paths: tuple[str, ...], pairs: _Pairs) -> str:
     """Return one unified diff of the replaced texts: their line numbers count within each text."""
     path = paths[0] if paths else "?"
     lines = [f"--- {path}", f"+++ {path}"]
-    room = DIFF_LIMIT
+    room, compared = DIFF_LIMIT, 0
     for old, new in pairs:
-        for line in _changes(old, new):
+        before, after = old.splitlines(), new.splitlines()
+        compared += len(before) + len(after)
+        for line in _changes(before, after) if compared <= _COMPARED_LINES else _beginnings(before, after):
             lines.append(line[:room])
             room -= len(line) + 1
             if room <= 0:
@@ -177,11 +206,12 @@ def _diff(paths: tuple[str, ...], pairs: list[tuple[str, str]]) -> str:
     return "\n".join(lines)
 
 
-def _changes(old: str, new: str) -> list[str]:
-    """Return the hunks; texts too long to compare are shown as they begin, without looking for what is common."""
-    before, after = old.splitlines(), new.splitlines()
-    if len(before) + len(after) <= _COMPARED_LINES:
-        return list(difflib.unified_diff(before, after, lineterm="", n=3))[2:]
+def _changes(before: list[str], after: list[str]) -> list[str]:
+    return list(difflib.unified_diff(before, after, lineterm="", n=3))[2:]
+
+
+def _beginnings(before: list[str], after: list[str]) -> list[str]:
+    """Return how both texts begin, without looking for what is common."""
     head = f"@@ -1,{len(before)} +1,{len(after)} @@"
     return [head, *_beginning("-", before), *_beginning("+", after)]
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hutch_executor.runners.vocabulary import DIFF_LIMIT, to_call, to_questions
 from hutch_shared import messages as m
+from hutch_shared.vocabulary import DIFF_LIMIT, to_call, to_questions
 
 CWD = "/w"
 
 
 def called(tool: str, **tool_input: Any) -> m.ToolCall:
-    return to_call(tool, tool_input, "c-1", CWD)
+    return to_call(tool, tool_input, "c-1", CWD, with_diff=True)
 
 
 @pytest.mark.parametrize(
@@ -25,15 +26,18 @@ def called(tool: str, **tool_input: Any) -> m.ToolCall:
         ("Read", {"file_path": "/etc/hosts"}, "read", {"paths": ("/etc/hosts",)}),
         ("Read", {"file_path": "a/b"}, "read", {"paths": ("/w/a/b",)}),
         ("Read", {"file_path": "~/.netrc"}, "read", {"paths": ("~/.netrc",)}),
-        ("LS", {}, "read", {"paths": ("/w",)}),
+        ("LS", {}, "search", {"paths": ("/w",)}),
+        ("LS", {"path": "a"}, "search", {"paths": ("/w/a",)}),
         ("Write", {"file_path": "/w/a", "content": "x"}, "edit", {"paths": ("/w/a",)}),
         ("Edit", {"file_path": "a", "old_string": "x", "new_string": "y"}, "edit", {"paths": ("/w/a",)}),
+        ("MultiEdit", {"file_path": "a", "edits": []}, "edit", {"paths": ("/w/a",)}),
         ("NotebookEdit", {"notebook_path": "n", "new_source": "x"}, "edit", {"paths": ("/w/n",)}),
         ("Glob", {"pattern": "*.py"}, "search", {"paths": ("/w",), "query": "*.py"}),
-        ("Glob", {"pattern": "/etc/*"}, "search", {"paths": ("/w", "/etc/*"), "query": "/etc/*"}),
+        ("Glob", {"pattern": "/etc/*"}, "search", {"paths": ("/w", "/etc"), "query": "/etc/*"}),
+        ("Grep", {"pattern": "/etc/*"}, "search", {"paths": ("/w",), "query": "/etc/*"}),
         ("Grep", {"pattern": "x", "path": "/etc"}, "search", {"paths": ("/etc",), "query": "x"}),
         ("WebFetch", {"url": "https://a.b/c", "prompt": "p"}, "fetch", {"url": "https://a.b/c", "query": "p"}),
-        ("WebSearch", {"query": "q"}, "fetch", {"url": None, "query": "q"}),
+        ("WebSearch", {"query": "q"}, "search", {"paths": (), "query": "q"}),
         ("Task", {"prompt": "do", "description": "d"}, "other", {"query": "do", "description": "d"}),
         ("BashOutput", {"bash_id": "b1"}, "other", {"description": "background shell b1"}),
         ("TodoWrite", {"todos": []}, "other", {}),
@@ -42,6 +46,7 @@ def called(tool: str, **tool_input: Any) -> m.ToolCall:
         ("mcp__git__log", {}, "mcp", {"server": "git", "tool": "log"}),
         ("mcp__git__a__b", {}, "mcp", {"server": "git", "tool": "a__b"}),
         ("mcp__git", {}, "mcp", {"server": "git", "tool": None}),
+        ("mcp__", {}, "mcp", {"server": None, "tool": None}),
         ("Frobnicate", {"file_path": "/etc/passwd"}, "other", {"paths": ()}),
     ],
 )
@@ -53,6 +58,37 @@ def test_a_call_is_told_in_common_words(
 
     assert (call.action, call.agent_tool, call.input, call.call_id) == (action, tool, tool_input, "c-1")
     assert {name: getattr(call, name) for name in fields} == fields
+
+
+@pytest.mark.parametrize(
+    ("pattern", "paths"),
+    [
+        ("**/*.py", ("/w/a",)),
+        ("x..y/...", ("/w/a",)),
+        ("{b,c}/*", ("/w/a",)),
+        ("/etc/passwd", ("/w/a", "/etc/passwd")),
+        ("/etc/ssh/*_key", ("/w/a", "/etc/ssh")),
+        ("/et*/passwd", ("/w/a", "/")),
+        ("~/.ssh/*", ("/w/a", "~/.ssh")),
+        ("../b/*", ("/w/a", "/w/a/../b")),
+        ("*/../../b", ("/w/a", "/")),
+        ("{/etc,b}/*", ("/w/a", "/")),
+        ("b/{..,c}/*", ("/w/a", "/")),
+        (r"\/etc/*", ("/w/a", "/etc")),
+    ],
+)
+def test_a_pattern_that_leads_elsewhere_is_judged_there(pattern: str, paths: tuple[str, ...]) -> None:
+    """What a glob can find lies below the paths of its call, wherever the pattern leads."""
+    assert called("Glob", path="a", pattern=pattern).paths == paths
+
+
+def test_a_diff_is_made_only_for_those_who_show_it() -> None:
+    """The call is the same with a diff and without."""
+    with_diff = called("Write", file_path="/w/a", content="x")
+    without = to_call("Write", {"file_path": "/w/a", "content": "x"}, "c-1", CWD)
+
+    assert with_diff.diff == "--- /w/a\n+++ /w/a\n@@ -0,0 +1 @@\n+x"
+    assert without == msgspec.structs.replace(with_diff, diff=None)
 
 
 def test_an_edit_shows_what_changes() -> None:
@@ -82,6 +118,17 @@ def test_a_diff_is_bounded(text: str) -> None:
     assert "… (cut)" in diff
 
 
+def test_many_edits_are_not_compared_one_by_one_for_ever() -> None:
+    """Of one call only so many lines are compared; the others are shown as they begin."""
+    edits = [{"old_string": "a\n" * 400, "new_string": "a\n" * 399 + "b\n"} for _ in range(2)]
+
+    diff = called("MultiEdit", file_path="/w/a", edits=edits).diff
+
+    assert diff is not None
+    assert diff.splitlines()[-1] == "+b"
+    assert "@@ -1,400 +1,400 @@" in diff.splitlines()
+
+
 def test_questions_are_read_with_their_choices() -> None:
     """A person sees the question, its header and what can be chosen."""
     found = to_questions(
@@ -107,7 +154,21 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
     max_leaves=5,
 )
-TOOLS = ["Bash", "Read", "Edit", "MultiEdit", "Write", "Glob", "BashOutput", "WebFetch", "mcp__", "Task", ""]
+TOOLS = [
+    "Bash",
+    "Read",
+    "Edit",
+    "MultiEdit",
+    "Write",
+    "NotebookEdit",
+    "LS",
+    "Glob",
+    "BashOutput",
+    "WebFetch",
+    "mcp__",
+    "Task",
+    "",
+]
 FIELDS = [
     "command",
     "file_path",
@@ -123,14 +184,12 @@ FIELDS = [
 
 
 @given(
-    st.sampled_from(
-        ["Bash", "Read", "Edit", "MultiEdit", "Write", "Glob", "BashOutput", "WebFetch", "mcp__", "Task", ""]
-    ),
+    st.sampled_from(TOOLS),
     st.dictionaries(st.sampled_from(FIELDS), json_values),
 )
 def test_no_input_whatever_raises(tool: str, tool_input: dict[str, Any]) -> None:
     """A field of a wrong type counts as missing."""
-    call = to_call(tool, tool_input, "c-1", CWD)
+    call = to_call(tool, tool_input, "c-1", CWD, with_diff=True)
 
     to_questions(tool_input)
     assert call.input is tool_input

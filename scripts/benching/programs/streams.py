@@ -1,0 +1,121 @@
+"""An agent's traffic: `streams FOLDER URL KEY`. It takes orders at FOLDER/streams.sock, a line of JSON each way.
+
+An order says the `way` (`direct` to URL with KEY, or `brokered` by the lease in FOLDER/grant.json), how many `streams`
+run at once, how many requests (`times`) each makes on its connection, and what the provider is asked for. The answer
+has the seconds to the first event of each request, how many events came, and in how long. With `stall`, one line says
+that all streams stand; what comes next is the time (monotonic) at which the last of them was cut, or, with `leave`, at
+which they were left: that is done at the next order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+_END: Final = b"0\r\n\r\n"
+_MARK: Final = b"data:"
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Agent:
+    """Knows both ways."""
+
+    def __init__(self, folder: Path, url: str, key: str) -> None:
+        """Read the lease."""
+        self._grant: dict[str, Any] = json.loads((folder / "grant.json").read_text())
+        self._url = urlsplit(url)
+        self._key = key
+
+    async def dial(self, way: str) -> Streams:
+        """Connect to the provider or to the broker."""
+        if way == "direct":
+            return await asyncio.open_connection(self._url.hostname, self._url.port)
+        return await asyncio.open_unix_connection(self._grant["unix_socket"])
+
+    def request(self, order: dict[str, Any]) -> bytes:
+        """Return the bytes of a request."""
+        body = json.dumps({name: order.get(name) for name in ("events", "pace", "stall")}).encode()
+        key = self._key if order["way"] == "direct" else self._grant["value"]
+        head = f"POST /v1/messages HTTP/1.1\r\nHost: a\r\nX-Api-Key: {key}\r\nContent-Length: {len(body)}\r\n\r\n"
+        return head.encode() + body
+
+    async def one(self, order: dict[str, Any], firsts: list[float]) -> int:
+        """Make the requests of one stream; return how many events came."""
+        reader, writer = await self.dial(order["way"])
+        raw = self.request(order)
+        seen = 0
+        for _ in range(order["times"]):
+            began = time.perf_counter()
+            writer.write(raw)
+            first, tail = 0.0, b""
+            while not tail.endswith(_END):
+                chunk = await reader.read(1 << 16)
+                if not chunk:
+                    raise ConnectionError("the stream was cut")
+                if not first and _MARK in chunk:
+                    first = time.perf_counter() - began
+                seen += chunk.count(_MARK)
+                tail = (tail + chunk)[-8:]
+            firsts.append(first)
+        writer.close()
+        return seen
+
+    async def stand(self, order: dict[str, Any]) -> list[Streams]:
+        """Begin the streams, and return them when each has had its events."""
+        found = []
+        for _ in range(order["streams"]):
+            reader, writer = await self.dial(order["way"])
+            writer.write(self.request(order))
+            await reader.readuntil(_MARK)
+            found.append((reader, writer))
+        return found
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take orders until the other side hangs up."""
+
+        def say(value: object) -> None:
+            writer.write(json.dumps(value).encode() + b"\n")
+
+        while line := await reader.readline():
+            order = json.loads(line)
+            if order.get("stall"):
+                standing = await self.stand(order)
+                say("they stand")
+                if order.get("leave"):
+                    await reader.readline()
+                    now = time.monotonic()
+                    for _, one in standing:
+                        one.close()
+                    say(now)
+                else:
+                    await asyncio.gather(*(cut(one) for one, _ in standing))
+                    say(time.monotonic())
+                continue
+            firsts: list[float] = []
+            began = time.perf_counter()
+            seen = await asyncio.gather(*(self.one(order, firsts) for _ in range(order["streams"])))
+            say({"firsts": firsts, "events": sum(seen), "seconds": time.perf_counter() - began})
+
+
+async def cut(reader: asyncio.StreamReader) -> None:
+    """Return when the stream is cut."""
+    with suppress(ConnectionError):
+        await reader.read()
+
+
+async def main(folder: Path, url: str, key: str) -> None:
+    """Take orders until killed."""
+    agent = Agent(folder, url, key)
+    server = await asyncio.start_unix_server(agent.serve, folder / "streams.sock")
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), *sys.argv[2:]))

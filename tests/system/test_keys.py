@@ -1,0 +1,433 @@
+"""Leases in the whole system: a real hutchd, its broker, executors, and requests from wherever they may come.
+
+The executors are those of `programs/leased_executor`; through them a test speaks as a process of a session does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from hutch_client.client import HutchClient
+from hutch_shared import messages as m
+from hutch_shared.rpc.stream import SocketStream, dial
+from hutch_shared.unix import connect, peer_credentials
+from tests.broker.stage import parsed, read_all, read_until, request, upstream
+from tests.rehearsal import Model, Pause, Refuse, Request, Say, Stall, Step, Steps, anything, serve
+from tests.rehearsal.parts import Reply
+from tests.system.host import KEY, Host, host, settings_for
+from tests.system.log import log_of, wait_for
+
+pytestmark = pytest.mark.system
+
+NO_SPARES = "[executors]\nspares = 0\n"
+ELSEWHERE = """
+import socket, sys
+raw = sys.stdin.buffer.read()
+sock = socket.socket(socket.AF_UNIX)
+sock.settimeout(60)
+sock.connect(sys.argv[1])
+sock.sendall(raw)
+print(sock.recv(64).split()[1].decode())
+"""
+
+
+@dataclass(frozen=True)
+class Leased:
+    """A session whose executor holds a lease, and the way to the broker from inside of it."""
+
+    session: m.Session
+    grant: m.KeyGrant
+
+    @property
+    def token(self) -> str:
+        return self.grant.value
+
+    async def dial(self) -> SocketStream:
+        """Dial the broker as a process of the session."""
+        return await dial(Path(self.session.cwd, "inside.sock"))
+
+    async def send(self, raw: bytes) -> bytes:
+        """Send it from inside; return all that comes back."""
+        return await sent(await self.dial(), raw)
+
+    async def ask(self, token: str | None = None) -> int:
+        """Make a request from inside; return the status, 0 where the connection was cut."""
+        with suppress(OSError):
+            if raw := await self.send(request(token or self.token)):
+                return parsed(raw)[0]
+        return 0
+
+    async def begin(self) -> SocketStream:
+        """Begin a stream, and return when its first word came."""
+        stream = await self.dial()
+        await stream.send(request(self.token))
+        await read_until(stream, b'"text":"one"')
+        return stream
+
+
+async def sent(stream: SocketStream, raw: bytes) -> bytes:
+    """Send raw bytes, and return all that comes back until the connection ends."""
+    try:
+        with anyio.fail_after(60):
+            with suppress(anyio.BrokenResourceError):
+                await stream.send(raw)
+            return await read_all(stream)
+    finally:
+        await stream.aclose()
+
+
+async def from_outside(on: Host, token: str) -> int:
+    """Make a request from a process that is of no session."""
+    return parsed(await sent(await dial(on.runtime / "broker" / "broker.sock"), request(token)))[0]
+
+
+async def leased(on: Host, hutch: HutchClient, folder: str, credential: str | None = None) -> Leased:
+    """Open a session and wait for its lease."""
+    session = await on.script(hutch, [{"text": "here"}], folder, credential=credential)
+    grant = Path(session.cwd, "grant.json")
+    await wait_for(grant.exists)
+    return Leased(session, msgspec.json.decode(grant.read_bytes(), type=m.KeyGrant))
+
+
+def broker_pid(on: Host) -> int:
+    """Return the process that listens at the broker's end of the link."""
+    with connect(on.runtime / "broker-control.sock", 10) as sock:
+        return peer_credentials(sock).pid
+
+
+async def brokered(hutch: HutchClient) -> None:
+    """Return once hutchd knows that its broker is up."""
+    with anyio.fail_after(60):
+        while (state := (await hutch.get_status()).broker) is None or state.state != "up":
+            await anyio.sleep(0.02)
+
+
+async def usage_of(on: Host, session: m.Session, requests: int) -> dict[str, Any]:
+    """Return the usage of a session once so many requests are booked."""
+    with anyio.fail_after(60):
+        while True:
+            rows = (await on.hutch("usage", "--session", session.id, "-o", "json")).json
+            if rows and rows[0].get("requests", 0) >= requests:
+                return dict(rows[0])
+
+
+@asynccontextmanager
+async def keyed(model: Model, more: str = "") -> AsyncIterator[Host]:
+    """A host with a key, whose executors take leases."""
+    async with host(settings_for(model, NO_SPARES + more), start=False) as made:
+        made.program = (sys.executable, "-P", str(Path(__file__).with_name("programs") / "leased_hutchd.py"))
+        await made.start()
+        await made.hutch("key", "add", "anthropic", input=KEY)
+        yield made
+
+
+@pytest.fixture(scope="module")
+async def provider() -> AsyncIterator[Model]:
+    """The scripted model of the module; it says `one`."""
+    async with serve(key=KEY, script=lambda _: Say("one")) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+async def shared(provider: Model) -> AsyncIterator[Host]:
+    """The host that tests share which leave it as it was."""
+    async with keyed(provider) as made:
+        yield made
+
+
+async def test_a_lease_is_good_in_its_own_session_alone(shared: Host, provider: Model) -> None:
+    """Another session, a process of none, and a word that is no lease get nothing, and the audit tells who tried."""
+    async with shared.client() as hutch:
+        mine, other = await leased(shared, hutch, "mine"), await leased(shared, hutch, "other")
+        before = len(provider.requests)
+        own = await mine.ask()
+        refused = [
+            await other.ask(mine.token),
+            await from_outside(shared, mine.token),
+            await mine.ask("hutch-nonsense"),
+        ]
+        with anyio.fail_after(60):
+            while not (lines := await refusals(shared, mine.session)):
+                await anyio.sleep(0.1)
+
+    assert own == 200
+    assert refused == [403, 403, 401]
+    assert [one.key for one in provider.requests[before:]] == [KEY]
+    assert all("another session's" in line["details"]["why"] for line in lines)
+    assert sum(line["details"]["times"] for line in lines) == 2
+
+
+async def refusals(on: Host, session: m.Session) -> list[dict[str, Any]]:
+    """Return the audit's lines about requests of a session's lease that were refused."""
+    told = await on.hutch("audit", "--action", "broker_request", "--session", session.id, "-o", "jsonl")
+    return [json.loads(line) for line in told.out.splitlines()]
+
+
+@pytest.fixture
+def stranger() -> Iterator[int]:
+    """The uid of an account that is made for the test, and taken down after it."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make an account")
+    name = f"hutch-test-{os.getpid()}"
+    subprocess.run(["useradd", "--system", "--no-create-home", "--shell", "/bin/sh", name], check=True)
+    try:
+        yield pwd.getpwnam(name).pw_uid
+    finally:
+        subprocess.run(["userdel", name], check=True)
+
+
+async def test_a_lease_is_refused_to_another_account(shared: Host, stranger: int) -> None:
+    """Its directory keeps others out; and who gets in by the modes that a whole host's hutchd sets is refused too."""
+    door = shared.runtime / "broker"
+
+    def knock(token: str) -> subprocess.CompletedProcess[bytes]:
+        command = ["/usr/bin/python3", "-c", ELSEWHERE, str(door / "broker.sock")]
+        return subprocess.run(
+            command, input=request(token), capture_output=True, user=stranger, group=stranger, check=False, cwd="/"
+        )
+
+    modes = {path: path.stat().st_mode for path in (shared.root, shared.runtime, door, door / "broker.sock")}
+    async with shared.client() as hutch:
+        mine = await leased(shared, hutch, "account")
+        shut_out = await anyio.to_thread.run_sync(knock, mine.token)
+        try:
+            for path in modes:
+                path.chmod(0o777 if path.name == "broker.sock" else 0o711)
+            refused = await anyio.to_thread.run_sync(knock, mine.token)
+        finally:
+            for path, mode in modes.items():
+                path.chmod(mode & 0o777)
+        own = await mine.ask()
+
+    assert b"PermissionError" in shut_out.stderr
+    assert refused.stdout.strip() == b"403", refused.stderr
+    assert own == 200
+
+
+async def test_a_lease_opens_nothing_but_a_models_paths(shared: Host, provider: Model) -> None:
+    """Other paths, a second host and a request within a request do not reach the provider."""
+    async with shared.client() as hutch:
+        mine = await leased(shared, hutch, "paths")
+        before = len(provider.requests)
+        plain = request(mine.token)
+        smuggled = plain.replace(b"Connection: close\r\n", b"Transfer-Encoding: chunked\r\n").replace(
+            b"\r\n\r\n", b"\r\n\r\n0\r\n\r\n" + plain, 1
+        )
+        answers = [
+            await mine.send(request(mine.token, path="/v1/files")),
+            await mine.send(request(mine.token, path="/v1/messages/../files")),
+            await mine.send(plain.replace(b"Host: ", b"Host: elsewhere.example\r\nHost: ")),
+            await mine.send(smuggled),
+        ]
+
+    assert [answer.split(b" ")[1] for answer in answers] == [b"404", b"400", b"400", b"400"]
+    assert all(answer.count(b"HTTP/1.") == 1 for answer in answers)
+    assert provider.requests[before:] == []
+
+
+async def test_a_key_follows_no_redirect(shared: Host) -> None:
+    """A provider that answers with another place gets the key once, and that place never."""
+    async with upstream(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n") as target:
+        moved = f"HTTP/1.1 307 Moved\r\nLocation: {target.url}/v1/messages\r\nContent-Length: 0\r\n\r\n"
+        async with upstream(moved.encode()) as mover, shared.client() as hutch:
+            await shared.hutch("key", "add", "anthropic", "--name", "moved", "--base-url", mover.url, input=KEY)
+            mine = await leased(shared, hutch, "moved", "moved")
+            answer = await mine.send(request(mine.token))
+            await shared.hutch("key", "rm", "anthropic", "--name", "moved")
+
+    assert answer.startswith(b"HTTP/1.1 502")
+    assert b"ocation" not in answer
+    assert len(mover.got) == 1
+    assert target.got == []
+
+
+async def test_a_lease_ends_with_its_session(shared: Host) -> None:
+    """Once the session is closed, whoever has kept the lease has nothing."""
+    async with shared.client() as hutch:
+        mine = await leased(shared, hutch, "closed")
+        before = await from_outside(shared, mine.token)
+        await hutch.close_session(mine.session.id, force=True)
+        with anyio.fail_after(60):
+            while (after := await from_outside(shared, mine.token)) == 403:
+                await anyio.sleep(0.05)
+
+    assert (before, after) == (403, 401)
+
+
+async def test_the_keys_of_a_person_are_seen_to_from_the_command(shared: Host) -> None:
+    """Added, listed, chosen, explained, wrapped under a new master key and removed; the lease works on."""
+    async with shared.client() as hutch:
+        await shared.hutch("key", "add", "anthropic", "--name", "second", input="sk-ant-another-0123456789")
+        await shared.hutch("key", "use", "anthropic", "default")
+        mine = await leased(shared, hutch, "commands")
+        told = await shared.hutch("key", "explain", "anthropic", "-o", "json")
+        await shared.hutch("key", "rotate-master")
+        listed = await shared.hutch("key", "ls", "-o", "json")
+        await shared.hutch("key", "rm", "anthropic", "--name", "second")
+        status = await shared.hutch("status")
+        works = await mine.ask()
+
+    assert (told.json["key"]["name"], told.json["delivery"]) == ("default", "lease")
+    assert {key["name"]: key.get("chosen", False) for key in listed.json} == {"default": True, "second": False}
+    assert "broker" in status.out
+    assert "up: " in status.out
+    assert works == 200
+
+
+async def test_a_deleted_key_ends_open_streams_for_good() -> None:
+    """The stream breaks, upstream too; and the lease stays dead whoever is killed and comes back."""
+    stalling = serve(key=KEY, script=lambda _: [Say("one"), Stall()])
+    async with stalling as model, keyed(model) as made, made.client() as hutch:
+        mine = await leased(made, hutch, "revoked")
+        stream = await mine.begin()
+        await made.hutch("key", "rm", "anthropic")
+        with anyio.fail_after(60):
+            rest = await read_all(stream)
+            await model.until(lambda model: len(model.hangups) == 1)
+        await stream.aclose()
+        at_once = await mine.ask()
+        await made.hutch("key", "add", "anthropic", input=KEY)
+        os.kill(broker_pid(made), signal.SIGKILL)
+        await made.kill()
+        await made.start()
+        await brokered(hutch)
+        later = await mine.ask()
+
+    assert b"message_stop" not in rest
+    assert not rest.endswith(b"0\r\n\r\n")
+    assert at_once == 401
+    assert later in (0, 401)
+    assert len(model.requests) == 1
+
+
+async def test_a_stream_outlives_a_killed_hutchd_and_a_lease_its_restart() -> None:
+    """The broker goes on by itself, is found again by the next hutchd, and the lease holds; what was used is booked."""
+    pause = Pause()
+
+    def script(asked: Request) -> Reply:
+        return [Say("one"), pause, Say("two")] if not pause.release.is_set() else Say("three")
+
+    async with serve(key=KEY, script=script) as model, keyed(model) as made, made.client() as hutch:
+        mine = await leased(made, hutch, "outlived")
+        stream = await mine.begin()
+        before = broker_pid(made)
+        await made.kill()
+        pause.release.set()
+        rest = await read_all(stream)
+        await stream.aclose()
+        without = await mine.ask()
+        await made.start()
+        await brokered(hutch)
+        after = broker_pid(made)
+        again = await mine.ask()
+        counted = await usage_of(made, mine.session, requests=3)
+
+    assert b'"text":"two"' in rest
+    assert (without, again) == (200, 200)
+    assert before == after
+    assert counted["requests"] == 3
+
+
+async def test_a_lease_expires_when_nobody_renews_it() -> None:
+    """Without hutchd it holds for as long as the settings say; then its streams are cut, and it is refused."""
+    stalling = serve(key=KEY, script=lambda _: [Say("one"), Stall()])
+    async with stalling as model, keyed(model, "[broker]\nlease = 5.0\n") as made, made.client() as hutch:
+        mine = await leased(made, hutch, "expired")
+        stream = await mine.begin()
+        await made.kill()
+        with anyio.fail_after(60):
+            rest = await read_all(stream)
+        await stream.aclose()
+        refused = await mine.ask()
+        await made.start()
+        await brokered(hutch)
+
+    assert not rest.endswith(b"0\r\n\r\n")
+    assert refused == 401
+
+
+@pytest.fixture(scope="module")
+async def agents() -> AsyncIterator[tuple[Host, Model]]:
+    """A host for the real agent, which tries again once."""
+    async with serve(key=KEY, script=lambda _: Say("ok")) as model, host(settings_for(model)) as made:
+        await made.hutch("key", "add", "anthropic", input=KEY)
+        yield made, model
+
+
+@pytest.mark.parametrize("status", [401, 429, 500, 529])
+async def test_errors_of_the_provider_reach_the_agent_as_they_are(agents: tuple[Host, Model], status: int) -> None:
+    """The agent's own bounds for trying again hold, and the turn ends with the provider's words."""
+    made, model = agents
+    model.script = Steps(Step(anything, Refuse(status, message="said by the provider"), None))
+    before = len(model.turns)
+    async with made.client() as hutch:
+        session = await made.claude(hutch, f"status-{status}")
+        async with log_of(hutch, session) as log:
+            end = await log.play(session, "go")
+
+    tried = len(model.turns) - before
+    assert (end.state, tried <= 2) == ("failed", True), (end, tried)
+    assert tried >= 1
+    told = f"{end.message} {end.result} {[bytes(event.data) for event in log.events]}"
+    assert str(status) in told
+    assert "hutch-broker" not in told
+
+
+async def test_what_the_broker_counts_is_what_the_agent_reports(agents: tuple[Host, Model]) -> None:
+    """Both figures of a session's usage agree, and nothing is said of a difference."""
+    made, model = agents
+    model.script = lambda _: Say("ok")
+    async with made.client() as hutch:
+        session = await made.claude(hutch, "counted")
+        async with log_of(hutch, session) as log:
+            await log.play(session, "go")
+        counted = await usage_of(made, session, requests=1)
+        shown = await made.hutch("usage", "--session", session.id)
+
+    assert counted["turns"] == 1
+    for tokens in ("input_tokens", "output_tokens"):
+        assert counted["broker"][tokens] == counted["usage"][tokens] > 0
+    assert "reports" not in shown.out
+
+
+def patient(model: Model) -> str:
+    """Settings with which the agent tries again until there is another broker."""
+    return settings_for(model).replace("retries = 1", "retries = 8")
+
+
+async def test_a_turn_outlives_a_killed_broker() -> None:
+    """The stream breaks, the agent tries again, finds the next broker, and its lease works there."""
+    pause = Pause()
+
+    def script(asked: Request) -> Reply:
+        return [Say("one"), pause, Say("two")] if not pause.reached.is_set() else Say("all of it")
+
+    async with serve(key=KEY, script=script) as model, host(patient(model)) as made:
+        await made.hutch("key", "add", "anthropic", input=KEY)
+        async with made.client() as hutch:
+            session = await made.claude(hutch, "killed")
+            async with log_of(hutch, session) as log:
+                turn = await hutch.submit_prompt(session.id, "go")
+                await pause.reached.wait()
+                before = broker_pid(made)
+                os.kill(before, signal.SIGKILL)
+                end = await log.ended(turn)
+            after = broker_pid(made)
+
+    assert (end.state, end.result) == ("completed", "all of it")
+    assert before != after
+    assert {one.key for one in model.requests} == {KEY}
