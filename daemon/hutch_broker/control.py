@@ -37,6 +37,8 @@ class _Visitor:
     """The context of one connection."""
 
     trusted: bool = False
+    agreed: bool = False
+    """It said which leases hold: from then on it can tell what a record is of."""
 
 
 class Control:
@@ -99,7 +101,8 @@ class Control:
             sends=link.FROM_BROKER,
             context=visitor,
             handlers={
-                "hello": lambda one, params: self._hello(one, params, peer, tasks),
+                "hello": lambda one, params: self._hello(one, params, peer),
+                "keep_leases": lambda one, params: self._keep(one, params, peer, tasks),
                 "ack_records": self._acknowledged,
                 **{name: self._trusted(act) for name, act in self._acts().items()},
             },
@@ -116,7 +119,6 @@ class Control:
 
     def _acts(self) -> dict[str, Callable[[Any], Any]]:
         return {
-            "keep_leases": lambda params: self._leases.keep(params.leases),
             "put_lease": self._leases.put,
             "refill": self._leases.refill,
             "end_leases": lambda params: self._leases.end(params.leases),
@@ -144,9 +146,17 @@ class Control:
         if visitor.trusted:
             self._ledger.acknowledge(params.n)
 
-    def _hello(
-        self, visitor: _Visitor, hello: link.BrokerHello, peer: Peer[_Visitor], tasks: TaskGroup
-    ) -> link.BrokerWelcome:
+    def _keep(self, visitor: _Visitor, params: link.LeaseIds, peer: Peer[_Visitor], tasks: TaskGroup) -> link.Ended:
+        if not visitor.trusted:
+            raise HutchError(Reason.HELLO_FIRST)
+        ended = self._leases.keep(params.leases)
+        self._changed()
+        if not visitor.agreed:
+            visitor.agreed = True
+            tasks.start_soon(self._report, peer)
+        return ended
+
+    def _hello(self, visitor: _Visitor, hello: link.BrokerHello, peer: Peer[_Visitor]) -> link.BrokerWelcome:
         if not hmac.compare_digest(hello.token.encode(), self._boot.token.encode()):
             raise HutchError(Reason.TOKEN_UNKNOWN)
         if hello.protocol != link.PROTOCOL:
@@ -158,7 +168,6 @@ class Control:
             self._peer = peer
             self._linked.set()
             self._changed()
-            tasks.start_soon(self._report, peer)
         return link.BrokerWelcome(
             run=self._run,
             version=__version__,

@@ -78,9 +78,9 @@ def _places(paths: Paths) -> Iterator[Finding]:
 
 
 def _private(folder: Path) -> Finding:
-    """Look whether only one account can get at a directory and the files in it."""
+    """Look whether only one account can read or change a directory and what lies in it."""
     try:
-        open_to_others = [path for path in (folder, *folder.iterdir()) if stat.S_IMODE(path.lstat().st_mode) & 0o077]
+        open_to_others = [path for path in (folder, *folder.iterdir()) if stat.S_IMODE(path.lstat().st_mode) & 0o066]
         foreign = [path for path in folder.iterdir() if path.lstat().st_uid != folder.lstat().st_uid]
     except OSError as error:
         return Finding(f"state: {folder}", f"It cannot be looked at: {error.strerror}. Ask whom it belongs to.")

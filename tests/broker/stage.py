@@ -82,7 +82,9 @@ class Stage:
         )
         self.peer = peer
         async with peer.serving():
-            self.welcome = await peer.call("hello", link.BrokerHello(token=self.boot.token), 30)
+            welcome: link.BrokerWelcome = await peer.call("hello", link.BrokerHello(token=self.boot.token), 30)
+            self.welcome = welcome
+            await peer.call("keep_leases", link.LeaseIds(leases=tuple(one.lease.id for one in welcome.leases)), 30)
             yield peer
 
     async def lease(

@@ -17,14 +17,10 @@ Struct = msgspec.Struct
 
 def wire_types() -> list[type[Struct]]:
     """Return all parameters and results of the method tables, the data of each kind of event, and the boot line."""
-    found: dict[str, type[Struct]] = {}
-    for table in (methods.CLIENT, methods.TO_CLIENT, methods.EXECUTOR, methods.TO_EXECUTOR):
-        for method in table.values():
-            found[method.params.__name__] = method.params
-            if method.result is not None:
-                found[method.result.__name__] = method.result
-    for kind in (*events.DATA_OF_KIND.values(), m.Boot):
-        found[kind.__name__] = kind
+    tables = (methods.CLIENT, methods.TO_CLIENT, methods.EXECUTOR, methods.TO_EXECUTOR)
+    rows = [row for table in tables for row in table.values()]
+    kinds = {row.params for row in rows} | {row.result for row in rows if row.result is not None}
+    found = {kind.__name__: kind for kind in (*kinds, *events.DATA_OF_KIND.values(), m.Boot)}
     return [found[name] for name in sorted(found)]
 
 

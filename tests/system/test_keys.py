@@ -113,6 +113,7 @@ async def brokered(hutch: HutchClient) -> None:
     """Return once hutchd knows that its broker is up."""
     with anyio.fail_after(60):
         while (state := (await hutch.get_status()).broker) is None or state.state != "up":
+            print(state)
             await anyio.sleep(0.02)
 
 

@@ -502,11 +502,12 @@ class Broker:
                 if run == told.run and record.n <= int(last):
                     continue
                 given = leases[record.lease]
-                owner = given.lease.owner if given else 0
+                of = sessions.get(tx, record.session) if given is None else given.lease
+                owner = of.owner if of is not None else 0
                 if record.refused is not None:
                     audit.write(tx, _refusal(record, owner))
                 else:
-                    usage.add(tx, _usage(record, told.run, owner, given.lease.account if given else ""))
+                    usage.add(tx, _usage(record, told.run, owner, of.account if of is not None else ""))
             meta.put(tx, _BOOKED, f"{told.run} {told.records[-1].n}")
 
         peer = self._speaking
