@@ -46,6 +46,22 @@ def test_pending_lists_what_waits_in_a_line_each(hutch: Hutch) -> None:
     assert lines[3].endswith("  Which? / Why?")
 
 
+def test_what_does_not_fit_into_one_answer_is_asked_for(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """All that waits is listed and can be answered, in however many pages it comes."""
+    waiting = [PERMISSION, OTHER, QUESTION]
+
+    def listed(params: m.ListPermissions) -> m.Permissions:
+        begin = 0 if params.after is None else [one.id for one in waiting].index(params.after) + 1
+        return m.Permissions((waiting[begin],), more=begin + 1 < len(waiting))
+
+    daemon.answers["list_permissions"] = listed
+    lines = hutch("pending", "-o", "jsonl")[1].splitlines()
+    code, *_ = hutch("deny", OTHER.id)
+
+    assert [json.loads(line)["id"] for line in lines] == [PERMISSION.id, OTHER.id, QUESTION.id]
+    assert (code, [one.permission for one in daemon.asked("answer_permission")]) == (0, [OTHER.id])
+
+
 @pytest.mark.parametrize(
     ("words", "answer"),
     [

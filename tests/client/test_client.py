@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 
 from hutch_client import Follow, HutchClient
@@ -44,6 +45,23 @@ async def test_calls_are_typed_and_share_one_connection(daemon: FakeDaemon) -> N
 
     assert (session, asked) == (SESSION, PERMISSION)
     assert len(daemon.asked("get_version")) == 1
+
+
+async def test_questions_come_from_as_many_pages_as_it_takes(daemon: FakeDaemon) -> None:
+    """Up to the limit that was given; each page goes on after the last question of the one before."""
+    pages = {None: "p-1", "p-1": "p-2", "p-2": "p-3"}
+
+    def listed(params: m.ListPermissions) -> m.Permissions:
+        return m.Permissions((msgspec.structs.replace(PERMISSION, id=pages[params.after]),), params.after != "p-2")
+
+    daemon.answers["list_permissions"] = listed
+
+    async with HutchClient.connect() as hutch:
+        every = await hutch.list_permissions()
+        some = await hutch.list_permissions(m.ListPermissions(limit=2))
+
+    assert [one.id for one in every] == ["p-1", "p-2", "p-3"]
+    assert [one.id for one in some] == ["p-1", "p-2"]
 
 
 async def test_a_refusal_is_raised_with_its_reason(daemon: FakeDaemon) -> None:

@@ -40,6 +40,17 @@ def test_ps_prints_ids_or_json_for_programs(daemon: FakeDaemon, hutch: Hutch) ->
     assert daemon.asked("list_sessions")[0].state == "open"
 
 
+def test_lists_that_were_cut_say_so(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """Beside the records, so that programs read on undisturbed."""
+    daemon.answers["list_sessions"] = m.Sessions((SESSION,), more=True)
+    daemon.answers["list_turns"] = m.Turns((TURN,), more=True)
+
+    told = [hutch(*words) for words in (["ps", "-q"], ["inspect", "fix"])]
+
+    assert told[0] == (0, f"{SESSION.id}\n", "Only the newest are listed here.\n")
+    assert told[1][2] == "Only the newest are listed here.\n"
+
+
 def test_inspect_shows_isolation_keys_and_turns(daemon: FakeDaemon, hutch: Hutch) -> None:
     """How keys are kept and what isolates the session stands there with its reason."""
     daemon.answers["list_turns"] = m.Turns((msgspec.structs.replace(TURN, state="failed", reason="no_key"),))

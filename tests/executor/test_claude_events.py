@@ -151,7 +151,7 @@ def test_a_retry_says_why_and_when(narrator: Narrator) -> None:
 
 def test_the_introduction_is_told_once(narrator: Narrator) -> None:
     """It comes with every turn; a failed MCP server is pointed out."""
-    line = {"session_id": "s-9", "model": "opus", "claude_code_version": "2", "tools": ["Bash"]}
+    line: dict[str, Any] = {"session_id": "s-9", "model": "opus", "claude_code_version": "2", "tools": ["Bash"]}
     line |= {"mcp_servers": [{"name": "db", "status": "failed"}, {"name": "ok", "status": "connected"}]}
     first = tell(narrator, type="system", subtype="init", **line)
     again = tell(narrator, type="system", subtype="init", **line)

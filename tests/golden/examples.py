@@ -17,10 +17,11 @@ Struct = msgspec.Struct
 
 def wire_types() -> list[type[Struct]]:
     """Return all parameters and results of the method tables, the data of each kind of event, and the boot line."""
-    tables = (methods.CLIENT, methods.TO_CLIENT, methods.EXECUTOR, methods.TO_EXECUTOR)
-    rows = [row for table in tables for row in table.values()]
-    kinds = {row.params for row in rows} | {row.result for row in rows if row.result is not None}
-    found = {kind.__name__: kind for kind in (*kinds, *events.DATA_OF_KIND.values(), m.Boot)}
+    kinds: list[type[Struct]] = [*events.DATA_OF_KIND.values(), m.Boot]
+    for table in (methods.CLIENT, methods.TO_CLIENT, methods.EXECUTOR, methods.TO_EXECUTOR):
+        for method in table.values():
+            kinds += [method.params, *([method.result] if method.result is not None else [])]
+    found: dict[str, type[Struct]] = {kind.__name__: kind for kind in kinds}
     return [found[name] for name in sorted(found)]
 
 

@@ -133,7 +133,9 @@ class Stage:
     @property
     def pid(self) -> int:
         """The CLI's process id."""
-        pid = self.runner._link and self.runner._link.process.pid
+        link = self.runner._link
+        assert link is not None
+        pid = link.process.pid
         assert pid is not None
         return pid
 

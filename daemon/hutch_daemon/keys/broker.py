@@ -189,8 +189,9 @@ class Broker:
                 yield self
             except Exception as error:  # noqa: BLE001  # raised again below, outside the group that would wrap it
                 failure = error
-            if self._link is not None and not self._given:
-                with anyio.move_on_after(5, shield=True):
+            with anyio.move_on_after(5, shield=True):
+                await self._end_unheld()
+                if self._link is not None and not self._given:
                     await self._tell("shutdown", m.Nothing())
             tasks.cancel_scope.cancel()
         if failure is not None:
@@ -271,16 +272,20 @@ class Broker:
         """Move the ends of the leases that hold, and end the others, three times in a lease's life."""
         while True:
             await anyio.sleep(self._settings().broker.lease / 3)
-            for lease, given in list(self._given.items()):
-                try:
-                    holds = await self._holds(given.lease.executor, given.lease.session)
-                except HutchError as error:
-                    _log.warning("the lease %s is not renewed now: %s", lease, error)
-                    continue
-                if holds:
-                    await self._tell("refill", self._refill(lease))
-                else:
-                    await self._end([lease])
+            await self._end_unheld()
+            for lease in list(self._given):
+                await self._tell("refill", self._refill(lease))
+
+    async def _end_unheld(self) -> None:
+        """End the leases whose executors serve their sessions no more; while the store cannot tell, they go on."""
+        for lease, given in list(self._given.items()):
+            try:
+                holds = await self._holds(given.lease.executor, given.lease.session)
+            except HutchError as error:
+                _log.warning("whether the lease %s holds is not known: %s", lease, error)
+                continue
+            if not holds:
+                await self._end([lease])
 
     def _boot(self) -> link.BrokerBoot:
         chosen = self._settings().broker

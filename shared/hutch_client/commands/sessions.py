@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from typing import Any
 
@@ -29,6 +30,7 @@ def _ps(given: argparse.Namespace) -> int:
     with Connection() as hutch:
         found = hutch.call("list_sessions", state=None if given.all else "open", all_owners=given.everyone)
     sessions = found["sessions"]
+    _tell_older(found)
     if given.output == "json":
         print_json(sessions)
     elif given.output == "jsonl":
@@ -49,6 +51,11 @@ def _ps(given: argparse.Namespace) -> int:
         ]
         print(table(heads, (_row(one, now, given.everyone) for one in sessions)))
     return exits.OK
+
+
+def _tell_older(found: dict[str, Any]) -> None:
+    if found.get("more"):
+        print("Only the newest are listed here.", file=sys.stderr)
 
 
 def _row(session: dict[str, Any], now: float, everyone: bool) -> list[object]:
@@ -88,7 +95,9 @@ def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
 def _inspect(given: argparse.Namespace) -> int:
     with Connection() as hutch:
         session = hutch.call("get_session", session=given.session)
-        turns = hutch.call("list_turns", session=session["id"])["turns"]
+        found = hutch.call("list_turns", session=session["id"])
+    turns = found["turns"]
+    _tell_older(found)
     if given.output == "json":
         print_json({**session, "all_turns": turns})
         return exits.OK

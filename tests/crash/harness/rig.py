@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -358,7 +358,7 @@ class Rig:
         evidence = await self.evidence()
         await self.close_sessions()
         await self.host.stop()
-        left = await processes.gone(self.host.mark, within=5.0)
+        left = await _gone(lambda: processes.marked(self.host.mark))
         processes.kill(left)
         if others := [one for one in left if "hutch_broker" not in one.command]:  # which may linger for a minute
             self.seen.append(Violation("process_left", f"after hutchd has stopped: {others}"))
@@ -410,11 +410,7 @@ class Rig:
                     closing_all.start_soon(self._close, session["id"])
             status = await line.ask("get_status")
         spares = {one["pid"] for one in status.get("executors", ()) if not one.get("session")}
-        left: list[processes.Process] = []
-        with anyio.move_on_after(5.0):
-            while left := [one for one in await anyio.to_thread.run_sync(self._of_sessions) if one.pid not in spares]:
-                await anyio.sleep(20 * LOOK)
-        if left:
+        if left := await _gone(lambda: [one for one in self._of_sessions() if one.pid not in spares]):
             self.seen.append(Violation("process_left", f"after the sessions were closed: {left}"))
             processes.kill(left)
 
@@ -452,6 +448,16 @@ class Rig:
         with closing(sqlite3.connect(f"file:{self.host.state / 'hutch.db'}?mode=ro", uri=True)) as conn:
             conn.row_factory = sqlite3.Row
             return [dict(row) for row in conn.execute(f"SELECT * FROM {table}")]
+
+
+async def _gone(find: Callable[[], list[processes.Process]]) -> list[processes.Process]:
+    """Wait a while until `find` finds nothing; return what is left. It looks rarely, and in a thread: that costs."""
+    for _ in range(25):
+        left = await anyio.to_thread.run_sync(find)
+        if not left:
+            break
+        await anyio.sleep(20 * LOOK)
+    return left
 
 
 def _lines(path: Path) -> list[str]:

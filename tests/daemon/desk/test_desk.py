@@ -15,6 +15,7 @@ from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import PermissionSettled, TurnEnded
 from hutch_shared.rpc.envelope import text_fault
+from hutch_shared.vocabulary import to_call
 from tests.fakes.executors import FakeExecutor
 from tests.fakes.stage import FakeClock, Stage, settings, until
 
@@ -173,6 +174,48 @@ async def test_an_edited_input_runs_in_place_of_the_asked_one(stage: Stage) -> N
         assert refused.value.reason is Reason.POLICY_FORBIDS
         assert decision.input == {"command": "make -n"}
         assert decision.digest == input_digest("Bash", {"command": "make -n"})
+
+
+@pytest.mark.parametrize(
+    ("tool", "given", "harmless", "bad", "rule"),
+    [
+        ("LS", {"path": "/etc"}, {"path": "/usr"}, {"path": "/secret"}, "LS(//secret/**)"),
+        ("Grep", {"pattern": "a", "path": "/etc"}, {"pattern": "/"}, {"path": "/secret"}, "Grep(//secret/**)"),
+        ("Glob", {"pattern": "/etc/*"}, {"pattern": "*"}, {"pattern": "/secret/*"}, "Read(//secret/**)"),
+        ("Write", {"file_path": "/w/a"}, {"file_path": "/w/b"}, {"file_path": "/secret/a"}, "Edit(//secret/**)"),
+        ("MultiEdit", {"file_path": "/w/a"}, {"file_path": "/w/b"}, {"file_path": "/secret/a"}, "Edit(//secret/**)"),
+        (
+            "NotebookEdit",
+            {"notebook_path": "a"},
+            {"notebook_path": "b"},
+            {"notebook_path": "/secret/a"},
+            "Edit(//secret/**)",
+        ),
+        ("WebFetch", {"url": "https://a.b"}, {"url": "https://c.d"}, {"url": "http://e.f"}, "WebFetch(domain:e.f)"),
+        ("WebSearch", {"query": "a"}, {"query": "b"}, None, "WebFetch"),
+        ("Task", {"prompt": "a"}, {"prompt": "b"}, None, "Bash"),
+    ],
+)
+async def test_an_edited_input_is_judged_as_an_asked_one(
+    stage: Stage, tool: str, given: dict[str, Any], harmless: dict[str, Any], bad: dict[str, Any] | None, rule: str
+) -> None:
+    """What is denied when it is asked is denied when a person writes it, by the same rule; what is not may run."""
+    calls = [to_call(tool, one, f"c-{n}", "/w") for n, one in enumerate((given, bad)) if one is not None]
+    asks = stage.host.play = Asks(*calls, cwd="/w")
+    async with stage.hutchd():
+        turn = await stage.submit(await stage.open(rules=m.Rules(deny=(rule,))))
+        asked = await stage.pending()
+
+        if bad is not None:
+            with pytest.raises(HutchError) as refused:
+                await stage.answer(asked, "allow", updated_input=bad)
+            assert refused.value.reason is Reason.POLICY_FORBIDS
+            assert refused.value.details["rule"] == rule
+        await stage.answer(asked, "allow", updated_input=harmless)
+        await stage.ended(turn)
+
+        assert asks.decided["c-0"].input == harmless
+        assert bad is None or asks.decided["c-1"].decision == "deny"
 
 
 async def test_a_question_with_choices_is_answered(stage: Stage) -> None:

@@ -111,7 +111,7 @@ async def test_a_lease_is_worth_the_key_at_the_broker_alone(folder: Path) -> Non
         grant = await grants.grant(session(), "anthropic", FAMILY)
         status, _ = await ask(grant)
         (row,) = await booked(stage, 1)
-        lines = await stage.store.read(audit.read)
+        lines, _ = await stage.store.read(audit.read)
         left = await broker.status()
 
         assert (grant.delivery, grant.base_url) == ("lease", "http://broker.invalid")
@@ -308,9 +308,12 @@ async def test_a_key_that_cannot_be_had_is_asked_for_and_waited_for(folder: Path
 
 async def test_a_request_does_not_wait_longer_than_it_may_for_a_key(folder: Path) -> None:
     """Without an answer of the owner it gets an error that may be tried again, with the reason."""
-    async with serve(key=KEY, script=lambda _: SAY) as model, working(folder, model.url, key_timeout=1.0) as (
-        stage,
-        broker,
+    async with (
+        serve(key=KEY, script=lambda _: SAY) as model,
+        working(folder, model.url, key_timeout=1.0) as (
+            stage,
+            broker,
+        ),
     ):
         refresh = Refresh(Secret("refresh-1"), f"http://127.0.0.1:{closed_port()}/token", "client")
         await stage.put(secret="access-1", kind="oauth", expires_at=now_ms(), refresh=refresh)

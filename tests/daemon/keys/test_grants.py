@@ -23,7 +23,7 @@ async def test_a_direct_key_is_the_owners_choice_and_recorded(tmp_path: Path) ->
     async with vault_stage(tmp_path) as stage:
         await stage.put()
         grant = await stage.grants(DIRECT, stage.broker(DIRECT, always)).grant(session(), "anthropic", FAMILY)
-        (line,) = await stage.store.read(audit.read)
+        (line,), _ = await stage.store.read(audit.read)
         (key,) = (await stage.vault.list_(OWNER)).keys
 
     assert (grant.delivery, grant.value, grant.base_url) == ("direct", KEY, "https://gateway.example")
@@ -37,7 +37,7 @@ async def test_a_refusal_is_recorded(tmp_path: Path) -> None:
     async with vault_stage(tmp_path) as stage:
         with pytest.raises(HutchError) as refused:
             await stage.grants(DIRECT).grant(session(credential="work"), "anthropic")
-        (line,) = await stage.store.read(audit.read)
+        (line,), _ = await stage.store.read(audit.read)
 
     assert refused.value.reason is Reason.NO_KEY
     assert line.outcome == "no_key"

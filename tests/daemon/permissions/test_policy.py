@@ -105,6 +105,47 @@ def test_whatever_the_input_there_is_an_answer(tool: str, text: str, mode: Permi
     assert verdict.decision in wanted or (tool in {"Read", "Grep"} and verdict.decision == "allow")
 
 
+@pytest.mark.parametrize(
+    ("tool", "given"),
+    [
+        ("Bash", {"command": "ls"}),
+        *((tool, {"file_path": "/w/a"}) for tool in ("Read", "NotebookRead", "Edit", "MultiEdit", "Write")),
+        ("NotebookEdit", {"notebook_path": "/w/a"}),
+        *((tool, {"pattern": "a"}) for tool in ("Grep", "Glob", "LS")),
+        ("WebFetch", {"url": "https://a.test"}),
+        *((tool, {}) for tool in ("WebSearch", "Task", "TodoWrite", "BashOutput", "mcp__a__b", "Whatever")),
+    ],
+)
+@pytest.mark.parametrize("mode", ["ask", "bypass"])
+def test_a_rule_that_names_a_tool_is_about_its_calls(tool: str, given: dict[str, str], mode: PermissionMode) -> None:
+    """Rules and calls have the same idea of what a tool does: its bare name denies each of its calls."""
+    policy = compile_policy([Layer("account", deny=(tool,))], home="/home/u")
+    call = to_call(tool, given, "c", "/w")
+    real = {path: path for path in paths_to_resolve(call, "/w", "/home/u")}
+
+    verdict = judge(policy, call, mode=mode, cwd="/w", real=real, home="/home/u", workspace="/w")
+
+    assert (policy.problems, verdict.decision, verdict.rule) == ((), "deny", tool)
+
+
+@pytest.mark.parametrize(("tool", "given"), [("WebSearch", {"query": "q"}), ("LS", {"path": "/etc"})])
+def test_a_rule_that_names_a_tool_allows_its_calls(tool: str, given: dict[str, str]) -> None:
+    """A tool that is allowed by its name runs without a question."""
+    policy = compile_policy([Layer("account", allow=(tool,))], home="/home/u")
+
+    verdict = judge(
+        policy,
+        to_call(tool, given, "c", "/w"),
+        mode="unattended",
+        cwd="/w",
+        real={"/etc": "/etc"},
+        home="/home/u",
+        workspace="/w",
+    )
+
+    assert (verdict.decision, verdict.rule) == ("allow", tool)
+
+
 def test_a_call_without_its_field_is_asked() -> None:
     """A call that does not say what it is about cannot be allowed by a rule for something."""
     policy = compile_policy([Layer("account", allow=("Bash", "Read", "Edit", "WebFetch"))], home="/home/u")

@@ -114,6 +114,18 @@ async def test_an_idle_executor_is_let_go(stage: Stage) -> None:
         assert (await stage.conductor.get_session(stage.me, m.SessionRef(session.id))).state == "open"
 
 
+async def test_a_spare_too_many_is_let_go(stage: Stage) -> None:
+    """After idle_timeout those go that nobody wants to have in stock; the stock stays."""
+    stage.settings = settings(executors=executors(spares=2))
+    async with stage.hutchd():
+        stage.pool.warm([kind(stage)])
+        await until(lambda: [one.state for one in stage.pool.all()] == ["ready", "ready"])
+
+        stage.settings = settings(executors=executors(spares=1, idle_timeout=0.01, heartbeat_timeout=0.4))
+
+        await until(lambda: [one.state for one in stage.pool.all()] == ["ready"])
+
+
 async def test_a_silent_executor_is_ended(stage: Stage) -> None:
     """One that is connected and sends no heartbeat, as when it is stopped or spins, is killed."""
     stage.settings = settings(executors=executors(heartbeat_timeout=0.2))

@@ -8,6 +8,7 @@ import pytest
 
 from hutch_daemon.store import permissions
 from hutch_daemon.store.store import Store
+from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from tests.daemon.store.examples import AT, permission_row, with_session, with_turn
 
@@ -26,6 +27,35 @@ async def asked(store: Store) -> Store:
     ):
         await store.write(partial(permissions.insert, row=row))
     return store
+
+
+async def test_pages_join_without_a_gap(asked: Store) -> None:
+    """One goes on after the last question of a page, and the last page says that it is the last."""
+    found: list[str] = []
+    more, after = True, None
+    while more:
+        page = partial(permissions.page, owner=None, session=None, state=None, after=after, limit=1)
+        (row,), more = await asked.read(page)
+        found.append(after := row.id)
+
+    assert found == ["p-1", "p-3", "p-2"]
+
+
+async def test_a_page_is_bounded_in_bytes_and_never_empty(asked: Store) -> None:
+    """Huge calls come in pages of their own; what is left out is said."""
+    call = m.ToolCall("c", "edit", "Write", {"content": "x" * (3 << 20)})
+    for row in (permission_row("p-4", call=call, asked_at=AT + 4), permission_row("p-5", call=call, asked_at=AT + 5)):
+        await asked.write(partial(permissions.insert, row=row))
+
+    page = partial(permissions.page, owner=1000, session=None, state="pending", limit=100)
+    first, more = await asked.read(partial(page, after="p-1"))
+    last, no_more = await asked.read(partial(page, after="p-4"))
+    with pytest.raises(HutchError) as caught:
+        await asked.read(partial(page, after="p-none"))
+
+    assert ([row.id for row in first], more) == (["p-2", "p-4"], True)
+    assert ([row.id for row in last], no_more) == (["p-5"], False)
+    assert caught.value.reason is Reason.NOT_FOUND
 
 
 async def test_an_ask_that_comes_again_is_the_same_question(asked: Store) -> None:

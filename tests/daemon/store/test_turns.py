@@ -31,6 +31,18 @@ async def test_turns_are_numbered_and_queued_in_order(opened: Store) -> None:
     assert waiting == 3
 
 
+async def test_a_page_has_the_newest_turns_that_fit(opened: Store) -> None:
+    """Bounded by number and by bytes, oldest of them first; older ones are said to be there."""
+    for name, size in (("t-1", 1), ("t-2", 3 << 20), ("t-3", 1)):
+        await with_turn(opened, name, prompt="x" * size)
+
+    by_bytes, older = await opened.read(partial(turns.page, session="s-aaaa", limit=200))
+    by_number, also_older = await opened.read(partial(turns.page, session="s-aaaa", limit=1))
+
+    assert ([row.id for row in by_bytes], older) == (["t-2", "t-3"], True)
+    assert ([row.id for row in by_number], also_older) == (["t-3"], True)
+
+
 async def test_an_idempotency_key_queues_one_turn(opened: Store) -> None:
     """Repeating a submission gives the turn it made; another prompt under the key is a conflict."""
     first, fresh = await opened.write(partial(turns.insert, row=turn_row("t-1", idempotency_key="k")))
