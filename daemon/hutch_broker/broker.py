@@ -42,7 +42,7 @@ async def serving(boot: BrokerBoot) -> AsyncIterator[anyio.Event]:
     with listen(Path(boot.control)) as listener:
         async with upstream_session(boot) as session, anyio.create_task_group() as tasks:
             keys = Keys(control.ask, boot.key_timeout, tasks, monotonic)
-            proxy = Proxy(boot, leases, keys, prices, ledger, session, tasks)
+            proxy = Proxy(boot, leases, keys, prices, ledger, session, tasks, control.agreed)
             server = AgentServer(proxy.handle, header_timeout=boot.header_timeout, idle_timeout=boot.idle_timeout)
             loop = asyncio.get_running_loop()
             doors = [

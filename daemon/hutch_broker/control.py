@@ -62,6 +62,8 @@ class Control:
         self._linked = anyio.Event()
         self._changed: Callable[[], None] = lambda: None
         self.port: int | None = None
+        self.agreed = anyio.Event()
+        """Set once a hutchd said which leases hold: before that nobody can tell what is no lease."""
 
     @property
     def linked(self) -> bool:
@@ -153,6 +155,7 @@ class Control:
         self._changed()
         if not visitor.agreed:
             visitor.agreed = True
+            self.agreed.set()
             tasks.start_soon(self._report, peer)
         return ended
 

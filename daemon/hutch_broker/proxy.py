@@ -22,6 +22,7 @@ from typing import Final
 from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]  # typeshed has it not
 
 import aiohttp
+import anyio
 import msgspec
 from aiohttp import web
 from anyio.abc import TaskGroup
@@ -45,6 +46,8 @@ __all__ = ["Proxy", "upstream_session"]
 
 _log: Final = logging.getLogger(__name__)
 _LOOKED_AT: Final = 65536
+_STARTING: Final = 30.0
+"""Seconds that a request waits for the leases, in a broker that has just been started."""
 _UPSTREAM_IDLE: Final = 4.0
 """Seconds that an idle connection is used again; a provider closes it later, and a POST must not meet that."""
 
@@ -127,8 +130,12 @@ class Proxy:
         ledger: Ledger,
         session: aiohttp.ClientSession,
         tasks: TaskGroup,
+        agreed: anyio.Event,
     ) -> None:
-        """Put the parts together; accounts are settled in `tasks`, so that no hang-up gets in between."""
+        """Put the parts together; accounts are settled in `tasks`, so that no hang-up gets in between.
+
+        `agreed`: the leases that hold are here. After a start they are not yet, and agents of before dial already.
+        """
         self._boot = boot
         self._leases = leases
         self._keys = keys
@@ -136,6 +143,7 @@ class Proxy:
         self._ledger = ledger
         self._session = session
         self._tasks = tasks
+        self._agreed = agreed
 
     async def handle(self, request: web.BaseRequest, peer: Peer) -> web.StreamResponse:
         """Answer one request. Nothing but a cancellation is raised."""
@@ -154,6 +162,8 @@ class Proxy:
         wanted = judge(request.method, request.raw_path, headers, self._boot.body)
         if isinstance(wanted, Refusal):
             return self._refused(exchange, wanted)
+        with anyio.move_on_after(_STARTING):
+            await self._agreed.wait()
         held = self._admit(exchange, wanted)
         if isinstance(held, Refusal):
             return self._refused(exchange, held, lease_id_in(wanted.token))
@@ -169,6 +179,8 @@ class Proxy:
     def _admit(self, exchange: _Exchange, wanted: Wanted) -> Held | Refusal:
         """Find the lease, and tell whether this process may use it for this."""
         held = self._leases.of_token(wanted.token)
+        if held is None and not self._agreed.is_set():
+            return Refusal(503, "api_error", "The broker has just been started; try again.")
         if held is None:
             return Refusal(401, "authentication_error", "The lease is not known here, or has ended.")
         if not admit(exchange.peer, held.lease):

@@ -25,7 +25,7 @@ from hutch_executor.signals import Change
 from hutch_shared import __version__, unix
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.failpoints import failpoint, planted
+from hutch_shared.failpoints import failpoint, planted, witness
 from hutch_shared.methods import EXECUTOR, TO_EXECUTOR
 from hutch_shared.rpc.invocation import Handler
 from hutch_shared.rpc.peer import Limits, Peer
@@ -196,6 +196,7 @@ class Link:
                 Reason.NOT_ALLOWED, f"This hutchd is of epoch {welcome.daemon_epoch}; {self.epoch} was seen already."
             )
         self.epoch = welcome.daemon_epoch
+        witness("obeys", self._boot.executor, self.epoch)
         self._welcomed(welcome)
         return self._reporter.outbox.acked if planted("store_resent") else welcome.acked
 

@@ -189,7 +189,7 @@ def _broker(made: Host) -> int:
 async def _agent(made: Host, hutch: HutchClient, url: str, name: str) -> AsyncIterator[Agent]:
     """Have a session's command make the requests, so that they come from the family that its lease is for."""
     folder = made.folder(name)
-    argv = [sys.executable, "-P", str(TOP / "scripts/benching/programs/streams.py"), str(folder), url, KEY]
+    argv = [sys.executable, "-P", str(TOP / "scripts/benching/programs/streams.py"), str(folder), url]
     script = [{"tool": "Bash", "input": {"command": f"exec {shlex.join(argv)}"}, "run": True}]
     session = await made.script(hutch, script, name, permission_mode="bypass")
     await hutch.submit_prompt(session.id, "go")

@@ -244,13 +244,13 @@ class Broker:
                 continue
             if await self._holds(state.lease.executor, state.lease.session):
                 self._given[lease] = await self._found(state, welcome.told)
-        await peer.call("keep_leases", link.LeaseIds(leases=tuple(self._given)), _CALL)
         for lease, given in list(self._given.items()):
             if lease not in there:
                 await peer.call("put_lease", self._state(given), _CALL)
             else:
                 more = max(0, self._settings().broker.requests - there[lease].requests)
                 await peer.call("refill", self._refill(lease, requests=more), _CALL)
+        await peer.call("keep_leases", link.LeaseIds(leases=tuple(self._given)), _CALL)  # last: then it answers agents
         self._port = welcome.port
         self._link = peer
         if self._ended:  # meanwhile

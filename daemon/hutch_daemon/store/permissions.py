@@ -60,11 +60,14 @@ def page(
 ) -> tuple[tuple[PermissionRow, ...], bool]:
     """Return as many of these questions as fit into an answer, and whether there are more; those beyond `after` only.
 
-    HutchError(NOT_FOUND) when there is no question `after`.
+    HutchError(NOT_FOUND) when there is no question `after`, or it is not the owner's.
     """
-    last = None if after is None else get(on, after)
-    if after is not None and last is None:
-        raise HutchError(Reason.NOT_FOUND, f"There is no question {after} to go on from.")
+    last = None
+    if after is not None:
+        theirs = "WHERE id = ? AND session IN (SELECT id FROM sessions WHERE owner = ifnull(?, owner))"
+        last = PERMISSIONS.one(on, theirs, (after, owner))
+        if last is None:
+            raise HutchError(Reason.NOT_FOUND, f"There is no question {after} to go on from.")
     where, values = _where(owner, session, None, state, last)
     return PERMISSIONS.page(on, where, values, limit)
 

@@ -1,6 +1,6 @@
-"""An agent's traffic: `streams FOLDER URL KEY`. It takes orders at FOLDER/streams.sock, a line of JSON each way.
+"""An agent's traffic: `streams FOLDER URL`. It takes orders at FOLDER/streams.sock, a line of JSON each way.
 
-An order says the `way` (`direct` to URL with KEY, or `brokered` by the lease in FOLDER/grant.json), how many `streams`
+An order says the `way` (`direct` to URL, or `brokered` by the lease in FOLDER/grant.json), how many `streams`
 run at once, how many requests (`times`) each makes on its connection, and what the provider is asked for. The answer
 has the seconds to the first event of each request, how many events came, and in how long. With `stall`, one line says
 that all streams stand; what comes next is the time (monotonic) at which the last of them was cut, or, with `leave`, at
@@ -27,11 +27,10 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Agent:
     """Knows both ways."""
 
-    def __init__(self, folder: Path, url: str, key: str) -> None:
+    def __init__(self, folder: Path, url: str) -> None:
         """Read the lease."""
         self._grant: dict[str, Any] = json.loads((folder / "grant.json").read_text())
         self._url = urlsplit(url)
-        self._key = key
 
     async def dial(self, way: str) -> Streams:
         """Connect to the provider or to the broker."""
@@ -42,7 +41,7 @@ class Agent:
     def request(self, order: dict[str, Any]) -> bytes:
         """Return the bytes of a request."""
         body = json.dumps({name: order.get(name) for name in ("events", "pace", "stall")}).encode()
-        key = self._key if order["way"] == "direct" else self._grant["value"]
+        key = "none" if order["way"] == "direct" else self._grant["value"]
         head = f"POST /v1/messages HTTP/1.1\r\nHost: a\r\nX-Api-Key: {key}\r\nContent-Length: {len(body)}\r\n\r\n"
         return head.encode() + body
 
@@ -110,12 +109,12 @@ async def cut(reader: asyncio.StreamReader) -> None:
         await reader.read()
 
 
-async def main(folder: Path, url: str, key: str) -> None:
+async def main(folder: Path, url: str) -> None:
     """Take orders until killed."""
-    agent = Agent(folder, url, key)
+    agent = Agent(folder, url)
     server = await asyncio.start_unix_server(agent.serve, folder / "streams.sock")
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), *sys.argv[2:]))
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))

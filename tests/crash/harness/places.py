@@ -118,7 +118,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "forget_question": Fault(
         "a question that waited before a restart is not taken up again",
-        ("asked", "hutchd"),
+        ("hold question", "hutchd"),
         frozenset({"undelivered", "question_lost", "bug"}),
     ),
     "keep_question": Fault(

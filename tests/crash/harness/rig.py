@@ -21,6 +21,7 @@ import anyio.abc
 from tests.crash.harness import wire
 from tests.crash.harness.notebook import Notebook, read
 from tests.crash.harness.parties import APART, Stage
+from tests.crash.harness.places import FAILPOINTS
 from tests.crash.harness.prompts import claude, script_of
 from tests.crash.harness.verdict import TERMINAL, Evidence, Violation
 from tests.rehearsal import serve
@@ -53,8 +54,6 @@ class Rig:
     parties: dict[str, tuple[str, ...]]
     apart: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     kills: Counter[str] = field(default_factory=Counter)
-    hits: Counter[str] = field(default_factory=Counter)
-    """Failpoints at which a process died."""
     adoption: list[float] = field(default_factory=list)
     answerable: list[float] = field(default_factory=list)
     hurt: set[str] = field(default_factory=set)
@@ -152,7 +151,8 @@ class Rig:
             state = settled["state"]
         except wire.RefusedError as error:  # allowed before, by a hutchd that died before it said so
             state = error.data.get("permission", {}).get("state", str(error))
-        if state != "allowed":
+        killed = {row["id"] for row in self.rows("permissions") if row["executor"] in self.killed}
+        if state != "allowed" and question not in killed:
             self.seen.append(
                 Violation("question_lost", f"{question} waited before the restart; allowed after it: {state}")
             )
@@ -171,15 +171,17 @@ class Rig:
             await self.start()
 
     def _count_hit(self) -> None:
-        assert self.aim is not None
-        self.hits[self.aim.partition(":")[0]] += 1
         self.kills["hutchd"] += 1
 
     async def kill_hutchd(self, failpoint: str | None = None, *, settled: bool = True) -> None:
         """`kill -9`, and a new one that may die at a failpoint."""
-        self.mark.unlink(missing_ok=True)
         await self.host.kill()
         self.kills["hutchd"] += 1
+        if self.aim is not None and FAILPOINTS[self.aim.partition(":")[0]].process == "executor":
+            with anyio.move_on_after(0.3):  # an executor may yet come to its failpoint: it spools now
+                while self.mark.exists():
+                    await anyio.sleep(LOOK)
+        self.mark.unlink(missing_ok=True)
         await self.start(failpoint, settled=settled)
 
     # ------------------------------------------------------------ executors, agents, clients
@@ -256,6 +258,12 @@ class Rig:
             while self.pending is None:
                 await anyio.sleep(LOOK)
 
+    async def hold_question(self) -> None:
+        """From now on leave the question of the session apart alone until the end."""
+        await self.wait_asked()
+        self.apart.cancel()
+        self.pending = None
+
     async def kill_asking_executor(self) -> None:
         """Kill the executor of the session apart while it asks."""
         await self.wait_asked()
@@ -271,20 +279,14 @@ class Rig:
         with closing(sqlite3.connect(record)) as now, closing(sqlite3.connect(copy)) as old:
             now.backup(old)
         await self.kill_hutchd()
+        await self.kill_hutchd()
         await self.host.kill()
         copy.replace(record)
         for rest in ("-wal", "-shm"):
             record.with_name(record.name + rest).unlink(missing_ok=True)
         self.is_old = True
         await self.start(settled=False)
-        obeyed = 0
-        for _ in range(30):
-            async with wire.connect(self.host.socket) as line:
-                status = await line.ask("get_status")
-            obeyed += any(one["state"] == "leased" and one.get("adopted") for one in status.get("executors", ()))
-            await anyio.sleep(5 * LOOK)
-        if obeyed > 20:
-            self.seen.append(Violation("obeyed", "executors serve a hutchd that is older than the one they knew"))
+        await self.rest(1.5)
 
     async def kill_some_agent(self) -> None:
         """Kill something that an executor started."""
@@ -352,6 +354,8 @@ class Rig:
     async def end(self, deadline: float) -> Evidence:
         """Let everything come to its end, collect the evidence, and stop."""
         if self.is_old:
+            for process in self.running.values():
+                process.kill()
             processes.kill(await anyio.to_thread.run_sync(self._of_sessions))
         else:
             await self.settle(deadline)

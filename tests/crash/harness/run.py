@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ import anyio
 
 from tests.crash.harness.places import FAILPOINTS
 from tests.crash.harness.rig import Rig, rig
-from tests.crash.harness.verdict import Violation, judge
+from tests.crash.harness.verdict import CHECKS, Violation, judge, obedience
 
 HANGS = 200.0
 """Seconds beyond the time of its kills after which a run is broken off: a harness that waits for ever finds nothing."""
@@ -25,7 +26,7 @@ ACTIONS: dict[str, Callable[[Rig], Awaitable[None]]] = {
     "busy": lambda one: one.kill_busy_executor(),
     "agent": lambda one: one.kill_some_agent(),
     "client": lambda one: one.kill_some_party(),
-    "asked": lambda one: one.wait_asked(),
+    "hold question": lambda one: one.hold_question(),
     "asker": lambda one: one.kill_asking_executor(),
     "old hutchd": lambda one: one.start_old_hutchd(),
     "spool": lambda one: one.kill_executor_of_an_absent_hutchd(),
@@ -107,8 +108,9 @@ async def _kill_something(one: Rig) -> None:
         name = one.rng.choice([None, *(name for name, place in FAILPOINTS.items() if place.under_load)])
         failpoint = f"{name}:{one.rng.choice((1, 1, 2, 5, 20))}" if name is not None else None
         await one.kill_hutchd(failpoint, settled=one.rng.random() < 0.85)
-        if name is not None and FAILPOINTS[name].process == "executor" and one.rng.random() < 0.5:
-            await one.kill_some_executor()  # a new one passes there
+        if name is not None and FAILPOINTS[name].process == "executor":
+            await one.kill_all_executors()  # those that come now pass there
+            await one.rest(1.0)
     else:
         await ACTIONS[action](one)
 
@@ -156,11 +158,11 @@ async def _run(
     return Report(
         seed=seed,
         kills=dict(one.kills),
-        hits=dict(one.hits),
+        hits=dict(Counter(line[1] for line in evidence.witness if line[0] == "died")),
         adoption=one.adoption,
         answerable=one.answerable,
         turns=len(evidence.turns),
         events=len(evidence.histories["*"]),
-        violations=judge(evidence) if not one.is_old else evidence.seen,
+        violations=judge(evidence, (obedience,) if one.is_old else CHECKS),
         seconds=time.monotonic() - began,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,9 +57,12 @@ class Evidence:
         return ((party, line) for party, lines in self.notes.items() for line in lines if word in line)
 
 
-def judge(evidence: Evidence) -> list[Violation]:
+Check = Callable[[Evidence], Iterator[Violation]]
+
+
+def judge(evidence: Evidence, checks: Sequence[Check]) -> list[Violation]:
     """Return every broken promise."""
-    return [*evidence.seen, *(violation for check in CHECKS for violation in check(evidence))]
+    return [*evidence.seen, *(violation for check in checks for violation in check(evidence))]
 
 
 def _numbers(evidence: Evidence) -> Iterator[Violation]:
@@ -240,7 +243,16 @@ def _receipts(evidence: Evidence) -> Iterator[Violation]:
             yield Violation(words[name], f"{executor} {name} {n}, the record has {stored.get(executor)}")
 
 
-CHECKS: tuple[Callable[[Evidence], Iterator[Violation]], ...] = (
+def obedience(evidence: Evidence) -> Iterator[Violation]:
+    """An executor never serves a hutchd that is older than one it knew."""
+    known: dict[str, int] = {}
+    for name, executor, epoch in (line for line in evidence.witness if line[0] == "obeys"):
+        if epoch < known.get(executor, 0):
+            yield Violation("obeyed", f"{executor} {name} epoch {epoch} after {known[executor]}")
+        known[executor] = epoch
+
+
+CHECKS: tuple[Check, ...] = (
     _numbers,
     _all_together,
     _followers,
@@ -249,4 +261,5 @@ CHECKS: tuple[Callable[[Evidence], Iterator[Violation]], ...] = (
     _turns,
     _decisions,
     _receipts,
+    obedience,
 )

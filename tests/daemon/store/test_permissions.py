@@ -50,11 +50,17 @@ async def test_a_page_is_bounded_in_bytes_and_never_empty(asked: Store) -> None:
     page = partial(permissions.page, owner=1000, session=None, state="pending", limit=100)
     first, more = await asked.read(partial(page, after="p-1"))
     last, no_more = await asked.read(partial(page, after="p-4"))
-    with pytest.raises(HutchError) as caught:
-        await asked.read(partial(page, after="p-none"))
 
     assert ([row.id for row in first], more) == (["p-2", "p-4"], True)
     assert ([row.id for row in last], no_more) == (["p-5"], False)
+
+
+@pytest.mark.parametrize("after", ["p-none", "p-3"])
+async def test_one_goes_on_only_from_a_question_of_ones_own(asked: Store, after: str) -> None:
+    """What is somebody else's looks like what does not exist."""
+    with pytest.raises(HutchError) as caught:
+        await asked.read(partial(permissions.page, owner=1000, session=None, state=None, after=after, limit=1))
+
     assert caught.value.reason is Reason.NOT_FOUND
 
 

@@ -1,31 +1,18 @@
-"""An executor that leads a test to hutchd: who dials `<executor>.sock` in EVIL_DIR speaks there as this very process.
+"""An executor that leads a test to hutchd: who dials `<executor>.sock` in its folder speaks as this very process.
 
-Beside it lies its boot message, the token included. `evil_executor.py hutchd` is hutchd as it is, but that its
-executors are these.
+Beside the socket lies its boot message, the token included.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from hutch_daemon import __main__, wiring
-from hutch_daemon.environments.same_user import SameUser
 from hutch_shared import messages as m
-
-
-class Evil(SameUser):
-    """Starts this program as an executor."""
-
-    def __init__(self, **settings: Any) -> None:
-        """Take the settings of `SameUser`."""
-        super().__init__((sys.executable, "-P", __file__, os.environ["EVIL_DIR"]), **settings)
 
 
 async def lead(folder: Path) -> None:
@@ -52,9 +39,4 @@ async def lead(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["hutchd"]:
-        sys.argv.pop()
-        wiring.SameUser = Evil  # type: ignore[assignment,attr-defined]
-        __main__.main()
-    else:
-        asyncio.run(lead(Path(sys.argv[1])))
+    asyncio.run(lead(Path(sys.argv[1])))
