@@ -8,6 +8,7 @@ up does not belong.
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,15 +48,15 @@ def admit(peer: Peer, lease: Lease) -> bool:
     return peer.admitted == lease.id
 
 
-def belongs(peer: Peer, lease: Lease) -> bool:
-    """Tell whether the peer is of the lease's account and family."""
+def belongs(peer: Peer, lease: Lease, groups: Callable[[int], frozenset[str]] | None = None) -> bool:
+    """Tell whether the peer is of the lease's account and family. `groups` gives the parts of a process's cgroups."""
     if peer.uid != lease.uid:
         return False
     if peer.tcp:
         return lease.tcp
     if peer.pid is None:
         return False
-    if lease.cgroup and lease.cgroup in _cgroup_parts(peer.pid):
+    if lease.cgroup and lease.cgroup in (groups or _cgroup_parts)(peer.pid):
         return True
     return lease.pid in ancestors(peer.pid) and start_time(lease.pid) == lease.start_time
 

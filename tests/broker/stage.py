@@ -70,8 +70,8 @@ class Stage:
         return self.records
 
     @asynccontextmanager
-    async def linked(self) -> AsyncIterator[Peer[Any]]:
-        """Dial the link as hutchd does."""
+    async def linked(self, *, agree: bool = True) -> AsyncIterator[Peer[Any]]:
+        """Dial the link as hutchd does, and have the leases that are there go on."""
         stream = await dial(Path(self.boot.control))
         peer: Peer[Any] = Peer(
             stream,
@@ -84,13 +84,27 @@ class Stage:
         async with peer.serving():
             welcome: link.BrokerWelcome = await peer.call("hello", link.BrokerHello(token=self.boot.token), 30)
             self.welcome = welcome
-            await peer.call("keep_leases", link.LeaseIds(leases=tuple(one.lease.id for one in welcome.leases)), 30)
+            if agree:
+                await self.keep(*(one.lease.id for one in welcome.leases))
             yield peer
+
+    async def keep(self, *leases: str) -> link.Ended:
+        """Say which leases hold."""
+        ended: link.Ended = await self.peer.call("keep_leases", link.LeaseIds(leases=leases), 30)
+        return ended
 
     async def lease(
         self, *, requests: int = 1000, usd: float | None = None, expires_in: float = 600.0, **more: Any
     ) -> tuple[str, str]:
         """Give the broker a lease for this process; return its id and token."""
+        state, token = self.made(requests=requests, usd=usd, expires_in=expires_in, **more)
+        await self.peer.call("put_lease", state, 30)
+        return state.lease.id, token
+
+    def made(
+        self, *, requests: int = 1000, usd: float | None = None, expires_in: float = 600.0, **more: Any
+    ) -> tuple[link.LeaseState, str]:
+        """Make a lease for this process, and its token."""
         lease, secret = new_id("lease"), new_token()
         token = f"hutch-{lease}-{secret}"
         facts: dict[str, Any] = {
@@ -108,9 +122,7 @@ class Stage:
             "start_time": start_time(os.getpid()),
             **more,
         }
-        state = link.LeaseState(lease=link.Lease(**facts), expires_in=expires_in, requests=requests, usd=usd)
-        await self.peer.call("put_lease", state, 30)
-        return lease, token
+        return link.LeaseState(link.Lease(**facts), expires_in, requests, usd), token
 
     async def dial(self) -> SocketStream:
         """Connect to the agents' socket."""
@@ -191,7 +203,7 @@ def parsed(raw: bytes) -> tuple[int, dict[str, str], bytes]:
 
 
 @asynccontextmanager
-async def staged(base_url: str, **boot: Any) -> AsyncIterator[Stage]:
+async def staged(base_url: str, *, agree: bool = True, **boot: Any) -> AsyncIterator[Stage]:
     """Run a broker whose keys go to `base_url`; the link is there, and keys are given at once."""
     with tempfile.TemporaryDirectory(prefix="hb-") as folder:
         agents = Path(folder) / "b"
@@ -204,7 +216,7 @@ async def staged(base_url: str, **boot: Any) -> AsyncIterator[Stage]:
         failure = None
         async with serving(settings):
             try:
-                async with stage.linked():
+                async with stage.linked(agree=agree):
                     yield stage
             except Exception as error:  # noqa: BLE001 - raised below, outside the groups that would wrap it
                 failure = error

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,7 +90,7 @@ async def test_a_proxy_is_used_for_what_lies_behind_it(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         port, trusted, got = await stack.enter_async_context(provider(tmp_path, HOST))
         url, heads = await stack.enter_async_context(tunnel(port))
-        boot = {"ca_file": str(trusted), "proxies": {"https": url}}
+        boot: dict[str, Any] = {"ca_file": str(trusted), "proxies": {"https": url}}
         stage = await stack.enter_async_context(staged(f"https://{HOST}", **boot))
         _, token = await stage.lease()
         status, _, _ = await stage.ask(token, None, method="GET", path="/v1/models")

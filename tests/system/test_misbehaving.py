@@ -130,7 +130,7 @@ async def test_a_flood_of_huge_events_passes_whole_and_holds_nobody_up() -> None
 async def test_nothing_that_hides_outlives_its_session(way: str) -> None:
     """Forked twice, in sessions of their own, deaf to signals, without a mark: all are found and ended."""
     if way == "kill" and find_root() is None:
-        pytest.skip("without cgroups nothing tells the orphans of a dead executor")
+        pytest.skip("kernel: without cgroups nothing tells the orphans of a dead executor")
     seconds = f"{600 + os.getpid()}.{len(way)}"
     async with host("[executors]\nspares = 0\n[turns]\ninterrupt_grace = 2\n") as made, made.client() as hutch:
         call = {"tool": "Bash", "input": {"command": HIDING.format(seconds=seconds)}, "run": True}
@@ -150,7 +150,7 @@ async def test_nothing_that_hides_outlives_its_session(way: str) -> None:
         assert [notice.word for notice in log.of("notice")] == ["session_closed"]
 
 
-@pytest.mark.skipif(not (FREEZER / "cgroup.procs").exists() or os.geteuid() != 0, reason="needs a version 1 freezer")
+@pytest.mark.skipif(not (FREEZER / "cgroup.procs").exists() or os.geteuid() != 0, reason="kernel: needs a version 1 freezer")
 async def test_what_cannot_be_killed_is_quarantined_said_and_let_go_when_it_is_gone() -> None:
     """A frozen process does not die: everybody is told which, its slot is not used, and later it is looked at again."""
     settings = "[executors]\nspares = 0\nmaximum = 1\nlost_timeout = 1\n[turns]\ninterrupt_grace = 1\n"

@@ -202,10 +202,11 @@ class Pool:
 
         What `on_change` wakes runs after the caller's next step, so that the answer to the hello goes out first.
         """
-        if executor.over:
-            raise HutchError(Reason.LEASE_LOST, f"This executor was given up: {executor.detail}.")
         state: m.ExecutorState = "leased" if executor.session is not None else "ready"
-        await self._save(executor, state=state, protocol=hello.protocol, version=hello.version)
+        if not executor.over:
+            await self._save(executor, state=state, protocol=hello.protocol, version=hello.version)
+        if executor.over:  # before, or while that was stored; its end stores what it is
+            raise HutchError(Reason.LEASE_LOST, f"This executor was given up: {executor.detail}.")
         former, executor.peer = executor.peer, peer
         executor.disconnected = anyio.Event()
         executor.attached += 1

@@ -1,7 +1,8 @@
 """An agent's traffic: `streams FOLDER URL`. It takes orders at FOLDER/streams.sock, a line of JSON each way.
 
 An order says the `way` (`direct` to URL, or `brokered` by the lease in FOLDER/grant.json), how many `streams`
-run at once, how many requests (`times`) each makes on its connection, and what the provider is asked for. The answer
+run at once, how many requests (`times`) each makes on its connection, with how many seconds between (`gap`), and what
+the provider is asked for. The answer
 has the seconds to the first event of each request, how many events came, and in how long. With `stall`, one line says
 that all streams stand; what comes next is the time (monotonic) at which the last of them was cut, or, with `leave`, at
 which they were left: that is done at the next order.
@@ -51,6 +52,7 @@ class Agent:
         raw = self.request(order)
         seen = 0
         for _ in range(order["times"]):
+            await asyncio.sleep(order.get("gap", 0))
             began = time.perf_counter()
             writer.write(raw)
             first, tail = 0.0, b""

@@ -48,7 +48,7 @@ def ext4(folder: Path, image: Path, size: str) -> Iterator[None]:
         subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
     options = "loop,errors=remount-ro"
     if subprocess.run(["mount", "-o", options, str(image), str(folder)], capture_output=True).returncode:
-        pytest.skip("loop devices are not to be had here")
+        pytest.skip("kernel: loop devices are not to be had here")
     folder.chmod(0o700)
     try:
         yield

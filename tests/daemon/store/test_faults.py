@@ -192,7 +192,7 @@ async def test_a_really_full_file_system_heals_when_space_comes_back(tmp_path: P
     mount = tmp_path / "tiny"
     mount.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount)], check=False).returncode:
-        pytest.skip("mounting is not allowed here")
+        pytest.skip("kernel: mounting is not allowed here")
     try:
         async with Store.open(mount / "hutch.db") as store:
             await with_session(store)
