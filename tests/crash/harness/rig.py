@@ -22,7 +22,7 @@ from tests.crash.harness import wire
 from tests.crash.harness.notebook import Notebook, read
 from tests.crash.harness.parties import APART, Stage
 from tests.crash.harness.places import FAILPOINTS
-from tests.crash.harness.prompts import claude, script_of
+from tests.crash.harness.prompts import CLAUDE, claude, script_of
 from tests.crash.harness.verdict import TERMINAL, Evidence, Violation
 from tests.rehearsal import serve
 from tests.system import processes
@@ -57,7 +57,7 @@ class Rig:
     adoption: list[float] = field(default_factory=list)
     answerable: list[float] = field(default_factory=list)
     hurt: set[str] = field(default_factory=set)
-    """Executors whose agent was killed: a turn may fail by that."""
+    """Sessions whose agent, a real one, was killed: their turns may fail by that."""
     seen: list[Violation] = field(default_factory=list)
     killed: set[str] = field(default_factory=set)
     running: dict[str, anyio.abc.Process] = field(default_factory=dict)
@@ -296,7 +296,7 @@ class Rig:
         if agents := [one for one in table.values() if one.parent in pids]:
             self.kills["agent"] += 1
             agent = self.rng.choice(agents)
-            self.hurt |= {one["id"] for one in found if one["pid"] == agent.parent}
+            self.hurt |= {one["session"] for one in found if one["pid"] == agent.parent and one["agent"] == CLAUDE}
             processes.kill([agent])
 
     async def kill_some_party(self) -> None:
@@ -443,7 +443,8 @@ class Rig:
             executors=self.rows("executors"),
             ran={row["id"]: _lines(Path(row["cwd"], "ran")) for row in self.rows("sessions")},
             witness=read(self.host.root / "witness"),  # type: ignore[arg-type]
-            killed=self.killed | self.hurt,
+            killed=self.killed,
+            hurt=self.hurt,
             seen=self.seen,
         )
 

@@ -44,6 +44,8 @@ class Evidence:
     witness: list[list[Any]]
     killed: set[str]
     """Executors that were killed on purpose."""
+    hurt: set[str]
+    """Sessions whose agent was killed on purpose, and whose turns may fail by that."""
     seen: list[Violation] = field(default_factory=list)
     """What was noticed on the way."""
 
@@ -182,7 +184,12 @@ def _turns(evidence: Evidence) -> Iterator[Violation]:
             if said != (wanted if row["state"] == "completed" else wanted[: len(said)]):
                 yield Violation("garbled", f"{turn} ({row['state']}) said {said}, its script is {wanted}")
         executor = executor_of[turn]
-        if row["state"] == "failed" and executor not in evidence.killed and pids.get(executor) not in died:
+        if (
+            row["state"] == "failed"
+            and row["session"] not in evidence.hurt
+            and executor not in evidence.killed
+            and pids.get(executor) not in died
+        ):
             yield Violation(
                 "failed_alone", f"{turn} failed ({row['reason']}: {row['message']}), though nobody killed {executor}"
             )
