@@ -73,28 +73,30 @@ async def bench(effort: Effort, say: Say) -> None:
             async with made.client() as hutch:
                 await _store_key(hutch)
                 async with _agent(made, hutch, url, "load") as agent:
-                    await _first_byte(effort, say, agent)
+                    await _first_byte(effort, say, agent, _broker(made))
                     await _cpu(effort, say, agent, (provider.pid, _broker(made)))
                     await _ping(effort, say, agent, made)
                     await _hang_up(effort, say, agent, provider)
                 await _revoke(effort, say, made, hutch, url)
 
 
-async def _first_byte(effort: Effort, say: Say, agent: Agent) -> None:
+async def _first_byte(effort: Effort, say: Say, agent: Agent, broker: int) -> None:
     count = effort.of(_REQUESTS, 10)
     firsts: dict[str, list[list[float]]] = {way: [] for way in _WAYS}
     for way in _WAYS:
         await agent.does(way=way, streams=1, times=20, events=1, pace=0)
+    before = cpu_of(broker)
     for _ in range(effort.rounds):
         for way in _WAYS:
             done = await agent.does(way=way, streams=1, times=count, gap=_GAP, events=1, pace=0)
             firsts[way].append(done["firsts"])
+    cpu = 1e6 * (cpu_of(broker) - before) / count / effort.rounds
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         us = {way: [1e6 * percentile(one, share) for one in rounds] for way, rounds in firsts.items()}
         added = median([there - past for there, past in zip(us["brokered"], us["direct"], strict=True)])
         aim = _ADDED_MS if name == "p99" else None
         say("broker", f"first event: milliseconds added, {name}", max(0.0, added / 1e3), aim,
-            us=median(us["brokered"]), direct_us=median(us["direct"]))  # fmt: skip
+            us=median(us["brokered"]), direct_us=median(us["direct"]), broker_cpu_us=cpu)  # fmt: skip
 
 
 async def _cpu(effort: Effort, say: Say, agent: Agent, others: tuple[int, int]) -> None:

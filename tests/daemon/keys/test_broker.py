@@ -58,13 +58,18 @@ async def working(
     folder: Path, url: str, holds: Callable[..., Any] = always, **broker: Any
 ) -> AsyncIterator[tuple[VaultStage, Broker]]:
     settings = settings_for(url, **broker)
-    async with vault_stage(folder) as stage:
-        await stage.put()
-        async with stage.broker(settings, holds).running() as running:
-            yield stage, running
-            pid = broker_pid(folder)
-    if pid is not None:
-        end(pid)
+    pid = None
+    try:
+        async with vault_stage(folder) as stage:
+            await stage.put()
+            async with stage.broker(settings, holds).running() as running:
+                try:
+                    yield stage, running
+                finally:
+                    pid = broker_pid(folder)
+    finally:
+        if pid is not None:
+            end(pid)
 
 
 def broker_pid(folder: Path) -> int | None:
