@@ -9,9 +9,9 @@ import sys
 import anyio
 import msgspec
 
-from hutch_broker.hardening import harden
 from hutch_shared.broker_link import PROTOCOL, BrokerBoot
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.hardening import forbid_dumps, forbid_new_privileges
 from hutch_shared.logs import set_up_logs
 
 __all__ = ["main"]
@@ -21,7 +21,9 @@ _LONGEST = 1 << 20
 
 def main() -> int:
     """Serve until told to end. Codes: 0 ended as told, 2 no usable boot line, 3 another broker is there."""
-    harden()
+    os.umask(0o077)
+    forbid_dumps()
+    forbid_new_privileges()
     set_up_logs(os.environ.get("HUTCH_LOG_LEVEL", "info"))
     line = sys.stdin.buffer.readline(_LONGEST)
     null = os.open(os.devnull, os.O_RDONLY)

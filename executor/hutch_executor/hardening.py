@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
-import resource
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from hutch_shared.hardening import adopt_orphans, forbid_dumps
 
 __all__ = ["ALLOWED_ENVIRONMENT", "harden", "replace_stdin", "scrub_environment"]
 
@@ -18,8 +17,6 @@ ALLOWED_ENVIRONMENT: Final = re.compile(
     r"|(HTTPS?|NO)_PROXY|(https?|no)_proxy"
     r"|HUTCH_(EXECUTOR_ID|LOG_LEVEL)"
 )
-_PR_SET_DUMPABLE: Final = 4
-_PR_SET_CHILD_SUBREAPER: Final = 36
 _FIRST_TO_GO: Final = "500"
 
 
@@ -29,19 +26,12 @@ def harden() -> None:
     What a platform does not have is left out. Files that the executor makes get their mode explicitly; the umask stays
     the account's, since the agent's files are made with it.
     """
-    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
     with suppress(PermissionError):  # it leads one already
         os.setsid()
-    if sys.platform == "linux":
-        with suppress(
-            OSError
-        ):  # when memory runs out a session goes, not hutchd; not allowed any more once not dumpable
-            Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO)
-        libc = ctypes.CDLL(None, use_errno=True)
-        for option, value in ((_PR_SET_DUMPABLE, 0), (_PR_SET_CHILD_SUBREAPER, 1)):
-            if libc.prctl(option, value, 0, 0, 0) != 0:
-                raise OSError(ctypes.get_errno(), "prctl failed")
+    with suppress(OSError):  # when memory runs out a session goes, not hutchd; not allowed once not dumpable
+        Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO)
+    forbid_dumps()
+    adopt_orphans()
 
 
 def scrub_environment() -> None:

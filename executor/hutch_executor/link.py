@@ -34,7 +34,6 @@ from hutch_shared.rpc.stream import SocketStream
 __all__ = ["PATIENCE", "Link", "Standing"]
 
 PATIENCE: Final = 300.0
-_HEARTBEAT: Final = 5.0
 _DIAL_DEADLINE: Final = 5.0
 _HELLO_DEADLINE: Final = 10.0
 _FIRST_PAUSE: Final = 0.05
@@ -227,6 +226,6 @@ class Link:
                     rss_bytes=resident_bytes(),
                 )
                 await peer.notify("heartbeat", beat)
-                await anyio.sleep(_HEARTBEAT)
+                await anyio.sleep(self._boot.heartbeat)
         except HutchError as error:
             peer.close(error)

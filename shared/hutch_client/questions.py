@@ -1,11 +1,11 @@
-"""How a question is answered: the words a person may type, and the `answer_permission` parameters that come of them."""
+"""A question in words, what a person may type at it, and the `answer_permission` parameters that come of that."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Literal
 
-__all__ = ["WORDS", "chosen", "editable", "edited", "read_reply"]
+__all__ = ["WORDS", "chosen", "editable", "edited", "headline", "read_reply"]
 
 WORDS = "[y]es  [n]o or n MESSAGE  [s]ession  [a]lways  [e]dit  [x] no, and stop"
 _DECISIONS: dict[str, dict[str, Any]] = {
@@ -20,6 +20,19 @@ _DECISIONS: dict[str, dict[str, Any]] = {
     "x": {"decision": "deny", "interrupt": True},
     "stop": {"decision": "deny", "interrupt": True},
 }
+
+
+def headline(permission: dict[str, Any]) -> str:
+    """Return in one line what is asked."""
+    call = permission["call"]
+    match permission["kind"]:
+        case "question":
+            return " / ".join(one["question"] for one in permission.get("questions", ()))
+        case "plan":
+            return str(permission.get("plan", ""))
+        case _:
+            what = call.get("command") or call.get("url") or call.get("query") or ", ".join(call.get("paths", ()))
+            return f"{call['agent_tool']} {what or call['input']}"
 
 
 def read_reply(line: str) -> dict[str, Any] | Literal["edit"] | None:

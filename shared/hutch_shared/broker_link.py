@@ -232,7 +232,12 @@ _PING: Final = _ask("ping", Nothing, Pong, "Answers at once; says that the other
 TO_BROKER: Final[Table] = _table(
     _PING,
     _ask("hello", BrokerHello, BrokerWelcome, "First: proves hutchd, tells what the broker holds."),
-    _ask("keep_leases", LeaseIds, Ended, "Ends all but these, which it has: from then on it answers agents and tells records."),
+    _ask(
+        "keep_leases",
+        LeaseIds,
+        Ended,
+        "Ends all but these, which it has; then it answers agents and tells records.",
+    ),
     _ask("put_lease", LeaseState, Nothing, "Gives a lease, or what it is now."),
     _ask("refill", Refill, Nothing, "Adds to an allowance, moves the end."),
     _ask("end_leases", LeaseIds, Ended, "Ends leases; their open streams are cut before the reply."),

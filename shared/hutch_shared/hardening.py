@@ -7,9 +7,11 @@ import resource
 import sys
 from typing import Final
 
-__all__ = ["forbid_dumps", "prctl"]
+__all__ = ["adopt_orphans", "forbid_dumps", "forbid_new_privileges"]
 
 _PR_SET_DUMPABLE: Final = 4
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_PR_SET_NO_NEW_PRIVS: Final = 38
 
 
 def forbid_dumps() -> None:
@@ -19,11 +21,20 @@ def forbid_dumps() -> None:
     """
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
-    prctl(_PR_SET_DUMPABLE, 0)
+    _prctl(_PR_SET_DUMPABLE, 0)
 
 
-def prctl(option: int, value: int) -> None:
-    """Call prctl(2) on Linux, and nothing elsewhere. OSError when it is refused."""
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parents ended. Linux only, like the next; OSError as above."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def forbid_new_privileges() -> None:
+    """Let neither this process nor what it starts gain rights by executing a set-uid program."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(option, value, 0, 0, 0) != 0:

@@ -895,3 +895,5 @@ class Boot(Wire, frozen=True, omit_defaults=True):
     protocol: int = PROTOCOL
     daemon_epoch: int = 0
     memory_limit: int | None = None
+    heartbeat: float = 5.0
+    """Seconds between signs of life."""

@@ -103,13 +103,13 @@ def test_doctor_and_version_do_without_a_daemon(hutch: Hutch, monkeypatch: pytes
 
 
 def test_stopping_waits_until_hutchd_has_gone(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """The connection's end is the sign."""
+    """The ends of the connection and of the process are the sign."""
 
     def stop(_: object) -> m.Nothing:
         daemon.hang_up_after_answer = True
         return m.Nothing()
 
-    daemon.answers["stop_daemon"] = stop
+    daemon.answers |= {"get_status": msgspec.structs.replace(STATUS, pid=2**22 + 1), "stop_daemon": stop}
 
     assert hutch("daemon", "stop", "--leave", "--timeout", "5")[0] == 0
     assert daemon.asked("stop_daemon") == [m.StopDaemon("leave", 5.0)]

@@ -50,6 +50,8 @@ _STARTS_AT_ONCE: Final = 2 * (os.cpu_count() or 1)
 """More would only make each other miss the deadline of the hello."""
 _OUTPUT_KEPT: Final = 7 * 24 * 3600.0
 """Seconds that the output of an executor is kept after its last line."""
+_HEARTBEAT: Final = 5.0
+"""Seconds between the signs of life of an executor, or a quarter of the time after which it counts as silent."""
 _LAST_WORDS: Final = 5.0
 """Seconds to read what an executor that has ended still left in its socket."""
 
@@ -354,6 +356,7 @@ class Pool:
             agent=kind.agent,
             daemon_epoch=self._store.epoch,
             memory_limit=settings.memory,
+            heartbeat=min(_HEARTBEAT, settings.heartbeat_timeout / 4),
         )
         spec = LaunchSpec(
             executor.id, kind.account, kind.agent, boot, kind.account.home, log_path, {}, memory_limit=settings.memory

@@ -20,6 +20,7 @@ from hutch_client.untrusted import one_line, plain
 from hutch_shared import __version__
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.paths import find_host
+from hutch_shared.unix import start_time
 
 __all__ = ["COMMANDS"]
 
@@ -232,11 +233,16 @@ _GRACE = 30.0  # over the time it was given: to close what is open
 
 def _stop(given: argparse.Namespace) -> int:
     with Connection() as hutch:
+        pid = hutch.call("get_status")["pid"]
+        started = start_time(pid)
         hutch.call("stop_daemon", how=given.how, timeout=given.timeout)
         if not hutch.wait_closed(given.timeout + _GRACE):
             raise HutchError(
                 Reason.TIMED_OUT, "hutchd has not ended yet. `hutch daemon status` shows what it waits for."
             )
+    deadline = time.monotonic() + _GRACE
+    while started is not None and start_time(pid) == started and time.monotonic() < deadline:
+        time.sleep(0.02)
     return exits.OK
 
 

@@ -13,7 +13,7 @@ import msgspec
 from hutch_client import exits
 from hutch_client.client import HutchClient
 from hutch_client.commands import Command
-from hutch_client.commands.questions import headline
+from hutch_client.questions import headline
 from hutch_client.show import Screen
 from hutch_client.untrusted import escaped_json, one_line, plain
 from hutch_client.watch import Manner, Watch, json_line

@@ -10,25 +10,12 @@ from typing import Any
 from hutch_client import exits
 from hutch_client.blocking import Connection
 from hutch_client.commands import Command
-from hutch_client.questions import chosen
+from hutch_client.questions import chosen, headline
 from hutch_client.tables import ago, print_json, print_lines, table
 from hutch_client.untrusted import one_line
 from hutch_shared.errors import HutchError, Reason
 
-__all__ = ["COMMANDS", "find_permission", "headline"]
-
-
-def headline(permission: dict[str, Any]) -> str:
-    """Return in one line what is asked."""
-    call = permission["call"]
-    match permission["kind"]:
-        case "question":
-            return " / ".join(one["question"] for one in permission.get("questions", ()))
-        case "plan":
-            return str(permission.get("plan", ""))
-        case _:
-            what = call.get("command") or call.get("url") or call.get("query") or ", ".join(call.get("paths", ()))
-            return f"{call['agent_tool']} {what or call['input']}"
+__all__ = ["COMMANDS", "find_permission"]
 
 
 def _pending_arguments(parser: argparse.ArgumentParser) -> None:
