@@ -14,7 +14,9 @@ __all__ = ["bubblewrap"]
 def bubblewrap() -> str:
     """Return where it is; the test is skipped without it, or fails where everything must be tested (CI=true)."""
     if shutil.which("bwrap") is None and os.geteuid() == 0 and shutil.which("apt-get") is not None:
-        subprocess.run(["apt-get", "install", "-y", "-q", "bubblewrap"], capture_output=True, check=False)
+        for words in (["update"], ["install", "-y", "bubblewrap"]):
+            command = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300", *words]
+            subprocess.run(command, capture_output=True, check=False)
     program = shutil.which("bwrap")
     why = "bubblewrap is not installed" if program is None else _trouble(program)
     if program is None or why:
