@@ -197,9 +197,12 @@ class Console:
         good = settled.state in ("allowed", "answered")
         if good and settled.by == "rule":
             return []
-        words = f"  {'✓' if good else '✗'} {settled.state} by {one_line(settled.by)}"
-        if settled.message:
-            words += f": {one_line(settled.message)}"
+        words = f"  {'✓' if good else '✗'} {settled.state}"
+        if settled.state == "withdrawn":  # by no one: what stands there is why, and the message repeats it
+            words += f": {one_line(settled.by)}"
+        else:
+            words += "" if settled.state == "expired" else f" by {one_line(settled.by)}"
+            words += f": {one_line(settled.message)}" if settled.message else ""
         return self._talk("tool", self._paint("green" if good else "red", words))
 
     def _turn_ended(self, ended: TurnEnded, at: str) -> list[Piece]:

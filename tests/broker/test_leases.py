@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import msgspec
 import pytest
 
 from hutch_broker.family import Peer, belongs
-from hutch_broker.leases import Held, Leases
+from hutch_broker.leases import Held, Leases, lease_id_in
 from hutch_shared import broker_link as link
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.unix import start_time
@@ -152,6 +153,24 @@ async def test_a_lease_ends_at_its_time_with_its_streams() -> None:
         status, _, _ = await stage.ask(token)
 
         assert status == 401
+
+
+def test_a_lease_whose_time_is_up_is_nothing_before_it_is_ended() -> None:
+    """From that very moment it proves nothing and is not told of; its streams are cut when it is ended."""
+    now = [0.0]
+    leases = Leases(lambda: now[0])
+    token = "hutch-l-0123456789abcdef-secret"
+    lease = msgspec.structs.replace(
+        held().lease, id=lease_id_in(token), token_hash=hashlib.sha256(token.encode()).hexdigest()
+    )
+    leases.put(link.LeaseState(lease=lease, expires_in=1, requests=1))
+    before = leases.of_token(token)
+    now[0] = 1.0
+
+    assert before is not None
+    assert leases.of_token(token) is None
+    assert leases.states() == ()
+    assert len(leases) == 1
 
 
 async def test_an_allowance_is_used_up_and_refilled() -> None:

@@ -188,14 +188,16 @@ async def test_a_hang_up_reaches_the_provider(before: bool) -> None:
 
 async def test_a_redirect_is_not_followed() -> None:
     """A key goes to the configured host alone: the agent gets an error and not the location."""
-    moved = answer(b"", "Location: http://127.0.0.1:1/elsewhere", status="307 Temporary Redirect")
-    async with upstream(moved) as provider, staged(provider.url) as stage:
-        _, token = await stage.lease()
-        status, headers, _ = await stage.ask(token)
+    async with upstream(answer(b"")) as elsewhere:
+        moved = answer(b"", f"Location: {elsewhere.url}/v1/messages", status="302 Found")
+        async with upstream(moved) as provider, staged(provider.url) as stage:
+            _, token = await stage.lease()
+            status, headers, _ = await stage.ask(token)
 
         assert status == 502
         assert "location" not in headers
         assert len(provider.got) == 1
+        assert elsewhere.got == []
 
 
 async def test_a_provider_that_repeats_the_key_does_not_give_it_away() -> None:

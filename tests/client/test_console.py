@@ -247,7 +247,7 @@ def test_a_plan_is_shown_whole() -> None:
 
 
 def test_decisions_are_told_unless_a_rule_let_it_pass() -> None:
-    """Who decided, and what the agent was told."""
+    """Who decided, and what the agent was told; where nobody did, why."""
 
     def settled(state: str, by: str, message: str | None = None) -> str:
         data = {"permission": "p-1", "state": state, "by": by, "message": message}
@@ -256,6 +256,8 @@ def test_decisions_are_told_unless_a_rule_let_it_pass() -> None:
     assert settled("allowed", "rule") == ""
     assert settled("allowed", "uid 1000 (hutch 42)") == "  ✓ allowed by uid 1000 (hutch 42)\n"
     assert settled("denied", "rule", "no network") == "  ✗ denied by rule: no network\n"
+    assert settled("expired", "expiry", "Nobody answered in time.") == "  ✗ expired: Nobody answered in time.\n"
+    assert settled("withdrawn", "the turn ended", "Withdrawn: the turn ended.") == "  ✗ withdrawn: the turn ended\n"
 
 
 def test_an_end_that_is_no_success_says_why() -> None:

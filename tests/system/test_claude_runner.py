@@ -11,6 +11,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from claude_agent_sdk import PermissionResultDeny, ToolPermissionContext
 
 from hutch_executor.runners.claude import Bounds
 from hutch_shared import messages as m
@@ -243,6 +244,28 @@ async def test_an_interrupt_in_mid_tool_stops_the_tool_and_the_turn(tmp_path: Pa
         assert len(s.daemon.asks) == asked
         assert not (s.cwd / "late").exists()
         assert again.state == "completed", again
+
+
+async def test_a_decision_that_comes_after_the_interrupt_lets_nothing_start(tmp_path: Path) -> None:
+    """A call that was asked about before is refused then, also when it is allowed."""
+    script = Steps(("go", [Say("x"), Pause()]), OK)
+    async with stage(tmp_path, script, decide=None) as s:
+        results = []
+        async with anyio.create_task_group() as group:
+
+            async def ask() -> None:
+                context = ToolPermissionContext(tool_use_id="c-1")
+                results.append(await s.runner.may_use("Bash", {"command": "touch late"}, context))
+
+            group.start_soon(s.turn)
+            await s.daemon.until(lambda d: bool(d.of("text_delta")))
+            group.start_soon(ask)
+            await s.daemon.until(lambda d: bool(d.asks))
+            await s.runner.interrupt()
+            asked = s.daemon.asks[0]
+            asked.settle(allow(asked.call))
+
+        assert results == [PermissionResultDeny(message="This was not allowed.", interrupt=True)]
 
 
 async def _number_in(path: Path) -> int:

@@ -26,6 +26,7 @@ DEADLINES = """
 [executors]
 spares = 0
 [sockets]
+client_frame = 65536
 first_frame = 2
 frame_timeout = 2
 ping_interval = 0.5
@@ -170,6 +171,19 @@ async def test_who_keeps_a_connection_for_nothing_is_cut_off(strict: Host, manne
         assert end.state == "completed"
         assert idle.follow._peer is follower
         assert without_gaps(idle.events)
+
+
+async def test_a_frame_over_the_clients_limit_costs_that_frame_only(strict: Host) -> None:
+    """It is refused by its size, and the connection goes on."""
+    with line(strict) as there, anyio.fail_after(DEADLINE):
+        before = await there.ask("get_version", protocol=m.PROTOCOL)
+        await there.stream.send(_frame("get_version", {"protocol": m.PROTOCOL, "client": "x" * 65536}))
+        while "error" not in (refused := await there.next()):
+            pass
+        after = await there.ask("get_version", protocol=m.PROTOCOL)
+
+    assert refused["error"]["data"]["reason"] == "frame_too_large"
+    assert after == before
 
 
 async def test_an_idle_follower_outlives_many_pings(strict: Host) -> None:

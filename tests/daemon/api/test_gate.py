@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from hutch_daemon.api.gate import CLIENT_GATE, EXECUTOR_GATE, Phase, Who, admit_client, admit_executor
+from hutch_daemon.api.gate import CLIENT_GATE, EXECUTOR_GATE, Phase, admit_client, admit_executor
 from hutch_daemon.conductor.callers import Caller
 from hutch_shared.errors import HutchError
 from hutch_shared.methods import CLIENT, EXECUTOR
 
 DAEMON = 500
+OPERATING = ("rotate_master_key", "stop_daemon", "backup_store")
 CALLERS = {
     "person": Caller(uid=1000, gid=1000, pid=1),
     "insider": Caller(uid=1000, gid=1000, pid=1, insider="x-1"),
@@ -30,11 +31,11 @@ def test_every_method_has_a_row() -> None:
 @pytest.mark.parametrize("phase", Phase)
 def test_each_cell(method: str, who: str, phase: Phase) -> None:
     """What changes is closed to insiders, what operates is for operators, what begins is not while draining."""
-    row, caller = CLIENT_GATE[method], CALLERS[who]
+    caller = CALLERS[who]
     expected = None
     if caller.insider and CLIENT[method].changes:
         expected = "insider"
-    elif row.who is Who.OPERATOR and who == "person":
+    elif method in OPERATING and who == "person":
         expected = "not_allowed"
     elif phase is Phase.DRAINING and method in ("open_session", "submit_prompt", "fork_session"):
         expected = "shutting_down"

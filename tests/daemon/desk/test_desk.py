@@ -16,7 +16,7 @@ from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import PermissionSettled, TurnEnded
 from hutch_shared.rpc.envelope import text_fault
 from hutch_shared.vocabulary import to_call
-from tests.fakes.executors import FakeExecutor
+from tests.fakes.executors import FakeExecutor, never_end
 from tests.fakes.stage import FakeClock, Stage, settings, until
 
 
@@ -479,6 +479,23 @@ async def test_a_decision_is_about_what_was_asked(stage: Stage) -> None:
         await stage.ended(turn)
 
         assert asks.refused == ["conflict", "conflict"]
+
+
+async def test_an_agent_that_does_not_stop_gets_no_leave_meanwhile(stage: Stage) -> None:
+    """While its turn is being stopped a call that a rule allows is denied, and nobody is asked about another."""
+    stage.host.play = never_end
+    async with stage.hutchd():
+        session = await stage.open(rules=m.Rules(allow=("Bash(ls:*)",)))
+        turn = await stage.submit(session)
+        executor = await stage.running(turn)
+        executor.stubborn = True
+        stage.host.tasks.start_soon(stage.conductor.interrupt_turn, stage.me, m.InterruptTurn(session.id))
+        await until(lambda: "interrupt_turn" in [name for name, _ in executor.calls])
+
+        decided = [await executor.ask(command(line), turn=turn.id) for line in ("ls", "make")]
+
+        assert (await stage.turn(turn)).state == "stopping"
+        assert [(one.decision, one.state, one.interrupt) for one in decided] == [("deny", "withdrawn", True)] * 2
 
 
 class _SlowPaths:
