@@ -6,6 +6,7 @@ import json
 import signal
 from pathlib import Path
 
+import anyio
 import pytest
 
 from hutch_shared.events import KINDS
@@ -49,6 +50,22 @@ async def test_an_interrupted_turn_exits_with_130(script_host: Host) -> None:
         code = await process.wait()
 
     assert code == 130
+
+
+async def test_a_turn_that_is_interrupted_while_it_asks_exits_with_130(script_host: Host) -> None:
+    """Its question is withdrawn, and nothing of the turn follows that."""
+    asked: dict[str, object] = {"tool": "Bash", "input": {"command": "make"}, "result": "made"}
+    arguments = script(script_host, "torn", asked, {"text": "went on"})
+    async with script_host.client() as hutch, script_host.hutch_beside("run", *arguments, "go") as process:
+        with anyio.fail_after(60):
+            while not await hutch.list_permissions():
+                await anyio.sleep(0.05)
+        await script_host.hutch("interrupt", "torn")
+        code = await process.wait()
+    told = await script_host.hutch("logs", "torn", "-o", "jsonl")
+
+    assert code == 130
+    assert "went on" not in told.out
 
 
 @pytest.mark.parametrize(

@@ -317,7 +317,7 @@ class Desk:
             input=row.updated_input if row.updated_input is not None else row.call.input,
             digest=row.decided_digest or row.digest,
             message=row.message,
-            interrupt=row.interrupt,
+            interrupt=row.interrupt or row.state == "withdrawn",  # the turn is over: nothing follows the answer
             answers=row.answers,
         )
 

@@ -274,7 +274,8 @@ class ScriptRunner:
         ran = None if decision.decision == "deny" else input_digest(call.agent_tool, decision.input)
         await self._daemon.report("tool_result", ToolResult(call.call_id, text, is_error, ran))
         if decision.interrupt:
-            raise _EndedError(self._ended("stopped", "denied", decision.message or "A denial stopped the turn."))
+            reason = "interrupted" if decision.state == "withdrawn" else "denied"
+            raise _EndedError(self._ended("stopped", reason, decision.message or "A denial stopped the turn."))
 
     async def _run_command(self, judged: dict[str, Any]) -> tuple[str, bool]:
         """Run the judged command; its group does not outlive the step. Output beyond the limit is left out."""
