@@ -11,7 +11,7 @@ async def test_a_few_malformed_requests_do_no_harm() -> None:
     """The broker lives, sends the key to the provider alone, and forwards nothing but a model API's requests."""
     sink = await fuzz(320, seed=3)
 
-    assert sink.heads > 20
+    assert sink.heads, "nothing reached the provider, so nothing was shown"
 
 
 @pytest.mark.system
@@ -19,7 +19,7 @@ async def test_malformed_requests_do_no_harm() -> None:
     """The same with more of them."""
     sink = await fuzz(2_000, seed=7)
 
-    assert sink.heads > 100
+    assert sink.heads, "nothing reached the provider, so nothing was shown"
 
 
 @pytest.mark.full

@@ -13,6 +13,7 @@ all its turns have ended, a watcher when it has everything.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -273,8 +274,14 @@ async def run(stage: Stage, roles: list[str]) -> None:
         group.cancel_scope.cancel()
 
 
+def heeds(folder: Path, pid: int) -> Path:
+    """Return the file that says that a process of parties heeds SIGTERM: before, it would only die of it."""
+    return folder / f"heeds-{pid}"
+
+
 async def _listen(stage: Stage) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM) as signals:
+        heeds(stage.folder, os.getpid()).touch()
         async for _ in signals:
             stage.finishing.set()
 

@@ -20,7 +20,7 @@ import anyio.abc
 
 from tests.crash.harness import wire
 from tests.crash.harness.notebook import Notebook, read
-from tests.crash.harness.parties import APART, Stage
+from tests.crash.harness.parties import APART, Stage, heeds
 from tests.crash.harness.places import FAILPOINTS
 from tests.crash.harness.prompts import CLAUDE, claude, script_of
 from tests.crash.harness.verdict import TERMINAL, Evidence, Violation
@@ -385,6 +385,9 @@ class Rig:
 
     async def _finish(self, name: str, until: float) -> None:
         process = self.running.pop(name)
+        with anyio.CancelScope(deadline=until):
+            while process.returncode is None and not heeds(self.folder, process.pid).exists():
+                await anyio.sleep(LOOK)
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
         with anyio.CancelScope(deadline=max(until, anyio.current_time() + 1.0)) as waiting:
