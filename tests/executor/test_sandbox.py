@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -243,7 +243,7 @@ async def test_a_lease_opens_nothing_but_a_models_paths(shared: Host, provider: 
 async def test_a_key_follows_no_redirect(shared: Host) -> None:
     """A provider that answers with another place gets the key once, and that place never."""
     async with upstream(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n") as target:
-        moved = f"HTTP/1.1 307 Moved\r\nLocation: {target.url}/v1/messages\r\nContent-Length: 0\r\n\r\n"
+        moved = f"HTTP/1.1 302 Found\r\nLocation: {target.url}/v1/messages\r\nContent-Length: 0\r\n\r\n"
         async with upstream(moved.encode()) as mover, shared.client() as hutch:
             await shared.hutch("key", "add", "anthropic", "--name", "moved", "--base-url", mover.url, input=KEY)
             mine = await leased(shared, hutch, "moved", "moved")

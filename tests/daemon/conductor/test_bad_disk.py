@@ -11,7 +11,7 @@ import pytest
 from hutch_daemon.settings import Turns
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.events import TurnEnded
+from hutch_shared.events import Text, TurnEnded
 from tests.fakes.executors import FakeExecutor, never_end
 from tests.fakes.stage import Stage, settings, until
 
@@ -94,3 +94,19 @@ async def test_a_prompt_that_waits_cannot_be_cancelled_while_nothing_is_stored(s
             await stage.conductor.cancel_turn(stage.me, m.TurnRef(waiting.id))
 
         assert refused.value.reason is Reason.STORE_UNAVAILABLE
+
+
+async def test_what_cannot_be_stored_is_not_acknowledged(stage: Stage) -> None:
+    """The receipt of an event follows its commit, so that its executor keeps what was refused."""
+    stage.host.play = never_end
+    async with stage.hutchd():
+        turn = await stage.submit(await stage.open())
+        executor = await stage.running(turn)
+        await until(lambda: executor.acked == 1)
+        with nothing_stored(stage):
+            await executor.report("text", Text("said"), turn.id)
+            during = executor.acked
+        await until(lambda: stage.store.available)
+        await executor.resend(during)
+
+        assert (during, executor.acked) == (1, 2)

@@ -7,9 +7,12 @@ import json
 import msgspec
 import pytest
 
+from hutch_daemon.conductor.callers import Caller
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import TurnEnded
 from hutch_shared.methods import CLIENT, EXECUTOR
+from tests.fakes.executors import FakeExecutor
 from tests.fakes.stage import Stage
 
 
@@ -36,6 +39,40 @@ async def test_events_are_read_in_pages_by_cursor(stage: Stage) -> None:
         with pytest.raises(HutchError) as refused:
             await stage.conductor.read_events(stage.me, m.ReadEvents(session.id, journal="j-other"))
         assert refused.value.reason is Reason.JOURNAL_REPLACED
+
+
+async def test_a_stranger_sees_and_steers_nothing(stage: Stage) -> None:
+    """Lists and the events of all sessions hold nothing of another's; what is named looks as if it did not exist."""
+    stranger = Caller(stage.me.uid + 1, stage.me.gid, stage.me.pid, "test")
+
+    async def ask(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
+        await executor.ask(m.ToolCall("c-1", "run_command", "Bash", {"command": "make"}, command="make"))
+        return TurnEnded("completed", "done", "Done.")
+
+    stage.host.play = ask
+    async with stage.hutchd():
+        turn = await stage.submit(await stage.open())
+        asked = await stage.pending()
+        seen = [
+            (await stage.conductor.list_sessions(stranger, m.ListSessions())).sessions,
+            (await stage.conductor.list_permissions(stranger, m.ListPermissions())).permissions,
+            (await stage.conductor.read_events(stranger, m.ReadEvents("*"))).events,
+        ]
+        refused = []
+        for call in (
+            stage.conductor.get_turn(stranger, m.TurnRef(turn.id)),
+            stage.conductor.read_events(stranger, m.ReadEvents(turn.session)),
+            stage.conductor.interrupt_turn(stranger, m.InterruptTurn(turn.session)),
+            stage.conductor.answer_permission(stranger, m.AnswerPermission(asked.id, "allow")),
+        ):
+            with pytest.raises(HutchError) as raised:
+                await call
+            refused.append(raised.value.reason)
+        await stage.answer(asked, "deny")
+        await stage.ended(turn)
+
+    assert seen == [(), (), ()]
+    assert set(refused) == {Reason.NOT_FOUND}
 
 
 async def test_a_decision_is_explained_as_it_would_be_made(stage: Stage) -> None:

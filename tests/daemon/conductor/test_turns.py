@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 from hutch_daemon.settings import Turns
+from hutch_daemon.store import executors
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import TurnEnded, UsageSeen
@@ -391,3 +392,18 @@ async def test_a_token_of_another_process_is_refused(stage: Stage) -> None:
             reasons.append(refused.value.reason.word)
 
         assert reasons == ["not_allowed", "not_allowed", "token_unknown", "protocol_mismatch", "lease_lost"]
+
+
+async def test_a_token_that_is_used_up_admits_nobody(stage: Stage) -> None:
+    """Not even the process that it was made for."""
+    async with stage.hutchd():
+        session = await stage.open()
+        await stage.ended(await stage.submit(session))
+        executor = stage.executor
+        executor.hang_up()
+        await stage.store.write(lambda tx: executors.update(tx, executor.spec.executor, token_max_uses=1))
+
+        with pytest.raises(HutchError) as refused:
+            await executor.dial()
+
+        assert refused.value.reason is Reason.TOKEN_EXPIRED

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from hutch_daemon.permissions.layers import Layer, compile_policy
 from hutch_daemon.permissions.policy import Verdict, judge, paths_to_resolve
+from hutch_daemon.permissions.rules import LayerName
 from hutch_shared.messages import PermissionMode, ToolCall
 from hutch_shared.vocabulary import to_call
+
+LAYERS: tuple[LayerName, ...] = get_args(LayerName)
 
 
 def decide(
@@ -171,3 +176,20 @@ def test_unattended_never_asks() -> None:
 
     assert (verdict.decision, verdict.suggestions) == ("deny", ())
     assert verdict.why == "Nobody is asked in the mode unattended. No rule allows `git status`."
+
+
+@pytest.mark.parametrize("mode", get_args(PermissionMode))
+@pytest.mark.parametrize("denied_in", LAYERS)
+def test_a_deny_of_any_layer_beats_an_allow_of_every_layer(denied_in: str, mode: PermissionMode) -> None:
+    """Whoever wrote which, in whatever mode."""
+    layers = [
+        Layer(name, allow=("Bash(make:*)",), deny=("Bash(make deploy:*)",) if name == denied_in else (), trusted=True)
+        for name in LAYERS
+    ]
+    call = to_call("Bash", {"command": "make deploy now"}, "c", "/w")
+
+    verdict = judge(
+        compile_policy(layers, home="/h"), call, mode=mode, cwd="/w", real={"/w": "/w"}, home="/h", workspace="/w"
+    )
+
+    assert (verdict.decision, verdict.layer) == ("deny", denied_in)
