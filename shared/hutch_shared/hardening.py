@@ -17,10 +17,9 @@ _PR_SET_NO_NEW_PRIVS: Final = 38
 def forbid_dumps() -> None:
     """Leave no core file, and let no other process of this account read the memory or the environment.
 
-    The second is Linux's (prctl(2), PR_SET_DUMPABLE); elsewhere only the first holds. OSError when it cannot be had.
+    What this process starts leaves no core file either, and cannot change that. The second is Linux's (prctl(2), PR_SET_DUMPABLE); elsewhere only the first holds. OSError when it cannot be had.
     """
-    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
