@@ -17,7 +17,8 @@ _PR_SET_NO_NEW_PRIVS: Final = 38
 def forbid_dumps() -> None:
     """Leave no core file, and let no other process of this account read the memory or the environment.
 
-    What this process starts leaves no core file either, and cannot change that. The second is Linux's (prctl(2), PR_SET_DUMPABLE); elsewhere only the first holds. OSError when it cannot be had.
+    What this process starts leaves no core file either, and cannot change that. The second is Linux's (prctl(2),
+    PR_SET_DUMPABLE); elsewhere only the first holds. OSError when it cannot be had.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _prctl(_PR_SET_DUMPABLE, 0)
