@@ -22,9 +22,9 @@ SETTINGS = "[executors]\nspares = 0\nlost_timeout = 2\nheartbeat_timeout = 6\n[t
 
 @pytest.fixture
 async def tiny() -> AsyncIterator[Host]:
-    """A host whose state directory is a file system of its own."""
+    """A host whose state directory is a file system of its own, with room for all of a turn in record, log and spool."""
     async with host(SETTINGS, start=False) as made:
-        with tmpfs(made.state, "12m"):
+        with tmpfs(made.state, "40m"):
             await made.start()
             try:
                 yield made
