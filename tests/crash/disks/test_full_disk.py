@@ -22,7 +22,7 @@ SETTINGS = "[executors]\nspares = 0\nlost_timeout = 2\nheartbeat_timeout = 6\n[t
 
 @pytest.fixture
 async def tiny() -> AsyncIterator[Host]:
-    """A host whose state directory is a file system of its own, with room for all of a turn in record, log and spool."""
+    """A host whose state directory is a file system of its own, with room for a turn in record, log and spool."""
     async with host(SETTINGS, start=False) as made:
         with tmpfs(made.state, "40m"):
             await made.start()
@@ -123,7 +123,10 @@ async def test_interrupt_and_deny_work_on_a_full_disk(tiny: Host) -> None:
 async def test_what_was_acknowledged_survives_a_kill_on_a_full_disk(tiny: Host) -> None:
     """hutchd killed while the disk is full, and started when there is space: all that followers saw is there."""
     async with tiny.client() as hutch:
-        lines = [{"repeat": {"times": 2500, "line": {"text": "y" * 2000}}}]
+        lines: list[dict[str, object]] = [
+            {"repeat": {"times": 2500, "line": {"text": "y" * 2000}}},
+            {"wait_file": "never"},
+        ]
         session = await tiny.script(hutch, lines)
         async with log_of(hutch, session) as log:
             turn = await hutch.submit_prompt(session.id, "go")
