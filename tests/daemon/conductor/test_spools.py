@@ -72,7 +72,7 @@ async def test_any_executor_of_the_account_brings_a_spool_in(stage: Stage) -> No
         await left_by(stage, executor, session.id, said(2, turn))
 
         await brought_in(stage, executor)
-        assert (await stage.kinds(session))[-1] == "text"
+        assert (await stage.kinds(session)).count("text") == 1  # before or after the end of its turn
 
 
 async def test_events_of_a_session_that_was_removed_go_with_it(stage: Stage) -> None:
