@@ -19,7 +19,7 @@ async def test_malformed_requests_do_no_harm() -> None:
     """The same with more of them."""
     sink = await fuzz(2_000, seed=7)
 
-    assert sink.heads, "nothing reached the provider, so nothing was shown"
+    assert sink.heads > 100
 
 
 @pytest.mark.full
