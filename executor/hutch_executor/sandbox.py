@@ -90,7 +90,7 @@ def walls(
         *("--cap-drop", "ALL"),
     ]
     for path in sorted(places, key=lambda path: (path.rstrip("/").count("/"), path)):
-        if places[path] != "hidden" or _around(path, places) != "hidden":  # else even its name would be seen
+        if places[path] != "hidden" or _around(path, places) not in ("hidden", "private"):  # it is not there
             words += _words(path, places)
     for path in sockets:
         words += ["--ro-bind", path, path]  # dialling needs no more, and nobody can put another socket there

@@ -27,8 +27,9 @@ def main() -> None:
     """Read the arguments and run."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description="What Hutch costs, as ratios.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(BENCHES)} (default: all)")
+    parser.set_defaults(effort="full")
     parser.add_argument("--quick", dest="effort", action="store_const", const="quick", help="fewer and shorter rounds")
-    parser.add_argument("--effort", choices=tuple(EFFORTS), default="full", help="tiny shows only that they run")
+    parser.add_argument("--effort", choices=tuple(EFFORTS), help="tiny shows only that they run")
     parser.add_argument("--stalled", action="store_true", help="relay: only what one stalled follower costs the others")
     given = parser.parse_args()
     if unknown := set(given.names) - set(BENCHES):

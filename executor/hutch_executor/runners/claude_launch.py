@@ -149,6 +149,9 @@ def walled(launch: Launch, session: m.PrepareSession, grant: m.KeyGrant) -> Laun
         sockets=(os.path.dirname(grant.unix_socket),) if grant.unix_socket else (),
     )
     env = {name: value for name, value in launch.env.items() if name not in _OUTSIDE}
+    # Its settings file too lies in its folder then, which it can write; beside the folder it may be hidden or
+    # read-only, and the CLI tries for seconds to write it before it starts.
+    env["CLAUDE_CONFIG_DIR"] = str(Path(session.home, ".claude"))
     return replace(launch, argv=(*words, *launch.argv), env=env)
 
 
