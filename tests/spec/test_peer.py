@@ -259,6 +259,52 @@ async def test_notifications_are_delivered_in_order_one_after_the_other() -> Non
         assert here.seen == [*map(str, range(200)), "end"]
 
 
+async def test_what_follows_a_notification_waits_until_it_is_done_with() -> None:
+    """A second one is decoded while the first is worked on, but neither it nor a request or an answer overtakes."""
+
+    async def slow(here: Here, params: Text) -> None:
+        here.entered.set()
+        await here.gate.wait()
+        here.seen.append(params.text)
+
+    async def tell_all(_: None, params: Text) -> Text:
+        for number in range(3):
+            await they.notify("stream", Text(str(number)))
+        return Text("answered")
+
+    async with both(theirs={"echo": tell_all}, stream=slow) as (we, they, here), anyio.create_task_group() as tasks:
+
+        async def ask_back() -> None:
+            answer: Text = await we.call("echo", Text())
+            here.seen.append(answer.text)
+
+        tasks.start_soon(ask_back)
+        await here.entered.wait()
+        tasks.start_soon(they.call, "echo", Text("asked"))
+        await anyio.wait_all_tasks_blocked()
+        assert here.seen == []
+        here.gate.set()
+        await they.call("echo", Text("end"))
+
+    assert here.seen[:3] == ["0", "1", "2"]
+    assert sorted(here.seen[3:]) == ["answered", "asked", "end"]
+
+
+async def test_what_came_before_the_other_side_closed_is_taken() -> None:
+    """All of it, however long that takes; only then the connection is over."""
+
+    async def slow(here: Here, params: Text) -> None:
+        await anyio.wait_all_tasks_blocked()
+        here.seen.append(params.text)
+
+    async with raw(stream=slow) as (we, theirs, here):
+        await theirs.send(b"".join(tell("stream", {"text": str(number)}) + b"\n" for number in range(5)))
+        await theirs.aclose()
+        await we.wait_closed()
+
+        assert here.seen == ["0", "1", "2", "3", "4"]
+
+
 async def test_a_consumer_that_is_full_stops_the_reading() -> None:
     """The other side's queue fills, and whoever puts into it waits."""
 
@@ -414,14 +460,16 @@ async def test_a_notification_that_could_not_be_taken_ends_the_connection() -> N
     """There is no answer to tell it by, and going on would lose it."""
 
     async def fail(here: Here, params: Text) -> None:
+        here.seen.append(params.text)
         raise ValueError("disk")
 
-    async with raw(stream=fail) as (we, theirs, _):
+    async with raw(stream=fail) as (we, theirs, here):
         await theirs.send(tell("stream", {"text": "1"}) + b"\n" + tell("stream", {"text": "2"}) + b"\n")
         assert await read_to_end(theirs) == b""
         await theirs.aclose()
         await we.wait_closed()
 
+    assert here.seen == ["1"]
     assert isinstance(we.why, HutchError)
     assert "disk" not in str(we.why)
 

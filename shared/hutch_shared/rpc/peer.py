@@ -4,7 +4,9 @@ Theory. One task reads and one writes. Callers and handlers only put whole frame
 whoever is cancelled, no line is torn. Requests run in tasks of their own, as many as the conversation lets in; they
 may wait for minutes (a person's decision), so they never stop the reading. What does stop it:
 
-- a notification whose handler has not returned: they are delivered one after the other, in the order they came;
+- a notification whose handler has not returned: they are delivered one after the other, in the order they came. The
+  next one is decoded meanwhile and waits its turn (work on one and the decoding of the next go on side by side);
+  whatever else comes behind it waits until all before it are done with;
 - an outgoing queue that is full when an answer would be due: who does not read is not read.
 
 Closing goes in order: what is queued and what runs gets out, this side half-closes, reads on until the other side
@@ -18,7 +20,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from math import isinf
 from time import monotonic
@@ -46,6 +48,8 @@ _log: Final = logging.getLogger(__name__)
 _SLICE: Final = 1 << 18
 _IDLE: Final = 64
 """Of the tasks that ran requests at the same time, so many are kept for the next ones."""
+_AHEAD: Final = 2
+"""So many notifications are taken in before the handler of the first of them has returned."""
 _TURN: Final = 64
 """So many frames of one chunk are taken before other tasks get their turn."""
 
@@ -101,6 +105,7 @@ class Peer(Generic[C]):
         assert patience.quiet is None or "ping" in sends, "who looks for signs of life must be able to ask for one"
         self._vigil = Vigil(patience, clock())
         self._listeners = {name: handler for name, handler in handlers.items() if takes[name].kind == "notification"}
+        self._slow = {name for name, handler in self._listeners.items() if not is_instant(handler)}
         askable = {name: handler for name, handler in handlers.items() if takes[name].kind == "request"}
         self._instant = {name for name, handler in askable.items() if is_instant(handler)}
         self._pings = "ping" not in askable
@@ -113,6 +118,12 @@ class Peer(Generic[C]):
         self._backlog = 0
         self._serving = 0
         self._idle: list[asyncio.Future[tuple[Ticket, Invocation[C]]]] = []
+        self._told: deque[Told] = deque()
+        """Notifications that are not done with; of the first the handler runs."""
+        self._untaken: HutchError | None = None
+        """Why one could not be taken: none after it is."""
+        self._to_deliver = anyio.Event()
+        self._delivered = anyio.Event()
         self._dropped = 0
         self._last_ping = 0
         self._waiters: dict[int, asyncio.Future[Any]] = {}
@@ -139,6 +150,8 @@ class Peer(Generic[C]):
             async with anyio.create_task_group() as self._tasks:
                 self._tasks.start_soon(self._write)
                 self._tasks.start_soon(self._watch)
+                if self._slow:
+                    self._tasks.start_soon(self._deliver)
                 await self._read()
                 self.close("the other side closed")
                 await self._drained.wait()
@@ -256,6 +269,8 @@ class Peer(Generic[C]):
             try:
                 chunk = await self._stream.receive()
             except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                with suppress(HutchError):
+                    await self._all_told()
                 return
             frames = self._splitter.feed(chunk)
             now = self._clock()
@@ -278,7 +293,10 @@ class Peer(Generic[C]):
         for event in self._conversation.receive(frame):
             if isinstance(event, Told):
                 await self._tell(event)
-            elif isinstance(event, Answered):
+                continue
+            if self._told or self._untaken:
+                await self._all_told()
+            if isinstance(event, Answered):
                 waiter = self._waiters.get(event.id)
                 if waiter is not None and not waiter.done():
                     waiter.set_result(event.outcome)
@@ -294,11 +312,41 @@ class Peer(Generic[C]):
                     self._begin(event)
 
     async def _tell(self, told: Told) -> None:
-        handler = self._listeners.get(told.method.name)
-        if handler is None:
-            return
+        name = told.method.name
+        if name in self._slow:
+            await self._all_told(_AHEAD - 1)
+            self._told.append(told)
+            self._to_deliver.set()
+        elif name in self._listeners:
+            if self._told or self._untaken:
+                await self._all_told()
+            await self._hand(told)
+
+    async def _all_told(self, but: int = 0) -> None:
+        """Return when at most `but` notifications are not done with. Raises what one could not be taken for."""
+        while len(self._told) > but and self._untaken is None:
+            self._delivered = anyio.Event()
+            await self._delivered.wait()
+        if self._untaken is not None:
+            raise self._untaken
+
+    async def _deliver(self) -> None:
+        """Hand over, one after the other, what takes time, until one cannot be taken: that ends the connection."""
+        while self._untaken is None:
+            while not self._told:
+                self._to_deliver = anyio.Event()
+                await self._to_deliver.wait()
+            try:
+                await self._hand(self._told[0])
+            except HutchError as error:
+                self._untaken = error
+                self.close(error)
+            self._told.popleft()
+            self._delivered.set()
+
+    async def _hand(self, told: Told) -> None:
         try:
-            done = handler(self._context, told.params)
+            done = self._listeners[told.method.name](self._context, told.params)
             if done is not None:
                 await done
         except HutchError:
