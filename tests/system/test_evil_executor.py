@@ -106,9 +106,9 @@ class Evil:
 
     async def holds(self) -> bool:
         """Tell whether the token still admits the executor itself, and nothing was stored of what it sent."""
+        page: m.EventsPage = await self.hutch.call("read_events", m.ReadEvents(self.session.id))
         async with self.line() as line:
             admitted = await line.ask("hello", **self.hello)
-        page: m.EventsPage = await self.hutch.call("read_events", m.ReadEvents(self.session.id))
         return admitted == "done" and page.head == 0
 
 

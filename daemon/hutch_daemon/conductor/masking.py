@@ -62,13 +62,16 @@ class Masking:
             return batch, found
         if self.known.find(*(part for event in batch for part in _parts(event))) is not None:
             batch = [self._clean(event, found) for event in batch]
+        streams: dict[tuple[str, str | None, str | None, str | None], list[str]] = {}
         for event in batch:
             if event.kind in _STREAMED:
                 with suppress(msgspec.DecodeError):
                     text = _text_of(event.data)
-                    key = self._splits.feed((session, event.kind, text.block, text.parent), text.text)
-                    if key is not None:
-                        found.append(Found(event.turn, event.kind, key, "split", "recorded"))
+                    streams.setdefault((event.kind, text.block, text.parent, event.turn), []).append(text.text)
+        for (kind, block, parent, turn), texts in streams.items():
+            key = self._splits.feed((session, kind, block, parent), "".join(texts))
+            if key is not None:
+                found.append(Found(turn, kind, key, "split", "recorded"))
         return batch, found
 
     def _clean(self, event: ReportedEvent, found: list[Found]) -> ReportedEvent:
