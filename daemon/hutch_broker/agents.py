@@ -19,7 +19,7 @@ from hutch_shared.unix import PATH_LIMIT, check_directory
 __all__ = ["BACKLOG", "AgentServer", "bind_agents", "unbind"]
 
 BACKLOG: Final = 1024
-"""Connections that wait to be accepted; asyncio would make it 100, and then whoever dials blocks."""
+"""Connections that wait to be accepted; with few of them whoever dials in a crowd blocks."""
 _LINGER: Final = 2.0
 """Seconds that the rest of a refused body is read, so that the answer arrives."""
 
@@ -111,7 +111,6 @@ def bind_agents(path: Path, *, everyone: bool) -> socket.socket:
     if everyone:
         path.chmod(0o666)
     sock.listen(BACKLOG)
-    sock.setblocking(False)
     return sock
 
 

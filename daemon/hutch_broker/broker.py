@@ -6,6 +6,7 @@ It ends when it is told to, or when for a while it had neither a lease nor a hut
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from hutch_broker.proxy import Proxy, upstream_session
 from hutch_broker.records import Ledger
 from hutch_shared.broker_link import BrokerBoot
 from hutch_shared.ids import new_token
+from hutch_shared.rpc.stream import accept
 from hutch_shared.times import now_ms
 from hutch_shared.unix import listen
 
@@ -40,19 +42,19 @@ async def serving(boot: BrokerBoot) -> AsyncIterator[anyio.Event]:
     prices = Prices(boot.prices)
     socket_path = Path(boot.socket)
     with listen(Path(boot.control)) as listener:
-        async with upstream_session(boot) as session, anyio.create_task_group() as tasks:
+        async with (
+            upstream_session(boot) as session,
+            anyio.create_task_group() as tasks,
+            anyio.create_task_group() as doors,
+        ):
             keys = Keys(control.ask, boot.key_timeout, tasks, monotonic)
-            proxy = Proxy(boot, leases, keys, prices, ledger, session, tasks, control.agreed)
+            proxy = Proxy(boot, leases, keys, prices, ledger, session, control.agreed)
             server = AgentServer(proxy.handle, header_timeout=boot.header_timeout, idle_timeout=boot.idle_timeout)
-            loop = asyncio.get_running_loop()
-            doors = [
-                await loop.create_unix_server(
-                    server, sock=bind_agents(socket_path, everyone=boot.everyone), backlog=BACKLOG
-                ),
-            ]
+            doors.start_soon(_let_in, bind_agents(socket_path, everyone=boot.everyone), server)
             if boot.tcp:
-                doors.append(await loop.create_server(server, "127.0.0.1", 0))
-                control.port = doors[1].sockets[0].getsockname()[1]
+                door = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+                control.port = door.getsockname()[1]
+                doors.start_soon(_let_in, door, server)
             tasks.start_soon(control.serve, listener)
             tasks.start_soon(_keep_time, leases, control, changed, boot.linger, ended)
             tasks.start_soon(prices.load)
@@ -60,12 +62,20 @@ async def serving(boot: BrokerBoot) -> AsyncIterator[anyio.Event]:
                 yield ended
             finally:
                 with anyio.CancelScope(shield=True):
-                    for door in doors:
-                        door.close()
+                    doors.cancel_scope.cancel()
                     unbind(socket_path)
                     leases.keep(())
                     await server.shutdown(1.0)
                 tasks.cancel_scope.cancel()
+
+
+async def _let_in(door: socket.socket, server: AgentServer) -> None:
+    """Take connections until cancelled. Where no descriptors are left they wait; asyncio would fill the log instead."""
+    loop = asyncio.get_running_loop()
+    with door:
+        door.setblocking(False)
+        while True:
+            await loop.connect_accepted_socket(server, await accept(door))
 
 
 class _Bell:

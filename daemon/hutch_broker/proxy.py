@@ -25,7 +25,6 @@ import aiohttp
 import anyio
 import msgspec
 from aiohttp import web
-from anyio.abc import TaskGroup
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -83,6 +82,10 @@ class _Body:
     left: int
     fault: Refusal | None = None
 
+    def whole(self, length: int | None) -> bytes | None:
+        """Return all of it where it came along with the head, as most do: nothing needs to stream it then."""
+        return self.first if len(self.first) == length else None
+
     async def pieces(self) -> AsyncIterator[bytes]:
         piece = self.first
         try:
@@ -96,6 +99,12 @@ class _Body:
         except (web.RequestPayloadError, aiohttp.ClientPayloadError):
             self.fault = Refusal(400, "invalid_request_error", "The body of the request broke off.")
             raise
+
+
+class _Streamed(web.StreamResponse):
+    """Its head waits for the first write: what came in one piece goes out in one."""
+
+    _send_headers_immediately = False
 
 
 @dataclass(slots=True)
@@ -129,10 +138,9 @@ class Proxy:
         prices: Prices,
         ledger: Ledger,
         session: aiohttp.ClientSession,
-        tasks: TaskGroup,
         agreed: anyio.Event,
     ) -> None:
-        """Put the parts together; accounts are settled in `tasks`, so that no hang-up gets in between.
+        """Put the parts together.
 
         `agreed`: the leases that hold are here. After a start they are not yet, and agents of before dial already.
         """
@@ -142,7 +150,6 @@ class Proxy:
         self._prices = prices
         self._ledger = ledger
         self._session = session
-        self._tasks = tasks
         self._agreed = agreed
 
     async def handle(self, request: web.BaseRequest, peer: Peer) -> web.StreamResponse:
@@ -162,8 +169,9 @@ class Proxy:
         wanted = judge(request.method, request.raw_path, headers, self._boot.body)
         if isinstance(wanted, Refusal):
             return self._refused(exchange, wanted)
-        with anyio.move_on_after(_STARTING):
-            await self._agreed.wait()
+        if not self._agreed.is_set():
+            with anyio.move_on_after(_STARTING):
+                await self._agreed.wait()
         held = self._admit(exchange, wanted)
         if isinstance(held, Refusal):
             return self._refused(exchange, held, lease_id_in(wanted.token))
@@ -174,7 +182,7 @@ class Proxy:
         try:
             return await self._serve(exchange, held, wanted, headers)
         finally:
-            self._tasks.start_soon(self._settle, exchange, held)
+            self._settle(exchange, held)
 
     def _admit(self, exchange: _Exchange, wanted: Wanted) -> Held | Refusal:
         """Find the lease, and tell whether this process may use it for this."""
@@ -196,6 +204,8 @@ class Proxy:
     ) -> web.StreamResponse:
         try:
             key = await self._keys.of(held)
+            if not self._prices.loaded.is_set():
+                await self._prices.loaded.wait()
         except HutchError as error:
             return self._refused(exchange, Refusal(503, "api_error", f"The key is not to be had now: {error}"))
         lease = held.lease
@@ -209,9 +219,7 @@ class Proxy:
         body = None
         if wanted.length != 0:
             first = await exchange.request.content.readany()
-            if held.usd is not None and not await self._prices.knows(
-                DIALECTS[lease.dialect].prices, first[:_LOOKED_AT]
-            ):
+            if held.usd is not None and not self._prices.knows(DIALECTS[lease.dialect].prices, first[:_LOOKED_AT]):
                 return self._refused(
                     exchange, Refusal(402, "billing_error", "The session has a budget, and this model no known price.")
                 )
@@ -227,7 +235,7 @@ class Proxy:
                 exchange.request.method,
                 URL(url, encoded=True),
                 headers=going,
-                data=None if body is None else body.pieces(),
+                data=None if body is None else body.whole(wanted.length) or body.pieces(),
                 allow_redirects=False,
                 proxy=self._proxy_for(url),
             )
@@ -260,19 +268,23 @@ class Proxy:
             DIALECTS[held.lease.dialect].usage, named.get("Content-Type", ""), named.get("Content-Encoding", "")
         )
         coming = [(name, mask.text(value)) for name, value in forwarded(named.items())]
-        response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=CIMultiDict(coming))
+        response = _Streamed(status=upstream.status, reason=upstream.reason, headers=CIMultiDict(coming))
         if "Content-Length" in named and "Transfer-Encoding" not in named:
             response.content_length = upstream.content_length
         if (connection := upstream.connection) is not None and connection.protocol is not None:
             connection.protocol.read_timeout = self._boot.chunk_timeout
             connection.protocol.start_timeout()
+        content = upstream.content
         try:
-            await response.prepare(exchange.request)
-            async for chunk in upstream.content.iter_any():
+            writer = await response.prepare(exchange.request)
+            chunk = content.read_nowait()
+            assert writer is not None
+            while not content.at_eof():
                 exchange.meter.feed(chunk)
-                await response.write(mask.feed(chunk))
-            await response.write(mask.rest())
-            await response.write_eof()
+                await writer.write(mask.feed(chunk))  # the first time with the head, even where nothing came yet
+                chunk = await content.readany()
+            exchange.meter.feed(chunk)
+            await response.write_eof(mask.feed(chunk) + mask.rest())
         except (aiohttp.ClientError, TimeoutError, OSError):
             exchange.cut()  # a stream that breaks off must not end well
         return response
@@ -304,12 +316,12 @@ class Proxy:
         exchange.status = -1
         return _answer(refusal)
 
-    async def _settle(self, exchange: _Exchange, held: Held) -> None:
-        """Account for a request that is over, however it ended."""
+    def _settle(self, exchange: _Exchange, held: Held) -> None:
+        """Account for a request that is over, however it ended. Nothing is awaited: no hang-up gets in between."""
         dialect = DIALECTS[held.lease.dialect]
         tokens = exchange.meter.result() if exchange.meter is not None else Tokens()
         free = exchange.status != 200 or exchange.request.method == "GET" or _is_counting(exchange.path)
-        usd = 0.0 if free and not tokens.known else await self._prices.usd(dialect.prices, tokens)
+        usd = 0.0 if free and not tokens.known else self._prices.usd(dialect.prices, tokens)
         held.settle(exchange.cut, exchange.reserve, usd)
         if exchange.status < 0:
             return

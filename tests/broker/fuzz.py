@@ -9,6 +9,7 @@ path that a model API has not; the key came back to nobody.
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import re
 from time import monotonic
@@ -75,10 +76,11 @@ def good(chance: random.Random, token: str) -> bytes:
             return head.encode() + body
 
 
-def broken(chance: random.Random, token: str) -> bytes:
-    """Return a request with up to three things done to it."""
+def broken(chance: random.Random, token: str) -> tuple[bytes, bool]:
+    """Return a request with up to three things done to it, and whether it is whole: nothing was."""
     raw = good(chance, token)
-    for _ in range(chance.randrange(4)):
+    things = chance.randrange(4)
+    for _ in range(things):
         place = chance.randrange(len(raw) + 1) if raw else 0
         end = min(len(raw), place + chance.randrange(20))
         match chance.randrange(6):
@@ -95,16 +97,16 @@ def broken(chance: random.Random, token: str) -> bytes:
             case 5:
                 line = raw.find(b"\r\n", place)
                 raw = raw[: line + 2] + chance.choice(_PIECES) + raw[line + 2 :] if line >= 0 else raw
-    return raw
+    return raw, not things
 
 
-async def knock(stage: Stage, raw: bytes) -> bytes:
+async def knock(stage: Stage, raw: bytes, whole: bool) -> bytes:
     """Send it and return what comes back, until there is an answer or, for what is no whole request, silence."""
     stream = await stage.dial()
     got = bytearray()
     try:
         await stream.send(raw)
-        with anyio.move_on_after(_SILENCE):
+        with anyio.move_on_after(math.inf if whole else _SILENCE):
             while not got.endswith(b"}"):
                 got += await stream.receive()
     except (anyio.EndOfStream, anyio.BrokenResourceError):
@@ -128,9 +130,9 @@ async def fuzz(requests: int, seed: int, at_once: int = 32) -> Sink:
                 async def some(part: int) -> None:
                     chance = random.Random(f"{seed}/{part}")  # the same requests whatever runs beside
                     for _ in range(requests // at_once):
-                        raw = broken(chance, token)
+                        raw, whole = broken(chance, token)
                         with anyio.fail_after(60):
-                            answer = await knock(stage, raw)
+                            answer = await knock(stage, raw, whole)
                         assert KEY.encode() not in answer, raw
 
                 async with anyio.create_task_group() as knocking:

@@ -225,10 +225,14 @@ async def staged(base_url: str, *, agree: bool = True, **boot: Any) -> AsyncIter
 
 
 class Upstream:
-    """A provider that answers with bytes that a test gives; it keeps what it got. `hold` keeps the answer back."""
+    """A provider that answers with bytes that a test gives; it keeps what it got.
 
-    def __init__(self, answer: bytes) -> None:
+    With `hold` it does not hang up after its answer, but waits for the other side to do so.
+    """
+
+    def __init__(self, answer: bytes, hold: bool) -> None:
         self.answer = answer
+        self.hold = hold
         self.got: list[bytes] = []
         self.heads = 0
         self.gone = anyio.Event()
@@ -250,6 +254,8 @@ class Upstream:
                     body += await stream.receive()
             self.got.append(head + b"\r\n\r\n" + body)
             await stream.send(self.answer)
+            if self.hold:
+                await stream.receive()
         except (anyio.EndOfStream, anyio.BrokenResourceError):
             self.gone.set()
         finally:
@@ -257,9 +263,9 @@ class Upstream:
 
 
 @asynccontextmanager
-async def upstream(answer: bytes) -> AsyncIterator[Upstream]:
+async def upstream(answer: bytes, *, hold: bool = False) -> AsyncIterator[Upstream]:
     """A provider on loopback."""
-    server = Upstream(answer)
+    server = Upstream(answer, hold)
     async with await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0) as listener:
         server.url = f"http://127.0.0.1:{listener.extra(anyio.abc.SocketAttribute.local_port)}"
         async with anyio.create_task_group() as tasks:

@@ -96,14 +96,14 @@ def test_a_line_that_is_too_long_costs_itself_only() -> None:
     assert counted("anthropic", [long, long, long, b"\n\n" + ANTHROPIC]) == CASES[0][2]
 
 
-async def test_a_price_is_the_settings_own_or_the_tables() -> None:
+def test_a_price_is_the_settings_own_or_the_tables() -> None:
     """What neither knows has no price; cache tokens cost what the cache costs."""
     prices = Prices({"mine": Price(input=1, output=2, cache_read=0.1)})
-    mine = await prices.usd("anthropic", Tokens(True, "mine", 1_000_000, 500_000, 1_000_000, 0))
-    listed = await prices.usd("anthropic", Tokens(True, "claude-sonnet-4-5", 1_000_000, 0, 0, 0))
-    cached = await prices.usd("anthropic", Tokens(True, "claude-sonnet-4-5", 0, 0, 1_000_000, 0))
-    unknown = await prices.usd("anthropic", Tokens(True, "nobody-knows", 1, 1, 0, 0))
-    unsaid = await prices.usd("anthropic", Tokens())
+    mine = prices.usd("anthropic", Tokens(True, "mine", 1_000_000, 500_000, 1_000_000, 0))
+    listed = prices.usd("anthropic", Tokens(True, "claude-sonnet-4-5", 1_000_000, 0, 0, 0))
+    cached = prices.usd("anthropic", Tokens(True, "claude-sonnet-4-5", 0, 0, 1_000_000, 0))
+    unknown = prices.usd("anthropic", Tokens(True, "nobody-knows", 1, 1, 0, 0))
+    unsaid = prices.usd("anthropic", Tokens())
 
     assert mine == pytest.approx(2.1)
     assert listed is not None
@@ -115,6 +115,6 @@ async def test_a_price_is_the_settings_own_or_the_tables() -> None:
 @pytest.mark.parametrize(
     ("body", "known"), [(b'{"model": "nobody-knows"', False), (b'{"model":"claude-sonnet-4-5"', True), (b"{}", True)]
 )
-async def test_a_model_is_looked_up_by_the_requests_first_bytes(body: bytes, known: bool) -> None:
+def test_a_model_is_looked_up_by_the_requests_first_bytes(body: bytes, known: bool) -> None:
     """Where they do not name one, the answer will."""
-    assert await Prices({}).knows("anthropic", body) is known
+    assert Prices({}).knows("anthropic", body) is known

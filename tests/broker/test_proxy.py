@@ -78,6 +78,35 @@ async def test_bytes_pass_as_they_come() -> None:
         assert b'"text":"two"' in late
 
 
+async def test_a_head_does_not_wait_for_its_body() -> None:
+    """A provider that has answered, and has nothing to say yet, has answered for the agent too."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 9\r\n\r\n"
+    async with upstream(head, hold=True) as provider, staged(provider.url) as stage:
+        _, token = await stage.lease()
+        stream = await stage.dial()
+        await stream.send(request(token))
+        early = await read_until(stream, b"\r\n\r\n")
+        await stream.aclose()
+
+        assert early.startswith(b"HTTP/1.1 200 OK")
+
+
+@pytest.mark.parametrize("size", [0, 1, 9, 70_000])
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_an_answer_in_one_piece_ends_as_it_came(size: int, chunked: bool) -> None:
+    """Head, body and end may come together, of known length or in chunks: nothing is lost and nothing added."""
+    body = os.urandom(size)
+    raw = answer(body)
+    if chunked:
+        pieces = b"%x\r\n%b\r\n" % (size, body) if size else b""
+        raw = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + pieces + b"0\r\n\r\n"
+    async with upstream(raw) as provider, staged(provider.url) as stage:
+        _, token = await stage.lease()
+        status, _, got = await stage.ask(token)
+
+        assert (status, got) == (200, body)
+
+
 async def test_usage_is_counted_and_priced_on_the_way() -> None:
     """The record has what the provider said, with a price, and what was asked of whom."""
     script = saying(Usage(input=1000, output=200, cache_read=5000, cache_write=300), SAY)

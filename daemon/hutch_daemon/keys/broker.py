@@ -46,6 +46,8 @@ _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 30.0
 _CALL: Final = 30.0
 _BOOKED: Final = "broker_booked"
+_SHARE: Final = 0.1
+"""Of its portion, what a lease uses before that is given back: doing so at each request doubles the broker's work."""
 _PATIENCE: Final = 0.9
 """Share of the time that the broker waits for a key in which its owner can bring another one."""
 
@@ -111,6 +113,9 @@ class _Given:
     purse: _Purse | None
     taken: int = 0
     """Records up to this one give nothing back: they were made before this hutchd knew the lease."""
+    requests: int = 0
+    usd: float = 0.0
+    """What it used, and was not given back yet."""
 
 
 def dialect_of(settings: Settings, provider: str) -> link.DialectName:
@@ -245,7 +250,9 @@ class Broker:
             if await self._holds(state.lease.executor, state.lease.session):
                 self._given[lease] = await self._found(state, welcome.told)
         for lease, given in list(self._given.items()):
+            given.requests = 0  # it is full again, either way
             if lease not in there:
+                given.usd = 0.0
                 await peer.call("put_lease", self._state(given), _CALL)
             else:
                 more = max(0, self._settings().broker.requests - there[lease].requests)
@@ -528,20 +535,20 @@ class Broker:
         self._tasks.start_soon(self._give_back, told.records)  # not from here: the answer is read after this returns
 
     async def _give_back(self, records: tuple[link.Record, ...]) -> None:
-        """Refill the leases by what their requests took, as far as the budget goes."""
-        back: dict[str, tuple[int, float]] = {}
+        """Refill the leases that used a share of their portion, as far as the budget goes."""
         for record in records:
             given = self._given.get(record.lease)
-            if given is None or record.refused is not None:
-                continue
-            if record.n > given.taken:
-                count, usd = back.get(record.lease, (0, 0.0))
-                back[record.lease] = count + 1, usd + (record.usd or 0.0)
-        for lease, (count, spent) in back.items():
+            if given is not None and record.refused is None and record.n > given.taken:
+                given.requests += 1
+                given.usd += record.usd or 0.0
+        portion = self._settings().broker
+        for lease in {record.lease for record in records}:
             given = self._given.get(lease)
-            if given is not None:
-                more = None if given.purse is None else given.purse.take(spent)
-                await self._tell("refill", self._refill(lease, requests=count, usd=more))
+            if given is None or (given.requests < _SHARE * portion.requests and given.usd < _SHARE * portion.usd):
+                continue
+            count, spent, given.requests, given.usd = given.requests, given.usd, 0, 0.0
+            more = None if given.purse is None else given.purse.take(spent)
+            await self._tell("refill", self._refill(lease, requests=count, usd=more))
 
     def __repr__(self) -> str:
         return f"<Broker {'up' if self._link else self._trouble}, {len(self._given)} leases>"

@@ -1,9 +1,9 @@
 """An agent's traffic: `streams FOLDER URL`. It takes orders at FOLDER/streams.sock, a line of JSON each way.
 
-An order says the `way` (`direct` to URL, or `brokered` by the lease in FOLDER/grant.json), how many `streams`
-run at once, how many requests (`times`) each makes on its connection, with how many seconds between (`gap`), and what
-the provider is asked for. The answer
-has the seconds to the first event of each request, how many events came, and in how long. With `stall`, one line says
+An order says the `way` (`direct` to URL, `brokered` by the lease in FOLDER/grant.json, `hop` by FOLDER/hop.sock), how
+many `streams` run at once, how many requests (`times`) each makes on its connection, and what the provider is asked
+for. The answer says how many events came, and in how long. With `ways` in place of `way`, requests go each way in turn,
+`gap` seconds apart, and the answer has the seconds to the first event of each, by way. With `stall`, one line says
 that all streams stand; what comes next is the time (monotonic) at which the last of them was cut, or, with `leave`, at
 which they were left: that is done at the next order.
 """
@@ -11,6 +11,7 @@ which they were left: that is done at the next order.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
 import time
@@ -26,54 +27,55 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Agent:
-    """Knows both ways."""
+    """Knows the ways."""
 
     def __init__(self, folder: Path, url: str) -> None:
         """Read the lease."""
         self._grant: dict[str, Any] = json.loads((folder / "grant.json").read_text())
+        self._hop = folder / "hop.sock"
         self._url = urlsplit(url)
 
     async def dial(self, way: str) -> Streams:
-        """Connect to the provider or to the broker."""
+        """Connect to the provider, or to what is between."""
         if way == "direct":
             return await asyncio.open_connection(self._url.hostname, self._url.port)
-        return await asyncio.open_unix_connection(self._grant["unix_socket"])
+        return await asyncio.open_unix_connection(self._hop if way == "hop" else self._grant["unix_socket"])
 
-    def request(self, order: dict[str, Any]) -> bytes:
+    def request(self, order: dict[str, Any], way: str) -> bytes:
         """Return the bytes of a request."""
         body = json.dumps({name: order.get(name) for name in ("events", "pace", "stall")}).encode()
-        key = "none" if order["way"] == "direct" else self._grant["value"]
+        key = self._grant["value"] if way == "brokered" else "none"
         head = f"POST /v1/messages HTTP/1.1\r\nHost: a\r\nX-Api-Key: {key}\r\nContent-Length: {len(body)}\r\n\r\n"
         return head.encode() + body
 
-    async def one(self, order: dict[str, Any], firsts: list[float]) -> int:
+    async def one(self, order: dict[str, Any]) -> int:
         """Make the requests of one stream; return how many events came."""
-        reader, writer = await self.dial(order["way"])
-        raw = self.request(order)
-        seen = 0
-        for _ in range(order["times"]):
-            await asyncio.sleep(order.get("gap", 0))
-            began = time.perf_counter()
-            writer.write(raw)
-            first, tail = 0.0, b""
-            while not tail.endswith(_END):
-                chunk = await reader.read(1 << 16)
-                if not chunk:
-                    raise ConnectionError("the stream was cut")
-                if not first and _MARK in chunk:
-                    first = time.perf_counter() - began
-                seen += chunk.count(_MARK)
-                tail = (tail + chunk)[-8:]
-            firsts.append(first)
-        writer.close()
+        line = await self.dial(order["way"])
+        raw = self.request(order, order["way"])
+        seen = sum([(await ask(line, raw))[1] for _ in range(order["times"])])
+        line[1].close()
         return seen
+
+    async def turns(self, order: dict[str, Any]) -> dict[str, list[float]]:
+        """Make requests each way in turn, none always after the same other; return the seconds to the first events."""
+        ways: list[str] = order["ways"]
+        lines = {way: (await self.dial(way), self.request(order, way)) for way in ways}
+        firsts: dict[str, list[float]] = {way: [] for way in ways}
+        for number in range(order["times"]):
+            at = number % len(ways)
+            for way in ways[at:] + ways[:at]:
+                await asyncio.sleep(order["gap"])
+                firsts[way].append((await ask(*lines[way]))[0])
+        for line, _ in lines.values():
+            line[1].close()
+        return firsts
 
     async def stand(self, order: dict[str, Any]) -> list[Streams]:
         """Begin the streams, and return them when each has had its events."""
         found = []
         for _ in range(order["streams"]):
             reader, writer = await self.dial(order["way"])
-            writer.write(self.request(order))
+            writer.write(self.request(order, order["way"]))
             await reader.readuntil(_MARK)
             found.append((reader, writer))
         return found
@@ -99,10 +101,29 @@ class Agent:
                     await asyncio.gather(*(cut(one) for one, _ in standing))
                     say(time.monotonic())
                 continue
-            firsts: list[float] = []
+            if "ways" in order:
+                say(await self.turns(order))
+                continue
             began = time.perf_counter()
-            seen = await asyncio.gather(*(self.one(order, firsts) for _ in range(order["streams"])))
-            say({"firsts": firsts, "events": sum(seen), "seconds": time.perf_counter() - began})
+            seen = await asyncio.gather(*(self.one(order) for _ in range(order["streams"])))
+            say({"events": sum(seen), "seconds": time.perf_counter() - began})
+
+
+async def ask(line: Streams, raw: bytes) -> tuple[float, int]:
+    """Make a request; return the seconds to its first event, and how many events came."""
+    reader, writer = line
+    began = time.perf_counter()
+    writer.write(raw)
+    first, tail, seen = 0.0, b"", 0
+    while not tail.endswith(_END):
+        chunk = await reader.read(1 << 16)
+        if not chunk:
+            raise ConnectionError("the stream was cut")
+        if not first and _MARK in chunk:
+            first = time.perf_counter() - began
+        seen += chunk.count(_MARK)
+        tail = (tail + chunk)[-8:]
+    return first, seen
 
 
 async def cut(reader: asyncio.StreamReader) -> None:
@@ -119,4 +140,5 @@ async def main(folder: Path, url: str) -> None:
 
 
 if __name__ == "__main__":
+    gc.disable()  # its own pauses would be taken for those of what it measures
     asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
