@@ -6,14 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import claude_agent_sdk
 import msgspec
 import pytest
 
 from hutch_executor.runners.claude_calls import judged_input, kind_of, plan_of
-from hutch_executor.runners.claude_launch import INSTRUCTIONS_LIMIT, build, instructions, walled
+from hutch_executor.runners.claude_launch import INSTRUCTIONS_LIMIT, build, instructions, transcripts_name, walled
 from hutch_executor.runners.claude_process import Launch
 from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
+from hutch_shared.errors import HutchError, Reason
 
 
 def launch(options: m.AgentOptions | None = None, text: str = "", **environ: str) -> Launch:
@@ -80,9 +82,37 @@ def test_the_cli_is_started_inside_the_walls_of_its_session(tmp_path: Path) -> N
     assert words[-3:] == ("--", "/cli", "--word")
     assert _pairs(words, "--bind") == {str(cwd), str(transcripts)}
     assert str(broker) in _pairs(words, "--ro-bind")
-    assert words.index(str(tmp_path / "run")) < words.index(str(broker))
-    assert started.env == {"LANG": "C"}
+    settings = {name for name in started.env if name.startswith("GIT_CONFIG_")}
+    assert {name: value for name, value in started.env.items() if name not in settings} == {
+        "LANG": "C", "CLAUDE_CONFIG_DIR": str(home / ".claude")
+    }  # fmt: skip
     assert walled(bare, msgspec.structs.replace(session, sandbox=None), grant) is bare
+
+
+def test_without_a_place_for_the_conversation_there_is_no_session(tmp_path: Path) -> None:
+    """It would be lost with the first executor."""
+    (tmp_path / ".claude").write_text("")
+    session = m.PrepareSession(
+        *("s-1", "claude", "/work", "ask", m.AgentOptions(), m.Limits(), "/spool", str(tmp_path)),
+        sandbox=m.SandboxSpec("/usr/bin/bwrap"),
+    )
+    with pytest.raises(HutchError, match="could not be kept") as refused:
+        walled(Launch(("/cli",), "/work", {}), session, m.KeyGrant("direct", "k"))
+
+    assert refused.value.reason is Reason.AGENT_UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    "cwd", ["/a/b c", "/a.b_c", "/ü/é", "/new\nline", "/" + "x" * 300, *(f"/{'é' * n}" for n in (198, 199, 200))]
+)
+def test_the_folder_of_the_conversations_is_called_as_the_cli_calls_it(cwd: str) -> None:
+    """As the SDK does, which is right for all that JavaScript counts as one unit."""
+    assert transcripts_name(cwd) == claude_agent_sdk.project_key_for_directory(cwd)
+
+
+def test_what_is_two_units_in_javascript_counts_twice() -> None:
+    """Where the SDK counts one."""
+    assert transcripts_name("/sheep/🐑") == "-sheep---"
 
 
 def _pairs(words: tuple[str, ...], word: str) -> set[str]:

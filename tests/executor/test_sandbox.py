@@ -133,6 +133,113 @@ def test_what_is_hutchs_is_hidden_wherever_it_lies(place: Place) -> None:
     assert "<" not in said
 
 
+@pytest.mark.parametrize("home", ["tools", "read_only", "hidden"])
+def test_a_home_behind_a_link_hides_what_it_hides_by_both_names(place: Place, home: Home) -> None:
+    """What is seen and what is not is the same by the name that the account uses and by where it really lies."""
+    named = place.root / "named"
+    named.symlink_to("home")
+    spec = m.SandboxSpec(place.program, (str(named / "vault"), str(place.state)), home=home)
+    (place.home / "vault").write_text("<vault>")
+    (place.project / "file").write_text("<file>")
+    said = {
+        path.name: place.say(
+            f"cd {path}; cat .ssh/id .cargo/credentials vault .cargo/bin/tool project/file; pwd -P",
+            walls(spec, str(place.project), str(named)),
+        )
+        for path in (place.home, named)
+    }
+
+    assert said["home"] == said["named"]
+    assert "<file>" in said["named"]
+    assert ("<tool>" in said["named"]) == (home != "hidden")
+    assert said["named"].endswith(str(place.home))
+    assert not [word for word in ("<id>", "<credentials>", "<vault>") if word in said["named"]]
+
+
+def test_links_lead_where_they_lead_outside(place: Place) -> None:
+    """A tool that an account keeps elsewhere and links to, over several links, is found by every name on the way."""
+    kept = place.root / "kept"
+    (kept / "dot").mkdir(parents=True)
+    (kept / "dot" / "gitconfig").write_text("<gitconfig>")
+    (place.home / "dotfiles").symlink_to("../kept/dot")
+    (place.home / ".gitconfig").symlink_to("dotfiles/gitconfig")
+
+    said = place.say("cat ~/.gitconfig ~/dotfiles/gitconfig; ls ~/dotfiles/..; readlink ~/.gitconfig")
+    assert said.split() == ["<gitconfig><gitconfig>dot", "dotfiles/gitconfig"]
+
+
+def test_a_name_that_is_hidden_in_a_private_home_is_not_there_and_can_be_made(place: Place) -> None:
+    """A program that keeps its settings there can write them: it would try for long."""
+    (place.home / ".claude.json").write_text("<settings>")
+    said = place.say("ls -A ~; echo own > ~/.new && mv ~/.new ~/.claude.json && cat ~/.claude.json")
+
+    assert said.split() == [".cargo", "project", "own"]
+    assert (place.home / ".claude.json").read_text() == "<settings>"
+
+
+def test_a_hidden_file_among_tools_is_empty(place: Place) -> None:
+    """A tool that reads its settings there goes on; one that may not open them would end."""
+    said = place.say(
+        "cat ~/.cargo/credentials && echo read; wc -c < ~/.cargo/credentials; echo x > ~/.cargo/credentials"
+    )
+
+    assert said.split()[:2] == ["read", "0"]
+    assert (place.home / ".cargo" / "credentials").read_text() == "<credentials>"
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_what_lies_in_a_working_directory_cannot_be_moved_with_its_folder(place: Place, *, hidden: bool) -> None:
+    """Neither what is hidden, to where the next agent would see it, nor a program, to put another in its place."""
+    inner = place.project / "a" / "b" / "own"
+    inner.mkdir(parents=True)
+    (inner / "file").write_text("<own>")
+    words = place.words(hide=(inner,)) if hidden else place.words(show=(inner,))
+    said = place.say("mv a/b c; mv a d; rm -rf a; touch a/beside a/b/beside && ls a/b", words)
+
+    assert said.splitlines()[-2:] == ["beside", "own"]
+    assert (inner / "file").read_text() == "<own>"
+
+
+@pytest.mark.parametrize(
+    ("line", "seen"),
+    [
+        ("export ANTHROPIC_API_KEY=sk-ant-api03-abc0123456789", False),
+        ("# export OPENAI_API_KEY='sk-proj-abc0123456789'", False),
+        ("DB_PASSWORD=hunter-two", False),
+        ("export HTTPS_PROXY=http://ada:hunter@proxy:3128", False),
+        ("github token ghp_0123456789abcdefghij", False),
+        ('export PATH="$HOME/.nvm/bin:$PATH" KEYTIMEOUT=1', True),
+        ("export API_KEY=$(pass show key) SSH_KEY_PATH=~/.ssh/id_ed25519", True),
+        ("signingkey = 0123456789ABCDEF0123", True),
+        ('[url "ssh://git@github.com/"] insteadOf = https://github.com/', True),
+    ],
+)
+@pytest.mark.parametrize("home", ["tools", "read_only"])
+def test_a_startup_file_is_seen_when_no_key_is_in_it(place: Place, line: str, home: Home, *, seen: bool) -> None:
+    """A shell would give what is set there to every command of the agent."""
+    (place.home / ".bashrc").write_text(f"# start\n{line}\n")
+    (place.home / ".gitconfig-work").write_text(f"# start\n{line}\n")
+    said = place.say("cat ~/.bashrc; cat ~/.gitconfig-work", place.words(home=home))
+
+    assert said.count("# start") == (2 if seen else 0)
+    assert said.count(line) == (2 if seen else 0)
+    assert place.say("cat ~/.bashrc", place.words(home="tools", show=(place.home / ".bashrc",))).startswith("# start")
+
+
+def test_places_that_the_account_has_moved_are_found(place: Place) -> None:
+    """XDG variables say where settings and data of programs lie in place of the usual folders."""
+    for name in ("conf/gh/hosts", "conf/git/config", "data/uv/tool", "data/uv/credentials/key"):
+        (place.home / name).parent.mkdir(parents=True, exist_ok=True)
+        (place.home / name).write_text(f"<{name}>")
+    environ = {"XDG_CONFIG_HOME": str(place.home / "conf"), "XDG_DATA_HOME": str(place.home / "data")}
+    look = "cd; cat conf/gh/hosts conf/git/config data/uv/tool data/uv/credentials/key 2>/dev/null"
+    for home in ("tools", "read_only"):
+        spec = m.SandboxSpec(place.program, home=home)
+        said = place.say(look, walls(spec, str(place.project), str(place.home), environ=environ))
+
+        assert said == "<conf/git/config><data/uv/tool>"
+
+
 def test_no_process_of_the_host_is_seen_and_none_outlives_it(place: Place) -> None:
     """It has process numbers of its own; what it put into the background, in a session of its own, ends with it."""
     mark = f"321.{os.getpid()}"

@@ -154,9 +154,11 @@ async def stage(
     fork: bool = False,
     cli: str | None = None,
     auth: Any = "api_key",
+    sandbox: m.SandboxSpec | None = None,
+    cwd: Path | None = None,
 ) -> AsyncIterator[Stage]:
-    """Open a runner below `root`: its `work` is the project, its `home` the account's."""
-    cwd, home = root / "work", root / "home"
+    """Open a runner below `root`: its `work` is the project if `cwd` is not, its `home` the account's."""
+    cwd, home = cwd or root / "work", root / "home"
     cwd.mkdir(exist_ok=True)
     home.mkdir(exist_ok=True)
     async with serve(key=KEY, script=script) as model:
@@ -174,6 +176,7 @@ async def stage(
             base_url=model.url,
             resume=resume,
             fork=fork,
+            sandbox=sandbox,
         )
         try:
             prepared = await runner.open(session, daemon)

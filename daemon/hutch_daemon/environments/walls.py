@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from os.path import join
+from os.path import join, realpath
 from pathlib import Path
 
 import anyio
@@ -47,7 +47,7 @@ class Walls:
         if settings.mode == "off":
             return None, 'There is no sandbox around the agent: the settings say [sandbox] mode = "off".'
         missing = "" if self.program is not None else self.why
-        if Path(home).is_relative_to(cwd):
+        if any(Path(name).is_relative_to(cwd) for name in (home, realpath(home))):
             missing = missing or "There is no sandbox around the agent: it works in the home itself."
         if inside := next((path for path in self.hide if Path(path).is_relative_to(cwd)), None):  # it could be moved
             missing = missing or f"There is no sandbox around the agent: {inside} lies in its working directory."
@@ -87,7 +87,8 @@ async def probe(hide: Sequence[str], show: Sequence[str], *, command: Sequence[s
     program = shutil.which("bwrap")
     if program is None:
         return Walls(why="There is no sandbox around the agent: bubblewrap (bwrap) is not installed.")
-    walls = Walls(program, "", tuple(hide), tuple(show))
+    hide = tuple(dict.fromkeys((*hide, *map(realpath, hide))))  # a working directory may contain it by either name
+    walls = Walls(program, "", hide, tuple(show))
     trial = m.SandboxSpec(program, walls.hide, walls.show)
     why = await _run(command, msgspec.json.encode(trial))
     if why:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -19,13 +20,14 @@ from typing import Final
 import claude_agent_sdk
 
 from hutch_executor import sandbox
+from hutch_executor.git_dirs import git_dirs
 from hutch_executor.hardening import ALLOWED_ENVIRONMENT
 from hutch_executor.runners.claude_process import Launch
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.secret import Secret
 
-__all__ = ["INSTRUCTIONS_LIMIT", "build", "bundled_cli", "cli_mode", "instructions", "walled"]
+__all__ = ["INSTRUCTIONS_LIMIT", "build", "bundled_cli", "cli_mode", "instructions", "transcripts_name", "walled"]
 
 INSTRUCTIONS_LIMIT: Final = 64 * 1024
 """Bytes of instructions files that are read; what is beyond is left out, and the text says so."""
@@ -71,8 +73,17 @@ _FIXED: Final = {
     "ENABLE_TOOL_SEARCH": "0",  # every tool is told to the model from the start
 }
 
+_NAME_LIMIT: Final = 200
+"""Beyond it the CLI cuts the name of a folder of conversations and adds a hash."""
 _SOURCE: Final = str(Path(sandbox.__file__).parents[1])
 """Where this code lies: in a working directory that contains it, the agent may not change it."""
+_INSIDE: Final = {
+    "GIT_CONFIG_COUNT": "2",  # nobody signs there in the person's name: the keys are not there, and a commit would fail
+    "GIT_CONFIG_KEY_0": "commit.gpgSign",
+    "GIT_CONFIG_VALUE_0": "false",
+    "GIT_CONFIG_KEY_1": "tag.gpgSign",
+    "GIT_CONFIG_VALUE_1": "false",
+}
 _OUTSIDE: Final = frozenset({"TMPDIR", "XDG_RUNTIME_DIR"})
 """Variables that name places which are not there inside walls."""
 
@@ -134,25 +145,52 @@ def walled(launch: Launch, session: m.PrepareSession, grant: m.KeyGrant) -> Laun
     """Return `launch` inside the walls that `session` says, if it says any; `isolation_unavailable`.
 
     Of the CLI's own folder the agent has the transcripts of its working directory and no more: what it wrote to the
-    rest would be run by the person's own CLI. Makes that folder; call it in a thread.
+    rest would be run by the person's own CLI. Makes that folder, `agent_unavailable` when it cannot; call it in a
+    thread.
     """
     if session.sandbox is None:
         return launch
-    transcripts = Path(session.home, ".claude", "projects", claude_agent_sdk.project_key_for_directory(session.cwd))
-    transcripts.mkdir(mode=0o700, parents=True, exist_ok=True)
+    transcripts = Path(session.home, ".claude", "projects", transcripts_name(session.cwd))
+    try:
+        transcripts.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        why = f"The conversation could not be kept in {transcripts}: {error.strerror}."
+        raise HutchError(Reason.AGENT_UNAVAILABLE, why) from error
+    git = git_dirs(session.cwd)
     words = sandbox.walls(
         session.sandbox,
         session.cwd,
         session.home,
-        show=(os.path.dirname(os.path.realpath(launch.argv[0])), sys.prefix, sys.base_prefix, _SOURCE),
-        write=(str(transcripts),),
+        show=(os.path.dirname(os.path.realpath(launch.argv[0])), sys.prefix, sys.base_prefix, _SOURCE, *git.show),
+        write=(str(transcripts), *git.write),
         sockets=(os.path.dirname(grant.unix_socket),) if grant.unix_socket else (),
     )
-    env = {name: value for name, value in launch.env.items() if name not in _OUTSIDE}
+    env = {name: value for name, value in launch.env.items() if name not in _OUTSIDE} | _INSIDE
     # Its settings file too lies in its folder then, which it can write; beside the folder it may be hidden or
     # read-only, and the CLI tries for seconds to write it before it starts.
     env["CLAUDE_CONFIG_DIR"] = str(Path(session.home, ".claude"))
     return replace(launch, argv=(*words, *launch.argv), env=env)
+
+
+def transcripts_name(cwd: str) -> str:
+    """Return what the CLI calls the folder of the conversations in `cwd`, a real path.
+
+    As JavaScript sees it: what is beyond the first plane of Unicode counts as two; the SDK's own function takes it for
+    one, and the conversation would be kept in a folder that goes with the agent.
+    """
+    encoded = unicodedata.normalize("NFC", cwd).encode("utf-16-le", "surrogatepass")
+    units = [int.from_bytes(encoded[at : at + 2], "little") for at in range(0, len(encoded), 2)]
+    name = "".join(chr(unit) if unit < 128 and chr(unit).isalnum() else "-" for unit in units)
+    if len(name) <= _NAME_LIMIT:
+        return name
+    total = 0
+    for unit in units:
+        total = (total * 31 + unit) & 0xFFFF_FFFF
+    total, digits = min(total, 2**32 - total), ""  # the amount of the signed number
+    while total or not digits:
+        total, digit = divmod(total, 36)
+        digits = "0123456789abcdefghijklmnopqrstuvwxyz"[digit] + digits
+    return f"{name[:_NAME_LIMIT]}-{digits}"
 
 
 def cli_mode(mode: m.PermissionMode) -> str:

@@ -45,6 +45,18 @@ async def test_walls_that_do_not_hold_say_why(command: tuple[str, ...], why: str
     assert why in walls.why
 
 
+async def test_what_lies_behind_a_link_is_known_by_both_names(tmp_path: Path) -> None:
+    """A session in what contains the home, or what is Hutch's, has no walls whatever it is called."""
+    bubblewrap()
+    (tmp_path / "real" / "ada").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    walls = await probe([str(tmp_path / "link" / "ada")], [])
+
+    assert walls.hide == (str(tmp_path / "link" / "ada"), str(tmp_path / "real" / "ada"))
+    assert "lies in its working" in walls.around(str(tmp_path / "real"), "/home/ada", Sandbox())[1]
+    assert "the home itself" in HOLDING.around(str(tmp_path / "real"), str(tmp_path / "link" / "ada"), Sandbox())[1]
+
+
 async def test_without_bubblewrap_there_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """And it is said which program is missing."""
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -1,0 +1,68 @@
+"""Where git keeps what belongs to a working directory whose `.git` is a file: a worktree or a submodule.
+
+Theory. That file is the agent's to write, so its word is not enough: it could name any folder of the account. What it
+names must point back to the working directory, in a file that lies outside and that no agent of this directory could
+have written: in `gitdir` of a worktree, in `config` of a submodule.
+
+What is always true: of a worktree's repository an agent changes what commits go to, and nothing that is run in another
+working directory of that repository: its hooks, its settings and its other worktrees can be read only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+__all__ = ["GitDirs", "git_dirs"]
+
+_LIMIT: Final = 1 << 20
+_COMMITS: Final = ("objects", "refs", "logs", "lfs")
+_WORKTREE: Final = re.compile(r'^\s*worktree\s*=\s*"?(.+?)"?\s*$', re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class GitDirs:
+    """Directories outside the working directory that its git needs."""
+
+    show: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+
+
+def git_dirs(cwd: str) -> GitDirs:
+    """Return those of `cwd`, a real path; none where git keeps all in it, or where what `.git` names is not its own."""
+    try:
+        named = _read(Path(cwd, ".git"))
+        if not named.startswith("gitdir: "):
+            return GitDirs()
+        own = Path(cwd, named[8:].rstrip("\n")).resolve(strict=True)
+        if own.is_relative_to(cwd):
+            return GitDirs()
+        if own.parent.name == "worktrees":
+            return _of_worktree(cwd, own)
+        found = _WORKTREE.search(_read(own / "config"))
+        if found is not None and (own / found[1]).resolve() == Path(cwd):
+            return GitDirs(write=(str(own),))
+    except (OSError, ValueError):
+        pass
+    return GitDirs()
+
+
+def _of_worktree(cwd: str, own: Path) -> GitDirs:
+    common = own.parent.parent
+    points_back = (own / _read(own / "gitdir").rstrip("\n")).parent.resolve() == Path(cwd)
+    if not points_back or (own / _read(own / "commondir").rstrip("\n")).resolve() != common:
+        return GitDirs()
+    commits = [common / name for name in _COMMITS]
+    return GitDirs(
+        (str(common),), (str(own), *(str(path) for path in commits if path.is_dir() and not path.is_symlink()))
+    )
+
+
+def _read(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return os.fsdecode(file.read(_LIMIT))

@@ -1,0 +1,104 @@
+"""Whose `.git` an agent gets when that of its working directory is a file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hutch_executor.git_dirs import GitDirs, git_dirs
+from hutch_executor.sandbox import walls
+from hutch_shared import messages as m
+from tests.bubblewrap import bubblewrap
+
+
+def git(cwd: Path, *words: str) -> None:
+    """Run git as nobody in particular, without settings of the machine."""
+    settings = ("-c", "user.name=t", "-c", "user.email=t@t", "-c", "protocol.file.allow=always")
+    env = {"PATH": os.environ["PATH"], "HOME": str(cwd), "GIT_CONFIG_NOSYSTEM": "1"}
+    subprocess.run(["git", *settings, *words], cwd=cwd, env=env, check=True, capture_output=True)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """One with a commit, a worktree `../tree` and a submodule `sub`."""
+    found = tmp_path.resolve() / "repository"
+    library = found.with_name("library")
+    for folder in (library, found):
+        folder.mkdir()
+        git(folder, "init", "-q")
+        git(folder, "commit", "-q", "--allow-empty", "-m", "one")
+    git(found, "submodule", "add", "-q", str(library), "sub")
+    git(found, "commit", "-q", "-m", "sub")
+    git(found, "worktree", "add", "-q", "../tree")
+    return found
+
+
+def test_a_worktree_has_what_its_commits_go_to(repository: Path) -> None:
+    """The rest of its repository it can read."""
+    common = repository / ".git"
+    own = (common / "worktrees" / "tree", common / "objects", common / "refs", common / "logs")
+
+    assert git_dirs(str(repository.with_name("tree"))) == GitDirs((str(common),), tuple(map(str, own)))
+
+
+def test_a_submodule_has_its_own_repository(repository: Path) -> None:
+    """It lies in that of the project around it, which it does not have."""
+    assert git_dirs(str(repository / "sub")) == GitDirs(write=(str(repository / ".git" / "modules" / "sub"),))
+
+
+def test_a_repository_of_its_own_needs_nothing_else(repository: Path) -> None:
+    """Nor does a folder without one, or one whose git directory lies in it."""
+    inside = repository.with_name("inside")
+    inside.mkdir()
+    git(inside, "init", "-q", "--separate-git-dir", "kept")
+
+    assert git_dirs(str(repository)) == git_dirs(str(repository.parent)) == git_dirs(str(inside)) == GitDirs()
+
+
+@pytest.mark.parametrize(
+    "named", ["repository/.git", "repository/.git/worktrees/tree", "private", "nowhere", "", "forged"]
+)
+def test_a_git_file_does_not_get_what_does_not_point_back(repository: Path, named: str) -> None:
+    """The file is the agent's to write: it cannot have another folder of the account shown."""
+    root = repository.parent
+    for folder in ("work", "private", "forged/worktrees", "work/own"):
+        (root / folder).mkdir(parents=True)
+    (root / "work" / ".git").write_text(f"gitdir: {root / named}\n")
+    if named == "forged":  # all that an agent could write itself, in its working directory
+        (root / "work" / "own" / "gitdir").write_text(f"{root}/work/.git\n")
+        (root / "work" / "own" / "commondir").write_text(f"{root}/private\n")
+        (root / "forged" / "worktrees" / "own").symlink_to(root / "work" / "own")
+        (root / "work" / ".git").write_text(f"gitdir: {root}/forged/worktrees/own\n")
+
+    assert git_dirs(str(root / "work")) == GitDirs()
+
+
+def test_a_commit_in_a_worktree_arrives_and_nothing_that_others_run_is_changed(repository: Path) -> None:
+    """In the sandbox: hooks, settings and the main checkout of the repository are out of reach."""
+    program, tree, common = bubblewrap(), repository.with_name("tree"), repository / ".git"
+    home = repository.with_name("home")
+    home.mkdir()
+    found = git_dirs(str(tree))
+    words = walls(m.SandboxSpec(program), str(tree), str(home), show=found.show, write=found.write)
+    evil = f"for f in hooks/post-commit config commondir HEAD; do echo evil > {common}/$f; done; mv {common}/hooks x"
+    commit = "echo two > file && git add file && git -c user.name=t -c user.email=t@t commit -q -m two"
+    before = {path: path.read_bytes() for path in (common / "config", common / "HEAD")}
+    done = subprocess.run(
+        [*words, "/bin/sh", "-c", f"{commit} && git log -1 --format=%s; ls {repository}; {evil}"],
+        env={"PATH": os.environ["PATH"], "HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    logged = subprocess.run(
+        ["git", "log", "--all", "--format=%s"], cwd=repository, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == "two\n", done.stderr
+    assert "two" in logged.stdout.split()
+    assert {path: path.read_bytes() for path in before} == before
+    assert not (common / "commondir").exists()
+    assert not (common / "hooks" / "post-commit").exists()
