@@ -2,6 +2,7 @@
 
 Logs go to standard error. SIGTERM and SIGINT drain: live turns end first, up to `executors.drain_timeout`, executors
 with a turn that is not done by then live on and are adopted by the next hutchd. SIGHUP reads the settings again.
+A service manager may pass the sockets and is told how it goes (`service`).
 Exit codes: 0 stopped, 1 it could not run, 2 wrong arguments or settings.
 """
 
@@ -19,6 +20,7 @@ import msgspec
 import structlog
 
 from hutch_daemon.keys.master import MasterKeyError
+from hutch_daemon.service import take
 from hutch_daemon.settings import SettingsError, load
 from hutch_daemon.store import backups
 from hutch_daemon.wiring import run
@@ -35,6 +37,7 @@ def main() -> NoReturn:
     """Run the command."""
     options = _arguments()
     try:
+        service = take()
         paths = find_paths(system=options.system)
         if options.config is not None:
             paths = Paths(Path(os.path.abspath(options.config)), paths.state, paths.runtime, paths.host, paths.system)
@@ -53,9 +56,12 @@ def main() -> NoReturn:
         if options.restore is not None:
             _restore(Path(options.restore), paths)
         make_private(paths.runtime, 0o755 if paths.system else 0o700)
-        anyio.run(run, paths, settings)
-    except (HutchError, MasterKeyError, OSError) as error:
-        _fail(_sentence(error), 1)
+        anyio.run(run, paths, settings, service)
+    except (HutchError, MasterKeyError, OSError, BaseExceptionGroup) as error:
+        expected = _innermost(error)
+        if not isinstance(expected, (HutchError, MasterKeyError, OSError)):
+            raise
+        _fail(_sentence(expected), 1)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     raise SystemExit(0)
@@ -103,6 +109,13 @@ def _harden() -> None:
     wanted = 65536 if hard == resource.RLIM_INFINITY else min(65536, hard)
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """Return the one thing that went wrong below the task groups it passed; a group where there are more."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 def _sentence(error: BaseException) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 import anyio
+import anyio.lowlevel
 import structlog
 
 from hutch_daemon.api.clients import ClientSide
@@ -40,6 +41,7 @@ from hutch_daemon.keys.oauth import FreshKeys
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.redaction import KnownSecrets
+from hutch_daemon.service import Service
 from hutch_daemon.sessions import tokens
 from hutch_daemon.settings import Settings, SettingsError, load
 from hutch_daemon.store import executors as executors_of
@@ -52,7 +54,7 @@ from hutch_shared.errors import HutchError, Reason
 from hutch_shared.logs import mask_also, set_up_logs
 from hutch_shared.paths import Paths
 from hutch_shared.times import now_ms
-from hutch_shared.unix import Credentials, boot_id, listen
+from hutch_shared.unix import Credentials, Listener, boot_id, listen, take_over
 
 __all__ = ["master_file", "run"]
 
@@ -61,6 +63,9 @@ _DAY: Final = 24 * 3600
 _PRUNE_EVERY: Final = 3600.0
 _FAREWELL: Final = 5.0
 """Seconds for the last frames to reach the clients."""
+_ENDING: Final = 60.0
+"""Seconds to end executors and close the record, as a service manager is told."""
+_WAYS: Final = {"drain": "running turns end first", "leave": "turns are left running", "stop": "turns are stopped"}
 
 
 @dataclass(slots=True)
@@ -69,6 +74,7 @@ class _Current:
 
     paths: Paths
     settings: Settings
+    service: Service
     trouble: str = ""
     admins: frozenset[int] = field(default_factory=frozenset)
     changed: anyio.Event = field(default_factory=anyio.Event)
@@ -79,6 +85,11 @@ class _Current:
 
     def reload(self) -> None:
         """Read the file again; one that cannot be used changes nothing, and is said."""
+        self.service.reloading()
+        self._reload()
+        self.service.say("READY=1", self.service.status(self.trouble or f"Serves at {self.paths.client_socket}"))
+
+    def _reload(self) -> None:
         try:
             self.settings = load(self.paths.config)
         except SettingsError as error:
@@ -104,15 +115,17 @@ class _Current:
         return (self.trouble,) if self.trouble else ()
 
 
-async def run(paths: Paths, settings: Settings) -> None:
+async def run(paths: Paths, settings: Settings, service: Service) -> None:
     """Serve until a signal or a client ends it. HutchError, MasterKeyError or OSError when it cannot begin."""
-    current = _Current(paths, settings)
+    current = _Current(paths, settings, service)
+    service.say(service.status(f"Opens the record in {paths.state}"))
     async with AsyncExitStack() as stack:
         signals = stack.enter_context(
             anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         )  # until the end
         bounds = Bounds(wal=settings.store.wal_bytes, wal_held=8 * settings.store.wal_bytes)
         store = await stack.enter_async_context(Store.open(paths.state / "hutch.db", bounds=bounds))
+        passed = _passed(service, paths, stack)
         master = load_master_keys(master_file(paths, settings), keyring=settings.keys.keyring)
         vault = await Vault.load(store, master, paths.state / "vault.ledger")
         known = KnownSecrets()
@@ -166,8 +179,8 @@ async def run(paths: Paths, settings: Settings) -> None:
             ),
         )
         conductor = Conductor(parts)
-        world = 0o666 if paths.system else 0o600
-        executor_listener = stack.enter_context(listen(paths.executor_socket, world))
+        world = _mode(paths)
+        executor_listener = passed.get("executor") or stack.enter_context(listen(paths.executor_socket, world))
         await stack.enter_async_context(broker.running())
         if await store.read(keys.list_):
             broker.want()
@@ -184,9 +197,12 @@ async def run(paths: Paths, settings: Settings) -> None:
             daemon_uid=os.geteuid(),
         )
         clients.append(side)
-        client_listener = stack.enter_context(listen(paths.client_socket, world))
+        client_listener = passed.get("client") or stack.enter_context(listen(paths.client_socket, world))
         tasks.start_soon(serve, client_listener, side.run, lambda: current.settings.sockets)
         tasks.start_soon(_retain, parts, current)
+        tasks.start_soon(service.beat, lambda: store.writing)
+        await anyio.lowlevel.checkpoint()  # now all of them run
+        service.say("READY=1", service.status(f"Serves at {paths.client_socket}"))
         _log.info("hutchd serves", version=__version__, socket=str(paths.client_socket), epoch=store.epoch)
         await _until_stopped(conductor, current, signals)
         fanout.close()
@@ -194,6 +210,18 @@ async def run(paths: Paths, settings: Settings) -> None:
             await side.close(HutchError(Reason.SHUTTING_DOWN))
         tasks.cancel_scope.cancel()
     _log.info("hutchd has stopped")
+
+
+def _passed(service: Service, paths: Paths, stack: AsyncExitStack) -> dict[str, Listener]:
+    """Take over what the service manager passed: who dials there waits until somebody is served."""
+    places = {"client": paths.client_socket, "executor": paths.executor_socket}
+    mode = _mode(paths)
+    return {name: stack.enter_context(take_over(places[name], fd, mode)) for name, fd in service.sockets.items()}
+
+
+def _mode(paths: Paths) -> int:
+    """Return who may dial: in system mode everybody, and is known by uid, token or lease."""
+    return 0o666 if paths.system else 0o600
 
 
 async def _holds(store: Store, executor: str, session: str) -> bool:
@@ -225,6 +253,8 @@ async def _until_stopped(conductor: Conductor, current: _Current, signals: objec
         waiting.start_soon(hear_clients)
     if conductor.stop_wish is not None:
         how, timeout = conductor.stop_wish.how, conductor.stop_wish.timeout
+    longest = f"EXTEND_TIMEOUT_USEC={round((min(timeout, _DAY) + _ENDING) * 1_000_000)}"
+    current.service.say("STOPPING=1", longest, current.service.status("Stops:", _WAYS[how]))
 
     async with anyio.create_task_group() as stopping:
 

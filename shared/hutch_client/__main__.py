@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
-import os
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 from hutch_client import exits
 from hutch_client.commands import GROUPS, MODULES, Command, Parser
+from hutch_client.streams import mend_streams, write_nowhere
 from hutch_shared.errors import HutchError
 
 __all__ = ["main"]
@@ -16,14 +18,17 @@ __all__ = ["main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return its exit code."""
+    mend_streams()
     name, *rest = [*(sys.argv[1:] if argv is None else argv)] or ["help"]
-    if name in ("help", "-h", "--help"):
-        print(_overview())
-        return exits.OK
+    if name in _HELP and rest and rest[0] in MODULES:
+        name, *rest = *rest, "-h"
     name = {"--version": "version"}.get(name, name)
-    if name not in MODULES:
+    if name not in MODULES and name not in _HELP:
         return _complain(f"There is no command `{name}`.{_nearest(name)} `hutch help` lists them.", exits.USAGE)
     try:
+        if name in _HELP:
+            print(_overview(), flush=True)
+            return exits.OK
         commands: dict[str, Command] = importlib.import_module(f"hutch_client.commands.{MODULES[name]}").COMMANDS
         command = commands[name]
         parser = Parser(prog=f"hutch {name}", description=command.doc)
@@ -35,9 +40,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return exits.INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone: nothing is wrong, and nobody to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        write_nowhere()
         return exits.OK
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE:
+            raise
+        write_nowhere()
+        return _complain(f"What was to be printed could not be written: {error.strerror}.", exits.FAILED)
     return code
+
+
+_HELP: Final = ("help", "-h", "--help")
+_CANNOT_WRITE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def _overview() -> str:

@@ -10,6 +10,7 @@ What is always true: nothing is said to a server whose uid was not checked; a fo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -36,6 +37,9 @@ __all__ = ["Follow", "HutchClient"]
 
 C = TypeVar("C")
 
+logging.getLogger("hutch_shared").addHandler(logging.NullHandler())
+"""What the wire logs is for programs that set logging up, not for the terminal of whoever did not."""
+
 _LIMITS: Final = Limits(frame=64 << 20)
 _GREETING: Final = 10.0
 _BUFFER: Final = 256
@@ -48,6 +52,8 @@ class HutchClient:
 
     def __init__(self, path: Path, tasks: TaskGroup, redial_for: float) -> None:
         """Use `connect`."""
+        self.refusal: HutchError | None = None
+        """Why the call that is under way was refused so far and is made again; None while nothing is."""
         self._path = path
         self._tasks = tasks
         self._redial_for = redial_for
@@ -76,8 +82,11 @@ class HutchClient:
         while True:
             try:
                 peer = await self._connected()
-                return await peer.call(name, params, timeout)
+                answer = await peer.call(name, params, timeout)
+                self.refusal = None
+                return answer
             except HutchError as error:
+                self.refusal = error
                 if error.reason not in _GONE or not twice or not await redial.wait():
                     raise
 

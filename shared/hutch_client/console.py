@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from hutch_client.tables import usage_words
+from hutch_client.tables import count, usage_words
 from hutch_client.untrusted import one_line, plain, visible
 from hutch_shared.events import (
     DATA_OF_KIND,
@@ -161,7 +161,7 @@ class Console:
             return []
         head, *body = self._call_lines(call)
         if len(body) > _CALL_LINES:
-            body[_CALL_LINES:] = [self._paint("dim", f"    … {len(body) - _CALL_LINES} more lines")]
+            body[_CALL_LINES:] = [self._paint("dim", f"    … {count(len(body) - _CALL_LINES, 'more line')}")]
         else:
             self._shown_whole = call.call_id
         return self._talk("tool", *(f"{'  ' if parent else ''}{line}" for line in (head, *body)))

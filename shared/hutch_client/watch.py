@@ -5,6 +5,7 @@ Closing loses nothing: the turn goes on, and whoever comes back sees what happen
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -21,7 +22,9 @@ from hutch_client.console import Console
 from hutch_client.editor import edit_input
 from hutch_client.questions import WORDS, chosen, read_reply
 from hutch_client.show import Screen
+from hutch_client.streams import columns
 from hutch_client.untrusted import escaped_json, one_line, plain
+from hutch_client.waiting import long_enough
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import KINDS, Event, PermissionAsked, PermissionSettled, TurnEnded
@@ -62,13 +65,16 @@ class Manner:
     def console(self) -> Console:
         """Return a console for where the output goes."""
         colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-        width = os.get_terminal_size(2).columns - 8 if sys.stderr.isatty() else 100
+        width = columns(2) - 8 if sys.stderr.isatty() else 100
         return Console(colour=colour, live=sys.stdout.isatty(), prompts=self.prompts, width=max(width, 20))
 
 
 def json_line(event: Event) -> str:
     """Return an event as one JSON line that is safe to print."""
-    return escaped_json(msgspec.json.encode(msgspec.structs.replace(event, follow=None)).decode())
+    line = escaped_json(msgspec.json.encode(msgspec.structs.replace(event, follow=None)).decode())
+    if line.isascii() or (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8":
+        return line
+    return json.dumps(json.loads(line))  # a stream of another encoding: escaped, nothing gets lost
 
 
 class Watch:
@@ -85,6 +91,7 @@ class Watch:
         self._code = exits.OK
         self._waiting: dict[str, m.Permission] = {}
         self._settled: set[str] = set()
+        self._begun = anyio.Event()
         self._news = anyio.Event()
         self._asking: tuple[str, anyio.CancelScope] | None = None
 
@@ -99,6 +106,8 @@ class Watch:
                 tasks.start_soon(self._screen.spin)
             if self._manner.interactive:
                 tasks.start_soon(self._answer_questions)
+            if self._turn is not None:
+                tasks.start_soon(self._tell_why_it_waits)
             while params is not None:
                 params = await self._follow(params)
             tasks.cancel_scope.cancel()
@@ -141,6 +150,8 @@ class Watch:
             self._screen.write(self._console.feed(event))
         if event.kind == "permission_asked" and is_news:
             self._ask(msgspec.convert(_data(event, PermissionAsked).permission, m.Permission))
+        elif event.kind == "turn_started":
+            self._begun.set()
         elif event.kind == "permission_settled":
             self._settle(_data(event, PermissionSettled).permission)
         elif event.kind == "turn_ended" and event.turn == self._turn:
@@ -176,21 +187,30 @@ class Watch:
                 self._news = anyio.Event()
                 await self._news.wait()
             asked = next(iter(self._waiting.values()))
-            with anyio.CancelScope() as scope:
-                self._asking = (asked.id, scope)
-                self._screen.forget_typed()
-                self._screen.write(self._console.question(asked))
-                try:
-                    await self._hutch.answer_permission(await self._reply(asked))
+            try:
+                if (answer := await self._typed(asked)) is not None:
+                    await self._hutch.answer_permission(answer)
                     self._waiting.pop(asked.id, None)
-                except EOFError:
-                    self._screen.say(f"Nothing more can be typed here; `hutch pending` lists what waits ({asked.id}).")
-                    return
-                except HutchError as error:
-                    self._screen.say(f"hutch: {plain(error.message)}")
-                    if error.reason not in _ASKED_AGAIN:
-                        self._waiting.pop(asked.id, None)
-            self._asking = None
+            except EOFError:
+                self._screen.say(f"Nothing more can be typed here; `hutch pending` lists what waits ({asked.id}).")
+                return
+            except HutchError as error:
+                self._screen.say(f"hutch: {plain(error.message)}")
+                if error.reason not in _ASKED_AGAIN:
+                    self._waiting.pop(asked.id, None)
+
+    async def _typed(self, asked: m.Permission) -> m.AnswerPermission | None:
+        """Ask the person; None when it was settled elsewhere meanwhile. An answer on its way is not taken back."""
+        reply = None
+        with anyio.CancelScope() as scope:
+            self._asking = (asked.id, scope)
+            self._screen.forget_typed()
+            self._screen.write(self._console.question(asked))
+            try:
+                reply = await self._reply(asked)
+            finally:
+                self._asking = None
+        return reply
 
     async def _reply(self, asked: m.Permission) -> m.AnswerPermission:
         if asked.kind == "question":
@@ -215,6 +235,23 @@ class Watch:
                 return answer
 
     # ------------------------------------------------------------ coming and going
+
+    async def _tell_why_it_waits(self) -> None:
+        """Say once what keeps the turn from starting; on a terminal beside the spinner, for as long as it does."""
+        await long_enough()
+        told = False
+        while not self._begun.is_set():
+            try:
+                words = _why_it_waits(await self._hutch.get_status(), self._session)
+            except HutchError as error:
+                words = f"waiting for hutchd: {one_line(error.message)}"
+            if self._begun.is_set():
+                return
+            self._console.doing = words
+            if not told and not (sys.stderr.isatty() and self._manner.output == "text"):
+                told = True
+                self._screen.say(f"The turn has not started yet: {words}")
+            await long_enough()
 
     def _tell_line(self, is_there: bool) -> None:
         self._screen.say("hutchd is back." if is_there else "hutchd went away; waiting for it to come back.")
@@ -246,6 +283,17 @@ class Watch:
     def _leave(self, watching: anyio.CancelScope) -> None:
         self._code = exits.INTERRUPTED
         watching.cancel()
+
+
+def _why_it_waits(status: m.Status, session: str) -> str:
+    """Return what a turn of `session` that has not started waits for."""
+    if status.draining:
+        return "waiting for the next hutchd, since this one is stopping"
+    if not status.store.ok:
+        return f"waiting for room to store it: {one_line(status.store.detail or 'the store cannot write')}"
+    if all(one.session != session for one in status.executors):
+        return "waiting for an executor"
+    return "waiting for its turn, or for the agent to start"
 
 
 D = TypeVar("D", bound=msgspec.Struct)

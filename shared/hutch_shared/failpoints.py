@@ -15,7 +15,7 @@ import os
 import signal
 from typing import Final
 
-__all__ = ["VARIABLES", "failpoint", "planted", "witness"]
+__all__ = ["VARIABLES", "WITNESSED", "failpoint", "planted", "witness"]
 
 VARIABLES: Final = ("HUTCH_FAILPOINT", "HUTCH_FAILPOINT_MARK", "HUTCH_PLANTED", "HUTCH_TEST_BUILD", "HUTCH_WITNESS")
 """What a process has to hand on to those it starts."""
@@ -33,6 +33,8 @@ _PLANTED: Final = frozenset(
     os.environ.get("HUTCH_PLANTED", "").split(",") if os.environ.get("HUTCH_TEST_BUILD") == "1" else ()
 )
 _WITNESS: Final = os.environ.get("HUTCH_WITNESS")
+WITNESSED: Final = _WITNESS is not None
+"""Whether somebody collects what is said to `witness`: for where there is much to say."""
 
 
 def failpoint(name: str) -> None:

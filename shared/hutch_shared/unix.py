@@ -39,6 +39,7 @@ __all__ = [
     "process",
     "same_process",
     "start_time",
+    "take_over",
 ]
 
 PATH_LIMIT: Final = 107 if sys.platform == "linux" else 103
@@ -258,21 +259,23 @@ def _check_length(path: Path) -> None:
 class Listener:
     """A listening socket, the file that stands for it, and the lock that says that it lives.
 
-    Usable as a context manager; closing removes the file, never the lock.
+    Usable as a context manager; closing removes the file (but not that of a socket that was `passed`), never the lock.
     """
 
-    def __init__(self, path: Path, sock: socket.socket, lock: int) -> None:
+    def __init__(self, path: Path, sock: socket.socket, lock: int, *, passed: bool = False) -> None:
         """Own both."""
         self.path = path
         self.socket = sock
         self._lock = lock
+        self._passed = passed
 
     def close(self) -> None:
         """Stop listening. Closing again does nothing."""
         if self._lock < 0:
             return
-        with contextlib.suppress(FileNotFoundError):
-            self.path.unlink()
+        if not self._passed:
+            with contextlib.suppress(FileNotFoundError):
+                self.path.unlink()
         self.socket.close()
         os.close(self._lock)
         self._lock = -1
@@ -318,6 +321,50 @@ def listen(path: Path, mode: int = 0o600) -> Listener:
         os.close(lock)
         raise
     return Listener(path, sock, lock)
+
+
+def take_over(path: Path, fd: int, mode: int = 0o600) -> Listener:
+    """Listen on a socket that was passed to this process in place of one that `listen(path, mode)` would make.
+
+    It goes on without us: closing leaves the file where it is, and who dials then waits for the next one that is passed
+    it. Raises as `listen` does, and `not_allowed` where it is no such socket, or not the one at `path`.
+    """
+    check_directory(path.parent)
+    try:
+        sock = socket.socket(fileno=fd)
+    except OSError:
+        raise HutchError(Reason.NOT_ALLOWED, f"What was passed for {path} (descriptor {fd}) is no socket.") from None
+    try:
+        if (why := _mismatch(sock, path, mode)) is not None:
+            raise HutchError(Reason.NOT_ALLOWED, f"The socket that was passed for {path} {why}.")
+        lock = _lock(path)
+    except BaseException:
+        sock.close()
+        raise
+    sock.set_inheritable(False)
+    sock.setblocking(False)
+    sock.listen(_BACKLOG)  # from now on who dials sees our uid and pid, not those of who passed it
+    return Listener(path, sock, lock, passed=True)
+
+
+def _mismatch(sock: socket.socket, path: Path, mode: int) -> str | None:
+    """Return what keeps a socket from being the listening one at `path`."""
+    if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM:
+        return "is no Unix stream socket"
+    if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return "does not listen"
+    name = sock.getsockname()
+    if not isinstance(name, str) or os.path.realpath(name) != os.path.realpath(path):
+        return f"listens elsewhere: {name!r}"
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return "cannot be reached any more: its file is gone. Start its socket unit again"
+    if not stat.S_ISSOCK(found.st_mode):
+        return "cannot be reached: another file lies there"
+    if stat.S_IMODE(found.st_mode) & ~mode:
+        return f"has the mode {stat.S_IMODE(found.st_mode):04o}; it may have {mode:04o}"
+    return None
 
 
 def _lock(path: Path) -> int:

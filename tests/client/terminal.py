@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -65,9 +66,11 @@ class Terminal:
 
 
 @contextmanager
-def at_terminal(*words: str, environment: Mapping[str, str] | None = None) -> Iterator[Terminal]:
-    """Run `hutch` with `words` on a terminal; it is killed when the body is left."""
+def at_terminal(*words: str, environment: Mapping[str, str] | None = None, width: int = 0) -> Iterator[Terminal]:
+    """Run `hutch` with `words` on a terminal of `width` columns (0: it does not say); killed when the body is left."""
     ours, theirs = pty.openpty()
+    if width:
+        termios.tcsetwinsize(theirs, (24, width))
     argv = [sys.executable, "-m", "hutch_client", *words]
     process = subprocess.Popen(
         argv,

@@ -86,6 +86,16 @@ def test_what_is_no_log_in_is_refused_and_not_shown(
     assert daemon.asked("put_api_key") == []
 
 
+def test_a_key_in_argv_is_not_repeated(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """It is told where a key comes from instead, with the usage of this very verb."""
+    code, out, err = hutch("key", "add", "anthropic", "--name", "work", "sk-secret")
+
+    assert (code, out) == (2, "")
+    assert "a key is never an argument" in err
+    assert err.startswith("usage: hutch key add ")
+    assert "sk-secret" not in err
+
+
 def test_a_key_is_chosen(daemon: FakeDaemon, hutch: Hutch) -> None:
     """The chosen one is marked in the list, and one that cannot be used says why."""
     chosen = msgspec.structs.replace(KEY, chosen=True, base_url="https://gate.example", trouble="It is an old one.")
@@ -115,11 +125,12 @@ def test_it_is_explained_which_key_is_used(daemon: FakeDaemon, hutch: Hutch) -> 
 def test_the_master_key_is_rotated(daemon: FakeDaemon, hutch: Hutch) -> None:
     """How much was wrapped anew, and that older backups need the old one, is said."""
     daemon.answers["rotate_master_key"] = m.MasterRotated("file /s/master.key", 3)
-
     code, _, err = hutch("key", "rotate-master")
+    daemon.answers["rotate_master_key"] = m.MasterRotated("file /s/master.key", 1)
 
+    assert "1 envelope was wrapped" in hutch("key", "rotate-master")[2]
     assert code == 0
-    assert "3 envelopes" in err
+    assert "3 envelopes were" in err
     assert "new backup" in err
 
 

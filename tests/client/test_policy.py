@@ -46,7 +46,7 @@ def test_explain_says_what_would_be_decided_and_why(daemon: FakeDaemon, hutch: H
 
     assert (code, out) == (
         0,
-        "decision  ask\nwhy       no rule covers it\nprogram   npm test\nalways    Bash(npm test) this\n",
+        "decision  ask\nwhy       no rule covers it\nprogram   npm test\nalways    Bash(npm test) — this\n",
     )
     assert daemon.asked("explain_policy") == [
         m.ExplainPolicy("Bash", {"command": "npm test"}, session=SESSION.id, mode="plan")
@@ -109,7 +109,8 @@ def test_rules_are_added_and_removed(daemon: FakeDaemon, hutch: Hutch, tmp_path:
 
 def test_trust_is_bound_to_what_the_file_says_now(daemon: FakeDaemon, hutch: Hutch, tmp_path: Path) -> None:
     """The person sees the text whose digest is trusted."""
-    daemon.answers["trust_policy"] = m.Nothing()
+    view = m.PolicyView((), "ask", problems=("It cannot be read.",))
+    daemon.answers |= {"trust_policy": m.Nothing(), "show_policy": view}
     file = tmp_path / ".hutch" / "policy.toml"
     file.parent.mkdir()
     file.write_text('[permissions]\nallow = ["Read"]\n')

@@ -2,17 +2,21 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Event
 from tests.client.conftest import Hutch
 from tests.client.fake_daemon import CALL, PERMISSION, SESSION, TURN, FakeDaemon, event
 from tests.client.terminal import at_terminal
+from tests.client.test_daemon import STATUS
 
 STARTED = event(1, "turn_started", {"prompt": "fix it", "number": 1})
 CALLED = event(2, "tool_call", {"call": CALL})
@@ -64,7 +68,9 @@ def test_the_turns_end_is_the_exit_code(daemon: FakeDaemon, hutch: Hutch, state:
 def test_a_session_is_opened_as_the_options_say(daemon: FakeDaemon, hutch: Hutch, tmp_path: Path) -> None:
     """Paths are made absolute; the limit of the turn goes with the prompt."""
     _plays(daemon, _ended("completed"))
-    options = "--agent script --script x.jsonl --name n --mode plan --model big --when-nobody deny --timeout 5"
+    script = tmp_path / "x.jsonl"
+    script.touch()
+    options = f"--agent script --script {script} --name n --mode plan --model big --when-nobody deny --timeout 5"
 
     code, *_ = hutch(
         "run", "hi", "-C", str(tmp_path), *options.split(), "--allow", "Read", "--deny", "Bash", "--deny", "Edit"
@@ -79,7 +85,7 @@ def test_a_session_is_opened_as_the_options_say(daemon: FakeDaemon, hutch: Hutch
         permission_mode="plan",
         when_nobody="deny",
         rules=m.Rules(allow=("Read",), deny=("Bash", "Edit")),
-        options=m.AgentOptions(model="big", script=str(Path("x.jsonl").absolute())),
+        options=m.AgentOptions(model="big", script=str(script)),
     )
     assert (submitted.session, submitted.prompt, submitted.timeout) == (SESSION.id, "hi", 5.0)
 
@@ -273,6 +279,30 @@ def test_a_question_that_another_client_answers_goes_away(daemon: FakeDaemon) ->
     assert daemon.asked("answer_permission") == []
 
 
+def test_an_answer_on_its_way_is_not_taken_back(daemon: FakeDaemon) -> None:
+    """The event that tells of it may come before its reply; neither that nor what the wire logs disturbs the screen."""
+    seen = threading.Event()
+    _plays(daemon, STARTED, CALLED, ASKED)
+
+    def answer(_: m.AnswerPermission) -> m.Permission:
+        daemon.publish(event(4, "permission_settled", {"permission": PERMISSION.id, "state": "allowed", "by": "me"}))
+        assert seen.wait(30)
+        return PERMISSION
+
+    daemon.answers["answer_permission"] = answer
+
+    with at_terminal("run", "fix it") as terminal:
+        terminal.wait_for("[y]es")
+        terminal.type("y\n")
+        terminal.wait_for("✓ allowed by me")
+        seen.set()
+        daemon.publish(_ended("completed"))
+        code = terminal.wait()
+
+    assert code == 0
+    assert "dropped" not in terminal.screen
+
+
 def test_ctrl_c_detaches_and_says_how_to_stop(daemon: FakeDaemon) -> None:
     """The turn goes on."""
     _plays(daemon, STARTED, CALLED)
@@ -350,3 +380,134 @@ def test_pending_watch_prints_each_question_once(daemon: FakeDaemon) -> None:
     assert code == 130
     assert terminal.screen.count("npm install") == 2
     assert daemon.asked("follow_events")[0].answers
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--script", "not-there.jsonl"],
+        ["--script", "."],
+        ["--agent", "claude", "--script", __file__],
+        ["--timeout", "0"],
+        ["--timeout", "nan"],
+        ["-C", "/not-there"],
+        ["-C", __file__],
+    ],
+)
+def test_what_is_wrong_with_the_options_is_said_before_a_session_is_opened(
+    daemon: FakeDaemon, hutch: Hutch, words: list[str]
+) -> None:
+    """Nothing is left behind."""
+    code, out, err = hutch("run", "hi", *words)
+
+    assert (code, out) == (2, "")
+    assert "Errno" not in err
+    assert daemon.asked("open_session") == []
+
+
+@pytest.mark.parametrize("conversation", [None, "c-1"])
+def test_a_closed_session_does_not_go_on_and_it_is_said_what_can(
+    daemon: FakeDaemon, hutch: Hutch, conversation: str | None
+) -> None:
+    """A fork, where there is a conversation, or a new one."""
+    daemon.answers["get_session"] = msgspec.structs.replace(SESSION, state="closed", agent_session=conversation)
+
+    code, _, err = hutch("run", "--session", "fix", "hi")
+
+    assert code == 1
+    assert err.startswith("hutch: fix is closed: ")
+    assert ("`hutch fork fix`" in err) == (conversation is not None)
+    assert err.endswith("`hutch run` without --session begins a new one.\n")
+    assert daemon.asked("submit_prompt") == []
+
+
+@pytest.fixture
+def draining(daemon: FakeDaemon) -> threading.Event:
+    """The hutchd takes no new work until the event is set."""
+    ready = threading.Event()
+
+    def open_session(_: m.OpenSession) -> m.Session:
+        if not ready.is_set():
+            raise HutchError(Reason.SHUTTING_DOWN)
+        return SESSION
+
+    daemon.answers["open_session"] = open_session
+    _plays(daemon, STARTED, _ended("completed"))
+    return ready
+
+
+def test_a_run_that_is_put_off_says_so_in_one_line(draining: threading.Event) -> None:
+    """Off a terminal once, on standard error; then it goes on."""
+    argv = [sys.executable, "-m", "hutch_client", "run", "hi"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        draining.set()
+        rest = process.stderr.read()
+
+    assert first == "Waiting for hutchd: hutchd is stopping and takes no new work.\n"
+    assert "Waiting" not in rest
+    assert process.returncode == 0
+
+
+def test_a_run_that_is_put_off_shows_what_it_waits_for_on_a_terminal(draining: threading.Event) -> None:
+    """In a line that goes away again."""
+    with at_terminal("run", "hi") as terminal:
+        terminal.wait_for("s) for hutchd: hutchd is stopping and takes no new work.")
+        draining.set()
+        code = terminal.wait()
+
+    assert code == 0
+    assert "✓ done" in terminal.screen
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (msgspec.structs.replace(STATUS, draining=True), "waiting for the next hutchd"),
+        (
+            msgspec.structs.replace(STATUS, store=m.StoreStatus(False, "j-1", "/s", detail="The disk is full.")),
+            "waiting for room to store it: The disk is full.",
+        ),
+        (STATUS, "waiting for an executor"),
+    ],
+)
+def test_a_turn_that_does_not_start_says_why(daemon: FakeDaemon, status: m.Status, words: str) -> None:
+    """hutchd is asked what keeps it."""
+    daemon.answers["get_status"] = status
+    argv = [sys.executable, "-m", "hutch_client", "run", "hi"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        told = next(line for line in lines if "not started" in line)
+        daemon.publish(STARTED, _ended("completed"))
+        rest = list(lines)
+
+    assert told.startswith(f"The turn has not started yet: {words}")
+    assert not any("not started" in line for line in rest)
+    assert process.returncode == 0
+
+
+def test_a_turn_that_does_not_start_says_why_on_a_terminal(daemon: FakeDaemon) -> None:
+    """Beside the spinner."""
+    daemon.answers["get_status"] = STATUS
+
+    with at_terminal("run", "hi") as terminal:
+        terminal.wait_for("waiting for an executor")
+        daemon.publish(STARTED, _ended("completed"))
+        code = terminal.wait()
+
+    assert code == 0
+
+
+@pytest.mark.parametrize("width", [0, 30])
+def test_what_is_waited_for_fits_the_terminal(draining: threading.Event, width: int) -> None:
+    """A line that wraps could not be taken away; a terminal that does not say how wide it is has 80 columns."""
+    with at_terminal("run", "hi", width=width) as terminal:
+        terminal.wait_for("Waiting (")
+        draining.set()
+        terminal.wait()
+
+    lines = [line.partition("\x1b")[0] for line in terminal.raw.split("\x1b[2K") if line.startswith("Waiting (")]
+    assert lines
+    assert all(20 < len(line.rstrip("\r")) < (width or 80) for line in lines)

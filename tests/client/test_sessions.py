@@ -47,8 +47,59 @@ def test_lists_that_were_cut_say_so(daemon: FakeDaemon, hutch: Hutch) -> None:
 
     told = [hutch(*words) for words in (["ps", "-q"], ["inspect", "fix"])]
 
-    assert told[0] == (0, f"{SESSION.id}\n", "Only the newest are listed here.\n")
-    assert told[1][2] == "Only the newest are listed here.\n"
+    said = "Only the newest are listed here; `-n N` lists more, as far as an answer can hold them.\n"
+    assert told[0] == (0, f"{SESSION.id}\n", said)
+    assert told[1][2] == said
+
+
+def test_more_than_the_newest_can_be_listed(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """How many is said with -n."""
+    daemon.answers |= {"list_sessions": m.Sessions((SESSION,)), "list_turns": m.Turns((TURN,))}
+
+    assert hutch("ps", "-n", "1000")[0] == 0
+    assert hutch("inspect", "fix", "-n", "1000")[0] == 0
+    assert daemon.asked("list_sessions") == [m.ListSessions(state="open", limit=1000)]
+    assert daemon.asked("list_turns") == [m.ListTurns(SESSION.id, limit=1000)]
+
+
+def test_what_keeps_a_session_from_being_stopped_or_removed_comes_with_the_command_that_does_it(
+    daemon: FakeDaemon, hutch: Hutch
+) -> None:
+    """A running turn, an open session: the option and the words to type."""
+
+    def busy(params: m.CloseSession) -> m.Session:
+        if not params.force:
+            raise HutchError(Reason.WRONG_STATE, "A turn runs.")
+        return SESSION
+
+    daemon.answers["close_session"] = busy
+
+    stop, remove = hutch("stop", "fix"), hutch("rm", "fix")
+
+    assert stop == (1, "", "hutch: A turn of fix runs or waits. `hutch stop -f fix` (--force) stops it too.\n")
+    assert remove[0] == 1
+    assert "`hutch stop fix` closes it; `hutch rm -f fix` (--force) does both" in remove[2]
+    assert daemon.asked("delete_session") == []
+
+
+def test_a_session_that_is_refused_does_not_spare_the_others(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """Each refusal is told; the exit code is that of the first."""
+
+    def one(params: m.SessionRef) -> m.Session:
+        if params.session == "gone":
+            raise HutchError(Reason.NOT_FOUND, "There is no session gone.")
+        return msgspec.structs.replace(SESSION, id=params.session, state="closed")
+
+    def close(params: m.CloseSession) -> m.Session:
+        return one(m.SessionRef(params.session))
+
+    daemon.answers |= {"get_session": one, "close_session": close, "delete_session": m.Nothing()}
+
+    told = [hutch(name, "one", "gone", "two") for name in ("stop", "rm")]
+
+    assert told == [(1, "", "hutch: There is no session gone.\n")] * 2
+    assert [asked.session for asked in daemon.asked("close_session")] == ["one", "gone", "two"]
+    assert daemon.asked("delete_session") == [m.SessionRef("one"), m.SessionRef("two")]
 
 
 def test_inspect_shows_isolation_keys_and_turns(daemon: FakeDaemon, hutch: Hutch) -> None:
@@ -142,4 +193,5 @@ def test_help_lists_every_command(hutch: Hutch) -> None:
     code, out, _ = hutch()
 
     assert code == 0
+    assert hutch("help", "ps") == hutch("ps", "-h")
     assert all(f"\n  {name} " in out for name in ("run", "ps", "approve", "policy", "key", "daemon", "doctor"))

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import argparse
+import importlib
+import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import msgspec
 import pytest
 
-from hutch_client.commands import MODULES
+from hutch_client.commands import MODULES, Parser
 from hutch_shared import messages as m
 from tests.client.fake_daemon import SESSION, FakeDaemon, event
 
@@ -71,3 +76,91 @@ def test_every_command_explains_itself(daemon: FakeDaemon, name: str, capsys: py
 
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: hutch {name}")
+
+
+def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:
+        for child in action.choices.values() if isinstance(action, argparse._SubParsersAction) else ():
+            yield from _parsers(child)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_option_of_every_command_says_what_it_is_for(name: str) -> None:
+    """Whoever asks with -h gets an answer to the whole of it."""
+    command = importlib.import_module(f"hutch_client.commands.{MODULES[name]}").COMMANDS[name]
+    parser = Parser(prog=f"hutch {name}", description=command.doc)
+    command.arguments(parser)
+
+    for one in _parsers(parser):
+        assert one.description
+        for action in one._actions:
+            is_told = action.help or isinstance(action, argparse._SubParsersAction)
+            assert is_told, f"{one.prog} {'/'.join(action.option_strings) or action.dest}"
+
+
+@pytest.mark.parametrize("words", [["key"], ["policy"], ["daemon"]])
+def test_a_group_without_a_verb_lists_its_verbs(
+    daemon: FakeDaemon, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is wrong usage, so on standard error."""
+    from hutch_client.__main__ import main
+
+    assert main(words) == 2
+
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "what to do:" in printed.err
+
+
+@pytest.mark.parametrize("words", [["ps"], ["logs", SESSION.id], ["key", "ls"], ["help"]])
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_standard_stream_that_is_closed_disturbs_nothing(daemon: FakeDaemon, words: list[str], closed: int) -> None:
+    """Nothing else comes in its place, such as a socket that what is printed would go to."""
+    daemon.answers |= {
+        "list_sessions": m.Sessions((SESSION,)),
+        "read_events": m.EventsPage((), "j-1", 0, more=False),
+        "list_api_keys": m.ApiKeys(()),
+    }
+    start = "import os, sys; os.close(int(sys.argv[1])); os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
+    argv = [sys.executable, "-c", start, str(closed), "-m", "hutch_client", *words]
+
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+@pytest.mark.parametrize("words", [["ps"], ["logs", SESSION.id], ["help"]])
+def test_output_that_cannot_be_written_is_told(daemon: FakeDaemon, words: list[str]) -> None:
+    """A full disk is no success, and no traceback."""
+    raw = msgspec.Raw(msgspec.json.encode(event(1, "text", {"text": "Hello"})))
+    daemon.answers |= {
+        "list_sessions": m.Sessions((SESSION,)),
+        "read_events": m.EventsPage((raw,), "j-1", 1, more=False),
+    }
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "hutch_client", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+
+    assert (done.returncode, done.stderr.splitlines()) == (
+        1,
+        ["hutch: What was to be printed could not be written: No space left on device."],
+    )
+
+
+def test_what_a_stream_cannot_encode_stops_nothing(daemon: FakeDaemon) -> None:
+    """Text gets question marks; JSON is escaped, so that programs lose nothing."""
+    raw = msgspec.Raw(msgspec.json.encode(event(1, "text", {"text": "wörld 😀"})))
+    daemon.answers["read_events"] = m.EventsPage((raw,), "j-1", 1, more=False)
+    argv = [sys.executable, "-m", "hutch_client", "logs", SESSION.id]
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+
+    text, lines = (
+        subprocess.run([*argv, *more], capture_output=True, check=True, env=ascii_only).stdout.decode("ascii")
+        for more in ([], ["-o", "jsonl"])
+    )
+
+    assert text == "w?rld ?\n"
+    assert json.loads(lines)["data"]["text"] == "wörld 😀"

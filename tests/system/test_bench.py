@@ -13,7 +13,7 @@ from scripts.benching.wire import frame
 
 pytestmark = pytest.mark.system
 
-CASES = {"rpc": 8, "floods": 3, "relay": 18, "prompt": 3, "stream": 2, "memory": 4, "ps": 2, "judge": 2, "broker": 6}
+CASES = {"rpc": 8, "floods": 3, "relay": 18, "prompt": 3, "stream": 2, "memory": 4, "ps": 2, "judge": 2, "broker": 7}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -201,9 +201,9 @@ async def test_a_lease_is_refused_to_another_account(shared: Host, stranger: int
             command, input=request(token), capture_output=True, user=stranger, group=stranger, check=False, cwd="/"
         )
 
-    modes = {path: path.stat().st_mode for path in (shared.root, shared.runtime, door, door / "broker.sock")}
     async with shared.client() as hutch:
-        mine = await leased(shared, hutch, "account")
+        mine = await leased(shared, hutch, "account")  # from the first lease on there is a broker
+        modes = {path: path.stat().st_mode for path in (shared.root, shared.runtime, door, door / "broker.sock")}
         shut_out = await anyio.to_thread.run_sync(knock, mine.token)
         try:
             for path in modes:

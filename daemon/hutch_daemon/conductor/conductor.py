@@ -233,7 +233,8 @@ class Conductor:
         warning = None
         if others and fresh:
             names = ", ".join(one.name if caller.may_see(one.owner) else "another user's" for one in others)
-            warning = f"Another open session works in {row.cwd}: {names}."
+            who = "Another open session works" if len(others) == 1 else "Other open sessions work"
+            warning = f"{who} in {row.cwd}: {names}."
         if kept.state == "open":
             self._loop(kept.id, kept.owner).warm_up()
         return await self._view(kept, warning)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import get_args
 
 from hutch_daemon.conductor.callers import Caller, SessionOf
 from hutch_daemon.conductor.parts import PROVIDER_OF, Parts
@@ -13,6 +15,7 @@ from hutch_daemon.store import audit
 from hutch_daemon.store.rows import AuditRow, KeyRow
 from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
+from hutch_shared.broker_link import DialectName
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Notice
 from hutch_shared.times import from_wire, now_ms
@@ -33,6 +36,7 @@ class KeySide:
     """The key methods of the client socket."""
 
     def __init__(self, parts: Parts, session_of: SessionOf) -> None:
+        self._settings = parts.settings
         self._store = parts.store
         self._vault = parts.vault
         self._grants = parts.grants
@@ -43,7 +47,16 @@ class KeySide:
         parts.leases.on_key = self._note_key
 
     async def put_api_key(self, caller: Caller, params: m.PutApiKey) -> m.ApiKey:
-        """Keep a credential of the caller."""
+        """Keep a credential of the caller; one for a provider that nothing is known of could never be used."""
+        known = {*get_args(DialectName), *self._settings().providers}
+        if params.provider not in known:
+            near = get_close_matches(params.provider, known, 1)
+            raise HutchError(
+                Reason.INVALID_PARAMS,
+                f"There is no provider {params.provider}{f'; did you mean {near[0]}?' if near else '.'} Known here:"
+                f" {', '.join(sorted(known))}. Another is defined in the settings, by"
+                f" [providers.{params.provider}] with base_url and dialect.",
+            )
         refresh = None
         if params.refresh_token is not None:
             if params.refresh_url is None or params.client_id is None:

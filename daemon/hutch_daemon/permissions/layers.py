@@ -100,7 +100,9 @@ def compile_policy(layers: Sequence[Layer], *, bypass_forbidden: bool = False, h
             broken = broken or f"{where} cannot be read as a policy: {layer.broken}"
         untrusted = layer.name == "project" and not layer.trusted
         if untrusted and layer.allow:
-            problems.append(f"{where}: {len(layer.allow)} rules that allow are left out until the project is trusted")
+            count = len(layer.allow)
+            subject = "1 rule that allows is" if count == 1 else f"{count} rules that allow are"
+            problems.append(f"{where}: {subject} left out until the project is trusted")
         for effect in _EFFECTS:
             if untrusted and effect == "allow":
                 continue

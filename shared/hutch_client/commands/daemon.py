@@ -13,7 +13,7 @@ from typing import Any
 
 from hutch_client import exits
 from hutch_client.blocking import PROTOCOL, Connection
-from hutch_client.commands import Command, group
+from hutch_client.commands import Command, group, number, output, seconds
 from hutch_client.endpoint import socket_path
 from hutch_client.tables import ago, count, fields, print_json, table
 from hutch_client.untrusted import one_line, plain
@@ -26,7 +26,7 @@ __all__ = ["COMMANDS"]
 
 
 def _output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    output(parser, "text", "json")
 
 
 def _nothing(parser: argparse.ArgumentParser) -> None:
@@ -202,7 +202,7 @@ _REMEDIES = {
 
 def _start_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--timeout", type=float, default=30.0, metavar="S", help="wait so long for it (default: %(default)g)"
+        "--timeout", type=seconds, default=30.0, metavar="S", help="wait so long for it (default: %(default)g)"
     )
 
 
@@ -220,7 +220,9 @@ def _stop_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(how="drain")
     for word, doc in _WAYS.items():
         how.add_argument(f"--{word}", action="store_const", dest="how", const=word, help=doc)
-    parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="drain so long (default: %(default)g)")
+    parser.add_argument(
+        "--timeout", type=seconds, default=60.0, metavar="S", help="drain so long (default: %(default)g)"
+    )
 
 
 _WAYS = {
@@ -258,7 +260,7 @@ def _run(given: argparse.Namespace) -> int:
 
 def _logs_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-n", "--lines", type=int, default=50, metavar="N", help="the last N lines (default: %(default)d)"
+        "-n", "--lines", type=number, default=50, metavar="N", help="the last N lines (default: %(default)d)"
     )
     parser.add_argument("-f", "--follow", action="store_true", help="go on with what comes")
 

@@ -12,7 +12,7 @@ import msgspec
 
 from hutch_client import exits
 from hutch_client.client import HutchClient
-from hutch_client.commands import Command
+from hutch_client.commands import Command, number, output, seconds
 from hutch_client.questions import headline
 from hutch_client.show import Screen
 from hutch_client.untrusted import escaped_json, one_line, plain
@@ -37,9 +37,9 @@ def _talk(conversation: Callable[[HutchClient], Awaitable[int]]) -> int:
 def _attach_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("session", metavar="SESSION", help="id, beginning of an id, or name")
     parser.add_argument(
-        "--since", type=int, metavar="SEQ", help=f"begin after this event (default: the last {_LOOK_BACK})"
+        "--since", type=number, metavar="SEQ", help=f"begin after this event (default: the last {_LOOK_BACK})"
     )
-    parser.add_argument("-o", "--output", choices=("text", "jsonl"), default="text")
+    output(parser, "text", "jsonl")
     parser.add_argument("--no-input", action="store_true", help="exit 5 when something is asked")
 
 
@@ -57,9 +57,9 @@ def _logs_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("session", metavar="SESSION", help="id, beginning of an id, or name")
     parser.add_argument("-f", "--follow", action="store_true", help="go on with what comes")
     parser.add_argument(
-        "--since", type=int, default=0, metavar="SEQ", help="begin after this event (default: the first)"
+        "--since", type=number, default=0, metavar="SEQ", help="begin after this event (default: the first)"
     )
-    parser.add_argument("-o", "--output", choices=("text", "jsonl"), default="text")
+    output(parser, "text", "jsonl")
 
 
 def _logs(given: argparse.Namespace) -> int:
@@ -101,7 +101,9 @@ async def _history(hutch: HutchClient, session: m.Session, after: int) -> AsyncI
 
 def _wait_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sessions", metavar="SESSION", nargs="+", help="id, beginning of an id, or name")
-    parser.add_argument("--timeout", type=float, metavar="S", help="give up after so many seconds, with exit code 124")
+    parser.add_argument(
+        "--timeout", type=seconds, metavar="S", help="give up after so many seconds, with exit code 124"
+    )
 
 
 def _wait(given: argparse.Namespace) -> int:

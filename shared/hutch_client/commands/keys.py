@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from hutch_client import exits
 from hutch_client.blocking import Connection
-from hutch_client.commands import Command, group
+from hutch_client.commands import Command, group, output
 from hutch_client.tables import fields, print_json, table
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.secret import Secret
@@ -35,11 +35,15 @@ def _which(parser: argparse.ArgumentParser) -> None:
 
 
 def _output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    output(parser, "text", "json")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     _which(parser)
+    parser.set_defaults(
+        surplus="a key is never an argument, where others can see it: it is asked for, or read from standard input."
+        " If what you gave was one, your shell remembers it"
+    )
     parser.add_argument("--base-url", metavar="URL", help="where it is sent instead of to the provider, and only there")
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
@@ -68,7 +72,10 @@ def _read_key(provider: str) -> Secret:
     if sys.stdin.isatty():
         import getpass
 
-        key = getpass.getpass(f"Key for {provider} (not shown): ").strip()
+        try:
+            key = getpass.getpass(f"Key for {provider} (not shown): ").strip()
+        except EOFError:
+            key = ""
     else:
         key = sys.stdin.readline(_LONGEST).strip()
     if not key:
@@ -173,8 +180,9 @@ def _nothing(parser: argparse.ArgumentParser) -> None:
 def _rotate(given: argparse.Namespace) -> int:
     with Connection(timeout=600.0) as hutch:
         done = hutch.call("rotate_master_key")
+    wrapped = "1 envelope was" if done["wrapped"] == 1 else f"{done['wrapped']} envelopes were"
     print(
-        f"The master key is a new one ({done['source']}); {done['wrapped']} envelopes were wrapped anew."
+        f"The master key is a new one ({done['source']}); {wrapped} wrapped anew."
         " A backup from before needs the old one: make a new backup.",
         file=sys.stderr,
     )

@@ -10,8 +10,8 @@ from typing import Any
 
 from hutch_client import exits
 from hutch_client.blocking import Connection
-from hutch_client.commands import Command, group
-from hutch_client.commands.sessions import MODES
+from hutch_client.commands import Command, group, output
+from hutch_client.commands.sessions import MODES, real_directory
 from hutch_client.tables import count, fields, print_json
 from hutch_client.untrusted import one_line, visible
 from hutch_shared.errors import HutchError, Reason
@@ -35,7 +35,7 @@ _MAIN_PARAMETER = {
 
 
 def _output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    output(parser, "text", "json")
 
 
 def _where(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def _place(hutch: Connection, given: argparse.Namespace) -> dict[str, Any]:
         session = hutch.call("get_session", session=given.session)
         place, cwd = {"session": session["id"]}, session["cwd"]
     else:
-        cwd = os.path.realpath(given.directory or ".")
+        cwd = real_directory(given.directory)
         place = {"cwd": cwd}
     project = read_project_file(cwd)
     if project is None or (given.session and project.text.startswith(UNUSABLE)):  # its executor may see more than we do
@@ -122,7 +122,10 @@ def _explain(given: argparse.Namespace) -> int:
                 ("layer", told.get("layer")),
                 ("why", told["why"]),
                 *(("program", " ".join(words)) for words in told.get("programs", ())),
-                *(("always", f"{one['rule']}  {one.get('note', '')}") for one in told.get("suggestions", ())),
+                *(
+                    ("always", " — ".join(filter(None, (one["rule"], one.get("note")))))
+                    for one in told.get("suggestions", ())
+                ),
                 *(("problem", problem) for problem in told.get("problems", ())),
             ]
         )
@@ -138,8 +141,10 @@ def _test_arguments(parser: argparse.ArgumentParser) -> None:
 def _test(given: argparse.Namespace) -> int:
     try:
         cases = sys.stdin.read() if given.file == "-" else _read(given.file)
-    except (OSError, UnicodeDecodeError) as error:
-        raise HutchError(Reason.INVALID_PARAMS, f"{given.file} cannot be read: {error}.") from None
+    except OSError as error:
+        raise HutchError(Reason.INVALID_PARAMS, f"{given.file} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise HutchError(Reason.INVALID_PARAMS, f"{given.file} cannot be read: it is not UTF-8.") from None
     with Connection(timeout=300.0) as hutch:
         report = hutch.call("test_policy", cases=cases)
     bad = [(title, report.get(name, ())) for name, title in _FAULTS.items()]
@@ -165,13 +170,13 @@ def _read(path: str) -> str:
 
 
 def _change_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("effect", choices=_EFFECTS)
+    parser.add_argument("effect", choices=_EFFECTS, help="deny beats ask, and ask beats allow")
     parser.add_argument("rules", metavar="RULE", nargs="+", help="such as 'Bash(npm run test:*)'")
     parser.add_argument("-C", "--directory", metavar="DIR", help="for this project alone (default: for all of yours)")
 
 
 def _change(given: argparse.Namespace, what: str) -> int:
-    cwd = os.path.realpath(given.directory) if given.directory else None
+    cwd = real_directory(given.directory) if given.directory else None
     with Connection() as hutch:
         view = hutch.call("change_rules", **{what: {given.effect: given.rules}}, cwd=cwd)
     for problem in view.get("problems", ()):
@@ -198,9 +203,12 @@ def _trust(given: argparse.Namespace, *, trust: bool) -> int:
         )
     with Connection() as hutch:
         hutch.call("trust_policy", path=project.path, digest=project.digest, trust=trust)
+        problems = hutch.call("show_policy", cwd=cwd, project=project._asdict()).get("problems", ()) if trust else ()
     if trust:
         print(f"{visible(project.text).rstrip()}\n", file=sys.stderr)
         print(f"Trusted, until it changes: {project.path} (sha256 {project.digest[:12]}…)", file=sys.stderr)
+        for problem in problems:
+            print(f"! {one_line(problem)}", file=sys.stderr)
     else:
         print(f"No longer trusted: {project.path}", file=sys.stderr)
     return exits.OK

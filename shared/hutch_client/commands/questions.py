@@ -9,9 +9,9 @@ from typing import Any
 
 from hutch_client import exits
 from hutch_client.blocking import Connection
-from hutch_client.commands import Command
+from hutch_client.commands import Command, output
 from hutch_client.questions import chosen, headline
-from hutch_client.tables import ago, print_json, print_lines, table
+from hutch_client.tables import ago, count, print_json, print_lines, table
 from hutch_client.untrusted import one_line
 from hutch_shared.errors import HutchError, Reason
 
@@ -22,7 +22,7 @@ def _pending_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("session", metavar="SESSION", nargs="?", help="of one session alone")
     parser.add_argument("-a", "--all", action="store_true", help="settled ones too")
     parser.add_argument("-w", "--watch", action="store_true", help="go on and print each new question")
-    parser.add_argument("-o", "--output", choices=("text", "json", "jsonl"), default="text")
+    output(parser, "text", "json", "jsonl")
 
 
 def _pending(given: argparse.Namespace) -> int:
@@ -167,7 +167,8 @@ def _answer(given: argparse.Namespace) -> int:
         questions = asked.get("questions", ())
         if len(given.answers) != len(questions):
             raise HutchError(
-                Reason.INVALID_PARAMS, f"{asked['id']} has {len(questions)} questions: give one answer for each."
+                Reason.INVALID_PARAMS,
+                f"{asked['id']} has {count(len(questions), 'question')}: give one answer for each.",
             )
         answers = {}
         for question, line in zip(questions, given.answers, strict=True):

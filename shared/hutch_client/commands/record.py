@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from hutch_client import exits
 from hutch_client.blocking import Connection
-from hutch_client.commands import Command
+from hutch_client.commands import Command, output
+from hutch_client.since import FORMS, read_since
 from hutch_client.tables import print_json, print_lines, table, usage_words
 
 __all__ = ["COMMANDS"]
@@ -21,14 +22,15 @@ def _audit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--session", metavar="SESSION", help="of one session: id, beginning of an id, or name")
     parser.add_argument("--action", help="of one kind, such as permission, set_permission_mode, change_rules")
     parser.add_argument("--outcome", help="with one outcome, such as allowed, denied, expired")
-    parser.add_argument("--since", metavar="TIME", help="since an RFC 3339 time, such as 2026-01-31T00:00:00Z")
-    parser.add_argument("-o", "--output", choices=("text", "jsonl"), default="text")
+    parser.add_argument("--since", metavar="TIME", help=f"since then: {FORMS}")
+    output(parser, "text", "jsonl")
 
 
 def _audit(given: argparse.Namespace) -> int:
+    since = given.since and read_since(given.since)
     with Connection() as hutch:
         session = given.session and hutch.call("get_session", session=given.session)["id"]
-        entries = _entries(hutch, session=session, action=given.action, outcome=given.outcome, since=given.since)
+        entries = _entries(hutch, session=session, action=given.action, outcome=given.outcome, since=since)
         if given.output == "jsonl":
             print_lines(entries)
         else:
@@ -54,16 +56,22 @@ def _entries(hutch: Connection, **filters: str | None) -> Iterator[dict[str, Any
 
 
 def _usage_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--by", choices=("session", "account", "day", "model"), default="session")
+    parser.add_argument(
+        "--by",
+        choices=("session", "account", "day", "model"),
+        default="session",
+        help="one row for each (default: %(default)s)",
+    )
     parser.add_argument("--session", metavar="SESSION", help="of one session: id, beginning of an id, or name")
-    parser.add_argument("--since", metavar="TIME", help="since an RFC 3339 time")
-    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    parser.add_argument("--since", metavar="TIME", help=f"since then: {FORMS}")
+    output(parser, "text", "json")
 
 
 def _usage(given: argparse.Namespace) -> int:
+    since = given.since and read_since(given.since)
     with Connection() as hutch:
         session = given.session and hutch.call("get_session", session=given.session)["id"]
-        rows = hutch.call("get_usage", by=given.by, session=session, since=given.since)["rows"]
+        rows = hutch.call("get_usage", by=given.by, session=session, since=since)["rows"]
     if given.output == "json":
         print_json(rows)
         return exits.OK

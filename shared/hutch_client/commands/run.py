@@ -11,11 +11,12 @@ import msgspec
 
 from hutch_client import exits, starting
 from hutch_client.client import HutchClient
-from hutch_client.commands import Command
-from hutch_client.commands.sessions import MODES
+from hutch_client.commands import Command, output, seconds
+from hutch_client.commands.sessions import MODES, real_directory
 from hutch_client.endpoint import socket_path
 from hutch_client.tables import print_json
 from hutch_client.untrusted import one_line
+from hutch_client.waiting import telling
 from hutch_client.watch import Manner, Watch
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
@@ -24,22 +25,30 @@ __all__ = ["COMMANDS"]
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="- (or nothing, in a pipe): from standard input")
+    parser.add_argument(
+        "prompt", metavar="PROMPT", nargs="?", help="what is to be done; - (or nothing, in a pipe): from standard input"
+    )
     parser.add_argument("-C", "--directory", metavar="DIR", help="work there (default: the present directory)")
     parser.add_argument("--session", metavar="SESSION", help="go on in this session: id, beginning of an id, or name")
-    parser.add_argument("--agent", help="claude (the default), script, …")
+    parser.add_argument("--agent", help="claude (the default) or script, which plays a file")
     parser.add_argument("--name", help="name of the new session")
     parser.add_argument("--mode", choices=MODES, help="what may happen without asking")
-    parser.add_argument("--allow", action="append", default=[], metavar="RULE", help="such as 'Bash(npm test:*)'")
-    parser.add_argument("--ask", action="append", default=[], metavar="RULE")
-    parser.add_argument("--deny", action="append", default=[], metavar="RULE")
-    parser.add_argument("--model")
+    parser.add_argument(
+        "--allow", action="append", default=[], metavar="RULE", help="lets it happen: 'Bash(npm test:*)'"
+    )
+    parser.add_argument("--ask", action="append", default=[], metavar="RULE", help="asks, whatever allows it")
+    parser.add_argument("--deny", action="append", default=[], metavar="RULE", help="refuses it, whatever allows it")
+    parser.add_argument("--model", help="the agent's model (default: the agent's own choice)")
     parser.add_argument("--script", metavar="FILE", help="with --agent script: the JSON lines that it plays")
-    parser.add_argument("--when-nobody", choices=("wait", "deny", "stop"), help="when nobody is there to answer")
+    parser.add_argument(
+        "--when-nobody",
+        choices=("wait", "deny", "stop"),
+        help="what becomes of a question when nobody is there to answer (default: the settings' when_nobody)",
+    )
     parser.add_argument("-d", "--detach", action="store_true", help="print the session's id and leave")
-    parser.add_argument("-o", "--output", choices=("text", "jsonl", "json"), default="text")
+    output(parser, "text", "jsonl", "json")
     parser.add_argument("--no-input", action="store_true", help="exit 5 when something is asked")
-    parser.add_argument("--timeout", type=float, metavar="S", help="stop the turn after so many seconds")
+    parser.add_argument("--timeout", type=seconds, metavar="S", help="stop the turn after so many seconds")
 
 
 _OF_NEW_SESSIONS = ("directory", "agent", "name", "mode", "allow", "ask", "deny", "model", "script", "when_nobody")
@@ -50,9 +59,10 @@ def _run(given: argparse.Namespace) -> int:
     if misplaced:
         option = misplaced[0].replace("_", "-")
         raise HutchError(Reason.INVALID_PARAMS, f"--{option} is for a new session; {given.session} has its own.")
+    opened = None if given.session else _new_session(given)  # what is wrong with it is said before anything is begun
     prompt = _read_prompt(given.prompt)
     _ensure_daemon()
-    return anyio.run(_talk, given, prompt)
+    return anyio.run(_talk, given, opened, prompt)
 
 
 def _read_prompt(prompt: str | None) -> str:
@@ -72,15 +82,14 @@ def _ensure_daemon() -> None:
             print(f"Started hutchd (pid {pid}); `hutch daemon stop` ends it.", file=sys.stderr)
 
 
-async def _talk(given: argparse.Namespace, prompt: str) -> int:
+async def _talk(given: argparse.Namespace, opened: m.OpenSession | None, prompt: str) -> int:
     async with HutchClient.connect() as hutch:
-        if given.session:
-            session = await hutch.get_session(given.session)
-        else:
-            session = await hutch.open_session(_new_session(given))
+        async with telling(lambda: _refusal(hutch)):
+            session = await (hutch.open_session(opened) if opened else _find(hutch, given.session))
         if session.warning:
             print(f"! {one_line(session.warning)}", file=sys.stderr)
-        turn = await hutch.submit_prompt(session.id, prompt, timeout=given.timeout)
+        async with telling(lambda: _refusal(hutch)):
+            turn = await hutch.submit_prompt(session.id, prompt, timeout=given.timeout)
         if session.active_turn is not None:
             print("Queued: another turn of this session runs.", file=sys.stderr)
         if given.detach:
@@ -96,11 +105,31 @@ async def _talk(given: argparse.Namespace, prompt: str) -> int:
         return code
 
 
+async def _find(hutch: HutchClient, ref: str) -> m.Session:
+    """Return the session that is to go on. HutchError SESSION_CLOSED, with what can be done instead."""
+    session = await hutch.get_session(ref)
+    if session.state == "closed":
+        fork = f"`hutch fork {ref}` opens one that goes on from its conversation, and " if session.agent_session else ""
+        raise HutchError(
+            Reason.SESSION_CLOSED, f"{ref} is closed: {fork}`hutch run` without --session begins a new one."
+        )
+    return session
+
+
+def _refusal(hutch: HutchClient) -> str:
+    return f"hutchd: {hutch.refusal.message}" if hutch.refusal else "hutchd, which has not answered yet"
+
+
 def _new_session(given: argparse.Namespace) -> m.OpenSession:
-    cwd = os.path.realpath(given.directory or ".")
-    if not os.path.isdir(cwd):
-        raise HutchError(Reason.INVALID_PARAMS, f"There is no directory {cwd}.")
+    cwd = real_directory(given.directory)
     script = given.script and os.path.abspath(given.script)
+    if script:
+        if given.agent not in (None, "script"):
+            raise HutchError(Reason.INVALID_PARAMS, f"--script is for `--agent script`, not for {given.agent}.")
+        try:
+            open(script, "rb").close()
+        except OSError as error:
+            raise HutchError(Reason.INVALID_PARAMS, f"{script} cannot be read: {error.strerror}.") from None
     return m.OpenSession(
         agent=given.agent or ("script" if script else "claude"),
         cwd=cwd,

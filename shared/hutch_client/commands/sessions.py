@@ -4,31 +4,46 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hutch_client import exits
 from hutch_client.blocking import Connection
-from hutch_client.commands import Command
+from hutch_client.commands import Command, number, output
 from hutch_client.tables import ago, fields, print_json, print_lines, table, usage_words
-from hutch_client.untrusted import one_line
+from hutch_client.untrusted import one_line, plain
+from hutch_shared.errors import HutchError, Reason
 
-__all__ = ["COMMANDS", "MODES"]
+__all__ = ["COMMANDS", "MODES", "real_directory"]
 
 MODES = ("ask", "accept_edits", "plan", "bypass", "unattended")
+
+
+def real_directory(given: str | None) -> str:
+    """Return the real path of the directory that an option names, else of the present one; INVALID_PARAMS."""
+    cwd = os.path.realpath(given or ".")
+    if not os.path.isdir(cwd):
+        what = "is no directory" if os.path.exists(cwd) else "is not there"
+        raise HutchError(Reason.INVALID_PARAMS, f"{cwd} {what}.")
+    return cwd
 
 
 def _ps_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-a", "--all", action="store_true", help="closed sessions too")
     parser.add_argument("--everyone", action="store_true", help="sessions of all accounts (administrators)")
+    _newest(parser, "sessions")
     parser.add_argument("-q", "--quiet", action="store_true", help="ids alone")
-    parser.add_argument("-o", "--output", choices=("text", "json", "jsonl"), default="text")
+    output(parser, "text", "json", "jsonl")
 
 
 def _ps(given: argparse.Namespace) -> int:
     with Connection() as hutch:
-        found = hutch.call("list_sessions", state=None if given.all else "open", all_owners=given.everyone)
+        found = hutch.call(
+            "list_sessions", state=None if given.all else "open", all_owners=given.everyone, limit=given.limit
+        )
     sessions = found["sessions"]
     _tell_older(found)
     if given.output == "json":
@@ -53,9 +68,15 @@ def _ps(given: argparse.Namespace) -> int:
     return exits.OK
 
 
+def _newest(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "-n", "--limit", type=number, default=200, metavar="N", help=f"the newest N {what} (default: %(default)d)"
+    )
+
+
 def _tell_older(found: dict[str, Any]) -> None:
     if found.get("more"):
-        print("Only the newest are listed here.", file=sys.stderr)
+        print("Only the newest are listed here; `-n N` lists more, as far as an answer can hold them.", file=sys.stderr)
 
 
 def _row(session: dict[str, Any], now: float, everyone: bool) -> list[object]:
@@ -89,13 +110,14 @@ def _one_session(parser: argparse.ArgumentParser) -> None:
 
 def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
     _one_session(parser)
-    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    _newest(parser, "turns")
+    output(parser, "text", "json")
 
 
 def _inspect(given: argparse.Namespace) -> int:
     with Connection() as hutch:
         session = hutch.call("get_session", session=given.session)
-        found = hutch.call("list_turns", session=session["id"])
+        found = hutch.call("list_turns", session=session["id"], limit=given.limit)
     turns = found["turns"]
     _tell_older(found)
     if given.output == "json":
@@ -143,7 +165,7 @@ def _turn_row(turn: dict[str, Any]) -> list[object]:
 
 def _mode_arguments(parser: argparse.ArgumentParser) -> None:
     _one_session(parser)
-    parser.add_argument("mode", choices=MODES)
+    parser.add_argument("mode", choices=MODES, help="what may happen without asking")
 
 
 def _mode(given: argparse.Namespace) -> int:
@@ -180,9 +202,32 @@ def _stop_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _stop(given: argparse.Namespace) -> int:
     with Connection(timeout=120.0) as hutch:
-        for session in given.sessions:
-            hutch.call("close_session", session=session, force=given.force)
-    return exits.OK
+
+        def stop(ref: str) -> None:
+            try:
+                hutch.call("close_session", session=ref, force=given.force)
+            except HutchError as error:
+                if error.reason is not Reason.WRONG_STATE or given.force:
+                    raise
+                raise HutchError(
+                    error.reason, f"A turn of {ref} runs or waits. `hutch stop -f {ref}` (--force) stops it too."
+                ) from None
+
+        return _each(given.sessions, stop)
+
+
+def _each(refs: Iterable[str], act: Callable[[str], None]) -> int:
+    """Do it to each; what is refused is told and does not spare the others. Return the first refusal's exit code."""
+    code = exits.OK
+    for ref in refs:
+        try:
+            act(ref)
+        except HutchError as error:
+            if error.reason in (Reason.CONNECTION_LOST, Reason.TIMED_OUT):
+                raise
+            print(f"hutch: {plain(error.message)}", file=sys.stderr)
+            code = code or exits.of_error(error)
+    return code
 
 
 def _rm_arguments(parser: argparse.ArgumentParser) -> None:
@@ -192,12 +237,20 @@ def _rm_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _rm(given: argparse.Namespace) -> int:
     with Connection(timeout=120.0) as hutch:
-        for ref in given.sessions:
+
+        def remove(ref: str) -> None:
             session = hutch.call("get_session", session=ref)
-            if given.force and session["state"] == "open":
+            if session["state"] == "open":
+                if not given.force:
+                    raise HutchError(
+                        Reason.WRONG_STATE,
+                        f"{ref} is open. `hutch stop {ref}` closes it; `hutch rm -f {ref}` (--force) does both, also"
+                        " while a turn runs.",
+                    )
                 hutch.call("close_session", session=session["id"], force=True)
             hutch.call("delete_session", session=session["id"])
-    return exits.OK
+
+        return _each(given.sessions, remove)
 
 
 def _fork_arguments(parser: argparse.ArgumentParser) -> None:

@@ -213,3 +213,16 @@ def test_numbers_and_names_have_bounds(kind: type[msgspec.Struct], text: bytes) 
     """What no store could count and no clock could wait for is refused where it is read."""
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(text, type=kind)
+
+
+async def test_a_key_for_a_provider_that_nothing_is_known_of_is_refused(stage: Stage) -> None:
+    """The nearest known one is named, and how another is defined."""
+    async with stage.hutchd():
+        with pytest.raises(HutchError) as refused:
+            await stage.conductor.put_api_key(stage.me, m.PutApiKey("antropic", "sk-" + "x" * 40))
+        listed = await stage.conductor.list_api_keys(stage.me, m.Nothing())
+
+        assert refused.value.reason is Reason.INVALID_PARAMS
+        assert "did you mean anthropic? Known here: anthropic, bedrock, gemini" in refused.value.message
+        assert "[providers.antropic] with base_url and dialect" in refused.value.message
+        assert listed.keys == ()

@@ -58,6 +58,30 @@ async def test_the_same_key_makes_one_turn(stage: Stage) -> None:
         assert refused.value.reason is Reason.CONFLICT
 
 
+async def test_a_session_that_is_opened_again_while_its_executor_dials_goes_on(stage: Stage) -> None:
+    """The repeated call waits for the executor; a prompt that comes after that runs, and the session can be closed."""
+
+    async def settle() -> None:
+        for _ in range(10):  # more than the session's task reads until it waits
+            await stage.events(session)
+
+    async with stage.hutchd():
+        session = await stage.open(idempotency_key="key-1")
+        await stage.ended(await stage.submit(session))
+        stage.executor.hang_up()
+        await settle()
+        await stage.open(idempotency_key="key-1")
+        await settle()
+        await stage.executor.dial()
+        await settle()
+
+        ended = await stage.ended(await stage.submit(session))
+        with anyio.fail_after(30):
+            closed = await stage.conductor.close_session(stage.me, m.CloseSession(session.id))
+
+        assert (ended.state, closed.state) == ("completed", "closed")
+
+
 async def test_interrupt_stops_the_running_turn(stage: Stage) -> None:
     """After interrupt_turn has answered the executor was told, and the turn ends as stopped."""
     stage.host.play = never_end
@@ -373,9 +397,11 @@ async def test_two_sessions_in_one_directory_are_warned_of(stage: Stage) -> None
         first = await stage.open(name="one")
 
         second = await stage.open(name="two")
+        third = await stage.open(name="three")
 
         assert first.warning is None
         assert second.warning == "Another open session works in /work: one."
+        assert third.warning == "Other open sessions work in /work: one, two."
 
 
 async def test_a_token_of_another_process_is_refused(stage: Stage) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ async def test_a_lease_is_worth_the_key_at_the_broker_alone(folder: Path) -> Non
         assert row.input_tokens > 0
         assert [(line.action, line.outcome) for line in lines] == [("get_api_key", "lease"), ("use_key", "given")]
         assert left is not None
-        assert left.leases[0].requests == 1000
+        assert left.leases[0].requests == 999
     for path in folder.rglob("*"):
         if path.is_file():
             content = path.read_bytes()
@@ -258,10 +259,25 @@ async def test_a_budget_ends_the_spending(folder: Path, restarts: bool) -> None:
     assert statuses == [200, 200, 200, 200, 402]
 
 
-async def refilled(broker: Broker) -> None:
+async def test_a_lease_is_given_back_what_it_used(folder: Path) -> None:
+    """Once that is a tenth of what it may use in advance: a session that goes on and on is never refused."""
+    async with serve(key=KEY, script=lambda _: SAY) as model, vault_stage(folder) as stage:
+        providers = {"anthropic": Provider(base_url=model.url)}
+        settings = Settings(providers=providers, broker=BrokerSettings(requests=20))
+        await stage.put()
+        async with stage.broker(settings, always).running() as broker:
+            grant = await broker.lease(session(), FAMILY, "anthropic", await row_of(stage))
+            statuses = [(await ask(grant))[0] for _ in range(2)]
+            await refilled(broker, 20)
+            await broker.revoke_session("s-1")
+
+    assert statuses == [200, 200]
+
+
+async def refilled(broker: Broker, requests: int = 1000) -> None:
     """Return when the broker was given back all that it is to have for the requests so far."""
     with anyio.fail_after(30):
-        while (found := await broker.status()) is None or found.leases[0].requests < 1000:
+        while (found := await broker.status()) is None or found.leases[0].requests < requests:
             await anyio.sleep(0.01)
 
 
@@ -347,6 +363,29 @@ async def test_the_broker_cannot_be_looked_into_and_shows_no_key(folder: Path) -
         assert b"proxy" not in seen.lower()
         assert owner == 0
         assert re.search(r"Max core file size +0 +0 ", limits)
+
+
+async def test_a_broker_without_descriptors_waits_for_some(folder: Path) -> None:
+    """Who dials then is answered once there are some again, and the log is not filled meanwhile."""
+    async with serve(key=KEY, script=lambda _: SAY) as model, working(folder, model.url) as (stage, broker):
+        grant = await broker.lease(session(), FAMILY, "anthropic", await row_of(stage))
+        pid = broker_pid(folder)
+        assert pid is not None
+        assert grant.unix_socket is not None
+        await ask(grant)
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (40, hard))
+        async with AsyncExitStack() as crowd:
+            for _ in range(60):
+                await crowd.enter_async_context(await dial(Path(grant.unix_socket)))
+            for _ in range(60):
+                await broker.status()  # in the meantime it takes those that it can
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+            status, _ = await ask(grant)
+        log = (folder / "broker.log").read_text()
+
+        assert status == 200
+        assert "Too many open files" not in log
 
 
 async def test_without_a_broker_a_lease_is_refused_with_the_reason(folder: Path) -> None:

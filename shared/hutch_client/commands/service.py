@@ -1,0 +1,402 @@
+"""service: have systemd or launchd run hutchd.
+
+What they read is written by `hutch_shared.units` alone. A file that a person changed is theirs: nothing here overwrites
+or removes it without `--force`. What runs is changed with `--now` only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from hutch_client import exits
+from hutch_client.commands import Command, group, output
+from hutch_client.tables import ago, fields, print_json
+from hutch_shared import units
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.paths import find_host
+from hutch_shared.unix import check_directory
+
+__all__ = ["COMMANDS", "Place", "install", "look", "place", "uninstall"]
+
+_BOOTED: Final = Path("/run/systemd/system")
+_TIMEOUT: Final = 120.0
+_SHOWN: Final = "Id,ActiveState,SubState,UnitFileState,MainPID,ActiveEnterTimestampMonotonic"
+
+State = Literal["absent", "current", "older", "changed"]
+"""Of a file: not there; as it would be written now; as Hutch wrote it for another place or version; a person's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a service of Hutch is described, what its files hold, and who reads them."""
+
+    folder: Path
+    texts: dict[str, str]
+    program: str
+    """What they start."""
+    system: bool
+    manager: Literal["systemd", "launchd"]
+    here: bool
+    """Whether that manager runs this host."""
+
+    @property
+    def systemctl(self) -> tuple[str, ...]:
+        """Return the command to tell systemd something."""
+        return ("systemctl",) if self.system else ("systemctl", "--user")
+
+    @property
+    def domain(self) -> str:
+        """Return where launchd keeps the service."""
+        return "system" if self.system else f"gui/{os.getuid()}"
+
+    @property
+    def starting(self) -> list[list[str]]:
+        """Return the commands that have the manager read the files and start hutchd, now and at each boot or log-in."""
+        if self.manager == "launchd":
+            return [["launchctl", "bootstrap", self.domain, str(self.folder / f"{units.LABEL}.plist")]]
+        return [[*self.systemctl, "daemon-reload"], [*self.systemctl, "enable", "--now", *self.texts]]
+
+    @property
+    def ending(self) -> list[str]:
+        """Return the command that undoes it."""
+        if self.manager == "launchd":
+            return ["launchctl", "bootout", f"{self.domain}/{units.LABEL}"]
+        return [*self.systemctl, "disable", "--now", *self.texts]
+
+    def states(self) -> dict[Path, State]:
+        """Look at each file."""
+        return {self.folder / name: _state(self.folder / name, text) for name, text in self.texts.items()}
+
+
+def place(*, system: bool) -> Place:
+    """Return the place for this person and this Hutch. HutchError INVALID_PARAMS for what no unit could hold."""
+    argv = _argv()
+    if sys.platform == "darwin":
+        folder = Path("/Library/LaunchDaemons") if system else Path.home() / "Library/LaunchAgents"
+        texts = units.launchd(argv, os.environ, system=system)
+        return Place(folder, texts, argv[0], system, "launchd", here=True)
+    config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    folder = Path("/etc/systemd/system") if system else Path(config, "systemd/user")
+    texts = units.systemd(argv, os.environ, system=system)
+    return Place(folder, texts, argv[0], system, "systemd", here=_BOOTED.is_dir())
+
+
+def install(where: Place, *, force: bool = False, now: bool = False) -> list[str]:
+    """Write the files, start hutchd with `now`; return the sentences that tell it.
+
+    HutchError: WRONG_STATE where nothing would read them or another hutchd is in the way, NOT_ALLOWED where a host's
+    service would not be root's alone, CONFLICT for files that a person changed (none is written then).
+    """
+    if not where.here:
+        raise HutchError(
+            Reason.WRONG_STATE,
+            f"systemd does not run this host (there is no {_BOOTED}): nothing would read the units. `--dry-run` prints"
+            " them; `hutch daemon start` starts hutchd without a service.",
+        )
+    _check_rights(where)
+    states = where.states()
+    changed = [str(path) for path, state in states.items() if state == "changed"]
+    if changed and not force:
+        raise HutchError(
+            Reason.CONFLICT,
+            f"{_and(changed)} {'is' if len(changed) == 1 else 'are'} not as Hutch wrote it: nothing was written."
+            " `--dry-run` prints what would be; `--force` overwrites it.",
+        )
+    if now and not look(where)["up"] and _answers(where):
+        raise HutchError(
+            Reason.WRONG_STATE,
+            "A hutchd runs that is no service: end it first (`hutch daemon stop`). Nothing was written.",
+        )
+    where.folder.mkdir(parents=True, exist_ok=True)
+    for path, state in states.items():
+        if state != "current":
+            _write(path, where.texts[path.name])
+    told = [f"{path}: {'as it was' if state == 'current' else 'written'}" for path, state in states.items()]
+    if now:
+        for command in where.starting:
+            _run(command)
+        told.append("hutchd is started, now and whenever the host is." if where.system else "hutchd is started.")
+    else:
+        told.append(f"To start it: {' && '.join(shlex.join(command) for command in where.starting)}")
+    if where.manager == "systemd" and not where.system:
+        told.append(f"It runs while you are logged in; to have it run always: loginctl enable-linger {_account()}")
+    return told
+
+
+def uninstall(where: Place, *, force: bool = False, now: bool = False) -> list[str]:
+    """Remove the files that Hutch wrote, and end the service before with `now`; return the sentences that tell it.
+
+    HutchError: WRONG_STATE when it is in use and `now` was not given, CONFLICT for files that a person changed.
+    """
+    _check_rights(where)
+    states = {path: state for path, state in where.states().items() if state != "absent"}
+    changed = [str(path) for path, state in states.items() if state == "changed"]
+    if changed and not force:
+        raise HutchError(
+            Reason.CONFLICT, f"{_and(changed)}: not as Hutch wrote it. Nothing was removed; `--force` removes it."
+        )
+    if not states:
+        return [f"There is no service of hutchd in {where.folder}."]
+    found = look(where)
+    if found["up"] or found["enabled"]:
+        if not now:
+            raise HutchError(
+                Reason.WRONG_STATE,
+                f"The service is in use. `--now` ends it first, as does: {' '.join(where.ending)}",
+            )
+        _run(where.ending)
+    for path in states:
+        path.unlink()
+    if where.here and where.manager == "systemd":
+        _run([*where.systemctl, "daemon-reload"])
+    return [f"{path}: removed" for path in states]
+
+
+def look(where: Place) -> dict[str, Any]:
+    """Return what there is: `files`, `installed` (absent, partly, or what the files are), and what the manager says.
+
+    `enabled`, `running`, `listening` are None where no manager can be asked; `up` is whether either of the last is so.
+    """
+    states = where.states()
+    kinds = set(states.values())
+    if "changed" in kinds:
+        installed = "changed"
+    elif "absent" in kinds:
+        installed = "absent" if kinds == {"absent"} else "partly"
+    else:
+        installed = "older" if "older" in kinds else "current"
+    found: dict[str, Any] = {
+        "mode": "system" if where.system else "user",
+        "manager": where.manager,
+        "installed": installed,
+        "files": {str(path): state for path, state in states.items()},
+        **dict.fromkeys(("enabled", "running", "listening", "since", "pid", "trouble")),
+    }
+    if not where.here:
+        found["trouble"] = "systemd does not run this host"
+    elif where.manager == "systemd":
+        found |= _ask_systemd(where)
+    else:
+        found |= _ask_launchd(where)
+    return found | {"up": bool(found["running"] or found["listening"])}
+
+
+def _ask_systemd(where: Place) -> dict[str, Any]:
+    asked = _try([*where.systemctl, "show", f"--property={_SHOWN}", *where.texts])
+    if asked.returncode:
+        return {"trouble": _said(asked)}
+    told = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in asked.stdout.split("\n\n")]
+    by_name = {one.get("Id"): one for one in told}
+    service = by_name.get(units.SERVICE, {})
+    sockets = [by_name.get(name, {}) for name in units.SOCKETS.values()]
+    running = service.get("ActiveState") in ("active", "reloading")
+    entered = service.get("ActiveEnterTimestampMonotonic", "")
+    since = None
+    if running and entered.isdecimal():
+        at = time.time() - (time.clock_gettime(time.CLOCK_MONOTONIC) - int(entered) / 1_000_000)
+        since = datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    pid = service.get("MainPID", "0")
+    failed = [str(one.get("Id")) for one in (service, *sockets) if one.get("ActiveState") == "failed"]
+    return {
+        "enabled": any(one.get("UnitFileState") == "enabled" for one in by_name.values()),
+        "running": running,
+        "listening": all(one.get("ActiveState") == "active" for one in sockets),
+        "since": since,
+        "pid": int(pid) if pid.isdecimal() and pid != "0" else None,
+        "trouble": f"failed: {_and(failed)}" if failed else None,
+    }
+
+
+def _ask_launchd(where: Place) -> dict[str, Any]:
+    asked = _try(["launchctl", "print", f"{where.domain}/{units.LABEL}"])
+    lines = dict(line.strip().partition(" = ")[::2] for line in asked.stdout.splitlines())
+    pid = lines.get("pid", "")
+    return {
+        "enabled": not asked.returncode,
+        "running": pid.isdecimal(),
+        "listening": False,
+        "pid": int(pid) if pid.isdecimal() else None,
+    }
+
+
+def _state(path: Path, text: str) -> State:
+    try:
+        found = path.read_text()
+    except FileNotFoundError:
+        return "changed" if path.is_symlink() else "absent"
+    except (OSError, ValueError):
+        return "changed"
+    if found == text:
+        return "current"
+    return "older" if units.seal_of(found) == "whole" else "changed"
+
+
+def _check_rights(where: Place) -> None:
+    if not where.system:
+        return
+    if os.geteuid() != 0:
+        raise HutchError(Reason.NOT_ALLOWED, "Only root may change the host's services; `--user` is for your own.")
+    try:
+        check_directory(Path(where.program).parent)
+    except HutchError as error:
+        raise HutchError(
+            Reason.NOT_ALLOWED,
+            f"Root would run {where.program}, which others can change: {error.message} Install Hutch where only root"
+            " can.",
+        ) from None
+
+
+def _argv() -> list[str]:
+    """Return the hutchd that belongs to this hutch."""
+    program = Path(os.path.realpath(sys.prefix), "bin", "hutchd")
+    return [str(program)] if program.exists() else [sys.executable, "-P", "-m", "hutch_daemon"]
+
+
+def _answers(where: Place) -> bool:
+    from hutch_client.starting import is_running
+
+    environ = {name: value for name, value in os.environ.items() if name != "HUTCH_HOST"}
+    return is_running(find_host(environ, system=where.system))
+
+
+def _account() -> str:
+    import pwd
+
+    return pwd.getpwuid(os.getuid()).pw_name
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that is whole or not there; what the name stood for before is replaced, not followed."""
+    new = path.with_name(f".{path.name}.new")
+    new.unlink(missing_ok=True)
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "w") as file:
+        os.fchmod(file.fileno(), 0o644)
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def _try(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(list(command), 1, "", str(error))
+
+
+def _run(command: Sequence[str]) -> None:
+    done = _try(command)
+    if done.returncode:
+        raise HutchError(Reason.WRONG_STATE, f"`{' '.join(command)}` failed: {_said(done)}")
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    return (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
+
+
+def _and(names: Sequence[str]) -> str:
+    return ", ".join(names)
+
+
+# ---------------------------------------------------------------- the commands
+
+
+def _whose(parser: argparse.ArgumentParser) -> None:
+    whose = parser.add_mutually_exclusive_group(required=True)
+    whose.add_argument("--user", action="store_false", dest="system", help="your own hutchd")
+    whose.add_argument("--system", action="store_true", help="the whole host's")
+    output(parser, "text", "json")
+
+
+def _install_arguments(parser: argparse.ArgumentParser) -> None:
+    _whose(parser)
+    parser.add_argument("--dry-run", action="store_true", help="print the files and do nothing")
+    parser.add_argument("--force", action="store_true", help="overwrite files that a person changed")
+    parser.add_argument("--now", action="store_true", help="start it too, now and at each boot or log-in")
+
+
+def _uninstall_arguments(parser: argparse.ArgumentParser) -> None:
+    _whose(parser)
+    parser.add_argument("--force", action="store_true", help="remove files that a person changed, too")
+    parser.add_argument("--now", action="store_true", help="end the service first, if it is in use")
+
+
+def _install(given: argparse.Namespace) -> int:
+    where = place(system=given.system)
+    if given.dry_run:
+        files = {str(where.folder / name): text for name, text in where.texts.items()}
+        if given.output == "json":
+            print_json({"files": files})
+        else:
+            print("\n".join(f"==> {path} <==\n{text}" for path, text in files.items()), end="")
+        return exits.OK
+    return _tell(given, where, install(where, force=given.force, now=given.now))
+
+
+def _uninstall(given: argparse.Namespace) -> int:
+    where = place(system=given.system)
+    return _tell(given, where, uninstall(where, force=given.force, now=given.now))
+
+
+def _tell(given: argparse.Namespace, where: Place, told: Sequence[str]) -> int:
+    if given.output == "json":
+        print_json(look(where))
+    else:
+        print("\n".join(told), file=sys.stderr)
+    return exits.OK
+
+
+def _status(given: argparse.Namespace) -> int:
+    found = look(place(system=given.system))
+    if given.output == "json":
+        print_json(found)
+        return exits.OK if found["up"] else exits.NO_DAEMON
+    words = {None: "unknown", True: "yes", False: "no"}
+    running = words[found["running"]]
+    if found["running"]:
+        running = ", ".join(
+            [
+                *([f"for {ago(found['since'], time.time())}, since {found['since']}"] if found["since"] else ["yes"]),
+                *([f"pid {found['pid']}"] if found["pid"] else []),
+            ]
+        )
+    elif found["listening"]:
+        running = "no: it is started by the first who connects"
+    print(
+        fields(
+            [
+                ("service", f"{found['mode']}, {found['manager']}"),
+                ("installed", _INSTALLED[found["installed"]]),
+                *((path, state) for path, state in found["files"].items() if found["installed"] != "absent"),
+                ("enabled", words[found["enabled"]]),
+                ("running", running),
+                ("trouble", found["trouble"]),
+            ]
+        )
+    )
+    return exits.OK if found["up"] else exits.NO_DAEMON
+
+
+_INSTALLED: Final = {
+    "absent": "no",
+    "partly": "in part: `hutch service install` completes it",
+    "current": "yes",
+    "older": "yes, as another version or for other places: `hutch service install` brings it up to date",
+    "changed": "yes, changed by hand",
+}
+_VERBS: Final = {
+    "install": Command(_install_arguments, _install, "Write what systemd or launchd needs to run hutchd."),
+    "uninstall": Command(_uninstall_arguments, _uninstall, "Remove that again."),
+    "status": Command(_whose, _status, "Show whether it is installed, changed, enabled and running; exit 3 if not up."),
+}
+COMMANDS: Final = {"service": group(_VERBS, "Have systemd or launchd run hutchd.")}

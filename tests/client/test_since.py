@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from hutch_client.since import FORMS, read_since
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from tests.client.conftest import Hutch
+from tests.client.fake_daemon import FakeDaemon
+
+NOW = datetime(2026, 1, 31, 12, 0, tzinfo=timezone(timedelta(hours=2)))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2h", "2026-01-31T08:00:00.000Z"),
+        ("30 min", "2026-01-31T09:30:00.000Z"),
+        ("5m", "2026-01-31T09:55:00.000Z"),
+        ("7d", "2026-01-24T10:00:00.000Z"),
+        ("2w ago", "2026-01-17T10:00:00.000Z"),
+        ("2026-01-31T00:00:00Z", "2026-01-31T00:00:00.000Z"),
+        ("2026-01-31T00:00:00.5+01:00", "2026-01-30T23:00:00.500Z"),
+    ],
+)
+def test_a_time_may_be_typed_as_people_say_it(text: str, expected: str) -> None:
+    """How long ago, or when; hutchd gets RFC 3339."""
+    assert read_since(text, NOW) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "local"), [("today", "2026-01-31"), ("Yesterday", "2026-01-30"), ("2026-01-02", "2026-01-02")]
+)
+def test_a_day_begins_at_midnight_where_the_person_is(text: str, local: str) -> None:
+    """So does a date that is given without a time."""
+    now = datetime.fromisoformat("2026-01-31T12:00:00").astimezone()
+
+    begins = datetime.fromisoformat(read_since(text, now))
+
+    assert begins == datetime.fromisoformat(local).astimezone()
+
+
+@pytest.mark.parametrize("text", ["", "last week", "2x", "-2h", "2026-13-01", "999999w", "0001-01-01"])
+def test_a_time_that_is_not_understood_names_the_forms_that_are(text: str) -> None:
+    """Whatever was typed."""
+    with pytest.raises(HutchError) as refused:
+        read_since(text, NOW)
+
+    assert refused.value.reason is Reason.INVALID_PARAMS
+    assert refused.value.message == f"`{text}` is no time that is understood: give {FORMS}."
+
+
+def test_usage_and_audit_take_such_times(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """And refuse others before anything is asked of hutchd."""
+    daemon.answers |= {"get_usage": m.UsageTable(()), "read_audit": m.AuditPage((), more=False)}
+
+    codes = [hutch(name, "--since", since)[0] for name in ("usage", "audit") for since in ("yesterday", "whenever")]
+
+    assert codes == [0, 2, 0, 2]
+    assert [asked.since[-1] for name in ("get_usage", "read_audit") for asked in daemon.asked(name)] == ["Z", "Z"]

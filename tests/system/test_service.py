@@ -1,0 +1,226 @@
+"""hutchd under a service manager: what it is told, which sockets are passed on, and what no child of it sees."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from hutch_daemon.service import VARIABLES
+from tests.system.host import START, Host, host
+from tests.system.log import log_of
+
+pytestmark = pytest.mark.system
+
+MANAGER = """
+import fcntl, os, sys
+fds = [fcntl.fcntl(int(fd), fcntl.F_DUPFD, 100) for fd in sys.argv[1].split(",") if fd]
+for at, fd in enumerate(fds):
+    os.dup2(fd, 3 + at)
+    os.close(fd)
+for name in ("LISTEN_PID", "WATCHDOG_PID"):
+    os.environ[name] = str(os.getpid())
+os.execv(sys.executable, [sys.executable, "-m", "hutch_daemon"])
+"""
+"""What a manager does between fork and exec."""
+
+
+class Manager:
+    """The end of NOTIFY_SOCKET at which the manager listens."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.heard: list[str] = []
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._sock.bind(address.replace("@", "\0", 1) if address.startswith("@") else address)
+        self._sock.setblocking(False)
+
+    def close(self) -> None:
+        self._sock.close()
+
+    async def hear(self, *lines: str) -> str:
+        """Wait for the next message that has a line that begins so, for each of `lines`."""
+        with anyio.fail_after(START):
+            while True:
+                await anyio.wait_readable(self._sock)
+                message = self._sock.recv(4096).decode()
+                self.heard.append(message)
+                if all(any(said.startswith(line) for said in message.split("\n")) for line in lines):
+                    return message
+
+
+@pytest.fixture
+async def made() -> AsyncIterator[Host]:
+    """A host whose hutchd the test starts itself."""
+    async with host("[executors]\nspares = 0\n", start=False) as made:
+        made.write_settings()
+        yield made
+
+
+@pytest.fixture
+def manager(made: Host) -> Iterator[Manager]:
+    """A manager that listens at a path."""
+    manager = Manager(str(made.root / "notify"))
+    yield manager
+    manager.close()
+
+
+async def _launch(
+    made: Host, manager: Manager | None, passed: dict[str, socket.socket] | None = None, *, watchdog: str = ""
+) -> None:
+    """Start hutchd as a manager does; return at once. Beats fill the manager's queue (10 by default), so few ask."""
+    passed = passed or {}
+    fds = [sock.fileno() for sock in passed.values()]
+    env = {"LISTEN_FDS": str(len(fds)), "LISTEN_FDNAMES": ":".join(passed), "WATCHDOG_USEC": watchdog}
+    if manager is not None:
+        env["NOTIFY_SOCKET"] = manager.address
+    with made.log.open("ab") as log:
+        made.daemon = await anyio.open_process(
+            [sys.executable, "-c", MANAGER, ",".join(map(str, fds))],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**made.env, **env},
+            cwd=made.root,
+            pass_fds=fds,
+        )
+
+
+@contextmanager
+def _sockets(made: Host) -> Iterator[dict[str, socket.socket]]:
+    """The sockets as a manager makes them."""
+    with ExitStack() as stack:
+        sockets = {}
+        for name in ("client", "executor"):
+            sockets[name] = stack.enter_context(socket.socket(socket.AF_UNIX))
+            sockets[name].bind(str(made.runtime / f"{name}.sock"))
+            (made.runtime / f"{name}.sock").chmod(0o600)
+            sockets[name].listen()
+        yield sockets
+
+
+@pytest.mark.parametrize("kind", ["path", "abstract"])
+async def test_ready_is_said_when_it_serves_and_stopping_when_it_stops(made: Host, kind: str) -> None:
+    """A client that asks at that moment is answered; the watchdog is fed as long as hutchd lives."""
+    manager = Manager(str(made.root / "notify") if kind == "path" else f"@hutch-{secrets.token_hex(8)}")
+    try:
+        await _launch(made, manager, watchdog="400000")
+        await manager.hear("READY=1", "STATUS=Serves at ")
+        async with made.client(redial_for=0) as hutch:
+            pid = (await hutch.get_status()).pid
+        for _ in range(3):
+            await manager.hear("WATCHDOG=1")
+        made.signal(signal.SIGTERM)
+        stopping = await manager.hear("STOPPING=1")
+        code = await made.exited()
+
+        assert pid == made.pid if made.daemon else True
+        assert "EXTEND_TIMEOUT_USEC=90000000" in stopping.split("\n")
+        assert [one for one in manager.heard if "READY=1" in one][1:] == []
+        assert code == 0
+    finally:
+        manager.close()
+
+
+async def test_a_reload_is_said_from_its_begin_to_its_end(made: Host, manager: Manager) -> None:
+    """With the moment at which it began; settings that cannot be used are told in the status."""
+    await _launch(made, manager)
+    await manager.hear("READY=1")
+    made.settings = "[turns]\ntimeuot = 1\n"
+    made.write_settings()
+    made.signal(signal.SIGHUP)
+    begun = await manager.hear("RELOADING=1", "MONOTONIC_USEC=")
+    ended = await manager.hear("READY=1")
+
+    assert begun.split("\n")[1].removeprefix("MONOTONIC_USEC=").isdecimal()
+    assert "STATUS=The settings were not taken over" in ended
+
+
+async def test_passed_sockets_outlive_hutchd(made: Host, manager: Manager) -> None:
+    """Both are used as they are; who dials while no hutchd runs is served by the next one."""
+    ask = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "get_version", "params": {}}) + "\n"
+    with _sockets(made) as passed:
+        await _launch(made, manager, passed)
+        await manager.hear("READY=1")
+        files = {name: (made.runtime / f"{name}.sock").stat().st_ino for name in passed}
+        async with made.client(redial_for=0) as hutch:
+            session = await made.script(hutch, [{"text": "hello"}])
+            async with log_of(hutch, session) as log:
+                end = await log.play(session, "go")
+        stopped = await made.stop()
+        with socket.socket(socket.AF_UNIX) as early:
+            early.settimeout(START)
+            early.connect(str(made.socket))
+            early.sendall(ask.encode())
+            await _launch(made, manager, passed)
+            answer = await anyio.to_thread.run_sync(early.recv, 4096)
+        await manager.hear("READY=1")
+        await made.kill()
+
+        assert end.state == "completed"
+        assert stopped == 0
+        assert json.loads(answer)["result"]["version"]
+        assert files == {name: (made.runtime / f"{name}.sock").stat().st_ino for name in passed}
+
+
+@pytest.mark.parametrize(
+    ("names", "code", "says"),
+    [
+        ({"client": "client", "broker": "executor"}, 2, "passed a socket named 'broker'"),
+        ({"client": "executor"}, 1, "client.sock listens elsewhere"),
+    ],
+)
+async def test_other_sockets_are_refused(made: Host, names: dict[str, str], code: int, says: str) -> None:
+    """hutchd does not start, says why in one sentence, and leaves their files alone."""
+    with _sockets(made) as passed:
+        await _launch(made, None, {name: passed[which] for name, which in names.items()})
+        ended = await made.exited()
+
+        assert ended == code
+        assert says in made.log.read_text()
+        assert "Traceback" not in made.log.read_text()
+        assert {"client.sock", "executor.sock"} <= {path.name for path in made.runtime.iterdir()}
+
+
+async def test_a_file_in_the_place_of_a_socket_is_told_in_a_sentence(made: Host) -> None:
+    """Of the last one that is opened too, when all else is up."""
+    made.socket.touch()
+    refused = await made.hutchd()
+
+    assert refused.code == 1
+    assert refused.err.splitlines()[-1] == f"hutchd: {made.socket} is in the way: it is no socket. Remove it."
+    assert "Traceback" not in refused.err
+
+
+async def test_no_child_sees_what_the_manager_passed(made: Host, manager: Manager) -> None:
+    """Neither what hutchd runs to look at the host, nor an agent: they could speak in its name."""
+    programs = made.root / "programs"
+    programs.mkdir()
+    (programs / "bwrap").write_text(f'#!/bin/sh\nenv >> "{made.root}/seen"\necho ok\n')
+    (programs / "bwrap").chmod(0o755)
+    made.extra_env["PATH"] = f"{programs}:{os.environ.get('PATH', os.defpath)}"
+    with _sockets(made) as passed:
+        await _launch(made, manager, passed)
+        await manager.hear("READY=1")
+        async with made.client(redial_for=0) as hutch:
+            call = {"tool": "Bash", "input": {"command": "env"}, "run": True}
+            session = await made.script(hutch, [call], permission_mode="bypass")
+            async with log_of(hutch, session) as log:
+                await log.play(session, "go")
+                (result,) = log.of("tool_result")
+        await made.stop()
+        seen = Path(made.root, "seen").read_text()
+
+        assert "HUTCH_STATE_DIR=" in seen
+        assert "HOME=" in result.text
+        assert [name for name in VARIABLES if f"{name}=" in seen + result.text] == []
