@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from hutch_executor.outbox import BATCH_BYTES, BATCH_COUNT
-from hutch_executor.spool import read_spool
+from hutch_executor.spool import read_spool, remove_spool
 from hutch_shared import messages as m
 from hutch_shared.events import ReportedEvent
 from hutch_shared.failpoints import failpoint, planted
@@ -20,14 +20,14 @@ _decode: Final = msgspec.json.Decoder(ReportedEvent).decode
 
 
 def take_spool(directory: Path, acked: int) -> m.SpooledEvents:
-    """Return the next events beyond `acked`, a batch at most; when there are none the file is removed.
+    """Return the next events beyond `acked`, a batch at most; what holds none is removed.
 
     HutchError `wrong_state` while the spool's executor lives, `not_found` when the file there is no spool. Blocks.
     """
     path = next(directory.glob("*.spool"), None)
     if path is None:
         return m.SpooledEvents()
-    owner, records = read_spool(path)
+    owner, records = read_spool(path, acked)
     events: list[ReportedEvent] = []
     size = 0
     with closing(records):
@@ -40,5 +40,5 @@ def take_spool(directory: Path, acked: int) -> m.SpooledEvents:
             events.append(_decode(event))
         if not events:
             failpoint("spool.before_removal")
-            path.unlink()
+            remove_spool(path)
     return m.SpooledEvents(owner.session, tuple(events))

@@ -8,7 +8,8 @@ Events come singly and each commit of hutchd costs as much as the work on many: 
 next gathers for a moment, and until the receipt, and goes out together. A lone event and a full batch do not wait.
 
 Bounds: the outbox in memory; the spool on disk. When hutchd does not acknowledge, or the spool is full or fails,
-memory fills and `report` waits: the agent is not read any more. Nothing is dropped.
+memory fills and `report` waits: the agent is not read any more. Nothing is dropped. The spool is given up piece by
+piece as it is acknowledged, since hutchd may need its very room for what is in it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -28,6 +30,7 @@ from hutch_executor.signals import Change
 from hutch_executor.spool import Spool, SpoolFullError
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import EventKind, Notice, TurnEnded
+from hutch_shared.failpoints import WITNESSED, witness
 from hutch_shared.rpc.envelope import is_sound
 from hutch_shared.times import now_ms, to_wire
 
@@ -59,6 +62,7 @@ class Reporter:
         self._spool: Spool | None = None
         self._head = b""
         self._is_connected = False
+        self._is_ending = False
         self._trouble: str | None = None
         self._order = anyio.Lock(fast_acquire=True)
         self._file = anyio.Lock()
@@ -89,9 +93,8 @@ class Reporter:
         async with self._file:
             spool, self._spool = self._spool, None
             if spool is not None:
-                if not self.outbox.unacked:
-                    with suppress(OSError):  # then what hutchd has already lies there
-                        await to_thread.run_sync(spool.clear)
+                with suppress(OSError):  # then what hutchd has already lies there
+                    await to_thread.run_sync(spool.forget, self.outbox.acked)
                 await to_thread.run_sync(spool.close)
 
     # ------------------------------------------------------------ in
@@ -112,6 +115,8 @@ class Reporter:
 
     def _put(self, body: bytes) -> int:
         n = self.outbox.last + 1
+        if WITNESSED and self._spool is not None:
+            witness("made", self._spool.executor, n, self.turn or "", body.decode())
         turn = b"" if self.turn is None else b'"turn":%b,' % _encode(self.turn)
         self.outbox.put(b'{"n":%d,"at":"%b",%b%b' % (n, to_wire(now_ms()).encode(), turn, body))
         self._changed.happen()
@@ -182,7 +187,8 @@ class Reporter:
             await self._changed.wait()
 
     async def wait_safe(self) -> None:
-        """Return when all is acknowledged or in the spool."""
+        """Return when all is acknowledged or in the spool: the executor ends, and what is neither is lost."""
+        self._is_ending = True
         while max(self.outbox.acked, self.outbox.spooled) < self.outbox.last:
             await self._changed.wait()
 
@@ -203,14 +209,14 @@ class Reporter:
         async with self._file:
             if self._spool is None:
                 return False
-            if self._spool.size and self.outbox.spooled <= self.outbox.acked:
-                await to_thread.run_sync(self._spool.clear)
+            if self._spool.can_forget(self.outbox.acked):
+                await to_thread.run_sync(self._spool.forget, self.outbox.acked)
                 return True
             stretch = None if self._is_connected else self.outbox.to_spool()
             if stretch is None:
                 return False
             try:
-                await to_thread.run_sync(self._spool.append, stretch)
+                await to_thread.run_sync(partial(self._spool.append, stretch, is_last_chance=self._is_ending))
             except SpoolFullError:
                 self._complain("the spool is full; the agent waits for hutchd")
                 return False

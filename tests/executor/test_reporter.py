@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hutch_executor.outbox import BATCH_COUNT, Outbox
 from hutch_executor.reporter import EVENT_LIMIT, Reporter
 from hutch_executor.signals import Change
-from hutch_executor.spool import Spool, read_spool
+from hutch_executor.spool import Disk, Spool, read_spool
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError
 from hutch_shared.events import ReportedEvent, Text, ToolCallSeen, TurnEnded
@@ -203,6 +203,51 @@ async def test_what_hutchd_has_not_when_the_executor_ends_stays_in_the_spool(dir
     _, records = read_spool(directory / "x-1.spool")
 
     assert [n for n, _ in records] == [2]
+
+
+async def test_the_spool_shrinks_as_its_events_are_acknowledged(directory: Path) -> None:
+    """hutchd may need its room for what is still in it."""
+    spool = Spool(directory, "x-1", "s-1", 1 << 20, disk=lambda _: Disk(64 * 10_000, 64 * 10_000))
+    reporter, receiver = Reporter(), Receiver()
+    reporter.begin("s-1", spool)
+    async with anyio.create_task_group() as group:
+        group.start_soon(reporter.keep)
+        for number in range(1000):
+            await reporter.report("text", Text(str(number)))
+        with anyio.fail_after(WAIT):
+            await reporter.wait_safe()
+        whole = reporter.spooled_bytes
+        reporter.connect(0)
+        group.start_soon(reporter.send, receiver.write)
+        await receiver.has(1000)
+        reporter.acknowledge(700)
+        with anyio.fail_after(WAIT):
+            while reporter.spooled_bytes > whole / 2:
+                await checkpoint()
+        group.cancel_scope.cancel()
+    await reporter.close()
+
+    _, records = read_spool(directory / "x-1.spool")
+    assert [n for n, _ in records][-300:] == list(range(701, 1001))
+
+
+async def test_what_an_executor_leaves_takes_the_last_of_the_disk(directory: Path) -> None:
+    """Room is left for hutchd only while the events are safe in memory."""
+    spool = Spool(directory, "x-1", "s-1", 1 << 20, disk=lambda _: Disk(1 << 20, 1000))
+    reporter = Reporter()
+    reporter.begin("s-1", spool)
+    async with anyio.create_task_group() as group:
+        group.start_soon(reporter.keep)
+        await reporter.report("text", Text("a"))
+        await anyio.wait_all_tasks_blocked()
+        before = reporter.outbox.spooled
+        with anyio.fail_after(WAIT):
+            await reporter.wait_safe()
+        group.cancel_scope.cancel()
+    await reporter.close()
+
+    _, records = read_spool(directory / "x-1.spool")
+    assert (before, [n for n, _ in records]) == (0, [1])
 
 
 async def test_a_full_spool_makes_the_agent_wait_and_loses_nothing(directory: Path) -> None:

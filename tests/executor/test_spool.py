@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hutch_executor.outbox import Stretch
-from hutch_executor.spool import Spool, SpoolFullError, read_spool
+from hutch_executor.spool import Disk, Spool, SpoolFullError, read_spool
 from hutch_shared.errors import HutchError, Reason
 
 LIMIT = 1 << 20
+PART = 10_000
+PADDING = bytes(PART // 20)
 EVENTS = (b'{"n":1}', b'{"n":2,"data":{}}', b'{"n":3}')
 
 
@@ -31,6 +33,12 @@ def left_behind(directory: Path, events: tuple[bytes, ...] = EVENTS) -> Path:
     spool.append(Stretch(1, events))
     spool.close()
     return spool.path
+
+
+def part_of(path: Path) -> Path:
+    """Return the one file that holds a spool's records."""
+    (part,) = path.parent.glob("*.part")
+    return part
 
 
 def test_what_was_appended_is_read_back(directory: Path) -> None:
@@ -51,11 +59,11 @@ def test_its_own_executor_reads_from_any_number_on(directory: Path) -> None:
     spool.close()
 
 
-def test_a_cleared_spool_takes_later_numbers(directory: Path) -> None:
+def test_a_spool_that_was_given_up_takes_later_numbers(directory: Path) -> None:
     """Acknowledged records are gone, and the next outage starts a new stretch."""
     spool = Spool(directory, "x-1", "s-1", LIMIT)
     spool.append(Stretch(1, EVENTS))
-    spool.clear()
+    spool.forget(49)
     assert spool.size == 0
 
     spool.append(Stretch(50, EVENTS))
@@ -88,11 +96,11 @@ def test_a_full_spool_takes_nothing_and_keeps_what_it_has(directory: Path) -> No
 def test_a_tail_torn_at_any_byte_costs_only_the_record_it_is_in(directory: Path) -> None:
     """A crash in the middle of a write loses no earlier record and invents none."""
     path = left_behind(directory)
-    whole = path.read_bytes()
-    start = whole.index(b"\n") + 1
+    part = part_of(path)
+    whole = part.read_bytes()
 
-    for length in range(start, len(whole)):
-        path.write_bytes(whole[:length])
+    for length in range(len(whole)):
+        part.write_bytes(whole[:length])
         _, records = read_spool(path)
         found = list(records)
 
@@ -105,10 +113,10 @@ def test_a_changed_byte_never_passes_for_an_event(position: int, value: int) -> 
     """Records are checked: what comes back is a beginning of what was written, and nothing else."""
     with tempfile.TemporaryDirectory() as made:
         path = left_behind(Path(made))
-        data = bytearray(path.read_bytes())
-        start = data.index(b"\n") + 1
-        data[start + position % (len(data) - start)] ^= value
-        path.write_bytes(data)
+        part = part_of(path)
+        data = bytearray(part.read_bytes())
+        data[position % len(data)] ^= value
+        part.write_bytes(data)
 
         found = list(read_spool(path)[1])
 
@@ -162,9 +170,76 @@ def test_the_file_is_its_owners_alone_whatever_the_umask(directory: Path) -> Non
     """Mode 0600 is asked for, not hoped for."""
     before = os.umask(0)
     try:
-        spool = Spool(directory, "x-1", "s-1", LIMIT)
+        left_behind(directory)
     finally:
         os.umask(before)
 
-    assert spool.path.stat().st_mode & 0o777 == 0o600
+    assert {file.stat().st_mode & 0o777 for file in directory.iterdir()} == {0o600}
+
+
+def grown(directory: Path, disk: Disk) -> Spool:
+    """Return a spool of 40 batches of a tenth of a part, on this disk."""
+    spool = Spool(directory, "x-1", "s-1", LIMIT, disk=lambda _: disk)
+    for n in range(1, 81, 2):
+        spool.append(Stretch(n, (b"[%d]" % n + PADDING, b"[%d]" % (n + 1) + PADDING)))
+    return spool
+
+
+def test_a_spool_gives_its_room_back_piece_by_piece(directory: Path) -> None:
+    """What is acknowledged soon takes no room any more, and all that is not can still be read."""
+    spool = grown(directory, Disk(PART * 64, PART * 32))
+    whole = room_of(directory)
+    sizes = []
+
+    for acked in range(80):
+        spool.forget(acked)
+        sizes.append(room_of(directory))
+        assert spool.read(acked + 1).events[0].startswith(b"[%d]" % (acked + 1))
+    spool.forget(80)
     spool.close()
+
+    assert all(size <= whole * (80 - acked) / 80 + 1.2 * PART for acked, size in enumerate(sizes))
+    assert list(directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("acked", [0, 1, 30, 79])
+def test_what_a_dead_executor_left_in_pieces_is_whole(directory: Path, acked: int) -> None:
+    """All that is not stored yet is found in order; what is stored is given up as far as it lies apart."""
+    spool = grown(directory, Disk(PART * 64, PART * 32))
+    spool.close()
+
+    _, records = read_spool(spool.path, acked)
+    found = [n for n, _ in records if n > acked]
+
+    assert found == list(range(acked + 1, 81))
+    assert room_of(directory) <= (80 - acked) * 1.1 * len(PADDING) + 1.2 * PART
+
+
+def test_a_spool_of_the_version_before_is_read(directory: Path) -> None:
+    """Its records are in the first file, behind the line that says whose they are."""
+    path = left_behind(directory)
+    part = part_of(path)
+    path.write_bytes(path.read_bytes() + part.read_bytes())
+    part.unlink()
+
+    _, records = read_spool(path, 1)
+
+    assert list(records) == list(enumerate(EVENTS, 1))
+
+
+def test_a_spool_leaves_room_on_the_disk(directory: Path) -> None:
+    """hutchd needs some to store what is in it; only an executor that ends takes it rather than lose events."""
+    spool = Spool(directory, "x-1", "s-1", LIMIT, disk=lambda _: Disk(4000, 1100))
+    spool.append(Stretch(1, (bytes(80),)))
+
+    with pytest.raises(OSError, match="No space"):
+        spool.append(Stretch(2, (bytes(90),)))
+    assert spool.read(1).last == 1
+    spool.append(Stretch(2, (bytes(90),)), is_last_chance=True)
+
+    assert spool.read(2).last == 2
+    spool.close()
+
+
+def room_of(directory: Path) -> int:
+    return sum(file.stat().st_size for file in directory.iterdir())

@@ -418,7 +418,7 @@ async def test_a_superseded_executor_stops_and_keeps_its_events_on_disk(hutchd: 
         with anyio.fail_after(WAIT):
             await left(worker)
 
-    _, records = read_spool(next((cwd.parent / "spool").iterdir()))
+    _, records = read_spool(next((cwd.parent / "spool").glob("*.spool")))
     assert b'"executor_stopped"' in list(records)[-1][1]
 
 

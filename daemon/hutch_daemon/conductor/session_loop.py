@@ -138,6 +138,7 @@ class SessionLoop:
                 if self._warm:
                     self._warm = False
                     await self._warm_executor(session)
+                    continue  # what came meanwhile woke that, not what follows
                 self._note_idle()
             except HutchError as error:
                 _log.warning("a session waits", session=self.session, reason=error.reason.word, error=error.message)

@@ -8,6 +8,7 @@ what comes in is the record of what the agent did, not a change of how they ende
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 
 import anyio
@@ -27,6 +28,8 @@ __all__ = ["Spools"]
 _log = structlog.get_logger(__name__)
 
 _READ_TIMEOUT = 30.0
+_PASSES = frozenset({Reason.STORE_UNAVAILABLE, Reason.CONNECTION_LOST, Reason.TIMED_OUT})
+_TRY_AGAIN = 2.0
 
 
 class Spools:
@@ -42,21 +45,29 @@ class Spools:
         self._news.set()
 
     async def run(self) -> None:
-        """Bring in what can be brought in, for ever. What fails is tried again at the next look."""
+        """Bring in what can be brought in, for ever. What fails is tried again at the next look.
+
+        What cannot be stored or read just now is tried again by itself: it may hold the very room that was missing.
+        """
         while True:
             self._news = news = anyio.Event()
+            pause = inf
             try:
                 for row in await self._parts.store.read(executors.with_spool):
-                    await self._bring_in(row)
+                    if not await self._bring_in(row):
+                        pause = _TRY_AGAIN
             except HutchError as error:
                 _log.warning("spools wait", error=error.message)
-            await news.wait()
+                pause = _TRY_AGAIN
+            with anyio.move_on_after(pause):
+                await news.wait()
 
-    async def _bring_in(self, row: ExecutorRow) -> None:
+    async def _bring_in(self, row: ExecutorRow) -> bool:
+        """Bring one in; False when that did not succeed and may soon."""
         assert row.spool is not None
         reader = self._reader(row.uid)
         if reader is None:
-            return
+            return True
         try:
             acked, count = row.acked_n, 0
             while (left := await self._read(reader, row.spool, acked)).events:
@@ -67,8 +78,9 @@ class Spools:
             await self._parts.store.write(lambda tx: executors.update(tx, row.id, spool=None))
         except (HutchError, OSError) as error:
             _log.warning("a spool is not brought in", executor=row.id, by=reader.id, error=str(error))
-        else:
-            _log.info("a spool was brought in", executor=row.id, by=reader.id, events=count)
+            return not (isinstance(error, HutchError) and error.reason in _PASSES)
+        _log.info("a spool was brought in", executor=row.id, by=reader.id, events=count)
+        return True
 
     def _reader(self, uid: int) -> Executor | None:
         living = (one for one in self._parts.pool.all() if one.peer is not None and not one.over)

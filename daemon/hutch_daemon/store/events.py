@@ -102,13 +102,16 @@ def append_reported(
         return [], acked
     if planted("reorder"):
         fresh = [msgspec.structs.replace(one, n=n) for n, one in enumerate(reversed(fresh), acked + 1)]
+    receipt = fresh[-1].n
+    if planted("lose_result"):
+        fresh = [event for event in fresh if event.kind != "tool_result"]
     try:
         parts = [(event.turn, from_wire(event.at), event.kind, body_of(event)) for event in fresh]
     except ValueError as error:
         raise HutchError(Reason.INVALID_PARAMS, f"An event's time cannot be read: {error}.") from error
     stored = _append(tx, session, parts)
-    tx.execute("UPDATE executors SET acked_n = ? WHERE id = ?", (fresh[-1].n, executor))
-    return stored, fresh[-1].n
+    tx.execute("UPDATE executors SET acked_n = ? WHERE id = ?", (receipt, executor))
+    return stored, receipt
 
 
 def bounds(on: Executes, session: str, owner: int | None = None) -> Bounds:

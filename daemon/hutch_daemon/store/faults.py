@@ -18,7 +18,7 @@ __all__ = ["Cure", "Fault", "fault_of", "fault_of_os", "unavailable"]
 class Cure(Enum):
     """How a fault is healed, tried once a second."""
 
-    PROBE = "a small write succeeds on the same connection"
+    PROBE = "a small write succeeds on the same connection; after a full disk, there is also room for more than that"
     REOPEN = "everything is closed; the database is opened, checked and written anew"
     NONE = "a person has to act; hutchd must be started again"
 

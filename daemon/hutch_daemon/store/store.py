@@ -27,6 +27,7 @@ from hutch_daemon.store import backups, database
 from hutch_daemon.store.faults import Fault, fault_of, unavailable
 from hutch_daemon.store.lock import hold
 from hutch_daemon.store.readers import Readers
+from hutch_daemon.store.reserve import Reserve
 from hutch_daemon.store.rows import StoredEvent
 from hutch_daemon.store.tx import Tx
 from hutch_daemon.store.writer import Bounds, Job, Outcome, Writer
@@ -47,7 +48,7 @@ _BOUNDS: Final = Bounds()
 class Store:
     """The front of it, for the event loop it was opened on. Made by `Store.open` alone."""
 
-    def __init__(self, path: Path, bounds: Bounds) -> None:
+    def __init__(self, path: Path, bounds: Bounds, reserve: Reserve) -> None:
         """Open a prepared and locked database; `open` does all of that."""
         self.path = path
         self._loop = asyncio.get_running_loop()
@@ -55,8 +56,9 @@ class Store:
         self._room = anyio.Semaphore(_WAITING_UNITS, fast_acquire=True)
         self._read_limiter = anyio.CapacityLimiter(_READS_AT_ONCE)
         self._readers = Readers(path, seconds=bounds.read_seconds)
-        self._writer = Writer(path, self._readers, self._deliver, bounds)
+        self._writer = Writer(path, self._readers, self._deliver, bounds, reserve)
         self._open = True
+        self._writing = True
 
     @classmethod
     @asynccontextmanager
@@ -67,9 +69,10 @@ class Store:
         hutchd has it, STORE_UNAVAILABLE when it is damaged, of a newer Hutch, or the disk refuses.
         """
         with hold(path.with_name(path.name + ".lock")):
+            reserve = Reserve(path)
             await to_thread.run_sync(database.prepare, path)
             try:
-                store = cls(path, bounds)
+                store = cls(path, bounds, reserve)
             except sqlite3.Error as error:
                 raise unavailable(fault_of(error) or Fault.IO, f"{path}: {error}") from error
             try:
@@ -98,6 +101,11 @@ class Store:
     def available(self) -> bool:
         """Whether it can write, as far as is known."""
         return self._writer.fault is None
+
+    @property
+    def writing(self) -> bool:
+        """Whether the writer's thread lives: also while a fault keeps it from writing."""
+        return self._writing
 
     def on_committed(self, sink: Sink) -> None:
         """Have `sink` called with the events of each commit that has any. It must neither block nor raise."""
@@ -156,7 +164,11 @@ class Store:
         return m.BackupDone(path=str(target), bytes=size, journal=self.journal)
 
     async def _run(self) -> None:
-        await to_thread.run_sync(self._writer.run, limiter=anyio.CapacityLimiter(1))
+        self._writing = True
+        try:
+            await to_thread.run_sync(self._writer.run, limiter=anyio.CapacityLimiter(1))
+        finally:
+            self._writing = False
 
     def _close(self) -> None:
         self._open = False

@@ -28,6 +28,7 @@ from hutch_daemon.store import events, meta
 from hutch_daemon.store.database import connect_reader, connect_writer, truncate_wal, wal_of
 from hutch_daemon.store.faults import Cure, Fault, fault_of, fault_of_os, unavailable
 from hutch_daemon.store.readers import Readers
+from hutch_daemon.store.reserve import Reserve
 from hutch_daemon.store.rows import StoredEvent
 from hutch_daemon.store.tx import Tx
 from hutch_shared.failpoints import failpoint, planted
@@ -38,6 +39,8 @@ log = structlog.get_logger("hutchd.store")
 
 _GROUP_SECONDS: Final = 0.010
 _GROUP_UNITS: Final = 256
+_LOG_PAGES: Final = 1000
+"""Pages in the log with which SQLite begins to bring it into the database, unless the disk is small."""
 _HEAL_SECONDS: Final = 0.5
 _TRUNCATE_SECONDS: Final = 1.0
 
@@ -76,8 +79,11 @@ Deliver = Callable[[list[StoredEvent], list[Outcome]], None]
 class Writer:
     """Owns the read-write connection. `run` is the thread; the rest may be called from any thread."""
 
-    def __init__(self, path: Path, readers: Readers, deliver: Deliver, bounds: Bounds) -> None:
-        """Open the database at `path` (see `database.prepare`) and begin a new epoch. sqlite3.Error if that fails."""
+    def __init__(self, path: Path, readers: Readers, deliver: Deliver, bounds: Bounds, reserve: Reserve) -> None:
+        """Open the database at `path` (see `database.prepare`) and begin a new epoch. sqlite3.Error if that fails.
+
+        `reserve`, which is not taken yet, is taken then.
+        """
         self.fault: Fault | None = None
         self.detail = ""
         self.position = 0
@@ -91,10 +97,10 @@ class Writer:
         self._stopping = False
         self._heal_at = 0.0
         self._truncate_at = 0.0
-        self._conn = connect_writer(path)
+        self._reserve = reserve
+        self._conn = self._connect()
         try:
-            self._conn.execute(f"PRAGMA journal_size_limit = {bounds.wal}")
-            truncate_wal(self._conn)
+            self._empty_wal()
             self.journal = str(meta.get(self._conn, "journal"))
             self.epoch = int(meta.get(self._conn, "epoch") or 0) + 1
             meta.put(self._conn, "epoch", str(self.epoch))
@@ -102,6 +108,14 @@ class Writer:
         except BaseException:
             self._conn.close()
             raise
+        reserve.take()
+
+    def _connect(self) -> sqlite3.Connection:
+        conn = connect_writer(self._path)
+        conn.execute(f"PRAGMA journal_size_limit = {self._bounds.wal}")
+        pages = self._reserve.log // conn.execute("PRAGMA page_size").fetchone()[0]
+        conn.execute(f"PRAGMA wal_autocheckpoint = {max(1, min(_LOG_PAGES, pages))}")
+        return conn
 
     def put(self, job: Job) -> None:
         """Hand over a job; its outcome is delivered later."""
@@ -130,6 +144,7 @@ class Writer:
                 self._conn.close()
         with suppress(sqlite3.Error):
             self._conn.close()
+        self._reserve.give_back()
 
     def _turn(self) -> None:
         """Do what comes next: a group, or an attempt to heal."""
@@ -232,12 +247,31 @@ class Writer:
                 return
             if self.fault is Fault.HELD and not truncate_wal(self._conn):
                 return
+            if self.fault is Fault.FULL and not self._make_room():
+                return
             meta.put(self._conn, "probe", str(time.time_ns()))
         except sqlite3.Error as error:
             self._fail(fault_of(error) or Fault.IO, str(error))
             return
         log.info("store_available", after=self.fault.name.lower())
         self.fault, self.detail = None, ""
+
+    def _make_room(self) -> bool:
+        """Empty the log, which gives room back; tell whether there is enough to go on without stopping at once."""
+        self._reserve.give_back()
+        self._empty_wal()
+        if self._reserve.take(with_room=True):
+            return True
+        self._reserve.take()
+        return False
+
+    def _empty_wal(self) -> None:
+        """Bring the log into the database as far as readers and the disk let it be."""
+        try:
+            truncate_wal(self._conn)
+        except sqlite3.Error as error:
+            if fault_of(error) is not Fault.FULL:
+                raise
 
     def _reopen(self) -> bool:
         """Close everything, open it again, make what is there durable, and publish what never was.
@@ -251,8 +285,7 @@ class Writer:
             with self._log_in_use():
                 with suppress(sqlite3.Error):
                     self._conn.close()
-                self._conn = connect_writer(self._path)
-                self._conn.execute(f"PRAGMA journal_size_limit = {self._bounds.wal}")
+                self._conn = self._connect()
                 if not truncate_wal(self._conn):
                     return False
             if meta.get(self._conn, "journal") != self.journal:

@@ -22,6 +22,9 @@ from tests.system.log import DEADLINE
 PROMPTLY = 5.0
 """Seconds for a refusal; it takes milliseconds where nothing else runs."""
 
+TOO_MUCH = "cannot be stored " * 100_000
+"""A prompt that does not fit into what the log of a small full disk may have left of the room it once took."""
+
 
 @contextmanager
 def tmpfs(folder: Path, size: str) -> Iterator[None]:
@@ -69,10 +72,16 @@ def fill(folder: Path) -> Callable[[], None]:
     return filler.unlink
 
 
+def give_back(folder: Path, size: int) -> None:
+    """Give back so many bytes of what `fill` took."""
+    filler = folder / "filler"
+    os.truncate(filler, max(0, filler.stat().st_size - size))
+
+
 async def refused(hutch: HutchClient, session: m.Session) -> HutchError:
     """Submit a prompt that cannot be stored; it must be refused promptly, with the reason."""
     with anyio.fail_after(PROMPTLY), pytest.raises(HutchError) as caught:
-        await hutch.submit_prompt(session.id, "cannot be stored")
+        await hutch.submit_prompt(session.id, TOO_MUCH)
     assert caught.value.reason is Reason.STORE_UNAVAILABLE
     return caught.value
 

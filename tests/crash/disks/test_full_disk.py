@@ -9,22 +9,26 @@ import anyio
 import pytest
 
 from hutch_shared import messages as m
-from tests.crash.disks.disk import PROMPTLY, fill, healed, named, record, refused, tmpfs
+from tests.crash.disks.disk import PROMPTLY, fill, give_back, healed, named, record, refused, tmpfs
 from tests.system import processes
 from tests.system.host import Host, host
 from tests.system.log import log_of, wait_for, without_gaps
 
 pytestmark = pytest.mark.system
 
+SPOOLED = 3_500_000
+"""Bytes of a spool that has taken all of a turn."""
+ROOM = 1_500_000
+"""Bytes that the disk has left then: less than what is in the spool takes in the record."""
 SETTINGS = "[executors]\nspares = 0\nlost_timeout = 2\nheartbeat_timeout = 6\n[turns]\ninterrupt_grace = 5\n"
 """Shorter than the disk stays full: nobody may be given up for what the disk does."""
 
 
 @pytest.fixture
 async def tiny() -> AsyncIterator[Host]:
-    """A host whose state directory is a file system of its own, with room for a turn in record, log and spool."""
+    """A host whose state directory is a small file system of its own: record, log and spools share it."""
     async with host(SETTINGS, start=False) as made:
-        with tmpfs(made.state, "40m"):
+        with tmpfs(made.state, "12m"):
             await made.start()
             try:
                 yield made
@@ -124,7 +128,7 @@ async def test_what_was_acknowledged_survives_a_kill_on_a_full_disk(tiny: Host) 
     """hutchd killed while the disk is full, and started when there is space: all that followers saw is there."""
     async with tiny.client() as hutch:
         lines: list[dict[str, object]] = [
-            {"repeat": {"times": 2500, "line": {"text": "y" * 2000}}},
+            {"repeat": {"times": 1000, "line": {"text": "y" * 2000}}},
             {"wait_file": "never"},
         ]
         session = await tiny.script(hutch, lines)
@@ -145,6 +149,61 @@ async def test_what_was_acknowledged_survives_a_kill_on_a_full_disk(tiny: Host) 
         assert promised == kept[: len(promised)]
         assert end.state == "stopped"
         assert without_gaps(log.events)
+
+
+async def test_a_spool_and_the_record_do_not_hold_the_disk_against_each_other(tiny: Host) -> None:
+    """With less room than the spool takes it is brought in piece by piece, each making room for the next."""
+    lines: list[dict[str, object]] = [
+        {"wait_file": "go"},
+        {"repeat": {"times": 4000, "line": {"text": "z" * 400}}},
+        {"wait_file": "end"},
+    ]
+    async with tiny.client() as hutch:
+        session = await tiny.script(hutch, lines)
+        turn = await hutch.submit_prompt(session.id, "go")
+        async with log_of(hutch, session) as log:
+            await log.until(lambda log: log.of("turn_started"))
+            await tiny.kill()
+            Path(session.cwd, "go").touch()
+            await wait_for(lambda: _used(tiny.state / "spool") > SPOOLED)
+            free = fill(tiny.state)
+            give_back(tiny.state, ROOM)
+            await tiny.start()
+            await log.until(lambda log: log.events[-1].seq > 4000)
+            await wait_for(lambda: _used(tiny.state / "spool") < SPOOLED / 100)
+            Path(session.cwd, "end").touch()
+            end = await log.ended(turn)
+            free()
+
+        assert end.state == "completed"
+        assert len(log.of("text")) == 4000
+        assert without_gaps(log.events)
+
+
+async def test_hutchd_starts_on_a_full_disk(tiny: Host) -> None:
+    """What was killed there comes up, refuses what it cannot store, and goes on by itself when there is space."""
+    async with tiny.client() as hutch:
+        session = await tiny.script(hutch, [{"wait_file": "go"}, {"text": "x" * 2000}])
+        async with log_of(hutch, session) as log:
+            turn = await hutch.submit_prompt(session.id, "go")
+            await log.until(lambda log: log.of("turn_started"))
+            free = fill(tiny.state)
+            await refused(hutch, session)
+            await tiny.kill()
+            fill(tiny.state)
+            await tiny.start()
+            error = await refused(hutch, session)
+            Path(session.cwd, "go").touch()
+            free()
+            end = await log.ended(turn)
+
+        assert "full" in error.message
+        assert end.state == "completed"
+        assert without_gaps(log.events)
+
+
+def _used(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _text(path: Path) -> str:

@@ -25,7 +25,8 @@ when a promise was not kept:
 - an accepted prompt is one turn, and what it runs, runs once; what was not allowed does not run;
 - a question has one decision, the one that was accepted; it is told once and carried out, and none waits on after its
   turn; what waited before a restart can be answered when hutchd listens again;
-- what an executor has a receipt for, or had synced to its spool, is in the record;
+- what an executor has a receipt for, or had synced to its spool, is in the record: each event that it made, of every
+  kind, once and in order;
 - executors that live are adopted; when a session is closed nothing of it is left.
 
 The seed decides what is killed, where and when; how the processes are scheduled it cannot decide. The summary has how

@@ -26,12 +26,15 @@ import anyio
 
 from tests.crash.harness.notebook import Notebook
 from tests.crash.harness.prompts import CLAUDE, script_of
+from tests.crash.harness.verdict import ALL
 from tests.crash.harness.wire import Line, LostError, RefusedError, connect, digest
 
 AGAIN = 0.03
 """Seconds until something is tried again."""
 LOOK = 0.1
 """Seconds between two looks for what nobody tells."""
+CATCHES_UP = 10.0
+"""Seconds for events that are in the record to reach a follower."""
 OUTSTANDING = 2
 """Prompts of a player that have not ended."""
 PASSES = frozenset({"overloaded", "store_unavailable", "shutting_down", "timed_out"})
@@ -161,8 +164,11 @@ class Player:
                 await self._submit_all(session["id"])
             except RefusedError as error:
                 self._notes.write(refused=str(error))
+            head = (await self._stage.ask("follow_events", session=session["id"], after=-1))["head"]
+            with anyio.move_on_after(CATCHES_UP):
+                await cursor.reach(head)
             self._tasks.cancel_scope.cancel()
-        self._notes.write(finished=True)
+        self._notes.write(finished=head)
 
     async def _submit_all(self, session: str) -> None:
         keys = [line["key"] for line in self._notes.lines if "key" in line]
@@ -241,7 +247,7 @@ async def watch(stage: Stage) -> None:
                 head = (await line.ask("follow_events", session=session, after=-1))["head"]
             await cursor.reach(head)
         tasks.cancel_scope.cancel()
-    notes.write(finished=True)
+    notes.write(finished=ALL)
 
 
 async def rival(stage: Stage) -> None:

@@ -94,6 +94,9 @@ FAULTS: dict[str, Fault] = {
         ("hutchd@report.ack:10", "hutchd@report.ack:10"),
         frozenset({"garbled"}),
     ),
+    "lose_result": Fault(
+        "what came of a tool call is not stored, and its executor has the receipt", (), frozenset({"not_as_made"})
+    ),
     "reorder": Fault("the events of a batch are stored in reverse", (), frozenset({"garbled"}), in_ci=False),
     "ack_ahead": Fault(
         "an executor gets its receipt before its events are stored",

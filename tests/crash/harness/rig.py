@@ -423,7 +423,14 @@ class Rig:
 
     async def _close(self, session: str) -> None:
         async with wire.connect(self.host.socket) as line:
-            await line.ask("close_session", session=session, force=True)
+            try:
+                await line.ask("close_session", session=session, force=True)
+            except wire.LostError as error:
+                turns = [
+                    row for row in self.rows("turns") if row["session"] == session and row["state"] not in TERMINAL
+                ]
+                served = [row for row in self.rows("executors") if row["session"] == session]
+                self.seen.append(Violation("stuck", f"{session} is not closed: {error}; {turns}, {served}"))
 
     def _of_sessions(self) -> list[processes.Process]:
         return [one for one in processes.marked(self.host.mark) if processes.marked_by(one.pid, "HUTCH_EXECUTOR_ID=")]

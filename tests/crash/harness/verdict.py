@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import json
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,9 @@ Row = dict[str, Any]
 Event = dict[str, Any]
 
 TERMINAL = frozenset({"completed", "failed", "stopped", "timed_out"})
+ALL = "all"
+"""What a party finished with that got everything; others name the last number of their session."""
+SAID_BY_HUTCHD = frozenset({"permission_asked", "permission_settled", "turn_ended", "notice"})
 DENIED = frozenset({"denied", "expired", "withdrawn"})
 
 
@@ -101,7 +105,7 @@ def _followers(evidence: Evidence) -> Iterator[Violation]:
         for line in lines:
             if "follow" in line:
                 follows.setdefault(line["follow"], []).append(line)
-        finished = any("finished" in line for line in lines)
+        finished = next((line["finished"] for line in lines if "finished" in line), None)
         for followed, got in follows.items():
             number = "position" if followed == "*" else "seq"
             numbers = [line[number] for line in got]
@@ -117,7 +121,8 @@ def _followers(evidence: Evidence) -> Iterator[Violation]:
                     )
                     break
             there = [event[number] for event in evidence.histories.get(followed, [])]
-            upto = there[-1] if there and finished else numbers[-1]
+            last = max(there, default=0) if finished == ALL else finished or 0
+            upto = max(numbers[-1], last)
             if missing := {n for n in there if n <= upto} - set(numbers):
                 yield Violation("incomplete", f"{who} never got {len(missing)} events, the first is {min(missing)}")
     for party, line in evidence.said("cursor_refused"):
@@ -250,6 +255,41 @@ def _receipts(evidence: Evidence) -> Iterator[Violation]:
             yield Violation(words[name], f"{executor} {name} {n}, the record has {stored.get(executor)}")
 
 
+def _as_made(evidence: Evidence) -> Iterator[Violation]:
+    """Of what an executor made, the record has just what its receipt covers, whatever its kind: each once, in order.
+
+    How a turn ended hutchd may have said before its executor; then a notice stands for what that says.
+    """
+    made: dict[str, list[tuple[int, str, Any]]] = {}
+    for line in evidence.witness:
+        if line[0] == "made" and line[3]:
+            said = json.loads("{" + line[4])
+            made.setdefault(line[1], []).append((line[2], said["kind"], said["data"]))
+    executor_of = {row["id"]: row["executor"] for row in evidence.turns}
+    stored: dict[str, list[Event]] = {}
+    for event in evidence.histories["*"]:
+        if (executor := executor_of.get(event.get("turn"))) is not None:
+            stored.setdefault(executor, []).append(event)
+    for row in evidence.executors:
+        wanted = deque(one for one in made.get(row["id"], []) if one[0] <= row["acked_n"])
+        for event in stored.get(row["id"], []):
+            kind = event["kind"]
+            if wanted and _is(event, *wanted[0][1:]):
+                wanted.popleft()
+            elif kind not in SAID_BY_HUTCHD:
+                yield Violation("not_as_made", f"{row['id']} did not make {kind} #{event['seq']} there, or just once")
+                break
+        else:
+            if wanted:
+                yield Violation("not_as_made", f"{row['id']} made {wanted[0][:2]}, which is not in the record")
+
+
+def _is(event: Event, kind: str, data: Any) -> bool:
+    if kind == "turn_ended":
+        return event["kind"] in ("turn_ended", "notice")
+    return (event["kind"], event["data"]) == (kind, data)
+
+
 def obedience(evidence: Evidence) -> Iterator[Violation]:
     """An executor never serves a hutchd that is older than one it knew."""
     known: dict[str, int] = {}
@@ -268,5 +308,6 @@ CHECKS: tuple[Check, ...] = (
     _turns,
     _decisions,
     _receipts,
+    _as_made,
     obedience,
 )

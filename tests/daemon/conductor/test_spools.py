@@ -10,6 +10,7 @@ from msgspec import Raw
 
 from hutch_daemon.store import executors
 from hutch_shared import messages as m
+from hutch_shared.errors import HutchError
 from hutch_shared.events import ReportedEvent, Text, TurnEnded
 from hutch_shared.times import now_ms, to_wire
 from tests.fakes.executors import FakeExecutor, never_end, say_done
@@ -73,6 +74,42 @@ async def test_any_executor_of_the_account_brings_a_spool_in(stage: Stage) -> No
 
         await brought_in(stage, executor)
         assert (await stage.kinds(session)).count("text") == 1  # before or after the end of its turn
+
+
+async def test_a_spool_that_could_not_be_stored_is_brought_in_when_there_is_space(stage: Stage) -> None:
+    """By itself: no executor has to come or go for that."""
+    stage.host.play = never_end
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        executor = await stage.running(turn)
+        await stage.running(await stage.submit(await stage.open(name="other")))
+        large = msgspec.structs.replace(said(2, turn), data=Raw(msgspec.json.encode(Text("x" * 1_000_000))))
+        await limit_pages(stage, 1)  # SQLite takes the present size
+
+        await left_by(stage, executor, session.id, large)
+        await until(lambda: is_full(stage))
+        await limit_pages(stage, 1_000_000)
+
+        await brought_in(stage, executor)
+        assert (await stage.kinds(session)).count("text") == 1
+
+
+async def is_full(stage: Stage) -> bool:
+    return not stage.store.available
+
+
+async def limit_pages(stage: Stage, pages: int) -> None:
+    """Let the database have no more pages, as soon as anything can be stored."""
+
+    async def done() -> bool:
+        try:
+            await stage.store.write(lambda tx: tx.execute(f"PRAGMA max_page_count = {pages}").fetchone())
+        except HutchError:
+            return False
+        return True
+
+    await until(done)
 
 
 async def test_events_of_a_session_that_was_removed_go_with_it(stage: Stage) -> None:

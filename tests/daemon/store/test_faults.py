@@ -186,28 +186,76 @@ async def test_damage_seen_by_a_reader_stops_writing_and_nothing_is_touched(tmp_
     assert path.with_name("hutch.db-wal").stat().st_size > 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
-async def test_a_really_full_file_system_heals_when_space_comes_back(tmp_path: Path) -> None:
-    """On a tiny tmpfs: refused with `store_unavailable`, readable meanwhile, and good again after a file is removed."""
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system of 4 MB."""
     mount = tmp_path / "tiny"
     mount.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount)], check=False).returncode:
+    if os.geteuid() != 0:
+        pytest.skip("mounting takes root")
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(mount)], check=False).returncode:
         pytest.skip("kernel: mounting is not allowed here")
     try:
-        async with Store.open(mount / "hutch.db") as store:
-            await with_session(store)
-            await report(store, 1)
-            filler = mount / "filler"
-            free = os.statvfs(mount).f_bavail * os.statvfs(mount).f_frsize
-            filler.write_bytes(b"x" * (free - 8192))
-            error = await refused(store, 2, 3, size=50_000)
-            during = await stored(store)
-            filler.unlink()
-            await healed(store)
-            await report(store, 2, 3, size=50_000)
-
-            assert error.details["fault"] in {"full", "io"}
-            assert during == ([1], 1)
-            assert await stored(store) == ([1, 2, 3], 3)
+        yield mount
     finally:
-        subprocess.run(["umount", str(mount)], check=True)
+        subprocess.run(["umount", "-l", str(mount)], check=True)
+
+
+def fill(folder: Path, but: int = 0) -> Path:
+    """Take the space of a file system, but so many bytes; return the file that has it."""
+    filler = folder / "filler"
+    disk = os.statvfs(folder)
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, disk.f_bavail * disk.f_frsize - but)
+    return filler
+
+
+async def test_a_really_full_file_system_heals_when_space_comes_back(tiny: Path) -> None:
+    """Refused with `store_unavailable`, readable meanwhile, and good again after a file is removed."""
+    async with Store.open(tiny / "hutch.db") as store:
+        await with_session(store)
+        await report(store, 1)
+        filler = fill(tiny, but=8192)
+        error = await refused(store, 2, 3, size=50_000)
+        during = await stored(store)
+        filler.unlink()
+        await healed(store)
+        await report(store, 2, 3, size=50_000)
+
+        assert error.details["fault"] in {"full", "io"}
+        assert during == ([1], 1)
+        assert await stored(store) == ([1, 2, 3], 3)
+
+
+async def test_a_large_log_is_brought_in_on_a_full_file_system(tiny: Path) -> None:
+    """There is room held back for that: else the log would hold the very space that it needs to shrink."""
+    async with Store.open(tiny / "hutch.db") as store:
+        await with_session(store)
+        with closing(sqlite3.connect(f"file:{store.path}?mode=ro", uri=True)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM events").fetchone()
+            for n in range(1, 9):
+                await report(store, n, size=100_000)
+            filler = fill(tiny)
+            large = store.status().wal_bytes
+        await refused(store, 9, size=600_000)
+        with anyio.fail_after(30):
+            while store.status().wal_bytes > large / 4:
+                await anyio.sleep(0.01)
+        filler.unlink()
+        await healed(store)
+        await report(store, 9, size=600_000)
+
+        assert large > 800_000
+        assert (await stored(store))[1] == 9
+
+
+async def test_the_reserve_is_there_while_the_store_is_open(tiny: Path) -> None:
+    """Its room is free for the start of the next one, also after a kill, and for others when none runs."""
+    reserve = tiny / "hutch.db-reserve"
+    reserve.write_bytes(bytes(3_900_000))
+    async with Store.open(tiny / "hutch.db"):
+        size = reserve.stat().st_size
+
+    assert size == 1 << 20
+    assert not reserve.exists()
