@@ -63,6 +63,30 @@ async def test_a_deny_holds_at_once_and_is_stored_later(stage: Stage) -> None:
         assert (await stage.kinds(session)).count("permission_settled") == 1
 
 
+async def test_what_a_dead_executor_asked_is_withdrawn_when_that_can_be_stored(stage: Stage) -> None:
+    """Nobody is left to be answered, and nobody has to come for that."""
+
+    async def ask(executor: FakeExecutor, prompt: m.ExecutePrompt) -> None:
+        await executor.ask(CALL)
+
+    stage.host.play = ask
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        asked = await stage.pending()
+        with nothing_stored(stage):
+            (await stage.running(turn)).die()
+            with pytest.raises(HutchError):
+                await stage.submit(session, "another")
+        await stage.ended(turn)
+
+        async def settled() -> bool:
+            (row,) = (await stage.conductor.list_permissions(stage.me, m.ListPermissions(session.id, None))).permissions
+            return (row.id, row.state) == (asked.id, "withdrawn")
+
+        await until(settled)
+
+
 async def test_an_interrupt_reaches_the_executor_and_its_end_is_stored_later(stage: Stage) -> None:
     """When it returns nothing of the turn starts any more; the turn is stopped in the record when it can be written."""
     stage.host.play = never_end
