@@ -81,7 +81,7 @@ async def test_rules_are_added_shown_explained_and_removed(guarded: Host) -> Non
         (["policy", "show", "--session", "nothing-of-that-name"], 1, "nothing-of-that-name"),
         (["mode", "nothing-of-that-name", "plan"], 1, "nothing-of-that-name"),
         (["approve", "p-nothing"], 1, "Nothing waits for an answer under p-nothing"),
-        (["audit", "--since", "yesterday"], 2, "The time cannot be read"),
+        (["audit", "--since", "someday"], 2, "`someday` is no time that is understood"),
         (["run", "--agent", "script", "--allow", "Bash(ls", "-d", "x"], 2, "The rule 'Bash(ls' cannot be used"),
     ],
 )
