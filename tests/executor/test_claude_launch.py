@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,20 @@ def test_the_cli_is_started_inside_the_walls_of_its_session(tmp_path: Path) -> N
         "LANG": "C", "CLAUDE_CONFIG_DIR": str(home / ".claude")
     }  # fmt: skip
     assert walled(bare, msgspec.structs.replace(session, sandbox=None), grant) is bare
+
+
+def test_git_takes_no_folder_for_a_repository_that_only_looks_like_one(tmp_path: Path) -> None:
+    """Its settings name programs, which a harmless command of git would run; what is made as one works on."""
+    bait, real = tmp_path / "bait", tmp_path / "real"
+    subprocess.run(["git", "init", "-q", "--bare", bait], check=True)
+    subprocess.run(["git", "init", "-q", real], check=True)
+    env = {**launch(PATH=os.environ["PATH"]).env, "HOME": str(tmp_path)}
+    found = [
+        subprocess.run(["git", "rev-parse", "--git-dir"], cwd=cwd, env=env, capture_output=True, check=False)
+        for cwd in (bait, real)
+    ]
+
+    assert [one.returncode for one in found] == [128, 0]
 
 
 def test_without_a_place_for_the_conversation_there_is_no_session(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from hutch_daemon.permissions import suggestions
 from hutch_daemon.permissions.findings import Hit, Scene
 from hutch_daemon.permissions.layers import Policy
-from hutch_daemon.permissions.paths import Place, absolute, plain, protected_name
-from hutch_daemon.permissions.programs import LINKS, Kind, base_name, lookup, veto
+from hutch_daemon.permissions.paths import GIT_HEAD, Place, absolute, may_become_protected, plain, protected_name
+from hutch_daemon.permissions.programs import LINKS, Kind, base_name, lookup, script_of, subcommand, veto
 from hutch_daemon.permissions.searching import MOST_DIRECTORIES, NOWHERE, as_paths, shown
 from hutch_daemon.permissions.shell.grammar import LONGEST, find
 from hutch_daemon.permissions.shell.reader import NotUnderstoodError, understand
@@ -22,9 +22,13 @@ from hutch_daemon.permissions.wrappers import unwrap
 from hutch_shared.messages import Suggestion
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-_HARMLESS_VARIABLES = frozenset(
-    ["CI", "NO_COLOR", "FORCE_COLOR", "TZ", "LANG", "LC_ALL", "LC_CTYPE", "COLUMNS", "TERM"]
+_HARMLESS_TEXT = (
+    "CI NO_COLOR FORCE_COLOR CLICOLOR CLICOLOR_FORCE PY_COLORS CARGO_TERM_COLOR TZ LANG LC_ALL LC_CTYPE COLUMNS TERM "
+    "NODE_ENV DEBUG VERBOSE LOG_LEVEL PORT HUSKY RUST_BACKTRACE RUST_LOG RUST_TEST_THREADS PYTHONUNBUFFERED "
+    "PYTHONDONTWRITEBYTECODE PYTHONHASHSEED PYTHONUTF8 GOOS GOARCH GOMAXPROCS CGO_ENABLED"
 )
+_HARMLESS_VARIABLES = frozenset(_HARMLESS_TEXT.split())
+"""Variables that only change what a program prints, or for which of a few known ends it works."""
 _WHOLE = "the whole command"
 
 
@@ -39,18 +43,20 @@ def oddity(line: str) -> str | None:
 
 def allowing(policy: Policy, line: str, scene: Scene) -> tuple[tuple[Hit, ...] | None, str, tuple[Suggestion, ...]]:
     """The rules that allow the line, one for each part; else None, why not, and rules that would allow it."""
-    for rule in policy.allow.commands:
-        if not rule.open and rule.line and rule.line == line.strip():
-            return (Hit(rule.origin, "the whole line"),), "", ()
+    if scene.cwd == scene.workspace:
+        # Elsewhere the same words may name other programs and files.
+        for rule in policy.allow.commands:
+            if not rule.open and rule.line and rule.line == line.strip():
+                return (Hit(rule.origin, "the whole line"),), "", ()
     try:
         commands = understand(line)
     except NotUnderstoodError as error:
-        return None, f"the line is not understood: {error}", _this_line(line)
+        return None, f"the line is not understood: {error}", _this_line(line, scene)
     simple = [command for command in commands if command.words]
     if not simple:
         return None, "the line holds no command", ()
     if [(c.words, c.reads, c.writes) for c in simple] != [(c.words, c.reads, c.writes) for c in find(line).commands]:
-        return None, "the line can be read in more than one way", _this_line(line)
+        return None, "the line can be read in more than one way", _this_line(line, scene)
     walk = _Allowing(policy, scene, (scene.cwd,), (scene.cwd,), [], [], [], [])
     walk.walk(commands)
     if walk.refusals:
@@ -59,10 +65,10 @@ def allowing(policy: Policy, line: str, scene: Scene) -> tuple[tuple[Hit, ...] |
     return tuple(walk.hits), "", ()
 
 
-def _this_line(line: str) -> tuple[Suggestion, ...]:
+def _this_line(line: str, scene: Scene) -> tuple[Suggestion, ...]:
     """The exact line as a rule, if it can be one."""
     text = line.strip()
-    if "\n" in text or "*" in text or len(text) > 500 or oddity(text):
+    if scene.cwd != scene.workspace or "\n" in text or "*" in text or len(text) > 500 or oddity(text):
         return ()
     return (Suggestion(rule=f"Bash({text})", note="only this very line"),)
 
@@ -108,28 +114,32 @@ class _Allowing:
         if hit is None:
             self.refusals.append(reason)
             proposal = suggestions.of_command(command.words)
-            if proposal is not None:
+            if proposal is not None and self._elsewhere(tuple(word.text for word in command.words)) is None:
                 self.proposals.append(proposal)
         else:
             self.hits.append(hit)
         for word in command.writes:
             self._write(word.text)
-        if base_name((unwrap(tuple(word.text for word in command.words)) or ("ln",))[0]) in LINKS:
+        argv = unwrap(tuple(word.text for word in command.words)) or ("ln",)
+        if base_name(argv[0]) in LINKS:
             self.linked = command.words[0].text
         for word in command.reads:
             if word.text.startswith("/dev/") and word.text not in NOWHERE:
                 self.refusals.append(f"`{word.text}` is a device")
-        if not (hit is not None and hit.what == _WHOLE) and _may_write(command.words[0].text):
+        if not (hit is not None and hit.what == _WHOLE) and _may_write(command.words):
             for word in command.words[1:]:
-                self._keep_off(word)
+                self._keep_off(word, base_name(argv[0]))
 
-    def _keep_off(self, word: Word) -> None:
+    def _keep_off(self, word: Word, program: str) -> None:
         for text in as_paths(word.text):
+            if not word.sure and (name := may_become_protected(text)) is not None:
+                self.refusals.append(f"`{text}` may stand for {name}, which can make programs run")
             for base in self.here:
                 for path in self.scene.place(text, base).both:
                     name = protected_name(path)
-                    if name is not None:
-                        self.refusals.append(f"`{text}` is in {name}, which can make programs run")
+                    # To most programs `HEAD` is no file.
+                    if name is not None and (name != GIT_HEAD or program in _NAMES_FILES):
+                        self.refusals.append(f"`{text}` is or lies in {name}, which can make programs run")
 
     def _enter(self, command: Command, *, alone: bool) -> None:
         words = command.words
@@ -169,14 +179,17 @@ class _Allowing:
         """The rule that allows this command, as it stands or through its wrappers; else why none does."""
         argv = tuple(word.text for word in words)
         for rule in self.policy.allow.commands:
-            if rule.exact and rule.spells(words) is not None:
+            if rule.exact and rule.spells(words) is not None and self._elsewhere(argv) is None:
                 return Hit(rule.origin, _WHOLE), ""
         inner = unwrap(argv)
         if inner is None:
             return None, f"`{argv[0]}` is not used in a plain way"
-        words = words[len(argv) - len(inner) :]
+        words = self._from_here(words[len(argv) - len(inner) :])
+        inner = tuple(word.text for word in words)
         if not words[0].sure or "~" in words[0].text[:1]:
             return None, "the name of the program is not plain"
+        if (stray := self._elsewhere(inner)) is not None:
+            return None, stray
         reason = f"no rule allows `{shown(Command(words))}`"
         for rule in self.policy.allow.commands:
             spelled = rule.spells(words)
@@ -188,10 +201,34 @@ class _Allowing:
             reason = f"`{rule.origin.text}` does not reach so far: {objection}"
         return None, reason
 
+    def _from_here(self, words: tuple[Word, ...]) -> tuple[Word, ...]:
+        """`git -C directory status` as `git status`, where `cd directory` would pass and git puts no files there."""
+        if len(words) < 4 or words[0].text != "git" or words[1].text != "-C":
+            return words
+        directory, rest = words[2], words[3:]
+        if not directory.sure or not directory.text or self.linked or rest[0].text in _GIT_PUTS:
+            return words
+        if not all(self.scene.place(directory.text, base).within(self.scene.workspace) for base in self.here):
+            return words
+        return (words[0], *rest)
 
-def _may_write(program: str) -> bool:
-    """Whether files that the program is given may be written: git keeps its own directory, and tracks the others."""
-    return lookup(program).kind is not Kind.READS and program != "git"
+    def _elsewhere(self, argv: tuple[str, ...]) -> str | None:
+        """Why a rule does not mean this program or script: its name leads from the work directory, not from here."""
+        if all(base == self.scene.workspace for base in self.here) or (script := script_of(argv)) is None:
+            return None
+        return f"`{script}` is another file here than in the work directory"
+
+
+_NAMES_FILES = LINKS | {"tee", "touch"}
+_GIT_PUTS = frozenset(["mv", "clone", "init", "apply", "worktree", "bundle", "checkout-index"])
+
+
+def _may_write(words: tuple[Word, ...]) -> bool:
+    """Whether files that the program is given may be written anywhere: most of git writes only what it tracks."""
+    argv = unwrap(tuple(word.text for word in words)) or (words[0].text,)
+    if base_name(argv[0]) == "git":
+        return subcommand(argv) in _GIT_PUTS
+    return lookup(argv[0]).kind is not Kind.READS
 
 
 def _open_to_names(words: tuple[Word, ...], spelled: int) -> str | None:

@@ -18,10 +18,16 @@ from functools import lru_cache
 _PROTECTED_TEXT = (
     ".git .claude .hutch .vscode .idea .mcp.json .gitconfig .gitmodules .ssh .envrc .ripgreprc .npmrc .bashrc "
     ".bash_profile .bash_login .bash_logout .bash_aliases .profile .zshrc .zshenv .zprofile .zlogin .zlogout .inputrc "
-    ".xprofile .xsessionrc .config/fish .config/git .cargo/config.toml .cargo/config"
+    ".xprofile .xsessionrc .xinitrc .xsession .kshrc .cshrc .tcshrc .pam_environment .config/fish .config/git "
+    ".config/autostart .config/systemd .config/environment.d .config/direnv .local/bin .cargo/config.toml "
+    ".cargo/config .husky .githooks .pre-commit-config.yaml lefthook.yml .lefthook.yml .yarnrc .yarnrc.yml "
+    ".pnpmfile.cjs .curlrc .wgetrc .vimrc .exrc .gdbinit .lldbinit .tmux.conf .psqlrc .sqliterc .mailcap"
 )
 _PROTECTED = frozenset(_PROTECTED_TEXT.split())
 """Files that make a program, a shell or an agent run something, or hold an agent's own rules."""
+GIT_HEAD = "head"
+"""A directory in which a file of this name lies may be a repository for git, with settings that run programs."""
+_PROTECTED_FIRST = frozenset(name.partition("/")[0] for name in _PROTECTED if name.startswith("."))
 _MAGIC = re.compile(r"[*?\[]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SKIPPED_BY_FILESYSTEMS = "Cf"
@@ -78,6 +84,18 @@ def protected_name(path: str) -> str | None:
             return trimmed
         if at and f"{names[at - 1]}/{name}" in _PROTECTED:
             return f"{names[at - 1]}/{name}"
+    return GIT_HEAD if names and names[-1].rstrip(". ") == GIT_HEAD else None
+
+
+def may_become_protected(pattern: str) -> str | None:
+    """The protected name that a file name pattern might stand for as the shell expands it, or None.
+
+    What begins with a dot is found only by a pattern that begins with one.
+    """
+    for name in names_of(folded(pattern)):
+        if name.startswith(".") and _MAGIC.search(name):
+            matches = re.compile(fnmatch.translate(name)).match
+            return next((known for known in sorted(_PROTECTED_FIRST) if matches(known)), None)
     return None
 
 

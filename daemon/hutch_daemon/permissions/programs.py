@@ -38,6 +38,8 @@ class Program:
     """Sub-commands that only a whole command opens."""
     sub: bool = False
     """Whether the first operand is a sub-command."""
+    stops: bool = False
+    """Whether what stands behind `--` is handed on and is none of its own options."""
     check: Callable[[tuple[str, ...], int], str | None] | None = field(default=None, repr=False)
     """What options alone cannot say: the command and how many of its words the rule spells → why not, or None."""
 
@@ -60,7 +62,7 @@ def _sed(argv: tuple[str, ...], spelled: int) -> str | None:
     operands: list[str] = []
     words = iter(argv[1:])
     for word in words:
-        if word == "-e":
+        if re.fullmatch(r"-[nErsuz]*e", word):
             scripts.append(next(words, ""))
         elif word.startswith("-") and not re.fullmatch(r"-[nErsuz]+|--quiet|--silent|--regexp-extended", word):
             return "sed writes files and runs programs by its options"
@@ -80,7 +82,7 @@ def _awk(argv: tuple[str, ...], spelled: int) -> str | None:
         elif word.startswith("-") and not re.match(r"-[Fv].", word):
             return "awk loads programs by its options"
         elif not word.startswith("-"):
-            if re.search(r"[|>@`]|system|getline|ARGV|close|PROCINFO", word):
+            if re.search(r"[|>@`]|system|getline|ARGV|close|PROCINFO", re.sub(r"\|\||>=", "", word)):
                 return "an awk program can write files and run programs; only plain ones are told apart"
             return "options behind an awk program" if any(rest.startswith("-") for rest in words) else None
     return "awk without a program"
@@ -90,10 +92,18 @@ _GIT_GLOBAL = names("--no-pager --no-optional-locks --literal-pathspecs --no-rep
 _GIT_LONG = names(
     "output ext-diff textconv upload-pack receive-pack exec open-files-in-pager config config-env "
     "template separate-git-dir upload-archive output-directory git-dir work-tree extcmd "
-    "recurse-submodules filters"
+    "recurse-submodules recursive filters unsafe-paths strategy bare mirror"
 )
 _GIT_SHORT = MappingProxyType(
-    {"clone": "uc", "grep": "O", "rebase": "xi", "archive": "o", "format-patch": "o", "commit": "t", "add": "e"}
+    {
+        **dict.fromkeys(("archive", "format-patch"), "o"),
+        **dict.fromkeys(("merge", "pull"), "s"),
+        "clone": "uc",
+        "grep": "O",
+        "rebase": "xis",
+        "commit": "t",
+        "add": "e",
+    }
 )
 _GIT_KNOWN = names(
     "status log show diff branch add commit fetch pull push stash tag checkout switch restore merge "
@@ -112,6 +122,15 @@ _EXACT_GIT = names(
 )
 
 
+_GIT_CONFIG_READS = names("--get --get-all --list -l")
+_GIT_CONFIG_FLAGS = names("--global --local --system --show-origin --show-scope --name-only -z")
+
+
+def subcommand(argv: tuple[str, ...]) -> str:
+    """The first word that is no option; empty if there is none."""
+    return next((word for word in argv[1:] if not word.startswith("-")), "")
+
+
 def _git(argv: tuple[str, ...], spelled: int) -> str | None:
     at = 1
     while at < len(argv) and argv[at].startswith("-"):
@@ -121,6 +140,14 @@ def _git(argv: tuple[str, ...], spelled: int) -> str | None:
     if at == len(argv):
         return None
     sub = argv[at]
+    if sub == "worktree" and argv[at + 1 : at + 2] == ("list",):
+        return None
+    if sub == "config" and _GIT_CONFIG_READS & {*argv[at + 1 : at + 2]}:
+        return (
+            None
+            if all(not w.startswith("-") or w in _GIT_CONFIG_FLAGS for w in argv[at + 2 :])
+            else "git config with options"
+        )
     if sub in _EXACT_GIT:
         return f"git {sub} runs programs or settings"
     if sub not in _GIT_KNOWN and spelled <= at:
@@ -132,6 +159,7 @@ def _git(argv: tuple[str, ...], spelled: int) -> str | None:
         "push",
         "remote",
         "ls-remote",
+        "archive",
     }:
         return "a git address that runs a program"
     return option_of(argv[at:], _GIT_SHORT.get(sub, ""), _GIT_LONG, frozenset())
@@ -151,11 +179,15 @@ def _go(argv: tuple[str, ...], spelled: int) -> str | None:
     return None
 
 
-_GO_OPTIONS = names("exec toolexec vettool overlay modfile o C ldflags gcflags asmflags gccgoflags outputdir pkgdir")
+_GO_OPTIONS = names(
+    "exec toolexec vettool fixtool overlay modfile o C ldflags gcflags asmflags gccgoflags outputdir pkgdir"
+)
 _TAR_BUNDLE = re.compile(r"[A-Za-z]*[FI][A-Za-z]*")
 
 
 def _tar(argv: tuple[str, ...], spelled: int) -> str | None:
+    if any(":" in word for word in argv[1:]):
+        return "tar runs a remote shell for an archive with a colon in its name"
     return "tar runs a program" if len(argv) > 1 and _TAR_BUNDLE.fullmatch(argv[1]) else None
 
 
@@ -164,12 +196,83 @@ def _uniq(argv: tuple[str, ...], spelled: int) -> str | None:
     return "the second file of uniq is written" if len(operands) > 1 else None
 
 
+_PRINTF_SETS = re.compile(r"%[^A-Za-z%]*[hlLjzt]*n|%\(")
+_EVALUATES = re.compile(r"\[.*[$`]", re.DOTALL)
+
+
 def _printf(argv: tuple[str, ...], spelled: int) -> str | None:
-    return "printf -v evaluates its operand" if any(word.startswith("-v") for word in argv[1:2]) else None
+    if any(word.startswith("-v") for word in argv[1:2]) or any(_PRINTF_SETS.search(word) for word in argv[1:3]):
+        return "printf sets variables: by -v, and by %n in its format"
+    return _evaluates(argv, spelled)
+
+
+def _evaluates(argv: tuple[str, ...], spelled: int) -> str | None:
+    """Where shells want a number, they evaluate the index of an array, and what is substituted in it."""
+    word = next((word for word in argv[1:] if _EVALUATES.search(word)), None)
+    return None if word is None else f"{argv[0]} may evaluate {word}"
+
+
+_OF_A_COMPILER = re.compile(
+    r"@|-f(pass-)?plugin|-fuse-ld|-fmodule-mapper|-W[lap],|-X(linker|clang|assembler|preprocessor|arch)|-ccc|-[BT]|"
+    r"--?(wrapper|specs|load|plugin|config|iplugindir|ld-path|(cuda|rocm|hip|ptxas)-path|gcc-(toolchain|install-dir))"
+)
+_HARMLESS_FORMAT = re.compile(r"[a-z]+(-[a-z]+)*")
+
+
+def _compiler(argv: tuple[str, ...], spelled: int) -> str | None:
+    word = next((word for word in argv[1:] if _OF_A_COMPILER.match(word)), None)
+    return None if word is None else f"{base_name(argv[0])} {word} may run programs"
+
+
+def _answers(argv: tuple[str, ...], spelled: int) -> str | None:
+    """Programs that read further words from files (`@file`)."""
+    word = next((word for word in argv[1:] if word.startswith("@")), None)
+    return None if word is None else f"{base_name(argv[0])} reads options from {word}"
+
+
+_RUNNER_OPTIONS = re.compile(
+    r"-[vqkn]+|-j\d*|--(verbose|quiet|info|stacktrace|offline|parallel|no-daemon|keep-going|continue|dry-run|silent|"
+    r"color|no-color|batch-mode|no-rebuild|print-errorlogs)|-D(test|groups)=[A-Za-z0-9_.#,-]+|-DskipTests|"
+    r"--tests=[A-Za-z0-9_.*]+"
+)
+
+
+def _runner(argv: tuple[str, ...], spelled: int) -> str | None:
+    """Runners of tasks with many options that run or load something: only plain ones pass."""
+    word = next((w for w in argv[spelled:] if w.startswith("-") and not _RUNNER_OPTIONS.fullmatch(w)), None)
+    return _targets(argv, spelled) if word is None else f"{base_name(argv[0])} {word} may change what it runs"
+
+
+def _dotnet(argv: tuple[str, ...], spelled: int) -> str | None:
+    word = next((word for word in argv[1:] if word.startswith("@") or re.match(r"/[A-Za-z]+:", word)), None)
+    return None if word is None else f"dotnet {word} may change what is run"
+
+
+def _gh(argv: tuple[str, ...], spelled: int) -> str | None:
+    return "gh hands on to git what stands behind `--`" if "--" in argv else None
+
+
+def _eslint(argv: tuple[str, ...], spelled: int) -> str | None:
+    for at, word in enumerate(argv):
+        name, found, value = word.partition("=")
+        if not found and word.startswith("-f") and not word.startswith("--"):
+            value = word[2:] or "".join(argv[at + 1 : at + 2])
+        elif name in {"--format", "--forma", "--form"}:
+            value = value if found else "".join(argv[at + 1 : at + 2])
+        else:
+            continue
+        if not _HARMLESS_FORMAT.fullmatch(value):
+            return f"eslint loads {value}"
+    return None
 
 
 # ---------------------------------------------------------------- the table
 
+_RUN_MODULES = names(
+    "timeit cProfile profile trace pdb bdb ipdb pudb runpy coverage debugpy code IPython asyncio viztracer scalene "
+    "kernprof memory_profiler doctest pyinstrument"
+)
+"""Modules of Python that run what their operand names."""
 _TABLE: dict[str, Program] = {}
 
 
@@ -181,11 +284,13 @@ _rows(
     "ls cat head tail wc grep egrep fgrep cut tr nl stat du df basename dirname realpath "
     "readlink md5sum sha1sum sha256sum sha512sum cksum pwd whoami id groups uname which diff cmp "
     "comm jq echo true false seq sleep fold fmt rev tac od hexdump strings ps free uptime printenv "
-    "nproc arch tty : expr paste join expand",
+    "nproc tty : expr paste join expand",
     Program(Kind.READS),
 )
 _rows("printf", Program(Kind.READS, check=_printf))
-_rows("test", Program(Kind.READS, words=names("-v -R")))
+_rows("test [", Program(Kind.READS, words=names("-v -R"), check=_evaluates))
+_rows("jobs", Program(short="x"))
+_rows("wait", Program(short="p"))
 _rows("date", Program(Kind.READS, short="s", long=names("set")))
 _rows("file", Program(Kind.READS, short="C", long=names("compile")))
 _rows("tree", Program(Kind.READS, short="oR"))
@@ -203,7 +308,8 @@ _rows("sed gsed", Program(check=_sed))
 _rows("awk gawk mawk nawk", Program(check=_awk))
 _rows("git", Program(check=_git, sub=True))
 _rows(
-    "tee touch mkdir cp mv rm rmdir ln install dd truncate chmod chown chgrp patch unzip gunzip gzip",
+    "tee touch mkdir cp mv rm rmdir ln install dd truncate chmod chown chgrp patch unzip gunzip gzip sponge 7z 7za 7zz "
+    "ffmpeg",
     Program(Kind.WRITES),
 )
 _rows("xxd base64", Program(Kind.WRITES, short="o", long=names("output")))
@@ -245,12 +351,45 @@ _rows(
 )
 _rows("split csplit", Program(Kind.WRITES, long=names("filter")))
 _rows("xz zstd bzip2", Program(Kind.WRITES, short="o"))
+_rows("gcc cc clang g++ c++ clang++", Program(check=_compiler))
+_rows("rustc", Program(short="CZ", long=names("codegen sysroot"), check=_answers))
 _rows(
-    "gcc cc clang g++ c++ clang++",
-    Program(short="BT", words=names("-wrapper -load -plugin"), long=names("specs wrapper plugin config")),
+    "javac ar ranlib nm objdump strip", Program(long=names("plugin processor processorpath"), short="J", check=_answers)
 )
+_rows("bat batcat delta", Program(long=names("pager")))
+_rows("ip", Program(short="b", words=names("exec"), long=names("batch")))
+_rows("tcpdump", Program(short="zw"))
+_rows("pandoc", Program(short="FL", long=names("filter lua-filter defaults data-dir pdf-engine extract-media")))
+_rows("latex pdflatex xelatex lualatex latexmk tex", Program(Kind.EXACT))
+_rows("ctags", Program(long=names("options")))
+_rows("gpg gpg2", Program(long=names("photo-viewer exec-path keyserver-options agent-program options homedir")))
+_rows("openssl", Program(words=names("-engine -provider -provider-path -config"), long=names("engine provider config")))
+_rows("ssh-keygen", Program(short="DP", words=names("-w")))
+_rows("nmap", Program(long=names("script datadir"), short="o"))
+_rows("cpio", Program(Kind.WRITES, short="FIO", long=names("rsh-command file")))
+_rows("yq", Program(Kind.WRITES))
+_rows("shuf", Program(Kind.READS, short="o", long=names("output")))
+_rows("mypy dmypy", Program(long=names("python-executable config-file install-types")))
+_rows("pyright basedpyright", Program(long=names("pythonpath venvpath project venv-path")))
+_rows("pylint", Program(long=names("init-hook load-plugins rcfile")))
+_rows("flake8", Program(long=names("config append-config")))
+_rows("rubocop", Program(short="rc", long=names("require config plugin")))
+_rows(
+    "eslint",
+    Program(
+        short="c",
+        long=names("config rulesdir resolve-plugins-relative-to parser plugin output-file"),
+        check=_eslint,
+    ),
+)
+_rows("prettier stylelint", Program(long=names("config plugin plugin-search-dir custom-syntax custom-formatter")))
+_rows("clang-tidy", Program(words=names("-load -plugin"), long=names("load plugin")))
+_rows("golangci-lint", Program(short="c", long=names("config")))
+_rows("tox", Program(short="xc", words=names("exec e"), long=names("override conf workdir"), stops=True))
+_rows("nox", Program(short="f", long=names("noxfile"), stops=True))
+_rows("coverage", Program(Kind.PINNED, deep=names("run"), sub=True, long=names("rcfile")))
 
-_rows("python pypy", Program(Kind.PINNED, flags=names("-m -u -B -I -s -S -E -O -OO -q -b")))
+_rows("python pypy", Program(Kind.PINNED, flags=names("-m -u -B -I -s -S -E -O -OO -q -b"), deep=_RUN_MODULES))
 _rows(
     "node nodejs ruby perl php lua luajit Rscript julia ts-node tsx osascript groovy scala elixir", Program(Kind.PINNED)
 )
@@ -268,10 +407,12 @@ _rows(
     "npm pnpm yarn bun",
     Program(
         Kind.PINNED,
-        short="C",
+        short="Cc",
         long=names(
-            "script-shell prefix userconfig globalconfig node-options dir cwd shell git call import-map preload require"
+            "script-shell prefix userconfig globalconfig node-options dir cwd shell git call import-map preload "
+            "require viewer browser editor init-module use-yarnrc"
         ),
+        stops=True,
         deep=names("run run-script exec x explore dlx create init rum urn node"),
         sub=True,
     ),
@@ -296,18 +437,14 @@ _rows(
     ),
 )
 _rows(
-    "just task rake gradle gradlew mvn ant bazel cmake ninja meson",
-    Program(
-        Kind.PINNED,
-        short="fCIbPDE",
-        long=names(
-            "justfile working-directory file init-script include-build build-file shell shell-arg taskfile dir define"
-        ),
-        check=_targets,
-    ),
+    "just task rake gradle gradlew mvn mvnw ant bazel bazelisk cmake ninja meson invoke fab",
+    Program(Kind.PINNED, check=_runner),
 )
 _rows("go", Program(Kind.PINNED, deep=names("run"), exact=names("generate tool env"), sub=True, check=_go))
-_rows("cargo", Program(Kind.PINNED, long=names("config manifest-path target-dir artifact-dir"), short="ZC", sub=True))
+_rows(
+    "cargo",
+    Program(Kind.PINNED, long=names("config manifest-path target-dir artifact-dir codegen"), short="ZC", sub=True),
+)
 _rows(
     "uv poetry pipenv pdm hatch rye pipx conda mamba",
     Program(
@@ -337,10 +474,10 @@ _rows(
         Kind.PINNED,
         exact=names("exec run debug attach cp plugin edit proxy config plugin kustomize"),
         sub=True,
-        long=names("kubeconfig post-renderer server"),
+        long=names("kubeconfig kuberc post-renderer server"),
     ),
 )
-_rows("gh glab", Program(Kind.PINNED, exact=names("alias extension config api codespace"), sub=True))
+_rows("gh glab", Program(Kind.PINNED, exact=names("alias extension config api codespace"), sub=True, check=_gh))
 _rows("java", Program(Kind.EXACT))
 _rows(
     "sudo doas su env xargs parallel ssh watch strace ltrace gdb lldb script expect nsenter unshare "
@@ -350,8 +487,51 @@ _rows(
     "unset shopt enable hash bind complete compopt compgen read readarray mapfile getopts pushd popd "
     "dirs coproc fc history ld.so ld-linux-x86-64.so fakeroot proot bwrap firejail runuser "
     "start-stop-daemon cron perf valgrind time timeout nice nohup stdbuf setarch linux64 linux32 sg "
-    "newgrp pkexec dbus-run-session xvfb-run direnv mise asdf",
+    "newgrp pkexec dbus-run-session xvfb-run direnv mise asdf sqlite3 sqlite psql mysql mariadb duckdb mongosh mongo "
+    "sftp ftp lftp fzf hyperfine watchexec nodemon concurrently dc m4 gnuplot octave R gs ipython jupyter irb pry "
+    "tclsh wish ghci guile racket sbcl erl clojure clj jshell ansible ansible-playbook capsh setpriv prlimit numactl "
+    "choom faketime torsocks torify proxychains xdg-open open launchctl caffeinate arch cgexec eatmydata chronic ifne "
+    "vipe pee mosh autossh sshpass pssh dtach abduco zellij asciinema rr cross-env dotenv foreman honcho forever ld "
+    "ld.bfd ld.gold ld.lld lld crun runc logsave repeat noglob nocorrect",
     Program(Kind.EXACT),
+)
+
+_rows(
+    "bundle composer mix rails swift stack cabal opam nix pyenv rbenv nodenv nvm fnm volta lerna nx turbo rush pm2 hg "
+    "svn jj terraform tofu vagrant pulumi zig dart flutter sbt lein rebar3 gem brew systemctl",
+    Program(
+        Kind.PINNED,
+        deep=names("exec run runner x eval script repl tool"),
+        exact=names("shell develop edit console"),
+        long=names(
+            "config config-file config-option config-dir diff-cmd diff3-cmd editor-cmd merge-tool tool option expr "
+            "chdir script require"
+        ),
+        sub=True,
+    ),
+)
+_rows(
+    "apt apt-get yum dnf zypper pacman apk snap",
+    Program(Kind.PINNED, sub=True, short="co", long=names("option config")),
+)
+_rows("pre-commit", Program(Kind.PINNED, sub=True, short="c", long=names("config")))
+_rows(
+    "dotnet",
+    Program(
+        Kind.PINNED,
+        sub=True,
+        deep=names("run exec tool"),
+        short="p",
+        long=names("property settings test-adapter-path"),
+        check=_dotnet,
+    ),
+)
+_rows("nix-shell", Program(Kind.EXACT))
+_rows(
+    "dpkg",
+    Program(
+        short="irPA", long=names("install unpack configure remove purge pre-invoke post-invoke admindir instdir root")
+    ),
 )
 
 PROGRAMS: Mapping[str, Program] = MappingProxyType(_TABLE)
@@ -379,7 +559,9 @@ def base_name(program: str) -> str:
 def lookup(program: str) -> Program:
     """The row of a program, by its base name, and without a version (`python3.12`)."""
     name = base_name(program)
-    return PROGRAMS.get(name) or PROGRAMS.get(name.rstrip("0123456789.-")) or _PLAIN
+    found = PROGRAMS.get(name) or PROGRAMS.get(name.rstrip("0123456789.-"))
+    # On a Mac, GNU's programs are there with a `g` before their names.
+    return found or (PROGRAMS.get(name[1:]) if name.startswith("g") else None) or _PLAIN
 
 
 def is_known(program: str) -> bool:
@@ -388,7 +570,10 @@ def is_known(program: str) -> bool:
 
 
 def option_of(argv: tuple[str, ...], short: str, long: frozenset[str], words: frozenset[str]) -> str | None:
-    """Why the options forbid it, or None. A long option counts however it is abbreviated, a short one in a bundle."""
+    """Why the options forbid it, or None. A long option counts however it is abbreviated, a short one in a bundle.
+
+    Some programs take long options behind one dash too; three letters are the least to tell them from a bundle.
+    """
     for word in argv[1:]:
         if word in words:
             return f"{base_name(argv[0])} {word} writes files or runs programs"
@@ -397,10 +582,14 @@ def option_of(argv: tuple[str, ...], short: str, long: frozenset[str], words: fr
             if name and any(known.startswith(name) for known in long):
                 return f"{base_name(argv[0])} --{name} writes files or runs programs"
         elif word.startswith("-") and (
-            any(letter in short for letter in word[1:]) or word[1:].split("=", 1)[0] in long
+            any(letter in short for letter in word[1:]) or _behind_one_dash(word[1:].split("=", 1)[0], long)
         ):
             return f"{base_name(argv[0])} {word} may write files or run programs"
     return None
+
+
+def _behind_one_dash(name: str, long: frozenset[str]) -> bool:
+    return name in long or (len(name) > 2 and any(known.startswith(name) for known in long))
 
 
 def veto(argv: tuple[str, ...], spelled: int) -> str | None:
@@ -413,16 +602,19 @@ def veto(argv: tuple[str, ...], spelled: int) -> str | None:
     if not (
         program.kind is Kind.PINNED and not program.sub and base_name(argv[0]).rstrip("0123456789.") in _INTERPRETERS
     ):
-        reason = option_of(argv, program.short, program.long, program.words)
+        own = argv[: argv.index("--")] if program.stops and "--" in argv else argv
+        reason = option_of(own, program.short, program.long, program.words)
         if reason:
             return reason
     return program.check(argv, spelled) if program.check else None
 
 
-_INTERPRETERS = names(
+_SCRIPTED = names(
     "python pypy node nodejs ruby perl php lua luajit Rscript julia ts-node tsx osascript groovy "
-    "scala elixir bash sh zsh dash ksh fish ash npx bunx pnpx uvx"
+    "scala elixir bash sh zsh dash ksh fish ash"
 )
+"""Programs whose operand is a script."""
+_INTERPRETERS = _SCRIPTED | names("npx bunx pnpx uvx")
 """Programs whose words behind the operand belong to what the operand names."""
 
 
@@ -435,6 +627,27 @@ def _unpinned(program: Program, argv: tuple[str, ...], spelled: int) -> str | No
         return f"{name} runs what it is told: the rule must name that too"
     if program.sub and argv[at] in program.exact:
         return f"{name} {argv[at]} runs other commands: only a rule for the whole command opens it"
-    if program.sub and argv[at] in program.deep and (at + 1 >= spelled or argv[at + 1].startswith("-")):
-        return f"{name} {argv[at]} runs what it is told: the rule must name that too"
+    module = "-m" in argv[1:at]
+    if (program.sub or module) and argv[at] in program.deep:
+        at += 2 if argv[at : at + 2] in {("tool", "run"), ("coverage", "run")} else 1
+        if at >= spelled or argv[at].startswith("-"):
+            return f"{name} {argv[at - 1]} runs what it is told: the rule must name that too"
+    return None
+
+
+def script_of(argv: tuple[str, ...]) -> str | None:
+    """A program or script that the command names by a path from where it runs, or None."""
+    if "/" in argv[0]:
+        return None if argv[0].startswith("/") else argv[0]
+    program = lookup(argv[0])
+    if program.kind is Kind.EXACT:
+        named = (word for word in argv[1:] if "/" in word or argv[0] in {"source", "."})
+        return next((word for word in named if not word.startswith(("/", "~", "-"))), None)
+    if program.kind is not Kind.PINNED or program.sub or base_name(argv[0]).rstrip("0123456789.") not in _SCRIPTED:
+        return None
+    for word in argv[1:]:
+        if word == "-m" and "-m" in program.flags:
+            return None
+        if not word.startswith("-"):
+            return None if word.startswith(("/", "~")) else word
     return None

@@ -15,6 +15,8 @@ NOWHERE = frozenset(["/dev/null", "/dev/stdout", "/dev/stderr", "/dev/stdin", "/
 """Files that are none."""
 _MOST_HIDDEN = 400
 """Commands found inside commands before the search gives up, and says so."""
+_MOST_HIDDEN_WORDS = 2_500
+"""The words of those commands; a wrapper of wrappers has its words again in each of them."""
 MOST_DIRECTORIES = 8
 """Directories that a line may go through before it is not followed any more."""
 _MOST_PATHS = 200
@@ -30,19 +32,21 @@ def everything_in(line: str) -> tuple[tuple[Command, ...], bool]:
     complete = found.complete
     commands = list(found.commands)
     pending = list(found.commands)
-    budget = _MOST_HIDDEN
+    budget, budget_of_words = _MOST_HIDDEN, _MOST_HIDDEN_WORDS
     while pending:
         command = pending.pop()
         argv = tuple(word.text for word in command.words)
         if not argv or not command.words[0].sure:
             complete = complete and not argv
             continue
-        behind, lines = hidden_commands(argv)
+        behind, lines = hidden_commands(argv, budget_of_words)
         budget -= len(behind) + len(lines)
-        if budget < 0:
+        budget_of_words -= sum(map(len, behind))
+        if budget < 0 or budget_of_words < 0:
             return tuple(dict.fromkeys(commands)), False
-        sure = dict(enumerate(command.words))
-        inner = [Command(tuple(sure[len(argv) - len(words) + at] for at in range(len(words)))) for words in behind]
+        if not behind and not lines:
+            continue
+        inner = [Command(command.words[len(argv) - len(words) :]) for words in behind]
         for text in lines:
             # A text that is no line of shell (a host, a user) reads as a command too; that only denies more.
             inner += find(text[:LONGEST]).commands
@@ -68,9 +72,8 @@ def as_paths(word: str) -> Iterator[str]:
         yield word
     elif len(word) > 2 and not word.startswith("--"):
         yield word[2:]
-    for sign in ("=", ":", "@"):
-        _, found, after = word.partition(sign)
-        if found and after:
+    for sign in "=:@":
+        if sign in word and (after := word.partition(sign)[2]):
             yield after
 
 

@@ -62,30 +62,46 @@ WRAPPERS: Mapping[str, int] = MappingProxyType(
                 "sudo doas env xargs command builtin exec setsid ionice strace ltrace watch unbuffer unshare busybox "
                 "toybox npx bunx pnpx uvx parallel script rlwrap nohup nice time stdbuf systemd-run fakeroot coproc "
                 "entr perf valgrind pkexec xvfb-run dbus-run-session bwrap firejail setarch then do else ! if while "
-                "until {"
+                "until { chronic ifne eatmydata torsocks torify proxychains caffeinate arch setpriv prlimit numactl rr "
+                "cross-env hyperfine noglob nocorrect watchexec nodemon concurrently"
             ),
             0,
         ),
         **dict.fromkeys(
             names(
-                "timeout flock chroot taskset chrt ssh uv poetry pipenv pdm hatch rye pipx nsenter runuser su sg direnv"
+                "timeout flock chroot taskset chrt ssh uv poetry pipenv pdm hatch rye pipx nsenter runuser su sg "
+                "direnv faketime choom cgexec logsave repeat dotenv foreman honcho autossh mosh sshpass"
             ),
             1,
         ),
-        **dict.fromkeys(names("docker podman nerdctl kubectl oc"), 2),
+        **dict.fromkeys(names("docker podman nerdctl kubectl oc ip"), 2),
     }
 )
 """Programs that run the command behind them, and how many operands of their own may come first."""
 SHELLS = names(
-    "bash sh zsh dash ksh fish ash su eval env watch ssh script flock trap alias xargs parallel sg runuser busybox"
+    "bash sh zsh dash ksh fish ash su eval env watch ssh script flock trap alias xargs parallel sg runuser busybox "
+    "hyperfine watchexec nodemon concurrently mosh autossh"
 )
 """Programs that read some of their words as a line of shell."""
-_HIDES = SHELLS | frozenset(WRAPPERS) | names("find gfind fd fdfind git")
+_SUB_RUNS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        **dict.fromkeys(names("npm pnpm yarn bun composer lerna"), names("exec x dlx")),
+        **dict.fromkeys(
+            names("bundle stack cabal opam mise asdf pyenv rbenv nodenv nvm fnm volta nix rush rails mix swift pm2"),
+            names("exec x run runner shell develop start"),
+        ),
+    }
+)
+"""Programs with sub-commands that run the command behind them."""
+_HIDES = SHELLS | frozenset(WRAPPERS) | frozenset(_SUB_RUNS) | names("find gfind fd fdfind git")
 _FIND_RUNS = names("-exec -execdir -ok -okdir -x --exec -X --exec-batch")
 
 
-def hidden_commands(argv: tuple[str, ...]) -> tuple[list[tuple[str, ...]], list[str]]:
-    """What a command may run besides itself: commands, and texts that a shell reads; generous."""
+def hidden_commands(argv: tuple[str, ...], most: int) -> tuple[list[tuple[str, ...]], list[str]]:
+    """What a command may run besides itself: commands, and texts that a shell reads; generous.
+
+    Commands that have more than `most` words together are cut short behind the one that is too many.
+    """
     name = base_name(argv[0])
     commands: list[tuple[str, ...]] = []
     lines: list[str] = []
@@ -95,17 +111,31 @@ def hidden_commands(argv: tuple[str, ...]) -> tuple[list[tuple[str, ...]], list[
         own, after_option = WRAPPERS[name], False
         for at in range(1, len(argv)):
             word = argv[at]
-            if word.startswith("-") or ("=" in word and name in {"env", "sudo", "doas"}):
+            if word.startswith("-") or ("=" in word and name in {"env", "sudo", "doas", "cross-env"}):
                 after_option = word.startswith("-")
                 continue
             commands.append(argv[at:])
+            most -= len(argv) - at
+            if most < 0:
+                return commands, []
             if not after_option:
                 if own == 0:
                     break
                 own -= 1
             after_option = False
+    if name in _SUB_RUNS and len(argv) > 2 and argv[1] in _SUB_RUNS[name]:
+        for at in range(2, len(argv)):
+            commands.append(argv[at:])
+            most -= len(argv) - at
+            if most < 0:
+                return commands, []
     if name in {"find", "gfind", "fd", "fdfind"}:
-        commands += [argv[at + 1 :] for at, word in enumerate(argv[:-1]) if word in _FIND_RUNS]
+        for at, word in enumerate(argv[:-1]):
+            if word in _FIND_RUNS:
+                commands.append(argv[at + 1 :])
+                most -= len(argv) - at - 1
+                if most < 0:
+                    return commands, []
     if name == "git":
         for at, word in enumerate(argv[:-1]):
             if word == "-c":
@@ -113,6 +143,9 @@ def hidden_commands(argv: tuple[str, ...]) -> tuple[list[tuple[str, ...]], list[
             elif word in {"--exec", "-x", "foreach", "run"}:
                 lines.append(argv[at + 1])
                 commands.append(argv[at + 1 :])
+                most -= len(argv) - at - 1
+                if most < 0:
+                    return commands, []
     if name in SHELLS:
         lines += [word for word in argv[1:] if not word.startswith("-") and (" " in word or name != "env")]
         lines += [word.partition("=")[2] for word in argv[1:] if "=" in word]

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -77,13 +77,10 @@ _NAME_LIMIT: Final = 200
 """Beyond it the CLI cuts the name of a folder of conversations and adds a hash."""
 _SOURCE: Final = str(Path(sandbox.__file__).parents[1])
 """Where this code lies: in a working directory that contains it, the agent may not change it."""
-_INSIDE: Final = {
-    "GIT_CONFIG_COUNT": "2",  # nobody signs there in the person's name: the keys are not there, and a commit would fail
-    "GIT_CONFIG_KEY_0": "commit.gpgSign",
-    "GIT_CONFIG_VALUE_0": "false",
-    "GIT_CONFIG_KEY_1": "tag.gpgSign",
-    "GIT_CONFIG_VALUE_1": "false",
-}
+_GIT: Final = (("safe.bareRepository", "explicit"),)
+"""A folder that looks like a repository is none unless it is named as one: its settings name programs to run."""
+_GIT_INSIDE: Final = (*_GIT, ("commit.gpgSign", "false"), ("tag.gpgSign", "false"))
+"""Inside walls nobody signs in the person's name: the keys are not there, and a commit would fail."""
 _OUTSIDE: Final = frozenset({"TMPDIR", "XDG_RUNTIME_DIR"})
 """Variables that name places which are not there inside walls."""
 
@@ -121,7 +118,7 @@ def build(
     if session.limits.max_turns:
         words.append(f"--max-turns={session.limits.max_turns}")
     env = {name: value for name, value in environ.items() if ALLOWED_ENVIRONMENT.fullmatch(name)}
-    env |= {"HOME": session.home, "PWD": session.cwd} | _FIXED
+    env |= {"HOME": session.home, "PWD": session.cwd} | _FIXED | _git(_GIT)
     env["CLAUDE_CODE_MAX_RETRIES"] = str(retries)
     env["CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS"] = str(round(stream_idle * 1000))
     env["API_TIMEOUT_MS"] = env["CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS"]
@@ -165,7 +162,7 @@ def walled(launch: Launch, session: m.PrepareSession, grant: m.KeyGrant) -> Laun
         write=(str(transcripts), *git.write),
         sockets=(os.path.dirname(grant.unix_socket),) if grant.unix_socket else (),
     )
-    env = {name: value for name, value in launch.env.items() if name not in _OUTSIDE} | _INSIDE
+    env = {name: value for name, value in launch.env.items() if name not in _OUTSIDE} | _git(_GIT_INSIDE)
     # Its settings file too lies in its folder then, which it can write; beside the folder it may be hidden or
     # read-only, and the CLI tries for seconds to write it before it starts.
     env["CLAUDE_CONFIG_DIR"] = str(Path(session.home, ".claude"))
@@ -191,6 +188,14 @@ def transcripts_name(cwd: str) -> str:
         total, digit = divmod(total, 36)
         digits = "0123456789abcdefghijklmnopqrstuvwxyz"[digit] + digits
     return f"{name[:_NAME_LIMIT]}-{digits}"
+
+
+def _git(settings: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return the variables that give git these settings, over those of its files."""
+    env = {"GIT_CONFIG_COUNT": str(len(settings))}
+    for at, (key, value) in enumerate(settings):
+        env |= {f"GIT_CONFIG_KEY_{at}": key, f"GIT_CONFIG_VALUE_{at}": value}
+    return env
 
 
 def cli_mode(mode: m.PermissionMode) -> str:

@@ -1,7 +1,7 @@
 """Compares what the policy judged with what bash starts.
 
-Lines are made at random; those that the policy allows are run by bash in an empty directory with stand-ins for all
-programs. Each stand-in writes down its name and words. What was started must have been among what was judged.
+Lines are made at random; those that the policy allows are run by bash, each in a directory of its own, with stand-ins
+for all programs. Each stand-in writes down its name and words. What was started must have been among what was judged.
 
     python tests/daemon/permissions/differential.py --accepted 100000 --seed 7
 """
@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import fnmatch
 import os
 import random
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from fnmatch import fnmatchcase as fnmatch
+from itertools import islice
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -30,6 +34,8 @@ from hutch_shared.messages import ToolCall
 from tests.daemon.permissions.lines import PROGRAMS, plausible
 
 ALLOWED = tuple(f"Bash({name}:*)" for name in PROGRAMS if name != "rm")
+_BATCH = 200
+"""Lines that one bash runs."""
 _STAND_IN = '#!/bin/sh\nr=${0##*/}\nfor w; do r="$r\x01$w"; done\nprintf "%s\x02" "$r" >>"$RECORD"\n'
 
 
@@ -40,11 +46,25 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
+class Started:
+    """The directory in which a line ran, and the programs that bash started for it."""
+
+    work: Path
+    programs: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Surprise:
     """A line that was allowed and in which bash started something that was not judged."""
 
     line: str
     started: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    started: int
+    surprises: tuple[Surprise, ...]
 
 
 def accepted_lines(random_: random.Random, workspace: str) -> Iterator[Accepted]:
@@ -63,31 +83,36 @@ def accepted_lines(random_: random.Random, workspace: str) -> Iterator[Accepted]
 
 
 class Bash:
-    """A bash that finds nothing but stand-ins."""
+    """A bash that finds nothing but stand-ins. Each line has a subshell, a directory and a record of its own."""
 
     def __init__(self, root: Path) -> None:
         self.shell = shutil.which("bash") or "/bin/bash"
-        self.work = root / "work"
-        self.work.mkdir()
-        self.record = root / "record"
+        self.root = root
         self.bin = root / "bin"
         self.bin.mkdir()
+        stand_in = root / "stand-in"
+        stand_in.write_text(_STAND_IN, encoding="utf-8")
+        stand_in.chmod(0o755)
         for name in PROGRAMS:
-            path = self.bin / name
-            path.write_text(_STAND_IN, encoding="utf-8")
-            path.chmod(0o755)
+            (self.bin / name).hardlink_to(stand_in)
         for name in ("timeout", "nice", "nohup", "stdbuf", "env"):
             real = shutil.which(name)
             if real:
                 (self.bin / name).symlink_to(real)
 
-    def started(self, line: str) -> list[tuple[str, ...]]:
-        """Run the line; every program that bash started, with its words."""
-        self.record.write_bytes(b"")
-        shutil.rmtree(self.work)
-        self.work.mkdir()
-        for name in ("a", "b.txt", "bc", "in", "x", "status"):
-            (self.work / name).write_bytes(b"")
+    def started(self, lines: Sequence[str]) -> list[Started]:
+        """Run the lines; for each every program that bash started, with its words."""
+        script: list[bytes] = []
+        runs = Path(tempfile.mkdtemp(dir=self.root))
+        works = [runs / f"w{number}" for number in range(len(lines))]
+        for number, (line, work) in enumerate(zip(lines, works, strict=True)):
+            work.mkdir()
+            for name in ("a", "b.txt", "bc", "in", "x", "status"):
+                (work / name).touch()
+            quoted = shlex.quote(line).encode("utf-8", "surrogateescape")
+            script.append(b"(cd %b; HOME=$PWD RECORD=%b/%d; eval %b)\n" % (bytes(work), bytes(runs), number, quoted))
+        whole = runs / "lines"
+        whole.write_bytes(b"".join(script))
         # What is left in the background holds the pipe open: its end says that all have ended.
         ours, theirs = os.pipe()
         high = fcntl.fcntl(theirs, fcntl.F_DUPFD, 100)
@@ -95,32 +120,37 @@ class Bash:
         with open(ours, "rb") as pipe:
             try:
                 subprocess.run(
-                    [self.shell, "--norc", "--noprofile", "-c", os.fsencode(line)],
-                    cwd=self.work,
-                    env={
-                        "PATH": str(self.bin),
-                        "RECORD": str(self.record),
-                        "HOME": str(self.work),
-                        "LC_ALL": "C.UTF-8",
-                    },
+                    [self.shell, "--norc", "--noprofile", whole],
+                    env={"PATH": str(self.bin), "RECORD": str(runs / "none"), "HOME": "/", "LC_ALL": "C.UTF-8"},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     pass_fds=(high,),
-                    timeout=60,
+                    timeout=60 + len(lines),
                     check=False,
                 )
             finally:
                 os.close(high)
             pipe.read()
-        text = self.record.read_bytes().decode("utf-8", "surrogateescape")
-        return [tuple(entry.split("\x01")) for entry in text.split("\x02") if entry]
+        found = [Started(work, self._read(runs / str(number))) for number, work in enumerate(works)]
+        if self._read(runs / "none"):
+            raise AssertionError("something was started outside the lines")
+        shutil.rmtree(runs)
+        return found
+
+    @staticmethod
+    def _read(record: Path) -> tuple[tuple[str, ...], ...]:
+        try:
+            text = record.read_bytes().decode("utf-8", "surrogateescape")
+        except FileNotFoundError:
+            return ()
+        return tuple(tuple(entry.split("\x01")) for entry in text.split("\x02") if entry)
 
 
 def was_judged(started: tuple[str, ...], judged: frozenset[tuple[str, ...]], work: Path) -> bool:
     """Whether a start is one of the commands that were judged, at their end behind `timeout` and the like.
 
-    Words that the shell expands to names of files (patterns, `~`) stand for any number of names.
+    Words that the shell expands to names of files (patterns, `~`) stand for any number of names, `$?` for a number.
     """
     for argv in judged:
         for at, word in enumerate(argv):
@@ -139,25 +169,49 @@ def _same(wanted: tuple[str, ...], given: tuple[str, ...], work: Path) -> bool:
         return True
     if not any(char in word for char in "*?["):
         return False
-    # Names of files that match, or the pattern itself; what is in the directory changes while the line runs.
-    most = next((at for at, name in enumerate(given) if not fnmatch(name, word)), len(given))
+    # Names of files that match, or the pattern itself; what is in the directory changes while the line runs. Some of
+    # the `$?` in a word may have been quoted.
+    fits = re.compile(fnmatch.translate(word).replace(r"\$.", r"(?:\$.|[0-9]{1,3})")).match
+    most = next((at for at, name in enumerate(given) if not fits(name)), len(given))
     return any(_same(wanted[1:], given[taken:], work) for taken in range(1, most + 1))
 
 
-def compare(accepted: int, seed: int) -> tuple[Surprise, ...]:
-    """Run this many accepted lines; what was started without having been judged."""
+def compare(accepted: int, seed: int) -> Compared:
+    """Run this many accepted lines; how many programs were started, and those that had not been judged."""
+    source = accepted_lines(random.Random(seed), "/nowhere/work")
+    started = 0
     surprises: list[Surprise] = []
-    with tempfile.TemporaryDirectory(prefix="hutch-differential-") as directory:
+    with (
+        tempfile.TemporaryDirectory(prefix="hutch-differential-", dir=_fast_directory()) as directory,
+        ThreadPoolExecutor(1) as beside,
+    ):
         bash = Bash(Path(directory).resolve())
-        source = accepted_lines(random.Random(seed), str(bash.work))
-        for _ in range(accepted):
-            one = next(source)
-            surprises += [
-                Surprise(one.line, start)
-                for start in bash.started(one.line)
-                if not was_judged(start, one.judged, bash.work)
-            ]
-    return tuple(surprises)
+
+        def look(batch: list[Accepted]) -> None:
+            nonlocal started
+            for one, found in zip(batch, bash.started([one.line for one in batch]), strict=True):
+                started += len(found.programs)
+                surprises.extend(
+                    Surprise(one.line, start)
+                    for start in found.programs
+                    if not was_judged(start, one.judged, found.work)
+                )
+
+        # One batch is made while bash runs the one before it.
+        running: Future[None] | None = None
+        wanted = islice(source, accepted)
+        while batch := list(islice(wanted, _BATCH)):
+            if running is not None:
+                running.result()
+            running = beside.submit(look, batch)
+        if running is not None:
+            running.result()
+    return Compared(started, tuple(surprises))
+
+
+def _fast_directory() -> str | None:
+    """Memory, where there is some for everybody; else where temporary files are."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
 
 
 def main() -> int:
@@ -166,11 +220,11 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     given = options.parse_args()
     print(f"seed {given.seed}")
-    surprises = compare(given.accepted, given.seed)
-    for surprise in surprises[:20]:
+    found = compare(given.accepted, given.seed)
+    for surprise in found.surprises[:20]:
         print(f"{surprise.line!r} started {surprise.started!r}")
-    print(f"{given.accepted} accepted lines, {len(surprises)} surprises")
-    return 1 if surprises else 0
+    print(f"{given.accepted} accepted lines, {found.started} programs started, {len(found.surprises)} surprises")
+    return 1 if found.surprises else 0
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from hutch_daemon.permissions.layers import Layer, compile_policy
+from hutch_daemon.permissions.layers import Layer, Policy, compile_policy
 from hutch_daemon.permissions.policy import judge, paths_to_resolve
+from hutch_daemon.permissions.shell import grammar
 from hutch_shared.messages import PermissionMode, ToolCall
 from tests.daemon.permissions.lines import hostile, plausible
 
@@ -58,17 +59,27 @@ def fuzz(lines: int, seed: int) -> Slowest:
     for _ in range(lines):
         text = hostile(random_) if random_.random() < 0.7 else plausible(random_)
         call, mode = calls(random_, text), random_.choice(_MODES)
-        began = time.thread_time()
         try:
-            real = {path: path for path in paths_to_resolve(call, "/w", "/home/u")}
-            judge(policy, call, mode=mode, cwd="/w", real=real, home="/home/u", workspace="/w")
+            seconds = taken(policy, call, mode)
+            # What others do on the machine makes a line slower, never quicker: the least of a few is the line's own.
+            for _ in range(4):
+                if seconds > slowest.seconds:
+                    seconds = min(seconds, taken(policy, call, mode))
         except Exception as error:
             error.add_note(f"line {text!r}, seed {seed}")
             raise
-        seconds = time.thread_time() - began
         if seconds > slowest.seconds:
             slowest = Slowest(text, seconds)
     return slowest
+
+
+def taken(policy: Policy, call: ToolCall, mode: PermissionMode) -> float:
+    """Seconds of thread CPU time that the call takes from scratch."""
+    grammar._find.cache_clear()
+    began = time.thread_time()
+    real = {path: path for path in paths_to_resolve(call, "/w", "/home/u")}
+    judge(policy, call, mode=mode, cwd="/w", real=real, home="/home/u", workspace="/w")
+    return time.thread_time() - began
 
 
 def main() -> int:

@@ -16,6 +16,7 @@ _WRAPPED = (
     "env ",
     "timeout -k 1 5 ",
 )
+_RUNS_ITS_WORDS = ("sudo ", "sudo -u ", "xargs ", "find -exec ", "sh -c ", "eval ", "docker ", "git -c x ", "cd a; ")
 _WORDS = (
     "status", "push", "-l", "--all", "a", "b.txt", "x=1", "'a b'", '"c d"', "a\\ b", "-", "--", "''", '""', "{}",
     "a{b}c", "HEAD~1",
@@ -24,6 +25,7 @@ _WORDS = (
     '"\'"', "'\"'", "'a'\"b\"c", "!", "=", "a=b", "\\\n", "+x", "%", "^a", "in", "do", "if", "time", "then", '"a$"',
     "'`rm`'", "\\$x",
     '"\\$x"', '"\\`rm\\`"', "a,b", "]", "1a", "-n", "\\\\", '"\\\\"', "'\\'",
+    "$?", '"$?"', '"a $? b"', "'$?'", "a$?", '"\\$?"',
 )  # fmt: skip
 _NASTY = (
     "$(rm x)", "`rm x`", "$x", "${x}", "{a,b}", "<(rm)", ">(rm)", "$'rm'", "r\\\nm", "\\\n", "\r", "\x00", "$((1))",
@@ -90,7 +92,7 @@ def plausible(random_: random.Random) -> str:
 
 def hostile(random_: random.Random) -> str:
     """A line of fragments in any order, sometimes one of them very often."""
-    pieces = (*_NASTY, *_WORDS, *_JOINTS, *_REDIRECTIONS, *PROGRAMS, " ", " ")
+    pieces = (*_NASTY, *_WORDS, *_JOINTS, *_REDIRECTIONS, *_WRAPPED, *_RUNS_ITS_WORDS, *PROGRAMS, " ", " ")
     if random_.random() < 0.01:
         return random_.choice(pieces) * random_.randrange(1, 4000)
     return "".join(random_.choice(pieces) for _ in range(random_.randrange(1, random_.choice((6, 20, 60)))))

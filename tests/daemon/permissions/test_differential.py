@@ -19,15 +19,40 @@ def test_bash_starts_nothing_that_was_not_judged() -> None:
     """Of any line that is allowed, every program that bash starts was among those that were judged."""
     print(f"seed {SEED}")
 
-    assert compare(200, SEED) == (), f"seed {SEED}"
+    found = compare(200, SEED)
+
+    assert found.surprises == (), f"seed {SEED}"
+    assert found.started > 200
 
 
 def test_the_comparison_sees_what_bash_starts(tmp_path: Path) -> None:
     """A program that was not judged is seen, also when it runs in the background or deep in a substitution."""
     bash = Bash(tmp_path)
 
-    started = bash.started("(git a 'b c' &); echo $(rm x)")
+    first, second = bash.started(["(git a 'b c' &); echo $(rm x)", "exit; ls"])
 
-    assert sorted(started) == [("git", "a", "b c"), ("rm", "x")]
-    assert was_judged(("git", "a", "b c"), frozenset({("git", "a", "b c")}), bash.work)
-    assert not was_judged(("rm", "x"), frozenset({("git", "a", "b c"), ("echo", "$(rm x)")}), bash.work)
+    assert sorted(first.programs) == [("git", "a", "b c"), ("rm", "x")]
+    assert second.programs == ()
+    assert was_judged(("git", "a", "b c"), frozenset({("git", "a", "b c")}), first.work)
+    assert not was_judged(("rm", "x"), frozenset({("git", "a", "b c"), ("echo", "$(rm x)")}), first.work)
+
+
+def test_each_line_runs_by_itself(tmp_path: Path) -> None:
+    """What a line leaves behind (files, variables, its directory) is not there for the next one."""
+    bash = Bash(tmp_path)
+
+    found = bash.started(["cd /; X=1; touch new", "ls $X n*", "cat ~/x"])
+
+    assert [one.programs for one in found] == [
+        (("touch", "new"),),
+        (("ls", "n*"),),
+        (("cat", f"{found[2].work}/x"),),
+    ]
+
+
+def test_the_number_of_the_command_before_is_known_to_the_comparison(tmp_path: Path) -> None:
+    """What `$?` became fits what was judged; a name in its place does not."""
+    judged = frozenset({("ls", "a $? b $?")})
+
+    assert was_judged(("ls", "a $? b 127"), judged, tmp_path)
+    assert not was_judged(("ls", "a x b 0"), judged, tmp_path)

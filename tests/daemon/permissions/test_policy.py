@@ -16,13 +16,18 @@ LAYERS: tuple[LayerName, ...] = get_args(LayerName)
 
 
 def decide(
-    layer: Layer, tool: str, text: str, mode: PermissionMode = "ask", real: dict[str, str] | None = None
+    layer: Layer,
+    tool: str,
+    text: str,
+    mode: PermissionMode = "ask",
+    real: dict[str, str] | None = None,
+    cwd: str = "/w",
 ) -> Verdict:
     key = {"Bash": "command", "WebFetch": "url"}.get(tool, "file_path")
-    call = to_call(tool, {key: text}, "c", "/w")
-    found = {path: path for path in paths_to_resolve(call, "/w", "/home/u")} if real is None else real
+    call = to_call(tool, {key: text}, "c", cwd)
+    found = {path: path for path in paths_to_resolve(call, cwd, "/home/u")} if real is None else real
     policy = compile_policy([layer], home="/home/u")
-    return judge(policy, call, mode=mode, cwd="/w", real=found, home="/home/u", workspace="/w")
+    return judge(policy, call, mode=mode, cwd=cwd, real=found, home="/home/u", workspace="/w")
 
 
 def test_a_verdict_names_the_rule_its_layer_and_what_it_matched() -> None:
@@ -193,3 +198,23 @@ def test_a_deny_of_any_layer_beats_an_allow_of_every_layer(denied_in: str, mode:
     )
 
     assert (verdict.decision, verdict.layer) == ("deny", denied_in)
+
+
+@pytest.mark.parametrize(
+    ("rule", "line"),
+    [
+        ("Bash(./build.sh)", "./build.sh"),
+        ("Bash(./build.sh:*)", "./build.sh -q"),
+        ("Bash(python3 tools/x.py:*)", "python3 -u tools/x.py"),
+        ("Bash(source env)", "source env"),
+        ("Bash(for f in a; do ./x $f; done)", "for f in a; do ./x $f; done"),
+    ],
+)
+def test_a_rule_means_the_script_in_the_work_directory(rule: str, line: str) -> None:
+    """Where an agent went to another directory, what a rule names by a relative path is another file."""
+    layer = Layer("account", allow=(rule, "Bash(python3 -u tools/x.py:*)", "Bash(ls:*)"))
+
+    assert decide(layer, "Bash", line).decision == "allow"
+    elsewhere = decide(layer, "Bash", line, cwd="/w/sub")
+    assert (elsewhere.decision, elsewhere.suggestions) == ("ask", ())
+    assert decide(layer, "Bash", "ls x", cwd="/w/sub").decision == "allow"

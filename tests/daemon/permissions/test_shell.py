@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hutch_daemon.permissions.searching import everything_in
 from hutch_daemon.permissions.shell.grammar import LONGEST, find
 from hutch_daemon.permissions.shell.reader import NotUnderstoodError, understand
 from hutch_daemon.permissions.shell.words import Word
@@ -165,3 +166,20 @@ def test_a_line_that_is_too_long_for_the_grammar_is_still_searched() -> None:
 
     assert not result.complete
     assert [[word.text for word in command.words] for command in result.commands[1:]] == [["rm", "x"]]
+
+
+@pytest.mark.parametrize("piece", ["sudo ", "env ", "find -exec ", "docker ", "sudo -u ", "{} "])
+def test_what_runs_what_runs_is_searched_within_bounds(piece: str) -> None:
+    """A program that runs one that runs one, very often, gives no more words than the search may look at."""
+    commands, complete = everything_in(piece * 1_900)
+
+    assert not complete
+    assert sum(len(command.words) for command in commands) < 20_000
+
+
+def test_the_result_of_the_command_before_is_a_number() -> None:
+    """`$?` is read, in double quotes too; its word is then not known exactly, as the grammar has it."""
+    (command,) = understand('a $? "b $?" \'$?\' "\\$?"')
+
+    assert command.words == (Word("a"), Word("$?", False), Word("b $?", False), Word("$?"), Word("$?"))
+    assert find('a $? "b $?" \'$?\' "\\$?"').commands[0].words == command.words

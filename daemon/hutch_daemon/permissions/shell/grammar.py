@@ -22,6 +22,7 @@ _LANGUAGE = Language(tree_sitter_bash.language())
 _UNESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _UNESCAPE_QUOTED = re.compile(r'\\([$`"\\])')
 _CHANGED_BY_SHELL = re.compile(r"(?<!\\)(?:\\\\)*[*?\[$`]")
+_NOTHING_TO_READ = re.compile(r"[A-Za-z0-9_./:,@%+=-]+")
 _BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)|\{.*[{'\"]", re.DOTALL)
 _DESCRIPTOR = re.compile(r"[0-9]+|-")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"$`\\]*\"")
@@ -193,6 +194,8 @@ def word_of(node: Node, source: bytes) -> Word:
     """The word a node stands for, as the shell would hand it on when that can be told from the text."""
     kind = node.type
     text = _text(node, source)
+    if _NOTHING_TO_READ.fullmatch(text) and kind in {"word", "number"}:
+        return Word(text)
     if kind == "raw_string":
         return Word(text[1:-1])
     if kind == "string":

@@ -1,9 +1,10 @@
 """The strict reading: understands a subset of bash exactly, and refuses all else.
 
 The subset: simple commands joined by `;`, newline, `&&`, `||`, `|`, `|&` and `&`, and parentheses around them; words of
-plain characters, single quotes, double quotes without expansions, backslashes; file name patterns (the word is then
-not sure); redirections to and from named files and descriptors; comments; leading assignments of plain values. Every
-rule here is narrower than bash's: whoever widens one shows by `tests/daemon/permissions/differential.py` that it holds.
+plain characters, single quotes, double quotes without expansions, backslashes; file name patterns and `$?`, which is a
+number (the word is then not sure); redirections to and from named files and descriptors; comments; leading assignments
+of plain values. Every rule here is narrower than bash's: whoever widens one shows by
+`tests/daemon/permissions/differential.py` that it holds.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ _JOINTS: dict[str, Joint] = {"&&": "&&", "||": "||", "|&": "|", "|": "|", ";": "
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\[.*\])?\+?=", re.DOTALL)
 _DESCRIPTOR = re.compile(r"[0-9-](?=[\s|&;)]|$)")
 _OWN_HOME = re.compile(r"~(?=[/\s|&;<>)]|$)")
+_GOES_ON = re.compile(r"(,|\.\.).*\}", re.DOTALL)
+"""Behind braces: bash takes `{a}b,c}` for the braces of `a}b` and `c`, whatever of it is quoted."""
 _PLAIN_RUN = re.compile(r"[A-Za-z0-9_./:,@%+-]+")
 
 
@@ -142,7 +145,8 @@ class _Reader:
         while self.at < len(line) and line[self.at] in _BLANK:
             self.at += 1
         target, _ = self._take()
-        if not target.text or not target.sure:
+        if not target.text or not target.sure or target.text[0] == "!":
+            # zsh takes `>!f` for `>|f`.
             raise NotUnderstoodError("a redirection to a name that is not plain")
         (self.parts.reads if operator == "<" else self.parts.writes).append(target)
 
@@ -161,11 +165,11 @@ class _Reader:
         parts = self.parts
         parts.touched = True
         if parts.words:
-            if _ASSIGNMENT.match(raw) and "~" in raw:
+            if "~" in raw and _ASSIGNMENT.match(raw):
                 raise NotUnderstoodError("a tilde in an assignment")
             parts.words.append(word)
             return
-        if _ASSIGNMENT.match(raw):
+        if "=" in raw and _ASSIGNMENT.match(raw):
             if quoted or not word.sure or "~" in raw:
                 raise NotUnderstoodError("an assignment of a value that is not plain")
             parts.assigns.append(word.text)
@@ -184,6 +188,7 @@ class _Reader:
         out: list[str] = []
         sure = True
         quoted = False
+        braces = 0
         while self.at < end:
             run = _PLAIN_RUN.match(line, self.at)
             if run is not None:
@@ -203,7 +208,9 @@ class _Reader:
                 quoted = True
                 self.at = stop + 1
             elif char == '"':
-                out.append(self._double_quoted())
+                text, known = self._double_quoted()
+                out.append(text)
+                sure = sure and known
                 quoted = True
             elif char == "\\":
                 if self.at + 1 >= end:
@@ -212,6 +219,10 @@ class _Reader:
                     raise NotUnderstoodError("a line continued inside a word")
                 out.append(line[self.at + 1])
                 quoted = True
+                self.at += 2
+            elif line.startswith("$?", self.at):
+                out.append("$?")
+                sure = False
                 self.at += 2
             elif char == "$" or char == "`":
                 raise NotUnderstoodError("an expansion whose value is not known")
@@ -222,6 +233,7 @@ class _Reader:
                     raise NotUnderstoodError("a brace expansion")
                 out.append(line[self.at : stop + 1])
                 self.at = stop + 1
+                braces = braces or self.at
             elif char == "~" and (self.at == start or line[self.at - 1] in "=:"):
                 if self.at != start or not _OWN_HOME.match(line, self.at):
                     raise NotUnderstoodError("a tilde whose meaning depends on the account")
@@ -236,13 +248,17 @@ class _Reader:
                 out.append(char)
                 self.at += 1
         text = "".join(out)
+        if braces and _GOES_ON.search(line, braces, self.at):
+            raise NotUnderstoodError("a brace expansion")
         if quoted and text[:1] == "~":
             raise NotUnderstoodError("a quoted tilde")
         return Word(text, sure), quoted
 
-    def _double_quoted(self) -> str:
+    def _double_quoted(self) -> tuple[str, bool]:
+        """Read up to the closing quote; also whether the text is exactly what the program gets."""
         line = self.line
         out: list[str] = []
+        sure = True
         at = self.at + 1
         while True:
             if at >= len(line):
@@ -250,7 +266,12 @@ class _Reader:
             char = line[at]
             if char == '"':
                 self.at = at + 1
-                return "".join(out)
+                return "".join(out), sure
+            if line.startswith("$?", at):
+                out.append("$?")
+                sure = False
+                at += 2
+                continue
             if char == "`" or (char == "$" and line[at + 1 : at + 2] != '"'):
                 raise NotUnderstoodError("an expansion whose value is not known")
             if char == "\\":
