@@ -9,6 +9,7 @@ Exit codes: 0 stopped, 1 it could not run, 2 wrong arguments or settings.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import resource
 import sys
@@ -31,6 +32,9 @@ from hutch_shared.logs import set_up_logs
 from hutch_shared.paths import Paths, find_paths, make_private
 
 _log: Final = structlog.get_logger("hutchd")
+_GARBAGE: Final = (50_000, 20, 20)
+"""Thresholds of the collector. Reference counts free all but what ended connections leave; a thousand that come and
+go together would have it look at everything again and again, and nobody is answered meanwhile."""
 
 
 def main() -> NoReturn:
@@ -50,6 +54,7 @@ def main() -> NoReturn:
         print(f"{paths.config}: {'the settings can be used' if paths.config.exists() else 'not there: defaults'}")  # noqa: T201
         raise SystemExit(0)
     _harden()
+    _spare_the_collector()
     set_up_logs(settings.logs.level)
     try:
         make_private(paths.state)
@@ -109,6 +114,13 @@ def _harden() -> None:
     wanted = 65536 if hard == resource.RLIM_INFINITY else min(65536, hard)
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _spare_the_collector() -> None:
+    """Leave out what stays as long as hutchd, and look for the rest seldom."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GARBAGE)
 
 
 def _innermost(error: BaseException) -> BaseException:
