@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -187,7 +188,7 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
         await stack.enter_async_context(conductor.running())
         tasks = await stack.enter_async_context(anyio.create_task_group())
         executors = ExecutorSide(conductor, lambda: current.settings)
-        tasks.start_soon(serve, executor_listener, executors.run, lambda: current.settings.sockets)
+        tasks.start_soon(serve, executor_listener, executors.run, lambda: current.settings.sockets, attrgetter("hello"))
         side = ClientSide(
             conductor,
             lambda: current.settings,
@@ -198,7 +199,7 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
         )
         clients.append(side)
         client_listener = passed.get("client") or stack.enter_context(listen(paths.client_socket, world))
-        tasks.start_soon(serve, client_listener, side.run, lambda: current.settings.sockets)
+        tasks.start_soon(serve, client_listener, side.run, lambda: current.settings.sockets, attrgetter("first_frame"))
         tasks.start_soon(_retain, parts, current)
         tasks.start_soon(service.beat, lambda: store.writing)
         await anyio.lowlevel.checkpoint()  # now all of them run

@@ -3,11 +3,13 @@
 What is always true: who connects is known by the kernel's word before a byte of theirs is read; one account cannot use
 up the connections of the others; a connection that fails ends alone. Beyond a few at once, connections are taken at a
 pace that leaves time between them: a thousand that come together would else hold up everybody else, when they are taken
-and again when their deadlines, all the same, run out.
+and again when their deadlines, all the same, run out. And one that has not sent a whole message yet costs next to
+nothing: what serves it is made when it has.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import socket
 from collections import Counter
@@ -17,6 +19,7 @@ from typing import Final
 
 import anyio
 import structlog
+from anyio.abc import TaskGroup
 
 from hutch_daemon.settings import Sockets
 from hutch_shared.errors import HutchError
@@ -31,6 +34,8 @@ _log: Final = structlog.get_logger(__name__)
 _AT_ONCE: Final = 32
 _PACE: Final = 0.002
 """Seconds between connections, once so many have come at once."""
+_FIRST: Final = 1 << 16
+"""Bytes of a first message that is not served before it is whole; a longer one is read by what serves it."""
 _TELL_AGAIN: Final = 1.0
 """Seconds between two lines in the log about the same account."""
 
@@ -49,22 +54,74 @@ def patience(sockets: Sockets, first_frame: float) -> Patience:
     )
 
 
-async def serve(listener: Listener, run: Serve, settings: Callable[[], Sockets]) -> None:
-    """Accept until cancelled. Connections beyond the bounds, and those whose peer is unknown, are closed unread."""
-    door = _Door(run, settings)
+async def serve(
+    listener: Listener, run: Serve, settings: Callable[[], Sockets], first_frame: Callable[[Sockets], float]
+) -> None:
+    """Accept until cancelled. Connections beyond the bounds, and those whose peer is unknown, are closed unread.
+
+    So is, after `first_frame` seconds, one on which no whole message came.
+    """
     async with anyio.create_task_group() as tasks:
-        while True:
-            sock = await accept(listener.socket)
-            credentials = door.admit(sock)
-            if credentials is not None:
-                tasks.start_soon(door.keep, sock, credentials)
-            await anyio.sleep(door.pause())
+        door = _Door(run, settings, tasks)
+        try:
+            while True:
+                sock = await accept(listener.socket)
+                credentials = door.admit(sock)
+                if credentials is not None:
+                    door.newcomers.add(_Newcomer(door, sock, credentials, first_frame(settings())))
+                await anyio.sleep(door.pause())
+        finally:
+            for newcomer in tuple(door.newcomers):
+                newcomer.leave()
+
+
+class _Newcomer:
+    """A connection on which no whole message came yet: a descriptor, a deadline, and what came so far."""
+
+    __slots__ = ("_credentials", "_deadline", "_door", "_loop", "_received", "_sock")
+
+    def __init__(self, door: _Door, sock: socket.socket, credentials: Credentials, seconds: float) -> None:
+        self._door = door
+        self._sock = sock
+        self._credentials = credentials
+        self._received = bytearray()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(sock, self._read)
+        self._deadline = self._loop.call_later(seconds, self.leave)
+
+    def _read(self) -> None:
+        try:
+            chunk = self._sock.recv(_FIRST)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        if not chunk:
+            self.leave()
+            return
+        self._received += chunk
+        if b"\n" in chunk or len(self._received) >= _FIRST:
+            self._rise()
+            self._door.tasks.start_soon(self._door.keep, self._sock, self._credentials, bytes(self._received))
+
+    def leave(self) -> None:
+        """Close it."""
+        self._rise()
+        self._sock.close()
+        self._door.count_out(self._credentials)
+
+    def _rise(self) -> None:
+        self._deadline.cancel()
+        self._loop.remove_reader(self._sock)
+        self._door.newcomers.discard(self)
 
 
 class _Door:
     """Counts who is inside."""
 
-    def __init__(self, run: Serve, settings: Callable[[], Sockets]) -> None:
+    def __init__(self, run: Serve, settings: Callable[[], Sockets], tasks: TaskGroup) -> None:
+        self.tasks = tasks
+        self.newcomers: set[_Newcomer] = set()
         self._run = run
         self._settings = settings
         self._inside: Counter[int] = Counter()
@@ -107,14 +164,18 @@ class _Door:
             refused = self._refused.pop(uid)
             _log.warning("too many connections", uid=uid, of_uid=self._inside[uid], refused=refused)
 
-    async def keep(self, sock: socket.socket, credentials: Credentials) -> None:
-        """Run a connection and count it out, however it ended."""
+    async def keep(self, sock: socket.socket, credentials: Credentials, received: bytes) -> None:
+        """Run a connection on which this came, and count it out, however it ended."""
         try:
-            await self._run(SocketStream(sock), credentials)
+            await self._run(SocketStream(sock, received), credentials)
         except Exception:  # noqa: BLE001  # the border: one connection's bug is in the log, and no other's
             _log.exception("a connection failed inside", uid=credentials.uid, pid=credentials.pid)
         finally:
             sock.close()
-            self._inside[credentials.uid] -= 1
-            if not self._inside[credentials.uid]:
-                del self._inside[credentials.uid]
+            self.count_out(credentials)
+
+    def count_out(self, credentials: Credentials) -> None:
+        """Note that a connection is over."""
+        self._inside[credentials.uid] -= 1
+        if not self._inside[credentials.uid]:
+            del self._inside[credentials.uid]

@@ -29,9 +29,10 @@ _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 class SocketStream(ByteStream):
     """Owns `sock`. One task receives and one sends; `aclose` wakes both with ClosedResourceError."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        """Take over a connected stream socket; a running asyncio loop is needed."""
+    def __init__(self, sock: socket.socket, received: bytes = b"") -> None:
+        """Take over a connected stream socket; a running asyncio loop is needed. `received` was read from it before."""
         sock.setblocking(False)
+        self._received = received
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._readable: asyncio.Future[None] | None = None
@@ -50,6 +51,9 @@ class SocketStream(ByteStream):
 
         When something is there it gives up the turn only now and then. Cancelled: nothing was taken.
         """
+        if self._received:
+            chunk, self._received = self._received, b""
+            return chunk
         self._in_a_row += 1
         if self._in_a_row >= _IN_A_ROW:
             self._in_a_row = 0
