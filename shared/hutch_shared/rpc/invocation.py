@@ -6,6 +6,7 @@ import inspect
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from hutch_shared.errors import HutchError, Reason
@@ -23,6 +24,7 @@ variables that it sets. A plain function is called by the reader itself: it must
 """
 
 
+@lru_cache(512)  # it is asked about the same handlers at each connection
 def is_instant(handler: Handler[Any]) -> bool:
     """Tell whether a handler answers at once: it is no async function."""
     return not inspect.iscoroutinefunction(handler)
