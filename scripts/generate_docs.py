@@ -33,7 +33,8 @@ both sides ask and answer on one connection.
   are ignored; members of the envelope that JSON-RPC does not know are refused.
 - Nesting is at most {DEPTH_LIMIT} levels deep, an integer has at most {DIGITS_LIMIT} digits, a float is finite; no NaN,
   no lone surrogates. No key is there twice in the envelope or, where *strict* is said, in the parameters.
-- A frame over the socket's limit is answered `frame_too_large`, and its line is skipped.
+- A frame over the socket's limit is answered `frame_too_large`, and its line is skipped. A first message that is no
+  JSON is answered `parse_error` and the connection closed; so is one, without a word, on which none came in time.
 - A notification is never answered. Notifications of one connection are taken in the order they were sent.
 - Times are RFC 3339 in UTC, durations seconds, money US dollars. A field that holds its default may be left out.
 """

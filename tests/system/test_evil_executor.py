@@ -194,7 +194,7 @@ async def test_the_token_of_another_executor_admits_nobody(evil: Evil) -> None:
 async def test_garbage_before_hello_is_told_and_forgotten(evil: Evil) -> None:
     """Each line that is none gets its error; the next one is taken as it is."""
     async with evil.line() as line:
-        for garbage in (b"\x00\xff\xfe\n", b"[" * 100_000 + b"\n", b"GET / HTTP/1.1\r\n", b"{}\n"):
+        for garbage in (b"{}\n", b"\x00\xff\xfe\n", b"[" * 100_000 + b"\n", b"GET / HTTP/1.1\r\n"):
             await line.send(garbage)
         told = [_reason(await line.next()) for _ in range(4)]
         no_hello = await line.ask("hello", **(evil.hello | {"epoch_seen": "none"}))

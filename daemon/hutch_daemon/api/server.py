@@ -4,7 +4,7 @@ What is always true: who connects is known by the kernel's word before a byte of
 up the connections of the others; a connection that fails ends alone. Beyond a few at once, connections are taken at a
 pace that leaves time between them: a thousand that come together would else hold up everybody else, when they are taken
 and again when their deadlines, all the same, run out. And one that has not sent a whole message yet costs next to
-nothing: what serves it is made when it has.
+nothing: what serves it is made when it has. Who begins with what is no JSON speaks something else: told, and done with.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import math
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from time import monotonic
 from typing import Final
 
@@ -22,7 +23,8 @@ import structlog
 from anyio.abc import TaskGroup
 
 from hutch_daemon.settings import Sockets
-from hutch_shared.errors import HutchError
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.rpc.envelope import Fault, encode_error, parse
 from hutch_shared.rpc.stream import SocketStream, accept
 from hutch_shared.rpc.vigil import Patience
 from hutch_shared.unix import Credentials, Listener, peer_credentials
@@ -100,9 +102,16 @@ class _Newcomer:
             self.leave()
             return
         self._received += chunk
-        if b"\n" in chunk or len(self._received) >= _FIRST:
-            self._rise()
-            self._door.tasks.start_soon(self._door.keep, self._sock, self._credentials, bytes(self._received))
+        if b"\n" not in chunk and len(self._received) < _FIRST:
+            return
+        received = bytes(self._received)
+        if b"\n" in chunk and (why := _no_json(received)) is not None:
+            with suppress(OSError):  # it does not listen either
+                self._sock.send(why)
+            self.leave()
+            return
+        self._rise()
+        self._door.tasks.start_soon(self._door.keep, self._sock, self._credentials, received)
 
     def leave(self) -> None:
         """Close it."""
@@ -114,6 +123,14 @@ class _Newcomer:
         self._deadline.cancel()
         self._loop.remove_reader(self._sock)
         self._door.newcomers.discard(self)
+
+
+def _no_json(received: bytes) -> bytes | None:
+    """Return what to answer to a first message that is none, or None where it is one."""
+    fault = parse(received.partition(b"\n")[0].rstrip(b"\r"))
+    if not isinstance(fault, Fault) or fault.reason is not Reason.PARSE_ERROR:
+        return None
+    return encode_error(None, HutchError(fault.reason, fault.message)) + b"\n"
 
 
 class _Door:

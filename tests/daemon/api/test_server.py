@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -67,14 +68,14 @@ async def test_a_connection_is_served_from_its_first_whole_message_on(tmp_path: 
     """Nothing of what came before is lost, in however many pieces it came."""
     async with house(tmp_path) as made:
         with made.line() as line:
-            for piece in (b"fir", b"st", b"\nsec"):
+            for piece in (b'["fir', b'st"]', b"\nsec"):
                 await line.send(piece)
                 await anyio.wait_all_tasks_blocked()
-            assert await line.receive() == b"first\nsec"
+            assert await line.receive() == b'["first"]\nsec'
             await line.send(b"ond\n")
             assert await line.receive() == b"ond\n"
 
-    assert made.first == [b"first\nsec"]
+    assert made.first == [b'["first"]\nsec']
 
 
 @pytest.mark.parametrize("said", [b"", b"half"])
@@ -87,6 +88,18 @@ async def test_who_sends_no_whole_message_in_time_is_cut_off_unserved(tmp_path: 
             assert await over(line)
 
     assert made.first == []
+
+
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n", b"\x00\xff\n", b"\n", b'{"jsonrpc":\n{}\n'])
+async def test_who_begins_with_what_is_no_json_is_told_and_cut_off(tmp_path: Path, said: bytes) -> None:
+    """It is no client; nothing is made to serve it."""
+    async with house(tmp_path) as made:
+        with made.line() as line:
+            await line.send(said)
+            told = json.loads(await line.receive())
+            assert await over(line)
+
+    assert (told["error"]["code"], told["id"], made.first) == (-32700, None, [])
 
 
 async def test_a_long_first_message_is_read_by_what_serves_it(tmp_path: Path) -> None:
@@ -112,12 +125,12 @@ async def test_who_leaves_before_a_whole_message_makes_room(tmp_path: Path) -> N
                 assert await over(gone)
         with made.line() as one, made.line() as two, made.line() as beyond:
             for line in (one, two):
-                await line.send(b"hello\n")
-                assert await line.receive() == b"hello\n"
+                await line.send(b"[1]\n")
+                assert await line.receive() == b"[1]\n"
             refused = await over(beyond)
-            await one.send(b"still\n")
+            await one.send(b"[3]\n")
 
-            assert await one.receive() == b"still\n"
+            assert await one.receive() == b"[3]\n"
             assert refused
 
 
@@ -125,13 +138,13 @@ async def test_many_that_come_at_once_are_all_let_in(tmp_path: Path) -> None:
     """At a pace, beyond the first few."""
     async with house(tmp_path) as made:
         with made.line() as first:
-            await first.send(b"hello\n")
+            await first.send(b"[1]\n")
             with ExitStack() as stack:
                 streams = [stack.enter_context(made.line()) for _ in range(100)]
                 for stream in streams:
-                    await stream.send(b"me\n")
+                    await stream.send(b"[2]\n")
 
-                assert [await stream.receive() for stream in streams] == [b"me\n"] * 100
+                assert [await stream.receive() for stream in streams] == [b"[2]\n"] * 100
 
 
 async def test_what_waits_at_the_door_ends_with_it(tmp_path: Path) -> None:
@@ -141,7 +154,7 @@ async def test_what_waits_at_the_door_ends_with_it(tmp_path: Path) -> None:
             half = stack.enter_context(made.line())
             await half.send(b"half")
             with made.line() as line:  # taken after it
-                await line.send(b"hello\n")
+                await line.send(b"[1]\n")
                 await line.receive()
         with anyio.fail_after(BOUND):
             assert await over(half)
