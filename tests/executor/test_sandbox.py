@@ -14,6 +14,7 @@ from typing import Literal
 
 import pytest
 
+from hutch_executor import sandbox
 from hutch_executor.sandbox import try_walls, walls
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
@@ -305,6 +306,8 @@ def test_an_agent_can_put_up_walls_of_its_own_inside(place: Place, monkeypatch: 
     if os.geteuid() == 0:
         become = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
         monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
+        monkeypatch.setattr(sandbox, "_EMPTY", str(place.root / "empty"))  # that account may not see where this code is
+        (place.root / "empty").touch(0o644)
         os.chown(place.project, NOBODY, NOBODY)
     nested = f"{place.program} --unshare-user --unshare-pid --ro-bind / / --dev /dev --proc /proc echo nested"
 
