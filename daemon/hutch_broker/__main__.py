@@ -42,7 +42,7 @@ def main() -> int:
 
 async def _serve(boot: BrokerBoot) -> int:
     from hutch_broker.broker import serving  # slow to import: after the boot line
-    from hutch_broker.prices import Prices
+    from hutch_broker.prices import load_table
 
     try:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
@@ -54,7 +54,7 @@ async def _serve(boot: BrokerBoot) -> int:
                             ended.set()
 
                 async def spare_the_collector() -> None:
-                    await Prices({}).load()
+                    await load_table()
                     gc.collect()
                     gc.freeze()  # what stays: looking at all of it takes tens of milliseconds, in which no stream moves
 

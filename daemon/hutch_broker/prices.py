@@ -16,7 +16,7 @@ from anyio import to_thread
 from hutch_broker.metering import Tokens
 from hutch_shared.broker_link import Price
 
-__all__ = ["Prices"]
+__all__ = ["Prices", "load_table"]
 
 _MILLION: Final = 1_000_000
 _MODEL: Final = re.compile(rb'"model"\s*:\s*"([^"\\]{1,200})"')
@@ -34,7 +34,7 @@ class Prices:
 
     async def load(self) -> None:
         """Have the table in memory."""
-        await to_thread.run_sync(_table)
+        await load_table()
         self.loaded.set()
 
     def usd(self, provider: str | None, tokens: Tokens) -> float | None:
@@ -67,6 +67,11 @@ class Prices:
                 self._known.clear()
             self._known[key] = self.usd(provider, Tokens(known=True, model=model, input=1, output=1)) is not None
         return self._known[key]
+
+
+async def load_table() -> None:
+    """Have the maintained table in memory, once for all."""
+    await to_thread.run_sync(_table)
 
 
 def _table() -> Any:

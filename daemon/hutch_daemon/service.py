@@ -1,6 +1,6 @@
 """What a service manager passes to hutchd and wants to hear from it: sd_notify(3), sd_listen_fds(3), sd_watchdog(3).
 
-Standard library only. All of it is taken out of the environment at once: what hutchd starts must neither speak in its
+All of it is taken out of the environment at once: what hutchd starts must neither speak in its
 name nor take the sockets for its own. Without a manager everything here does nothing.
 """
 

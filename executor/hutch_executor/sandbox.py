@@ -74,14 +74,8 @@ _CACHES: Final = (".cache", ".cargo/git", ".cargo/registry", ".gradle", ".npm", 
 """Below the home: what tools must be able to write. It goes with the agent, so that nothing it left is run outside."""
 _TOLD: Final = (
     *(".bashrc", ".bash_profile", ".bash_login", ".bash_aliases", ".profile", ".zshenv", ".zshrc", ".zprofile"),
-    *(
-        ".zlogin",
-        ".config/fish/config.fish",
-        ".gitconfig*",
-        ".config/git/config",
-        ".cargo/config.toml",
-        ".cargo/config",
-    ),
+    *(".zlogin", ".config/fish/config.fish", ".gitconfig*", ".config/git/config", ".cargo/config.toml"),
+    ".cargo/config",
 )
 """Below the home: what people put keys into although it is not for keys. One that has some is not seen."""
 _TOLD_LIMIT: Final = 1 << 20
@@ -102,15 +96,9 @@ _SECRETS: Final = (
     *(".pypirc", ".s3cfg", ".ssh", ".terraform.d", ".terraformrc", ".thunderbird", ".vault-token", ".yarnrc.yml"),
     *(".bash_history", ".python_history", ".psql_history", ".zsh_history", ".local/share/keyrings"),
     *(".local/share/opencode", ".config/hutch", ".local/state/hutch", ".local/share/uv/credentials"),
-    *(
-        ".npm-global/etc/npmrc",
-        ".dotnet/corefx",
-        ".config/anthropic",
-        ".config/github-copilot",
-        ".config/opencode",
-        ".config/pip",
-    ),
-    *(".config/pypoetry/auth.toml", ".config/composer/auth.json", ".composer/auth.json", ".config/containers"),
+    *(".npm-global/etc/npmrc", ".dotnet/corefx", ".config/anthropic", ".config/github-copilot", ".config/opencode"),
+    *(".config/pip", ".config/pypoetry/auth.toml", ".config/composer/auth.json", ".composer/auth.json"),
+    ".config/containers",
     *(".bundle/config", ".pip", ".netlify", ".fly", ".oci", ".databrickscfg", ".huggingface", ".kaggle", ".cursor"),
     *(".copilot", ".config/BraveSoftware", ".config/microsoft-edge", ".config/vivaldi", ".config/Code", ".var/app"),
     *("snap", ".config/sops", ".config/age", ".local/share/kwalletd", ".pki", ".authinfo", ".authinfo.gpg", ".envrc"),

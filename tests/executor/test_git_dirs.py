@@ -64,16 +64,16 @@ def test_a_repository_of_its_own_needs_nothing_else(repository: Path) -> None:
 def test_a_git_file_does_not_get_what_does_not_point_back(repository: Path, named: str) -> None:
     """The file is the agent's to write: it cannot have another folder of the account shown."""
     root = repository.parent
-    for folder in ("work", "private", "forged/worktrees", "work/own"):
+    for folder in ("folder", "private", "forged/worktrees", "folder/own"):
         (root / folder).mkdir(parents=True)
-    (root / "work" / ".git").write_text(f"gitdir: {root / named}\n")
+    (root / "folder" / ".git").write_text(f"gitdir: {root / named}\n")
     if named == "forged":  # all that an agent could write itself, in its working directory
-        (root / "work" / "own" / "gitdir").write_text(f"{root}/work/.git\n")
-        (root / "work" / "own" / "commondir").write_text(f"{root}/private\n")
-        (root / "forged" / "worktrees" / "own").symlink_to(root / "work" / "own")
-        (root / "work" / ".git").write_text(f"gitdir: {root}/forged/worktrees/own\n")
+        (root / "folder" / "own" / "gitdir").write_text(f"{root}/folder/.git\n")
+        (root / "folder" / "own" / "commondir").write_text(f"{root}/private\n")
+        (root / "forged" / "worktrees" / "own").symlink_to(root / "folder" / "own")
+        (root / "folder" / ".git").write_text(f"gitdir: {root}/forged/worktrees/own\n")
 
-    assert git_dirs(str(root / "work")) == GitDirs()
+    assert git_dirs(str(root / "folder")) == GitDirs()
 
 
 def test_a_commit_in_a_worktree_arrives_and_nothing_that_others_run_is_changed(repository: Path) -> None:

@@ -61,7 +61,7 @@ class ClientSide:
             context=connection,
             handlers=_HANDLERS,
             limits=Limits(frame=sockets.client_frame, queue_bytes=sockets.follower_bytes),
-            patience=patience(sockets, sockets.first_frame),
+            patience=patience(sockets),
         )
         self.connections.add(connection)
         try:

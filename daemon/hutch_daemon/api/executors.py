@@ -42,7 +42,7 @@ class ExecutorSide:
             context=connection,
             handlers=_HANDLERS,
             limits=Limits(frame=sockets.executor_frame),
-            patience=patience(sockets, sockets.hello),
+            patience=patience(sockets),
         )
         connection.peer = peer
         try:

@@ -45,10 +45,9 @@ Serve = Callable[[SocketStream, Credentials], Awaitable[None]]
 """Runs one connection; it owns the stream."""
 
 
-def patience(sockets: Sockets, first_frame: float) -> Patience:
-    """Return the deadlines of a connection: hutchd is the side that pings."""
+def patience(sockets: Sockets) -> Patience:
+    """Return the deadlines of a connection that was let in: hutchd is the side that pings."""
     return Patience(
-        first_frame=first_frame,
         frame=sockets.frame_timeout,
         quiet=sockets.ping_interval,
         pong=sockets.ping_timeout,

@@ -12,7 +12,7 @@ import os
 import sqlite3
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -62,8 +62,6 @@ _log = structlog.get_logger(__name__)
 
 _NOT_YET_AT_HAND = 0.02
 """Seconds until one looks again whether a session's task has taken up its turn."""
-_TRY_AGAIN = 2.0
-"""Seconds after which what could not be stored is tried again."""
 _ALL = 1_000_000
 """Rows: a bound that is none."""
 
@@ -626,23 +624,19 @@ class Conductor:
     async def _clear_up(self, executor: Executor) -> None:
         """Withdraw what an executor that is over still asked, and remove its spool if everything was handed in.
 
-        While nothing can be stored, it is tried again and again.
+        What cannot be stored now is done by others: the end of its turn withdraws too, and spools are tried again.
         """
-        while True:
-            try:
-                await self._parts.leases.revoke_executor(executor.id)
-                await self.desk.withdraw_of(executor.id, "its executor is gone")
-                with suppress(FileNotFoundError):  # it never had one, or that was done
-                    await anyio.to_thread.run_sync((self._parts.spool_dir / executor.id).rmdir)
-                await self._parts.store.write(lambda tx: executors.update(tx, executor.id, spool=None))
-            except OSError:  # it holds events
-                self._spools.look()
-            except HutchError as error:
-                _log.error("what an executor left is not cleared up", executor=executor.id, error=error.message)
-                if error.reason is Reason.STORE_UNAVAILABLE:
-                    await anyio.sleep(_TRY_AGAIN)
-                    continue
+        try:
+            await self._parts.leases.revoke_executor(executor.id)
+            await self.desk.withdraw_of(executor.id, "its executor is gone")
+            await anyio.to_thread.run_sync((self._parts.spool_dir / executor.id).rmdir)
+            await self._parts.store.write(lambda tx: executors.update(tx, executor.id, spool=None))
+        except FileNotFoundError:  # it never had one
             return
+        except (OSError, HutchError) as error:  # it holds events, or the store is not there
+            if isinstance(error, HutchError):
+                _log.error("what an executor left is not cleared up", executor=executor.id, error=error.message)
+            self._spools.look()
 
     def _noticed(self, word: str, message: str) -> None:
         _log.warning("notice", word=word, message=message)

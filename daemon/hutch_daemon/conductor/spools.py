@@ -30,6 +30,7 @@ _log = structlog.get_logger(__name__)
 _READ_TIMEOUT = 30.0
 _PASSES = frozenset({Reason.STORE_UNAVAILABLE, Reason.CONNECTION_LOST, Reason.TIMED_OUT})
 _TRY_AGAIN = 2.0
+"""Seconds."""
 
 
 class Spools:

@@ -223,7 +223,7 @@ def _append(tx: Tx, session: str, parts: Sequence[tuple[str | None, int, EventKi
         StoredEvent(position + step, session, first + step, owner, turn, at, kind, body)
         for step, (turn, at, kind, body) in enumerate(parts, 1)
     ]
-    _insert(tx, [event for event in stored if event.seq % 50 or not planted("drop_event")])
+    _insert(tx, [event for event in stored if event.seq % 50] if planted("drop_event") else stored)
     tx.events += stored
     return stored
 

@@ -164,7 +164,6 @@ class Store:
         return m.BackupDone(path=str(target), bytes=size, journal=self.journal)
 
     async def _run(self) -> None:
-        self._writing = True
         try:
             await to_thread.run_sync(self._writer.run, limiter=anyio.CapacityLimiter(1))
         finally:

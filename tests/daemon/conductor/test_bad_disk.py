@@ -27,6 +27,12 @@ def nothing_stored(stage: Stage) -> Iterator[None]:
         stranger.execute("ROLLBACK")
 
 
+async def only_question(stage: Stage, session: m.Session) -> m.Permission:
+    """Return the one question that was ever asked in the session."""
+    (row,) = (await stage.conductor.list_permissions(stage.me, m.ListPermissions(session.id, None))).permissions
+    return row
+
+
 async def test_a_deny_holds_at_once_and_is_stored_later(stage: Stage) -> None:
     """The agent is told, a later answer is too late, and the record has it when it can be written."""
     decided: list[m.PermissionDecision] = []
@@ -52,7 +58,7 @@ async def test_a_deny_holds_at_once_and_is_stored_later(stage: Stage) -> None:
         await stage.ended(turn)
 
         async def stored() -> bool:
-            (row,) = (await stage.conductor.list_permissions(stage.me, m.ListPermissions(session.id, None))).permissions
+            row = await only_question(stage, session)
             return (row.state, row.message) == ("denied", "no")
 
         await until(stored)
@@ -81,7 +87,7 @@ async def test_what_a_dead_executor_asked_is_withdrawn_when_that_can_be_stored(s
         await stage.ended(turn)
 
         async def settled() -> bool:
-            (row,) = (await stage.conductor.list_permissions(stage.me, m.ListPermissions(session.id, None))).permissions
+            row = await only_question(stage, session)
             return (row.id, row.state) == (asked.id, "withdrawn")
 
         await until(settled)
