@@ -20,9 +20,12 @@ import msgspec
 from msgspec import Meta
 
 __all__ = [
+    "Accounts",
     "BrokerSettings",
     "Executors",
+    "IsolationSettings",
     "Keys",
+    "LimitSettings",
     "Logs",
     "Permissions",
     "Prices",
@@ -193,6 +196,59 @@ class Sandbox(_Section, frozen=True, kw_only=True):
     """… and change, beside its working directory."""
     hide: tuple[str, ...] = ()
     """What it may not see, whatever shows it."""
+    network: Literal["full", "allow-list", "broker-only"] = "full"
+    """What it reaches: all that the host does; HTTP(S) at the hosts in `allow`; only the model, by the broker."""
+    allow: tuple[str, ...] = ()
+    """Hosts for `allow-list`: `example.com`, `*.example.com` (its subdomains), each with `:port` or for 80 and 443."""
+
+
+class IsolationSettings(_Section, frozen=True, kw_only=True):
+    """`[isolation]`: the least that separates a session from others. What a host cannot give is refused."""
+
+    require: Literal["strict", "account", "reduced"] | None = None
+    """Default: `account` in system mode, `reduced` in user mode. A session may ask for more."""
+    launcher: Literal["unit", "sudo"] = "unit"
+    """How hutchd reaches hutch-launcher: at the socket of its unit, or through one sudo rule. Counts at start."""
+    launcher_socket: str = "/run/hutch-launcher/launcher.sock"
+    """Counts at start."""
+    launcher_command: str | None = None
+    """For `sudo`: the command of the rule; default `hutch-launcher` beside hutchd. Counts at start."""
+
+
+class Accounts(_Section, frozen=True, kw_only=True):
+    """`[accounts]`: which person's agents run as which Unix account, and what of that account's set-up they have."""
+
+    map: dict[str, str] = {}
+    """Person to account, by name; who is not named is his own account."""
+    run_as: dict[str, tuple[str, ...]] = {}
+    """Person to the accounts that he may name with `--account`; admins may name any."""
+    dedicated: tuple[str, ...] = ()
+    """Accounts that nobody but Hutch uses: what is left of them is swept away when their last session ends. The
+    launcher's own list must name them too."""
+    path: Literal["login", "fixed"] = "login"
+    """PATH of agents under other accounts: as the account's login shell sets it, or the launcher's own."""
+    umask: Literal["auto"] | Annotated[str, Meta(pattern="^0?[0-7]{3}$")] = "auto"
+    """Of agents under other accounts. `auto`: 002 where the working directory is setgid and its group may write, so
+    that a shared tree stays shared; else 022."""
+    instructions: Literal["all", "project", "none"] = "all"
+    """Which CLAUDE.md files an agent is given: the account's and the project's, the project's, none."""
+
+
+class LimitSettings(_Section, frozen=True, kw_only=True):
+    """`[limits]`: bounds of one session's processes, and of one account."""
+
+    memory: Bytes | None = None
+    """Of a session; default: half of the machine's in system mode, none in user mode."""
+    pids: Annotated[int, Meta(ge=16)] | None = None
+    """Processes and threads of a session; default: 4096 in system mode, none in user mode."""
+    cpu_weight: Annotated[int, Meta(ge=1, le=10_000)] = 100
+    """A session's share of a busy machine, against the others'."""
+    open_files: Annotated[int, Meta(ge=256)] = 65536
+    """Of each process."""
+    sessions: Count | None = None
+    """Open sessions of an account at once; default: 200 in system mode, no limit in user mode."""
+    executors: Count | None = None
+    """Executors of an account at once; default: a quarter of `executors.maximum` in system mode, all in user mode."""
 
 
 class StoreSettings(_Section, frozen=True, kw_only=True):
@@ -230,6 +286,9 @@ class Settings(_Section, frozen=True, kw_only=True):
     keys: Keys = Keys()
     broker: BrokerSettings = BrokerSettings()
     sandbox: Sandbox = Sandbox()
+    isolation: IsolationSettings = IsolationSettings()
+    accounts: Accounts = Accounts()
+    limits: LimitSettings = LimitSettings()
     store: StoreSettings = StoreSettings()
     logs: Logs = Logs()
     admins: Admins = Admins()

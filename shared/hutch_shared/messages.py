@@ -37,6 +37,7 @@ Action = Literal["run_command", "read", "edit", "fetch", "search", "mcp", "quest
 Scope = Literal["once", "session", "always"]
 Decision = Literal["allow", "deny", "answer"]
 KeysKept = Literal["brokered", "exposed", "none"]
+IsolationLevel = Literal["strict", "account", "reduced"]  # decided in hutch_daemon/environments/levels.py
 CredentialKind = Literal["api_key", "oauth", "gateway"]
 Delivery = Literal["direct", "lease"]
 ExecutorState = Literal["starting", "ready", "leased", "detached", "draining", "gone", "quarantined"]
@@ -108,12 +109,16 @@ class ProjectFile(Wire, frozen=True, omit_defaults=True):
 class Isolation(Wire, frozen=True, omit_defaults=True):
     """What separates this session from others and from Hutch, and why it is no more than that."""
 
-    level: Literal["strict", "account", "reduced"]
+    level: IsolationLevel
     why: str
     insiders: str = ""
     """How a process of the session is told from a person at the client socket, and what would escape it."""
     keys_why: str = ""
     """Why the agent's key is kept as `keys` says, a sentence."""
+    asked: IsolationLevel | None = None
+    """The least that the session may have: by its opener's wish or the settings. It does not start with less."""
+    missing: str = ""
+    """What a higher level would need here, and how to get it; empty when there is none higher."""
 
 
 class Limits(Wire, frozen=True, omit_defaults=True):
@@ -305,6 +310,10 @@ class OpenSession(Wire, frozen=True, omit_defaults=True):
     credential: str | None = None
     """The name of the stored key to use, where there are several."""
     idempotency_key: Short | None = None
+    account: Short | None = None
+    """The Unix account to run as, where it is not the caller's own; for admins and whom the settings allow."""
+    isolation: IsolationLevel | None = None
+    """The least that it must have; `isolation_unavailable` where that cannot be. The settings may demand more."""
 
 
 class SubmitPrompt(Wire, frozen=True, omit_defaults=True):
@@ -767,6 +776,18 @@ class SandboxSpec(Wire, frozen=True, omit_defaults=True):
     write: tuple[str, ...] = ()
     home: Literal["tools", "read_only", "hidden"] = "tools"
     """What is seen of the account's home; what an agent writes there goes with it."""
+    network: Literal["full", "allow-list", "broker-only"] = "full"
+    allow: tuple[str, ...] = ()
+    """Hosts for `allow-list`, as the settings have them."""
+
+
+class AccountSetup(Wire, frozen=True, omit_defaults=True):
+    """What an agent has of its account's own set-up, where the account is not that of hutchd."""
+
+    path: Literal["login", "fixed"] = "fixed"
+    """PATH as the account's login shell sets it, or as the executor has it."""
+    umask: str = ""
+    """`auto`, three octal digits, or empty for the executor's own."""
 
 
 class PrepareSession(Wire, frozen=True, omit_defaults=True):
@@ -792,6 +813,11 @@ class PrepareSession(Wire, frozen=True, omit_defaults=True):
     spool_bytes: int = 268435456
     sandbox: SandboxSpec | None = None
     """The walls to put around the agent; None: it runs without any."""
+    apart: bool = False
+    """The account is not that of hutchd: a lease is all that the agent can get hold of, walls or none."""
+    setup: AccountSetup = AccountSetup()
+    instructions: Literal["all", "project", "none"] = "all"
+    """Which instructions files are given to the agent: the account's and the project's, the project's, none."""
 
 
 class Prepared(Wire, frozen=True, omit_defaults=True):
