@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from hutch_daemon.api.gate import CLIENT_GATE, EXECUTOR_GATE, About, Row, Standing, Who
 from hutch_daemon.conductor.tables import tables
 from hutch_shared.errors import Reason
 from hutch_shared.events import DATA_OF_KIND
@@ -21,7 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 INTRODUCTION = f"""# The protocol
 
-This page is generated from `hutch_shared.methods`, `messages`, `events` and `errors` by `scripts/generate_docs.py`.
+This page is generated from `hutch_shared.methods`, `messages`, `events`, `errors` and `hutch_daemon.api.gate` by
+`scripts/generate_docs.py`.
 
 Protocol {PROTOCOL}. JSON-RPC 2.0, one JSON object (or batch) per line, UTF-8, lines split on the byte `\\n` alone;
 both sides ask and answer on one connection.
@@ -55,6 +57,7 @@ def protocol() -> str:
         parts.append("| method | takes | gives | |\n|---|---|---|---|")
         parts += [_row(row) for row in table.values()]
         parts.append("\n*n*: a notification. *c*: changes state. *s*: strict.\n")
+    parts += _gate()
     parts.append("## Events\n")
     parts.append("`data` of each kind of event:\n\n| kind | data |\n|---|---|")
     parts += [f"| `{kind}` | {_link(data)} |" for kind, data in DATA_OF_KIND.items()]
@@ -66,6 +69,47 @@ def protocol() -> str:
     for kind in sorted(_reachable(), key=lambda kind: kind.__name__):
         parts += _type(kind)
     return "\n".join(parts).rstrip() + "\n"
+
+
+GATE = """## Who may call what
+
+What is not in these tables is refused. They are those of the code (`hutch_daemon.api.gate`), and a test calls every
+method in every role about everything in every state to see that it is so.
+
+Who calls is known by the kernel's word. *insider*: a process of a session, whatever its account is; it changes nothing,
+and has no rights of an administrator. *operators*: uid 0, the administrators that the settings name, and hutchd's own
+account; the last one sees no more than a person. *people*: all but insiders. To everybody but uid 0 and administrators
+a thing of another's looks like one that does not exist, word for word. Keys, rules and trust are personal: also an
+administrator has only the own ones.
+"""
+_WHO = {Who.EVERYBODY: "everybody", Who.PEOPLE: "people", Who.OPERATORS: "operators"}
+
+
+def _gate() -> Iterator[str]:
+    yield GATE
+    yield "| method of clients | for | is about | not the caller's | session open | closed | hutchd drains |"
+    yield "|---|---|---|---|---|---|---|"
+    for method, row in CLIENT_GATE.items():
+        about = "; ".join(one.value.partition(",")[0].partition(":")[0] for one in row.about)
+        yield f"| `{method}` | {_WHO[row.who]} | {about} | {' | '.join(_answers(row))} |"
+    yield "\nAn open session is one at work: a turn runs, another waits, a question is asked. Empty: it is done.\n"
+    yield f"| method of executors | {' | '.join(one.value for one in Standing)} |"
+    yield f"|---{'|---' * len(Standing)}|"
+    for method, answers in EXECUTOR_GATE.items():
+        yield f"| `{method}` | {' | '.join(_word(one) for one in answers)} |"
+    yield "\nA notification that is refused has no answer: it ends the connection.\n"
+
+
+def _answers(row: Row) -> Iterator[str]:
+    named = not {About.NOTHING, About.OWN, About.SEEN}.issuperset(row.about)
+    yield (_word(row.absent) or "nothing is shown") if named else ""
+    yield _word(row.open)
+    yield _word(row.closed)
+    yield "" if row.draining else "`shutting_down`"
+
+
+def _word(reason: Reason | None) -> str:
+    return "" if reason is None else f"`{reason.word}`"
 
 
 def _row(row: Any) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
 import resource
 import sys
@@ -47,6 +48,8 @@ def main() -> NoReturn:
             paths = Paths(Path(os.path.abspath(options.config)), paths.state, paths.runtime, paths.host, paths.system)
         if options.doctor:
             _examine(paths)
+        if options.show_config:
+            _show_config(paths)
         settings = load(paths.config)
     except (SettingsError, HutchError) as error:
         _fail(str(error), 2)
@@ -84,6 +87,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--config", metavar="FILE", help="the settings file")
     parser.add_argument("--check", action="store_true", help="read the settings, say whether they can be used, and end")
     parser.add_argument("--doctor", action="store_true", help="look for what is wrong, print it as JSON, and end")
+    parser.add_argument(
+        "--show-config", action="store_true", help="print all settings and where each comes from as JSON, and end"
+    )
     parser.add_argument("--restore", metavar="FILE", help="put a backup in the place of the database, and end")
     parser.add_argument("--version", action="version", version=f"hutchd {__version__}")
     return parser.parse_args()
@@ -93,6 +99,14 @@ def _examine(paths: Paths) -> NoReturn:
     from hutch_daemon.doctor import examine
 
     print(msgspec.json.encode(list(examine(paths))).decode())  # noqa: T201
+    raise SystemExit(0)
+
+
+def _show_config(paths: Paths) -> NoReturn:
+    from hutch_daemon.origins import show
+
+    shown = msgspec.to_builtins(show(paths.config, system=paths.system))
+    print(json.dumps(shown))  # noqa: T201 - a limit may be `inf`, which msgspec writes as null
     raise SystemExit(0)
 
 

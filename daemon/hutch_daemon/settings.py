@@ -19,6 +19,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from hutch_shared.allow_list import AllowList
+
 __all__ = [
     "Accounts",
     "BrokerSettings",
@@ -38,6 +40,7 @@ __all__ = [
     "Turns",
     "load",
     "parse",
+    "read",
 ]
 
 Seconds = Annotated[float, Meta(gt=0)]
@@ -201,6 +204,10 @@ class Sandbox(_Section, frozen=True, kw_only=True):
     allow: tuple[str, ...] = ()
     """Hosts for `allow-list`: `example.com`, `*.example.com` (its subdomains), each with `:port` or for 80 and 443."""
 
+    def __post_init__(self) -> None:
+        """Refuse entries that name no host."""
+        AllowList.read(self.allow)
+
 
 class IsolationSettings(_Section, frozen=True, kw_only=True):
     """`[isolation]`: the least that separates a session from others. What a host cannot give is refused."""
@@ -227,7 +234,7 @@ class Accounts(_Section, frozen=True, kw_only=True):
     launcher's own list must name them too."""
     path: Literal["login", "fixed"] = "login"
     """PATH of agents under other accounts: as the account's login shell sets it, or the launcher's own."""
-    umask: Literal["auto"] | Annotated[str, Meta(pattern="^0?[0-7]{3}$")] = "auto"
+    umask: Annotated[str, Meta(pattern="^(auto|0?[0-7]{3})$")] = "auto"
     """Of agents under other accounts. `auto`: 002 where the working directory is setgid and its group may write, so
     that a shared tree stays shared; else 022."""
     instructions: Literal["all", "project", "none"] = "all"
@@ -293,6 +300,20 @@ class Settings(_Section, frozen=True, kw_only=True):
     logs: Logs = Logs()
     admins: Admins = Admins()
 
+    def bounds(self, *, system: bool) -> LimitSettings:
+        """Return the limits with their defaults filled in; in user mode there are none but those that are given."""
+        if not system:
+            return self.limits
+        given = self.limits
+        return LimitSettings(
+            memory=given.memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2,
+            pids=given.pids or 4096,
+            cpu_weight=given.cpu_weight,
+            open_files=given.open_files,
+            sessions=given.sessions or 200,
+            executors=given.executors or max(1, self.executors.maximum // 4),
+        )
+
     def provider(self, name: str) -> Provider:
         """Return the provider's settings, or the defaults."""
         return self.providers.get(name, Provider())
@@ -300,13 +321,17 @@ class Settings(_Section, frozen=True, kw_only=True):
 
 def load(path: Path, environ: Mapping[str, str] = os.environ) -> Settings:
     """Read `path`, if it is there, and `HUTCH_LOG_LEVEL`; SettingsError with a sentence otherwise."""
+    return parse(read(path), str(path), environ)
+
+
+def read(path: Path) -> str:
+    """Return the text of the file, empty where there is none; SettingsError when it cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        text = ""
+        return ""
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} cannot be read: {error}") from None
-    return parse(text, str(path), environ)
 
 
 def parse(text: str, origin: str, environ: Mapping[str, str] = os.environ) -> Settings:

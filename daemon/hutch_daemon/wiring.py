@@ -10,6 +10,7 @@ import grp
 import os
 import pwd
 import signal
+import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -29,9 +30,11 @@ from hutch_daemon.api.server import serve
 from hutch_daemon.conductor.conductor import Conductor
 from hutch_daemon.conductor.parts import About, Parts, awake_ms
 from hutch_daemon.environments.accounts import account_of, groups_of
-from hutch_daemon.environments.port import Account
+from hutch_daemon.environments.launcher import Launcher
+from hutch_daemon.environments.local import Places
+from hutch_daemon.environments.port import Account, Environment
 from hutch_daemon.environments.same_user import SameUser
-from hutch_daemon.environments.walls import probe
+from hutch_daemon.environments.unix_user import UnixUser
 from hutch_daemon.events.fanout import Fanout, Room
 from hutch_daemon.events.journal import Journal
 from hutch_daemon.keys.broker import Broker, BrokerPaths
@@ -132,7 +135,6 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
         known = KnownSecrets()
         vault.on_open = partial(_learn, known)
         mask_also(known.mask_text)
-        walls = await probe(_own_places(paths, settings), _own_programs())
         broker = Broker(
             store,
             vault,
@@ -143,9 +145,18 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
             fresh=FreshKeys(vault, lambda: current.settings),
         )
         fanout = Fanout(store, Room(bytes=settings.sockets.follower_bytes))
+        places = _own_places(paths, settings), _own_programs()
+        same_user = SameUser(output=settings.executors.output, places=places)
+        environments: dict[str, Environment] = {SameUser.name: same_user}
+        if not paths.system:
+            await same_user.walls(_account_of(os.geteuid()))
+        else:
+            environments[UnixUser.name] = unix_user = _unix_user(current, places, stack)
+            if why := await unix_user.probe():
+                _log.warning("no session can be had under an account of its own", why=why)
         pool = Pool(
             store,
-            {SameUser.name: SameUser(output=settings.executors.output)},
+            environments,
             lambda: current.settings.executors,
             lambda: tokens.issue(awake_ms()),
             socket=str(paths.executor_socket),
@@ -153,6 +164,7 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
             boot_id=boot_id(),
             output_dir=paths.state / "executors",
             account_of=_account_of,
+            limits=lambda: current.settings.bounds(system=paths.system),
         )
         clients: list[ClientSide] = []
         parts = Parts(
@@ -168,8 +180,9 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
             spool_dir=paths.state / "spool",
             host_policy=_host_policy(paths, settings),
             boot_id=boot_id(),
+            is_admin=lambda uid: current.is_admin(Credentials(uid, 0, 0)),
+            environment=UnixUser.name if paths.system else SameUser.name,
             own_spares=not paths.system,
-            walls=walls,
             known=known,
             about=About(
                 mode="system" if paths.system else "user",
@@ -211,6 +224,21 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
             await side.close(HutchError(Reason.SHUTTING_DOWN))
         tasks.cancel_scope.cancel()
     _log.info("hutchd has stopped")
+
+
+def _unix_user(current: _Current, places: Places, stack: AsyncExitStack) -> UnixUser:
+    """Return the environment for other accounts, with the way to the launcher that the settings name."""
+    given = current.settings.isolation
+    command = given.launcher_command or os.path.join(sys.prefix, "bin", "hutch-launcher")
+    way = ("sudo", "-n", "--", command) if given.launcher == "sudo" else Path(given.launcher_socket)
+    launcher = Launcher(way)
+    stack.callback(launcher.close)
+    return UnixUser(
+        launcher,
+        output=current.settings.executors.output,
+        places=places,
+        dedicated=lambda name: name in current.settings.accounts.dedicated,
+    )
 
 
 def _passed(service: Service, paths: Paths, stack: AsyncExitStack) -> dict[str, Listener]:

@@ -1,44 +1,48 @@
-"""What an executor does to itself before it does anything else, so that less can be read or stolen from it."""
+"""What an executor does to itself before it does anything else, so that less can be read or stolen from it.
+
+It imports little: until `harden` returned another process of the account may look inside (see the README).
+"""
 
 from __future__ import annotations
 
 import os
-import re
+import stat
 from contextlib import suppress
-from pathlib import Path
-from typing import Final
 
 from hutch_shared.hardening import adopt_orphans, forbid_dumps
 
-__all__ = ["ALLOWED_ENVIRONMENT", "harden", "replace_stdin", "scrub_environment"]
+__all__ = ["READY", "announce", "harden", "replace_stdin"]
 
-ALLOWED_ENVIRONMENT: Final = re.compile(
-    r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_[A-Z]+|TERM|TZ|TMPDIR|XDG_[A-Z_]+|SSL_CERT_(FILE|DIR)"
-    r"|(HTTPS?|NO)_PROXY|(https?|no)_proxy"
-    r"|HUTCH_(EXECUTOR_ID|LOG_LEVEL)"
-)
-_FIRST_TO_GO: Final = "500"
+READY = b"\n"
+"""What an executor says when nobody can look inside any more."""
+_FIRST_TO_GO = b"500"
 
 
 def harden() -> None:
     """Leave no core, let no process of the same account look inside, lead a session, adopt orphaned descendants.
 
     What a platform does not have is left out. Files that the executor makes get their mode explicitly; the umask stays
-    the account's, since the agent's files are made with it.
+    as it is.
     """
+    _be_first_to_go()
+    forbid_dumps()
     with suppress(PermissionError):  # it leads one already
         os.setsid()
-    with suppress(OSError):  # when memory runs out a session goes, not hutchd; not allowed once not dumpable
-        Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO)
-    forbid_dumps()
     adopt_orphans()
 
 
-def scrub_environment() -> None:
-    """Remove every variable that is not on the list, so that no child inherits it."""
-    for name in list(os.environ):
-        if not ALLOWED_ENVIRONMENT.fullmatch(name):
-            del os.environ[name]
+def announce(fd: int) -> bool:
+    """Say on `fd` that this process is hardened, if that is a socket: one byte, once. False: nobody is there any more.
+
+    Whoever started it may look (/proc/PID belongs to root by now) and then hand over the boot line. A pipe leads only
+    one way, and there the line comes unasked.
+    """
+    if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+        return True
+    try:
+        return os.write(fd, READY) == len(READY)
+    except OSError:
+        return False
 
 
 def replace_stdin() -> None:
@@ -46,3 +50,13 @@ def replace_stdin() -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
+
+
+def _be_first_to_go() -> None:
+    """When memory runs out a session goes, not hutchd. Not allowed once not dumpable."""
+    with suppress(OSError):
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, _FIRST_TO_GO)
+        finally:
+            os.close(fd)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -20,12 +20,13 @@ _decode: Final = msgspec.json.Decoder(ReportedEvent).decode
 
 
 def take_spool(directory: Path, acked: int) -> m.SpooledEvents:
-    """Return the next events beyond `acked`, a batch at most; what holds none is removed.
+    """Return the next events beyond `acked`, a batch at most; what holds none is removed, the directory too.
 
     HutchError `wrong_state` while the spool's executor lives, `not_found` when the file there is no spool. Blocks.
     """
     path = next(directory.glob("*.spool"), None)
     if path is None:
+        _remove(directory)
         return m.SpooledEvents()
     owner, records = read_spool(path, acked)
     events: list[ReportedEvent] = []
@@ -41,4 +42,11 @@ def take_spool(directory: Path, acked: int) -> m.SpooledEvents:
         if not events:
             failpoint("spool.before_removal")
             remove_spool(path)
+            _remove(directory)
     return m.SpooledEvents(owner.session, tuple(events))
+
+
+def _remove(directory: Path) -> None:
+    """Remove a directory in which nothing is left; one that is a link, another's or not empty stays."""
+    with suppress(OSError):
+        directory.rmdir()

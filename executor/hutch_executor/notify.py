@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
 import anyio
 import msgspec
 
+from hutch_executor.account_setup import Setup
 from hutch_executor.commands import run_command
 from hutch_shared import messages as m
 
@@ -18,15 +18,16 @@ ENVIRONMENT: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_AL
 _STDERR_LIMIT: Final = 2000
 
 
-async def run_notify(params: m.RunNotify) -> m.Notified:
+async def run_notify(params: m.RunNotify, setup: Setup) -> m.Notified:
     """Run the command with the question as one JSON line on its standard input; never raises for what it does.
 
-    It gets `timeout` seconds; then, as on cancel, its whole process group is killed.
+    It has the account's set-up as the agent has it. It gets `timeout` seconds; then, as on cancel, its whole process
+    group is killed.
     """
     if not params.command:
         return m.Notified(ok=False, detail="There is no command.")
-    names = (*ENVIRONMENT, *params.env)
-    env = {name: os.environ[name] for name in names if name in os.environ} | params.values
+    given = setup.environ()
+    env = {name: given[name] for name in (*ENVIRONMENT, *params.env) if name in given} | params.values
     said = bytearray()
     code: int | None = None
 
@@ -37,7 +38,9 @@ async def run_notify(params: m.RunNotify) -> m.Notified:
     question = msgspec.json.encode(params.question) + b"\n"
     try:
         with anyio.move_on_after(params.timeout):
-            code = await run_command(params.command, keep_end, question=question, errors_only=True, env=env)
+            code = await run_command(
+                params.command, keep_end, question=question, errors_only=True, env=env, umask=setup.umask
+            )
     except (OSError, ValueError) as error:
         return m.Notified(ok=False, detail=f"{params.command[0]!r} cannot be started: {error}")
     if code is None:

@@ -11,7 +11,8 @@ What is always true of a program inside:
 - It has a pid namespace of its own: it sees no process of Hutch's, and all that it started ends with it, or with the
   executor.
 - It has no capability and can gain none; what is set-uid does not help it.
-- It can open no Unix socket that it is not shown. The network is the host's.
+- It can open no Unix socket that it is not shown. The network is the host's with `full`; else one of its own, with
+  nothing in it but loopback, and no abstract socket of the host.
 - A place is put where it really lies, and only there; links lead to it as they do outside. So nothing that is hidden is
   seen by another name.
 - Nothing that is hidden or read-only in what it may write can be moved, nor any folder in between.
@@ -23,24 +24,32 @@ from __future__ import annotations
 import glob
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 
+from hutch_executor import doorway
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.hardening import forbid_new_privileges
 
-__all__ = ["try_walls", "walls"]
+__all__ = ["PROGRAMS", "PROXY_PORT", "doorway_words", "trouble", "try_all", "try_walls", "walls"]
 
 Place = Literal["read", "write", "fast", "private", "hidden", "devices", "processes"]
 
 _EMPTY: Final = str(Path(__file__).with_name("py.typed"))
 """An empty file, to stand for one that is hidden: a device could not be opened there, and some tools give up then."""
+PROXY_PORT: Final = 18118
+"""Where the proxy is found inside; nothing else is on that loopback but what the agent itself puts there."""
+PROGRAMS: Final = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]))
+"""The interpreter and this code: in a working directory that contains them, the agent may not change them."""
 _BARE: Final = ("private", "hidden")
 """Places where nothing of the host is."""
 
@@ -138,6 +147,7 @@ def walls(
     words = [
         spec.program,
         *("--die-with-parent", "--new-session", "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts"),
+        *(() if spec.network == "full" else ("--unshare-net",)),
         *("--cap-drop", "ALL"),
     ]
     for path in sorted({*places, *links}, key=lambda path: (path.rstrip("/").count("/"), path)):
@@ -280,11 +290,26 @@ def _words(path: str, place: Place, around: Place) -> list[str]:
             return ["--tmpfs", path]
 
 
+def doorway_words(descriptor: int) -> tuple[str, ...]:
+    """Return the words, after those of the walls, that open the door to the proxy; see `doorway`."""
+    program = os.path.realpath(sys.executable)
+    return (program, "-I", "-S", str(Path(doorway.__file__)), str(descriptor), str(PROXY_PORT))
+
+
 # ---------------------------------------------------------------- trying them
 
 _TRIAL: Final = """
 [ $$ -lt 16 ] || { echo "it shares its processes with the host"; exit 1; }
 : > "$PWD/tried" || { echo "the working directory cannot be written"; exit 1; }
+if [ "$1" != full ]; then
+  while read -r name rest; do
+    case $name in
+      lo:*) ;;
+      *:*) echo "it shares the network with the host"; exit 1 ;;
+    esac
+  done < /proc/net/dev
+fi
+shift
 for path; do
   if [ -d "$path" ]; then seen=$(ls -A "$path"); else seen=$(head -c 1 "$path" 2>/dev/null); fi
   [ -z "$seen" ] || { echo "$path can be seen"; exit 1; }
@@ -293,35 +318,80 @@ done
 _TRIAL_DEADLINE: Final = 20.0
 
 
-def try_walls(spec: m.SandboxSpec, home: str) -> str:
-    """Run a small program inside and return why the walls do not hold, or nothing when they do. Blocks for a moment."""
+def trouble(words: Sequence[str], command: Sequence[str] = ("/bin/sh", "-c", ":"), *, door: bool = False) -> str:
+    """Run a small command inside and return why that failed, or nothing when it did not. Blocks for a moment.
+
+    With `door` the door to the proxy is tried too.
+    """
     try:
-        with tempfile.TemporaryDirectory(prefix="hutch-walls-") as workspace:
-            words = walls(spec, workspace, home)
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
             done = subprocess.run(
-                [*words, "/bin/sh", "-c", _TRIAL, "trial", *spec.hide],
+                [*words, *(doorway_words(theirs.fileno()) if door else ()), *command],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
                 errors="replace",
                 timeout=_TRIAL_DEADLINE,
                 check=False,
+                pass_fds=(theirs.fileno(),) if door else (),
             )
-            if done.returncode == 0 and not os.path.exists(os.path.join(workspace, "tried")):
+            handed = _take(ours)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode != 0:
+        said = (done.stdout + done.stderr).strip().splitlines()
+        return said[-1] if said else f"it ended with exit code {done.returncode}"
+    return "no way out could be opened" if door and not handed else ""
+
+
+def _take(ours: socket.socket) -> int:
+    """Return how many descriptors were handed through, and close them."""
+    ours.setblocking(False)
+    with suppress(BlockingIOError):
+        _, handed, _, _ = socket.recv_fds(ours, 16, 4)
+        for one in handed:
+            os.close(one)
+        return len(handed)
+    return 0
+
+
+def try_walls(spec: m.SandboxSpec, home: str) -> str:
+    """Try everything that walls are for, inside; return why they do not hold, or nothing. Blocks for a moment."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="hutch-walls-") as workspace:
+            words = walls(spec, workspace, home, show=PROGRAMS)
+            command = ("/bin/sh", "-c", _TRIAL, "trial", spec.network, *spec.hide)
+            why = trouble(words, command, door=spec.network == "allow-list")
+            if not why and not os.path.exists(os.path.join(workspace, "tried")):
                 return "what is written inside does not arrive"
     except HutchError as error:
         return error.message
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
         return str(error)
-    said = (done.stdout + done.stderr).strip().splitlines()
-    return "" if done.returncode == 0 else said[-1] if said else f"it ended with exit code {done.returncode}"
+    return why
+
+
+def try_all(spec: m.SandboxSpec, home: str) -> bytes:
+    """Try walls with each network; return what does not hold, by network, as JSON. Blocks for a moment."""
+    found = {"full": try_walls(msgspec.structs.replace(spec, network="full"), home)}
+    if not found["full"]:
+        for network in ("broker-only", "allow-list"):
+            found[network] = try_walls(msgspec.structs.replace(spec, network=network), home)
+    return msgspec.json.encode({name: why for name, why in found.items() if why})
 
 
 def main() -> int:
-    """Try the walls of the specification on standard input; print why they do not hold."""
-    why = try_walls(msgspec.json.decode(sys.stdin.buffer.read(), type=m.SandboxSpec), os.path.expanduser("~"))
-    print(why)  # noqa: T201
-    return 1 if why else 0
+    """Try the walls of the specification on standard input, with each network; print what does not hold, as JSON.
+
+    `--no-new-privileges` tries them as an executor has them that hutch-launcher started.
+    """
+    if "--no-new-privileges" in sys.argv[1:]:
+        forbid_new_privileges()
+    spec = msgspec.json.decode(sys.stdin.buffer.read(), type=m.SandboxSpec)
+    found = try_all(spec, os.path.expanduser("~"))
+    print(found.decode())  # noqa: T201
+    return 1 if b'"full"' in found else 0
 
 
 if __name__ == "__main__":

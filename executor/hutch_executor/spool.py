@@ -108,8 +108,11 @@ class Spool:
         *,
         disk: Callable[[Path], Disk] = Disk.under,
     ) -> None:
-        """Make the file in `directory`, which must be the account's own and closed to others; HutchError if not."""
-        _check(directory)
+        """Make the file in `directory`, which must be the account's own and closed to others; HutchError if not.
+
+        A directory that is not there is made, where only the account or root can change what it lies in.
+        """
+        self._is_ours = _make(directory)
         self.path = directory / f"{executor}.spool"
         self.executor = executor
         self._limit = limit
@@ -140,6 +143,8 @@ class Spool:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if not self._is_synced:
             os.fsync(self._fd)
+            if self._is_ours:
+                _sync_directory(self.path.parent.parent)
             self._is_synced = True
         part = self._part_for(stretch.first)
         fd = os.open(part.path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -215,6 +220,8 @@ class Spool:
                 for part in self._parts:
                     part.path.unlink(missing_ok=True)
                 self.path.unlink()
+                if self._is_ours:
+                    self.path.parent.rmdir()
         os.close(self._fd)
 
 
@@ -248,7 +255,7 @@ def read_spool(path: Path, acked: int = 0) -> tuple[SpoolOwner, Generator[tuple[
 
 
 def remove_spool(path: Path) -> None:
-    """Remove a dead executor's spool, its first line last."""
+    """Remove a dead executor's spool, its first line last; its directory stays."""
     for part in _parts_of(path):
         part.unlink()
     path.unlink()
@@ -328,13 +335,24 @@ def _sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
-def _check(directory: Path) -> None:
+def _make(directory: Path) -> bool:
+    """Make the directory, or find that it is there and fit; return whether it was made. HutchError."""
     try:
+        around = os.lstat(directory.parent)
+        if not os.path.lexists(directory):
+            if not stat.S_ISDIR(around.st_mode) or around.st_uid not in (0, os.geteuid()) or around.st_mode & 0o022:
+                raise HutchError(
+                    Reason.AGENT_UNAVAILABLE, f"The spool directory {directory} would lie in a place of others."
+                )
+            os.mkdir(directory, 0o700)
+            return True
         found = os.lstat(directory)
     except OSError as error:
-        raise HutchError(Reason.AGENT_UNAVAILABLE, f"The spool directory {directory} is not there.") from error
+        why = f"The spool directory {directory} cannot be made or looked at: {error.strerror}."
+        raise HutchError(Reason.AGENT_UNAVAILABLE, why) from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise HutchError(
             Reason.AGENT_UNAVAILABLE,
             f"The spool directory {directory} must belong to the account and be closed to others (mode 0700).",
         )
+    return False

@@ -20,8 +20,10 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec.structs import replace
 
+from hutch_executor.account_setup import Setup, set_up
 from hutch_executor.daemon_port import LinkedDaemon
 from hutch_executor.left_spool import take_spool
+from hutch_executor.limits import OVER_LIMIT, Watch, find_choom
 from hutch_executor.link import Link, Standing
 from hutch_executor.notify import run_notify
 from hutch_executor.paths import resolve_paths
@@ -31,7 +33,7 @@ from hutch_executor.signals import Change
 from hutch_executor.spool import Spool
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.events import TurnEnded, TurnStarted
+from hutch_shared.events import Notice, TurnEnded, TurnStarted
 from hutch_shared.failpoints import failpoint, witness
 from hutch_shared.rpc.invocation import internal_error
 
@@ -53,6 +55,10 @@ INTERRUPT_DEADLINE: Final = 10.0
 _CLOSE_DEADLINE: Final = 15.0
 _LAST_EVENTS_DEADLINE: Final = 5.0
 _PATH_THREADS: Final = 4
+_OF_LIMITS: Final = frozenset(
+    {"agent_broken", "agent_died", "agent_stuck", "agent_unavailable", "internal", "no_result"}
+)
+"""Reasons that a limit gives when a session goes over it; the limit is then the better reason."""
 
 _log: Final = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -85,13 +91,16 @@ class _Outcome:
 class Worker:
     """Serves hutchd with one runner. Its public methods without a docstring of their own are the wire's."""
 
-    def __init__(self, boot: m.Boot, runner: AgentRunner, **link_options: Any) -> None:
-        """Be ready to serve; `link_options` go to the `Link`."""
+    def __init__(
+        self, boot: m.Boot, runner: AgentRunner, *, sweep: Callable[[], Awaitable[None]] | None = None, **link: Any
+    ) -> None:
+        """Be ready to serve; `sweep` ends all that the agent left, the options `link` go to the `Link`."""
         self.state: State = "idle"
         self.reporter = Reporter()
-        self.link = Link(boot, self.reporter, self._standing, self._welcomed, **link_options)
+        self.link = Link(boot, self.reporter, self._standing, self._welcomed, **link)
         self._boot = boot
         self._runner = runner
+        self._sweep = sweep
         self._tasks: TaskGroup | None = None
         self._session: m.PrepareSession | None = None
         self._daemon: LinkedDaemon | None = None
@@ -107,6 +116,8 @@ class Worker:
         self._leave = anyio.Event()
         self._changed = Change()
         self._hurry = anyio.Event()
+        self._setup = Setup()
+        self._watch: Watch | None = None
         self._path_threads = anyio.CapacityLimiter(_PATH_THREADS)
 
     def __repr__(self) -> str:
@@ -154,6 +165,8 @@ class Worker:
         self._hurry.set()
         self._move("closing")
         await self._close_runner()
+        if self._sweep is not None:  # before the last events: what an agent left may leave no room for a thread
+            await self._sweep()
         with anyio.move_on_after(_LAST_EVENTS_DEADLINE):
             if self.link.is_up:
                 await self.reporter.wait_acked(self.reporter.outbox.last)
@@ -219,7 +232,10 @@ class Worker:
             )
             self.reporter.begin(session.session, spool)
             self._daemon = LinkedDaemon(self.link, self.reporter, session.session, session.cwd)
-            prepared = await self._runner.open(session, self._daemon)
+            await anyio.to_thread.run_sync(find_choom)
+            self._watch = Watch()
+            self._setup = self._runner.setup = await set_up(session.setup, session.cwd, session.home)
+            prepared = await self._open_runner(session, self._daemon)
             if self.state == "closing":
                 raise HutchError(Reason.AGENT_UNAVAILABLE, "The executor was told to leave.")
         except BaseException:
@@ -227,6 +243,15 @@ class Worker:
             raise
         self._move("ready")
         return replace(prepared, cwd=session.cwd)
+
+    async def _open_runner(self, session: m.PrepareSession, daemon: LinkedDaemon) -> m.Prepared:
+        try:
+            return await self._runner.open(session, daemon)
+        except HutchError as error:
+            over = await self._tell_limits()
+            if over is None:
+                raise
+            raise HutchError(error.reason, f"{over.message} {error.message}") from error
 
     # ------------------------------------------------------------ turns
 
@@ -253,11 +278,15 @@ class Worker:
     async def _run_turn(self, prompt: m.ExecutePrompt) -> None:
         assert self._daemon is not None
         await self.reporter.report("turn_started", TurnStarted(prompt.prompt, prompt.number))
+        await self._tell_limits()  # what happened between the turns is not this one's
         async with anyio.create_task_group() as group:
             if prompt.timeout is not None:
                 group.start_soon(self._expire, prompt.turn, prompt.timeout)
             ended = await self._play(prompt)
             group.cancel_scope.cancel()
+        over = await self._tell_limits()
+        if over is not None and ended.state == "failed" and ended.reason in _OF_LIMITS:
+            ended = replace(ended, reason=over.word, message=f"{over.message} {ended.message}")
         self._daemon.asks.stop()
         failpoint("executor.turn_over")
         n = await self.reporter.report("turn_ended", ended)
@@ -266,6 +295,14 @@ class Worker:
         if self.state != "closing":
             self._move("ready")
         self._changed.happen()
+
+    async def _tell_limits(self) -> Notice | None:
+        """Report what the session's limits did since the last call; return that it went over one of its own."""
+        assert self._watch is not None
+        found = self._watch.news()
+        for notice in found:
+            await self.reporter.report("notice", notice)
+        return next((notice for notice in found if notice.word == OVER_LIMIT), None)
 
     async def _play(self, prompt: m.ExecutePrompt) -> TurnEnded:
         """Run the turn to an end of some kind."""
@@ -347,7 +384,7 @@ class Worker:
 
     async def run_notify(self, params: m.RunNotify) -> m.Notified:
         """Run the notify command."""
-        return await run_notify(params)
+        return await run_notify(params, self._setup)
 
     async def take_spool(self, params: m.TakeSpool) -> m.SpooledEvents:
         """Read what a dead executor left."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -11,7 +12,7 @@ from typing import Final
 from hutch_client import exits
 from hutch_client.commands import GROUPS, MODULES, Command, Parser
 from hutch_client.streams import mend_streams, write_nowhere
-from hutch_shared.errors import HutchError
+from hutch_shared.errors import HutchError, Reason
 
 __all__ = ["main"]
 
@@ -19,6 +20,10 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return its exit code."""
     mend_streams()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks, at a Tab
+        from hutch_client.commands.completion import answer
+
+        answer()
     name, *rest = [*(sys.argv[1:] if argv is None else argv)] or ["help"]
     if name in _HELP and rest and rest[0] in MODULES:
         name, *rest = *rest, "-h"
@@ -36,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = command.run(parser.parse_args(rest))
         sys.stdout.flush()
     except HutchError as error:
-        return _complain(error.message, exits.of_error(error))
+        return _complain(_sentence(error), exits.of_error(error))
     except KeyboardInterrupt:
         return exits.INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone: nothing is wrong, and nobody to tell
@@ -57,7 +62,7 @@ _CANNOT_WRITE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 def _overview() -> str:
     lines = ["usage: hutch COMMAND …      `hutch COMMAND -h` tells more", ""]
     for title, commands in GROUPS.items():
-        lines += [f"{title}:", *(f"  {name:<10}{doc}" for name, (_, doc) in commands.items()), ""]
+        lines += [f"{title}:", *(f"  {name:<12}{doc}" for name, (_, doc) in commands.items()), ""]
     return "\n".join(lines).rstrip()
 
 
@@ -66,6 +71,13 @@ def _nearest(name: str) -> str:
 
     near = difflib.get_close_matches(name, MODULES, 1)
     return f" Did you mean `{near[0]}`?" if near else ""
+
+
+def _sentence(error: HutchError) -> str:
+    """Return what hutchd said, and the way on where it named none."""
+    if error.reason is not Reason.ISOLATION_UNAVAILABLE or "hutch doctor" in error.message:
+        return error.message
+    return f"{error.message} `hutch status` says what this host gives, `hutch doctor` how to get what is missing."
 
 
 def _complain(sentence: str, code: int) -> int:

@@ -8,13 +8,14 @@ since all that is done to them is to print them.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from hutch_client.endpoint import dial, socket_path
 from hutch_shared import __version__
 from hutch_shared.errors import HutchError, Reason
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["PROTOCOL", "Connection"]
 
@@ -30,6 +31,8 @@ class Connection:
 
     def __init__(self, path: Path | None = None, *, timeout: float = 60.0) -> None:
         """Dial `path` (default: `endpoint.socket_path()`) and agree on the protocol. Each wait lasts ≤ `timeout` s."""
+        from hutch_client.endpoint import dial, socket_path  # late: half of what a command imports that only helps
+
         self._line = dial(path or socket_path(), timeout)
         self._timeout = timeout
         self._received = self._line.makefile("rb")

@@ -6,6 +6,7 @@ a word. That must be the person itself, root, or the account that the system's s
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Container
@@ -37,9 +38,13 @@ def socket_path() -> Path:
 
 
 def trusted_uids() -> frozenset[int]:
-    """Return who may serve us."""
-    system = [_SYSTEM_STATE.stat().st_uid] if _SYSTEM_STATE.is_dir() else []
-    return frozenset([0, os.geteuid(), *system])
+    """Return who may serve us: whose the state directory is that we were told of (HUTCH_STATE_DIR) is one of them."""
+    found = {0, os.geteuid()}
+    for state in (_SYSTEM_STATE, os.environ.get("HUTCH_STATE_DIR")):
+        if state:
+            with contextlib.suppress(OSError):
+                found.add(os.stat(state).st_uid)
+    return frozenset(found)
 
 
 def dial(path: Path, timeout: float = 10.0, trusted: Container[int] | None = None) -> socket.socket:

@@ -1,17 +1,16 @@
-"""What every process of Hutch that holds a secret does first."""
+"""What every process of Hutch that holds a secret does first. It imports little: what comes before it can be read."""
 
 from __future__ import annotations
 
 import ctypes
 import resource
 import sys
-from typing import Final
 
 __all__ = ["adopt_orphans", "forbid_dumps", "forbid_new_privileges"]
 
-_PR_SET_DUMPABLE: Final = 4
-_PR_SET_CHILD_SUBREAPER: Final = 36
-_PR_SET_NO_NEW_PRIVS: Final = 38
+_PR_SET_DUMPABLE = 4
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
 
 
 def forbid_dumps() -> None:

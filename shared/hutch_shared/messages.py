@@ -119,6 +119,8 @@ class Isolation(Wire, frozen=True, omit_defaults=True):
     """The least that the session may have: by its opener's wish or the settings. It does not start with less."""
     missing: str = ""
     """What a higher level would need here, and how to get it; empty when there is none higher."""
+    limits: str = ""
+    """What bounds the session's processes, for people."""
 
 
 class Limits(Wire, frozen=True, omit_defaults=True):
@@ -923,3 +925,5 @@ class Boot(Wire, frozen=True, omit_defaults=True):
     memory_limit: int | None = None
     heartbeat: float = 5.0
     """Seconds between signs of life."""
+    trial: SandboxSpec | None = None
+    """Only try these walls, answer with one line on standard input (what does not hold, by network), and end."""

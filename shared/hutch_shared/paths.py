@@ -10,9 +10,8 @@ import contextlib
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from hutch_shared.errors import HutchError, Reason
 
@@ -23,8 +22,7 @@ _SYSTEM_STATE: Final = Path("/var/lib/hutch")
 _SYSTEM_RUNTIME: Final = Path("/run/hutch")
 
 
-@dataclass(frozen=True, slots=True)
-class Paths:
+class Paths(NamedTuple):
     """The places of one hutchd. `host` is the client socket to dial, which may be another daemon's."""
 
     config: Path

@@ -16,11 +16,10 @@ import socket
 import stat
 import struct
 import sys
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from hutch_shared.errors import HutchError, Reason
 
@@ -57,8 +56,7 @@ _XUCRED: Final = struct.Struct("=IIh2x16I")  # macOS: cr_version, cr_uid, cr_ngr
 # ---------------------------------------------------------------- who is there
 
 
-@dataclass(frozen=True, slots=True)
-class Credentials:
+class Credentials(NamedTuple):
     """Who connected or listens, as the kernel saw it then. The pid may be another process's by now."""
 
     uid: int
@@ -85,8 +83,7 @@ def peer_credentials(sock: socket.socket) -> Credentials:
 # ---------------------------------------------------------------- which process
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(NamedTuple):
     """One process, told from any other that has or had its pid. `start` is in clock ticks since boot."""
 
     pid: int

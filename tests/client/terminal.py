@@ -10,7 +10,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from hutch_client.untrusted import plain
@@ -66,12 +66,17 @@ class Terminal:
 
 
 @contextmanager
-def at_terminal(*words: str, environment: Mapping[str, str] | None = None, width: int = 0) -> Iterator[Terminal]:
-    """Run `hutch` with `words` on a terminal of `width` columns (0: it does not say); killed when the body is left."""
+def at_terminal(
+    *words: str, environment: Mapping[str, str] | None = None, width: int = 0, program: Sequence[str] | None = None
+) -> Iterator[Terminal]:
+    """Run `hutch`, or `program`, with `words` on a terminal of `width` columns (0: it does not say).
+
+    It is killed when the body is left.
+    """
     ours, theirs = pty.openpty()
     if width:
         termios.tcsetwinsize(theirs, (24, width))
-    argv = [sys.executable, "-m", "hutch_client", *words]
+    argv = [*(program or (sys.executable, "-m", "hutch_client")), *words]
     process = subprocess.Popen(
         argv,
         stdin=theirs,

@@ -49,12 +49,17 @@ while not os.path.exists(sys.argv[2]):
 
 def test_status_says_what_is_in_force_and_why(daemon: FakeDaemon, hutch: Hutch) -> None:
     """Isolation, keys and executors; notices go to standard error."""
-    daemon.answers["get_status"] = msgspec.structs.replace(STATUS, notices=("look here",))
+    isolation = m.Isolation("account", "no sandbox", asked="account", missing="Install bubblewrap.", limits="8 GiB")
+    daemon.answers["get_status"] = msgspec.structs.replace(STATUS, isolation=isolation, notices=("look here",))
 
     code, out, err = hutch("status")
 
     assert code == 0
-    assert "isolation  strict: bubblewrap\nkeys       brokered (master key: file)\n" in out
+    assert (
+        "isolation   account: no sandbox\nat least    account\nfor more    Install bubblewrap.\nits limits  8 GiB\n"
+        in out
+    )
+    assert "keys        brokered (master key: file)\n" in out
     assert out.endswith("x-1       ann      claude  ready  43\n")
     assert err == "! look here\n"
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pwd
 import subprocess
 import sys
 import threading
@@ -54,7 +56,10 @@ def test_words_are_data_and_all_else_is_talk(daemon: FakeDaemon, hutch: Hutch) -
     code, out, err = hutch("run", "fix it")
 
     assert (code, out) == (0, "Done.\n")
-    assert err == ("s-0000000000000001  fix  claude  keys: exposed\n● run npm install\n\n\n✓ done in 8.0 s\n")
+    assert err == (
+        "s-0000000000000001  fix  claude  as ann  isolation: reduced  keys: exposed\n"
+        "● run npm install\n\n\n✓ done in 8.0 s\n"
+    )
 
 
 @pytest.mark.parametrize(("state", "code"), [("completed", 0), ("failed", 1), ("timed_out", 124), ("stopped", 130)])
@@ -70,7 +75,10 @@ def test_a_session_is_opened_as_the_options_say(daemon: FakeDaemon, hutch: Hutch
     _plays(daemon, _ended("completed"))
     script = tmp_path / "x.jsonl"
     script.touch()
-    options = f"--agent script --script {script} --name n --mode plan --model big --when-nobody deny --timeout 5"
+    options = (
+        f"--agent script --script {script} --name n --mode plan --model big --when-nobody deny --timeout 5"
+        " --account alice --isolation account"
+    )
 
     code, *_ = hutch(
         "run", "hi", "-C", str(tmp_path), *options.split(), "--allow", "Read", "--deny", "Bash", "--deny", "Edit"
@@ -86,6 +94,8 @@ def test_a_session_is_opened_as_the_options_say(daemon: FakeDaemon, hutch: Hutch
         when_nobody="deny",
         rules=m.Rules(allow=("Read",), deny=("Bash", "Edit")),
         options=m.AgentOptions(model="big", script=str(script)),
+        account="alice",
+        isolation="account",
     )
     assert (submitted.session, submitted.prompt, submitted.timeout) == (SESSION.id, "hi", 5.0)
 
@@ -511,3 +521,53 @@ def test_what_is_waited_for_fits_the_terminal(draining: threading.Event, width: 
     lines = [line.partition("\x1b")[0] for line in terminal.raw.split("\x1b[2K") if line.startswith("Waiting (")]
     assert lines
     assert all(20 < len(line.rstrip("\r")) < (width or 80) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("said", "printed"),
+    [
+        (
+            "There is no cgroup here.",
+            "There is no cgroup here. `hutch status` says what this host gives, `hutch doctor`",
+        ),
+        ("No sandbox. `hutch doctor` says more.", "No sandbox. `hutch doctor` says more.\n"),
+    ],
+)
+def test_isolation_that_cannot_be_had_is_refused_with_what_to_do(
+    daemon: FakeDaemon, hutch: Hutch, said: str, printed: str
+) -> None:
+    """Exit code 1: what was asked for cannot be. Nothing was submitted."""
+
+    def refuse(_: m.OpenSession) -> m.Session:
+        raise HutchError(Reason.ISOLATION_UNAVAILABLE, said)
+
+    daemon.answers["open_session"] = refuse
+
+    code, out, err = hutch("run", "--isolation", "strict", "fix it")
+
+    assert (code, out) == (1, "")
+    assert err.startswith(f"hutch: {printed}")
+    assert daemon.asked("submit_prompt") == []
+
+
+def test_a_session_that_goes_on_keeps_its_account_and_isolation(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """They are asked for when it is opened; later that is a wrong usage, not a silent difference."""
+    account, level = (
+        hutch("run", "--session", "fix", *words, "hi")
+        for words in (
+            ("--account", "bob"),
+            ("--isolation", "strict"),
+        )
+    )
+
+    assert account == (2, "", "hutch: --account is for a new session; fix has its own.\n")
+    assert level == (2, "", "hutch: --isolation is for a new session; fix has its own.\n")
+
+
+def test_an_account_of_ones_own_is_not_mentioned(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """Only one that is another's."""
+    own = pwd.getpwuid(os.geteuid()).pw_name
+    daemon.answers["open_session"] = msgspec.structs.replace(SESSION, account=own)
+    _plays(daemon, _ended("completed"))
+
+    assert hutch("run", "hi")[2].startswith(f"{SESSION.id}  fix  claude  isolation: reduced  keys: exposed\n")

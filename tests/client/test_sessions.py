@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 
 import msgspec
 import pytest
@@ -21,12 +23,22 @@ def test_ps_prints_a_table_that_says_who_waits(daemon: FakeDaemon, hutch: Hutch)
     code, out, err = hutch("ps", "-a")
 
     assert out.splitlines() == [
-        "SESSION             NAME         AGENT   STATE               KEYS     AGE  DIRECTORY",
-        "s-0000000000000001  a\\x1b[2Jb c  claude  asks (2) +1 queued  exposed  0 s  /w",
-        "s-2                 fix          claude  closed              exposed  0 s  /w",
+        "SESSION             NAME         ACCOUNT  AGENT   STATE               ISOLATION  KEYS     AGE  DIRECTORY",
+        "s-0000000000000001  a\\x1b[2Jb c  ann      claude  asks (2) +1 queued  reduced    exposed  0 s  /w",
+        "s-2                 fix          ann      claude  closed              reduced    exposed  0 s  /w",
     ]
     assert (code, err) == (0, "")
     assert daemon.asked("list_sessions") == [m.ListSessions(state=None)]
+
+
+def test_ps_shows_accounts_where_they_tell_something(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """When one is not that of the caller, or what is listed goes beyond the caller's open sessions."""
+    own = msgspec.structs.replace(SESSION, account=pwd.getpwuid(os.geteuid()).pw_name)
+
+    daemon.answers["list_sessions"] = m.Sessions((own,))
+    assert ["ACCOUNT" in hutch("ps", *words)[1] for words in ((), ("--all",), ("--everyone",))] == [False, True, True]
+    daemon.answers["list_sessions"] = m.Sessions((own, SESSION))
+    assert "ACCOUNT" in hutch("ps")[1]
 
 
 def test_ps_prints_ids_or_json_for_programs(daemon: FakeDaemon, hutch: Hutch) -> None:
@@ -114,6 +126,54 @@ def test_inspect_shows_isolation_keys_and_turns(daemon: FakeDaemon, hutch: Hutch
     assert "isolation             reduced: no sandbox\n" in out
     assert "usage                 1,000 tokens in, 50 out, $0.2500\n" in out
     assert out.endswith("t-0000000000000001  failed: no_key  2026-01-31T12:00:00.000Z         fix it\n")
+
+
+def test_inspect_says_what_isolates_a_session_and_what_more_would_take(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """The level and why, the least that was asked for, the way to a higher one, and the bounds; as JSON all of it."""
+    daemon.answers["list_turns"] = m.Turns(())
+    isolation = m.Isolation(
+        "account",
+        "another account",
+        keys_why="by lease",
+        asked="account",
+        missing="Install bubblewrap.",
+        limits="8 GiB",
+    )
+    daemon.answers["get_session"] = msgspec.structs.replace(
+        SESSION, isolation=isolation, keys="brokered", limits=m.Limits(turn_timeout=60, max_turns=3, max_usd=0.5)
+    )
+
+    out, told = hutch("inspect", "fix")[1], hutch("inspect", "fix", "-o", "json")[1]
+
+    for line in (
+        "account               ann",
+        "keys                  brokered: by lease",
+        "isolation             account: another account",
+        "at least              account",
+        "for more              Install bubblewrap.",
+        "its limits            8 GiB",
+        "a turn's limits       60 s, 3 requests to the model, $0.5 for the session",
+    ):
+        assert f"{line}\n" in out
+    assert msgspec.convert(json.loads(told)["isolation"], m.Isolation) == isolation
+
+
+@pytest.mark.parametrize(
+    ("state", "said"), [("closed", "fix is closed: nothing of it runs."), ("open", "fix is idle: nothing of it runs.")]
+)
+def test_what_does_not_run_cannot_be_interrupted(
+    daemon: FakeDaemon, hutch: Hutch, state: m.SessionState, said: str
+) -> None:
+    """It is said what the session is, not what a turn is called."""
+
+    def refuse(_: m.InterruptTurn) -> m.Turn:
+        raise HutchError(Reason.WRONG_STATE, "No such turn is running.")
+
+    daemon.answers["get_session"] = msgspec.structs.replace(SESSION, state=state)
+    daemon.answers |= {"interrupt_turn": refuse, "cancel_turn": TURN, "list_turns": m.Turns((TURN,))}
+
+    assert hutch("interrupt", "fix") == (1, "", f"hutch: {said}\n")
+    assert hutch("interrupt", "fix", "--queued")[0] == (0 if state == "open" else 1)
 
 
 def test_mode_interrupt_stop_rm_and_fork_name_the_session_by_id(daemon: FakeDaemon, hutch: Hutch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,8 @@ import msgspec
 import pytest
 
 from hutch_executor.boot import LINE_LIMIT, read_boot
-from hutch_executor.hardening import ALLOWED_ENVIRONMENT
+from hutch_executor.environment import ALLOWED_ENVIRONMENT
+from hutch_executor.hardening import READY, announce
 from hutch_shared.errors import HutchError, Reason
 from tests.executor.fake_hutchd import boot
 
@@ -24,6 +27,22 @@ def pipe() -> Iterator[Pipe]:
     yield reading, writing
     os.close(reading)
     os.close(writing)
+
+
+def test_it_says_that_it_is_ready_where_somebody_may_hear_it(pipe: Pipe) -> None:
+    """One byte on a socket; on a pipe nothing; False when the other side has gone."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        told = announce(theirs.fileno())
+        theirs.shutdown(socket.SHUT_WR)
+        said = ours.recv(10)
+        ours.close()
+        nobody = announce(theirs.fileno())
+    on_a_pipe = announce(pipe[0])
+
+    assert (told, said, nobody) == (True, READY, False)
+    assert on_a_pipe
+    assert not select.select([pipe[0]], [], [], 0)[0]
 
 
 def test_the_line_is_read(pipe: Pipe) -> None:

@@ -6,18 +6,19 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import claude_agent_sdk
-import msgspec
 import pytest
 
+from hutch_executor.enclosure import Enclosure
 from hutch_executor.runners.claude_calls import judged_input, kind_of, plan_of
 from hutch_executor.runners.claude_launch import INSTRUCTIONS_LIMIT, build, instructions, transcripts_name, walled
 from hutch_executor.runners.claude_process import Launch
 from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
+from tests.bubblewrap import bubblewrap
 
 
 def launch(options: m.AgentOptions | None = None, text: str = "", **environ: str) -> Launch:
@@ -70,17 +71,18 @@ def test_the_cli_is_started_inside_the_walls_of_its_session(tmp_path: Path) -> N
     cwd, home, broker = tmp_path / "work", tmp_path / "home", tmp_path / "run" / "broker"
     for folder in (cwd, home, broker):
         folder.mkdir(parents=True)
-    spec = m.SandboxSpec("/usr/bin/bwrap", hide=(str(tmp_path / "run"),))
+    program = bubblewrap()
+    spec = m.SandboxSpec(program, hide=(str(tmp_path / "run"),))
     session = m.PrepareSession(
         "s-1", "claude", str(cwd), "ask", m.AgentOptions(), m.Limits(), "/spool", str(home), sandbox=spec
     )
     grant = m.KeyGrant("lease", "l", unix_socket=str(broker / "broker.sock"))
     bare = Launch(("/cli", "--word"), str(cwd), {"TMPDIR": "/var/x", "XDG_RUNTIME_DIR": "/run/user/1", "LANG": "C"})
-    started = walled(bare, session, grant)
+    started, _ = walled(bare, session, grant, Enclosure(session, spec))
     words = started.argv
     (transcripts,) = (home / ".claude" / "projects").iterdir()
 
-    assert words[0] == "/usr/bin/bwrap"
+    assert words[0] == program
     assert words[-3:] == ("--", "/cli", "--word")
     assert _pairs(words, "--bind") == {str(cwd), str(transcripts)}
     assert str(broker) in _pairs(words, "--ro-bind")
@@ -88,7 +90,6 @@ def test_the_cli_is_started_inside_the_walls_of_its_session(tmp_path: Path) -> N
     assert {name: value for name, value in started.env.items() if name not in settings} == {
         "LANG": "C", "CLAUDE_CONFIG_DIR": str(home / ".claude")
     }  # fmt: skip
-    assert walled(bare, msgspec.structs.replace(session, sandbox=None), grant) is bare
 
 
 def test_git_takes_no_folder_for_a_repository_that_only_looks_like_one(tmp_path: Path) -> None:
@@ -108,12 +109,24 @@ def test_git_takes_no_folder_for_a_repository_that_only_looks_like_one(tmp_path:
 def test_without_a_place_for_the_conversation_there_is_no_session(tmp_path: Path) -> None:
     """It would be lost with the first executor."""
     (tmp_path / ".claude").write_text("")
+    spec = m.SandboxSpec("/usr/bin/bwrap")
     session = m.PrepareSession(
-        *("s-1", "claude", "/work", "ask", m.AgentOptions(), m.Limits(), "/spool", str(tmp_path)),
-        sandbox=m.SandboxSpec("/usr/bin/bwrap"),
+        *("s-1", "claude", "/work", "ask", m.AgentOptions(), m.Limits(), "/spool", str(tmp_path)), sandbox=spec
     )
     with pytest.raises(HutchError, match="could not be kept") as refused:
-        walled(Launch(("/cli",), "/work", {}), session, m.KeyGrant("direct", "k"))
+        walled(Launch(("/cli",), "/work", {}), session, m.KeyGrant("direct", "k"), Enclosure(session, spec))
+
+    assert refused.value.reason is Reason.AGENT_UNAVAILABLE
+
+
+def test_a_key_in_the_agents_hands_is_no_use_where_only_the_broker_is_reached(tmp_path: Path) -> None:
+    """It is said at once, and not found out by an agent that tries for long."""
+    spec = m.SandboxSpec("/usr/bin/bwrap", network="broker-only")
+    session = m.PrepareSession(
+        *("s-1", "claude", str(tmp_path), "ask", m.AgentOptions(), m.Limits(), "/spool", "/home/ada"), sandbox=spec
+    )
+    with pytest.raises(HutchError, match="broker-only") as refused:
+        walled(Launch(("/cli",), "/work", {}), session, m.KeyGrant("direct", "k"), Enclosure(session, spec))
 
     assert refused.value.reason is Reason.AGENT_UNAVAILABLE
 
@@ -152,6 +165,21 @@ def test_instructions_come_outermost_first_and_stop_at_the_repository(tmp_path: 
     text = instructions(str(cwd), str(home))
 
     assert [word for word in text.split() if word.isupper() and len(word) > 2] == ["OWN", "OUTER", "INNER", "LOCAL"]
+
+
+@pytest.mark.parametrize(("which", "given"), [("all", ["OWN", "PROJECT"]), ("project", ["PROJECT"]), ("none", [])])
+def test_whose_instructions_are_given_is_a_choice(
+    tmp_path: Path, which: Literal["all", "project", "none"], given: list[str]
+) -> None:
+    """Those of the account and the project, of the project, of nobody."""
+    (tmp_path / "home" / ".claude").mkdir(parents=True)
+    (tmp_path / "home" / ".claude" / "CLAUDE.md").write_text("OWN")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "CLAUDE.md").write_text("PROJECT")
+
+    text = instructions(str(tmp_path / "work"), str(tmp_path / "home"), which)
+
+    assert [word for word in text.split() if word in ("OWN", "PROJECT")] == given
 
 
 def test_without_a_repository_only_the_folder_counts(tmp_path: Path) -> None:

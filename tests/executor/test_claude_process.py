@@ -13,6 +13,7 @@ import anyio
 import pytest
 from claude_agent_sdk import CLIConnectionError
 
+from hutch_executor.limits import find_choom
 from hutch_executor.runners import claude_process
 from hutch_executor.runners.claude_process import Broken, ClaudeProcess, Launch, Skipped
 from hutch_shared.secret import Secret
@@ -109,6 +110,25 @@ print(json.dumps({"type": "result", "read": read, "size": len(text)}))
         (line,) = await all_of(process)
 
         assert json.loads(line) == {"type": "result", "read": ["k-1", ""], "size": 300_000}
+
+
+async def test_the_cli_has_a_umask_of_its_own_and_is_killed_first() -> None:
+    """The files of the agent are made as its account makes them; the executor's own modes are untouched by it."""
+    program = """
+import json, os
+score = int(open("/proc/self/oom_score_adj").read()) if os.path.exists("/proc/self/oom_score_adj") else 0
+print(json.dumps({"type": "result", "umask": os.umask(0), "score": score}))
+"""
+    before = os.umask(0o022)
+    os.umask(before)
+    async with started(program, umask=0o027) as (process, _):
+        (line,) = await all_of(process)
+    after = os.umask(before)
+
+    told = json.loads(line)
+    assert told["umask"] == 0o027
+    assert told["score"] == (800 if find_choom() else told["score"])
+    assert after == before
 
 
 async def test_a_reader_that_does_not_read_stops_the_cli() -> None:

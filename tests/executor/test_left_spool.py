@@ -55,8 +55,19 @@ def test_a_spool_of_which_all_is_stored_goes(directory: Path, last: int) -> None
     found = take_spool(directory, 5)
 
     assert found.events == ()
-    assert list(directory.iterdir()) == []
+    assert not directory.exists()
     assert take_spool(directory, 5).events == ()
+
+
+def test_a_directory_that_is_empty_goes(directory: Path) -> None:
+    """Of an executor that died before it had a spool; one that holds something else stays."""
+    assert take_spool(directory, 0).events == ()
+    assert not directory.exists()
+
+    directory.mkdir(mode=0o700)
+    (directory / "other").touch()
+    assert take_spool(directory, 0).events == ()
+    assert directory.exists()
 
 
 def test_the_spool_of_a_living_executor_is_left_alone(directory: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from hutch_executor.account_setup import Setup
 from hutch_executor.notify import run_notify
 from hutch_shared import messages as m
 from tests.executor.fake_hutchd import QUESTION, WAIT, dead
@@ -19,7 +20,7 @@ def shell(script: str, timeout: float = 30.0, env: tuple[str, ...] = ()) -> m.Ru
 
 async def test_the_question_comes_as_one_line(tmp_path: Path) -> None:
     """On standard input, as JSON."""
-    found = await run_notify(shell(f"cat > {tmp_path}/got"))
+    found = await run_notify(shell(f"cat > {tmp_path}/got"), Setup())
 
     text = (tmp_path / "got").read_text()
     assert found.ok
@@ -32,7 +33,7 @@ async def test_its_environment_is_a_list_of_names(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("HIDDEN", "h")
     monkeypatch.setenv("WANTED", "w")
 
-    await run_notify(shell(f"env > {tmp_path}/env", env=("WANTED", "NOT_SET")))
+    await run_notify(shell(f"env > {tmp_path}/env", env=("WANTED", "NOT_SET")), Setup())
 
     names = {line.partition("=")[0] for line in (tmp_path / "env").read_text().splitlines()}
     assert {"PATH", "WANTED"} <= names
@@ -41,14 +42,14 @@ async def test_its_environment_is_a_list_of_names(tmp_path: Path, monkeypatch: p
 
 async def test_a_failure_is_told_by_what_it_said() -> None:
     """The end of its standard error."""
-    found = await run_notify(shell("echo no mail >&2; exit 3"))
+    found = await run_notify(shell("echo no mail >&2; exit 3"), Setup())
 
     assert found == m.Notified(ok=False, detail="no mail")
 
 
 async def test_a_command_that_hangs_is_given_up() -> None:
     """It has its time and no more."""
-    found = await run_notify(shell("sleep 600", timeout=0.1))
+    found = await run_notify(shell("sleep 600", timeout=0.1), Setup())
 
     assert found == m.Notified(ok=False, detail="It did not end within 0.1 s and was killed.")
 
@@ -58,7 +59,7 @@ async def test_its_children_are_killed_with_it(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
 
     async with anyio.create_task_group() as group:
-        group.start_soon(run_notify, shell(f"sleep 600 & echo $! > {pid}.new; mv {pid}.new {pid}; wait"))
+        group.start_soon(run_notify, shell(f"sleep 600 & echo $! > {pid}.new; mv {pid}.new {pid}; wait"), Setup())
         with anyio.fail_after(WAIT):
             while not pid.exists():
                 await anyio.sleep(0.01)
@@ -69,20 +70,20 @@ async def test_its_children_are_killed_with_it(tmp_path: Path) -> None:
 
 async def test_a_child_that_holds_its_output_does_not_hold_it_up() -> None:
     """The command has ended when it has ended."""
-    found = await run_notify(shell("sleep 600 & exit 0"))
+    found = await run_notify(shell("sleep 600 & exit 0"), Setup())
 
     assert found.ok
 
 
 async def test_a_command_that_does_not_read_is_fine() -> None:
     """It need not look at the question."""
-    assert (await run_notify(shell("exec <&-; exit 0"))).ok
+    assert (await run_notify(shell("exec <&-; exit 0"), Setup())).ok
 
 
 @pytest.mark.parametrize("command", [(), ("/no/such/program",), ("a\0b",)])
 async def test_what_cannot_be_started_is_told(command: tuple[str, ...]) -> None:
     """A mistake in the settings is an answer, not an error."""
-    found = await run_notify(m.RunNotify(command, QUESTION, 1.0))
+    found = await run_notify(m.RunNotify(command, QUESTION, 1.0), Setup())
 
     assert not found.ok
     assert found.detail

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import pytest
 
 from hutch_executor import sandbox
@@ -329,5 +330,21 @@ def test_walls_are_tried_by_putting_them_up(place: Place) -> None:
 
     assert try_walls(m.SandboxSpec(place.program, hide), str(place.home)) == ""
     assert try_walls(m.SandboxSpec(place.program, hide, home="read_only"), str(place.home)) == ""
+    for network in ("broker-only", "allow-list"):
+        assert try_walls(m.SandboxSpec(place.program, hide, network=network), str(place.home)) == ""
     assert "exit code 1" in try_walls(m.SandboxSpec("/bin/false", hide), str(place.home))
     assert "No such file" in try_walls(m.SandboxSpec("/nowhere/bwrap", hide), str(place.home))
+
+
+def test_a_network_that_is_not_apart_is_noticed(place: Place) -> None:
+    """As a bubblewrap would have it that passes `--unshare-net` over."""
+    careless = place.root / "careless"
+    careless.write_text(
+        '#!/bin/bash\nfor word; do [ "$word" = --unshare-net ] || kept+=("$word"); done\n'
+        f'exec {place.program} "${{kept[@]}}"\n'
+    )
+    careless.chmod(0o755)
+    spec = m.SandboxSpec(str(careless), network="broker-only")
+
+    assert try_walls(spec, str(place.home)) == "it shares the network with the host"
+    assert try_walls(msgspec.structs.replace(spec, network="full"), str(place.home)) == ""

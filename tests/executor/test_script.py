@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,10 @@ from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import EventKind, TurnEnded
+from tests.bubblewrap import bubblewrap
 from tests.executor.fake_hutchd import WAIT, dead, decision, prepare, prompt
+from tests.executor.test_egress import server
+from tests.executor.test_enclosure import say_page
 
 
 class FakeDaemon:
@@ -232,3 +238,115 @@ def test_an_unknown_agent_is_refused_with_the_names_there_are() -> None:
     """A slip of the pen is told."""
     with pytest.raises(HutchError, match="script"):
         load_runner("scrpt")
+
+
+@pytest.fixture
+def home(cwd: Path) -> Path:
+    """A home with a secret, beside the working directory."""
+    made = cwd.parent / "home"
+    (made / ".ssh").mkdir(parents=True)
+    (made / ".ssh" / "id").write_text("SECRET")
+    return made
+
+
+@asynccontextmanager
+async def walled(cwd: Path, home: Path, daemon: FakeDaemon, **spec: Any) -> AsyncIterator[ScriptRunner]:
+    """Give a runner that is open, with walls."""
+    runner = ScriptRunner()
+    sandbox = m.SandboxSpec(**{"program": bubblewrap()} | spec)
+    try:
+        await runner.open(prepare(cwd, home=str(home), sandbox=sandbox), daemon)
+        yield runner
+    finally:
+        await runner.close()
+
+
+def run(command: str) -> m.ExecutePrompt:
+    return prompt(json.dumps({"tool": "Bash", "input": {"command": command}, "run": True}))
+
+
+async def test_commands_run_inside_the_walls_of_the_session(
+    cwd: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They see the working directory and no secret, no other process, and of the environment what an agent gets."""
+    monkeypatch.setenv("HUTCH_TEST_KEPT_OUT", "x")
+    monkeypatch.setenv("TMPDIR", "/var/elsewhere")
+    daemon, left = FakeDaemon(), Path(f"/tmp/left-{os.getpid()}")
+    look = (
+        "pwd; echo $HOME; cat ~/.ssh/id; env | grep -c -e KEPT_OUT -e ^TMPDIR; echo made > made;"
+        f" ls /proc | grep -cx {os.getpid()}; echo x > {left}; [ $$ -lt 16 ] && echo small"
+    )
+    async with walled(cwd, home, daemon, hide=(str(home / "hidden"),)) as runner:
+        ended = await runner.run(run(look))
+        await runner.run(run(f"cat {left}"))
+    said = [one["text"].split("\n") for one in daemon.results()]
+
+    assert ended.state == "completed"
+    assert [said[0][0], said[0][1], *said[0][3:]] == [str(cwd), str(home), "0", "0", "small", ""]
+    assert "SECRET" not in "".join(said[0])
+    assert "No such file" in said[1][0]
+    assert (cwd / "made").read_text() == "made\n"
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("network", ["broker-only", "allow-list"])
+async def test_commands_reach_what_the_network_of_the_session_is(cwd: Path, home: Path, network: str) -> None:
+    """The same as any agent."""
+    daemon = FakeDaemon()
+    with server(say_page) as named, server(say_page) as other:
+        asks = "; ".join(f"curl -sS http://127.0.0.1:{port}/" for port in (named, other))
+        async with walled(cwd, home, daemon, network=network, allow=(f"127.0.0.1:{named}",)) as runner:
+            await runner.run(run(asks))
+    said = daemon.results()[0]["text"]
+
+    assert said.count("PAGE") == (1 if network == "allow-list" else 0)
+
+
+async def test_a_command_ends_with_all_that_it_started(cwd: Path, home: Path) -> None:
+    """What it put into the background, into sessions of its own, is gone with its walls; the turn does not wait."""
+    daemon = FakeDaemon()
+    mark = f"611.{os.getpid()}"
+    async with walled(cwd, home, daemon) as runner:
+        await runner.run(run(f"(setsid setsid sleep {mark} &) ; (trap '' TERM HUP; sleep {mark}) & echo done"))
+        with anyio.fail_after(WAIT):
+            while any(mark.encode() in _cmdline(path) for path in Path("/proc").glob("[0-9]*/cmdline")):
+                await anyio.sleep(0.02)
+
+    assert daemon.results()[0]["text"] == "done\n"
+
+
+def _cmdline(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.parametrize(
+    ("program", "why"), [("/nowhere/bwrap", "No such file"), ("/bin/false", "exit code 1"), ("/etc/passwd", "denied")]
+)
+async def test_walls_that_cannot_be_put_up_fail_the_opening(cwd: Path, home: Path, program: str, why: str) -> None:
+    """With the reason; nothing runs."""
+    with pytest.raises(HutchError, match=why) as refused:
+        async with walled(cwd, home, FakeDaemon(), program=program):
+            pass
+
+    assert refused.value.reason is Reason.ISOLATION_UNAVAILABLE
+
+
+async def test_walls_that_are_taken_away_fail_the_turn(cwd: Path, home: Path) -> None:
+    """The command does not run without them, neither a link that leads nowhere nor a program that does nothing."""
+    daemon = FakeDaemon()
+    program = cwd.parent / "bwrap"
+    program.symlink_to(bubblewrap())
+    async with walled(cwd, home, daemon, program=str(program)) as runner:
+        first = await runner.run(run("touch one"))
+        program.unlink()
+        second = await runner.run(run("touch two"))
+        program.symlink_to("/bin/false")
+        third = await runner.run(run("touch three"))
+
+    assert [one.name for one in cwd.iterdir()] == ["one"]
+    assert first.state == "completed"
+    assert {(end.state, end.reason) for end in (second, third)} == {("failed", "isolation_unavailable")}
+    assert "The sandbox could not be put up" in second.message

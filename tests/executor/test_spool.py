@@ -157,6 +157,54 @@ def test_a_directory_that_others_can_enter_is_refused(directory: Path) -> None:
         Spool(directory, "x-1", "s-1", LIMIT)
 
 
+def test_a_directory_that_is_not_there_is_made_and_goes_again(directory: Path) -> None:
+    """Closed to others whatever the umask; with events in it it stays."""
+    own = directory / "x-2"
+    before = os.umask(0)
+    try:
+        spool = Spool(own, "x-2", "s-1", LIMIT)
+    finally:
+        os.umask(before)
+    mode = own.stat().st_mode & 0o7777
+    spool.close()
+    is_gone = not own.exists()
+    spool = Spool(own, "x-2", "s-1", LIMIT)
+    spool.append(Stretch(1, EVENTS))
+    spool.close()
+
+    assert mode == 0o700
+    assert is_gone
+    assert list(read_spool(own / "x-2.spool")[1]) == list(enumerate(EVENTS, 1))
+
+
+def test_a_directory_that_was_there_stays(directory: Path) -> None:
+    """Whoever made it removes it."""
+    Spool(directory, "x-1", "s-1", LIMIT).close()
+
+    assert list(directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o777, 0o1777])
+def test_no_directory_is_made_where_others_could_replace_it(directory: Path, mode: int) -> None:
+    """Nor in a place that is not there."""
+    directory.chmod(mode)
+
+    with pytest.raises(HutchError, match="place of others"):
+        Spool(directory / "x-2", "x-2", "s-1", LIMIT)
+    with pytest.raises(HutchError, match="cannot be made"):
+        Spool(directory / "none" / "x-2", "x-2", "s-1", LIMIT)
+    assert list(directory.iterdir()) == []
+
+
+def test_a_link_that_leads_nowhere_is_not_followed(directory: Path) -> None:
+    """Nothing is made where it leads."""
+    (directory / "x-2").symlink_to(directory / "there")
+
+    with pytest.raises(HutchError):
+        Spool(directory / "x-2", "x-2", "s-1", LIMIT)
+    assert not (directory / "there").exists()
+
+
 def test_a_link_in_the_place_of_the_directory_is_refused(directory: Path) -> None:
     """The directory is the one that was made for it."""
     link = directory.with_name("link")

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import anyio
 import pytest
 
+from hutch_executor.account_setup import Setup
 from hutch_executor.runners.port import AgentRunner, DaemonPort
 from hutch_executor.runners.script import ScriptRunner
 from hutch_executor.spool import read_spool
@@ -38,6 +39,7 @@ class FakeRunner:
         self.started = anyio.Event()
         self.go = anyio.Event()
         self.daemon: DaemonPort | None = None
+        self.setup = Setup()
 
     @classmethod
     def preload(cls) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,7 +13,8 @@ from anyio.abc import TaskGroup
 from msgspec import UNSET, Raw
 
 from hutch_daemon.conductor.conductor import Conductor
-from hutch_daemon.environments.port import Alive, Exited, Killed, Launched, LaunchSpec
+from hutch_daemon.environments.port import Account, Alive, Exited, Killed, Launched, LaunchSpec, Separation
+from hutch_daemon.environments.walls import Walls
 from hutch_daemon.pool.executor import Executor
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
@@ -282,6 +282,13 @@ class FakeHost:
         self.work_really_is: str | None = None
         """What an executor says of the working directory of its session."""
         self.unkillable = False
+        self.apart = False
+        """It gives each session another account and a cgroup."""
+        self.refused_accounts: set[str] = set()
+        self.swept: list[str] = []
+        self.walls_of_all = Walls()
+        self.over = ""
+        """What an end says of a limit."""
         self.spools: dict[str, tuple[str, list[ReportedEvent]]] = {}
         """By directory: the session and the events in the spool there."""
 
@@ -293,8 +300,25 @@ class FakeHost:
                 file.unlink()
         return m.SpooledEvents(session, left)
 
-    def isolation(self) -> m.Isolation:
-        return m.Isolation(level="reduced", why="it is a fake")
+    def separation(self) -> Separation:
+        return Separation(self.apart, self.apart, "It is a fake.", "not at all", "It would have to be real.")
+
+    async def accept(self, account: Account) -> None:
+        if account.name in self.refused_accounts:
+            raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"{account.name} may not.")
+
+    async def walls(self, account: Account) -> Walls:
+        return self.walls_of_all
+
+    def known_walls(self) -> Walls:
+        return self.walls_of_all
+
+    def spool_of(self, account: Account, executor: str) -> Path | None:
+        return None
+
+    async def sweep(self, account: Account) -> str:
+        self.swept.append(account.name)
+        return ""
 
     async def start(self, spec: LaunchSpec) -> Launched:
         self.starts += 1
@@ -307,7 +331,7 @@ class FakeHost:
         self.started.append(executor)
         self.tasks.start_soon(executor.run)
         state = {"executor": spec.executor, "pid": executor.pid}
-        return Launched(spec.executor, executor.pid, 1, self.boot_id, os.getuid(), state)
+        return Launched(spec.executor, executor.pid, 1, self.boot_id, spec.account.uid, state)
 
     def _of(self, launched: Launched) -> FakeExecutor | None:
         return next((one for one in self.started if one.spec.executor == launched.executor), None)
@@ -327,13 +351,15 @@ class FakeHost:
         executor = self._of(launched)
         if executor is not None:
             executor.die()
-        return Killed(verified=not self.unkillable, left=(launched.pid,) if self.unkillable else ())
+        left = (launched.pid,) if self.unkillable else ()
+        return Killed(verified=not left, left=left, over=self.over)
 
     def adopt(self, state: Mapping[str, Any]) -> Launched | None:
         executor = next((one for one in self.started if one.pid == state.get("pid")), None)
         if executor is None or executor.exited.is_set():
             return None
-        return Launched(executor.spec.executor, executor.pid, 1, self.boot_id, os.getuid(), dict(state))
+        spec = executor.spec
+        return Launched(spec.executor, executor.pid, 1, self.boot_id, spec.account.uid, dict(state))
 
     def owns(self, launched: Launched, pid: int) -> bool:
         return pid == launched.pid

@@ -6,7 +6,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import anyio
 import msgspec
@@ -14,7 +14,7 @@ from anyio.abc import TaskGroup
 
 from hutch_daemon.conductor.callers import Caller
 from hutch_daemon.conductor.conductor import Conductor
-from hutch_daemon.conductor.parts import Parts, awake_ms
+from hutch_daemon.conductor.parts import About, Parts, awake_ms
 from hutch_daemon.environments.port import Account
 from hutch_daemon.events.fanout import Fanout
 from hutch_daemon.events.journal import Journal, event_json
@@ -28,6 +28,7 @@ from hutch_daemon.settings import Executors, Permissions, Settings, Turns
 from hutch_daemon.store.rows import SessionRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Event
 from tests.fakes.executors import FakeExecutor, FakeHost
 
@@ -118,6 +119,8 @@ class Stage:
         self.me = Caller(os.getuid(), os.getgid(), os.getpid(), "test")
         self.known = KnownSecrets()
         self.leases = NoLeases()
+        self.mode: Literal["user", "system"] = "user"
+        self.admins = {0}
         self.conductor: Conductor
         self.store: Store
         self.pool: Pool
@@ -141,6 +144,7 @@ class Stage:
                 server_uid=os.getuid(),
                 boot_id=BOOT,
                 output_dir=self.folder / "output",
+                limits=lambda: self.settings.bounds(system=self.mode == "system"),
                 clock=anyio.current_time,
             )
             parts = Parts(
@@ -159,6 +163,9 @@ class Stage:
                 environment=self.host.name,
                 own_spares=False,
                 known=self.known,
+                about=About(mode=self.mode),
+                account_named=self.account_named,
+                is_admin=self.admins.__contains__,
                 clock=self.clock,
             )
             self.conductor = self.host.conductor = Conductor(parts)
@@ -171,6 +178,13 @@ class Stage:
 
     def account_of(self, uid: int) -> Account:
         return Account(uid, uid, f"user{uid}", str(self.folder))
+
+    def account_named(self, name: str) -> Account:
+        known = {"service": Account(4000, 4000, "service", str(self.folder))}
+        try:
+            return known.get(name) or self.account_of(int(name.removeprefix("user")))
+        except ValueError:
+            raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"There is no account {name}.") from None
 
     # ------------------------------------------------------------ what a client does
 

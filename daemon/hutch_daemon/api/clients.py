@@ -87,6 +87,8 @@ class ClientConnection:
         self._credentials = credentials
         self._sock = sock
         self._caller: Caller | None = None
+        self._judged_by: Settings | None = None
+        """The settings by which the caller is an administrator, or none."""
         self._name = ""
         self._peer: Peer[ClientConnection]
         self._tasks: TaskGroup
@@ -106,20 +108,17 @@ class ClientConnection:
         """Let a call in and return who makes it.
 
         Whose process it is, is found out at the first call: a connection that only sits there costs no look at it. A
-        process that made a connection and ended has no calls: its pid may be that of a stranger by then.
+        process that made a connection and ended has no calls: its pid may be that of a stranger by then. Who is an
+        administrator is asked again when the settings changed; a process of a session never is.
         """
+        one = self._credentials
         if self._caller is None:
-            one = self._credentials
             insider = self.side.insider_of(one.pid)
             peer_process(self._sock)
-            self._caller = Caller(
-                uid=one.uid,
-                gid=one.gid,
-                pid=one.pid,
-                client=self._name,
-                admin=self.side.is_admin(one),
-                insider=insider,
-            )
+            self._caller = Caller(uid=one.uid, gid=one.gid, pid=one.pid, client=self._name, insider=insider)
+        if self._judged_by is not (settings := self.side.settings()):
+            admin = self._caller.insider is None and self.side.is_admin(one)
+            self._caller, self._judged_by = replace(self._caller, admin=admin), settings
         admit_client(method, self._caller, daemon_uid=self.side.daemon_uid, phase=self.side.phase())
         return self._caller
 

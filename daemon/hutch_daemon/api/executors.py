@@ -8,7 +8,7 @@ from typing import Final
 
 import anyio
 
-from hutch_daemon.api.gate import admit_executor
+from hutch_daemon.api.gate import admit_executor, standing_of
 from hutch_daemon.api.server import patience
 from hutch_daemon.conductor.conductor import Conductor
 from hutch_daemon.pool.executor import Executor
@@ -74,7 +74,7 @@ class ExecutorConnection:
 
     async def hello(self, params: m.Hello) -> m.Welcome:
         """Prove an executor. Once on a connection; a refusal closes it."""
-        admit_executor("hello", executor=None, leased=None, session=None)
+        self._let_in("hello")
         if self._greeted.is_set():
             raise HutchError(Reason.WRONG_STATE, "This connection has said hello already.")
         self._greeted.set()
@@ -87,15 +87,17 @@ class ExecutorConnection:
 
     def admit(self, method: str, session: str | None = None) -> Executor:
         """Let a call in and return whose it is."""
-        executor = self.executor
-        admit_executor(
-            method,
-            executor=executor.id if executor is not None else None,
-            leased=executor.session if executor is not None and not executor.over else None,
-            session=session,
-        )
-        assert executor is not None
-        return executor
+        self._let_in(method, session)
+        assert self.executor is not None, "the table lets in nobody else"
+        return self.executor
+
+    def _let_in(self, method: str, session: str | None = None) -> None:
+        one = self.executor
+        if one is None:
+            standing = standing_of(None, over=False, leased=None, session=session)
+        else:
+            standing = standing_of(one.id, over=one.over, leased=one.session, session=session)
+        admit_executor(method, standing)
 
     async def get_api_key(self, params: m.GetApiKey) -> m.KeyGrant:
         """Give a key, or a lease."""

@@ -23,7 +23,7 @@ class Caller:
     admin: bool = False
     """uid 0, or named in the settings: sees and steers everything."""
     insider: str | None = None
-    """The executor whose process this is; an insider may not change anything."""
+    """The executor whose process this is; an insider may not change anything, and is never `admin`."""
 
     @property
     def scope(self) -> int | None:

@@ -30,15 +30,18 @@ from hutch_daemon.conductor.key_side import KeySide
 from hutch_daemon.conductor.masking import Masking
 from hutch_daemon.conductor.modes import change_mode, leave_plan
 from hutch_daemon.conductor.parts import Parts, awake_ms
+from hutch_daemon.conductor.persons import account_for
 from hutch_daemon.conductor.policies import Policies
 from hutch_daemon.conductor.policy_side import PolicySide, demand_absolute, with_tools
 from hutch_daemon.conductor.reports import Reports
 from hutch_daemon.conductor.session_loop import SessionLoop
 from hutch_daemon.conductor.spools import Spools
 from hutch_daemon.conductor.views import FORK_MARK, Around, around, audit_view, session_view, turn_view, usage_view
-from hutch_daemon.conductor.walling import usual, walling
+from hutch_daemon.conductor.walling import Walling, usual, walling
 from hutch_daemon.environments.origin import insider_of
-from hutch_daemon.environments.port import Environment
+from hutch_daemon.environments.port import Account, Environment
+from hutch_daemon.environments.same_user import SameUser
+from hutch_daemon.environments.unix_user import UnixUser
 from hutch_daemon.events.journal import event_json
 from hutch_daemon.keys.vault import session_context
 from hutch_daemon.permissions.desk import Desk, permission_view
@@ -71,7 +74,7 @@ class Conductor:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self.policies = Policies(parts.store, parts.host_policy, parts.account_of)
+        self.policies = Policies(parts.store, parts.host_policy, parts.account_of, parts.account)
         self.desk = Desk(
             parts.store,
             parts.journal,
@@ -188,13 +191,14 @@ class Conductor:
             known = ", ".join(self._parts.agents)
             raise HutchError(Reason.AGENT_UNAVAILABLE, f"There is no agent {params.agent} here; known: {known}.")
         demand_absolute(params.cwd, "working directory")
-        environment = self._environment(params.environment)
-        account = self._parts.account_of(caller.uid)
+        account = self._account(caller, params.account)
+        environment = self._environment(params.environment, account)
+        await environment.accept(account)
         session = new_id("session")
         cwd = normpath(params.cwd)
         servers = params.options.mcp_servers
         sealed = self._parts.vault.seal(session_context(session), msgspec.json.encode(servers)) if servers else None
-        having = walling(self._parts, environment, params.agent, cwd, account.home)
+        having = await walling(self._parts, environment, params.agent, cwd, account, params.isolation)
         row = SessionRow(
             id=session,
             name=params.name or f"{basename(cwd) or 'root'}-{session[2:6]}",
@@ -225,6 +229,7 @@ class Conductor:
             others = sessions.in_directory(tx, row.cwd)
             kept, fresh = sessions.insert(tx, row)
             if fresh:
+                self._refuse_too_many(tx, row.account)
                 details = {"cwd": row.cwd, "agent": row.agent, "mode": row.permission_mode}
                 audit.write(tx, _audit(caller, row, "open_session", "opened", details=details))
             return kept, fresh, others
@@ -291,6 +296,7 @@ class Conductor:
         row = await self.session_of(caller, params.session)
         if row.agent_session is None:
             raise HutchError(Reason.WRONG_STATE, "The session has no conversation yet that a fork could go on from.")
+        self._parts.demand_account(row)
         session = new_id("session")
         sealed = row.sealed
         if sealed is not None:
@@ -450,7 +456,7 @@ class Conductor:
     async def answer_permission(self, caller: Caller, params: m.AnswerPermission) -> m.Permission:
         """Decide a question; see `Desk.settle`."""
         question = await self.desk.question(params.permission)
-        row = await self.session_of(caller, question.session)
+        row = await self._around(caller, question.session)
         settled = await self.desk.settle(row, self._executors.asker_of(row.id), str(caller), params)
         failpoint("answer.stored")
         if settled.kind == "plan" and settled.state == "allowed":
@@ -495,6 +501,12 @@ class Conductor:
     async def get_status(self, caller: Caller, params: m.Nothing) -> m.Status:
         """Say how hutchd is. Counts are of what the caller may see, and so are the executors."""
 
+        pool = self._parts.pool
+
+        def served(conn: Executes) -> set[str]:
+            named = [sessions.get(conn, one.session) for one in pool.all() if one.session is not None]
+            return {row.id for row in named if row is not None and caller.may_see(row.owner)}
+
         def count(conn: Executes) -> tuple[int, int, int, int]:
             mine = {row.id for row in sessions.list_(conn, caller.scope, "open", _ALL)}
             live = [turn for turn in turns.live(conn) if turn.session in mine]
@@ -503,7 +515,8 @@ class Conductor:
 
         parts = self._parts
         opened, running, queued, asked = await parts.store.read(count)
-        having = usual(parts, self._environment(None))
+        shown = await parts.store.read(served)
+        having = await self._usual(caller)
         return m.Status(
             version=__version__,
             protocol=m.PROTOCOL,
@@ -515,21 +528,27 @@ class Conductor:
             isolation=having.isolation,
             keys=having.keys,
             master_key=parts.vault.master_source,
-            executors=tuple(one.status() for one in parts.pool.all() if caller.may_see(one.kind.account.uid)),
+            executors=tuple(
+                one.status()
+                for one in pool.all()
+                if caller.admin or (one.session in shown if one.session else one.kind.account.uid == caller.uid)
+            ),
             sessions_open=opened,
             turns_running=running,
             turns_queued=queued,
             permissions_pending=asked,
             clients=parts.about.clients(),
             notices=(
-                *parts.about.notices(),
-                *await parts.vault.notices(),
+                *(await self._of_the_host() if caller.admin or caller.uid == os.geteuid() else ()),
                 *self._keys.notices(None if caller.scope is None else caller.uid),
-                *self._notices.values(),
             ),
             paths=dict(parts.about.paths),
             broker=await parts.leases.state(),
         )
+
+    async def _of_the_host(self) -> tuple[str, ...]:
+        """Return what who operates hutchd should look at; it may name anybody's sessions, keys and accounts."""
+        return (*self._parts.about.notices(), *await self._parts.vault.notices(), *self._notices.values())
 
     async def stop_daemon(self, caller: Caller, params: m.StopDaemon) -> m.Nothing:
         """Wish for the end; the composition root waits for `stop_wished` and carries it out."""
@@ -629,6 +648,9 @@ class Conductor:
         try:
             await self._parts.leases.revoke_executor(executor.id)
             await self.desk.withdraw_of(executor.id, "its executor is gone")
+            if executor.environment.spool_of(executor.kind.account, executor.id) is not None:
+                self._spools.look()  # only its account can tell whether it left something
+                return
             await anyio.to_thread.run_sync((self._parts.spool_dir / executor.id).rmdir)
             await self._parts.store.write(lambda tx: executors.update(tx, executor.id, spool=None))
         except FileNotFoundError:  # it never had one
@@ -672,13 +694,56 @@ class Conductor:
                 except HutchError as error:  # its expiry ends it
                     _log.error("a question waits on", session=loop.session, error=error.message)
 
-    def _environment(self, name: str | None) -> Environment:
-        wanted = name or self._parts.environment
+    def _account(self, caller: Caller, wanted: str | None) -> Account:
+        """Return the account that a caller's new session runs as."""
+        own = self._parts.account_of(caller.uid)
+        if self._parts.about.mode != "system":
+            if wanted not in (None, own.name):
+                raise HutchError(Reason.NOT_ALLOWED, f"This hutchd is {own.name}'s alone: it runs agents as no other.")
+            return own
+        if caller.uid == os.geteuid() and wanted in (None, own.name):
+            return own
+        accounts = self._parts.settings().accounts
+        name = account_for(own.name, caller.uid, wanted, accounts, admin=caller.admin, uid_of=self._uid_of)
+        account = own if name == own.name else self._parts.account_named(name)
+        if account.uid == os.geteuid():
+            raise HutchError(Reason.NOT_ALLOWED, f"{name} is the account of hutchd itself: no agent runs as it.")
+        return account
+
+    def _uid_of(self, name: str) -> int | None:
+        try:
+            return self._parts.account_named(name).uid
+        except HutchError:
+            return None
+
+    def _refuse_too_many(self, tx: Tx, account: str) -> None:
+        limit = self._parts.limits().sessions
+        if limit is not None and sessions.count_open(tx, account) > limit:
+            raise HutchError(
+                Reason.OVERLOADED,
+                f"{account} has {limit} open sessions, which is the limit ([limits] sessions): close some with `hutch"
+                " stop`.",
+            )
+
+    def _environment(self, name: str | None, account: Account) -> Environment:
+        own = account.uid == os.geteuid() and self._parts.environment == UnixUser.name
+        wanted = name or (SameUser.name if own else self._parts.environment)
         environment = self._parts.pool.environments.get(wanted)
         if environment is None:
             known = ", ".join(self._parts.pool.environments)
             raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"There is no environment {wanted} here; known: {known}.")
         return environment
+
+    async def _usual(self, caller: Caller) -> Walling:
+        """Return what a session of the caller would have; of who can have none, what was tried last counts."""
+        environment = self._parts.pool.environments[self._parts.environment]
+        if isinstance(environment, UnixUser):
+            await environment.probe()
+        try:
+            walls = await environment.walls(self._account(caller, None))
+        except HutchError:
+            walls = environment.known_walls()
+        return usual(self._parts, environment, walls)
 
     def _refuse_when_draining(self) -> None:
         if self._draining:
@@ -692,7 +757,15 @@ class Conductor:
         turn = await self._parts.store.read(lambda conn: turns.get(conn, ref))
         if turn is None:
             raise HutchError(Reason.NOT_FOUND)
-        return await self.session_of(caller, turn.session), turn
+        return await self._around(caller, turn.session), turn
+
+    async def _around(self, caller: Caller, session: str) -> SessionRow:
+        """Return the session of a turn or a question; one of another's is refused in the words for one that is not."""
+        row = await self._parts.store.read(lambda conn: sessions.get(conn, session))
+        if row is None:
+            raise HutchError(Reason.NOT_FOUND)
+        caller.demand(row.owner)
+        return row
 
     async def _turn_view(self, turn: TurnRow) -> m.Turn:
         if turn.state in TURN.terminal:

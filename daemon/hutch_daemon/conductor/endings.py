@@ -16,7 +16,7 @@ from hutch_shared.events import TurnEnded
 from hutch_shared.failpoints import failpoint, planted
 from hutch_shared.times import now_ms
 
-__all__ = ["Endings", "Stopping", "lost", "outcome_unknown", "stopped"]
+__all__ = ["Endings", "Stopping", "lost", "outcome_unknown", "over_limit", "stopped"]
 
 Stopping = Literal["interrupted", "timed_out", "closed"]
 
@@ -100,6 +100,11 @@ def lost(detail: str) -> TurnEnded:
         f"The executor went away before the turn ended: {detail}. What it did until then is in the log; the prompt was"
         " not run again. The next prompt goes on from the conversation.",
     )
+
+
+def over_limit(detail: str) -> TurnEnded:
+    """Return the end of a turn whose session the kernel ended for a limit; `detail` names it."""
+    return TurnEnded("failed", "over_limit", f"{detail} The next prompt goes on from the conversation.")
 
 
 def outcome_unknown(detail: str) -> TurnEnded:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from hutch_daemon.conductor.persons import may_run_as
+from hutch_daemon.environments.accounts import account_named
 from hutch_daemon.environments.port import Account
-from hutch_daemon.environments.walls import Walls
 from hutch_daemon.events.fanout import Fanout
 from hutch_daemon.events.journal import Journal
 from hutch_daemon.keys.broker import Family, Troubled
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.redaction import KnownSecrets
-from hutch_daemon.settings import Settings
+from hutch_daemon.settings import LimitSettings, Settings
 from hutch_daemon.store.rows import SessionRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
 
 __all__ = ["PROVIDER_OF", "About", "KeyGrants", "Leases", "Parts", "awake_ms"]
 
@@ -84,12 +87,47 @@ class Parts:
     boot_id: str
     environment: str = "same-user"
     """Where sessions run that name no environment."""
+    account_named: Callable[[str], Account] = account_named
+    is_admin: Callable[[int], bool] = lambda uid: uid == 0
+    """Tells of a person whether the settings call him an administrator now."""
     agents: tuple[str, ...] = ("claude", "script")
     own_spares: bool = True
     """Keep spares of hutchd's own account from the start (user mode)."""
-    walls: Walls = field(default_factory=Walls)
-    """What can be put up around agents."""
     known: KnownSecrets = field(default_factory=KnownSecrets)
     """What is masked in what agents say."""
     about: About = About()
     clock: Callable[[], float] = time.monotonic
+
+    def limits(self) -> LimitSettings:
+        """Return the limits in force."""
+        return self.settings().bounds(system=self.about.mode == "system")
+
+    def bounds(self, cgroup: bool) -> str:
+        """Say what bounds a session's processes."""
+        limits = self.limits()
+        each = "" if cgroup else " (of each process: there is no cgroup)"
+        said = [
+            f"{limits.memory >> 20:,} MiB of memory{each}" if limits.memory else "",
+            f"{limits.pids:,} processes and threads" if limits.pids and cgroup else "",
+            f"cpu weight {limits.cpu_weight}" if cgroup else "",
+            f"{limits.open_files:,} open files of each process",
+        ]
+        return ", ".join(filter(None, said))
+
+    def account(self, session: SessionRow) -> Account:
+        """Return the account that a session runs as; `isolation_unavailable` when it is no more."""
+        own = self.account_of(session.owner)
+        return own if own.name == session.account else self.account_named(session.account)
+
+    def demand_account(self, session: SessionRow) -> Account:
+        """Return it if its owner may run agents as it by the settings of now, else `not_allowed`."""
+        account = self.account(session)
+        if self.about.mode == "system" and account.uid != os.geteuid():
+            person, admin = self.account_of(session.owner).name, self.is_admin(session.owner)
+            if not may_run_as(person, account.name, self.settings().accounts, admin=admin):
+                raise HutchError(
+                    Reason.NOT_ALLOWED,
+                    f"{person} may not run agents as {account.name} any more ([accounts] map and run_as of the"
+                    " settings); the session can be read and closed.",
+                )
+        return account

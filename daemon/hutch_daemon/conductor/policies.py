@@ -47,10 +47,18 @@ def _compiled(layers: tuple[Layer, ...], home: str) -> Policy:
 class Policies:
     """Gathers layers. Called for a session it is the desk's `PolicyOf`."""
 
-    def __init__(self, store: Store, host_file: Path, account_of: Callable[[int], Account]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        host_file: Path,
+        account_of: Callable[[int], Account],
+        account_for: Callable[[SessionRow], Account],
+    ) -> None:
+        """`account_of` finds a person, `account_for` the account that a session runs as: its home is `~` there."""
         self._store = store
         self._host_file = host_file
         self._account_of = account_of
+        self._account_for = account_for
         self._projects: dict[str, m.ProjectFile] = {}
         """The newest project file that each session's executor sent."""
 
@@ -62,7 +70,7 @@ class Policies:
 
     def home_of(self, session: SessionRow) -> str:
         """Return the home of the account that the session belongs to."""
-        return self._account_of(session.owner).home
+        return self._account_for(session).home
 
     def forget(self, session: str) -> None:
         """The session is over."""
@@ -76,6 +84,7 @@ class Policies:
         Without `project` the file that the session's executor sent last counts.
         """
         account = self._account_of(owner)
+        home = self._account_for(session).home if session is not None else account.home
         layers, problems = await anyio.to_thread.run_sync(_host_layer, self._host_file)
         ref = session.id if session is not None else None
         stored = await self._store.read(lambda conn: rules.list_(conn, owner, project=cwd, session=ref))
@@ -83,7 +92,7 @@ class Policies:
         project_own = tuple(row for row in stored if row.project is not None and row.session is None)
         answered = tuple(row for row in stored if row.session is not None)
         if everywhere:
-            layers.append(_layer("account", everywhere, account.home, f"rules of {account.name}"))
+            layers.append(_layer("account", everywhere, home, f"rules of {account.name}"))
         if project_own:
             layers.append(_layer("account", project_own, cwd, f"rules of {account.name} for {cwd}"))
         if project is None and session is not None:
@@ -103,7 +112,7 @@ class Policies:
             layers.append(Layer("session", own.allow, own.ask, own.deny, cwd, f"session {session.name}"))
             if answered:
                 layers.append(_layer("answered", answered, cwd, f"answered in session {session.name}"))
-        return Layered(tuple(layers), tuple(problems), account.home)
+        return Layered(tuple(layers), tuple(problems), home)
 
     async def show(
         self,

@@ -149,7 +149,7 @@ def _left(tx: Tx, row: ExecutorRow, session: str) -> bool:
     served = sessions.get(tx, session)
     if served is None:
         raise HutchError(Reason.NOT_FOUND)
-    return row.state == "gone" and served.owner == row.uid
+    return row.state == "gone" and served.account == row.account
 
 
 def _noticed(event: ReportedEvent, word: str, message: str) -> ReportedEvent:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import anyio
 import msgspec
 import structlog
 
-from hutch_daemon.conductor.endings import Endings, Stopping, lost, outcome_unknown, stopped
+from hutch_daemon.conductor.endings import Endings, Stopping, lost, outcome_unknown, over_limit, stopped
 from hutch_daemon.conductor.parts import PROVIDER_OF, Parts
 from hutch_daemon.conductor.views import FORK_MARK
 from hutch_daemon.conductor.walling import walling
@@ -327,7 +328,8 @@ class SessionLoop:
         elif turn.state == "stopping":
             await self._end(turn, stopped(active.stop or "interrupted", "Its executor is gone."))
         elif executor is not None and turn.state == "running" and executor.attached > 0:
-            await self._end(turn, lost(executor.detail))
+            over = executor.killed.over if executor.killed is not None else ""
+            await self._end(turn, over_limit(over) if over else lost(executor.detail))
         else:
             await self._end(turn, outcome_unknown(executor.detail if executor is not None else "its executor is gone"))
 
@@ -356,10 +358,10 @@ class SessionLoop:
 
     async def _have_executor(self, session: SessionRow) -> Executor:
         """Return an executor that serves the session, connected and prepared; lease one if there is none."""
-        pool = self._parts.pool
+        pool, account = self._parts.pool, self._parts.demand_account(session)
         executor = pool.of_session(self.session)
         if executor is None:
-            kind = Kind(self._parts.account_of(session.owner), session.agent, session.environment)
+            kind = Kind(account, session.agent, session.environment)
             executor = await pool.lease(self.session, kind)
         executor.idle_since = None
         while executor.peer is None and not executor.over:
@@ -380,11 +382,15 @@ class SessionLoop:
             options = msgspec.structs.replace(options, mcp_servers=servers)
         resume = session.agent_session
         fork = resume is not None and resume.startswith(FORK_MARK)
-        spool = parts.spool_dir / executor.id
-        await anyio.to_thread.run_sync(lambda: spool.mkdir(mode=0o700, parents=True, exist_ok=True))
+        account, environment = executor.kind.account, executor.environment
+        spool = environment.spool_of(account, executor.id)
+        if spool is None:
+            spool = parts.spool_dir / executor.id
+            await anyio.to_thread.run_sync(partial(spool.mkdir, mode=0o700, parents=True, exist_ok=True))
         await parts.store.write(lambda tx: executors.update(tx, executor.id, spool=str(spool)))
-        home = executor.kind.account.home
-        having = walling(parts, executor.environment, session.agent, session.cwd, home)
+        home, asked = account.home, session.isolation.asked
+        having = await walling(parts, environment, session.agent, session.cwd, account, asked)
+        apart, accounts = environment.separation().apart, settings.accounts
         prepare = m.PrepareSession(
             session=session.id,
             agent=session.agent,
@@ -395,6 +401,9 @@ class SessionLoop:
             spool=str(spool),
             home=home,
             sandbox=having.sandbox,
+            apart=apart,
+            setup=m.AccountSetup(accounts.path, accounts.umask) if apart else m.AccountSetup(),
+            instructions=accounts.instructions,
             base_url=settings.provider(provider).base_url if provider is not None else None,
             resume=resume.removeprefix(FORK_MARK) if resume is not None else None,
             fork=fork,

@@ -101,6 +101,8 @@ class Spools:
 
 
 def _remove(directory: Path) -> None:
-    """Remove the directory, which may be gone already."""
-    if directory.exists():
+    """Remove the directory, which may be gone already; one in another account's folder went with what was in it."""
+    try:
         directory.rmdir()
+    except (FileNotFoundError, PermissionError):
+        return

@@ -1,4 +1,4 @@
-"""What walls a session gets, how its key is kept with them, and the sentence that says why: decided here alone."""
+"""What a session gets: its level of isolation, its walls, how its key is kept. Put together here from the settings."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import msgspec
 
 from hutch_daemon.conductor.parts import PROVIDER_OF, Parts
-from hutch_daemon.environments.port import Environment
+from hutch_daemon.environments.levels import demand, highest, level_of
+from hutch_daemon.environments.port import Account, Environment
+from hutch_daemon.environments.walls import Walls
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 
-__all__ = ["Walling", "usual", "walling"]
+__all__ = ["Walling", "least", "usual", "walling"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,39 +25,62 @@ class Walling:
     isolation: m.Isolation
 
 
-def walling(parts: Parts, environment: Environment, agent: str, cwd: str, home: str) -> Walling:
-    """Return what a session of `agent` in `cwd` has by the settings in force, for an account with this home.
+def least(parts: Parts, asked: m.IsolationLevel | None) -> m.IsolationLevel:
+    """Return the least that a session must have, by its opener's wish and the settings."""
+    by_default: m.IsolationLevel = "account" if parts.about.mode == "system" else "reduced"
+    return highest(parts.settings().isolation.require or by_default, asked)
 
-    `isolation_unavailable` when the settings accept no less than can be had.
+
+async def walling(
+    parts: Parts, environment: Environment, agent: str, cwd: str, account: Account, asked: m.IsolationLevel | None
+) -> Walling:
+    """Return what a session of `agent` in `cwd` has by the settings in force, for this account.
+
+    `isolation_unavailable` when the settings, or who opened it, accept no less than can be had.
     """
-    having, settings = _having(parts, environment, agent, cwd, home), parts.settings()
+    settings = parts.settings()
+    walls = await environment.walls(account) if settings.sandbox.mode != "off" else Walls()
+    having = _having(parts, environment, walls, agent, cwd, account.home, least(parts, asked))
+    demand(having.isolation)
     if having.keys == "exposed" and settings.keys.refuse_exposed:
         why = f"The settings refuse it: [keys] refuse_exposed. {having.isolation.keys_why}"
         raise HutchError(Reason.ISOLATION_UNAVAILABLE, why)
-    if having.keys != "none" and having.sandbox is None and settings.sandbox.mode == "require":
+    if having.sandbox is None and settings.sandbox.mode == "require":
         why = f'The settings refuse it: [sandbox] mode = "require". {having.isolation.why}'
+        raise HutchError(Reason.ISOLATION_UNAVAILABLE, why)
+    if having.keys != "none" and settings.sandbox.mode != "off" and (why := walls.lost()):
+        raise HutchError(Reason.ISOLATION_UNAVAILABLE, why)  # what is open was told that it has walls
+    if having.sandbox is None and (network := settings.sandbox.network) != "full":
+        why = f'The settings refuse it: [sandbox] network = "{network}" needs a sandbox. {having.isolation.why}'
         raise HutchError(Reason.ISOLATION_UNAVAILABLE, why)
     return having
 
 
-def usual(parts: Parts, environment: Environment) -> Walling:
+def usual(parts: Parts, environment: Environment, walls: Walls) -> Walling:
     """Return what a session that needs a key has here if it works in a folder of its account's home."""
-    return _having(parts, environment, next(iter(PROVIDER_OF)), cwd="/home/account/folder", home="/home/account")
+    agent = next(iter(PROVIDER_OF))
+    return _having(parts, environment, walls, agent, "/home/account/folder", "/home/account", least(parts, None))
 
 
-def _having(parts: Parts, environment: Environment, agent: str, cwd: str, home: str) -> Walling:
+def _having(
+    parts: Parts, environment: Environment, walls: Walls, agent: str, cwd: str, home: str, asked: m.IsolationLevel
+) -> Walling:
+    settings, separation = parts.settings(), environment.separation()
     provider = PROVIDER_OF.get(agent)
+    sandbox, missing = walls.around(cwd, home, settings.sandbox)
+    wanted = asked == "strict" or settings.sandbox.mode == "require" or settings.sandbox.network != "full"
+    if provider is None and not wanted:
+        sandbox, missing = None, "What plays a script is put into a sandbox only where one is asked for."
+    isolation = level_of(separation, sandbox, missing, asked, walls.why)
+    isolation = msgspec.structs.replace(isolation, limits=parts.bounds(separation.cgroup))
     if provider is None:
-        why = "What plays a script is not put into a sandbox; it needs no key."
-        return Walling(None, "none", parts.walls.describe(environment.isolation(), None, why))
-    sandbox, missing = parts.walls.around(cwd, home, parts.settings().sandbox)
+        return Walling(sandbox, "none", isolation)
     delivery, how = parts.grants.delivery(provider)
-    keys: m.KeysKept = "brokered" if sandbox is not None and delivery == "lease" else "exposed"
-    if keys == "brokered":
-        why = f"{how} Nothing that could give it away is in the agent's reach."
-    elif delivery == "direct":
+    keys: m.KeysKept = "exposed"
+    if delivery == "direct":
         why = f"The key itself is handed to the agent. {how}"
+    elif separation.apart or sandbox is not None:
+        keys, why = "brokered", f"{how} Nothing that could give it away is in the agent's reach."
     else:
         why = f"The agent could read what is Hutch's, and so the key. {missing}"
-    isolation = parts.walls.describe(environment.isolation(), sandbox, missing)
     return Walling(sandbox, keys, msgspec.structs.replace(isolation, keys_why=why))

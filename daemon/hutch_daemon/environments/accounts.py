@@ -9,7 +9,7 @@ import pwd
 from hutch_daemon.environments.port import Account
 from hutch_shared.errors import HutchError, Reason
 
-__all__ = ["account_name", "account_of", "groups_of"]
+__all__ = ["account_name", "account_named", "account_of", "groups_of", "uid_of"]
 
 
 def account_of(uid: int, *, home: str | None = None) -> Account:
@@ -24,12 +24,28 @@ def account_of(uid: int, *, home: str | None = None) -> Account:
     return Account(uid, entry.pw_gid, entry.pw_name, home or entry.pw_dir, entry.pw_shell or "/bin/sh", groups)
 
 
+def account_named(name: str) -> Account:
+    """Return the account of that name; `isolation_unavailable` when there is none."""
+    uid = uid_of(name)
+    if uid is None:
+        raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"There is no account {name} on this host.")
+    return account_of(uid)
+
+
 def account_name(uid: int) -> str:
     """Return the account's name, or its number where it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+def uid_of(name: str) -> int | None:
+    """Return the uid of the account of that name, or None where there is none."""
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except (KeyError, ValueError):  # a name that no account can have, such as one with a NUL
+        return None
 
 
 def groups_of(uid: int) -> frozenset[str]:

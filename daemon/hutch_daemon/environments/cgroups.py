@@ -76,16 +76,20 @@ class Root:
     path: Path
     version: Version
 
-    def make(self, executor: str, memory_limit: int | None) -> Cgroup | None:
-        """Make the group of an executor; None when the host refuses it now. The limit is held where it can be."""
+    def make(
+        self, executor: str, memory: int | None = None, pids: int | None = None, cpu_weight: int | None = None
+    ) -> Cgroup | None:
+        """Make the group of an executor; None when the host refuses it now. Limits are held where they can be."""
         group = self.of(executor)
         try:
             group.path.mkdir()
         except OSError:
             return None
-        if memory_limit is not None and self.version == 2:
-            with contextlib.suppress(OSError):  # no memory controller is delegated to us
-                (group.path / "memory.max").write_text(str(memory_limit))
+        if self.version == 2:
+            for name, value in (("memory.max", memory), ("pids.max", pids), ("cpu.weight", cpu_weight)):
+                if value is not None:
+                    with contextlib.suppress(OSError):  # that controller is not delegated to us
+                        (group.path / name).write_text(str(value))
         return group
 
     def of(self, executor: str) -> Cgroup:
@@ -105,7 +109,7 @@ def find_root() -> Root | None:
         if path is None:
             continue
         root = Root(mount / path.lstrip("/"), version)
-        probe = root.make(f"probe-{os.getpid()}", None)
+        probe = root.make(f"probe-{os.getpid()}")
         if probe is None:
             continue
         usable = (probe.path / ("cgroup.kill" if version == 2 else "freezer.state")).exists()

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from hutch_daemon.environments.walls import Walls
 from hutch_shared import messages as m
 
-__all__ = ["MARK", "Account", "Alive", "Environment", "Exited", "Killed", "LaunchSpec", "Launched"]
+__all__ = ["MARK", "Account", "Alive", "Environment", "Exited", "Killed", "LaunchSpec", "Launched", "Separation"]
 
 MARK = "HUTCH_EXECUTOR_ID"
 """The variable in an executor's environment that its descendants inherit: it names the executor."""
@@ -44,7 +45,11 @@ class LaunchSpec:
     log_path: Path
     env: Mapping[str, str]
     memory_limit: int | None = None
-    """Bytes; held where the environment has the means."""
+    """Bytes; this and what follows is held where the environment has the means."""
+    pids: int | None = None
+    cpu_weight: int | None = None
+    """1 to 10,000; None is 100."""
+    open_files: int | None = None
 
     def __repr__(self) -> str:
         return f"<LaunchSpec {self.executor} {self.agent} as {self.account.name}>"
@@ -81,6 +86,24 @@ class Killed:
 
     verified: bool
     left: tuple[int, ...] = ()
+    over: str = ""
+    """A sentence, when the kernel ended something of it for a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Separation:
+    """What an environment puts between a session, others and Hutch by itself, as it was probed."""
+
+    apart: bool
+    """Sessions run as other accounts than hutchd's."""
+    cgroup: bool
+    """Each executor has a cgroup of its own, whose limits and end count for all that it starts."""
+    why: str
+    """What that means, a sentence."""
+    insiders: str
+    """How a process of a session is told from a person at the client socket."""
+    missing: str = ""
+    """What more would take, and how to get it."""
 
 
 class Environment(Protocol):
@@ -88,8 +111,23 @@ class Environment(Protocol):
 
     name: str
 
-    def isolation(self) -> m.Isolation:
-        """Tell what separates sessions here; probed once."""
+    def separation(self) -> Separation:
+        """Tell what separates sessions here, by the newest probe."""
+
+    async def accept(self, account: Account) -> None:
+        """Return if executors may run as this account here; `isolation_unavailable` with the reason if not."""
+
+    async def walls(self, account: Account) -> Walls:
+        """Return what walls can be put around an account's agents; tried once for each, by really putting them up.
+
+        `isolation_unavailable` when nobody can try it.
+        """
+
+    def known_walls(self) -> Walls:
+        """Return what was found last, for whichever account."""
+
+    def spool_of(self, account: Account, executor: str) -> Path | None:
+        """Return the directory that an executor makes for its spool itself; None where hutchd makes it one."""
 
     async def start(self, spec: LaunchSpec) -> Launched:
         """Start an executor and hand it its boot line.
@@ -105,6 +143,12 @@ class Environment(Protocol):
 
     async def kill(self, launched: Launched) -> Killed:
         """End the executor and everything that it started, and look whether that is so. Has its own deadline."""
+
+    async def sweep(self, account: Account) -> str:
+        """Remove what is left of an account that is Hutch's alone; return what was wrong. Others are left as they are.
+
+        Called when no executor of the account is left.
+        """
 
     def adopt(self, state: Mapping[str, Any]) -> Launched | None:
         """Return the executor of a launch record, if it is the very process (pid, start time, boot, uid), else None."""

@@ -10,17 +10,20 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
 
 import anyio
-import msgspec
 
 from hutch_daemon.environments import cgroups
-from hutch_daemon.environments.port import MARK, Alive, Exited, Killed, Launched, LaunchSpec
+from hutch_daemon.environments.handover import hand_over
+from hutch_daemon.environments.local import NO_PLACES, Local, Places, open_output, refused_start
+from hutch_daemon.environments.port import MARK, Account, Killed, Launched, LaunchSpec, Separation
 from hutch_daemon.environments.processes import (
     Process,
     descendants,
@@ -30,12 +33,11 @@ from hutch_daemon.environments.processes import (
     scan,
     signal_it,
 )
-from hutch_shared import messages as m
+from hutch_daemon.environments.walls import Walls, probe
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import VARIABLES, planted
-from hutch_shared.unix import ancestors, boot_id
 
-__all__ = ["ARGV", "SameUser"]
+__all__ = ["ARGV", "READY", "SameUser"]
 
 ARGV: Final = (sys.executable, "-P", "-m", "hutch_executor")
 """-P: nothing is imported from the directory in which it starts."""
@@ -47,55 +49,92 @@ _INHERITED: Final = frozenset(
 )
 _INHERITED_PREFIX: Final = "LC_"
 _KILL_DEADLINE: Final = 5.0
+READY: Final = 30.0
+"""Seconds for an executor to say that it is ready for its boot line."""
 
 
-class SameUser:
+class SameUser(Local):
     """The environment `same-user`."""
 
     name = "same-user"
 
-    def __init__(self, argv: Sequence[str] = ARGV, *, output: int = 1024 * 1024, cgroup: bool = True) -> None:
-        """`output` bounds an executor's log file in bytes; `cgroup=False` does without cgroups."""
-        self._argv = tuple(argv)
-        self._output = output
-        self._root = cgroups.find_root() if cgroup else None
-        self._boot = boot_id()
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
+    def __init__(
+        self,
+        argv: Sequence[str] = ARGV,
+        *,
+        output: int = 1024 * 1024,
+        cgroup: bool = True,
+        places: Places = NO_PLACES,
+    ) -> None:
+        """`output` bounds an executor's log file in bytes; `cgroup=False` does without cgroups.
 
-    def isolation(self) -> m.Isolation:
+        `places` are what no agent may see and what none may change.
+        """
+        super().__init__(output)
+        self._places = places
+        self._walls: Walls | None = None
+        self._trying = anyio.Lock()
+        self._argv = tuple(argv)
+        self._root = cgroups.find_root() if cgroup else None
+
+    def separation(self) -> Separation:
         """Tell that there is none to speak of, and how processes of a session are known."""
         if self._root is not None:
             insiders = f"by cgroup (version {self._root.version}), by descent and by a mark in the environment"
         else:
             insiders = "by descent and by a mark in the environment"
-        return m.Isolation(
-            level="reduced",
+        return Separation(
+            apart=False,
+            cgroup=self._root is not None,
             why="Sessions run as the same account as hutchd: they can reach each other's files, and yours.",
             insiders=f"{insiders}. A process of this account that sets out to hide can escape all of them; only a"
             " sandbox that hides the client socket would make it complete.",
+            missing="More takes another account than hutchd's for each session: `hutch service install --system`.",
         )
+
+    async def accept(self, account: Account) -> None:
+        """Refuse all but hutchd's own account."""
+        if account.uid != os.getuid():
+            raise HutchError(
+                Reason.ISOLATION_UNAVAILABLE,
+                f"Here executors run as uid {os.getuid()}; {account.name} (uid {account.uid}) would need the"
+                " environment unix-user.",
+            )
+
+    async def walls(self, account: Account) -> Walls:
+        """Try them at the first call."""
+        async with self._trying:
+            if self._walls is None:
+                self._walls = await probe(*self._places)
+            return self._walls
+
+    def known_walls(self) -> Walls:
+        """Return what was found, if it was tried."""
+        return self._walls or Walls()
+
+    def spool_of(self, account: Account, executor: str) -> Path | None:
+        """Have hutchd make it: the account is its own."""
+        return None
+
+    async def sweep(self, account: Account) -> str:
+        """Leave everything: the account is a person's."""
+        return ""
 
     async def start(self, spec: LaunchSpec) -> Launched:
         """Start an executor; see the port."""
-        if spec.account.uid != os.getuid():
-            raise HutchError(
-                Reason.ISOLATION_UNAVAILABLE,
-                f"Here executors run as uid {os.getuid()}; {spec.account.name} (uid {spec.account.uid}) would need the"
-                " environment unix-user.",
-            )
+        await self.accept(spec.account)
         return await anyio.to_thread.run_sync(self._start, spec)  # not cancellable: what it forks it also records
 
     def _start(self, spec: LaunchSpec) -> Launched:
-        group = self._root.make(spec.executor, spec.memory_limit) if self._root is not None else None
+        group = self._root.make(spec.executor, spec.memory_limit, spec.pids, spec.cpu_weight) if self._root else None
         child: subprocess.Popen[bytes] | None = None
+        ours, theirs = socket.socketpair()
         try:
-            spec.log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-            output = os.open(spec.log_path, flags, 0o600)
+            output = open_output(spec.log_path)
             try:
                 child = subprocess.Popen(
                     self._argv,
-                    stdin=subprocess.PIPE,
+                    stdin=theirs.fileno(),
                     stdout=output,
                     stderr=output,
                     cwd=spec.cwd,
@@ -104,21 +143,23 @@ class SameUser:
                 )
             finally:
                 os.close(output)
+                theirs.close()
             process = look_up(child.pid)
             assert process is not None, "a child that was not waited for has an entry in /proc"
             if group is not None:
                 group.enter(child.pid)  # before it gets its boot line, so before it starts anything
-            assert child.stdin is not None
-            with child.stdin as pipe:
-                pipe.write(msgspec.json.encode(spec.boot) + b"\n")
-        except OSError as error:
+            hand_over(ours, child.pid, spec.account.uid, spec.boot, time.monotonic() + READY)
+        except (OSError, HutchError) as error:
             if child is not None:
                 child.kill()
                 child.wait()
             if group is not None:
                 group.kill(time.monotonic() + _KILL_DEADLINE)
-            why = error.strerror or type(error).__name__
-            raise HutchError(Reason.AGENT_UNAVAILABLE, f"The executor cannot be started: {why}.") from error
+            if isinstance(error, HutchError):
+                raise
+            raise refused_start(error) from error
+        finally:
+            ours.close()
         self._children[child.pid] = child
         state = {
             "executor": spec.executor,
@@ -140,29 +181,6 @@ class SameUser:
         account = spec.account
         own = {"HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell}
         return {"PATH": os.defpath, **inherited, **own, **spec.env, MARK: spec.executor}
-
-    async def poll(self, launched: Launched) -> Alive | Exited:
-        """Look at the process; a child of ours that ended is taken away."""
-        process = self._executor(launched)
-        if process is not None and not process.dead:
-            return Alive()
-        child = self._children.pop(launched.pid, None)
-        return Exited(None if child is None else child.wait())
-
-    async def wait(self, launched: Launched) -> Exited:
-        """Wait on a pidfd."""
-        try:
-            handle = os.pidfd_open(launched.pid)
-        except ProcessLookupError:
-            handle = None
-        try:
-            while isinstance(result := await self.poll(launched), Alive):
-                assert handle is not None, "what lives has a pidfd"
-                await anyio.wait_readable(handle)
-            return result
-        finally:
-            if handle is not None:
-                os.close(handle)
 
     async def kill(self, launched: Launched) -> Killed:
         """Stop the executor, end what it started, end it, look again."""
@@ -190,50 +208,6 @@ class SameUser:
         if not grouped and group is not None:
             left = (*left, *group.pids())
         return Killed(verified=not left, left=tuple(sorted(set(left))))
-
-    def adopt(self, state: Mapping[str, Any]) -> Launched | None:
-        """Find the executor of a launch record again."""
-        try:
-            launched = Launched(
-                str(state["executor"]),
-                int(state["pid"]),
-                int(state["start_time"]),
-                str(state["boot_id"]),
-                int(state["uid"]),
-                dict(state),
-            )
-        except (KeyError, TypeError, ValueError):
-            return None
-        process = self._executor(launched)
-        return launched if process is not None and not process.dead else None
-
-    def owns(self, launched: Launched, pid: int) -> bool:
-        """Look at cgroup, descent and mark."""
-        group = self._group(launched)
-        return (
-            (group is not None and pid in group.pids())
-            or (self._executor(launched) is not None and launched.pid in ancestors(pid))
-            or environ_mark(pid, MARK) == launched.executor
-        )
-
-    def trim_output(self, launched: Launched) -> None:
-        """Keep the newest half of the bound when the log has outgrown it; the executor appends, so it goes on."""
-        path = launched.state.get("log")
-        with contextlib.suppress(OSError):
-            handle = os.open(str(path), os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-            with os.fdopen(handle, "r+b") as log:
-                if (size := os.fstat(handle).st_size) > self._output:
-                    log.seek(size - self._output // 2)
-                    tail = log.read(self._output // 2)
-                    log.truncate(0)
-                    log.write(tail)
-
-    def _executor(self, launched: Launched) -> Process | None:
-        """Return the process of `launched`, a zombie too; None when that pid is nobody's or another's."""
-        if launched.boot_id != self._boot:
-            return None
-        process = look_up(launched.pid)
-        return process if process is not None and process.start_time == launched.start_time else None
 
     def _group(self, launched: Launched) -> cgroups.Cgroup | None:
         """Return its group, also of a start that was not recorded; the group of one that has none is empty."""

@@ -1,17 +1,19 @@
 """Whether there can be walls around agents here: tried once, by really putting them up, and said in one sentence.
 
 The executor puts them up (bubblewrap), so it is asked to try: its own program runs a small command inside walls that
-hide what is Hutch's, as the account, and tells why they do not hold. What a session gets follows from that and from the
-settings; nothing else decides it.
+hide what is Hutch's, as the account, once with each network, and tells what does not hold. What a session gets follows
+from that and from the settings; nothing else decides it. bubblewrap is looked at again for each session: it may be
+taken away while hutchd runs. No session falls back to less than it was told then: `lost` says that none is to start.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from os.path import join, realpath
 from pathlib import Path
 
@@ -21,10 +23,12 @@ import msgspec
 from hutch_daemon.settings import Sandbox
 from hutch_shared import messages as m
 
-__all__ = ["Walls", "probe"]
+__all__ = ["TRY", "Trial", "Walls", "probe"]
 
 TRY = (sys.executable, "-P", "-m", "hutch_executor.sandbox")
-_DEADLINE = 30.0
+Trial = Callable[[m.SandboxSpec], Awaitable[str]]
+"""Has an account try walls; returns what it said: a JSON object with what does not hold, by network."""
+_DEADLINE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,8 @@ class Walls:
     """What is Hutch's, and no agent's to see."""
     show: tuple[str, ...] = ()
     """Programs of Hutch, which no agent may change."""
+    no_network: Mapping[str, str] = field(default_factory=dict)
+    """Why there can be no walls with a network that `[sandbox] network` may ask for; empty where all hold."""
 
     def around(self, cwd: str, home: str, settings: Sandbox) -> tuple[m.SandboxSpec | None, str]:
         """Return the walls of a session in `cwd` of the account with this home, or None and why there are none."""
@@ -46,7 +52,7 @@ class Walls:
 
         if settings.mode == "off":
             return None, 'There is no sandbox around the agent: the settings say [sandbox] mode = "off".'
-        missing = "" if self.program is not None else self.why
+        missing = self._missing(settings)
         if any(Path(name).is_relative_to(cwd) for name in (home, realpath(home))):
             missing = missing or "There is no sandbox around the agent: it works in the home itself."
         if inside := next((path for path in self.hide if Path(path).is_relative_to(cwd)), None):  # it could be moved
@@ -60,40 +66,53 @@ class Walls:
                 show=(*self.show, *absolute(settings.show)),
                 write=absolute(settings.write),
                 home=settings.home,
+                network=settings.network,
+                allow=settings.allow,
             ),
             "",
         )
 
-    def describe(self, isolation: m.Isolation, spec: m.SandboxSpec | None, why: str) -> m.Isolation:
-        """Return what is said of a session's isolation, with the walls that it has."""
-        if spec is None:
-            return msgspec.structs.replace(isolation, why=f"{isolation.why} {why}".strip())
-        home = {"tools": "the tools in your home", "read_only": "your home without its secrets", "hidden": "no home"}
-        return msgspec.structs.replace(
-            isolation,
-            why=(
-                f"Sessions run as the account of hutchd, each agent in a sandbox ({self.why}): it sees its working"
-                f" directory, read-only the system and {home[spec.home]}, and no process but its own."
-            ),
-            insiders=(
-                "A process of an agent cannot reach the client socket: it is not there in its sandbox. Others are told"
-                f" {isolation.insiders}"
-            ),
+    def lost(self) -> str:
+        """Return a sentence when there were walls at the start and cannot be any more; else nothing. Cheap."""
+        if self.program is None or os.access(self.program, os.X_OK):
+            return ""
+        return (
+            f"There is no sandbox around the agent: {self.program} was there when hutchd started, and is gone now, or"
+            " may not be run any more."
         )
 
+    def _missing(self, settings: Sandbox) -> str:
+        if self.program is None:
+            return self.why
+        if why := self.lost():
+            return why
+        if why := self.no_network.get(settings.network, ""):
+            asked = f'[sandbox] network = "{settings.network}"'
+            return f"There is no sandbox around the agent: it cannot have {asked} here ({why})."
+        return ""
 
-async def probe(hide: Sequence[str], show: Sequence[str], *, command: Sequence[str] = TRY) -> Walls:
-    """Look for bubblewrap and try whether its walls hold for this account. Takes part of a second; never raises."""
+
+async def probe(
+    hide: Sequence[str], show: Sequence[str], *, command: Sequence[str] = TRY, trial: Trial | None = None
+) -> Walls:
+    """Look for bubblewrap and try whether its walls hold, with each network: for this account, or for that of `trial`.
+
+    Takes part of a second, and a minute where something hangs. Raises only what `trial` raises.
+    """
     program = shutil.which("bwrap")
     if program is None:
         return Walls(why="There is no sandbox around the agent: bubblewrap (bwrap) is not installed.")
     hide = tuple(dict.fromkeys((*hide, *map(realpath, hide))))  # a working directory may contain it by either name
-    walls = Walls(program, "", hide, tuple(show))
-    trial = m.SandboxSpec(program, walls.hide, walls.show)
-    why = await _run(command, msgspec.json.encode(trial))
-    if why:
+    spec = m.SandboxSpec(program, hide, tuple(show))
+    said = await (trial(spec) if trial is not None else _run(command, msgspec.json.encode(spec)))
+    try:
+        found = msgspec.json.decode(said, type=dict[str, str])
+    except msgspec.DecodeError:
+        found = {"full": said}
+    if why := found.pop("full", ""):
         return Walls(why=f"There is no sandbox around the agent: bubblewrap cannot put one up here ({why}).")
-    return Walls(program, (await _run((program, "--version"))) or "bubblewrap", walls.hide, walls.show)
+    version = await _run((program, "--version")) or "bubblewrap"
+    return Walls(program, version, hide, tuple(show), found)
 
 
 async def _run(command: Sequence[str], question: bytes = b"") -> str:
@@ -104,4 +123,4 @@ async def _run(command: Sequence[str], question: bytes = b"") -> str:
     except (OSError, TimeoutError) as error:
         return str(error) or "it took too long"
     said = (done.stdout or done.stderr).decode(errors="replace").strip()
-    return said or (f"exit code {done.returncode}" if done.returncode else "")
+    return said or f"exit code {done.returncode}"

@@ -30,7 +30,7 @@ from anyio.abc import TaskGroup
 from hutch_daemon.environments.port import Account, Environment, Exited, Killed, Launched, LaunchSpec
 from hutch_daemon.pool.executor import Executor, ExecutorPeer, Kind
 from hutch_daemon.pool.intensity import Starts
-from hutch_daemon.settings import Executors
+from hutch_daemon.settings import Executors, LimitSettings
 from hutch_daemon.store import executors
 from hutch_daemon.store.rows import ExecutorRow
 from hutch_daemon.store.store import Store
@@ -86,14 +86,16 @@ class Pool:
         server_uid: int,
         boot_id: str,
         output_dir: Path,
+        limits: Callable[[], LimitSettings] = LimitSettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`socket` is where executors dial in; `output_dir` is where their own output goes."""
+        """`socket` is where executors dial in; `output_dir` is where their own output goes; `limits` are in force."""
         self._store = store
         self.environments = environments
         self._settings = settings
         self._issue = issue
         self._account_of = account_of
+        self._limits = limits
         self._socket, self._server_uid, self._boot_id = socket, server_uid, boot_id
         self._output_dir = output_dir
         self._clock = clock
@@ -329,6 +331,7 @@ class Pool:
     async def _launch(self, kind: Kind, settings: Executors) -> None:
         assert self._tasks is not None, "the pool runs"
         environment = self.environments[kind.environment]
+        limits, grouped = self._limits(), environment.separation().cgroup
         executor = Executor(new_id("executor"), kind, environment, self._clock())
         token = self._issue()
         log_path = self._output_dir / f"{executor.id}.log"
@@ -355,11 +358,21 @@ class Pool:
             server_uid=self._server_uid,
             agent=kind.agent,
             daemon_epoch=self._store.epoch,
-            memory_limit=settings.memory,
+            memory_limit=settings.memory if grouped else limits.memory or settings.memory,
             heartbeat=min(_HEARTBEAT, settings.heartbeat_timeout / 4),
         )
         spec = LaunchSpec(
-            executor.id, kind.account, kind.agent, boot, kind.account.home, log_path, {}, memory_limit=settings.memory
+            executor.id,
+            kind.account,
+            kind.agent,
+            boot,
+            kind.account.home,
+            log_path,
+            {},
+            memory_limit=limits.memory or settings.memory,
+            pids=limits.pids,
+            cpu_weight=limits.cpu_weight,
+            open_files=limits.open_files,
         )
         try:
             await self._store.write(lambda tx: executors.insert(tx, row))
@@ -387,19 +400,26 @@ class Pool:
 
     async def _make_room(self, kind: Kind) -> None:
         """Wait until one more may be started; ends a spare or the longest idle executor for it."""
-        while not self._has_room():
+        while not self._has_room(kind):
             freed = self._freed
-            spares = [one for one in self._executors.values() if one.state == "ready" and one.kind != kind]
-            idle = [one for one in self._executors.values() if one.state == "leased" and one.idle_since is not None]
-            ending = any(one.state == "draining" for one in self._executors.values())
+            full = not self._has_room()
+            among = [one for one in self._executors.values() if full or one.kind.account.uid == kind.account.uid]
+            spares = [one for one in among if one.state == "ready" and one.kind != kind]
+            idle = [one for one in among if one.state == "leased" and one.idle_since is not None]
+            ending = any(one.state == "draining" for one in among)
             if spares:
                 self.retire(spares[0], "its slot was needed", grace=2.0)
             elif idle and not ending:
                 self.retire(min(idle, key=lambda one: one.idle_since or 0.0), "its slot was needed", grace=5.0)
             await freed.wait()
 
-    def _has_room(self) -> bool:
-        settings = self._settings()
+    def _has_room(self, kind: Kind | None = None) -> bool:
+        """Tell whether one more may be started, of `kind`: an account has a limit of its own."""
+        settings, of_account = self._settings(), self._limits().executors
+        if kind is not None and of_account is not None:
+            uid = kind.account.uid
+            if sum(one.kind.account.uid == uid for one in self._executors.values()) >= of_account:
+                return False
         if settings.memory is not None and sum(one.rss for one in self._executors.values()) >= settings.memory:
             return False
         return len(self._executors) < settings.maximum
@@ -418,7 +438,7 @@ class Pool:
             here = [
                 one for one in self._executors.values() if one.kind == kind and one.session is None and not one.over
             ]
-            if len(here) >= settings.spares or not self._has_room():
+            if len(here) >= settings.spares or not self._has_room(kind) or not self._is_wanted(kind):
                 self._missing = anyio.Event() if self._missing.is_set() else self._missing
                 await self._missing.wait()
                 await anyio.sleep(_SPARE_DELAY)
@@ -464,7 +484,10 @@ class Pool:
         executor.killed = killed
         executor.move("gone" if killed.verified else "quarantined", self._clock())
         if not killed.verified:
-            executor.detail = f"{executor.detail}; these processes could not be ended: {killed.left}"
+            what = (
+                f"these processes could not be ended: {killed.left}" if killed.left else "nobody can tell what is left"
+            )
+            executor.detail = f"{executor.detail}; {what}"
             self.on_notice("quarantined", f"{executor.id}: {executor.detail}")
         await self._settle(executor)
         executor.ended.set()
@@ -489,8 +512,17 @@ class Pool:
         )
         if gone:
             self._executors.pop(executor.id, None)
+            await self._sweep(executor)
             self._wake_waiting()
             self._missing.set()
+
+    async def _sweep(self, executor: Executor) -> None:
+        """Sweep up after the last executor of an account that is Hutch's alone."""
+        account = executor.kind.account
+        if any(one.kind.account.uid == account.uid for one in self._executors.values()):
+            return
+        if why := await executor.environment.sweep(account):
+            self.on_notice(f"sweep:{account.name}", f"What {account.name} left could not be swept away: {why}")
 
     def _wake_waiting(self) -> None:
         """Have those who wait for room look again."""
@@ -538,7 +570,17 @@ class Pool:
     def _is_surplus(self, one: Executor, settings: Executors) -> bool:
         """Tell whether a spare is one too many: several may be started for one session, when hutchd was restarted."""
         alike = [other for other in self._executors.values() if other.state == "ready" and other.kind == one.kind]
-        return len(alike) > (settings.spares if one.kind in self._kept else 0)
+        wanted = one.kind in self._kept and self._is_wanted(one.kind)
+        return len(alike) > (settings.spares if wanted else 0)
+
+    def _is_wanted(self, kind: Kind) -> bool:
+        """Tell whether spares of a kind are kept: of other accounts than hutchd's only while they have sessions."""
+        if kind.account.uid == self._server_uid:
+            return True
+        return any(
+            one.session is not None and not one.over and one.kind.account.uid == kind.account.uid
+            for one in self._executors.values()
+        )
 
     async def _try_again(self, one: Executor, launched: Launched) -> None:
         killed = await self._kill(one, launched)

@@ -10,7 +10,7 @@ from hutch_daemon.store.rows import SessionRow
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 
-__all__ = ["SESSIONS", "delete", "find", "get", "in_directory", "insert", "list_", "page", "update"]
+__all__ = ["SESSIONS", "count_open", "delete", "find", "get", "in_directory", "insert", "list_", "page", "update"]
 
 SESSIONS: Final = Table("sessions", SessionRow)
 _PREFIX: Final = 4
@@ -35,6 +35,12 @@ def insert(tx: Executes, row: SessionRow) -> tuple[SessionRow, bool]:
             raise
         raise HutchError(Reason.CONFLICT, f"You have an open session named {row.name}.", name=row.name) from error
     return row, True
+
+
+def count_open(on: Executes, account: str) -> int:
+    """Return how many open sessions an account has."""
+    found = on.execute("SELECT count(*) FROM sessions WHERE account = ? AND state = 'open'", (account,)).fetchone()
+    return int(found[0])
 
 
 def get(on: Executes, session: str) -> SessionRow | None:

@@ -16,7 +16,7 @@ import logging
 import uuid
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Final
 
@@ -33,6 +33,8 @@ from claude_agent_sdk import (
     ToolPermissionContext,
 )
 
+from hutch_executor.account_setup import Setup
+from hutch_executor.enclosure import Enclosure, Entered
 from hutch_executor.runners import claude_calls, claude_launch
 from hutch_executor.runners.claude_events import Meter, ModelUsage, Narrator, Result, ended, failure, total
 from hutch_executor.runners.claude_process import Broken, ClaudeProcess, Skipped
@@ -121,10 +123,18 @@ class _Link:
     narrator: Narrator
     meter: Meter
     ran: dict[str, str]
+    entered: Entered | None
     told: int = 0
     stderr: deque[str] = field(default_factory=lambda: deque(maxlen=_STDERR_LINES))
     stderr_ended: anyio.Event = field(default_factory=anyio.Event)
     _progress: anyio.Event | None = None
+
+    async def end(self) -> None:
+        """End the CLI at once, and its way to the network."""
+        await self.process.close(0)
+        self.process.messages.close()
+        if self.entered is not None:
+            self.entered.close()
 
     def tell_progress(self) -> None:
         self.told += 1
@@ -159,7 +169,9 @@ class ClaudeRunner:
         """… and has it on disk, so that it outlives the CLI."""
         self._spoiled = False
         """A turn was left before its end: the CLI cannot be used again."""
+        self._enclosure: Enclosure | None = None
         self._closed = False
+        self.setup = Setup()
         self._session: m.PrepareSession
         self._daemon: DaemonPort
 
@@ -181,11 +193,13 @@ class ClaudeRunner:
         self._bounds = self._given_bounds or Bounds.of(session)
         self._conversation = session.resume if session.resume and not session.fork else str(uuid.uuid4())
         self._begun = self._kept = session.resume == self._conversation
+        if session.sandbox is not None:
+            self._enclosure = Enclosure(session, session.sandbox)
         grant = await self._connect()
         return m.Prepared(
             agent_session=self._conversation if self._kept else None,
             agent_version=await self._version(),
-            keys="brokered" if grant.delivery == "lease" and session.sandbox is not None else "exposed",
+            keys="brokered" if grant.delivery == "lease" and (session.sandbox or session.apart) else "exposed",
         )
 
     def _words(self) -> tuple[str, ...]:
@@ -198,7 +212,9 @@ class ClaudeRunner:
     async def _connect(self) -> m.KeyGrant:
         session, bounds = self._session, self._bounds
         grant = await self._daemon.get_api_key(PROVIDER)
-        text = await anyio.to_thread.run_sync(claude_launch.instructions, session.cwd, session.home)
+        text = await anyio.to_thread.run_sync(
+            claude_launch.instructions, session.cwd, session.home, session.instructions
+        )
         launch = claude_launch.build(
             session,
             grant,
@@ -207,12 +223,18 @@ class ClaudeRunner:
             cli=self._cli or claude_launch.bundled_cli(),
             retries=bounds.retries,
             stream_idle=bounds.stream_idle,
+            environ=self.setup.environ(),
         )
-        launch = await anyio.to_thread.run_sync(claude_launch.walled, launch, session, grant)
+        launch = replace(launch, umask=self.setup.umask)
+        entered: Entered | None = None
+        if self._enclosure is not None:
+            launch, entered = await anyio.to_thread.run_sync(
+                claude_launch.walled, launch, session, grant, self._enclosure
+            )
         process = ClaudeProcess(launch)
         client = ClaudeSDKClient(self._options(), transport=process)
         ran: dict[str, str] = {}
-        link = _Link(client, process, Narrator(session.cwd, ran), Meter({}), ran)
+        link = _Link(client, process, Narrator(session.cwd, ran), Meter({}), ran, entered)
         failure: Exception | None = None
         async with anyio.create_task_group() as group:
             group.start_soon(partial(self._read_stderr, link, tell=False))
@@ -266,8 +288,7 @@ class ClaudeRunner:
                 if isinstance(line, bytes):
                     link.narrator.tell(line)
                     result = link.narrator.result
-        await link.process.close(0)
-        link.process.messages.close()
+        await link.end()
         if result is not None:
             end = ended(result, None)
             reason = Reason.NOT_FOUND if end.reason == "resume_unknown" else Reason.AGENT_UNAVAILABLE
@@ -461,6 +482,8 @@ class ClaudeRunner:
         if self._turn is not None:
             self._turn.stop_asked.set()
         await self._discard()
+        if self._enclosure is not None:
+            await anyio.to_thread.run_sync(self._enclosure.close)
 
     async def _discard(self) -> None:
         link, self._link, self._spoiled = self._link, None, False
@@ -469,8 +492,7 @@ class ClaudeRunner:
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(self._bounds.close), suppress(ClaudeSDKError):
                 await link.client.disconnect()
-            await link.process.close(0)
-            link.process.messages.close()
+            await link.end()
 
     # ---------------------------------------------------------------- the SDK's questions
 

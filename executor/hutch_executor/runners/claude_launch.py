@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import claude_agent_sdk
 
-from hutch_executor import sandbox
-from hutch_executor.git_dirs import git_dirs
-from hutch_executor.hardening import ALLOWED_ENVIRONMENT
+from hutch_executor.enclosure import Enclosure, Entered, git_settings
+from hutch_executor.environment import ALLOWED_ENVIRONMENT
 from hutch_executor.runners.claude_process import Launch
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
@@ -75,14 +73,6 @@ _FIXED: Final = {
 
 _NAME_LIMIT: Final = 200
 """Beyond it the CLI cuts the name of a folder of conversations and adds a hash."""
-_SOURCE: Final = str(Path(sandbox.__file__).parents[1])
-"""Where this code lies: in a working directory that contains it, the agent may not change it."""
-_GIT: Final = (("safe.bareRepository", "explicit"),)
-"""A folder that looks like a repository is none unless it is named as one: its settings name programs to run."""
-_GIT_INSIDE: Final = (*_GIT, ("commit.gpgSign", "false"), ("tag.gpgSign", "false"))
-"""Inside walls nobody signs in the person's name: the keys are not there, and a commit would fail."""
-_OUTSIDE: Final = frozenset({"TMPDIR", "XDG_RUNTIME_DIR"})
-"""Variables that name places which are not there inside walls."""
 
 
 def build(
@@ -118,7 +108,7 @@ def build(
     if session.limits.max_turns:
         words.append(f"--max-turns={session.limits.max_turns}")
     env = {name: value for name, value in environ.items() if ALLOWED_ENVIRONMENT.fullmatch(name)}
-    env |= {"HOME": session.home, "PWD": session.cwd} | _FIXED | _git(_GIT)
+    env |= {"HOME": session.home, "PWD": session.cwd} | _FIXED | git_settings()
     env["CLAUDE_CODE_MAX_RETRIES"] = str(retries)
     env["CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS"] = str(round(stream_idle * 1000))
     env["API_TIMEOUT_MS"] = env["CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS"]
@@ -138,35 +128,37 @@ def build(
     return Launch(tuple(words), session.cwd, env, key, documents)
 
 
-def walled(launch: Launch, session: m.PrepareSession, grant: m.KeyGrant) -> Launch:
-    """Return `launch` inside the walls that `session` says, if it says any; `isolation_unavailable`.
+def walled(
+    launch: Launch, session: m.PrepareSession, grant: m.KeyGrant, enclosure: Enclosure
+) -> tuple[Launch, Entered]:
+    """Return `launch` inside the walls of `session`, and what is to be closed at its end; `isolation_unavailable`.
 
     Of the CLI's own folder the agent has the transcripts of its working directory and no more: what it wrote to the
-    rest would be run by the person's own CLI. Makes that folder, `agent_unavailable` when it cannot; call it in a
-    thread.
+    rest would be run by the person's own CLI. Makes that folder, `agent_unavailable` when it cannot, or when no model
+    could be reached; call it in a thread.
     """
-    if session.sandbox is None:
-        return launch
+    if session.sandbox is not None and session.sandbox.network == "broker-only" and grant.unix_socket is None:
+        why = (
+            'By the settings an agent reaches its model through the broker alone ([sandbox] network = "broker-only"),'
+            " but its key is handed to it directly."
+        )
+        raise HutchError(Reason.AGENT_UNAVAILABLE, why)
     transcripts = Path(session.home, ".claude", "projects", transcripts_name(session.cwd))
     try:
         transcripts.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         why = f"The conversation could not be kept in {transcripts}: {error.strerror}."
         raise HutchError(Reason.AGENT_UNAVAILABLE, why) from error
-    git = git_dirs(session.cwd)
-    words = sandbox.walls(
-        session.sandbox,
-        session.cwd,
-        session.home,
-        show=(os.path.dirname(os.path.realpath(launch.argv[0])), sys.prefix, sys.base_prefix, _SOURCE, *git.show),
-        write=(str(transcripts), *git.write),
-        sockets=(os.path.dirname(grant.unix_socket),) if grant.unix_socket else (),
-    )
-    env = {name: value for name, value in launch.env.items() if name not in _OUTSIDE} | _git(_GIT_INSIDE)
     # Its settings file too lies in its folder then, which it can write; beside the folder it may be hidden or
     # read-only, and the CLI tries for seconds to write it before it starts.
-    env["CLAUDE_CONFIG_DIR"] = str(Path(session.home, ".claude"))
-    return replace(launch, argv=(*words, *launch.argv), env=env)
+    entered = enclosure.enter(
+        launch.argv,
+        {**launch.env, "CLAUDE_CONFIG_DIR": str(Path(session.home, ".claude"))},
+        show=(os.path.dirname(os.path.realpath(launch.argv[0])),),
+        write=(str(transcripts),),
+        sockets=(os.path.dirname(grant.unix_socket),) if grant.unix_socket else (),
+    )
+    return replace(launch, argv=entered.argv, env=entered.env, inherited=entered.descriptors), entered
 
 
 def transcripts_name(cwd: str) -> str:
@@ -190,14 +182,6 @@ def transcripts_name(cwd: str) -> str:
     return f"{name[:_NAME_LIMIT]}-{digits}"
 
 
-def _git(settings: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return the variables that give git these settings, over those of its files."""
-    env = {"GIT_CONFIG_COUNT": str(len(settings))}
-    for at, (key, value) in enumerate(settings):
-        env |= {f"GIT_CONFIG_KEY_{at}": key, f"GIT_CONFIG_VALUE_{at}": value}
-    return env
-
-
 def cli_mode(mode: m.PermissionMode) -> str:
     """Return the CLI's mode: it is told of planning, since the model must know; all else hutchd decides."""
     return "plan" if mode == "plan" else "default"
@@ -211,14 +195,15 @@ def bundled_cli() -> str:
     return str(path)
 
 
-def instructions(cwd: str, home: str) -> str:
+def instructions(cwd: str, home: str, which: Literal["all", "project", "none"] = "all") -> str:
     """Read the instructions files for a session in `cwd`: the account's own, then the project's, outermost first.
 
-    Reads files; call it in a thread. What cannot be read is left out.
+    With `project` the account's own are left out, with `none` all. Reads files; call it in a thread. What cannot be
+    read is left out.
     """
     parts: list[str] = []
     left = INSTRUCTIONS_LIMIT
-    for path, root in _instruction_files(Path(cwd), Path(home)):
+    for path, root in _instruction_files(Path(cwd), Path(home), which):
         with suppress(OSError, ValueError):
             real = path.resolve(strict=True)
             if not real.is_relative_to(root.resolve()) or not real.is_file():
@@ -237,9 +222,12 @@ def instructions(cwd: str, home: str) -> str:
     return "\n\n".join(["The people of this project left these instructions. Follow them.", *parts])
 
 
-def _instruction_files(cwd: Path, home: Path) -> Iterator[tuple[Path, Path]]:
+def _instruction_files(cwd: Path, home: Path, which: str) -> Iterator[tuple[Path, Path]]:
     """Yield each candidate and the folder it must lie in."""
-    yield home / ".claude" / "CLAUDE.md", home
+    if which == "none":
+        return
+    if which == "all":
+        yield home / ".claude" / "CLAUDE.md", home
     project = [cwd]
     for folder in cwd.parents:
         if (project[-1] / ".git").exists():

@@ -31,6 +31,7 @@ import anyio
 from anyio.abc import ByteReceiveStream, Process
 from claude_agent_sdk import CLIConnectionError, Transport
 
+from hutch_executor.limits import agent_first
 from hutch_executor.runners.claude_events import kind_of_line
 from hutch_shared.secret import Secret
 
@@ -60,6 +61,10 @@ class Launch:
     env: Mapping[str, str]
     in_variables: Mapping[str, Secret] = field(default_factory=dict)
     after_flags: Mapping[str, Secret] = field(default_factory=dict)
+    inherited: tuple[int, ...] = ()
+    """Descriptors that it gets under the numbers that they have here."""
+    umask: int = -1
+    """-1: that of this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +127,7 @@ class ClaudeProcess(Transport):
 
     async def connect(self) -> None:
         """Start the CLI and feed it its documents. CLIConnectionError when it cannot be started."""
-        launch, argv = self._launch, [*_dying_with_us(), *self._launch.argv]
+        launch, argv = self._launch, [*agent_first((*_dying_with_us(), *self._launch.argv))]
         env = {**launch.env, _MARK: self._mark}
         readers: list[int] = []
         feeds: list[tuple[int, Secret]] = []
@@ -136,7 +141,12 @@ class ClaudeProcess(Transport):
                 else:
                     argv += [name, f"/dev/fd/{reader}"]
             self._process = await anyio.open_process(
-                argv, cwd=launch.cwd, env=env, start_new_session=True, pass_fds=readers
+                argv,
+                cwd=launch.cwd,
+                env=env,
+                start_new_session=True,
+                pass_fds=[*readers, *launch.inherited],
+                umask=launch.umask,
             )
         except BaseException as error:
             for writer, _ in feeds:

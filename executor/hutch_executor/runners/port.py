@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
+from hutch_executor.account_setup import Setup
 from hutch_shared import messages as m
 from hutch_shared.events import EventKind, TurnEnded
 
@@ -59,6 +60,8 @@ class AgentRunner(Protocol):
     """Drives one kind of agent for one session: open once, then turns one at a time, then close."""
 
     agent: ClassVar[str]
+    setup: Setup
+    """What the agent, and all that it runs, has of its account's set-up. The worker puts it here before `open`."""
 
     def __init__(self) -> None:
         """Make a runner that has done nothing yet."""

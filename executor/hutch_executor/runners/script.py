@@ -4,13 +4,17 @@ One line is one step, an object with exactly one of the keys of `Line` that say 
 separates turns: turn k of the session plays part k, and later ones the last part. Without a script the prompt is the
 script, if its first line is an object; any other prompt is answered with its own text. Each event carries its line as
 the native message.
+
+The script is read, and files are waited for, as the account; its commands run inside the walls of the session, if it
+has any. Each has walls of its own, with a /tmp and a home that go with it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
@@ -18,7 +22,11 @@ import anyio
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from hutch_executor.account_setup import Setup
 from hutch_executor.commands import run_command
+from hutch_executor.enclosure import Enclosure
+from hutch_executor.environment import ALLOWED_ENVIRONMENT
+from hutch_executor.limits import agent_first
 from hutch_executor.runners.port import DaemonPort
 from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
@@ -140,13 +148,15 @@ class ScriptRunner:
         self._finished = anyio.Event()
         self._calls = 0
         self._said: str | None = None
+        self._enclosure: Enclosure | None = None
+        self.setup = Setup()
 
     @classmethod
     def preload(cls) -> None:
         """Import nothing more: all is here."""
 
     async def open(self, session: m.PrepareSession, daemon: DaemonPort) -> m.Prepared:
-        """Read the script, which is found from the session's directory."""
+        """Read the script, which is found from the session's directory, and put the walls up once, for a trial."""
         if session.options.script is not None:
             path = anyio.Path(session.cwd, session.options.script)
             try:
@@ -157,6 +167,10 @@ class ScriptRunner:
                 raise HutchError(Reason.AGENT_UNAVAILABLE, f"The script {path} cannot be read: {error}") from error
             self._turns = read_script(text)
         self._session, self._daemon = session, daemon
+        if session.sandbox is not None:
+            self._enclosure = Enclosure(session, session.sandbox)
+            entered = await anyio.to_thread.run_sync(self._enclosure.enter, (), {})
+            entered.close()
         return m.Prepared(agent_session=session.resume or f"script-{session.session}", keys="none")
 
     async def run(self, prompt: m.ExecutePrompt) -> TurnEnded:
@@ -190,6 +204,8 @@ class ScriptRunner:
         """Stop playing."""
         with anyio.move_on_after(_CLOSE_DEADLINE):
             await self.interrupt()
+        if self._enclosure is not None:
+            await anyio.to_thread.run_sync(self._enclosure.close)
 
     # ------------------------------------------------------------ a turn
 
@@ -278,11 +294,41 @@ class ScriptRunner:
             raise _EndedError(self._ended("stopped", reason, decision.message or "A denial stopped the turn."))
 
     async def _run_command(self, judged: dict[str, Any]) -> tuple[str, bool]:
-        """Run the judged command; its group does not outlive the step. Output beyond the limit is left out."""
+        """Run the judged command; its group does not outlive the step. Output beyond the limit is left out.
+
+        `isolation_unavailable` when the session has walls and they cannot be put up: it does not run then.
+        """
         assert self._session is not None
-        argv = ["/bin/sh", "-c", str(judged.get("command", ""))]
+        argv: Sequence[str] = ["/bin/sh", "-c", str(judged.get("command", ""))]
         said = bytearray()
-        code = await run_command(
-            argv, lambda chunk: said.extend(chunk[: OUTPUT_LIMIT - len(said)]), cwd=self._session.cwd
-        )
+        async with self._entered(argv, self.setup.environ()) as (argv, env, inherited):
+            try:
+                code = await run_command(
+                    agent_first(argv),
+                    lambda chunk: said.extend(chunk[: OUTPUT_LIMIT - len(said)]),
+                    cwd=self._session.cwd,
+                    env=env,
+                    umask=self.setup.umask,
+                    pass_fds=inherited,
+                )
+            except OSError as error:
+                return f"The command could not be started: {error.strerror}.", True
         return said.decode(errors="replace"), code != 0
+
+    @asynccontextmanager
+    async def _entered(
+        self, argv: Sequence[str], env: Mapping[str, str]
+    ) -> AsyncIterator[tuple[Sequence[str], Mapping[str, str], tuple[int, ...]]]:
+        """Give the command as it is to be started: inside the walls of the session, where it has any."""
+        if self._enclosure is None or self._session is None:
+            yield argv, env, ()
+            return
+        allowed = {name: value for name, value in env.items() if ALLOWED_ENVIRONMENT.fullmatch(name)}
+        allowed |= {"HOME": self._session.home, "PWD": self._session.cwd}
+        entered = await anyio.to_thread.run_sync(self._enclosure.enter, argv, allowed)
+        try:
+            yield entered.argv, entered.env, entered.descriptors
+        except FileNotFoundError as error:  # taken away since
+            raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"The sandbox is gone: {error}") from error
+        finally:
+            entered.close()

@@ -16,6 +16,7 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from hutch_executor.boot import read_boot
+from hutch_executor.hardening import announce, harden
 from hutch_executor.outbox import Outbox
 from hutch_executor.reporter import Reporter
 from hutch_executor.spool import Spool
@@ -147,6 +148,8 @@ class Load:
 
 async def main() -> None:
     """Live as one executor."""
+    harden()
+    announce(0)
     boot = read_boot(0)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(Load(boot, tasks).serve)

@@ -76,6 +76,8 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "doctor": ("daemon", "find what is wrong and say what to do"),
         "daemon": ("daemon", "start, stop, run and back up hutchd"),
         "service": ("service", "have systemd or launchd run hutchd"),
+        "config": ("config", "show hutchd's settings, and where each is from"),
+        "completion": ("completion", "print what lets your shell complete all this"),
         "version": ("daemon", "versions of both sides"),
     },
 }

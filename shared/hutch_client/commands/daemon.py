@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -14,12 +15,14 @@ from typing import Any
 from hutch_client import exits
 from hutch_client.blocking import PROTOCOL, Connection
 from hutch_client.commands import Command, group, number, output, seconds
-from hutch_client.endpoint import socket_path
+from hutch_client.commands.sessions import isolation_fields
+from hutch_client.endpoint import is_named, socket_path
 from hutch_client.tables import ago, count, fields, print_json, table
 from hutch_client.untrusted import one_line, plain
 from hutch_shared import __version__
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.paths import find_host
+from hutch_shared.paths import find_host, find_paths
+from hutch_shared.units import LAUNCHER_CONFIG
 from hutch_shared.unix import start_time
 
 __all__ = ["COMMANDS"]
@@ -54,7 +57,7 @@ def _status(given: argparse.Namespace) -> int:
                     f"{'ok' if store['ok'] else 'FAILING'}, {count(store.get('events', 0), 'event')}, {store['path']}",
                 ),
                 ("store says", store.get("detail")),
-                ("isolation", f"{isolation['level']}: {isolation['why']}"),
+                *isolation_fields(isolation),
                 ("keys", f"{status['keys']} (master key: {status['master_key']})"),
                 ("why", isolation.get("keys_why")),
                 ("broker", _broker_words(get("broker"))),
@@ -114,8 +117,20 @@ def _version(given: argparse.Namespace) -> int:
     return exits.OK
 
 
+def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    _output(parser)
+    parser.add_argument(
+        "--system", action="store_true", help="look at the host's hutchd (the default where the host is set up for it)"
+    )
+    parser.add_argument(
+        "--sudo", action="store_true", help="print the one sudo rule that hutch-launcher needs where it has no unit"
+    )
+
+
 def _doctor(given: argparse.Namespace) -> int:
-    findings = list(_examine())
+    if given.sudo:
+        return _sudo_rule()
+    findings = list(_examine(system=given.system))
     if given.output == "json":
         print_json([{"ok": advice is None, "subject": what, "advice": advice} for what, advice in findings])
     else:
@@ -126,9 +141,40 @@ def _doctor(given: argparse.Namespace) -> int:
     return exits.OK if all(advice is None for _, advice in findings) else exits.FAILED
 
 
-def _examine() -> Iterator[tuple[str, str | None]]:
+def _sudo_rule() -> int:
+    """Print the rule that goes into one file of sudo's, after visudo has read it where there is one."""
+    import shutil
+    import subprocess
+    import tomllib
+
+    from hutch_shared import sudoers
+
+    settings: Any = {}
+    with contextlib.suppress(OSError, ValueError):
+        settings = tomllib.loads(find_paths(system=True).config.read_text())
+    named = settings.get("isolation", {}).get("launcher_command")
+    text = sudoers.rule(named or os.path.join(sys.prefix, "bin", "hutch-launcher"))
+    print(text, end="")
+    visudo = shutil.which("visudo", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+    if visudo is None:
+        print("There is no visudo here: the rule was not checked.", file=sys.stderr)
+        return exits.OK
+    checked = subprocess.run([visudo, "-cf", "-"], input=text, capture_output=True, text=True, check=False)
+    if checked.returncode:
+        print(f"visudo refuses it: {plain(checked.stderr or checked.stdout).strip()}", file=sys.stderr)
+        return exits.FAILED
+    print(
+        f"visudo accepts it. As root: hutch doctor --sudo | install -m 440 /dev/stdin {sudoers.FILE}",
+        file=sys.stderr,
+    )
+    return exits.OK
+
+
+def _examine(*, system: bool) -> Iterator[tuple[str, str | None]]:
     """Yield (what was looked at, what to do about it or None), as far as a client can see."""
-    path = socket_path()
+    path, host = socket_path(), find_host({}, system=True)
+    if system or (not is_named() and not path.exists() and os.path.exists(LAUNCHER_CONFIG)):
+        path = host
     yield f"hutch {__version__} looks for hutchd at {path}", None
     yield from _examine_inside(path)
     try:
@@ -148,7 +194,8 @@ def _examine() -> Iterator[tuple[str, str | None]]:
     yield f"store: {store['path']}", None if store["ok"] else store.get("detail", "It cannot write.")
     kept = status["keys"] != "exposed"
     safe = kept or isolation["level"] != "reduced"
-    yield f"isolation: {isolation['level']}", None if safe else isolation["why"]
+    more = isolation.get("missing") if safe else None
+    yield f"isolation: {isolation['level']}{f'; for more: {more}' if more else ''}", None if safe else isolation["why"]
     yield (
         f"keys: {status['keys']}",
         None if kept else isolation.get("keys_why", "An agent could read your model keys here."),
@@ -157,7 +204,8 @@ def _examine() -> Iterator[tuple[str, str | None]]:
     if broker := status.get("broker"):
         words, up = _broker_words(broker), broker["state"] != "down"
         yield f"broker: {words}", None if up else "Agents reach no model until it is up; it is tried again by itself."
-    yield f"model keys: {len(keys)}", None if keys else "Add one: `hutch key add anthropic`."
+    own = keys or status["mode"] == "system"  # each person's own there, and who looks may want none
+    yield f"model keys: {len(keys)}", None if own else "Add one: `hutch key add anthropic`."
     for key in keys:
         if trouble := key.get("trouble"):
             yield f"model key {key['provider']} {key['name']}", trouble
@@ -172,13 +220,13 @@ def _examine() -> Iterator[tuple[str, str | None]]:
 
 
 def _examine_inside(path: Path) -> Iterator[tuple[str, str | None]]:
-    """Yield what hutchd's own program finds in its settings and files, where they are ours to look at."""
+    """Yield what hutchd's own program finds in its settings and files, as far as we may look at them."""
     import subprocess
 
     from hutch_client.starting import HUTCHD
 
     system = path == find_host({}, system=True)
-    if os.environ.get("HUTCH_HOST") or (system and os.geteuid() != 0):
+    if os.environ.get("HUTCH_HOST"):
         return  # somebody else's, or not on this host
     argv = [*HUTCHD, "--doctor", *(["--system"] if system else [])]
     try:
@@ -192,7 +240,7 @@ def _examine_inside(path: Path) -> Iterator[tuple[str, str | None]]:
         yield from ((one["subject"], one["advice"]) for one in found)
 
 
-_EXAMINATION = 150.0
+_EXAMINATION = 200.0
 _REMEDIES = {
     Reason.CONNECTION_LOST: "Start it: `hutch daemon start`.",
     Reason.NOT_ALLOWED: "Unset HUTCH_HOST, or ask whoever runs this host.",
@@ -284,6 +332,12 @@ def _backup_arguments(parser: argparse.ArgumentParser) -> None:
 def _backup(given: argparse.Namespace) -> int:
     with Connection(timeout=3600.0) as hutch:
         done = hutch.call("backup_store", path=os.path.abspath(given.path))
+    if os.access(os.path.dirname(done["path"]), os.X_OK) and not os.path.lexists(done["path"]):
+        raise HutchError(
+            Reason.NOT_FOUND,
+            f"hutchd wrote {done['path']}, but not where you see it: its service has a /tmp of its own. Choose a"
+            " directory that is hutchd's to write to.",
+        )
     print(f"{done['path']}: {done['bytes']:,} bytes, journal {done['journal']}", file=sys.stderr)
     return exits.OK
 
@@ -313,7 +367,7 @@ _VERBS = {
 }
 COMMANDS = {
     "status": Command(_output, _status, "Health of hutchd: executors, queue, store, isolation and keys."),
-    "doctor": Command(_output, _doctor, "Find what is wrong and say what to do; exit 1 if something is."),
+    "doctor": Command(_doctor_arguments, _doctor, "Find what is wrong and say what to do; exit 1 if something is."),
     "version": Command(_output, _version, "Versions of both sides."),
     "daemon": group(_VERBS, "Start, stop, run, back up and restore hutchd."),
 }

@@ -29,9 +29,9 @@ def _pending(given: argparse.Namespace) -> int:
     if given.watch:
         if given.all or given.output == "json":
             raise HutchError(Reason.INVALID_PARAMS, "--watch goes with `-o text` and `-o jsonl`, and without --all.")
-        from hutch_client.commands import follow
+        from hutch_client.commands import following
 
-        return follow.watch_pending(given.session, jsonl=given.output == "jsonl")
+        return following.watch_pending(given.session, jsonl=given.output == "jsonl")
     with Connection() as hutch:
         session = given.session and hutch.call("get_session", session=given.session)["id"]
         found = _list(hutch, session=session, everything=given.all)

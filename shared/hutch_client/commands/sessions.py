@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pwd
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -17,18 +18,38 @@ from hutch_client.tables import ago, fields, print_json, print_lines, table, usa
 from hutch_client.untrusted import one_line, plain
 from hutch_shared.errors import HutchError, Reason
 
-__all__ = ["COMMANDS", "MODES", "real_directory"]
+__all__ = ["COMMANDS", "LEVELS", "MODES", "is_other_account", "isolation_fields", "real_directory"]
 
 MODES = ("ask", "accept_edits", "plan", "bypass", "unattended")
+LEVELS = ("strict", "account", "reduced")
 
 
-def real_directory(given: str | None) -> str:
-    """Return the real path of the directory that an option names, else of the present one; INVALID_PARAMS."""
+def real_directory(given: str | None, *, other: bool = False) -> str:
+    """Return the real path of the directory that an option names, else of the present one; INVALID_PARAMS.
+
+    One that only an `other` account may look at is returned as it is given: that account finds out what is there.
+    """
     cwd = os.path.realpath(given or ".")
+    try:
+        os.stat(cwd)
+    except PermissionError:
+        if other:
+            return os.path.abspath(given or ".")
+        raise HutchError(Reason.INVALID_PARAMS, f"{cwd} is not yours to look at.") from None
+    except OSError:
+        pass  # said below
     if not os.path.isdir(cwd):
         what = "is no directory" if os.path.exists(cwd) else "is not there"
         raise HutchError(Reason.INVALID_PARAMS, f"{cwd} {what}.")
     return cwd
+
+
+def is_other_account(name: str) -> bool:
+    """Tell whether `name` is not the account of who calls."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name != name
+    except KeyError:
+        return True
 
 
 def _ps_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,18 +75,13 @@ def _ps(given: argparse.Namespace) -> int:
         print("".join(f"{one['id']}\n" for one in sessions), end="")
     else:
         now = time.time()
-        heads = [
-            "SESSION",
-            "NAME",
-            "AGENT",
-            "STATE",
-            "KEYS",
-            "AGE",
-            *(["ACCOUNT"] if given.everyone else []),
-            "DIRECTORY",
-        ]
-        print(table(heads, (_row(one, now, given.everyone) for one in sessions)))
+        accounts = given.everyone or given.all or any(is_other_account(one["account"]) for one in sessions)
+        heads = ("SESSION", "NAME", *(["ACCOUNT"] if accounts else []), *_HEADS)
+        print(table(heads, (_row(one, now, accounts=accounts) for one in sessions)))
     return exits.OK
+
+
+_HEADS = ("AGENT", "STATE", "ISOLATION", "KEYS", "AGE", "DIRECTORY")
 
 
 def _newest(parser: argparse.ArgumentParser, what: str) -> None:
@@ -79,15 +95,16 @@ def _tell_older(found: dict[str, Any]) -> None:
         print("Only the newest are listed here; `-n N` lists more, as far as an answer can hold them.", file=sys.stderr)
 
 
-def _row(session: dict[str, Any], now: float, everyone: bool) -> list[object]:
+def _row(session: dict[str, Any], now: float, *, accounts: bool) -> list[object]:
     return [
         session["id"],
         session["name"],
+        *([session["account"]] if accounts else []),
         session["agent"],
         state_words(session),
+        session["isolation"]["level"],
         session["keys"],
         ago(session["created_at"], now),
-        *([session["account"]] if everyone else []),
         session["cwd"],
     ]
 
@@ -128,6 +145,7 @@ def _inspect(given: argparse.Namespace) -> int:
         fields(
             [
                 *((name, session.get(name)) for name in ("id", "name", "agent", "account", "cwd")),
+                ("owner", _person(session["owner"])),
                 ("state", state_words(session)),
                 ("created", session["created_at"]),
                 ("mode", session["permission_mode"]),
@@ -138,8 +156,9 @@ def _inspect(given: argparse.Namespace) -> int:
                 ),
                 ("credential", session.get("credential")),
                 ("environment", session["environment"]),
-                ("isolation", f"{isolation['level']}: {isolation['why']}"),
+                *isolation_fields(isolation),
                 ("who may answer", isolation.get("insiders")),
+                ("a turn's limits", _limits_words(session.get("limits", {}))),
                 ("executor", " ".join(filter(None, (session.get("executor"), session.get("executor_state"))))),
                 ("agent's own id", session.get("agent_session")),
                 ("forked from", session.get("forked_from")),
@@ -154,6 +173,30 @@ def _inspect(given: argparse.Namespace) -> int:
         print()
         print(table(("TURN", "STATE", "QUEUED AT", "USAGE", "PROMPT"), map(_turn_row, turns)))
     return exits.OK
+
+
+def isolation_fields(isolation: dict[str, Any]) -> list[tuple[str, object]]:
+    """Return what a person is told of an `Isolation`: what it is and why, what it must be, the way to more, bounds."""
+    return [
+        ("isolation", f"{isolation['level']}: {isolation['why']}"),
+        ("at least", isolation.get("asked")),
+        ("for more", isolation.get("missing")),
+        ("its limits", isolation.get("limits")),
+    ]
+
+
+def _limits_words(limits: dict[str, Any]) -> str:
+    return ", ".join(_LIMITS[name].format(value) for name, value in limits.items() if name in _LIMITS)
+
+
+_LIMITS = {"turn_timeout": "{:g} s", "max_turns": "{} requests to the model", "max_usd": "${:g} for the session"}
+
+
+def _person(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
 
 
 def _turn_row(turn: dict[str, Any]) -> list[object]:
@@ -182,12 +225,22 @@ def _interrupt_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _interrupt(given: argparse.Namespace) -> int:
     with Connection() as hutch:
-        session = hutch.call("get_session", session=given.session)["id"]
+        session = hutch.call("get_session", session=given.session)
+        if session["state"] == "closed":
+            raise HutchError(Reason.SESSION_CLOSED, f"{given.session} is closed: nothing of it runs.")
+        taken = 0
         if given.queued:
-            for turn in hutch.call("list_turns", session=session)["turns"]:
+            for turn in hutch.call("list_turns", session=session["id"])["turns"]:
                 if turn["state"] == "queued":
                     hutch.call("cancel_turn", turn=turn["id"])
-        hutch.call("interrupt_turn", session=session)
+                    taken += 1
+        try:
+            hutch.call("interrupt_turn", session=session["id"])
+        except HutchError as error:
+            if error.reason is not Reason.WRONG_STATE:
+                raise
+            if not taken:
+                raise HutchError(error.reason, f"{given.session} is idle: nothing of it runs.") from None
     return exits.OK
 
 

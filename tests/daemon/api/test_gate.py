@@ -1,79 +1,171 @@
-"""The gate: every method × caller × phase has an answer, and the default is no."""
+"""The gate: its tables are whole, what they say is read from them, and the default is no."""
 
 from __future__ import annotations
 
 import pytest
 
-from hutch_daemon.api.gate import CLIENT_GATE, EXECUTOR_GATE, Phase, admit_client, admit_executor
+from hutch_daemon.api.gate import (
+    CLIENT_GATE,
+    EXECUTOR_GATE,
+    About,
+    Phase,
+    Role,
+    Standing,
+    Who,
+    Whose,
+    admit_client,
+    admit_executor,
+    expected,
+    expected_of_executor,
+    role_of,
+    standing_of,
+)
 from hutch_daemon.conductor.callers import Caller
-from hutch_shared.errors import HutchError
+from hutch_shared.errors import HutchError, Reason
 from hutch_shared.methods import CLIENT, EXECUTOR
 
 DAEMON = 500
-OPERATING = ("rotate_master_key", "stop_daemon", "backup_store")
 CALLERS = {
-    "person": Caller(uid=1000, gid=1000, pid=1),
-    "insider": Caller(uid=1000, gid=1000, pid=1, insider="x-1"),
-    "admin": Caller(uid=1001, gid=1001, pid=1, admin=True),
-    "insider as root": Caller(uid=0, gid=0, pid=1, admin=True, insider="x-1"),
-    "hutchd's own account": Caller(uid=DAEMON, gid=DAEMON, pid=1),
+    "person": (Caller(uid=1000, gid=1000, pid=1), Role.PERSON),
+    "insider": (Caller(uid=1000, gid=1000, pid=1, insider="x-1"), Role.INSIDER),
+    "admin": (Caller(uid=1001, gid=1001, pid=1, admin=True), Role.ADMIN),
+    "root": (Caller(uid=0, gid=0, pid=1, admin=True), Role.ROOT),
+    "insider as root": (Caller(uid=0, gid=0, pid=1, admin=True, insider="x-1"), Role.INSIDER),
+    "hutchd's own account": (Caller(uid=DAEMON, gid=DAEMON, pid=1), Role.HUTCHD),
+    "insider as hutchd": (Caller(uid=DAEMON, gid=DAEMON, pid=1, insider="x-1"), Role.INSIDER),
 }
 
 
-def test_every_method_has_a_row() -> None:
-    """The tables name exactly the methods of the wire."""
-    assert set(CLIENT_GATE) == set(CLIENT)
-    assert set(EXECUTOR_GATE) == set(EXECUTOR)
-
-
-@pytest.mark.parametrize("method", CLIENT)
-@pytest.mark.parametrize("who", CALLERS)
-@pytest.mark.parametrize("phase", Phase)
-def test_each_cell(method: str, who: str, phase: Phase) -> None:
-    """What changes is closed to insiders, what operates is for operators, what begins is not while draining."""
-    caller = CALLERS[who]
-    expected = None
-    if caller.insider and CLIENT[method].changes:
-        expected = "insider"
-    elif method in OPERATING and who == "person":
-        expected = "not_allowed"
-    elif phase is Phase.DRAINING and method in ("open_session", "submit_prompt", "fork_session"):
-        expected = "shutting_down"
-
+def said(method: str, caller: Caller, phase: Phase) -> Reason | None:
+    """Return how the gate refuses."""
     try:
         admit_client(method, caller, daemon_uid=DAEMON, phase=phase)
-        said = None
     except HutchError as error:
-        said = error.reason.word
+        return error.reason
+    return None
 
-    assert said == expected
+
+def test_every_method_has_a_row() -> None:
+    """The tables name exactly the methods of the wire, and each row of executors has an answer for each standing."""
+    assert set(CLIENT_GATE) == set(CLIENT)
+    assert set(EXECUTOR_GATE) == set(EXECUTOR)
+    assert {len(row) for row in EXECUTOR_GATE.values()} == {len(Standing)}
+
+
+@pytest.mark.parametrize("who", CALLERS)
+def test_each_caller_has_one_role(who: str) -> None:
+    """A process of a session is that before all else; root, administrators and hutchd's own account come next."""
+    caller, role = CALLERS[who]
+
+    assert role_of(caller, daemon_uid=DAEMON) is role
+
+
+@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("who", CALLERS)
+def test_the_gate_says_what_the_table_does(who: str, phase: Phase) -> None:
+    """Before it looks at any record the gate refuses whom the table refuses whatever it is about."""
+    caller, role = CALLERS[who]
+    for method, row in CLIENT_GATE.items():
+        found = said(method, caller, phase)
+        answers = {
+            expected(method, role, phase, about, whose, session)
+            for about in row.about
+            for whose in Whose
+            for session in ("open", "closed")
+        }
+
+        assert found is None or answers == {found}, method
+        assert (found is None) == (answers.isdisjoint({Reason.INSIDER, Reason.NOT_ALLOWED, Reason.SHUTTING_DOWN}))
+
+
+def test_insiders_change_nothing() -> None:
+    """What changes state is closed to processes of a session, and nothing else is."""
+    closed = {method for method in CLIENT if expected(method, Role.INSIDER, about=first(method)) is Reason.INSIDER}
+
+    assert closed == {method for method, row in CLIENT.items() if row.changes}
+
+
+def test_operating_is_for_operators() -> None:
+    """A person may call all but what is about hutchd itself."""
+    closed = {method for method in CLIENT if expected(method, Role.PERSON, about=first(method)) is Reason.NOT_ALLOWED}
+
+    assert closed == {"rotate_master_key", "stop_daemon", "backup_store"}
+    assert all(CLIENT_GATE[method].who is Who.OPERATORS for method in closed)
+
+
+def test_a_draining_hutchd_begins_nothing() -> None:
+    """While it drains it does all but what would need more time."""
+    closed = {
+        method
+        for method in CLIENT
+        if expected(method, Role.ROOT, Phase.DRAINING, first(method)) is Reason.SHUTTING_DOWN
+    }
+
+    assert closed == {"open_session", "submit_prompt", "fork_session"}
+
+
+def test_what_is_anothers_is_as_what_is_not_there() -> None:
+    """To all but administrators; and a key is its owner's alone."""
+    for method, row in CLIENT_GATE.items():
+        for about in set(row.about) & {About.SESSION, About.TURN, About.QUESTION, About.KEY}:
+            for role in row.who.value:
+                foreign, none = (
+                    expected(method, role, about=about, whose=one) for one in (Whose.FOREIGN, Whose.ABSENT)
+                )
+                own = expected(method, role, about=about, whose=Whose.OWN)
+                sees = role in (Role.ROOT, Role.ADMIN) and about is not About.KEY
+
+                assert foreign == (own if sees else none), (method, about, role)
 
 
 def test_an_unknown_method_is_refused() -> None:
-    """A method without a row is closed, even to root."""
-    with pytest.raises(HutchError, match="not"):
-        admit_client("make_coffee", Caller(uid=0, gid=0, pid=1, admin=True), daemon_uid=0, phase=Phase.SERVING)
+    """A method without a row is closed, even to root, and to every executor."""
+    assert said("make_coffee", Caller(uid=0, gid=0, pid=1, admin=True), Phase.SERVING) is Reason.NOT_ALLOWED
+    for standing in Standing:
+        with pytest.raises(HutchError) as refused:
+            admit_executor("make_coffee", standing)
+        assert refused.value.reason is Reason.NOT_ALLOWED
 
 
-@pytest.mark.parametrize("method", EXECUTOR)
+def test_a_call_about_something_else_has_no_answer() -> None:
+    """Who asks the table what it does not have has made a mistake."""
+    with pytest.raises(ValueError, match="not about"):
+        expected("get_turn", Role.PERSON, about=About.KEY)
+
+
+def first(method: str) -> About:
+    """Return what a method is about, or the first of it."""
+    return CLIENT_GATE[method].about[0]
+
+
 @pytest.mark.parametrize(
-    ("executor", "leased", "session"),
-    [(None, None, None), (None, None, "s-1"), ("x-1", None, "s-1"), ("x-1", "s-2", "s-1"), ("x-1", "s-1", "s-1")],
+    ("executor", "over", "leased", "session", "standing"),
+    [
+        (None, False, None, "s-1", Standing.STRANGER),
+        ("x-1", False, None, None, Standing.SPARE),
+        ("x-1", False, None, "s-1", Standing.SPARE),
+        ("x-1", False, "s-1", "s-1", Standing.LEASED),
+        ("x-1", False, "s-1", None, Standing.LEASED),
+        ("x-1", False, "s-1", "s-2", Standing.ELSEWHERE),
+        ("x-1", False, "s-1", "", Standing.ELSEWHERE),
+        ("x-1", True, "s-1", "s-1", Standing.OVER),
+        ("x-1", True, None, None, Standing.OVER),
+    ],
 )
-def test_each_executor_cell(method: str, executor: str | None, leased: str | None, session: str | None) -> None:
-    """Before hello there is only hello; after it an executor speaks for the session of its lease and for no other."""
-    open_to_all = method in ("ping", "hello")
-    about_a_session = method in ("get_api_key", "request_permission", "report_message")
-    expected = None
-    if not open_to_all and executor is None:
-        expected = "hello_first"
-    elif about_a_session and (leased is None or leased != session):
-        expected = "lease_lost"
+def test_each_standing(
+    executor: str | None, over: bool, leased: str | None, session: str | None, standing: Standing
+) -> None:
+    """An executor speaks for the session of its lease row, while it has not been given up."""
+    assert standing_of(executor, over=over, leased=leased, session=session) is standing
 
-    try:
-        admit_executor(method, executor=executor, leased=leased, session=session)
-        said = None
-    except HutchError as error:
-        said = error.reason.word
 
-    assert said == expected
+def test_before_hello_there_is_only_hello() -> None:
+    """And a sign of life. After it only an executor that is leased to a session speaks for that session."""
+    open_to = {
+        standing: {method for method in EXECUTOR if expected_of_executor(method, standing) is None}
+        for standing in Standing
+    }
+
+    assert open_to[Standing.STRANGER] == {"ping", "hello"}
+    assert open_to[Standing.LEASED] == set(EXECUTOR) - {"hello"}
+    assert open_to[Standing.SPARE] == open_to[Standing.ELSEWHERE] == open_to[Standing.OVER] == {"ping", "heartbeat"}

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from hutch_daemon.environments.walls import Walls, probe
+from hutch_daemon.environments.walls import TRY, Walls, probe
 from hutch_daemon.settings import Sandbox
 from hutch_shared import messages as m
 from tests.bubblewrap import bubblewrap
 
 HOME = "/home/ada"
-HOLDING = Walls("/usr/bin/bwrap", "bubblewrap 0.8.0", ("/state",), ("/code",))
-ISOLATION = m.Isolation("reduced", "Sessions run as you.", "by descent")
+HOLDING = Walls("/bin/sh", "bubblewrap 0.8.0", ("/state",), ("/code",))
+"""Whatever may be run stands for bubblewrap where it is not."""
+NO_NETWORK = Walls("/bin/sh", no_network={"broker-only": "it is forbidden"})
 
 
 async def test_walls_that_hold_are_found_by_putting_them_up(tmp_path: Path) -> None:
@@ -72,7 +73,7 @@ def test_the_settings_add_to_what_a_session_gets() -> None:
     spec, why = HOLDING.around("/home/ada/project", HOME, chosen)
 
     assert spec == m.SandboxSpec(
-        "/usr/bin/bwrap",
+        "/bin/sh",
         hide=("/state", "/home/ada/sdk/keys"),
         show=("/code", "/home/ada/sdk", "/data"),
         write=("/home/ada/.m2",),
@@ -81,31 +82,48 @@ def test_the_settings_add_to_what_a_session_gets() -> None:
     assert why == ""
 
 
+def test_a_network_that_cannot_be_had_stands_in_nobodys_way_who_did_not_ask_for_it() -> None:
+    """What is asked for reaches the executor."""
+    allowed = Sandbox(network="allow-list", allow=("example.com",))
+    full, listed = (NO_NETWORK.around("/home/ada/project", HOME, one)[0] for one in (Sandbox(), allowed))
+
+    assert full is not None
+    assert listed is not None
+    assert (full.network, listed.network, listed.allow) == ("full", "allow-list", ("example.com",))
+
+
+async def test_each_network_is_tried_and_what_fails_is_told(tmp_path: Path) -> None:
+    """Also as an executor has it that hutch-launcher started; another trial says which network this host forbids."""
+    bubblewrap()
+    told = 'print(\'{"allow-list": "it is forbidden"}\')'
+    found = [
+        await probe([], [], command=one) for one in (TRY, (*TRY, "--no-new-privileges"), (sys.executable, "-c", told))
+    ]
+
+    assert [dict(walls.no_network) for walls in found] == [{}, {}, {"allow-list": "it is forbidden"}]
+
+
 @pytest.mark.parametrize(
     ("walls", "cwd", "chosen", "why"),
     [
         (HOLDING, "/home/ada/project", Sandbox(mode="off"), 'mode = "off"'),
         (HOLDING, HOME, Sandbox(), "the home itself"),
         (HOLDING, "/home", Sandbox(), "the home itself"),
-        (Walls("/bwrap", "", ("/srv/app/.hutch",)), "/srv/app", Sandbox(), "/srv/app/.hutch lies in its working"),
+        (Walls("/bin/sh", "", ("/srv/app/.hutch",)), "/srv/app", Sandbox(), "/srv/app/.hutch lies in its working"),
         (Walls(why="It is not installed."), "/home/ada/project", Sandbox(), "not installed"),
+        (Walls("/nowhere/bwrap"), "/home/ada/project", Sandbox(), "is gone now"),
+        (Walls("/etc/passwd"), "/home/ada/project", Sandbox(), "may not be run any more"),
+        (
+            NO_NETWORK,
+            "/home/ada/project",
+            Sandbox(network="broker-only"),
+            'network = "broker-only" here (it is forbidden)',
+        ),
     ],
 )
 def test_a_session_without_walls_says_why(walls: Walls, cwd: str, chosen: Sandbox, why: str) -> None:
-    """The same sentence stands in its isolation."""
+    """One sentence."""
     spec, said = walls.around(cwd, HOME, chosen)
-    isolation = walls.describe(ISOLATION, spec, said)
 
     assert spec is None
     assert why in said
-    assert isolation.why == f"{ISOLATION.why} {said}"
-    assert isolation.insiders == ISOLATION.insiders
-
-
-def test_a_session_with_walls_says_what_it_sees_and_who_cannot_answer_its_questions() -> None:
-    """A process of the agent cannot dial the client socket at all."""
-    spec, why = HOLDING.around("/home/ada/project", HOME, Sandbox())
-    isolation = HOLDING.describe(ISOLATION, spec, why)
-
-    assert "bubblewrap 0.8.0" in isolation.why
-    assert isolation.insiders.startswith("A process of an agent cannot reach the client socket")

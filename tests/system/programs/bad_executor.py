@@ -12,9 +12,12 @@ import time
 
 import msgspec
 
+from hutch_executor.hardening import announce, harden
 from hutch_shared import messages as m
 
 manner, starts = sys.argv[1:]
+harden()
+announce(0)
 boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=m.Boot)
 with open(starts, "a") as file:
     file.write(f"{os.getpid()}\n")

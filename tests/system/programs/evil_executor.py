@@ -12,11 +12,14 @@ from pathlib import Path
 
 import msgspec
 
+from hutch_executor.hardening import announce, harden
 from hutch_shared import messages as m
 
 
 async def lead(folder: Path) -> None:
     """Lead everybody who dials to hutchd, byte by byte; where one side ends, the other one does."""
+    harden()
+    announce(0)
     line = sys.stdin.buffer.readline()
     boot = msgspec.json.decode(line, type=m.Boot)
 

@@ -1,13 +1,8 @@
-"""What `hutch doctor` cannot see from outside: settings, places, database, master key and space of this hutchd.
-
-It looks and changes nothing, works whether a hutchd runs or not, and never stops at the first thing that is wrong.
-Each finding is a thing that was looked at, with advice where something is to be done about it.
-"""
+"""The record of this hutchd: its directory, database, master key, and the space that is left."""
 
 from __future__ import annotations
 
 import os
-import platform
 import sqlite3
 import stat
 from collections.abc import Iterator
@@ -15,66 +10,32 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
+from hutch_daemon.doctor.finding import Finding
 from hutch_daemon.keys.master import MasterKeyError, load_master_keys
-from hutch_daemon.settings import Settings, SettingsError, load
+from hutch_daemon.settings import Settings
 from hutch_daemon.store import database, keys
 from hutch_daemon.store.faults import Fault, fault_of
 from hutch_daemon.wiring import master_file
-from hutch_shared import __version__
 from hutch_shared.errors import HutchError
 from hutch_shared.paths import Paths
-from hutch_shared.unix import PATH_LIMIT, check_directory
 
-__all__ = ["Finding", "examine"]
+__all__ = ["examine_record"]
 
 _CHECK_SECONDS: Final = 60.0
 _LITTLE_SPACE: Final = 256 << 20
 _FEW_FILES: Final = 1000
 
 
-class Finding(msgspec.Struct, frozen=True):
-    """What was looked at; `advice` is a sentence, or None when all is well."""
-
-    subject: str
-    advice: str | None = None
-
-
-def examine(paths: Paths) -> Iterator[Finding]:
-    """Look at everything, one thing after the other. Takes up to a minute where the database is large."""
-    yield Finding(f"hutchd {__version__}, Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}")
-    settings, finding = _settings(paths.config)
-    yield finding
-    yield from _places(paths)
-    if paths.state.is_dir():
+def examine_record(paths: Paths, settings: Settings) -> Iterator[Finding]:
+    """Look at all of it, as the account that it belongs to."""
+    if not paths.state.exists():
+        yield Finding(f"state: {paths.state} is not there yet; hutchd makes it")
+        return
+    yield _private(paths.state)
+    if paths.state.is_dir() and os.access(paths.state, os.R_OK | os.X_OK):
         yield from _database(paths.state / "hutch.db")
         yield _master_key(paths, settings)
         yield _space(paths.state)
-
-
-def _settings(path: Path) -> tuple[Settings, Finding]:
-    try:
-        return load(path), Finding(f"settings: {path}{'' if path.exists() else ' is not there: defaults'}")
-    except SettingsError as error:
-        return Settings(), Finding(f"settings: {path}", f"{error} Mend it; `hutchd --check` says whether it is good.")
-
-
-def _places(paths: Paths) -> Iterator[Finding]:
-    if not paths.state.exists():
-        yield Finding(f"state: {paths.state} is not there yet; hutchd makes it")
-    else:
-        yield _private(paths.state)
-    if paths.runtime.exists():
-        subject = f"sockets: {paths.runtime}"
-        try:
-            check_directory(paths.runtime)
-        except HutchError as error:
-            yield Finding(subject, error.message)
-        else:
-            longest = max(len(os.fsencode(path)) for path in (paths.executor_socket, paths.client_socket))
-            advice = f"The sockets' paths have {longest} bytes, this system takes {PATH_LIMIT}: set HUTCH_RUNTIME_DIR."
-            yield Finding(subject, advice if longest > PATH_LIMIT else None)
 
 
 def _private(folder: Path) -> Finding:

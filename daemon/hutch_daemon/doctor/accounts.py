@@ -1,0 +1,180 @@
+"""The accounts that the launcher's list names: whether agents can run as each, and whether in a sandbox.
+
+As root it is really tried, in a process under that account; else owners and modes are looked at, which tells most.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from hutch_daemon.doctor.delegate import run_as
+from hutch_daemon.doctor.finding import Finding
+from hutch_daemon.doctor.launcher import LauncherConfig
+from hutch_daemon.settings import Settings
+from hutch_shared import __file__ as shared_file
+from hutch_shared import messages as m
+from hutch_shared.paths import Paths
+from hutch_shared.reach import Who, closed, members
+
+__all__ = ["examine_accounts"]
+
+_MOST: Final = 20
+"""So many accounts are looked at …"""
+_LONGEST: Final = 40.0
+"""… and for so many seconds."""
+_TRY: Final = 20.0
+_WALLS: Final = 60.0
+_LOAD: Final = "import hutch_executor.life"
+_NO_SHELLS: Final = ("nologin", "false", "sync", "halt", "shutdown")
+_DAY: Final = 86_400
+_APPARMOR: Final = (
+    "give bubblewrap a profile with `userns,` in it (/etc/apparmor.d/bwrap), or sysctl -w"
+    " kernel.apparmor_restrict_unprivileged_userns=0"
+)
+_KERNEL: Final = (
+    ("user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=15000"),
+    ("kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
+    ("kernel/apparmor_restrict_unprivileged_userns", "1", _APPARMOR),
+)
+
+
+def examine_accounts(config: LauncherConfig, settings: Settings, paths: Paths) -> Iterator[Finding]:
+    """Look at each account, up to a number and for a time."""
+    if not config.interpreter:
+        config = msgspec.structs.replace(config, interpreter=sys.executable)
+    names: dict[str, None] = dict.fromkeys(config.users)
+    for group in config.groups:
+        try:
+            names |= dict.fromkeys(members(group))
+        except KeyError:
+            yield Finding(f"group {group}", "The launcher's list names it, and there is no such group.")
+    deadline = time.monotonic() + _LONGEST
+    walled = False
+    for at, name in enumerate(names):
+        if at == _MOST or time.monotonic() > deadline:
+            yield Finding(f"{len(names) - at} more accounts: not looked at, since that would take too long")
+            break
+        try:
+            who = Who.named(name)
+        except KeyError:
+            yield Finding(f"account {name}", "The launcher's list names it, and there is no such account.")
+            continue
+        advice = _refused(who, config) or _unusable(who, config)
+        yield Finding(f"account {name}", advice)
+        if advice is None and not walled:
+            walled = True
+            yield _walls(who, config, paths)
+
+
+def _refused(who: Who, config: LauncherConfig) -> str | None:
+    """Return why the launcher would refuse it, whatever else holds."""
+    if who.uid == 0 or who.name == config.serve or who.name in config.deny:
+        return "The launcher never starts agents as root, hutchd's account or one in `deny`: take it off the list."
+    if not config.uid_min <= who.uid <= config.uid_max:
+        return f"Its uid {who.uid} is not from {config.uid_min} to {config.uid_max}, so the launcher refuses it."
+    if os.path.basename(who.shell) in _NO_SHELLS and who.name not in config.dedicated:
+        return (
+            f"Its shell {who.shell} says that nobody works as it, so the launcher refuses it. If it is Hutch's alone,"
+            " name it in `dedicated`."
+        )
+    if _expired(who.name):
+        return "It has expired, so the launcher refuses it: usermod --expiredate '' if it should not have."
+    return None
+
+
+def _expired(name: str) -> bool:
+    """Tell whether /etc/shadow, where it can be read, says that an account is over."""
+    try:
+        lines = Path("/etc/shadow").read_text().splitlines()
+    except OSError:
+        return False
+    for line in lines:
+        fields = line.split(":")
+        if fields[0] == name and len(fields) > 7 and fields[7].isdecimal():
+            return int(fields[7]) <= time.time() // _DAY
+    return False
+
+
+def _unusable(who: Who, config: LauncherConfig) -> str | None:
+    """Return what keeps an executor from running as it, or from working there."""
+    if why := _code(who, config):
+        return f"{why} Install Hutch, and the Python it runs with, where every account may read it."
+    try:
+        home = Path(who.home).stat()
+    except OSError as error:
+        return f"Its home {who.home} cannot be used ({error.strerror}): agents keep their conversations there."
+    if home.st_uid != who.uid:
+        return f"Its home {who.home} is another's: chown {who.name} {who.home}"
+    return None
+
+
+def _code(who: Who, config: LauncherConfig) -> str | None:
+    """Return why the interpreter or the code is closed to it: tried as root, else by owners and modes."""
+    python = config.interpreter
+    places = ((python, 1), (sysconfig.get_path("stdlib"), 5), (sysconfig.get_path("purelib"), 5), (shared_file, 4))
+    if os.geteuid() == 0:
+        try:
+            done = run_as(who, (python, "-P", "-s", "-c", _LOAD), timeout=_TRY, path=config.path)
+        except subprocess.TimeoutExpired:
+            return f"{python} did not load the executor within {_TRY:g} s."
+        except OSError as error:
+            why = next(filter(None, (closed(path, who, bits) for path, bits in places)), error.strerror)
+            return f"It cannot execute {python}: {why}."
+        if done.returncode == 0:
+            return None
+        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        why = next(filter(None, (closed(path, who, bits) for path, bits in places)), " ".join(said))
+        return f"It cannot load the executor with {python}: {why}."
+    why = next(filter(None, (closed(path, who, bits) for path, bits in places)), None)
+    return f"It cannot run the executor: {why}." if why else None
+
+
+def _walls(who: Who, config: LauncherConfig, paths: Paths) -> Finding:
+    """Tell whether agents of an account can have a sandbox; it is the host, not the account, that decides."""
+    subject = "isolation strict: a sandbox for agents"
+    program = shutil.which("bwrap", path=config.path)
+    if program is None:
+        install = "apt-get install bubblewrap" if shutil.which("apt-get") else "install the package bubblewrap"
+        return Finding(subject, f"bubblewrap (bwrap) is not installed, without which no session is strict: {install}")
+    if os.geteuid() != 0:
+        if found := _kernel():
+            return Finding(subject, found)
+        return Finding(f"{subject}: {program} is there; not tried, which only root can as another account")
+    spec = m.SandboxSpec(program, (str(paths.state), str(paths.runtime)), ())
+    command = (config.interpreter, "-P", "-s", "-m", "hutch_executor.sandbox", "--no-new-privileges")
+    try:
+        done = run_as(who, command, timeout=_WALLS, given=msgspec.json.encode(spec), path=config.path)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding(subject, f"It could not be tried: {error}.")
+    try:
+        trouble = msgspec.json.decode(done.stdout, type=dict[str, str])
+    except msgspec.DecodeError:
+        trouble = {
+            "full": " ".join(done.stderr.decode(errors="replace").strip().splitlines()[-1:]) or "it says nothing"
+        }
+    if why := trouble.pop("full", ""):
+        advice = _kernel() or "In a container, /proc must not be covered and user namespaces be allowed."
+        return Finding(subject, f"{program} does not work as {who.name}: {why.rstrip('.')}. {advice}")
+    fewer = "".join(f'; not with [sandbox] network = "{network}": {why}' for network, why in trouble.items())
+    return Finding(f"{subject}: {program} works, tried as {who.name}{fewer}")
+
+
+def _kernel() -> str | None:
+    """Return what of the kernel's settings forbids user namespaces, and how to allow them."""
+    for name, bad, way in _KERNEL:
+        try:
+            if Path("/proc/sys", name).read_text().strip() == bad:
+                return f"{name.replace('/', '.')} is {bad}, so that accounts can make no sandbox: {way}"
+        except OSError:
+            continue
+    return None

@@ -1,0 +1,86 @@
+"""The sudo rule, where hutchd reaches the launcher by one: that it is there, exactly it, and of the right program."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from hutch_daemon.doctor.finding import Finding
+from hutch_daemon.doctor.launcher import command_of
+from hutch_daemon.settings import Settings
+from hutch_shared import sudoers
+from hutch_shared.errors import HutchError
+from hutch_shared.reach import Who
+from hutch_shared.unix import check_directory
+
+__all__ = ["examine_sudo"]
+
+_TIMEOUT: Final = 20.0
+_UNIT: Final = Path("/etc/systemd/system/hutchd.service")
+
+
+def examine_sudo(settings: Settings, account: Who | None) -> Iterator[Finding]:
+    """Look at the rule: nothing where the launcher has a unit and there is no rule."""
+    used = settings.isolation.launcher == "sudo"
+    file = Path(sudoers.FILE)
+    if not used and not file.exists():
+        return
+    command = command_of(settings)
+    yield Finding(f"sudo rule: {command}", _program(command))
+    if used and _UNIT.exists() and "NoNewPrivileges=yes" in _UNIT.read_text(errors="replace").splitlines():
+        yield Finding(
+            'settings: [isolation] launcher = "sudo"',
+            f"{_UNIT} forbids sudo (NoNewPrivileges), and has the launcher's own unit beside it: take the line out.",
+        )
+    if account is None:
+        return
+    if os.geteuid() not in (0, account.uid):
+        yield Finding(f"sudo's rules: not looked at, which only root and {account.name} may")
+    elif shutil.which("sudo") is None:
+        yield Finding("sudo's rules", "sudo is not installed.")
+    else:
+        yield from _rules(command, account)
+
+
+def _program(command: str) -> str | None:
+    """Return why root should not run it."""
+    path = Path(os.path.realpath(command))
+    if not path.is_file():
+        return "It is not there."
+    found = path.stat()
+    if found.st_uid != 0 or found.st_mode & 0o022:
+        return f"Others than root can change {path}, and would be root by this rule: chown root, chmod go-w."
+    try:
+        check_directory(path.parent)
+    except HutchError as error:
+        return f"Others could put another program there, and would be root by this rule: {error.message}"
+    return None
+
+
+def _rules(command: str, account: Who) -> Iterator[Finding]:
+    words = ["sudo", "-n", "-l", *(["-U", account.name] if os.geteuid() == 0 else [])]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=_TIMEOUT)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        yield Finding("sudo's rules", f"They cannot be listed: {error}.")
+        return
+    faults = sudoers.faults(sudoers.allowed(done.stdout), command)
+    for fault in faults:
+        yield Finding(
+            f"sudo's rules for {account.name}", f"{fault} `hutch doctor --sudo` shows the one that is needed."
+        )
+    if not faults:
+        yield Finding(f"sudo's rules for {account.name}: exactly the one")
+    if os.geteuid() == 0:
+        file = Path(sudoers.FILE)
+        try:
+            whole = file.read_text()
+            good = whole == sudoers.rule(command, account.name)
+        except (OSError, HutchError):
+            return
+        advice = "It is not as `hutch doctor --sudo` prints it: the rule works only with the Defaults beside it."
+        yield Finding(f"sudo's file: {file}", None if good else advice)

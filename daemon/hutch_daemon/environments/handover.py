@@ -1,0 +1,85 @@
+"""Hands a starting executor its boot line, which holds the token, once nobody of its account can look into it.
+
+An executor forbids that before it imports much and then writes one byte to its standard input, a socket. The kernel
+tells whether it is so: what is not dumpable has its /proc entries owned by root. One that is traced got its tracer
+before that and gets no token. (proc(5), PR_SET_DUMPABLE in prctl(2))
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import socket
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+
+__all__ = ["hand_over", "read_line"]
+
+_TRACER: Final = re.compile(rb"^TracerPid:\s*(\d+)$", re.MULTILINE)
+
+
+def read_line(sock: socket.socket, deadline: float, limit: int = 64 * 1024) -> bytes:
+    """Return the line that an executor says next, without its end; empty when none comes. Blocks."""
+    line = b""
+    while b"\n" not in line and len(line) < limit and _readable(sock, deadline):
+        try:
+            chunk = sock.recv(limit)
+        except OSError:
+            break
+        if not chunk:
+            break
+        line += chunk
+    return line.partition(b"\n")[0] if b"\n" in line else b""
+
+
+def hand_over(sock: socket.socket, pid: int, uid: int, boot: m.Boot, deadline: float) -> None:
+    """Give the executor `pid` of the account `uid` its boot line over `sock`. Blocks up to `deadline` (monotonic).
+
+    `agent_unavailable` when it ends or does not say that it is ready; `isolation_unavailable` when it can be looked
+    into. The caller closes `sock`, and ends the executor when this raises.
+    """
+    if not _readable(sock, deadline):
+        raise HutchError(Reason.AGENT_UNAVAILABLE, "The executor did not come up in time.")
+    try:
+        ready = sock.recv(1) == b"\n"
+    except OSError:
+        ready = False
+    if not ready:
+        raise HutchError(Reason.AGENT_UNAVAILABLE, "The executor ended before it was ready.")
+    if (why := _why_open(pid, uid)) is not None:
+        raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"The executor {why}: it gets no token.")
+    sock.settimeout(max(0.1, deadline - time.monotonic()))
+    try:
+        sock.sendall(msgspec.json.encode(boot) + b"\n")
+    except OSError as error:
+        raise HutchError(Reason.AGENT_UNAVAILABLE, "The executor ended before it had its boot line.") from error
+
+
+def _readable(sock: socket.socket, deadline: float) -> bool:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+
+
+def _why_open(pid: int, uid: int) -> str | None:
+    """Return what lets others of the account look into the process, as far as the system tells."""
+    entry = Path("/proc", str(pid))
+    try:
+        owner = (entry / "environ").stat().st_uid  # of the directory itself it is always the account
+        tracer = _TRACER.search((entry / "status").read_bytes())
+    except FileNotFoundError:
+        return None if not Path("/proc/self").exists() else "is gone"
+    except OSError:
+        return "cannot be looked at by hutchd"
+    if uid != 0 and owner == uid:  # of root itself it cannot be told
+        return "could be looked into by other processes of its account"
+    if tracer is not None and int(tracer[1]) not in (0, os.getpid()):
+        return "is traced by another process"
+    return None

@@ -1,0 +1,256 @@
+"""hutchd's side of hutch-launcher, the one privileged part: start as another account, kill, sweep.
+
+One packet asks, one answers, on a connection that is made when it is needed and again when it broke. What is asked is
+fixed in size and meaning; which program is started, and whether as this account, the launcher decides alone. Calls
+block for as long as the launcher takes (milliseconds) and belong into worker threads; one at a time is asked.
+
+Two ways lead to it: the socket of its unit, or one sudo rule, by which hutchd starts it with the connection as its
+standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from hutch_shared.errors import HutchError, Reason
+
+__all__ = ["Group", "Launcher", "Reply", "Request", "Started", "Status", "group_dir", "read_group"]
+
+_REQUEST: Final = struct.Struct(">8sBxxxI32sQIIII56x")
+_REPLY: Final = struct.Struct(">8sBxxxIIIIQ476s")
+_MAGIC: Final = b"hutchL01"
+_NOBODY: Final = 0xFFFF_FFFF
+_DEADLINE: Final = 10.0
+"""Seconds for one answer."""
+
+
+class Request(IntEnum):
+    """What can be asked."""
+
+    PROBE = 1
+    START = 2
+    KILL = 3
+    SWEEP = 4
+
+
+class Status(IntEnum):
+    """How it answers."""
+
+    DONE = 0
+    NOT_YET = 1
+    REFUSED = 2
+    FAILED = 3
+
+
+class Group(msgspec.Struct, frozen=True):
+    """What a launcher can do here, as it says itself."""
+
+    cgroup: Literal["v2", "v1", ""] = ""
+    limits: tuple[str, ...] = ()
+    """Which of memory, pids and cpu it can bound."""
+    spool: str = ""
+    """Below it each account has a directory of its own, named by its uid."""
+    root: str = ""
+    caps: bool = False
+    why: str = ""
+    """What is missing, a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer."""
+
+    status: Status
+    pid: int
+    left: int
+    oom: int
+    """How many processes the memory limit ended."""
+    full: int
+    """How often the limit of processes was met."""
+    start_time: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A started executor: `sock` is the other end of its standard input. The caller closes both descriptors."""
+
+    reply: Reply
+    sock: socket.socket
+    pidfd: int
+
+
+class Launcher:
+    """The connection. Thread-safe."""
+
+    def __init__(self, way: Path | Sequence[str]) -> None:
+        """`way` is the launcher's socket, or the sudo command that starts it."""
+        self._way = way if isinstance(way, Path) else tuple(way)
+        self._lock = threading.Lock()
+        self._sock: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def probe(self, uid: int | None = None) -> Reply:
+        """Ask what it can do; with `uid`, whether it would start executors as that account (`Status.REFUSED`)."""
+        return self._ask(Request.PROBE, _NOBODY if uid is None else uid)[0]
+
+    def start(
+        self,
+        uid: int,
+        executor: str,
+        output: int,
+        *,
+        memory: int | None = None,
+        pids: int | None = None,
+        cpu_weight: int | None = None,
+        open_files: int | None = None,
+    ) -> Started | Reply:
+        """Start an executor whose output goes to the descriptor `output`; the reply alone when it did not start."""
+        reply, descriptors = self._ask(
+            Request.START, uid, executor, (memory or 0, pids or 0, cpu_weight or 0, open_files or 0), (output,)
+        )
+        if reply.status is Status.DONE and len(descriptors) == 2:
+            return Started(reply, socket.socket(fileno=descriptors[0]), descriptors[1])
+        for one in descriptors:
+            os.close(one)
+        return reply
+
+    def kill(self, uid: int, executor: str) -> Reply:
+        """Have one round of ending done; `Status.NOT_YET` while something is left."""
+        return self._ask(Request.KILL, uid, executor)[0]
+
+    def sweep(self, uid: int) -> Reply:
+        """Have one round of sweeping done for an account that is Hutch's alone."""
+        return self._ask(Request.SWEEP, uid)[0]
+
+    def close(self) -> None:
+        """End the connection. What was started lives on."""
+        with self._lock:
+            self._drop()
+
+    # ------------------------------------------------------------ asking
+
+    def _ask(
+        self,
+        request: Request,
+        uid: int,
+        executor: str = "",
+        bounds: tuple[int, int, int, int] = (0, 0, 0, 0),
+        descriptors: tuple[int, ...] = (),
+    ) -> tuple[Reply, list[int]]:
+        """Ask once; where the connection turns out to be gone before it took the question, once more on a new one."""
+        packet = _REQUEST.pack(_MAGIC, request, uid, executor.encode("ascii"), *bounds, 0)
+        with self._lock:
+            for last in (False, True):
+                fresh = self._sock is None
+                try:
+                    sock = self._connected()
+                    socket.send_fds(sock, [packet], list(descriptors))
+                except OSError as error:
+                    self._drop()
+                    if fresh or last:
+                        raise self._unreachable(error) from error
+                    continue
+                try:
+                    return self._answer(sock)
+                except OSError as error:
+                    self._drop()
+                    # whether a start was carried out is not known then: it is never asked for twice
+                    if last or fresh or request is Request.START:
+                        raise self._unreachable(error) from error
+        raise AssertionError("the second try returns or raises")
+
+    def _answer(self, sock: socket.socket) -> tuple[Reply, list[int]]:
+        data, descriptors, flags, _ = socket.recv_fds(sock, _REPLY.size, 2)
+        for one in descriptors:
+            os.set_inheritable(one, False)
+        if len(data) != _REPLY.size or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or not data.startswith(_MAGIC):
+            for one in descriptors:
+                os.close(one)
+            raise OSError("it closed the connection" if not data else "it speaks another protocol")
+        _, status, pid, left, oom, full, start_time, text = _REPLY.unpack(data)
+        said = text.rstrip(b"\0").decode(errors="replace")
+        return Reply(Status(min(status, Status.FAILED)), pid, left, oom, full, start_time, said), descriptors
+
+    def _connected(self) -> socket.socket:
+        if self._sock is None:
+            self._sock = self._dial(self._way) if isinstance(self._way, Path) else self._sudo(self._way)
+            self._sock.settimeout(_DEADLINE)
+        return self._sock
+
+    def _dial(self, path: Path) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            sock.settimeout(_DEADLINE)
+            sock.connect(os.fspath(path))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _sudo(self, command: Sequence[str]) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            # not in hutchd's own session: a signal to its group must not end the launcher in the middle of a start
+            self._process = subprocess.Popen(
+                command,
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return ours
+
+    def _drop(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)  # it ends with its connection; sudo and all
+            self._process = None
+
+    def _unreachable(self, error: OSError) -> HutchError:
+        why = error.strerror or str(error) or type(error).__name__
+        if isinstance(self._way, Path):
+            text = f"hutch-launcher cannot be reached at {self._way} ({why}). `hutch doctor` says what to do."
+        else:
+            text = (
+                f"`{' '.join(self._way)}` did not start hutch-launcher ({why}). `hutch doctor --sudo` shows the rule."
+            )
+        return HutchError(Reason.ISOLATION_UNAVAILABLE, text)
+
+
+def read_group(text: str) -> Group:
+    """Return what a probe said; one that cannot be read says that nothing can be done."""
+    try:
+        return msgspec.json.decode(text, type=Group)
+    except msgspec.DecodeError:
+        return Group(why=text or "The launcher does not say what it can do.")
+
+
+def group_dir(reply: Reply) -> str | None:
+    """Return the directory of a started executor's cgroup, if it has one."""
+    try:
+        found: Any = msgspec.json.decode(reply.text)
+    except msgspec.DecodeError:
+        return None
+    path = found.get("cgroup") if isinstance(found, dict) else None
+    return path if isinstance(path, str) and path else None

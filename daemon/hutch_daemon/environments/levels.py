@@ -1,0 +1,76 @@
+"""How well a session is separated: one of three levels, decided here alone from what was probed. Pure.
+
+| level | other account than hutchd's | cgroup of its own | sandbox with its own processes and view of the files |
+|---|---|---|---|
+| `strict` | yes | yes | yes |
+| `account` | yes | yes | where it can be had |
+| `reduced` | one of them is missing | | where it can be had |
+
+What is asked for is the least that is accepted: a session that cannot have it is refused with what is missing.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hutch_daemon.environments.port import Separation
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+
+__all__ = ["ORDER", "demand", "highest", "level_of"]
+
+ORDER: Final[tuple[m.IsolationLevel, ...]] = ("reduced", "account", "strict")
+
+_HOME: Final = {"tools": "the tools in its home", "read_only": "its home without its secrets", "hidden": "no home"}
+_NETWORK: Final = {
+    "full": "It reaches the network that the host reaches.",
+    "allow-list": "Of the network it reaches the hosts that the settings name.",
+    "broker-only": "Of the network it reaches nothing but its model.",
+}
+
+
+def highest(*levels: m.IsolationLevel | None) -> m.IsolationLevel:
+    """Return the highest of those that were asked for."""
+    return max((one for one in levels if one is not None), key=ORDER.index, default="reduced")
+
+
+def level_of(
+    separation: Separation, sandbox: m.SandboxSpec | None, no_sandbox: str, asked: m.IsolationLevel, kind: str = ""
+) -> m.Isolation:
+    """Return what a session has in an environment with these walls, or without, and then `no_sandbox` says why.
+
+    `kind` names the sandbox for people.
+    """
+    apart, cgroup = separation.apart, separation.cgroup
+    why = [separation.why]
+    if sandbox is not None:
+        named = f" ({kind})" if kind else ""
+        why.append(
+            f"Each agent is in a sandbox{named}: it sees its working directory, read-only the system and"
+            f" {_HOME[sandbox.home]}, and no process but its own. {_NETWORK[sandbox.network]}"
+        )
+    else:
+        why.append(no_sandbox)
+    level: m.IsolationLevel = "reduced"
+    missing = separation.missing
+    if apart and cgroup:
+        level, missing = ("strict", "") if sandbox is not None else ("account", no_sandbox)
+    insiders = separation.insiders
+    if sandbox is not None and not apart:
+        insiders = (
+            "A process of an agent cannot reach the client socket: it is not there in its sandbox. Others are told"
+            f" {insiders}"
+        )
+    return m.Isolation(level, " ".join(filter(None, why)), insiders, asked=asked, missing=missing)
+
+
+def demand(having: m.Isolation) -> None:
+    """Refuse, with `isolation_unavailable`, what is less than was asked for."""
+    if having.asked is not None and ORDER.index(having.level) < ORDER.index(having.asked):
+        raise HutchError(
+            Reason.ISOLATION_UNAVAILABLE,
+            f"The session must have the isolation {having.asked} and could have only {having.level}: {having.missing}"
+            " `hutch doctor` says more.",
+            level=having.level,
+            asked=having.asked,
+        )

@@ -1,0 +1,278 @@
+"""Executors as other Unix accounts: started, bounded and ended by hutch-launcher, since hutchd has no privilege.
+
+hutchd hands the token over itself, through the socket that the launcher passes on. A kill is asked for in rounds until
+the executor's cgroup is gone, which is what `verified` means here; where the launcher cannot be reached nothing can be
+shown to be gone.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import anyio
+import structlog
+
+from hutch_daemon.environments import cgroups
+from hutch_daemon.environments.handover import hand_over, read_line
+from hutch_daemon.environments.launcher import Group, Launcher, Reply, Started, Status, group_dir, read_group
+from hutch_daemon.environments.local import NO_PLACES, Local, Places, open_output, refused_start
+from hutch_daemon.environments.port import Account, Killed, Launched, LaunchSpec, Separation
+from hutch_daemon.environments.walls import Walls, probe
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.ids import new_id
+
+__all__ = ["UnixUser"]
+
+_log: Final = structlog.get_logger(__name__)
+_KILL_DEADLINE: Final = 5.0
+_READY: Final = 30.0
+_TRIAL_MEMORY: Final = 512 << 20
+_TRIAL_PIDS: Final = 256
+_PROBE_KEPT: Final = 5.0
+"""Seconds for which a probe counts, a failed one too."""
+
+
+class UnixUser(Local):
+    """The environment `unix-user`."""
+
+    name = "unix-user"
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        *,
+        output: int = 1024 * 1024,
+        places: Places = NO_PLACES,
+        dedicated: Callable[[str], bool] = lambda _: False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`output` bounds an executor's log file in bytes; `dedicated` tells whether an account is Hutch's alone.
+
+        `places` are what no agent may see and what none may change.
+        """
+        super().__init__(output)
+        self._places = places
+        self._walls: dict[int, Walls] = {}
+        self._tried = Walls(why="Whether there can be a sandbox is tried when the first session of an account opens.")
+        self._trying = anyio.Lock()
+        self._launcher = launcher
+        self._dedicated = dedicated
+        self._clock = clock
+        self._group: Group | None = None
+        self._trouble = "The launcher was not asked yet."
+        self._probed = -_PROBE_KEPT
+
+    # ------------------------------------------------------------ what there is
+
+    async def probe(self) -> str:
+        """Ask the launcher what it can do; return what is wrong, or nothing. Never raises."""
+        if self._clock() - self._probed >= _PROBE_KEPT:
+            await anyio.to_thread.run_sync(self._probe)
+        return self._trouble
+
+    def _probe(self) -> None:
+        try:
+            reply = self._launcher.probe()
+        except HutchError as error:
+            self._group, self._trouble = None, error.message
+        else:
+            found = read_group(reply.text) if reply.status is Status.DONE else None
+            self._group, self._trouble = found, "" if found is not None else reply.text
+        self._probed = self._clock()
+
+    def separation(self) -> Separation:
+        """Tell what the launcher said when it was asked last."""
+        group = self._group or Group()
+        missing = self._trouble or ("" if group.cgroup else group.why or "The launcher can make no cgroup.")
+        return Separation(
+            apart=True,
+            cgroup=bool(group.cgroup),
+            why="Each session runs as its own account, which can reach neither another account's files and processes"
+            " nor Hutch's.",
+            insiders="by the cgroup that hutch-launcher put it into, which it cannot leave, and by descent."
+            if group.cgroup
+            else "by descent.",
+            missing=missing,
+        )
+
+    async def accept(self, account: Account) -> None:
+        """Ask the launcher, whose own list decides."""
+        try:
+            reply = await anyio.to_thread.run_sync(self._launcher.probe, account.uid)
+        except HutchError:
+            self._probed = -_PROBE_KEPT
+            raise
+        if reply.status is not Status.DONE:
+            raise HutchError(Reason.ISOLATION_UNAVAILABLE, reply.text or "The launcher refuses this account.")
+        if self._group is None:  # it is back
+            await anyio.to_thread.run_sync(self._probe)
+
+    async def walls(self, account: Account) -> Walls:
+        """Have an executor of the account try them; what holds is remembered, what does not is tried again."""
+        async with self._trying:
+            known = self._walls.get(account.uid)
+            if known is not None and not known.lost():
+                return known
+            found = self._tried = await probe(*self._places, trial=partial(self._try_walls, account))
+            if found.program is not None:
+                self._walls[account.uid] = found
+            return found
+
+    def known_walls(self) -> Walls:
+        """Return what an account found last."""
+        return self._tried
+
+    async def _try_walls(self, account: Account, spec: m.SandboxSpec) -> str:
+        await self.accept(account)
+        return await anyio.to_thread.run_sync(self._run_trial, account, spec)
+
+    def _run_trial(self, account: Account, spec: m.SandboxSpec) -> str:
+        """Start an executor that only tries walls; return what it said. It gets no token."""
+        executor = new_id("executor")
+        reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            started = self._launcher.start(account.uid, executor, writer, memory=_TRIAL_MEMORY, pids=_TRIAL_PIDS)
+            if not isinstance(started, Started):
+                raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"{account.name} gets no executor: {started.text}")
+            try:
+                boot = m.Boot(executor, "", "", os.geteuid(), "script", trial=spec)
+                deadline = time.monotonic() + _READY
+                hand_over(started.sock, started.reply.pid, account.uid, boot, deadline)
+                return read_line(started.sock, deadline).decode(errors="replace") or "it did not say how that went"
+            finally:
+                started.sock.close()
+                os.close(started.pidfd)
+                self._end(account.uid, executor)
+        finally:
+            os.close(reader)
+            os.close(writer)
+
+    def spool_of(self, account: Account, executor: str) -> Path | None:
+        """Return a directory below the account's own, which the launcher made."""
+        return Path(self._group.spool, str(account.uid), executor) if self._group and self._group.spool else None
+
+    # ------------------------------------------------------------ start
+
+    async def start(self, spec: LaunchSpec) -> Launched:
+        """Start an executor; see the port. `isolation_unavailable` when the launcher refuses or is not there."""
+        await self.accept(spec.account)
+        return await anyio.to_thread.run_sync(self._start, spec)  # not cancellable: what was started is also recorded
+
+    def _start(self, spec: LaunchSpec) -> Launched:
+        uid = spec.account.uid
+        try:
+            output = open_output(spec.log_path)
+        except OSError as error:
+            raise refused_start(error) from error
+        try:
+            started = self._launcher.start(
+                uid,
+                spec.executor,
+                output,
+                memory=spec.memory_limit,
+                pids=spec.pids,
+                cpu_weight=spec.cpu_weight,
+                open_files=spec.open_files,
+            )
+        except HutchError:
+            self._probed = -_PROBE_KEPT
+            raise
+        finally:
+            os.close(output)
+        if not isinstance(started, Started):
+            reason = Reason.ISOLATION_UNAVAILABLE if started.status is Status.REFUSED else Reason.AGENT_UNAVAILABLE
+            raise HutchError(reason, f"{spec.account.name} gets no executor: {started.text}")
+        reply = started.reply
+        try:
+            hand_over(started.sock, reply.pid, uid, spec.boot, time.monotonic() + _READY)
+        except BaseException:
+            self._end(uid, spec.executor)
+            raise
+        finally:
+            started.sock.close()
+            os.close(started.pidfd)
+        state = {
+            "executor": spec.executor,
+            "pid": reply.pid,
+            "start_time": reply.start_time,
+            "boot_id": self._boot,
+            "uid": uid,
+            "log": str(spec.log_path),
+            "cgroup": group_dir(reply),
+            "limits": {"memory": spec.memory_limit, "pids": spec.pids},
+        }
+        return Launched(spec.executor, reply.pid, reply.start_time, self._boot, uid, state)
+
+    # ------------------------------------------------------------ end
+
+    async def kill(self, launched: Launched) -> Killed:
+        """Have the launcher end all that is in the executor's cgroup, until that is gone."""
+        if launched.boot_id != self._boot:
+            return Killed(verified=True)
+        return await anyio.to_thread.run_sync(self._kill, launched)
+
+    def _kill(self, launched: Launched) -> Killed:
+        try:
+            reply = self._end(launched.uid, launched.executor)
+        except HutchError as error:
+            _log.error("an executor cannot be ended", executor=launched.executor, error=error.message)
+            return Killed(verified=False, left=self._left(launched))
+        if reply.status is not Status.DONE:
+            _log.error("an executor cannot be ended", executor=launched.executor, left=reply.left, error=reply.text)
+            return Killed(verified=False, left=self._left(launched))
+        left = self._left(launched)
+        return Killed(verified=not left, left=left, over=_over(reply, launched))
+
+    def _end(self, uid: int, executor: str) -> Reply:
+        """Ask for rounds until nothing is left, or the deadline passed."""
+        deadline, pause = time.monotonic() + _KILL_DEADLINE, 0.0005
+        oom = full = 0
+        while True:
+            reply = self._launcher.kill(uid, executor)
+            oom, full = max(oom, reply.oom), max(full, reply.full)
+            if reply.status is not Status.NOT_YET or time.monotonic() >= deadline:
+                return Reply(reply.status, 0, reply.left, oom, full, 0, reply.text)
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.05)
+
+    def _left(self, launched: Launched) -> tuple[int, ...]:
+        """Look for oneself what is still there."""
+        executor = self._executor(launched)
+        left = {launched.pid} if executor is not None and not executor.dead else set[int]()
+        if path := launched.state.get("cgroup"):
+            left |= cgroups.Cgroup(Path(path), 2).pids()
+        return tuple(sorted(left))
+
+    async def sweep(self, account: Account) -> str:
+        """Have the launcher sweep, for an account that the settings and the launcher's own list call Hutch's alone."""
+        if not self._dedicated(account.name):
+            return ""
+        deadline = self._clock() + _KILL_DEADLINE
+        while True:
+            try:
+                reply = await anyio.to_thread.run_sync(self._launcher.sweep, account.uid)
+            except HutchError as error:
+                return error.message
+            if reply.status is Status.DONE:
+                return ""
+            if reply.status is not Status.NOT_YET or self._clock() >= deadline:
+                return reply.text or f"{reply.left} processes of {account.name} could not be ended."
+            await anyio.sleep(0.02)
+
+
+def _over(reply: Reply, launched: Launched) -> str:
+    limits = launched.state.get("limits") or {}
+    if reply.oom:
+        size = limits.get("memory")
+        of = f" of {size / (1 << 20):,.0f} MiB" if size else ""
+        some = "1 process was" if reply.oom == 1 else f"{reply.oom} processes were"
+        return f"The session went over its memory limit{of}: {some} ended."
+    if reply.full and limits.get("pids"):
+        return f"The session met its limit of {limits['pids']} processes and threads."
+    return ""

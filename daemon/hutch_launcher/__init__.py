@@ -1,0 +1,1 @@
+"""hutch-launcher: the one privileged part of Hutch. Standard library only; it imports nothing of ours."""

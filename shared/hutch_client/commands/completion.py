@@ -1,0 +1,180 @@
+"""completion: what a shell needs to complete `hutch`, and the answers to it.
+
+The script that is printed only asks: at each Tab it runs `hutch` with the line in its environment (argcomplete's
+protocol), and `answer` looks at the parser of the command that stands there. So it knows every option that there is.
+Values come by metavar: a SESSION or QUESTION from hutchd, a FILE or DIR from the disk, an ACCOUNT from the system.
+
+What is always true: one command's module is imported and no other; nothing is printed but completions; hutchd is
+waited for only a moment, and where it does not answer there is nothing to choose from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import pwd
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NoReturn
+
+import argcomplete
+from argcomplete.completers import SuppressCompleter
+from argcomplete.lexers import split_line
+from argcomplete.shell_integration import shellcode
+
+from hutch_client import exits
+from hutch_client.commands import GROUPS, MODULES, Command, Parser
+from hutch_client.untrusted import one_line
+from hutch_shared.errors import HutchError
+
+__all__ = ["COMMANDS", "answer"]
+
+_SHELLS: Final = {
+    "bash": "echo 'source <(hutch completion bash)' >> ~/.bashrc",
+    "fish": "hutch completion fish > ~/.config/fish/completions/hutch.fish",
+    "zsh": "hutch completion zsh > DIR/_hutch, with a DIR of your $fpath",
+}
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "\n".join(["for good:", *(f"  {line}" for line in _SHELLS.values())])
+    parser.add_argument("shell", metavar="SHELL", choices=tuple(_SHELLS), help=", ".join(_SHELLS))
+
+
+def _print(given: argparse.Namespace) -> int:
+    print(shellcode(["hutch"], shell=given.shell, complete_arguments=["-o", "nospace"]))
+    return exits.OK
+
+
+def answer() -> NoReturn:
+    """Write the completions of the line in the environment to where argcomplete's script wants them, and end."""
+    words = split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))[3]
+    argcomplete.autocomplete(
+        _parser(words[1] if len(words) > 1 else ""),
+        always_complete_options=False,
+        default_completer=SuppressCompleter(),
+    )
+    raise SystemExit(exits.FAILED)  # not reached: argcomplete ends the process
+
+
+def _parser(chosen: str) -> Parser:
+    """Return a parser of the line that has the arguments of the command `chosen`, and of no other."""
+    root = Parser(prog="hutch")
+    if chosen in MODULES:
+        table: dict[str, Command] = importlib.import_module(f"hutch_client.commands.{MODULES[chosen]}").COMMANDS
+        command = root.add_subparsers(prog="hutch").add_parser(chosen)
+        table[chosen].arguments(command)
+        _offer_values(command, chosen)
+    elif chosen == "help":
+        root.add_argument("help")
+        root.add_argument("command", choices=tuple(MODULES))
+    else:
+        commands = {name: doc for group in GROUPS.values() for name, (_, doc) in group.items()}
+        first: Any = root.add_argument("command")
+        first.completer = lambda **_: {**commands, "help": "say what a command is for"}
+        root.add_argument("--version", action="store_true", help="versions of both sides")
+    return root
+
+
+def _offer_values(parser: argparse.ArgumentParser, command: str) -> None:
+    """Give each argument what offers its values, also below a verb."""
+    for action in parser._actions:  # noqa: SLF001 - as argcomplete does: argparse shows them nowhere else
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - the same
+            for verb in action.choices.values():
+                _offer_values(verb, command)
+        elif isinstance(action.metavar, str) and action.metavar in _OFFERS:
+            action.completer = _OFFERS[action.metavar](command)  # type: ignore[attr-defined]  # argcomplete reads it
+
+
+Offer = Callable[..., dict[str, str]]
+"""Called with `prefix` and more; returns what may stand there, each with a word about it."""
+
+_PATIENCE: Final = 0.5
+_WITH_CLOSED: Final = ("audit", "fork", "inspect", "logs", "rm", "usage")
+
+
+def _sessions(command: str) -> Offer:
+    def offer(**_: Any) -> dict[str, str]:
+        state = None if command in _WITH_CLOSED else "open"
+        offered = {}
+        for one in _asked("list_sessions", "sessions", state=state):
+            told = f"{one['state']}, {one['agent']} in {one_line(one['cwd'], 60)}"
+            offered[one["id"]] = f"{one_line(one['name'], 40)}: {told}"
+            if _is_plain(one["name"]):
+                offered.setdefault(one["name"], told)
+        return offered
+
+    return offer
+
+
+def _questions(_: str) -> Offer:
+    def offer(**_: Any) -> dict[str, str]:
+        from hutch_client.questions import headline
+
+        return {one["id"]: one_line(headline(one), 60) for one in _asked("list_permissions", "permissions")}
+
+    return offer
+
+
+def _asked(method: str, what: str, **params: Any) -> list[dict[str, Any]]:
+    """Return the records that hutchd has now; none where it does not answer at once."""
+    from hutch_client.blocking import Connection  # late: most completions ask nobody
+
+    try:
+        with Connection(timeout=_PATIENCE) as hutch:
+            found: list[dict[str, Any]] = hutch.call(method, **params)[what]
+            return found
+    except (HutchError, OSError):
+        return []
+
+
+def _is_plain(name: str) -> bool:
+    """Tell whether no shell makes anything else of the name; what others chose may not run when it is completed."""
+    return bool(name) and name[0] != "-" and all(one.isalnum() or one in "-_.+@" for one in name)
+
+
+def _accounts(_: str) -> Offer:
+    def offer(**_: Any) -> dict[str, str]:
+        people = (one for one in pwd.getpwall() if _FIRST_PERSON <= one.pw_uid < _NOBODY)
+        return {one.pw_name: f"uid {one.pw_uid}" for one in people if _is_plain(one.pw_name)}
+
+    return offer
+
+
+_FIRST_PERSON: Final = 1000
+_NOBODY: Final = 65534
+
+
+def _files(_: str) -> Offer:
+    return lambda prefix, **_: dict.fromkeys(_beginning(prefix, directories=False), "")
+
+
+def _directories(_: str) -> Offer:
+    return lambda prefix, **_: dict.fromkeys(_beginning(prefix, directories=True), "")
+
+
+def _beginning(prefix: str, *, directories: bool) -> Iterator[str]:
+    """Yield the paths that begin so, as they are typed; a directory ends with a slash."""
+    above, slash, begun = prefix.rpartition("/")
+    try:
+        with os.scandir(os.path.expanduser(above + slash) or ".") as there:
+            for entry in there:
+                if entry.name.startswith(begun) and (begun or not entry.name.startswith(".")):
+                    if entry.is_dir():
+                        yield f"{above}{slash}{entry.name}/"
+                    elif not directories:
+                        yield f"{above}{slash}{entry.name}"
+    except OSError:
+        return
+
+
+_OFFERS: Final[dict[str, Callable[[str], Offer]]] = {
+    "ACCOUNT": _accounts,
+    "DIR": _directories,
+    "FILE": _files,
+    "QUESTION": _questions,
+    "SESSION": _sessions,
+}
+
+COMMANDS = {"completion": Command(_arguments, _print, "Print a script with which your shell completes `hutch`.")}

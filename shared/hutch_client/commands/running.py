@@ -1,0 +1,125 @@
+"""`hutch run`, when its words are read: a session is opened or found, the prompt submitted, its turn watched."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+import anyio
+import msgspec
+
+from hutch_client import exits, starting
+from hutch_client.client import HutchClient
+from hutch_client.commands.sessions import is_other_account, real_directory
+from hutch_client.endpoint import socket_path
+from hutch_client.tables import print_json
+from hutch_client.untrusted import one_line
+from hutch_client.waiting import telling
+from hutch_client.watch import Manner, Watch
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+
+__all__ = ["run"]
+
+_OF_NEW_SESSIONS = (
+    *("directory", "agent", "name", "account", "isolation", "mode", "allow", "ask", "deny", "model", "script"),
+    "when_nobody",
+)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Do what `given`, the words of `commands.run`, say; return the exit code."""
+    misplaced = [name for name in _OF_NEW_SESSIONS if getattr(given, name)] if given.session else []
+    if misplaced:
+        option = misplaced[0].replace("_", "-")
+        raise HutchError(Reason.INVALID_PARAMS, f"--{option} is for a new session; {given.session} has its own.")
+    opened = None if given.session else _new_session(given)  # what is wrong with it is said before anything is begun
+    prompt = _read_prompt(given.prompt)
+    _ensure_daemon()
+    return anyio.run(_talk, given, opened, prompt)
+
+
+def _read_prompt(prompt: str | None) -> str:
+    if prompt is None and sys.stdin.isatty():
+        raise HutchError(Reason.INVALID_PARAMS, "What is to be done? Give a prompt: `hutch run 'fix the tests'`.")
+    text = sys.stdin.buffer.read().decode(errors="replace") if prompt in (None, "-") else prompt
+    if not text or not text.strip():
+        raise HutchError(Reason.INVALID_PARAMS, "The prompt is empty.")
+    return text
+
+
+def _ensure_daemon() -> None:
+    """Start the user's hutchd when there is none; what HUTCH_HOST names is somebody else's to start."""
+    if "HUTCH_HOST" not in os.environ and not starting.is_running(socket_path()):
+        pid = starting.start()
+        if pid is not None:
+            print(f"Started hutchd (pid {pid}); `hutch daemon stop` ends it.", file=sys.stderr)
+
+
+async def _talk(given: argparse.Namespace, opened: m.OpenSession | None, prompt: str) -> int:
+    async with HutchClient.connect() as hutch:
+        async with telling(lambda: _refusal(hutch)):
+            session = await (hutch.open_session(opened) if opened else _find(hutch, given.session))
+        if session.warning:
+            print(f"! {one_line(session.warning)}", file=sys.stderr)
+        async with telling(lambda: _refusal(hutch)):
+            turn = await hutch.submit_prompt(session.id, prompt, timeout=given.timeout)
+        if session.active_turn is not None:
+            print("Queued: another turn of this session runs.", file=sys.stderr)
+        if given.detach:
+            print_json({"session": session.id, "turn": turn.id}) if given.output == "json" else print(session.id)
+            return exits.OK
+        print(_headline(session), file=sys.stderr)
+        if session.keys == "exposed" and session.isolation.keys_why:
+            print(f"! {one_line(session.isolation.keys_why)}", file=sys.stderr)
+        manner = Manner(given.output, "refuse" if given.no_input else "inline", prompts=False)
+        code = await Watch(hutch, session.id, manner, turn=turn.id).run(session.head_seq, session.journal)
+        if given.output == "json":
+            print_json(msgspec.to_builtins(await hutch.get_turn(turn.id)))
+        return code
+
+
+def _headline(session: m.Session) -> str:
+    words = [session.id, one_line(session.name), session.agent]
+    if is_other_account(session.account):
+        words.append(f"as {one_line(session.account)}")
+    return "  ".join([*words, f"isolation: {session.isolation.level}", f"keys: {session.keys}"])
+
+
+async def _find(hutch: HutchClient, ref: str) -> m.Session:
+    """Return the session that is to go on. HutchError SESSION_CLOSED, with what can be done instead."""
+    session = await hutch.get_session(ref)
+    if session.state == "closed":
+        fork = f"`hutch fork {ref}` opens one that goes on from its conversation, and " if session.agent_session else ""
+        raise HutchError(
+            Reason.SESSION_CLOSED, f"{ref} is closed: {fork}`hutch run` without --session begins a new one."
+        )
+    return session
+
+
+def _refusal(hutch: HutchClient) -> str:
+    return f"hutchd: {hutch.refusal.message}" if hutch.refusal else "hutchd, which has not answered yet"
+
+
+def _new_session(given: argparse.Namespace) -> m.OpenSession:
+    cwd = real_directory(given.directory, other=given.account is not None)
+    script = given.script and os.path.abspath(given.script)
+    if script and given.agent not in (None, "script"):
+        raise HutchError(Reason.INVALID_PARAMS, f"--script is for `--agent script`, not for {given.agent}.")
+    if script and not given.account:  # what another account may read is for that account to find out
+        try:
+            open(script, "rb").close()
+        except OSError as error:
+            raise HutchError(Reason.INVALID_PARAMS, f"{script} cannot be read: {error.strerror}.") from None
+    return m.OpenSession(
+        agent=given.agent or ("script" if script else "claude"),
+        cwd=cwd,
+        name=given.name,
+        account=given.account,
+        isolation=given.isolation,
+        permission_mode=given.mode,
+        when_nobody=given.when_nobody,
+        rules=m.Rules(tuple(given.allow), tuple(given.ask), tuple(given.deny)),
+        options=m.AgentOptions(model=given.model, script=script),
+    )

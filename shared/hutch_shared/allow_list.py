@@ -1,0 +1,135 @@
+"""Which hosts an agent may reach where the settings name them: `[sandbox] allow`, read and asked. Pure.
+
+| entry | allows |
+|---|---|
+| `example.com` | that host |
+| `*.example.com` | its subdomains, however deep; not the host itself |
+| `192.0.2.7`, `[2001:db8::7]` | that address, by itself or where an allowed name leads to it |
+
+each at ports 80 and 443, or with `:port` behind it at that one alone. Always true:
+
+- A name is compared as the DNS does: neither case nor one final dot counts, other scripts are read as IDNA does.
+- An allowed name leads to the public internet only. Addresses of this machine, of private networks, and those where
+  clouds hand out credentials are reached only where an entry is that very address.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["Address", "AllowList", "address_of", "is_public", "plain_host"]
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_USUAL_PORTS: Final = (80, 443)
+_ENTRY: Final = re.compile(
+    r"(?P<host>\[[^\[\]]+\]|[^:\[\]]+|[0-9a-f]*:[0-9a-f]*:[0-9a-f:.]*)(:(?P<port>[0-9]{1,5}))?", re.IGNORECASE
+)
+_LABEL: Final = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
+_NAME: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+_NUMBER: Final = re.compile(r"(.*\.)?(0x[0-9a-f]*|[0-9]+)")
+"""What some resolvers take for an IPv4 address written in another way."""
+
+_GLOBAL_6: Final = ipaddress.IPv6Network("2000::/3")
+_EMBEDDING: Final = (ipaddress.IPv6Network("2002::/16"), ipaddress.IPv6Network("2001::/32"))
+"""6to4 and Teredo: an IPv4 address inside, and nobody's way to the internet any more."""
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+_NOT_FOR_AGENTS: Final = (
+    ipaddress.IPv4Network("192.0.0.0/24"),  # protocol assignments; Oracle's metadata among them
+    ipaddress.IPv4Network("192.88.99.0/24"),
+    ipaddress.IPv4Network("168.63.129.16/32"),  # Azure's platform: a public address only by its looks
+)
+
+
+def plain_host(host: str) -> str:
+    """Return a host name in the one spelling in which names are compared. ValueError when it is none."""
+    name = host.removesuffix(".").lower()
+    if not name.isascii():
+        import idna  # large, and asked of nobody who writes in ASCII
+
+        try:
+            name = idna.encode(name, uts46=True).decode("ascii")
+        except (idna.IDNAError, UnicodeError) as error:
+            raise ValueError(f"{host!r} is not a name in any script") from error
+    if len(name) > 253 or not _NAME.fullmatch(name) or _NUMBER.fullmatch(name):
+        raise ValueError(f"{host!r} is not a host's name")
+    return name
+
+
+def address_of(host: str) -> Address | None:
+    """Return the address that is written there, with or without brackets; None when it is a name."""
+    try:
+        address = ipaddress.ip_address(host[1:-1] if host.startswith("[") and host.endswith("]") else host)
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
+
+def is_public(address: Address) -> bool:
+    """Tell whether it is a host's address of the public internet, and no cloud's place for credentials."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address in _NAT64:
+            return is_public(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
+        return address in _GLOBAL_6 and address.is_global and not any(address in network for network in _EMBEDDING)
+    refused = address.is_multicast or address.is_reserved or any(address in network for network in _NOT_FOR_AGENTS)
+    return address.is_global and not refused
+
+
+@dataclass(frozen=True, slots=True)
+class AllowList:
+    """The entries, read."""
+
+    hosts: frozenset[tuple[str, int]] = frozenset()
+    below: frozenset[tuple[str, int]] = frozenset()
+    addresses: frozenset[tuple[Address, int]] = frozenset()
+
+    @classmethod
+    def read(cls, entries: Iterable[str]) -> AllowList:
+        """Read them. ValueError, with a sentence, names the first that cannot be read."""
+        hosts: set[tuple[str, int]] = set()
+        below: set[tuple[str, int]] = set()
+        addresses: set[tuple[Address, int]] = set()
+        for entry in entries:
+            found = _ENTRY.fullmatch(entry)
+            ports = _USUAL_PORTS if found is None or found["port"] is None else (int(found["port"]),)
+            if found is None or not all(0 < port < 65536 for port in ports):
+                raise ValueError(_unread(entry))
+            host = found["host"]
+            if (address := address_of(host)) is not None:
+                addresses |= {(address, port) for port in ports}
+                continue
+            try:
+                name = plain_host(host.removeprefix("*."))
+            except ValueError as error:
+                raise ValueError(_unread(entry)) from error
+            (below if host.startswith("*.") else hosts).update((name, port) for port in ports)
+        return cls(frozenset(hosts), frozenset(below), frozenset(addresses))
+
+    def names(self, host: str, port: int) -> bool:
+        """Tell whether an agent may ask for this host; where it leads is asked with `reaches`."""
+        if (address := address_of(host)) is not None:
+            return (address, port) in self.addresses
+        try:
+            name = plain_host(host)
+        except ValueError:
+            return False
+        if (name, port) in self.hosts:
+            return True
+        while "." in name:
+            name = name.partition(".")[2]
+            if (name, port) in self.below:
+                return True
+        return False
+
+    def reaches(self, address: Address, port: int) -> bool:
+        """Tell whether what an allowed name leads to may be dialled."""
+        return is_public(address) or (address, port) in self.addresses
+
+
+def _unread(entry: str) -> str:
+    return f"{entry!r} is no host: write example.com, *.example.com, 192.0.2.7 or [2001:db8::7], with :port or without"

@@ -1,0 +1,95 @@
+"""Whether an account can get at a file: the way to it, component by component, as the kernel would walk it.
+
+By owners and modes alone, which anybody may look at. Access lists and security modules can allow or forbid more: where
+that matters, only trying tells.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+__all__ = ["Who", "closed", "members"]
+
+_LINKS: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """An account with all its groups, as they are now."""
+
+    name: str
+    uid: int
+    gid: int
+    gids: frozenset[int]
+    home: str
+    shell: str
+
+    @classmethod
+    def named(cls, name: str) -> Self:
+        """Look an account up. KeyError when there is none."""
+        found = pwd.getpwnam(name)
+        gids = frozenset(os.getgrouplist(name, found.pw_gid))
+        return cls(name, found.pw_uid, found.pw_gid, gids, found.pw_dir, found.pw_shell)
+
+    def may(self, found: os.stat_result, bits: int) -> bool:
+        """Tell whether a mode gives this account all of `bits` (4 read, 2 write, 1 execute or pass through)."""
+        if self.uid == 0:
+            return True
+        shift = 6 if found.st_uid == self.uid else 3 if found.st_gid in self.gids else 0
+        return found.st_mode >> shift & bits == bits
+
+
+def closed(path: str | Path, who: Who, bits: int = 4) -> str | None:
+    """Return the first thing on the way to `path` that keeps `who` from it, as words, or None.
+
+    Links are followed, as the kernel follows them. `bits` is what is wanted of the last; of a directory, passing
+    through too.
+    """
+    at, rest, links = Path("/"), [*Path(os.path.abspath(path)).parts[1:]], 0
+    while True:
+        try:
+            found = at.lstat()
+        except FileNotFoundError:
+            return f"{at} is not there"
+        except OSError as error:
+            return f"{at} cannot be looked at ({error.strerror})"
+        if stat.S_ISLNK(found.st_mode):
+            links += 1
+            if links > _LINKS:
+                return f"{at} is one link too many"
+            target = os.path.normpath(at.parent / at.readlink())
+            at, rest = Path("/"), [*Path(target).parts[1:], *rest]
+            continue
+        folder = stat.S_ISDIR(found.st_mode)
+        wanted = (1 if rest else bits | 1) if folder else bits
+        if not who.may(found, wanted):
+            return f"{at} is closed to it ({stat.filemode(found.st_mode)} {_owner(found)})"
+        if not rest:
+            return None
+        if not folder:
+            return f"{at} is no directory"
+        at /= rest.pop(0)
+
+
+def members(group: str) -> list[str]:
+    """Return who is in a group, also those whose first group it is, sorted. KeyError when there is none."""
+    found = grp.getgrnam(group)
+    return sorted({*found.gr_mem, *(one.pw_name for one in pwd.getpwall() if one.pw_gid == found.gr_gid)})
+
+
+def _owner(found: os.stat_result) -> str:
+    try:
+        user = pwd.getpwuid(found.st_uid).pw_name
+    except KeyError:
+        user = str(found.st_uid)
+    try:
+        group = grp.getgrgid(found.st_gid).gr_name
+    except KeyError:
+        group = str(found.st_gid)
+    return f"{user} {group}"

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hutch_client.commands import MODULES
+from hutch_shared import messages as m
+from tests.client.conftest import Hutch
+from tests.client.fake_daemon import PERMISSION, SESSION, FakeDaemon
+from tests.client.shells import complete_in_bash, environment, shell
+from tests.client.terminal import at_terminal
+
+LINES = {
+    "hutch ": sorted([*MODULES, "help"]),
+    "hutch co": ["completion", "config"],
+    "hutch help fo": ["fork"],
+    "hutch config ": ["check", "path", "show"],
+    "hutch config show --o": ["--origin", "--output"],
+    "hutch ps -o ": ["json", "jsonl", "text"],
+    "hutch run --isolation ": ["account", "reduced", "strict"],
+    "hutch run --isolation=st": ["strict"],
+    "hutch mode x pl": ["plan"],
+    "hutch run --model ": [],
+    "hutch run 'fix it' ": [],
+    "hutch nonsense ": [],
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_bash_completes_commands_verbs_options_and_choices(clean_environment: None, line: str) -> None:
+    """As the parsers have them; where free words belong nothing is offered, file names neither."""
+    assert complete_in_bash(line) == LINES[line]
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_every_option_of_every_command_is_offered(hutch: Hutch, name: str) -> None:
+    """What `-h` shows is what Tab shows, for each verb too."""
+    verbs = _asked_of_hutch(f"hutch {name} ") if " VERB " in hutch(name, "-h")[1] else [""]
+
+    for verb in verbs:
+        words = f"{name} {verb}".split()
+        told = re.findall(r"^  (?:-\w.*?, )?(--[\w-]+)", hutch(*words, "-h")[1], re.MULTILINE)
+        assert sorted(_asked_of_hutch(f"hutch {' '.join(words)} --")) == sorted(told)
+
+
+def _asked_of_hutch(line: str) -> list[str]:
+    """Ask as bash does, without bash."""
+    read, write = os.pipe()
+    protocol = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
+    asked = [
+        sys.executable,
+        "-c",
+        f"import os, runpy; os.dup2({write}, 8); runpy.run_module('hutch_client', {{}}, '__main__')",
+    ]
+    done = subprocess.run(asked, env=environment(**protocol), pass_fds=(write,), capture_output=True, timeout=60)
+    os.close(write)
+    with open(read) as told:
+        assert (done.returncode, done.stdout) == (0, b"")
+        return told.read().split()
+
+
+def test_sessions_and_questions_are_those_that_hutchd_has(daemon: FakeDaemon) -> None:
+    """By id and by name; closed ones where something can still be done with them."""
+    daemon.answers["list_sessions"] = lambda params: m.Sessions(
+        (SESSION, *([msgspec.structs.replace(SESSION, id="s-2", name="old")] if params.state is None else []))
+    )
+    daemon.answers["list_permissions"] = m.Permissions((PERMISSION,))
+
+    assert complete_in_bash("hutch attach ") == ["fix", SESSION.id]
+    assert complete_in_bash("hutch rm fix s-") == ["s-0000000000000001", "s-2"]
+    assert complete_in_bash("hutch run --session f") == ["fix"]
+    assert complete_in_bash("hutch approve ") == [PERMISSION.id]
+
+
+def test_a_name_that_a_shell_could_run_is_not_offered(daemon: FakeDaemon) -> None:
+    """Its session is, by id: others choose names."""
+    names = ("$(touch x)", "a b", "`x`", "-rf", "x;y", "\x1b[2J", "ünï-1.2")
+    daemon.answers["list_sessions"] = m.Sessions(
+        tuple(msgspec.structs.replace(SESSION, id=f"s-{number}", name=name) for number, name in enumerate(names))
+    )
+
+    assert complete_in_bash("hutch attach ") == [*(f"s-{number}" for number in range(len(names))), "ünï-1.2"]
+
+
+@pytest.mark.parametrize("host", ["/nonexistent/client.sock", "relative"])
+def test_without_a_daemon_nothing_is_offered_and_nothing_said(
+    clean_environment: None, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    """A Tab is no place for an error."""
+    monkeypatch.setenv("HUTCH_HOST", host)
+
+    assert complete_in_bash("hutch attach ") == []
+
+
+def test_a_daemon_that_does_not_answer_holds_nobody_up(daemon: FakeDaemon) -> None:
+    """It is waited for a moment, and then there is nothing to choose from."""
+    gone_on = threading.Event()
+
+    def late(_: m.ListSessions) -> m.Sessions:
+        gone_on.wait(60)
+        return m.Sessions((SESSION,))
+
+    daemon.answers["list_sessions"] = late
+
+    assert complete_in_bash("hutch attach ") == []
+    gone_on.set()
+
+
+def test_files_and_directories_are_offered_where_they_are_meant(
+    clean_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they are typed, and written so that bash takes them for what they are; hidden ones when a dot is typed."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("sub", ".hidden"):
+        (tmp_path / name).mkdir()
+    for name in ("a.jsonl", "it's $(x) b.jsonl"):
+        (tmp_path / name).touch()
+
+    assert complete_in_bash("hutch run --script ") == ["a.jsonl", r"it\'s\ \$\(x\)\ b.jsonl", "sub/"]
+    assert complete_in_bash("hutch run -C ") == ["sub/"]
+    assert complete_in_bash("hutch run -C ~/.h") == ["~/.hidden/"]
+    assert complete_in_bash(f"hutch policy test {tmp_path}/a") == [f"{tmp_path}/a.jsonl"]
+    assert complete_in_bash("hutch run --script /nonexistent/") == []
+
+
+def test_accounts_are_those_of_people(clean_environment: None) -> None:
+    """Never root or a system account."""
+    offered = complete_in_bash("hutch run --account ")
+
+    assert not {"root", "daemon", "nobody"} & {*offered}
+
+
+def test_a_completion_imports_the_module_of_its_command_and_no_other(clean_environment: None) -> None:
+    """And nothing that takes long: what is typed waits for it."""
+    code = """
+import os, sys
+from hutch_client.commands.completion import _parser
+_parser(sys.argv[1])
+print(*(name for name in sys.modules if name.startswith("hutch_client.commands.")))
+print(*(name for name in ("anyio", "msgspec", "platformdirs", "structlog") if name in sys.modules))
+"""
+
+    for name, module in {"run": "run", "attach": "follow", "ps": "sessions", "": "completion", "key": "keys"}.items():
+        done = subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True, check=True)
+        modules, heavy = done.stdout.split("\n")[:2]
+
+        allowed = {f"hutch_client.commands.{one}" for one in (module, "completion", "sessions")}
+        assert {*modules.split()} <= allowed
+        assert heavy == ""
+
+
+@pytest.mark.system
+def test_fish_completes(daemon: FakeDaemon) -> None:
+    """With a word about each."""
+    daemon.answers["list_sessions"] = m.Sessions((SESSION,))
+    code = "hutch completion fish | source; for line in $argv; complete -C $line; end"
+    lines = ["hutch config ch", "hutch attach s-", "hutch run --isolation str"]
+
+    done = subprocess.run(
+        [shell("fish"), "--no-config", "-c", code, *lines],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+        check=True,
+    )
+
+    assert [line.partition("\t")[0] for line in done.stdout.splitlines()] == ["check", SESSION.id, "strict"]
+    assert "\tfix: open, claude in /w\n" in done.stdout
+
+
+@pytest.mark.system
+def test_zsh_completes_what_is_typed(daemon: FakeDaemon, tmp_path: Path) -> None:
+    """At a terminal, as a person presses Tab."""
+    daemon.answers["list_sessions"] = m.Sessions((SESSION,))
+    (tmp_path / ".zshrc").write_text("PS1='> '; autoload -U compinit; compinit -u; source <(hutch completion zsh)\n")
+    with at_terminal(program=[shell("zsh"), "-i"], environment=environment(ZDOTDIR=str(tmp_path))) as zsh:
+        zsh.wait_for("> ")
+        zsh.type("hutch conf\tpa\t\r")
+        zsh.wait_for("hutch.toml")
+        zsh.type("hutch attach s-\t")
+        zsh.wait_for(SESSION.id.removeprefix("s-"))
+
+
+def test_a_script_comes_for_each_shell_and_for_no_other(hutch: Hutch) -> None:
+    """The help says where it belongs."""
+    assert [hutch("completion", name)[0] for name in ("bash", "zsh", "fish")] == [0, 0, 0]
+    assert hutch("completion", "tcsh")[0] == 2
+    assert "source <(hutch completion bash)" in hutch("completion", "-h")[1]

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hutch_client.__main__ import main
+
+TEXT = """\
+[permissions]
+expiry = 600.0
+notify = ["say", "a \\"b\\" \\u009b2J \\u007f\\n"]
+
+[accounts.map]
+ann = "alice"
+"b.c" = "x"
+
+[turns]
+timeout = inf
+"""
+
+Config = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean_environment: None) -> Path:
+    """A settings file that HUTCH_CONFIG names. No hutchd runs."""
+    path = tmp_path / "my hutch.toml"
+    path.write_text(TEXT)
+    monkeypatch.setenv("HUTCH_CONFIG", str(path))
+    return path
+
+
+@pytest.fixture
+def config(settings: Path, capfd: pytest.CaptureFixture[str]) -> Config:
+    """`hutch config` in this process: returns exit code, standard output and standard error."""
+
+    def command(*words: str) -> tuple[int, str, str]:
+        try:
+            code = main(("config", *words))
+        except SystemExit as refused:
+            code = int(refused.code or 0)
+        printed = capfd.readouterr()
+        return code, printed.out, printed.err
+
+    return command
+
+
+def test_all_settings_are_shown_as_a_file_that_could_be_used(config: Config, settings: Path) -> None:
+    """What is shown is TOML, is accepted, and shows the same again; nothing in it drives a terminal."""
+    code, out, err = config("show")
+    settings.write_text(out)
+
+    assert (code, err) == (0, "")
+    assert out.startswith(f"# {settings}\n# No setting holds a secret")
+    assert "\x9b" not in out
+    assert tomllib.loads(out)["permissions"]["notify"] == tomllib.loads(TEXT)["permissions"]["notify"]
+    assert config("check") == (0, f"{settings}: the settings can be used\n", "")
+    assert config("show")[1] == out
+
+
+def test_each_setting_tells_where_it_is_from(config: Config, settings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file and line, though it gives what would be anyway; the variable; the defaults."""
+    monkeypatch.setenv("HUTCH_LOG_LEVEL", "debug")
+
+    lines = {line.partition(" ")[0]: line for line in config("show", "--origin")[1].splitlines()}
+
+    assert lines["expiry"].endswith(f"  # {settings}:2")
+    assert lines["ann"] == f'ann = "alice"  # {settings}:6'
+    assert lines["timeout"] == f"timeout = inf             # {settings}:10"
+    assert lines["level"] == 'level = "debug"  # environment: HUTCH_LOG_LEVEL'
+    assert lines["retries"].endswith("  # default")
+    assert "# proxy is not set" in config("show", "--origin")[1].splitlines()
+
+
+def test_one_section_or_setting_is_shown_alone(config: Config) -> None:
+    """By its name as TOML spells it; for programs as JSON."""
+    assert config("show", "accounts.map") == (0, '[accounts.map]\nann = "alice"\n"b.c" = "x"\n', "")
+    assert config("show", 'accounts.map."b.c"')[1] == '[accounts.map]\n"b.c" = "x"\n'
+    assert json.loads(config("show", "accounts.map", "-o", "json")[1]) == {"ann": "alice", "b.c": "x"}
+    assert json.loads(config("show", "turns.retries", "-o", "json")[1]) == 2
+    assert json.loads(config("show", "-o", "json")[1])["accounts"]["map"]["b.c"] == "x"
+
+
+def test_origins_are_there_for_programs_too(config: Config, settings: Path) -> None:
+    """One record for each setting."""
+    records = json.loads(config("show", "accounts", "--origin", "-o", "json")[1])
+
+    assert {"key": 'accounts.map."b.c"', "value": "x", "from": "file", "line": 7, "file": str(settings)} in records
+    assert {"key": "accounts.umask", "value": "auto", "from": "default"} in records
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("limits.memry", "There is no setting limits.memry. Did you mean limits.memory?"),
+        ("xyz", "There is no setting xyz. `hutch config show` lists them."),
+        ("a..b", "`a..b` is no name of a setting: SECTION or SECTION.KEY."),
+        ("a = 1 #", "`a = 1 #` is no name of a setting: SECTION or SECTION.KEY."),
+    ],
+)
+def test_a_name_that_no_setting_has_is_refused(config: Config, name: str, said: str) -> None:
+    """With the nearest that there is."""
+    assert config("show", name) == (2, "", f"hutch: {said}\n")
+
+
+@pytest.mark.parametrize("verb", ["show", "check"])
+def test_settings_that_cannot_be_used_are_refused_with_the_reason(config: Config, settings: Path, verb: str) -> None:
+    """As hutchd refuses them; exit code 2."""
+    settings.write_text("[turns]\nretrys = 1\n")
+
+    assert config(verb) == (
+        2,
+        "",
+        f"hutch: {settings}: there is no setting turns.retrys; did you mean turns.retries?\n",
+    )
+
+
+def test_the_path_is_that_of_the_hutchd_that_is_meant(
+    config: Config, settings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The person's own, and the host's where that is asked for."""
+    assert config("path") == (0, f"{settings}\n", "")
+    monkeypatch.delenv("HUTCH_CONFIG")
+    assert config("path", "--system")[1] == "/etc/hutch/hutch.toml\n"
+
+
+def test_a_hosts_defaults_are_those_of_a_host(config: Config) -> None:
+    """Bounds that a user's own hutchd does not have."""
+    assert config("show", "isolation.require", "--system")[1] == '[isolation]\nrequire = "account"\n'
+    assert config("show", "limits.pids", "--system", "--origin")[1] == "[limits]\npids = 4096  # default\n"

@@ -1,0 +1,42 @@
+"""`hutch doctor` where one hutchd serves many people."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import msgspec
+import pytest
+
+from hutch_shared import messages as m
+from hutch_shared.sudoers import rule
+from tests.client.conftest import Hutch
+from tests.client.fake_daemon import FakeDaemon
+from tests.client.test_daemon import STATUS
+from tests.sudo import visudo
+
+
+def test_the_sudo_rule_is_printed_as_a_file(hutch: Hutch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone on standard output, so that it can be put where it belongs; whether sudo takes it stands beside it."""
+    visudo()
+    monkeypatch.setenv("HUTCH_CONFIG", "/nonexistent/hutch.toml")
+
+    code, out, err = hutch("doctor", "--sudo")
+
+    assert code == 0
+    assert out == rule(os.path.join(sys.prefix, "bin", "hutch-launcher"))
+    assert err.startswith("visudo accepts it. As root: hutch doctor --sudo | install -m 440 /dev/stdin /etc/sudoers.d/")
+
+
+def test_an_administrator_needs_no_key_of_his_own(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """On a host of many people each has their own; what more isolation would need is told, and is no fault."""
+    isolation = m.Isolation("account", "apart", missing="bubblewrap is not installed.")
+    status = msgspec.structs.replace(STATUS, mode="system", isolation=isolation)
+    daemon.answers |= {"get_status": status, "list_api_keys": m.ApiKeys(())}
+
+    code, out, _ = hutch("doctor", "-o", "json")
+    subjects = [one["subject"] for one in json.loads(out)]
+
+    assert code == 0
+    assert "isolation: account; for more: bubblewrap is not installed." in subjects

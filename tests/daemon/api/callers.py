@@ -1,0 +1,155 @@
+"""Everybody who may call, at a real client socket's end: connections as the kernel would name their peers."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import anyio
+
+from hutch_daemon.api.clients import ClientSide
+from hutch_daemon.api.gate import Phase, Role
+from hutch_shared import messages as m
+from hutch_shared.events import TurnEnded, UsageSeen
+from hutch_shared.ids import new_id
+from hutch_shared.methods import CLIENT, TO_CLIENT
+from hutch_shared.rpc.peer import Peer
+from hutch_shared.rpc.stream import SocketStream
+from hutch_shared.unix import Credentials
+from tests.fakes.executors import FakeExecutor
+from tests.fakes.stage import WAIT, Stage
+
+__all__ = [
+    "BOB",
+    "DAEMON",
+    "UID",
+    "Things",
+    "absent",
+    "at_work",
+    "client_side",
+    "dialled",
+    "everybody",
+    "keep_key",
+    "play",
+]
+
+DAEMON: Final = 61_000
+BOB: Final = 61_009
+"""Whose things are foreign to all the others."""
+UID: Final = {Role.INSIDER: 61_001, Role.ROOT: 0, Role.ADMIN: 61_002, Role.HUTCHD: DAEMON, Role.PERSON: 61_003}
+_OWN: Final = os.getpid()
+
+
+@dataclass(frozen=True)
+class Things:
+    """A session, a turn that waits in it, a question of the turn that runs, and a key."""
+
+    session: str
+    turn: str
+    question: str
+    key: str
+    running: str = ""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """What names them."""
+        return tuple(filter(None, (self.session, self.turn, self.question, self.key, self.running)))
+
+
+def absent() -> Things:
+    """Return ids as they look, of nothing."""
+    return Things(new_id("session"), new_id("turn"), new_id("permission"), f"key-{new_id('key')[2:10]}")
+
+
+async def play(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
+    """Answer `talk`; with any other prompt ask a person first."""
+    if prompt.prompt != "talk":
+        await executor.ask(m.ToolCall("c-1", "run_command", "Bash", {"command": "make"}, command="make"))
+    return TurnEnded("completed", "done", "Done.", agent_session="conversation-1", usage=UsageSeen(input_tokens=1))
+
+
+def is_admin(one: Credentials) -> bool:
+    """As by settings that name one account."""
+    return one.uid in (0, UID[Role.ADMIN])
+
+
+def client_side(stage: Stage, is_admin: Callable[[Credentials], bool] = is_admin) -> ClientSide:
+    """Serve clients of the stage's hutchd; its own account is DAEMON."""
+    return ClientSide(
+        stage.conductor,
+        lambda: stage.settings,
+        is_admin=is_admin,
+        insider_of=lambda _: None,
+        phase=lambda: Phase.DRAINING if stage.conductor.draining else Phase.SERVING,
+        daemon_uid=DAEMON,
+    )
+
+
+@asynccontextmanager
+async def dialled(side: ClientSide, uid: int, *, insider: str | None = None) -> AsyncIterator[Peer[None]]:
+    """Dial as an account; as a process of the executor `insider`."""
+    ours, theirs = socket.socketpair()
+    if insider is not None:
+        side = ClientSide(
+            side.conductor, side.settings, side.is_admin, lambda _: insider, side.phase, side.daemon_uid, set()
+        )
+    peer = Peer(SocketStream(theirs), takes=TO_CLIENT, sends=CLIENT, context=None)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(side.run, SocketStream(ours), Credentials(uid, uid, _OWN))
+        async with peer.serving():
+            yield peer
+        tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def everybody(side: ClientSide) -> AsyncIterator[tuple[dict[Role, Peer[None]], dict[Role, Peer[None]]]]:
+    """Dial once in each role; and for each as the person that the things of that role belong to."""
+    async with AsyncExitStack() as stack:
+        people = {role: await stack.enter_async_context(dialled(side, uid)) for role, uid in UID.items()}
+        inside = await stack.enter_async_context(dialled(side, UID[Role.INSIDER], insider="x-0000000000000000"))
+        yield {**people, Role.INSIDER: inside}, people
+
+
+async def keep_key(owner: Peer[None]) -> str:
+    """Keep a key of the caller; returns its name."""
+    name = f"key-{new_id('key')[2:10]}"
+    await owner.call("put_api_key", m.PutApiKey("anthropic", f"sk-ant-api03-{name}-{name}-{name}", name))
+    return name
+
+
+async def at_work(owner: Peer[None], state: m.SessionState = "open") -> Things:
+    """Open a session that has spoken, asks a question, and has a turn that waits; or close it after that."""
+    opened: m.Session = await owner.call("open_session", m.OpenSession("script", f"/work/{new_id('session')}"))
+    talked: m.Turn = await owner.call("submit_prompt", m.SubmitPrompt(opened.id, "talk"))
+
+    async def over() -> bool:
+        turn: m.Turn = await owner.call("get_turn", m.TurnRef(talked.id))
+        return turn.ended_at is not None
+
+    await _until(over)
+    running: m.Turn = await owner.call("submit_prompt", m.SubmitPrompt(opened.id, "ask"))
+    asked: Sequence[Any] = ()
+
+    async def waits() -> bool:
+        nonlocal asked
+        asked = (await owner.call("list_permissions", m.ListPermissions(opened.id))).permissions
+        return bool(asked)
+
+    await _until(waits)
+    queued: m.Turn = await owner.call("submit_prompt", m.SubmitPrompt(opened.id, "later"))
+    if state == "closed":
+        await owner.call("close_session", m.CloseSession(opened.id, force=True))
+    key = await keep_key(owner)
+    await owner.call("use_api_key", m.UseApiKey("anthropic", key))
+    return Things(opened.id, queued.id, asked[0].id, key, running.id)
+
+
+async def _until(what: Callable[[], Awaitable[bool]]) -> None:
+    """Wait as one of many who wait."""
+    with anyio.fail_after(WAIT):
+        while not await what():
+            await anyio.sleep(0.05)

@@ -1,0 +1,236 @@
+"""Every cell of the table of executors, through real connections to a real conductor, its pool and its store."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import msgspec
+import pytest
+
+from hutch_daemon.api.executors import ExecutorSide
+from hutch_daemon.api.gate import EXECUTOR_GATE, Standing, expected_of_executor
+from hutch_daemon.pool.executor import Kind
+from hutch_daemon.settings import Executors
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import ReportedEvent, Text
+from hutch_shared.ids import new_id
+from hutch_shared.methods import EXECUTOR, TO_EXECUTOR
+from hutch_shared.rpc.peer import Peer
+from hutch_shared.rpc.stream import SocketStream
+from hutch_shared.times import now_ms, to_wire
+from hutch_shared.unix import Credentials
+from tests.fakes.executors import FakeExecutor
+from tests.fakes.stage import WAIT, Stage, new_stage, settings, until
+
+BASH: Final = m.ToolCall("c-1", "run_command", "Bash", {"command": "make"}, command="make")
+
+
+def event() -> ReportedEvent:
+    """Return the first thing that an executor says."""
+    return ReportedEvent(1, to_wire(now_ms()), "text", msgspec.Raw(msgspec.json.encode(Text("hi"))))
+
+
+CALLS: Final[Mapping[str, Callable[[str, FakeExecutor], msgspec.Struct]]] = {
+    # how to call each method about a session, as an executor
+    "ping": lambda session, who: m.Nothing(),
+    "hello": lambda session, who: hello_of(who),
+    "heartbeat": lambda session, who: m.Heartbeat(),
+    "get_api_key": lambda session, who: m.GetApiKey(session, "anthropic"),
+    "request_permission": lambda session, who: m.RequestPermission(
+        new_id("ask"), session, new_id("turn"), "tool", BASH, "/work"
+    ),
+    "report_message": lambda session, who: m.ReportMessage(session, (event(),)),
+}
+
+
+def hello_of(who: FakeExecutor, **changes: Any) -> m.Hello:
+    """Return what an executor proves itself with."""
+    hello = m.Hello(who.spec.executor, who.spec.boot.token, m.PROTOCOL, "test", 0)
+    return msgspec.structs.replace(hello, **changes)
+
+
+class Line:
+    """An executor's connection."""
+
+    def __init__(self, peer: Peer[None]) -> None:
+        self.peer = peer
+
+    async def outcome(self, method: str, params: msgspec.Struct) -> str:
+        """Call or tell; return the reason of the refusal, `closed` where a notification ended the connection."""
+        try:
+            if EXECUTOR[method].kind == "request":
+                await self.peer.call(method, params, WAIT)
+                return "allowed"
+            await self.peer.notify(method, params)
+            await self.peer.call("ping", m.Nothing(), WAIT)
+        except HutchError as error:
+            return "closed" if error.reason is Reason.CONNECTION_LOST else error.reason.word
+        return "allowed"
+
+    async def is_over(self) -> bool:
+        """Tell whether hutchd has closed it."""
+        return await self.outcome("heartbeat", m.Heartbeat()) == "closed"
+
+
+class Place:
+    """A hutchd whose executors are started and do not dial: the test does."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.side = ExecutorSide(stage.conductor, lambda: stage.settings)
+
+    @asynccontextmanager
+    async def line(self, uid: int, pid: int) -> AsyncIterator[Line]:
+        """Dial as a process of an account."""
+        ours, theirs = socket.socketpair()
+        peer = Peer(
+            SocketStream(theirs),
+            takes=TO_EXECUTOR,
+            sends=EXECUTOR,
+            context=None,
+            handlers={"prepare_session": lambda _, params: m.Prepared(keys="none")},
+        )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.side.run, SocketStream(ours), Credentials(uid, uid, pid))
+            async with peer.serving():
+                yield Line(peer)
+            tasks.cancel_scope.cancel()
+
+    @asynccontextmanager
+    async def dialled(self, who: FakeExecutor) -> AsyncIterator[Line]:
+        """Dial as an executor, and say hello."""
+        async with self.line(who.spec.account.uid, who.pid) as line:
+            await line.peer.call("hello", hello_of(who), WAIT)
+            yield line
+
+    async def spare(self) -> FakeExecutor:
+        """Have one more started; it waits for nothing but the dial."""
+        before = len(self.stage.host.started)
+        kind = Kind(self.stage.account_of(self.stage.me.uid), "script", self.stage.host.name)
+        self.stage.pool.warm([kind])
+        await until(lambda: len(self.stage.host.started) > before)
+        return self.stage.host.started[-1]
+
+    async def leased(self, session: m.Session, who: FakeExecutor) -> None:
+        """Wait until an executor has got the session; its lease is stored before."""
+
+        async def has() -> bool:
+            found = self.stage.pool.of_session(session.id)
+            return found is not None and found.id == who.spec.executor and found.prepared
+
+        await until(has)
+
+
+@asynccontextmanager
+async def place(folder: Path) -> AsyncIterator[Place]:
+    async with new_stage(folder) as stage:
+        stage.host.mute = True
+        stage.settings = settings(
+            executors=Executors(spares=1, spare_agents=("script",), hello_timeout=WAIT, lost_timeout=WAIT)
+        )
+        async with stage.hutchd():
+            yield Place(stage)
+
+
+@asynccontextmanager
+async def standing(here: Place, which: Standing) -> AsyncIterator[tuple[Line, str, FakeExecutor]]:
+    """Give a connection that stands so to a session."""
+    who = await here.spare()
+    if which is Standing.STRANGER:
+        session = await here.stage.open(cwd="/work/elsewhere")
+        async with here.line(who.spec.account.uid, who.pid) as line:
+            yield line, session.id, who
+        return
+    async with here.dialled(who) as line:
+        if which is Standing.SPARE:
+            yield line, new_id("session"), who
+            return
+        session = await here.stage.open()
+        await here.leased(session, who)
+        if which is Standing.OVER:
+            await until(lambda: len(here.stage.host.started) > 1)  # the next spare
+            follower = here.stage.host.started[-1]
+            async with here.dialled(follower):
+                kind = here.stage.pool.all()[0].kind
+                await here.stage.pool.lease(session.id, kind)
+                yield line, session.id, who
+            return
+        yield line, session.id if which is Standing.LEASED else new_id("session"), who
+
+
+@pytest.mark.parametrize("method", EXECUTOR)
+@pytest.mark.parametrize("which", Standing)
+async def test_each_cell_is_as_the_table_says(tmp_path: Path, which: Standing, method: str) -> None:
+    """Whatever an executor is to a session, each method answers what the table says; a refused notification ends the
+    connection, since it has no answer."""
+    want = expected_of_executor(method, which)
+    async with place(tmp_path) as here, standing(here, which) as (line, session, who):
+        said = await line.outcome(method, CALLS[method](session, who))
+        stored = 0
+        with suppress(HutchError):  # there is no such session
+            stored = len((await here.stage.conductor.journal.read(session, 0)).events)
+
+    refused = want.word if want is not None and EXECUTOR[method].kind == "request" else "closed"
+    assert said == ("allowed" if want is None else refused)
+    assert stored == (1 if method == "report_message" and want is None else 0)
+
+
+def test_every_method_has_a_row_and_a_call() -> None:
+    """A method of the wire that the table does not have is refused to everybody, and fails here."""
+    assert set(EXECUTOR_GATE) == set(EXECUTOR) == set(CALLS)
+
+
+def another(who: FakeExecutor, other: FakeExecutor) -> m.Hello:
+    """Return a hello of one with the token of the other."""
+    return hello_of(who, token=other.spec.boot.token)
+
+
+HELLOS: Final[Mapping[str, tuple[Callable[[FakeExecutor, FakeExecutor], m.Hello], str]]] = {
+    # what is said in the place of a spare, beside which there is another executor; and what comes of it
+    "its own": (lambda who, other: hello_of(who), "allowed"),
+    "the protocol before": (lambda who, other: hello_of(who, protocol=m.PROTOCOL - 1), "allowed"),
+    "no token": (lambda who, other: hello_of(who, token=""), "token_unknown"),
+    "garbage": (lambda who, other: hello_of(who, token="\0\u2028" * 100), "token_unknown"),
+    "another's token": (another, "token_unknown"),
+    "all of another": (lambda who, other: hello_of(other), "not_allowed"),
+    "its token and another's name": (lambda who, other: hello_of(who, executor=other.spec.executor), "token_unknown"),
+    "a session": (lambda who, other: hello_of(who, session=new_id("session")), "lease_lost"),
+    "an old protocol": (lambda who, other: hello_of(who, protocol=m.PROTOCOL - 2), "protocol_mismatch"),
+}
+
+
+@pytest.mark.parametrize("what", HELLOS)
+async def test_hello_lets_in_whose_token_it_is(tmp_path: Path, what: str) -> None:
+    """A token counts for the executor that it was made for; a refused hello ends the connection."""
+    say, want = HELLOS[what]
+    async with place(tmp_path) as here:
+        other = await here.spare()
+        async with here.dialled(other):
+            session = await here.stage.open()
+            await here.leased(session, other)
+            await until(lambda: len(here.stage.host.started) > 1)
+            who = here.stage.host.started[-1]
+            async with here.line(who.spec.account.uid, who.pid) as line:
+                said = await line.outcome("hello", say(who, other))
+                over = await line.is_over()
+
+    assert (said, over) == (want, want != "allowed")
+
+
+@pytest.mark.parametrize(("uid", "pid"), [(1, 0), (0, 1)])
+async def test_a_token_counts_in_its_own_process_alone(tmp_path: Path, uid: int, pid: int) -> None:
+    """Another account, or another process of the account, that shows the token is refused, and the right one is not."""
+    async with place(tmp_path) as here:
+        who = await here.spare()
+        async with here.line(who.spec.account.uid + uid, who.pid + pid) as thief:
+            stolen = await thief.outcome("hello", hello_of(who))
+        async with here.line(who.spec.account.uid, who.pid) as line:
+            shown = await line.outcome("hello", hello_of(who))
+
+    assert (stolen, shown) == ("not_allowed", "allowed")

@@ -1,0 +1,296 @@
+"""Every cell of the table of clients, through real connections to a real conductor and its store.
+
+A cell is a method, who calls it, whether hutchd drains, what the call is about, whose that is, and how its session
+stands. Each is called once, and has to answer as the table says.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import anyio
+import msgspec
+import pytest
+
+from hutch_daemon.api.gate import CLIENT_GATE, About, Phase, Role, Whose, expected
+from hutch_daemon.settings import Executors
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.methods import CLIENT
+from hutch_shared.rpc.peer import Peer
+from tests.daemon.api.callers import BOB, UID, Things, absent, at_work, client_side, dialled, everybody, play
+from tests.fakes.stage import new_stage, settings, until
+
+NAMED: Final = (About.SESSION, About.TURN, About.QUESTION, About.KEY)
+ALL: Final = (About.SEEN, About.OWN)
+CASE: Final = json.dumps({"id": "c", "tool": "Bash", "input": {"command": "rm x"}, "want": "ask"})
+
+CALLS: Final[Mapping[str, Callable[[Things, bool], msgspec.Struct]]] = {
+    # how to call each method about these things; `every`: about all that it can be about
+    "ping": lambda it, every: m.Nothing(),
+    "get_version": lambda it, every: m.VersionParams(m.PROTOCOL, "test"),
+    "get_status": lambda it, every: m.Nothing(),
+    "open_session": lambda it, every: m.OpenSession("script", "/work/opened"),
+    "submit_prompt": lambda it, every: m.SubmitPrompt(it.session, "talk"),
+    "list_sessions": lambda it, every: m.ListSessions(all_owners=True, limit=10_000),
+    "get_session": lambda it, every: m.SessionRef(it.session),
+    "list_turns": lambda it, every: m.ListTurns(it.session),
+    "get_turn": lambda it, every: m.TurnRef(it.turn),
+    "follow_events": lambda it, every: m.FollowEvents("*" if every else it.session, answers=True),
+    "unfollow": lambda it, every: m.Unfollow(1_000),
+    "read_events": lambda it, every: m.ReadEvents("*" if every else it.session, limit=10_000),
+    "list_permissions": lambda it, every: m.ListPermissions(None if every else it.session, None, limit=10_000),
+    "answer_permission": lambda it, every: m.AnswerPermission(it.question, "deny"),
+    "interrupt_turn": lambda it, every: m.InterruptTurn(it.session),
+    "cancel_turn": lambda it, every: m.TurnRef(it.turn),
+    "close_session": lambda it, every: m.CloseSession(it.session, force=True),
+    "delete_session": lambda it, every: m.SessionRef(it.session),
+    "fork_session": lambda it, every: m.ForkSession(it.session),
+    "put_api_key": lambda it, every: m.PutApiKey("anthropic", "sk-ant-api03-of-a-cell-of-the-table", "of-a-cell"),
+    "list_api_keys": lambda it, every: m.Nothing(),
+    "delete_api_key": lambda it, every: m.DeleteApiKey("anthropic", it.key),
+    "use_api_key": lambda it, every: m.UseApiKey("anthropic", it.key),
+    "explain_key": lambda it, every: m.ExplainKey(None if every else it.session, "anthropic"),
+    "rotate_master_key": lambda it, every: m.Nothing(),
+    "get_usage": lambda it, every: m.GetUsage(None if every else it.session),
+    "show_policy": lambda it, every: m.ShowPolicy(None if every else it.session),
+    "explain_policy": lambda it, every: m.ExplainPolicy("Bash", {"command": "make"}, None if every else it.session),
+    "test_policy": lambda it, every: m.TestPolicy(CASE),
+    "change_rules": lambda it, every: m.ChangeRules(add=m.Rules(deny=("Bash(rm:*)",))),
+    "trust_policy": lambda it, every: m.TrustPolicy("/work/policy.toml", "0" * 64),
+    "set_permission_mode": lambda it, every: m.SetPermissionMode(it.session, "plan"),
+    "read_audit": lambda it, every: m.ReadAudit(None if every else it.session, limit=10_000),
+    "stop_daemon": lambda it, every: m.StopDaemon("leave"),
+    "backup_store": lambda it, every: m.BackupStore(f"/nowhere/{it.session}"),
+}
+SHOWN: Final = ("list_sessions", "read_events", "list_permissions", "read_audit", "get_usage")
+"""What tells an administrator of everybody's things when it is asked about all."""
+
+
+USING_UP: Final = (
+    "answer_permission",
+    "cancel_turn",
+    "close_session",
+    "delete_api_key",
+    "delete_session",
+    "interrupt_turn",
+    "stop_daemon",
+)
+
+
+class Cell(NamedTuple):
+    """One cell of the table."""
+
+    method: str
+    role: Role
+    phase: Phase
+    about: About
+    whose: Whose = Whose.OWN
+    session: m.SessionState = "open"
+
+    @property
+    def expected(self) -> Reason | None:
+        return expected(*self)
+
+    @property
+    def uses_up(self) -> bool:
+        """After the call its things are not what they were: it needs some of its own."""
+        return self.method in USING_UP and self.expected is None
+
+    @property
+    def unseen(self) -> bool:
+        """It is about something that the caller does not see."""
+        sees = self.role in (Role.ROOT, Role.ADMIN) and self.about is not About.KEY
+        return self.about in NAMED and (self.whose is Whose.ABSENT or (self.whose is Whose.FOREIGN and not sees))
+
+
+def cells() -> Iterable[Cell]:
+    """Give them all."""
+    for method, row in CLIENT_GATE.items():
+        for role in Role:
+            for phase in Phase:
+                for about in row.about:
+                    if about not in NAMED:
+                        yield Cell(method, role, phase, about)
+                        continue
+                    for whose in Whose:
+                        states: tuple[m.SessionState, ...] = ("open", "closed")
+                        if about is About.KEY or whose is Whose.ABSENT:
+                            states = ("open",)
+                        for state in states:
+                            yield Cell(method, role, phase, about, whose, state)
+
+
+def params_of(cell: Cell, it: Things, folder: Path) -> msgspec.Struct:
+    """Return what to call it with."""
+    if cell.method == "backup_store":
+        return m.BackupStore(str(folder / f"copy-{absent().session}"))
+    if (cell.method, cell.about) == ("list_permissions", About.QUESTION):
+        return m.ListPermissions(state=None, after=it.question)
+    return CALLS[cell.method](it, cell.about in ALL)
+
+
+class Walk:
+    """What one hutchd answered."""
+
+    def __init__(self) -> None:
+        self.done: Counter[Cell] = Counter()
+        self.wrong: list[str] = []
+        self.told: dict[tuple[Any, ...], set[str]] = {}
+        """What callers were told of what they do not see, its own names taken out."""
+
+    async def step(self, cell: Cell, peer: Peer[None], it: Things, folder: Path, foreign: tuple[str, ...]) -> None:
+        """Call once and compare. `foreign` is what names Bob's things."""
+        said = "allowed"
+        try:
+            answer = msgspec.json.encode(await peer.call(cell.method, params_of(cell, it, folder), 30.0)).decode()
+        except HutchError as error:
+            said = error.reason.word
+            answer = repr((error, error.details))
+        for name in it.ids:
+            answer = answer.replace(name, "THAT") if said != "allowed" else answer
+        if cell.unseen:
+            self.told.setdefault((cell.method, cell.role, cell.phase, cell.about), set()).add(answer)
+        want = cell.expected.word if cell.expected is not None else "allowed"
+        if said != want:
+            self.wrong.append(f"{cell}: {said}, not {want}: {answer}")
+        self._look(cell, answer, foreign)
+        self.done[cell] += 1
+
+    def _look(self, cell: Cell, answer: str, foreign: tuple[str, ...]) -> None:
+        """See that an answer shows of Bob's what the caller may see, and no more."""
+        sees = cell.role in (Role.ROOT, Role.ADMIN)
+        shown = [name for name in foreign if name in answer]
+        everybodys = cell.about is About.SEEN or cell.method == "list_permissions"  # its question is where it begins
+        if shown and not (sees and (everybodys or cell.whose is Whose.FOREIGN)):
+            self.wrong.append(f"{cell}: shows {shown}")
+        if not shown and sees and cell.about is About.SEEN and cell.method in SHOWN:
+            self.wrong.append(f"{cell}: does not show what is another's")
+
+
+async def walk(folder: Path, which: Iterable[Cell], phase: Phase, into: Walk) -> None:
+    """Make what the cells need, and call them all."""
+    todo = list(which)
+    folder.mkdir()
+    async with new_stage(folder) as stage:
+        stage.settings = settings(executors=Executors(spares=0, maximum=10_000))
+        stage.host.play = play
+        async with stage.hutchd():
+            side = client_side(stage)
+            async with everybody(side) as (callers, people), dialled(side, BOB) as bob:
+                shared: dict[tuple[Role, Whose, m.SessionState], Things] = {}
+                own: dict[Cell, Things] = {}
+
+                async def make(into: dict[Any, Things], key: Any, owner: Peer[None], state: m.SessionState) -> None:
+                    into[key] = await at_work(owner, state)
+
+                async with anyio.create_task_group() as tasks:
+                    for state in ("open", "closed"):
+                        theirs = [(role, Whose.OWN, people[role]) for role in Role]
+                        for role, whose, owner in (*theirs, (Role.PERSON, Whose.FOREIGN, bob)):
+                            tasks.start_soon(make, shared, (role, whose, state), owner, state)
+                    for cell in todo:
+                        if cell.uses_up and cell.about in NAMED:
+                            owner = bob if cell.whose is Whose.FOREIGN else people[cell.role]
+                            tasks.start_soon(make, own, cell, owner, cell.session)
+                foreign = (
+                    shared[Role.PERSON, Whose.FOREIGN, "open"].ids + shared[Role.PERSON, Whose.FOREIGN, "closed"].ids
+                )
+                if phase is Phase.DRAINING:
+                    await people[Role.ROOT].call("stop_daemon", m.StopDaemon("leave"))
+                for cell in todo:
+                    it = own.get(cell)
+                    if cell.whose is Whose.ABSENT:
+                        it = absent()
+                    elif it is None:
+                        role = Role.PERSON if cell.whose is Whose.FOREIGN else cell.role
+                        it = shared[role, cell.whose, cell.session]
+                    await into.step(cell, callers[cell.role], it, folder, foreign)
+
+
+def stops(cell: Cell) -> bool:
+    """Tell whether hutchd drains after it."""
+    return cell.method == "stop_daemon" and cell.expected is None
+
+
+async def test_each_cell_is_as_the_table_says(tmp_path: Path) -> None:
+    """Every method, called by everybody about everything in every state, answers what the table says, and tells of
+    what is another's exactly what it tells of what does not exist."""
+    seen = Walk()
+    serving = [cell for cell in cells() if cell.phase is Phase.SERVING]
+    draining = [cell for cell in cells() if cell.phase is Phase.DRAINING]
+
+    await walk(tmp_path / "serving", [cell for cell in serving if not stops(cell)], Phase.SERVING, seen)
+    for number, cell in enumerate(filter(stops, serving)):  # each ends its hutchd
+        await walk(tmp_path / f"stops-{number}", [cell], Phase.SERVING, seen)
+    await walk(tmp_path / "draining", draining, Phase.DRAINING, seen)
+
+    unlike = {where: said for where, said in seen.told.items() if len(said) != 1}
+    assert not seen.wrong, "\n".join(seen.wrong)
+    assert unlike == {}
+    assert seen.done == Counter(cells())
+    print(len(seen.done), "cells")
+
+
+def test_every_method_has_a_row_and_a_call() -> None:
+    """A method of the wire that the table does not have is refused to everybody, and fails here."""
+    assert set(CLIENT_GATE) == set(CLIENT)
+    assert set(CALLS) == set(CLIENT)
+
+
+@pytest.mark.parametrize("uid", [0, UID[Role.ADMIN], UID[Role.HUTCHD]])
+async def test_a_process_of_a_session_has_no_rights_of_its_account(tmp_path: Path, uid: int) -> None:
+    """Whatever account a session runs as, a process of it is an insider: it sees that account's own and operates
+    nothing."""
+    async with new_stage(tmp_path) as stage, stage.hutchd():
+        side = client_side(stage)
+        async with dialled(side, BOB) as bob, dialled(side, uid, insider="x-0000000000000000") as inside:
+            await bob.call("open_session", m.OpenSession("script", "/work/bob", name="bobs"))
+            seen = await inside.call("list_sessions", m.ListSessions(all_owners=True))
+            with pytest.raises(HutchError) as looked:
+                await inside.call("get_session", m.SessionRef("bobs"))
+            with pytest.raises(HutchError) as stopped:
+                await inside.call("stop_daemon", m.StopDaemon())
+
+    assert seen.sessions == ()
+    assert (looked.value.reason, stopped.value.reason) == (Reason.NOT_FOUND, Reason.INSIDER)
+
+
+async def test_who_is_no_administrator_any_more_sees_no_more_than_the_own(tmp_path: Path) -> None:
+    """Other settings count at the next call, also on a connection that is there already."""
+    admins = {UID[Role.ADMIN]}
+    async with new_stage(tmp_path) as stage, stage.hutchd():
+        side = client_side(stage, lambda one: one.uid in admins)
+        async with dialled(side, BOB) as bob, dialled(side, UID[Role.ADMIN]) as admin:
+            await bob.call("open_session", m.OpenSession("script", "/work/bob", name="bobs"))
+            before = await admin.call("list_sessions", m.ListSessions(all_owners=True))
+            admins.clear()
+            stage.settings = settings()
+            after = await admin.call("list_sessions", m.ListSessions(all_owners=True))
+
+    assert [one.name for one in before.sessions] == ["bobs"]
+    assert after.sessions == ()
+
+
+async def test_status_tells_a_person_of_the_own_things(tmp_path: Path) -> None:
+    """Executors are shown to the owner of the session that they serve, and notices about the host to operators."""
+    async with new_stage(tmp_path) as stage, stage.hutchd():
+        side = client_side(stage)
+        stage.host.refusing, stage.host.play = 100, play
+        async with dialled(side, BOB) as bob, everybody(side) as (callers, _):
+            await bob.call("open_session", m.OpenSession("script", "/work/bob"))
+            await until(lambda: bool(stage.conductor.notices()))
+            stage.host.refusing = 0
+            at_work_there = await at_work(callers[Role.PERSON])
+            seen = {role: await peer.call("get_status", m.Nothing()) for role, peer in callers.items()}
+            bobs = await bob.call("get_status", m.Nothing())
+
+    assert [one.session for one in seen[Role.PERSON].executors] == [at_work_there.session]
+    assert [one.session for one in seen[Role.ADMIN].executors] == [at_work_there.session]
+    assert (bobs.executors, bobs.notices, bobs.sessions_open) == ((), (), 1)
+    assert {role for role, status in seen.items() if status.notices} >= {Role.ROOT, Role.ADMIN}
+    assert seen[Role.PERSON].notices == seen[Role.INSIDER].notices == ()

@@ -1,0 +1,225 @@
+"""Sessions under accounts: whose they may be, how many, how well separated, and how one ends that met a limit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+
+from hutch_daemon.conductor.callers import Caller
+from hutch_daemon.settings import Accounts, Executors, IsolationSettings, LimitSettings
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from tests.fakes.executors import never_end
+from tests.fakes.stage import Stage, new_stage, settings, until
+
+ALICE = Caller(1001, 1001, 1, "alice's client")
+BOB = Caller(1002, 1002, 1, "bob's client")
+ADMIN = Caller(1003, 1003, 1, "an admin's client", admin=True)
+
+
+@pytest.fixture
+async def system(tmp_path: Path) -> AsyncIterator[Stage]:
+    """Give a hutchd in system mode whose environment gives each account what it should."""
+    async with new_stage(tmp_path) as made:
+        made.mode, made.host.apart = "system", True
+        made.admins.add(ADMIN.uid)
+        async with made.hutchd():
+            yield made
+
+
+@pytest.fixture
+async def stage(stage: Stage) -> AsyncIterator[Stage]:
+    """Give one in user mode."""
+    async with stage.hutchd():
+        yield stage
+
+
+async def open_as(stage: Stage, caller: Caller, **changes: object) -> m.Session:
+    """Open a session of the script agent."""
+    fields = {"agent": "script", "cwd": "/work", **changes}
+    return await stage.conductor.open_session(caller, msgspec.convert(fields, m.OpenSession))
+
+
+def refused(reason: Reason, match: str) -> AbstractContextManager[pytest.ExceptionInfo[HutchError]]:
+    """Expect a refusal."""
+    return pytest.raises(HutchError, match=match, check=lambda error: error.reason is reason)
+
+
+async def test_in_user_mode_there_is_one_account(stage: Stage) -> None:
+    """Naming one's own changes nothing; another one is refused."""
+    me = stage.account_of(stage.me.uid).name
+    assert (await stage.open(account=me)).account == me
+    with refused(Reason.NOT_ALLOWED, "alone"):
+        await stage.open(account="somebody")
+
+
+async def test_each_person_has_his_own_account_and_its_executors(system: Stage) -> None:
+    """The identity map: who opens a session is who its executor runs as."""
+    for caller in (ALICE, BOB):
+        session = await open_as(system, caller)
+        assert (session.owner, session.account) == (caller.uid, f"user{caller.uid}")
+    await until(lambda: {one.spec.account.uid for one in system.host.started} == {ALICE.uid, BOB.uid})
+
+
+async def test_a_map_a_permission_and_admins_lead_to_other_accounts(system: Stage) -> None:
+    """`map` for oneself, `run_as` for the one it names, anything for an admin; nothing for others."""
+    system.settings = settings(
+        accounts=Accounts(map={"user1001": "service"}, run_as={"user1002": ("service",)}),
+        executors=system.settings.executors,
+    )
+    assert (await open_as(system, ALICE)).account == "service"
+    assert (await open_as(system, BOB)).account == "user1002"
+    shared = await open_as(system, BOB, account="service")
+    assert (shared.owner, shared.account) == (BOB.uid, "service")
+    assert (await open_as(system, ADMIN, account="user1002")).account == "user1002"
+    with refused(Reason.NOT_ALLOWED, "may not run agents as"):
+        await open_as(system, ALICE, account="user1002")
+    started = {(one.spec.account.name, one.spec.account.uid) for one in system.host.started}
+    await until(lambda: len(system.host.started) >= 4)
+    assert started <= {("service", 4000), ("user1002", 1002)}
+
+
+async def test_what_the_settings_take_back_ends_for_sessions_that_are_there(system: Stage) -> None:
+    """The next prompt, and a fork, are judged by the settings of now; the session can be read and closed."""
+    executors = system.settings.executors
+    system.settings = settings(accounts=Accounts(run_as={"user1002": ("service",)}), executors=executors)
+    shared = await open_as(system, BOB, account="service")
+    turn = await system.conductor.submit_prompt(BOB, m.SubmitPrompt(shared.id, "go"))
+    assert (await finished(system, BOB, turn)).state == "completed"
+    system.settings = settings(executors=executors)
+    turn = await system.conductor.submit_prompt(BOB, m.SubmitPrompt(shared.id, "go"))
+    ended = await finished(system, BOB, turn)
+    assert (ended.state, ended.reason) == ("failed", "not_allowed")
+    with refused(Reason.NOT_ALLOWED, "any more"):
+        await system.conductor.fork_session(BOB, m.ForkSession(shared.id))
+    assert (await system.conductor.close_session(BOB, m.CloseSession(shared.id))).state == "closed"
+
+
+async def test_nobody_runs_as_hutchd_itself(system: Stage) -> None:
+    """An administrator neither."""
+    with refused(Reason.NOT_ALLOWED, "hutchd itself|never run as root|root"):
+        await open_as(system, ADMIN, account=system.account_of(os.geteuid()).name)
+
+
+async def test_an_account_that_the_environment_refuses_gets_no_session(system: Stage) -> None:
+    """It is said when the session is opened; nothing is kept of it."""
+    system.host.refused_accounts.add("user1001")
+    with refused(Reason.ISOLATION_UNAVAILABLE, "may not"):
+        await open_as(system, ALICE)
+    assert not (await system.conductor.list_sessions(ADMIN, m.ListSessions(all_owners=True))).sessions
+
+
+@pytest.mark.parametrize("asked", ["account", "strict"])
+async def test_less_than_was_asked_for_is_refused(stage: Stage, asked: m.IsolationLevel) -> None:
+    """Of an environment that gives no account of its own."""
+    with refused(Reason.ISOLATION_UNAVAILABLE, f"must have the isolation {asked}"):
+        await stage.open(isolation=asked)
+    stage.settings = settings(isolation=IsolationSettings(require=asked))
+    with refused(Reason.ISOLATION_UNAVAILABLE, f"must have the isolation {asked}"):
+        await stage.open(isolation="reduced")
+    assert not stage.host.started
+
+
+async def test_system_mode_asks_for_an_account_of_its_own(system: Stage) -> None:
+    """By itself; and a session whose host lost that since does not start with less."""
+    session = await open_as(system, ALICE)
+    assert (session.isolation.level, session.isolation.asked) == ("account", "account")
+    system.host.apart = False
+    with refused(Reason.ISOLATION_UNAVAILABLE, "could have only reduced"):
+        await open_as(system, BOB)
+    turn = await system.conductor.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
+    await until(lambda: bool(system.host.started))
+    await finished(system, ALICE, turn)
+    system.host.started[-1].die()
+    again = await finished(system, ALICE, await system.conductor.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go")))
+    assert (again.state, again.reason) == ("failed", "isolation_unavailable")
+
+
+async def test_an_account_has_so_many_open_sessions(system: Stage) -> None:
+    """One too many is refused and leaves nothing; a closed one makes room, and another account has its own."""
+    system.settings = settings(limits=LimitSettings(sessions=2), executors=system.settings.executors)
+    first, _ = await open_as(system, ALICE), await open_as(system, ALICE)
+    with refused(Reason.OVERLOADED, "2 open sessions"):
+        await open_as(system, ALICE)
+    await open_as(system, BOB)
+    assert len((await system.conductor.list_sessions(ALICE, m.ListSessions())).sessions) == 2
+    await system.conductor.close_session(ALICE, m.CloseSession(first.id, force=True))
+    await open_as(system, ALICE)
+
+
+async def test_an_account_has_so_many_executors_and_others_do_not_wait_for_it(system: Stage) -> None:
+    """Alice's third session waits for one of hers; Bob's does not."""
+    system.settings = settings(
+        limits=LimitSettings(executors=2), executors=Executors(spares=0, maximum=10, hello_timeout=30.0)
+    )
+    system.host.play = never_end
+    for _ in range(3):
+        session = await open_as(system, ALICE)
+        await system.conductor.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
+    await until(lambda: len(system.host.started) == 2)
+    theirs = await open_as(system, BOB)
+    await system.conductor.submit_prompt(BOB, m.SubmitPrompt(theirs.id, "go"))
+    await until(lambda: len(system.host.started) == 3)
+    await anyio.sleep(0.05)
+    uids = [one.spec.account.uid for one in system.host.started]
+    assert (uids.count(ALICE.uid), uids.count(BOB.uid)) == (2, 1)
+
+
+async def test_limits_reach_the_start_of_an_executor(system: Stage) -> None:
+    """As the settings say, or as system mode has them by default."""
+    await open_as(system, ALICE)
+    await until(lambda: len(system.host.started) == 1)
+    system.settings = settings(
+        limits=LimitSettings(memory=1 << 30, pids=100, cpu_weight=50, open_files=512),
+        executors=system.settings.executors,
+    )
+    session = await open_as(system, BOB)
+    await until(lambda: len(system.host.started) == 2)
+    first, second = (one.spec for one in system.host.started)
+    assert first.pids == 4096
+    assert first.memory_limit is not None
+    assert first.memory_limit > 1 << 28
+    assert (second.memory_limit, second.pids, second.cpu_weight, second.open_files) == (1 << 30, 100, 50, 512)
+    assert "1,024 MiB of memory" in session.isolation.limits
+    assert "100 processes" in session.isolation.limits
+
+
+async def test_a_turn_whose_session_went_over_a_limit_says_so(system: Stage) -> None:
+    """The kernel ended its executor: the turn has the reason, and the next one goes on."""
+    system.host.play = never_end
+    session = await open_as(system, ALICE)
+    turn = await system.conductor.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
+    await until(lambda: bool(system.host.started) and system.host.started[0].turn is not None)
+    system.host.over = "The session went over its memory limit of 64 MiB: 1 process was ended."
+    system.host.started[0].die()
+    ended = await finished(system, ALICE, turn)
+    assert (ended.state, ended.reason) == ("failed", "over_limit")
+    assert ended.message is not None
+    assert "64 MiB" in ended.message
+
+
+async def test_a_dedicated_account_is_swept_after_its_last_executor(system: Stage) -> None:
+    """Not while another one of it lives."""
+    one, two = await open_as(system, ALICE), await open_as(system, ALICE)
+    await until(lambda: len(system.host.started) == 2)
+    await until(lambda: all(one.prepared is not None for one in system.host.started))
+    await system.conductor.close_session(ALICE, m.CloseSession(one.id, force=True))
+    assert system.host.swept == []
+    await system.conductor.close_session(ALICE, m.CloseSession(two.id, force=True))
+    await until(lambda: system.host.swept == ["user1001"])
+
+
+async def finished(stage: Stage, caller: Caller, turn: m.Turn) -> m.Turn:
+    """Wait for a turn's end."""
+
+    async def over() -> bool:
+        return (await stage.conductor.get_turn(caller, m.TurnRef(turn.id))).ended_at is not None
+
+    await until(over)
+    return await stage.conductor.get_turn(caller, m.TurnRef(turn.id))

@@ -1,0 +1,120 @@
+"""The token is given to an executor that nobody of its account can look into, and to no other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from hutch_daemon.environments.handover import hand_over
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+
+BOOT = m.Boot("x-1", "token-that-is-secret", "/nowhere.sock", os.getuid(), "script")
+CLOSED = "import ctypes, os, sys; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0); os.write(0, b'\\n')\n"
+OPEN = "import os, sys; os.write(0, b'\\n')\n"
+ECHO = "sys.stdout.write(sys.stdin.readline()); sys.stdout.flush()"
+NOBODY = 65534
+
+
+@contextmanager
+def running(text: str, uid: int | None = None) -> Iterator[tuple[subprocess.Popen[str], socket.socket]]:
+    """Run a program with a socket as its standard input."""
+    ours, theirs = socket.socketpair()
+    with subprocess.Popen(
+        [sys.executable, "-c", text] if uid is None else ["/usr/bin/env", "-i", "/bin/sh", "-c", text],
+        stdin=theirs.fileno(),
+        stdout=subprocess.PIPE,
+        text=True,
+        user=uid,
+        group=uid,
+        extra_groups=None if uid is None else [],
+    ) as process:
+        theirs.close()
+        try:
+            yield process, ours
+        finally:
+            ours.close()
+            process.kill()
+
+
+def soon() -> float:
+    """Return a deadline that nothing here comes near to."""
+    return time.monotonic() + 30.0
+
+
+def test_one_that_is_closed_gets_its_boot_line() -> None:
+    """It arrives whole, as one line."""
+    with running(CLOSED + ECHO) as (process, sock):
+        hand_over(sock, process.pid, os.getuid(), BOOT, soon())
+        assert process.stdout is not None
+        assert '"token":"token-that-is-secret"' in process.stdout.readline()
+
+
+def test_one_that_others_of_its_account_can_look_into_gets_none() -> None:
+    """It says that it is ready, and the kernel says that it is open. Of root that cannot be told: another account."""
+    uid = NOBODY if os.getuid() == 0 else os.getuid()
+    text = "printf '\\n' >&0; read line; printf %s \"$line\"" if os.getuid() == 0 else OPEN + ECHO
+    with running(text, uid if os.getuid() == 0 else None) as (process, sock):
+        with pytest.raises(HutchError, match="could be looked into") as caught:
+            hand_over(sock, process.pid, uid, BOOT, soon())
+        assert caught.value.reason is Reason.ISOLATION_UNAVAILABLE
+        sock.close()
+        assert process.stdout is not None
+        assert process.stdout.read() == ""
+
+
+def test_one_that_somebody_traces_gets_none() -> None:
+    """The tracer was there before it closed itself, and would read the token."""
+    tracer = """
+import ctypes, os, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+pid = os.fork()
+if pid == 0:
+    libc.prctl(0x59616d61, -1, 0, 0, 0)
+    libc.ptrace(0, 0, 0, 0)
+    libc.prctl(4, 0, 0, 0, 0)
+    os.write(0, b"\\n")
+    time.sleep(600)
+print(pid, flush=True)
+time.sleep(600)
+"""
+    with running(tracer) as (process, sock):
+        assert process.stdout is not None
+        traced = int(process.stdout.readline())
+        try:
+            with pytest.raises(HutchError, match="is traced by another process"):
+                hand_over(sock, traced, os.getuid(), BOOT, soon())
+        finally:
+            os.kill(traced, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("pass", "ended before it was ready"),
+        ("import os, time; os.write(0, b'x'); time.sleep(600)", "ended before it was ready"),
+        ("import time; time.sleep(600)", "did not come up in time"),
+    ],
+)
+def test_one_that_does_not_come_up_gets_none(text: str, says: str) -> None:
+    """It ended, says something else, or says nothing."""
+    with running(text) as (process, sock), pytest.raises(HutchError, match=says) as caught:
+        hand_over(sock, process.pid, os.getuid(), BOOT, time.monotonic() + (30.0 if "ended" in says else 0.3))
+    assert caught.value.reason is Reason.AGENT_UNAVAILABLE
+
+
+def test_what_is_said_of_an_error_holds_no_token() -> None:
+    """One that ends just before it is handed the line."""
+    with running(CLOSED) as (process, sock):
+        process.wait()
+        with pytest.raises(HutchError) as caught:
+            hand_over(sock, process.pid, os.getuid(), BOOT, soon())
+        assert "secret" not in repr(caught.value)

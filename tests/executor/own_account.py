@@ -1,0 +1,95 @@
+"""An executor as an account of its own, started as hutch-launcher does: hardened before it gets its boot line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+
+from hutch_shared import messages as m
+from tests.accounts import Account, installed
+from tests.executor.fake_hutchd import EXECUTOR_ID, SESSION, WAIT, FakeHutchd, boot
+
+__all__ = ["bash", "executor", "place", "prepare", "started"]
+
+
+@contextmanager
+def place() -> Iterator[Path]:
+    """A directory that every account can enter and none but root can change."""
+    made = Path(tempfile.mkdtemp(prefix="hutch-place-", dir="/opt"))
+    try:
+        made.chmod(0o755)
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+@contextmanager
+def started(who: Account, python: Path | None = None) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
+    """Start an executor; yields it and the other end of its standard input. At the end it is killed."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(WAIT)
+    with ours:
+        with theirs:
+            process = subprocess.Popen(
+                [str(python or installed().python), "-P", "-m", "hutch_executor"],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                cwd="/",
+                env=who.env,
+                user=who.uid,
+                group=who.gid,
+                extra_groups=os.getgrouplist(who.name, who.gid),
+                umask=0o077,
+            )
+        try:
+            yield process, ours
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            process.wait()
+
+
+@asynccontextmanager
+async def executor(hutchd: FakeHutchd, who: Account) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """An executor that serves; it is told to leave at the end, and must do so in order."""
+    with started(who) as (process, sock):
+        assert await anyio.to_thread.run_sync(sock.recv, 1) == b"\n"
+        sock.sendall(msgspec.json.encode(boot(hutchd.path)) + b"\n")
+        await hutchd.until(lambda: hutchd.peer is not None)
+        yield process
+        await hutchd.call("shutdown", m.Shutdown("the test is over"))
+        with anyio.fail_after(WAIT):
+            assert await anyio.to_thread.run_sync(process.wait) == 0
+
+
+def prepare(who: Account, cwd: Path, spool: Path, **changes: Any) -> m.PrepareSession:
+    """Return what gives it a session in `cwd`; `spool` is a directory of the account's, in which its spool is made."""
+    fields: dict[str, Any] = {
+        "session": SESSION,
+        "agent": "script",
+        "cwd": str(cwd),
+        "permission_mode": "ask",
+        "options": m.AgentOptions(),
+        "limits": m.Limits(),
+        "spool": str(spool / EXECUTOR_ID),
+        "home": str(who.home),
+        "apart": True,
+        "setup": m.AccountSetup(path="login", umask="auto"),
+    }
+    return m.PrepareSession(**(fields | changes))
+
+
+def bash(*commands: str) -> str:
+    """Return a prompt that runs them one after another."""
+    return "\n".join(json.dumps({"tool": "Bash", "input": {"command": one}, "run": True}) for one in commands)

@@ -1,0 +1,128 @@
+"""What an agent has of its account's set-up: PATH of a login, the umask of the tree it works in."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import anyio
+import pytest
+
+from hutch_executor.account_setup import Setup, login_path, set_up, umask_for
+from hutch_executor.notify import run_notify
+from hutch_shared import messages as m
+from tests.executor.fake_hutchd import QUESTION, WAIT, dead
+
+SHELLS = [program for program in ("/bin/sh", "/bin/bash", "/usr/bin/zsh", "/usr/bin/fish") if shutil.which(program)]
+
+
+def shell(directory: Path, script: str) -> str:
+    """Return a login shell that does what `script` says, whatever it is asked; `$4` is what it is asked."""
+    made = directory / "shell"
+    made.write_text(f"#!/bin/sh\n{script}\n")
+    made.chmod(0o755)
+    return str(made)
+
+
+@pytest.mark.parametrize("program", SHELLS)
+async def test_path_is_that_of_a_login(tmp_path: Path, program: str) -> None:
+    """As the account's own files set it; its empty and relative parts, which lead into the working directory, are not
+    taken, and one that comes twice is taken once."""
+    text = 'echo "hello, $USER"; export PATH="$HOME/bin:here::/usr/bin:$HOME/bin"'
+    (tmp_path / ".profile").write_text(text)
+    (tmp_path / ".zprofile").write_text(text)
+    (tmp_path / ".config" / "fish").mkdir(parents=True)
+    (tmp_path / ".config" / "fish" / "config.fish").write_text("set -gx PATH $HOME/bin here /usr/bin")
+
+    found = await login_path(str(tmp_path), program)
+
+    assert found == f"{tmp_path}/bin:/usr/bin"
+
+
+async def test_a_login_sees_a_clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the executor was started with is not handed to the account's files."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/0")
+    (tmp_path / ".profile").write_text("export PATH=/$(env | sed 's/=.*//' | sort | tr '\\n' '.')")
+
+    found = await login_path(str(tmp_path), "/bin/sh")
+
+    assert found is not None
+    assert (
+        {"HOME", "SHELL"}
+        <= set(found[1:].split("."))
+        <= {
+            *("HOME", "SHELL", "PATH", "USER", "LOGNAME", "LANG", "PWD", "OLDPWD", "SHLVL", "_", ""),
+        }
+    )
+
+
+@pytest.mark.parametrize("program", ["/usr/sbin/nologin", "/bin/false", "", "sh", "/no/such/shell"])
+async def test_an_account_without_a_login_shell_has_the_executors_path(tmp_path: Path, program: str) -> None:
+    """It is not run, or says nothing."""
+    assert await login_path(str(tmp_path), program) is None
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "echo garbage",
+        'export PATH=here; exec /bin/sh -c "$3"',
+        'PATH=/x; exec /bin/sh -c "$3; $3"',
+        r"""PATH="$(printf '/x\n/y')" exec /bin/sh -c "$3" """,
+        r"""PATH="$(printf '/x\377')" exec /bin/sh -c "$3" """,
+        "exec yes /usr/bin | head -c 10000000",
+        'PATH="/$(/usr/bin/head -c 20000 /dev/zero | /usr/bin/tr "\\0" x)" exec /bin/sh -c "$3"',
+    ],
+)
+async def test_what_is_no_path_is_not_taken(tmp_path: Path, script: str) -> None:
+    """Garbage, two answers, relative directories, lines, other bytes than text, more than a PATH can be."""
+    assert await login_path(str(tmp_path), shell(tmp_path, script)) is None
+
+
+async def test_a_login_that_hangs_is_killed(tmp_path: Path) -> None:
+    """With what it started; the agent then has the executor's PATH."""
+    pid = tmp_path / "pid"
+    program = shell(tmp_path, f"sleep 600 & echo $! > {pid}.new; mv {pid}.new {pid}; wait")
+
+    with anyio.fail_after(WAIT):
+        found = await login_path(str(tmp_path), program, deadline=1.0)
+
+    assert found is None
+    await dead(int(pid.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("mode", "umask"), [(0o2775, 0o002), (0o2770, 0o002), (0o2755, 0o022), (0o775, 0o022), (0o700, 0o022)]
+)
+def test_a_shared_tree_stays_shared(tmp_path: Path, mode: int, umask: int) -> None:
+    """It is one where new files have its group and the group may write."""
+    tmp_path.chmod(mode)
+
+    assert umask_for("auto", str(tmp_path)) == umask
+
+
+def test_a_umask_is_octal_or_the_executors_own() -> None:
+    """A directory that cannot be looked at is not taken for a shared one."""
+    assert umask_for("027", "/") == 0o027
+    assert umask_for("0077", "/") == 0o077
+    assert umask_for("", "/") == -1
+    assert umask_for("auto", "/no/such/place") == 0o022
+
+
+async def test_nothing_is_looked_up_that_was_not_asked_for(tmp_path: Path) -> None:
+    """Where the account is hutchd's own, all is as it was."""
+    assert await set_up(m.AccountSetup(), str(tmp_path), str(tmp_path)) == Setup()
+    assert Setup().environ({"PATH": "/a", "X": "y"}) == {"PATH": "/a", "X": "y"}
+
+
+async def test_the_notify_command_has_it_too(tmp_path: Path) -> None:
+    """It is found by the account's PATH, and makes files as the account does."""
+    (tmp_path / "tell").write_text(f"#!/bin/sh\necho $PATH > {tmp_path}/told\n")
+    (tmp_path / "tell").chmod(0o755)
+    setup = Setup(f"{tmp_path}:/usr/bin:/bin", 0o027)
+
+    found = await run_notify(m.RunNotify(("tell",), QUESTION, WAIT), setup)
+
+    assert found.ok
+    assert (tmp_path / "told").read_text().strip() == setup.path
+    assert (tmp_path / "told").stat().st_mode & 0o777 == 0o640

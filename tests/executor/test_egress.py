@@ -1,0 +1,305 @@
+"""The proxy of an agent's walls, on real sockets: the test hands it a listening socket, as `doorway` does inside."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from hutch_executor.egress import AT_ONCE, Door, Egress
+from hutch_shared.allow_list import Address, AllowList
+
+WAIT = 30.0
+"""Seconds after which a test gives up."""
+
+
+@contextmanager
+def server(answer: Callable[[socket.socket], None], path: str | None = None) -> Iterator[int]:
+    """Serve connections on loopback, or at a Unix socket, each in a thread; yields the port."""
+    family = socket.AF_INET if path is None else socket.AF_UNIX
+    with socket.socket(family) as listener:
+        listener.bind(("127.0.0.1", 0) if path is None else path)
+        listener.listen(AT_ONCE)
+
+        def serve() -> None:
+            while True:
+                try:
+                    client, _ = listener.accept()
+                except OSError:
+                    return
+                threading.Thread(target=run, args=(client,), daemon=True).start()
+
+        def run(client: socket.socket) -> None:
+            with client:
+                client.settimeout(WAIT)
+                with suppress(OSError):
+                    answer(client)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1] if path is None else 0
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(WAIT)
+
+
+def echo(client: socket.socket) -> None:
+    """Say what is said, until that ends."""
+    while chunk := client.recv(65536):
+        client.sendall(chunk)
+
+
+def mirror(client: socket.socket) -> None:
+    """Answer a request with its own head, and wait for nothing more."""
+    head = until(client, b"\r\n\r\n")
+    client.sendall(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nConnection: keep-alive\r\n\r\n" + head)
+
+
+def until(sock: socket.socket, end: bytes) -> bytes:
+    said = b""
+    while end not in said:
+        chunk = sock.recv(65536)
+        assert chunk, f"it ended after {said!r}"
+        said += chunk
+    return said
+
+
+def all_of(sock: socket.socket) -> bytes:
+    said = b""
+    while chunk := sock.recv(65536):
+        said += chunk
+    return said
+
+
+class Anywhere(AllowList):
+    """Takes every address for a public one."""
+
+    def reaches(self, address: Address, port: int) -> bool:
+        """Say so."""
+        return True
+
+
+class Inside:
+    """What stands inside: the address of the listening socket that was handed over."""
+
+    def __init__(self, *allow: str, kind: type[AllowList] = AllowList) -> None:
+        self.egress = Egress(kind.read(allow))
+        self.door, self.port = self.open()
+
+    def open(self) -> tuple[Door, int]:
+        door = self.egress.open_door()
+        with socket.create_server(("127.0.0.1", 0), backlog=AT_ONCE) as listener:
+            with socket.socket(fileno=os.dup(door.descriptor)) as through:
+                socket.send_fds(through, [b"\n"], [listener.fileno()])
+            return door, listener.getsockname()[1]
+
+    def dial(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), WAIT)
+
+    def ask(self, line: str, *fields: str) -> bytes:
+        """Return the whole answer to a request."""
+        with self.dial() as sock:
+            sock.sendall("\r\n".join((line, *fields, "", "")).encode())
+            return all_of(sock)
+
+    @contextmanager
+    def tunnel(self, port: int, host: str = "127.0.0.1") -> Iterator[socket.socket]:
+        with self.dial() as sock:
+            sock.sendall(f"CONNECT {host}:{port} HTTP/1.1\r\n\r\n".encode())
+            assert until(sock, b"\r\n\r\n") == b"HTTP/1.1 200 Connection established\r\n\r\n"
+            yield sock
+
+
+@pytest.fixture
+def inside() -> Iterator[Callable[..., Inside]]:
+    """Makes them, and ends them."""
+    made: list[Inside] = []
+
+    def make(*allow: str, kind: type[AllowList] = AllowList) -> Inside:
+        made.append(Inside(*allow, kind=kind))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.door.close()
+        one.egress.close()
+
+
+def test_a_tunnel_passes_bytes_both_ways_and_each_end_by_itself(inside: Callable[..., Inside]) -> None:
+    """What one side has said arrives after it ended its half."""
+    with server(echo) as port, inside(f"127.0.0.1:{port}").tunnel(port) as sock:
+        sock.sendall(b"\x16\x03" * 500_000)
+        sock.shutdown(socket.SHUT_WR)
+        said = all_of(sock)
+
+    assert said == b"\x16\x03" * 500_000
+
+
+def test_what_came_with_the_head_is_passed_on_too(inside: Callable[..., Inside]) -> None:
+    """A client need not wait for the tunnel."""
+    with server(echo) as port, inside(f"127.0.0.1:{port}").dial() as sock:
+        sock.sendall(f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\n\r\nearly".encode())
+        said = until(sock, b"early")
+
+    assert said.endswith(b"\r\n\r\nearly")
+
+
+def test_a_plain_request_reaches_its_host_and_the_connection_ends_with_it(inside: Callable[..., Inside]) -> None:
+    """Whatever both sides would have liked."""
+    with server(mirror) as port:
+        said = inside(f"127.0.0.1:{port}").ask(f"GET http://127.0.0.1:{port}/x HTTP/1.1", "Host: other", "Cookie: c")
+
+    assert said.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
+    sent = f"GET /x HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nCookie: c\r\nConnection: close\r\n\r\n"
+    assert said.endswith(sent.encode())
+
+
+@pytest.mark.parametrize("line", ["CONNECT {0}:{1} HTTP/1.1", "GET http://{0}:{1}/ HTTP/1.1"])
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        ("127.0.0.2", b"[sandbox] allow"),
+        ("localhost", b"no address of the public internet"),
+        ("LOCALHOST.", b"no address of the public internet"),
+        ("[::1]", b"[sandbox] allow"),
+        ("169.254.169.254", b"[sandbox] allow"),
+        ("evil.example", b"[sandbox] allow"),
+    ],
+)
+def test_what_is_not_allowed_is_not_dialled_and_says_what_would_allow_it(
+    inside: Callable[..., Inside], line: str, host: str, why: bytes
+) -> None:
+    """Neither another host, nor an allowed name that leads to this machine."""
+    dialled = threading.Event()
+    with server(lambda _: dialled.set()) as port:
+        said = inside(f"127.0.0.1:{port + 1 if port < 65535 else 1}", f"localhost:{port}").ask(line.format(host, port))
+
+    assert said.startswith(b"HTTP/1.1 403 ")
+    assert why in said
+    assert not dialled.is_set()
+
+
+def test_a_name_leads_to_this_machine_where_its_address_is_allowed_too(inside: Callable[..., Inside]) -> None:
+    """For hosts of one's own network."""
+    with server(echo) as port, inside(f"localhost:{port}", f"127.0.0.1:{port}").tunnel(port, "localhost") as sock:
+        sock.sendall(b"here")
+        said = sock.recv(10)
+
+    assert said == b"here"
+
+
+def test_an_address_of_this_machine_is_not_reached_although_it_looks_public(inside: Callable[..., Inside]) -> None:
+    """What the kernel would dial from the very address is here, whatever its range."""
+    with server(echo) as port:
+        said = inside(f"localhost:{port}", kind=Anywhere).ask(f"CONNECT localhost:{port} HTTP/1.1")
+
+    assert b"403 Not a public address" in said
+
+
+def test_a_host_that_is_not_there_is_a_bad_gateway(inside: Callable[..., Inside]) -> None:
+    """A name that nobody knows is told in the same way."""
+    with server(echo) as port:
+        pass
+    made = inside(f"127.0.0.1:{port}", "nowhere.invalid")
+
+    assert made.ask(f"CONNECT 127.0.0.1:{port} HTTP/1.1").startswith(b"HTTP/1.1 502 ")
+    assert made.ask("GET http://nowhere.invalid/ HTTP/1.1").startswith(b"HTTP/1.1 502 ")
+
+
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"A" * 70_000, b"\x16\x03\x01\r\n\r\n"])
+def test_what_is_no_request_for_a_proxy_is_refused(inside: Callable[..., Inside], said: bytes) -> None:
+    """A head that never ends too; nothing is kept of it."""
+    with inside("example.com").dial() as sock:
+        sock.sendall(said)
+        answer = sock.recv(65536)
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_host_that_does_not_speak_http_is_told(inside: Callable[..., Inside]) -> None:
+    """To a plain request; a tunnel passes anything."""
+    with server(lambda client: client.sendall(b"SSH-2.0-x\r\n\r\n")) as port:
+        said = inside(f"127.0.0.1:{port}").ask(f"GET http://127.0.0.1:{port}/ HTTP/1.1")
+
+    assert said.startswith(b"HTTP/1.1 502 ")
+
+
+def test_connections_are_bounded_and_those_beyond_wait(inside: Callable[..., Inside]) -> None:
+    """One that ends makes room for the next."""
+    with server(echo) as port:
+        made = inside(f"127.0.0.1:{port}")
+        held = [made.dial() for _ in range(AT_ONCE)]
+        with made.dial() as beyond:
+            for sock in held:
+                sock.sendall(f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\n\r\n".encode())
+                until(sock, b"\r\n\r\n")
+            beyond.sendall(f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\n\r\n".encode())
+            beyond.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                beyond.recv(10)
+            beyond.settimeout(WAIT)
+            held.pop().close()
+            said = until(beyond, b"\r\n\r\n")
+        for sock in held:
+            sock.close()
+
+    assert said.startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_closed_door_cuts_what_came_through_it_and_no_other(inside: Callable[..., Inside]) -> None:
+    """Each process of an agent has a door of its own."""
+    with server(echo) as port:
+        made = inside(f"127.0.0.1:{port}")
+        with made.tunnel(port) as first:
+            door, made.port = made.open()
+            with made.tunnel(port) as second:
+                made.door.close()
+                made.door.close()
+                assert all_of(first) == b""
+                second.sendall(b"on")
+                assert second.recv(10) == b"on"
+                door.close()
+
+
+def test_its_end_ends_its_thread_and_all_connections(inside: Callable[..., Inside]) -> None:
+    """Nothing is left; a second time it does nothing."""
+    with server(echo) as port:
+        made = inside(f"127.0.0.1:{port}")
+        with made.tunnel(port) as sock:
+            made.egress.close()
+            made.egress.close()
+            made.door.close()
+            assert sock.recv(10) == b""
+
+    assert not [one for one in threading.enumerate() if one.name == "egress"]
+
+
+def test_a_door_through_which_no_listening_socket_comes_serves_nobody(inside: Callable[..., Inside]) -> None:
+    """A connected socket, two sockets, or nothing; the others go on."""
+    with server(echo) as port:
+        made = inside(f"127.0.0.1:{port}")
+        for count in (0, 1, 2):
+            door = made.egress.open_door()
+            pair = socket.socketpair()
+            with pair[0], pair[1], socket.socket(fileno=os.dup(door.descriptor)) as through:
+                socket.send_fds(through, [b"\n"], [one.fileno() for one in pair[:count]])
+            door.close()
+        with made.tunnel(port) as sock:
+            sock.sendall(b"on")
+            assert sock.recv(10) == b"on"
+
+
+def test_what_is_refused_is_logged_once_and_nothing_else(
+    inside: Callable[..., Inside], caplog: pytest.LogCaptureFixture
+) -> None:
+    """No header, no path, no content."""
+    caplog.set_level(logging.DEBUG, "hutch_executor")
+    made = inside("example.com")
+    for _ in range(3):
+        made.ask("GET http://other.example/SECRET HTTP/1.1", "Authorization: Bearer SECRET")
+
+    assert caplog.messages == ["the agent may not reach other.example:80"]

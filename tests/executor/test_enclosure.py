@@ -1,0 +1,215 @@
+"""A session's commands inside its walls: what they reach with each network, and that nothing runs without the walls."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from hutch_executor.enclosure import Enclosure
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from tests.bubblewrap import bubblewrap
+from tests.executor.fake_hutchd import prepare
+from tests.executor.test_egress import server
+
+Network = Literal["full", "broker-only", "allow-list"]
+NETWORKS: tuple[Network, ...] = ("full", "broker-only", "allow-list")
+DIAL = """
+import socket, sys
+family, address = eval(sys.argv[1])
+with socket.socket(family) as sock:
+    sock.settimeout(20)
+    try:
+        sock.connect(address)
+        print(sock.recv(10).decode())
+    except OSError as error:
+        print(type(error).__name__)
+"""
+
+
+def say_page(client: socket.socket) -> None:
+    """Answer one request."""
+    client.recv(65536)
+    client.sendall(b"HTTP/1.1 200 OK\r\n\r\nPAGE")
+
+
+@pytest.fixture
+def cwd(tmp_path: Path) -> Path:
+    made = tmp_path / "work"
+    made.mkdir()
+    return made
+
+
+@contextmanager
+def enclosed(cwd: Path, network: Network = "full", *allow: str, program: str | None = None) -> Iterator[Enclosure]:
+    """Give the walls of a session in `cwd`."""
+    spec = m.SandboxSpec(program or bubblewrap(), network=network, allow=allow)
+    with closing(Enclosure(prepare(cwd, sandbox=spec), spec)) as made:
+        yield made
+
+
+def say(enclosure: Enclosure, command: str, env: dict[str, str] | None = None) -> str:
+    """Run a shell command inside and return what it says, errors too."""
+    with closing(enclosure.enter(("/bin/sh", "-c", command), {"PATH": os.environ["PATH"], **(env or {})})) as entered:
+        done = subprocess.run(
+            entered.argv,
+            env=entered.env,
+            pass_fds=entered.descriptors,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    return done.stdout.strip()
+
+
+def dial(family: socket.AddressFamily, address: object) -> str:
+    return shlex.join(["python3", "-c", DIAL, repr((int(family), address))])
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_loopback_of_the_host_and_its_abstract_sockets_are_reached_with_full_alone(cwd: Path, network: Network) -> None:
+    """A socket that is shown, as the broker's is, is reached with every network."""
+    name, shown = f"\0hutch-test-{os.getpid()}", str(cwd / "shown.sock")
+    with (
+        server(lambda client: client.sendall(b"THERE")) as port,
+        server(lambda client: client.sendall(b"THERE"), name),
+        server(lambda client: client.sendall(b"THERE"), shown),
+        enclosed(cwd, network) as enclosure,
+    ):
+        dials = [dial(socket.AF_INET, ("127.0.0.1", port)), dial(socket.AF_UNIX, name), dial(socket.AF_UNIX, shown)]
+        said = say(enclosure, "; ".join(dials))
+
+    refused = "ConnectionRefusedError"
+    assert said.split() == (["THERE"] * 3 if network == "full" else [refused, refused, "THERE"])
+
+
+@pytest.mark.parametrize("network", ["broker-only", "allow-list"])
+def test_nothing_but_loopback_is_there(cwd: Path, network: Network) -> None:
+    """No interface, no route, and no word of the host's proxy."""
+    proxies = dict.fromkeys(("HTTP_PROXY", "https_proxy", "All_Proxy", "no_proxy"), "http://host:1")
+    look = "cut -d: -f1 /proc/net/dev | tail -n +3; tail -n +2 /proc/net/route; env | grep -c host:1"
+    with enclosed(cwd, network) as enclosure:
+        said = say(enclosure, look, proxies)
+
+    assert said.split() == ["lo", "0"]
+
+
+@pytest.mark.parametrize("client", ["curl -sS", "curl -sSp", "python3 -c"])
+def test_of_an_allow_list_what_is_on_it_is_reached(cwd: Path, client: str) -> None:
+    """By plain requests and through tunnels; what is refused says which setting would allow it."""
+    code = (
+        "import sys, urllib.error, urllib.request as r\n"
+        "try: print(r.urlopen(sys.argv[1]).read().decode())\n"
+        "except urllib.error.HTTPError as e: print(e.code, e.reason)"
+    )
+    ask = f"python3 -c {shlex.quote(code)}" if client.startswith("python3") else client
+    with (
+        server(say_page) as named,
+        server(say_page) as other,
+        enclosed(cwd, "allow-list", f"127.0.0.1:{named}") as enclosure,
+    ):
+        said = say(enclosure, f"{ask} http://127.0.0.1:{named}/; echo; {ask} http://127.0.0.1:{other}/")
+
+    assert said.splitlines()[0] == "PAGE"
+    assert "PAGE" not in said.splitlines()[1:]
+    assert ("response 403" if client.endswith("p") else "[sandbox] allow") in said
+
+
+def test_around_the_proxy_there_is_no_way(cwd: Path) -> None:
+    """A client that does not use it reaches nothing."""
+    with server(say_page) as named, enclosed(cwd, "allow-list", f"127.0.0.1:{named}") as enclosure:
+        said = say(enclosure, f"curl -sS --noproxy '*' http://127.0.0.1:{named}/")
+
+    assert "curl: (7)" in said
+
+
+def test_the_command_is_what_was_to_run_and_nothing_of_ours(cwd: Path) -> None:
+    """Behind the door it has its own exit code, signals and descriptors; the loopback inside holds no other port."""
+    look = (
+        "ls /proc/self/fd | tr '\\n' ' '; grep SigIgn /proc/self/status; ps -o comm= -e;"
+        " tail -n +2 /proc/net/tcp | wc -l; kill -TERM $$"
+    )
+    env = {"PATH": os.environ["PATH"]}
+    with (
+        enclosed(cwd, "allow-list", "example.com") as enclosure,
+        closing(enclosure.enter(("/bin/sh", "-c", look), env)) as entered,
+    ):
+        done = subprocess.run(
+            entered.argv, env=entered.env, pass_fds=entered.descriptors, stdout=subprocess.PIPE, text=True, check=False
+        )
+
+    assert done.returncode == 128 + signal.SIGTERM
+    said = done.stdout.split()
+    assert said[:6] == ["0", "1", "2", "3", "SigIgn:", "0" * 16]
+    assert set(said[6:-1]) <= {"bwrap", "sh", "ps"}
+    assert said[-1] == "1"
+
+
+def test_each_command_has_a_door_and_none_serves_another(cwd: Path) -> None:
+    """Two at once, and one after the other."""
+    with server(say_page) as named, enclosed(cwd, "allow-list", f"127.0.0.1:{named}") as enclosure:
+        ask = f"curl -sS http://127.0.0.1:{named}/"
+        inside: list[str] = []
+        threads = [threading.Thread(target=lambda: inside.append(say(enclosure, ask))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        inside.append(say(enclosure, ask))
+
+    assert inside == ["PAGE"] * 5
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [("/nowhere/bwrap", "No such file"), ("broken", "the kernel forbids it"), ("/bin/false", "exit code 1")],
+)
+def test_walls_that_cannot_be_put_up_are_a_refusal_with_the_reason(
+    cwd: Path, network: Network, program: str, why: str
+) -> None:
+    """The program is not there, or ends at once: the command does not run."""
+    if program == "broken":
+        made = cwd.parent / "bwrap"
+        made.write_text("#!/bin/sh\necho the kernel forbids it >&2\nexit 1\n")
+        made.chmod(0o755)
+        program = str(made)
+    with enclosed(cwd, network, program=program) as enclosure, pytest.raises(HutchError) as refused:
+        enclosure.enter(("/bin/sh", "-c", "touch ran"), {})
+
+    assert refused.value.reason is Reason.ISOLATION_UNAVAILABLE
+    assert why in refused.value.message
+    assert not (cwd / "ran").exists()
+
+
+def test_a_list_that_cannot_be_read_is_a_refusal(cwd: Path) -> None:
+    """Nothing is allowed by a guess."""
+    with pytest.raises(HutchError, match="no host") as refused, enclosed(cwd, "allow-list", "https://example.com"):
+        pass
+
+    assert refused.value.reason is Reason.ISOLATION_UNAVAILABLE
+
+
+def test_the_environment_is_cleaned_and_keeps_what_it_had(cwd: Path) -> None:
+    """Names of places that are not there go; git is told what holds inside. With `full` a proxy is the host's."""
+    given = {"LANG": "C", "TMPDIR": "/var/x", "XDG_RUNTIME_DIR": "/run/user/1", "HTTPS_PROXY": "http://host:1"}
+    with enclosed(cwd) as enclosure, closing(enclosure.enter(("true",), given)) as entered:
+        env = dict(entered.env)
+
+    git = {name: env.pop(name) for name in list(env) if name.startswith("GIT_CONFIG_")}
+    assert env == {"LANG": "C", "HTTPS_PROXY": "http://host:1"}
+    assert json.dumps(git).count("gpgSign") == 2

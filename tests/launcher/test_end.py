@@ -1,0 +1,325 @@
+"""An end: whatever an executor has become, nothing of it is left, and the launcher says so when it is true."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hutch_launcher.groups import Groups
+from tests.accounts import Account, account, kill_all, processes_of
+from tests.launcher.stage import DONE, KILL, NOT_YET, REFUSED, SWEEP, Caller, Stage, new_id, stage, wait_until
+
+pytestmark = pytest.mark.system
+
+DOUBLE_FORK = """
+for _ in range(20):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        for number in range(1, 32):
+            try: signal.signal(number, signal.SIG_IGN)
+            except (OSError, ValueError): pass
+        time.sleep(600)
+say(1)
+"""
+STOPPED = """
+child = os.fork()
+if child == 0:
+    os.setsid()
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(600)
+os.waitpid(child, os.WUNTRACED)
+say(1)
+"""
+HOPPER = """
+if os.fork() == 0:
+    while True:
+        if os.fork():
+            os._exit(0)
+time.sleep(0.3)
+say(1)
+"""
+BOMB = """
+if os.fork() == 0:
+    while True:
+        try: os.fork()
+        except OSError: pass
+time.sleep(0.3)
+say(1)
+"""
+HOG = """
+child = os.fork()
+if child == 0:
+    held = []
+    while True:
+        held.append(b"x" * (8 << 20))
+say(os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.fixture(scope="module")
+def alice() -> Iterator[Account]:
+    with account("alice") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared(alice: Account) -> Iterator[Stage]:
+    with stage(users=[alice.name]) as made:
+        yield made
+
+
+@pytest.fixture
+def hutchd(shared: Stage) -> Iterator[Caller]:
+    caller = shared.connect()
+    yield caller
+    caller.close()
+
+
+def need_cgroup(hutchd: Caller, *limits: str) -> None:
+    """Leave the test out where the host has no cgroup for it."""
+    can = hutchd.probe()
+    if not can["cgroup"] or not set(limits) <= set(can["limits"]):
+        pytest.skip(f"kernel: no cgroup with {limits} can be made here")
+
+
+@pytest.mark.parametrize("trick", [DOUBLE_FORK, STOPPED, HOPPER, BOMB], ids=["setsid", "stopped", "hopper", "bomb"])
+def test_nothing_is_left(shared: Stage, hutchd: Caller, alice: Account, trick: str) -> None:
+    """Done means that no process of the account lives, and that the group is gone."""
+    need_cgroup(hutchd, "pids")
+    one = shared.executor(hutchd, alice.uid, (0, 100, 0, 0))
+    one.ask(trick)
+    assert processes_of(alice.uid)
+
+    answer = hutchd.end(one.id)
+    assert (answer.status, answer.left) == (DONE, 0)
+    assert processes_of(alice.uid) == []
+    assert not Path(one.cgroup).exists()
+    assert one.ended()
+    if trick in (BOMB, DOUBLE_FORK):
+        assert (answer.full > 0) is (trick == BOMB)
+
+
+def test_one_is_ended_and_the_other_lives(shared: Stage, hutchd: Caller, alice: Account) -> None:
+    """Two executors of one account have nothing to do with each other."""
+    first, second = shared.executor(hutchd, alice.uid), shared.executor(hutchd, alice.uid)
+    first.ask(DOUBLE_FORK)
+    hutchd.end(first.id)
+
+    assert second.ask("say(2)") == 2
+    hutchd.end(second.id)
+
+
+def test_a_memory_hog_dies_alone(shared: Stage, hutchd: Caller, alice: Account) -> None:
+    """The kernel kills what goes over the limit, spares its parent, and the reply of the end counts it."""
+    need_cgroup(hutchd, "memory")
+    one = shared.executor(hutchd, alice.uid, (64 << 20, 0, 0, 0))
+    assert one.ask(HOG) == signal.SIGKILL
+    assert one.ask("say(3)") == 3
+
+    answer = hutchd.end(one.id)
+    assert answer.status == DONE
+    assert answer.oom == 1
+    assert answer.full == 0
+
+
+def test_weights_and_limits_are_written(shared: Stage, hutchd: Caller, alice: Account) -> None:
+    """Each in the hierarchy that has it."""
+    need_cgroup(hutchd, "memory", "pids", "cpu")
+    one = shared.executor(hutchd, alice.uid, (256 << 20, 123, 50, 0))
+    found: dict[str, str] = {}
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, place, kind, *_ = line.split()
+        if kind in ("cgroup", "cgroup2"):
+            for path in Path(place).rglob(f"hutch-{one.id}"):
+                found |= {file.name: file.read_text().strip() for file in path.iterdir() if file.name in LIMITS}
+
+    assert str(256 << 20) in (found.get("memory.max"), found.get("memory.limit_in_bytes"))
+    assert found["pids.max"] == "123"
+    assert found.get("cpu.weight") == "50" or found.get("cpu.shares") == "512"
+    hutchd.end(one.id)
+
+
+LIMITS = ("memory.max", "memory.limit_in_bytes", "pids.max", "cpu.weight", "cpu.shares")
+
+
+def test_what_never_was_is_gone(hutchd: Caller) -> None:
+    """At once, with nothing counted."""
+    answer = hutchd.ask(KILL, 1, new_id())
+    assert (answer.status, answer.left, answer.oom, answer.full) == (DONE, 0, 0, 0)
+
+
+def test_an_end_is_answered_at_once(shared: Stage, hutchd: Caller, alice: Account) -> None:
+    """A round says what is left instead of waiting; the loop serves others in between."""
+    one = shared.executor(hutchd, alice.uid)
+    first = hutchd.ask(KILL, alice.uid, one.id)
+    other = shared.connect()
+
+    assert first.status in (DONE, NOT_YET)
+    assert (first.left > 0) is (first.status == NOT_YET)
+    assert other.probe()["v"] == 1
+    assert hutchd.end(one.id).status == DONE
+    other.close()
+
+
+def test_ended_executors_are_buried(shared: Stage, hutchd: Caller, alice: Account) -> None:
+    """One that leaves by itself is no zombie, and what it had in its group is still counted at its end."""
+    one = shared.executor(hutchd, alice.uid)
+    one.do("os._exit(0)")
+    wait_until(one.ended)
+    wait_until(lambda: not shared.children())
+    assert hutchd.end(one.id).status == DONE
+
+
+def test_a_launcher_that_was_killed_ends_what_it_started_once_it_is_back(alice: Account) -> None:
+    """Executors live on meanwhile; the next one finds them by their names."""
+    with stage(users=[alice.name]) as host:
+        caller = host.connect()
+        one = host.executor(caller, alice.uid)
+        one.ask(DOUBLE_FORK)
+        host.stop(signal.SIGKILL)
+        assert one.ask("say(4)") == 4
+        with pytest.raises(EOFError):
+            caller.receive()
+        caller.close()
+
+        host.start()
+        caller = host.connect()
+        assert host.try_start(caller, alice.uid, one.id).status == REFUSED
+        assert one.ask("say(5)") == 5
+        assert caller.end(one.id).status == DONE
+        assert processes_of(alice.uid) == []
+        caller.close()
+
+
+def test_a_launcher_that_is_told_to_end_leaves_executors_alone(alice: Account) -> None:
+    """It is its service manager that ends it, to start a new one."""
+    with stage(users=[alice.name]) as host:
+        caller = host.connect()
+        one = host.executor(caller, alice.uid)
+        assert host.stop() == 0
+
+        assert one.ask("say(6)") == 6
+        assert not host.socket.exists()
+        host.start()
+        again = host.connect()
+        again.end(one.id)
+        for each in (caller, again):
+            each.close()
+
+
+def test_executors_end_when_hutchd_is_gone_too_long(alice: Account) -> None:
+    """Counted from the last connection's end; those of a former launcher as well."""
+    with stage(users=[alice.name], gone_after=1) as host:
+        caller = host.connect()
+        old = host.executor(caller, alice.uid)
+        old.ask(DOUBLE_FORK)
+        host.stop(signal.SIGKILL)
+        host.start()
+        again = host.connect()
+        new = host.executor(again, alice.uid)
+        again.end(new_id())
+        time.sleep(1.5)  # it is here: nothing ends
+        assert [old.ask("say(7)"), new.ask("say(8)")] == [7, 8]
+        for each in (caller, again):
+            each.close()
+
+        wait_until(lambda: not processes_of(alice.uid))
+        wait_until(lambda: not host.children())
+        wait_until(lambda: not Path(old.cgroup).exists() and not Path(new.cgroup).exists())
+        assert {word for word in host.log.read_text().split() if word.startswith("x-")} == {old.id, new.id}
+
+
+def test_an_executor_whose_start_nobody_hears_of_does_not_stay(shared: Stage, alice: Account) -> None:
+    """The connection broke before the reply: nobody would ever ask for its end."""
+    log = os.open(shared.output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    caller = shared.connect()
+    executor = new_id()
+    shared.known.add(executor)
+    from tests.launcher.stage import START, packet
+
+    assert shared.process is not None
+    os.kill(shared.process.pid, signal.SIGSTOP)
+    caller.send(packet(START, alice.uid, executor), [log])
+    caller.close()
+    os.kill(shared.process.pid, signal.SIGCONT)
+    os.close(log)
+
+    other = shared.connect()
+    other.probe()
+    wait_until(lambda: not shared.children() and not processes_of(alice.uid))
+    assert other.end(executor).status == DONE
+    other.close()
+
+
+def test_the_account_of_a_person_is_never_swept(shared: Stage, hutchd: Caller, alice: Account) -> None:
+    """Only what the launcher's own configuration calls dedicated."""
+    outside = alice.run("sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!").stdout
+    answer = hutchd.ask(SWEEP, alice.uid)
+
+    assert answer.status == REFUSED
+    assert "not dedicated" in answer.text
+    assert processes_of(alice.uid) == [int(outside)]
+    kill_all(alice.uid)
+
+
+def test_a_dedicated_account_is_swept(alice: Account) -> None:
+    """Processes out of every group, files, shared memory and queues: what it has, and nothing of another's."""
+    with (
+        account("robot", shell="/usr/sbin/nologin") as robot,
+        stage(users=[robot.name, alice.name], dedicated=[robot.name]) as host,
+    ):
+        caller = host.connect()
+        one = host.executor(caller, robot.uid)
+        busy = caller.ask(SWEEP, robot.uid)
+        assert (busy.status, "runs" in busy.text) == (REFUSED, True)
+        caller.end(one.id)
+        leave = (
+            "ipcmk -M 4096 >/dev/null; ipcmk -Q >/dev/null; ipcmk -S 1 >/dev/null; "
+            "mkdir -p /tmp/$1-dir/deep; echo x >/tmp/$1-dir/deep/file; chmod 0 /tmp/$1-dir/deep /tmp/$1-dir; "
+            "echo x >/dev/shm/$1-file; ln -s /etc/passwd /var/tmp/$1-link; "
+            "(setsid sleep 600 & setsid sleep 600 &) >/dev/null 2>&1 </dev/null"
+        )
+        for who in (robot, alice):
+            assert who.run("sh", "-c", leave, "sh", who.name).returncode == 0
+        hopper = "import os\nif os.fork(): os._exit(0)\nwhile True:\n  if os.fork(): os._exit(0)\n"
+        robot.run("sh", "-c", 'python3 -c "$1" >/dev/null 2>&1', "sh", hopper)
+        assert len(processes_of(robot.uid)) >= 2
+
+        deadline = time.monotonic() + 60
+        while (answer := caller.ask(SWEEP, robot.uid)).status == NOT_YET:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+        assert answer.status == DONE, (answer, left_by(robot))
+        assert processes_of(robot.uid) == []
+        assert left_by(robot) == []
+        assert len(left_by(alice)) == 6
+        assert len(processes_of(alice.uid)) == 2
+        kill_all(alice.uid)
+        caller.close()
+
+
+def left_by(who: Account) -> list[str]:
+    """What an account has in the places that are everybody's."""
+    places = [entry for place in ("/tmp", "/var/tmp", "/dev/shm") for entry in os.scandir(place)]
+    found = [entry.path for entry in places if who.name in entry.name]
+    for kind in ("shm", "sem", "msg"):
+        names, *rows = (line.split() for line in Path(f"/proc/sysvipc/{kind}").read_text().splitlines())
+        found += [f"{kind} {row[1]}" for row in rows if row[names.index("uid")] == str(who.uid)]
+    return found
+
+
+def test_groups_that_cannot_be_made_leave_nothing_behind(tmp_path: Path) -> None:
+    """A place where directories can be made but no limit can be written is none."""
+    groups = Groups("v2", tmp_path, {"memory": tmp_path / "missing"})
+    with pytest.raises(OSError, match="missing"):
+        groups.make("x-0000000000000000", 1, 0, 0)
+
+    assert list(tmp_path.iterdir()) == []

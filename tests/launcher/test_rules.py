@@ -1,0 +1,314 @@
+"""Whom the launcher starts executors for: its configuration, the allow-list, and each rule of both."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.accounts import Account, account, group
+from tests.launcher.stage import DONE, PROBE, REFUSED, Answer, Caller, Stage, stage, wait_until
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture(scope="module")
+def alice() -> Iterator[Account]:
+    with account("alice", shell="/bin/bash") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Stage]:
+    with stage() as made:
+        yield made
+
+
+@contextmanager
+def settings(on: Stage, **changed: Any) -> Iterator[None]:
+    """Change settings for a while."""
+    before = dict(on.settings)
+    on.write(**changed)
+    try:
+        yield
+    finally:
+        on.settings = before
+        on.write()
+
+
+def ask(on: Stage, uid: int, **changed: Any) -> Answer:
+    """Ask whether it would start executors as `uid`, with these settings: probe and start must say the same."""
+    caller = on.connect()
+    with settings(on, **changed):
+        probed = caller.ask(PROBE, uid)
+        started = on.try_start(caller, uid)
+    if started.status == DONE:
+        for fd in started.descriptors:
+            os.close(fd)
+        for executor in on.known:
+            assert caller.end(executor).status == DONE
+    caller.close()
+    assert (probed.status, "" if probed.status == DONE else probed.text) == (
+        started.status,
+        "" if started.status == DONE else started.text,
+    )
+    return probed
+
+
+def test_a_user_that_is_named_may(shared: Stage, alice: Account) -> None:
+    """By name alone."""
+    assert ask(shared, alice.uid, users=[alice.name]).status == DONE
+
+
+def test_nobody_may_by_default(shared: Stage, alice: Account) -> None:
+    """An empty allow-list allows nothing."""
+    answer = ask(shared, alice.uid)
+    assert answer.status == REFUSED
+    assert "neither among the users nor in one of the groups" in answer.text
+
+
+def test_a_member_of_a_group_that_is_named_may(shared: Stage, alice: Account) -> None:
+    """By its primary group or another, as they are now; a group that does not exist has no members."""
+    with group("agents") as name:
+        assert ask(shared, alice.uid, groups=[name]).status == REFUSED
+        subprocess.run(["usermod", "-aG", name, alice.name], check=True)
+        assert ask(shared, alice.uid, groups=["no-such-group", name]).status == DONE
+        subprocess.run(["gpasswd", "-d", alice.name, name], check=True, capture_output=True)
+    assert ask(shared, alice.uid, groups=[alice.name]).status == DONE
+
+
+@pytest.mark.parametrize("uid", [0, 0xFFFF_FFFE, 64_999, 2**31])
+def test_root_and_nobody_s_uid_may_not(shared: Stage, uid: int) -> None:
+    """Whatever the list says."""
+    assert ask(shared, uid, users=["root"], uid_min=0, uid_max=2**32).status == REFUSED
+
+
+def test_the_served_account_may_not(shared: Stage) -> None:
+    """hutchd's own uid would reach hutchd's files."""
+    answer = ask(shared, shared.served.uid, users=[shared.served.name])
+    assert answer.status == REFUSED
+    assert "never" in answer.text
+
+
+def test_bounds_of_uids_hold(shared: Stage, alice: Account) -> None:
+    """Both are inclusive."""
+    named = {"users": [alice.name]}
+    assert ask(shared, alice.uid, uid_min=alice.uid, uid_max=alice.uid, **named).status == DONE
+    assert ask(shared, alice.uid, uid_min=alice.uid + 1, **named).status == REFUSED
+    assert ask(shared, alice.uid, uid_max=alice.uid - 1, **named).status == REFUSED
+
+
+def test_who_is_denied_may_not(shared: Stage, alice: Account) -> None:
+    """Whatever else allows it, and under any name that has its uid."""
+    assert ask(shared, alice.uid, users=[alice.name], deny=[alice.name]).status == REFUSED
+    other = f"{alice.name}x"
+    subprocess.run(["useradd", "--non-unique", "--uid", str(alice.uid), "-M", other], check=True, capture_output=True)
+    try:
+        assert ask(shared, alice.uid, users=[alice.name], deny=[other]).status == REFUSED
+    finally:
+        subprocess.run(["userdel", "--force", other], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("shell", ["/usr/sbin/nologin", "/bin/false"])
+def test_without_a_shell_only_a_dedicated_account_may(shared: Stage, shell: str) -> None:
+    """Nobody logs in as a robot."""
+    with account("robot", shell=shell) as robot:
+        assert ask(shared, robot.uid, users=[robot.name]).status == REFUSED
+        assert ask(shared, robot.uid, users=[robot.name], dedicated=[robot.name]).status == DONE
+        assert ask(shared, robot.uid, dedicated=[robot.name]).status == REFUSED
+
+
+def test_an_account_that_has_expired_may_not(shared: Stage, alice: Account) -> None:
+    """From the day that shadow(5) names; a locked password alone is no expiry."""
+    today = int(time.time() // 86_400)
+    for day, status in ((0, REFUSED), (today, REFUSED), (today + 2, DONE), (-1, DONE)):
+        subprocess.run(["chage", "-E", str(day), alice.name], check=True)
+        assert ask(shared, alice.uid, users=[alice.name]).status == status, day
+    subprocess.run(["usermod", "--lock", alice.name], check=True, capture_output=True)
+    assert ask(shared, alice.uid, users=[alice.name]).status == DONE
+
+
+def test_a_change_of_the_list_counts_at_once(shared: Stage, alice: Account) -> None:
+    """Also for a connection that is there already."""
+    caller = shared.connect()
+    with settings(shared, users=[alice.name]):
+        assert caller.ask(PROBE, alice.uid).status == DONE
+    assert caller.ask(PROBE, alice.uid).status == REFUSED
+    caller.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("users = ['x'", "cannot be used"),
+        ("user = ['x']", "'user' is no setting"),
+        ("users = 'x'", "'users' has a value of another kind"),
+        ("users = [1]", "'users' has a value of another kind"),
+        ("uid_min = -1", "'uid_min' has a value of another kind"),
+        ("uid_min = true", "'uid_min' has a value of another kind"),
+        ("spool = 'relative'", "'spool' must be an absolute path"),
+        ("interpreter = 'python'", "'interpreter' must be an absolute path"),
+        ("interpreter = '/no/such/python'", "No such file"),
+        ("serve = 'no-such-account'", "no account 'no-such-account'"),
+        ("#" + "x" * 70_000, "too large"),
+    ],
+)
+def test_a_configuration_that_says_something_else_is_refused(text: str, says: str) -> None:
+    """At its start the launcher ends, with a sentence; later it refuses to start executors."""
+    with stage(start=False) as host:
+        host.config.write_text(text)
+        assert says in refusal(host)
+        host.write()
+        host.start()
+        caller = host.connect()
+        host.config.write_text(text)
+        answer = caller.ask(PROBE, 4242)
+
+        assert answer.status == REFUSED
+        assert answer.text
+        caller.close()
+
+
+def test_a_configuration_that_others_could_write_is_refused(alice: Account) -> None:
+    """The file, its directory, and all above: root's, and no link anywhere."""
+    with stage(start=False) as host:
+        host.config.chmod(0o664)
+        assert "nobody else may write" in refusal(host)
+        host.config.chmod(0o646)
+        assert "nobody else may write" in refusal(host)
+        host.config.chmod(0o644)
+        os.chown(host.config, alice.uid, 0)
+        assert "nobody else may write" in refusal(host)
+        os.chown(host.config, 0, 0)
+        for place in (host.config.parent, host.root):
+            place.chmod(0o775)
+            assert f"{place} must be root's" in refusal(host)
+            place.chmod(0o755)
+            os.chown(place, alice.uid, 0)
+            assert f"{place} must be root's" in refusal(host)
+            os.chown(place, 0, 0)
+        kept = host.config.rename(host.root / "kept.toml")
+        host.config.symlink_to(kept)
+        assert "symbolic link" in refusal(host)
+        host.config.unlink()
+        os.mkfifo(host.config, 0o600)
+        assert "must be a file" in refusal(host)
+        host.config.unlink()
+        assert "cannot be read" in refusal(host)
+        (host.root / "link").symlink_to(host.config.parent)
+        assert "symbolic links" in refusal(host, host.root / "link" / "launcher.toml")
+        kept.rename(host.config)
+        host.start()
+
+
+def test_an_interpreter_that_another_could_change_is_refused(alice: Account) -> None:
+    """Whoever may write it decides what runs as every account."""
+    with stage(start=False) as host:
+        program = Path(host.settings["interpreter"])
+        program.chmod(0o775)
+        assert "the interpreter" in refusal(host)
+        program.chmod(0o755)
+        os.chown(program, alice.uid, 0)
+        assert "must be root's" in refusal(host)
+
+
+def refusal(on: Stage, config: Path | None = None) -> str:
+    """Start it, and return what it says when it ends at once, as it should."""
+    command = [*on.command(), "--config", str(config or on.config), "--listen", str(on.socket)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30, stdin=subprocess.DEVNULL)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_only_the_served_account_is_answered(shared: Stage, alice: Account) -> None:
+    """Not another, not even root; with the socket opened to all."""
+    shared.socket.chmod(0o666)
+    shared.root.chmod(0o755)
+    try:
+        for uid in (alice.uid, 65534, 0):
+            caller = shared.connect(uid)
+            answer = caller.receive()
+            assert (answer.status, answer.text) == (REFUSED, f"Only {shared.served.name} may ask.")
+            with pytest.raises((EOFError, OSError)):
+                caller.ask(PROBE)
+            caller.close()
+    finally:
+        shared.socket.chmod(0o600)
+
+
+def test_a_few_connections_at_a_time(shared: Stage) -> None:
+    """The ninth is refused with the reason; one that goes makes room."""
+    callers = [shared.connect() for _ in range(8)]
+    for caller in callers:
+        caller.probe()
+    ninth = shared.connect()
+    answer = ninth.receive()
+    callers.pop().close()
+
+    assert answer.status == REFUSED
+    assert "8 connections" in answer.text
+    wait_until(lambda: _probes(shared))
+    for caller in (*callers, ninth):
+        caller.close()
+
+
+def _probes(on: Stage) -> bool:
+    caller = on.connect()
+    try:
+        return caller.ask(PROBE).status == DONE
+    except (EOFError, OSError):
+        return False
+    finally:
+        caller.close()
+
+
+def test_check_says_what_it_would_do(shared: Stage, alice: Account) -> None:
+    """Whom it would start executors for and why not, with which program, in which cgroups."""
+    with settings(shared, users=[alice.name, shared.served.name, "no-such-account"]):
+        command = [*shared.command(), "--config", str(shared.config), "--check"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+
+    assert f"only {shared.served.name} (uid {shared.served.uid}) may ask" in done.stdout
+    assert f"account        {alice.name}: yes" in done.stdout
+    assert f"account        {shared.served.name}: no. Agents never run as" in done.stdout
+    assert "account        no-such-account: no. There is none." in done.stdout
+    assert "cgroups" in done.stdout
+
+
+def test_help_and_nothing_to_do(shared: Stage) -> None:
+    """Without a socket it says how it is started."""
+    helped = subprocess.run([*shared.command(), "--help"], capture_output=True, text=True, check=True)
+    bare = subprocess.run(
+        [*shared.command(), "--config", str(shared.config)],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        timeout=30,
+    )
+
+    assert "--listen PATH" in helped.stdout
+    assert bare.returncode == 2
+    assert "started by systemd" in bare.stderr
+
+
+def test_what_a_probe_says(shared: Stage) -> None:
+    """What hutchd decides the level of isolation by."""
+    caller: Caller = shared.connect()
+    said = caller.probe()
+    caller.close()
+
+    assert said["v"] == 1
+    assert said["caps"] is True
+    assert said["spool"] == str(shared.spool)
+    assert said["cgroup"] in ("v2", "v1", "")
+    assert set(said["limits"]) <= {"memory", "pids", "cpu"}
+    assert bool(said["root"]) is bool(said["cgroup"])

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hutch_shared.reach import Who, closed, members
+
+STRANGER = Who("ann", 54321, 54321, frozenset({54321, 54322}), "/home/ann", "/bin/sh")
+
+
+@pytest.fixture
+def tree() -> Iterator[Path]:
+    """A file behind folders that everybody may pass, in one where all above it are such."""
+    with tempfile.TemporaryDirectory(prefix="hutch-reach-") as folder:
+        top = Path(folder)
+        (top / "a/b").mkdir(parents=True)
+        (top / "a/b/file").write_text("")
+        for path in (top, top / "a", top / "a/b", top / "a/b/file"):
+            path.chmod(0o755)
+        yield top / "a"
+
+
+def test_the_first_closed_door_is_named(tree: Path) -> None:
+    """Of several, the one nearest to the root, with its mode and owner."""
+    (tree / "b/file").chmod(0o600)
+    last = closed(tree / "b/file", STRANGER)
+    tree.chmod(0o750)
+    first = closed(tree / "b/file", STRANGER)
+
+    assert last is not None
+    assert last.startswith(f"{tree}/b/file is closed to it (-rw------- ")
+    assert first is not None
+    assert first.startswith(f"{tree} is closed to it (drwxr-x--- ")
+
+
+def test_what_counts_is_the_nearest_of_owner_group_and_others(tree: Path) -> None:
+    """As the kernel has it: an owner without rights is not helped by those of others."""
+    file = tree / "b/file"
+    found = file.stat()
+    owner = replace(STRANGER, uid=found.st_uid or 1)
+    mate = replace(STRANGER, gids=frozenset({found.st_gid}))
+    file.chmod(0o044)
+
+    assert closed(file, STRANGER) is None
+    assert closed(file, mate) is None
+    assert closed(file, STRANGER, 1) is not None
+    assert closed(file, replace(STRANGER, uid=0), 1) is None
+    if found.st_uid:
+        assert closed(file, owner) is not None
+    file.chmod(0o604)
+    assert closed(file, mate) is not None
+
+
+def test_links_are_followed_through_every_door(tree: Path) -> None:
+    """A link that all may read leads nowhere where its target is closed, and none leads in circles."""
+    (tree / "open").mkdir(mode=0o755)
+    (tree / "open/link").symlink_to("../b/file")
+    (tree / "open/round").symlink_to("round")
+    way = closed(tree / "open/link", STRANGER)
+    (tree / "b").chmod(0o700)
+
+    assert way is None
+    assert (closed(tree / "open/link", STRANGER) or "").startswith(f"{tree}/b is closed to it")
+    assert closed(tree / "open/round", STRANGER) == f"{tree}/open/round is one link too many"
+    assert closed(tree / "open/nothing", STRANGER) == f"{tree}/open/nothing is not there"
+
+
+def test_accounts_have_all_their_groups() -> None:
+    """Also their first one, and a group has those whose first one it is."""
+    me = Who.named("root")
+
+    assert (me.uid, me.gid in me.gids) == (0, True)
+    assert "root" in members("root") or members("wheel")
+    with pytest.raises(KeyError):
+        Who.named("nobody-of-this-name")

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from hutch_shared.errors import HutchError
+from hutch_shared.sudoers import allowed, faults, rule
+from tests.sudo import visudo
+
+COMMAND = "/opt/hutch/bin/hutch-launcher"
+ONE = f'(root) NOPASSWD: {COMMAND} ""'
+LISTING = """Matching Defaults entries for hutch on host:
+    env_reset, mail_badpass, secure_path=/usr/bin
+
+Runas and Command-specific defaults for hutch:
+    Defaults!/opt/hutch/bin/hutch-launcher env_reset, !requiretty
+
+User hutch may run the following commands on host:
+"""
+
+
+def test_the_rule_is_one_command_without_arguments() -> None:
+    """And nothing between hutchd and the launcher: no terminal, no log, no session."""
+    _, defaults, line = rule(COMMAND).splitlines()
+
+    assert line == f'hutch ALL=(root) NOPASSWD: {COMMAND} ""'
+    assert defaults.startswith(f"Defaults!{COMMAND} ")
+    for word in ("env_reset", "!requiretty", "!use_pty", "!pam_session", "!log_input", "!log_output", "!noexec"):
+        assert word in defaults
+
+
+@pytest.mark.parametrize(
+    "command", ["/opt/*/launcher", "/opt/a b", "relative", "/opt/a,b", "/opt/../x", "/o\n/x", "/a:b"]
+)
+def test_a_path_that_means_something_to_sudo_is_refused(command: str) -> None:
+    """It could match more than one program, or be more than one rule."""
+    with pytest.raises(HutchError, match="install Hutch elsewhere"):
+        rule(command)
+
+
+def test_visudo_accepts_the_rule() -> None:
+    """As sudo itself reads it."""
+    done = subprocess.run([visudo(), "-cf", "-"], input=rule(COMMAND), capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        ([ONE], []),
+        ([], ["The rule is not there"]),
+        ([ONE, "(ALL : ALL) ALL"], ["may do more by sudo: (ALL : ALL) ALL"]),
+        (
+            [f"(root) NOPASSWD: {COMMAND}"],
+            ["The rule is not there", f"may do more by sudo: (root) NOPASSWD: {COMMAND}"],
+        ),
+        ([ONE, "(root) NOPASSWD: /opt/hutch/bin/*"], ["with wildcards, which match more than they seem to: (root)"]),
+        ([f'(root) {COMMAND} ""'], ["The rule is not there", "may do more"]),
+        ([f'(root) NOPASSWD: {COMMAND} "", /bin/sh'], ["The rule is not there", "may do more"]),
+    ],
+)
+def test_only_exactly_the_one_is_right(rules: list[str], said: list[str]) -> None:
+    """Without arguments' `""` any would be allowed; with a pattern, or a second command, any program."""
+    listing = LISTING + "".join(f"    {one}\n" for one in rules)
+    found = faults(allowed(listing), COMMAND)
+
+    assert allowed(listing) == rules
+    assert len(found) == len(said)
+    assert all(part in one for part, one in zip(said, found, strict=True))
+
+
+def test_lines_that_sudo_breaks_are_put_together() -> None:
+    """And an account without any rule has none."""
+    broken = f'{LISTING}    (root) NOPASSWD: {COMMAND}\n        ""\n'
+
+    assert allowed(broken) == [ONE]
+    assert allowed("User hutch is not allowed to run sudo on host.\n") == []

@@ -1,0 +1,69 @@
+"""One turn of the real CLI inside walls, as whoever runs this: `walled_claude.py ROOT BWRAP NETWORK CLI COMMAND`.
+
+The model is the rehearsal's; where the network is closed it is reached at a Unix socket, as the broker would be. CLI is
+a program in the place of the CLI, or `-`. Prints what the command said.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Literal, cast
+
+import anyio
+from anyio.abc import ByteStream
+
+from hutch_executor.runners.claude import Bounds, ClaudeRunner
+from hutch_shared import messages as m
+from tests.rehearsal import Say, Steps, Use, serve
+from tests.system.claude_stage import KEY, FakeDaemon, allow
+
+Network = Literal["full", "broker-only", "allow-list"]
+
+
+async def main(root: Path, bubblewrap: str, network: Network, cli: str, command: str) -> None:
+    """Open, play one turn, print."""
+    cwd, home, broker = root / "work", root / "home", root / "broker"
+    for path in (cwd, home, broker):
+        path.mkdir()
+    script = Steps(("go", Use("Bash", {"command": command})), ("", Say("done")))
+    async with (
+        serve(key=KEY, script=script) as model,
+        await anyio.create_unix_listener(broker / "broker.sock") as listener,
+        anyio.create_task_group() as group,
+    ):
+        host, port = model.url.removeprefix("http://").split(":")
+
+        async def relay(client: ByteStream) -> None:
+            async with client, await anyio.connect_tcp(host, int(port)) as server, anyio.create_task_group() as both:
+                both.start_soon(pump, client, server)
+                await pump(server, client)
+                both.cancel_scope.cancel()
+
+        group.start_soon(listener.serve, relay)
+        grant = m.KeyGrant("lease", KEY, base_url="http://broker.invalid", unix_socket=str(broker / "broker.sock"))
+        daemon, runner = FakeDaemon(grant, allow), ClaudeRunner(Bounds(retries=1), None if cli == "-" else cli)
+        sandbox = m.SandboxSpec(bubblewrap, (str(root / "state"),), network=network, allow=("192.0.2.1",))
+        options, limits = m.AgentOptions(), m.Limits()
+        session = m.PrepareSession(
+            *("s-1", "claude", str(cwd), "bypass", options, limits, str(root), str(home)), sandbox=sandbox
+        )
+        try:
+            prepared = await runner.open(session, daemon)
+            end = await runner.run(m.ExecutePrompt("s-1", "t-1", 1, "go"))
+        finally:
+            await runner.close()
+        assert (prepared.keys, end.state) == ("brokered", "completed"), end
+        print("\n".join(result.text for result in daemon.of("tool_result")))
+        group.cancel_scope.cancel()
+
+
+async def pump(source: ByteStream, sink: ByteStream) -> None:
+    """Pass on what comes."""
+    async for chunk in source:
+        await sink.send(chunk)
+
+
+if __name__ == "__main__":
+    given = Path(sys.argv[1]), sys.argv[2], cast("Network", sys.argv[3]), sys.argv[4], sys.argv[5]
+    anyio.run(main, *given)

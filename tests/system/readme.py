@@ -1,0 +1,168 @@
+"""The commands of the README that a test follows word by word, and a world of their own to follow them in.
+
+A block that a test follows has `<!-- test: NAME -->` above it. The world is a mount namespace: `/etc` is a copy, `/run`
+and `/tmp` are new, `/opt`, `/home`, `/var/lib` and `/usr/local/bin` lie on top of the machine's. So accounts, settings
+and programs that are made in it are nowhere else. Processes, cgroups and the loopback interface are the machine's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.accounts import _LOCK, installed, need_root
+from tests.system.host import Done
+
+__all__ = ["World", "block", "world"]
+
+_README: Final = Path(__file__).parents[2] / "README.md"
+_OVER: Final = ("/opt", "/home", "/var/lib", "/usr/local/bin")
+_SET_UP: Final = """
+mount --make-rprivate /
+mount --bind {top}/etc /etc
+for place in {over}; do
+  mkdir -p {top}/over$place {top}/work$place
+  mount -t overlay -o lowerdir=$place,upperdir={top}/over$place,workdir={top}/work$place overlay $place
+done
+mount -t tmpfs -o mode=755 tmpfs /run
+mkdir -m 755 -p /run/user
+mkdir -p /opt/hutch {top}/over-copy {top}/work-copy
+mount -t overlay -o lowerdir={copy},upperdir={top}/over-copy,workdir={top}/work-copy overlay /opt/hutch
+for script in /opt/hutch/bin/*; do
+  [ -L $script ] || sed -i '1s,{copy},/opt/hutch,' $script
+done
+mount -t tmpfs -o mode=1777 tmpfs /tmp
+echo ready
+exec sleep infinity
+"""
+
+
+def block(name: str) -> list[str]:
+    """Return the commands of a block, without their remarks."""
+    found = re.search(rf"<!-- test: {name} -->\n```sh\n(.*?)```", _README.read_text(), re.DOTALL)
+    assert found is not None, f"the README has no block {name!r}"
+    return [re.sub(r" +# .*", "", line) for line in found[1].splitlines()]
+
+
+@dataclass(frozen=True)
+class World:
+    """A running mount namespace; what lies on top of the machine's is below `top`."""
+
+    pid: int
+    top: Path
+
+    def run(self, *lines: str, as_: str = "", input: str = "", code: int | None = 0, timeout: float = 120) -> Done:
+        """Have a shell run the lines, as root or an account of this world; `code` is what it must exit with."""
+        script = "set -e\n" + "\n".join(lines)
+        become = ["setpriv", f"--reuid={as_}", f"--regid={as_}", "--init-groups", "--reset-env", "--"] if as_ else []
+        words = ["nsenter", f"--mount=/proc/{self.pid}/ns/mnt", "--wdns=/", "--", *become, "bash", "-c", script]
+        env = {
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": "/root",
+            "LANG": "C.UTF-8",
+        }
+        done = subprocess.run(
+            words, input=input, capture_output=True, text=True, check=False, env=env, timeout=timeout, umask=0o022
+        )
+        result = Done(done.returncode, done.stdout, done.stderr)
+        assert code is None or result.code == code, f"{script}: {result}"
+        return result
+
+    def begin(self, *lines: str) -> None:
+        """Run lines that leave processes behind, which write to /tmp/log."""
+        self.run("exec > /tmp/log 2>&1 < /dev/null", *lines)
+
+    def wait_for(self, test: str, within: float = 60.0) -> None:
+        """Wait until a shell's test holds; what was written to /tmp/log tells why it does not."""
+        deadline = time.monotonic() + within
+        while self.run(f"test {test}", code=None).code:
+            assert time.monotonic() < deadline, self.run("cat /tmp/log", code=None).out
+            time.sleep(0.1)
+
+    def processes(self) -> list[int]:
+        """Return what runs in this world, also where it has made a namespace of its own out of it."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):
+                if entry.name.isdigit() and f"{self.top}/" in (entry / "mountinfo").read_text():
+                    found.append(int(entry.name))
+        return found
+
+
+@contextmanager
+def world() -> Iterator[World]:
+    """Make a world in which Hutch is installed in /opt/hutch; at the end nothing of it is left."""
+    need_root()
+    copy = installed().root
+    top = Path(tempfile.mkdtemp(prefix="hutch-world-", dir="/var/tmp"))
+    _copy_etc(top / "etc")
+    script = _SET_UP.format(over=" ".join(_OVER), top=top, copy=copy)
+    holder = subprocess.Popen(
+        ["unshare", "--mount", "--propagation=private", "bash", "-ec", script],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "ready\n"
+        made = World(holder.pid, top)
+        try:
+            yield made
+        finally:
+            _end(made)
+    finally:
+        holder.kill()
+        holder.communicate()
+        shutil.rmtree(top, ignore_errors=True)
+
+
+def _copy_etc(to: Path) -> None:
+    """Copy /etc at a moment when no other test changes accounts."""
+    with _LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run(["cp", "-a", "/etc", to], check=True)
+    for left in to.glob("*.lock"):
+        left.unlink()
+
+
+def _end(made: World) -> None:
+    """End all that runs in it: hutchd first, which has the launcher end executors; then for good, cgroups too."""
+    groups = {path for pid in made.processes() for path in _groups_of(pid)}
+    for word, number in (("hutchd", signal.SIGTERM), ("", signal.SIGTERM), ("", signal.SIGKILL)):
+        chosen = [pid for pid in made.processes() if pid != made.pid and word in _command_of(pid)]
+        for pid in chosen:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        deadline = time.monotonic() + 20
+        while set(made.processes()) & set(chosen) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    for group in groups:
+        for path in Path("/sys/fs/cgroup").glob(f"*/{group}"):
+            with suppress(OSError):
+                path.rmdir()
+    assert set(made.processes()) <= {made.pid}
+
+
+def _command_of(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
+
+
+def _groups_of(pid: int) -> list[str]:
+    with suppress(OSError):
+        return re.findall(r"hutch-x-[0-9a-z]+", Path(f"/proc/{pid}/cgroup").read_text())
+    return []

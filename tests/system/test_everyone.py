@@ -1,0 +1,307 @@
+"""A hutchd for everybody: real accounts dial its sockets as themselves. Each sees and steers what is theirs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import msgspec
+import pytest
+
+from hutch_client.client import HutchClient
+from hutch_daemon.api.gate import CLIENT_GATE, About, Role, Who, Whose, expected
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.ids import new_id
+from hutch_shared.methods import CLIENT, EXECUTOR
+from hutch_shared.secret import Secret
+from tests.accounts import Account, group, join
+from tests.broker.stage import request
+from tests.daemon.api.test_gate_executors import CALLS as EXECUTOR_CALLS
+from tests.daemon.api.test_gate_walk import CALLS, NAMED
+from tests.fakes.stage import until
+from tests.system.log import wait_for
+from tests.system.shared_host import SharedHost, shared_host
+
+pytestmark = pytest.mark.system
+
+STRANGER: Final = Path(__file__).with_name("programs") / "stranger.py"
+ASKS: Final = [{"tool": "Bash", "input": {"command": "make"}}]
+ROOT: Final = Account("root", 0, 0, Path("/root"))
+SECRET: Final = Secret("sk-ant-api03-alices-own-key-that-nobody-else-has")
+
+
+@dataclass(frozen=True)
+class Things:
+    """What somebody has: a session that asks a question, a turn that waits, a key."""
+
+    session: str
+    turn: str
+    question: str
+    key: str
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return self.session, self.turn, self.question, self.key
+
+
+def nothing() -> Things:
+    """Names as they look, of nothing."""
+    return Things(new_id("session"), new_id("turn"), new_id("permission"), "nobodys")
+
+
+@dataclass(frozen=True)
+class Town:
+    """A host with people on it, and what Alice and Bob have."""
+
+    host: SharedHost
+    things: Mapping[str, Things]
+
+    def __getattr__(self, name: str) -> Account:
+        return self.host.people[name]
+
+    async def says(self, who: Account, what: Sequence[tuple[Path, str, bool]]) -> list[str | None]:
+        """Have an account say raw texts to sockets; return what it heard."""
+        told = json.dumps([(str(path), text, one_line) for path, text, one_line in what])
+        words = (self.host.code.python, "-I", "-c", STRANGER.read_text())
+        done = await anyio.to_thread.run_sync(lambda: who.run(*words, input=told, timeout=110))
+        assert done.returncode == 0, done.stderr
+        return list(json.loads(done.stdout))
+
+    @property
+    def client_socket(self) -> Path:
+        return self.host.runtime / "client.sock"
+
+
+async def have(host: SharedHost, who: Account, name: str) -> Things:
+    """Give a person a session that asks, a turn that waits behind it, and a key."""
+    async with host.client(who) as hutch:
+        options = m.AgentOptions(script=str(host.script(who, ASKS)))
+        cwd = str(host.folder(who, "work"))
+        opened = await hutch.open_session(m.OpenSession("script", cwd, name=name, options=options))
+        await hutch.submit_prompt(opened.id, "go")
+
+        async def asked() -> bool:
+            return bool(await hutch.list_permissions(m.ListPermissions(opened.id)))
+
+        await until(asked)
+        question = (await hutch.list_permissions(m.ListPermissions(opened.id)))[0]
+        later = await hutch.submit_prompt(opened.id, "later")
+        key = await hutch.put_api_key("anthropic", SECRET, f"{name}-key")
+    return Things(opened.id, later.id, question.id, key.name)
+
+
+@pytest.fixture(scope="module")
+async def town() -> AsyncIterator[Town]:
+    """Alice and Bob have things; Carol is an administrator by her group; Mallory means harm."""
+    with group("admins") as admins:
+        settings = f'[executors]\nspares = 0\n[admins]\ngroups = ["{admins}"]\n'
+        async with shared_host("alice", "bob", "carol", "mallory", settings=settings, start=False) as host:
+            join(host.people["carol"], admins)
+            await host.start_launcher()
+            await host.start()
+            things = {name: await have(host, host.people[name], name) for name in ("alice", "bob")}
+            yield Town(host, things)
+            async with host.client(ROOT) as root:
+                for one in await root.list_sessions(m.ListSessions("open", all_owners=True)):
+                    await root.close_session(one.id, force=True)
+
+
+async def names(hutch: HutchClient, *, everybodys: bool = True) -> set[str]:
+    """Return the names of the sessions that somebody sees."""
+    return {one.name for one in await hutch.list_sessions(m.ListSessions(all_owners=everybodys))}
+
+
+async def reason(hutch: HutchClient, method: str, params: msgspec.Struct) -> Reason | None:
+    """Call; return the reason of the refusal."""
+    try:
+        await hutch.call(method, params)
+    except HutchError as error:
+        return error.reason
+    return None
+
+
+async def test_each_sees_the_own(town: Town) -> None:
+    """Lists, questions, events, keys and the audit of a person hold nothing of another's."""
+    for name, other in (("alice", "bob"), ("bob", "alice")):
+        async with town.host.client(town.host.people[name]) as hutch:
+            seen = [
+                await hutch.list_sessions(m.ListSessions(all_owners=True)),
+                await hutch.list_permissions(m.ListPermissions(state=None)),
+                await hutch.call("read_events", m.ReadEvents("*")),
+                await hutch.call("list_api_keys", m.Nothing()),
+                await hutch.call("read_audit", m.ReadAudit()),
+                await hutch.call("get_usage", m.GetUsage()),
+                await hutch.get_status(),
+            ]
+        shown = msgspec.json.encode(seen).decode()
+
+        own = town.things[name]
+        assert all(one in shown for one in (own.session, own.question, own.key))
+        assert not [one for one in town.things[other].ids if one in shown]
+
+
+async def test_each_steers_the_own(town: Town) -> None:
+    """A session is answered, interrupted, closed and removed by its owner; to another it is not there."""
+    it = await have(town.host, town.alice, "to-be-steered")
+    ways: tuple[tuple[str, msgspec.Struct], ...] = (
+        ("cancel_turn", m.TurnRef(it.turn)),
+        ("set_permission_mode", m.SetPermissionMode(it.session, "plan")),
+        ("answer_permission", m.AnswerPermission(it.question, "deny")),
+        ("close_session", m.CloseSession(it.session, force=True)),
+        ("delete_session", m.SessionRef(it.session)),
+    )
+    async with town.host.client(town.bob) as bob, town.host.client(town.alice) as alice:
+        for method, params in ways:
+            assert await reason(bob, method, params) is Reason.NOT_FOUND, method
+            assert await reason(alice, method, params) is None, method
+
+
+@pytest.mark.parametrize("who", ["carol", "root"])
+async def test_administrators_see_and_steer_everything_but_keys(town: Town, who: str) -> None:
+    """By a group of the settings, or as uid 0: all sessions, by asking for them; and no key that is another's."""
+    it = await have(town.host, town.bob, f"steered-by-{who}")
+    async with town.host.client(ROOT if who == "root" else town.carol) as admin:
+        everybodys, own = await names(admin), await names(admin, everybodys=False)
+        answered = await reason(admin, "answer_permission", m.AnswerPermission(it.question, "deny"))
+        closed = await reason(admin, "close_session", m.CloseSession(it.session, force=True))
+        keys = await admin.call("list_api_keys", m.Nothing())
+        deleted = await reason(admin, "delete_api_key", m.DeleteApiKey("anthropic", it.key))
+
+    assert {"alice", "bob"} <= everybodys
+    assert own == set()
+    assert (answered, closed) == (None, None)
+    assert (keys.keys, deleted) == ((), Reason.NO_KEY)
+
+
+async def test_hutchds_own_account_operates_and_sees_nothing(town: Town) -> None:
+    """It may do what is about hutchd itself; people's things look to it as to any other."""
+    async with town.host.client(town.host.hutch_account) as hutch:
+        copied = await reason(hutch, "backup_store", m.BackupStore(str(town.host.state / "copy.db")))
+        looked = await reason(hutch, "get_session", m.SessionRef(town.things["alice"].session))
+
+        assert (copied, looked) == (None, Reason.NOT_FOUND)
+        assert await names(hutch) == set()
+
+
+async def test_nobody_else_operates(town: Town) -> None:
+    """What is about hutchd itself is refused to a person."""
+    async with town.host.client(town.mallory) as mallory:
+        for method, row in CLIENT_GATE.items():
+            if row.who is Who.OPERATORS:
+                params = m.BackupStore("/tmp/copy.db") if method == "backup_store" else CLIENT[method].params()
+                assert await reason(mallory, method, params) is Reason.NOT_ALLOWED
+
+
+def asked(method: str, it: Things, about: About) -> str:
+    """Return a request as it goes over the wire, about the things that are named."""
+    params: Any = CALLS[method](it, False)  # type: ignore[arg-type]
+    if (method, about) == ("list_permissions", About.QUESTION):
+        params = m.ListPermissions(state=None, after=it.question)
+    return json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": msgspec.to_builtins(params)}) + "\n"
+
+
+async def test_a_stranger_hears_of_anothers_what_is_said_of_nothing(town: Town) -> None:
+    """With the ids of Alice's things every method answers an attacker to the byte as with ids that do not exist."""
+    alices, none = town.things["alice"], nothing()
+    ways = [(method, about) for method, row in CLIENT_GATE.items() for about in row.about if about in NAMED]
+    calls = [(town.client_socket, asked(method, it, about), True) for method, about in ways for it in (alices, none)]
+
+    heard = await town.says(town.mallory, calls)
+
+    for (method, about), theirs, nobodys in zip(ways, heard[::2], heard[1::2], strict=True):
+        assert theirs is not None
+        assert nobodys is not None
+        for one, other in zip(alices.ids, none.ids, strict=True):
+            theirs, nobodys = theirs.replace(one, "THAT"), nobodys.replace(other, "THAT")
+        assert theirs == nobodys, (method, about)
+        want = expected(method, Role.PERSON, about=about, whose=Whose.FOREIGN)
+        said = json.loads(theirs).get("error", {}).get("data", {}).get("reason")
+        assert said == (want.word if want is not None else None), (method, about)
+    async with town.host.client(town.alice) as alice:
+        assert (await alice.get_session(alices.session)).pending == 1
+        assert (await alice.get_turn(alices.turn)).state == "queued"
+
+
+async def test_a_stranger_at_the_executor_socket_is_told_nothing(town: Town) -> None:
+    """Every method with no token, a made-up one, or garbage is refused, and the connection cut."""
+    it = town.things["alice"]
+    async with town.host.client(town.alice) as alice:
+        executor = (await alice.get_session(it.session)).executor
+    assert executor is not None
+    hellos = [
+        m.Hello(name, token, m.PROTOCOL, "0", 0, session)
+        for name in (executor, new_id("executor"))
+        for token in ("", "A" * 43, "\0'\"; --", "x" * 100_000)
+        for session in (None, it.session)
+    ]
+    others = [
+        EXECUTOR_CALLS[method](it.session, None)  # type: ignore[arg-type]
+        for method in EXECUTOR
+        if method not in ("ping", "hello")
+    ]
+    names_of = {row.params: row.name for row in EXECUTOR.values()}
+    lines = [
+        json.dumps(
+            {
+                "jsonrpc": "2.0",
+                "method": names_of[type(one)],
+                "params": json.loads(msgspec.json.encode(one)),
+                **({"id": 1} if EXECUTOR[names_of[type(one)]].kind == "request" else {}),
+            }
+        )
+        + "\n"
+        for one in (*hellos, *others)
+    ]
+    path = town.host.runtime / "executor.sock"
+
+    heard = await town.says(
+        town.mallory, [(path, text, False) for text in (*lines, "GET / HTTP/1.1\r\n\r\n", "\0" * 99)]
+    )
+
+    assert {"token_unknown", "hello_first", "parse_error", None} == {said(one) for one in heard}
+    for text, one in zip(lines, heard, strict=False):
+        assert one is not None
+        assert not [name for name in it.ids if name in one]
+        assert said(one) == ("token_unknown" if '"hello"' in text else "hello_first" if '"id"' in text else None)
+    async with town.host.client(town.alice) as alice:
+        assert (await alice.get_session(it.session)).executor == executor
+
+
+def said(heard: str | None) -> str | None:
+    """Return the reason in the first line of an answer that is one."""
+    if not heard:
+        return None
+    first = json.loads(heard.splitlines()[0])
+    return str(first["error"]["data"]["reason"]) if "error" in first else None
+
+
+async def test_a_stranger_gets_nothing_from_the_broker(town: Town) -> None:
+    """Without a lease, or with a made-up one, the broker forwards nothing, whatever is asked."""
+    path = town.host.runtime / "broker" / "broker.sock"
+    await wait_for(path.is_socket)
+    made_up = f"hutch-l-{'0' * 16}-{'A' * 43}"
+    asks = [
+        request(token, method=method, path=where, header=header)
+        for token in ("", made_up, SECRET.reveal(), "x" * 5_000)
+        for header in ("x-api-key", "authorization")
+        for method, where in (("POST", "/v1/messages"), ("GET", "/v1/models"), ("GET", "/"))
+    ]
+
+    heard = await town.says(town.mallory, [(path, one.decode("latin-1"), False) for one in (*asks, b"\0\1\2\r\n\r\n")])
+
+    for one in heard:
+        assert one is not None
+        status = one.split(" ")[1] if one.startswith("HTTP/") else "cut"
+        assert status in ("400", "401", "403", "404", "431", "cut"), one[:200]
+
+
+async def test_the_brokers_control_socket_is_hutchds_alone(town: Town) -> None:
+    """No other account can dial it."""
+    path = town.host.runtime / "broker-control.sock"
+
+    assert await town.says(town.mallory, [(path, "{}\n", False)]) == [None]

@@ -1,0 +1,173 @@
+"""What the real CLI and its commands reach with each network that the settings may give them."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from hutch_client.client import HutchClient
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import TurnEnded
+from tests.bubblewrap import bubblewrap
+from tests.rehearsal import Model, Say, Steps, Use
+from tests.system.host import KEY, Host, host, settings_for
+from tests.system.log import log_of
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+
+ASK = (
+    "for port in %d %d; do curl -sS -m 20 http://127.0.0.1:$port/ 2>&1; echo; done;"
+    " env | grep -i _proxy= | grep -vc ^NODE"
+)
+
+
+class Page(http.server.BaseHTTPRequestHandler):
+    """Answers with its port."""
+
+    def do_GET(self) -> None:
+        """Answer."""
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"PAGE %d" % self.connection.getsockname()[1])
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def pages() -> Iterator[tuple[int, int]]:
+    """Two web servers on loopback."""
+    servers = [http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) for _ in range(2)]
+    for server in servers:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield servers[0].server_port, servers[1].server_port
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+async def ask(on: Host, model: Model, pages: tuple[int, int]) -> tuple[m.Session, str]:
+    """Have an agent ask both servers; return its session and what its command said."""
+    model.script = Steps(("go", Use("Bash", {"command": ASK % pages})), ("", Say("done")))
+    await on.hutch("key", "add", "anthropic", input=KEY)
+    async with on.client() as hutch:
+        session = await on.claude(hutch, "asked")
+        async with log_of(hutch, session) as log:
+            end = await log.play(session, "go")
+            assert end.state == "completed", end
+            (said,) = log.of("tool_result")
+        return await hutch.get_session(session.id), said.text
+
+
+@pytest.mark.parametrize("network", ["full", "broker-only", "allow-list"])
+async def test_an_agent_reaches_its_model_and_beside_it_what_the_settings_say(
+    model: Model, pages: tuple[int, int], network: str
+) -> None:
+    """The model is the broker's to reach in all of them, and its key stays there."""
+    bubblewrap()
+    model.key = KEY
+    settings = f'[sandbox]\nnetwork = "{network}"\nallow = ["127.0.0.1:{pages[0]}"]\n'
+    async with host(settings_for(model, settings), env={"HTTPS_PROXY": "http://127.0.0.1:9"}) as on:
+        session, said = await ask(on, model, pages)
+
+    reached = {"full": {*pages}, "broker-only": set(), "allow-list": {pages[0]}}[network]
+    assert session.keys == "brokered"
+    assert session.isolation is not None
+    assert {page for page in pages if f"PAGE {page}" in said} == reached
+    assert ("[sandbox] allow" in said) == (network == "allow-list")
+    assert int(said.split()[-1]) == {"full": 1, "broker-only": 0, "allow-list": 8}[network]
+
+
+async def play(on: Host, hutch: HutchClient, session: m.Session) -> TurnEnded:
+    """Play a turn of a session; return its end."""
+    async with log_of(hutch, session) as log:
+        return await log.play(session, "go")
+
+
+@pytest.mark.parametrize("network", ["full", "broker-only", "allow-list"])
+async def test_what_plays_a_script_has_the_same_walls(model: Model, pages: tuple[int, int], network: str) -> None:
+    """Where the settings ask for walls; and of the network it reaches the same."""
+    bubblewrap()
+    settings = f'[sandbox]\nmode = "require"\nnetwork = "{network}"\nallow = ["127.0.0.1:{pages[0]}"]\n'
+    line = {"tool": "Bash", "input": {"command": f"{ASK % pages}; ls -d /proc/[0-9]* | wc -l"}, "run": True}
+    async with host(settings_for(model, settings)) as on, on.client() as hutch:
+        session = await on.script(hutch, [line], permission_mode="bypass")
+        async with log_of(hutch, session) as log:
+            end = await log.play(session, "go")
+            (said,) = log.of("tool_result")
+    reached = {"full": {*pages}, "broker-only": set(), "allow-list": {pages[0]}}[network]
+
+    assert end.state == "completed"
+    assert {page for page in pages if f"PAGE {page}" in said.text} == reached
+    assert int(said.text.split()[-1]) < 10
+
+
+@pytest.mark.parametrize("agent", ["claude", "script"])
+@pytest.mark.parametrize(
+    "settings", ['mode = "require"', 'network = "broker-only"', 'mode = "off"\nnetwork = "allow-list"']
+)
+async def test_without_bubblewrap_nothing_starts_that_must_have_walls(
+    model: Model, tmp_path: Path, agent: str, settings: str
+) -> None:
+    """What the settings ask for is not met by less: the reason names it, and what is missing."""
+    for name in ("sh", "setpriv", "git"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    env = {"PATH": str(tmp_path)}
+    async with host(settings_for(model, f"[sandbox]\n{settings}\n"), env=env) as on, on.client() as hutch:
+        with pytest.raises(HutchError) as refused:
+            await hutch.open_session(m.OpenSession(agent, str(on.folder("refused")), permission_mode="bypass"))
+
+    assert refused.value.reason is Reason.ISOLATION_UNAVAILABLE
+    assert settings.splitlines()[-1] in refused.value.message
+    assert ("[sandbox] mode" if "off" in settings else "is not installed") in refused.value.message
+
+
+async def executors(hutch: HutchClient, session: m.Session) -> list[int]:
+    """Return the pids of a session's executors."""
+    return [one.pid for one in (await hutch.get_status()).executors if one.session == session.id and one.pid]
+
+
+@pytest.mark.parametrize("gone", ["away", "broken"])
+async def test_a_bubblewrap_that_is_taken_away_stops_what_has_walls(model: Model, tmp_path: Path, gone: str) -> None:
+    """Also where the settings would be content with less: no session falls back to less than it was told."""
+    program = tmp_path / "bwrap"
+    program.symlink_to(bubblewrap())
+    model.key = KEY
+    model.script = Steps(("", Say("done")))
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    async with host(settings_for(model), env={"PATH": path}) as on:
+        await on.hutch("key", "add", "anthropic", input=KEY)
+        async with on.client() as hutch:
+            session = await on.claude(hutch, "kept")
+            await play(on, hutch, session)
+            requests = len(model.requests)
+            program.unlink()
+            if gone == "broken":
+                program.symlink_to("/bin/false")
+            for pid in await executors(hutch, session):
+                os.kill(pid, signal.SIGKILL)
+            with anyio.fail_after(60):
+                while await executors(hutch, session):
+                    await anyio.sleep(0.02)
+            end = await play(on, hutch, session)
+            later = await hutch.get_session(session.id)
+            why = end.message
+            if gone == "away":
+                with pytest.raises(HutchError) as refused:
+                    await on.claude(hutch, "new")
+                why = f"{why} {refused.value.message}"
+
+    assert (session.keys, later.keys) == ("brokered", "brokered")
+    assert (end.state, end.reason) == ("failed", "isolation_unavailable")
+    assert why.count("is gone now") == (2 if gone == "away" else 0)
+    assert ("could not be put up" in why) == (gone == "broken")
+    assert len(model.requests) == requests > 0

@@ -1,0 +1,191 @@
+"""The README's way to a host with many people, followed word by word, but for what needs a network or systemd."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from hutch_shared.units import LAUNCHER, SERVICE, systemd
+from tests.rehearsal import Model, Say, serve
+from tests.sudo import visudo
+from tests.system.host import KEY, settings_for
+from tests.system.readme import World, block, world
+from tests.systemd import systemd_analyze
+
+pytestmark = pytest.mark.system
+
+SHUT_IN = Path(__file__).with_name("programs") / "shut_in.py"
+GROUP = f"hutch-unit-{os.getpid()}"
+"""Like the cgroup that systemd delegates to a unit."""
+ENTER = f"""
+for tree in /sys/fs/cgroup/*/; do
+  mkdir -p $tree/{GROUP}
+  cat $tree/cpuset.cpus > $tree/{GROUP}/cpuset.cpus 2> /dev/null || true
+  cat $tree/cpuset.mems > $tree/{GROUP}/cpuset.mems 2> /dev/null || true
+  echo $BASHPID > $tree/{GROUP}/cgroup.procs
+done
+"""
+PEOPLE = ("alice", "bob")
+
+
+@pytest.fixture
+def made() -> Iterator[World]:
+    """A world where alice and bob have accounts with uids that are nobody's else, and alice a project."""
+    with world() as made:
+        for at, name in enumerate(PEOPLE):
+            made.run(f"useradd --uid {40_000 + os.getpid() % 9_000 * 2 + at} --create-home --shell /bin/bash {name}")
+        made.run("mkdir ~/project && cd ~/project && git init -q && echo hello > till.py", as_="alice")
+        pip, *rest = block("install")
+        assert pip == "python3 -m venv /opt/hutch && /opt/hutch/bin/pip install ."  # the world has it already
+        made.run(*rest)
+        yield made
+    for group in sorted(Path("/sys/fs/cgroup").glob(f"*/{GROUP}/**/"), reverse=True):
+        group.rmdir()
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[Model]:
+    """A model on this machine."""
+    async with serve(key=KEY, script=lambda _: Say("They pass.")) as model:
+        yield model
+
+
+@pytest.mark.parametrize("way", ["by hand", "sudo"])
+async def test_from_nothing_to_the_first_turn(made: World, model: Model, way: str) -> None:
+    """alice's agent runs under her own account, and doctor says that nothing is missing for either of them."""
+    *folders, launcher, hutchd = block("by hand")
+    made.run(*folders)
+    if way == "sudo":
+        visudo()
+        made.run(*block("sudo"))
+    made.run(f"cat >> /etc/hutch/hutch.toml << 'end'\n{settings_for(model)}\nend")
+    made.begin(*([launcher] if way == "by hand" else []), hutchd)
+    made.wait_for("-S /run/hutch/client.sock")
+    doctor = made.run(*block("doctor"))
+    add, *rest = block("person")
+    made.run(add, as_="alice", input=KEY)
+    run = await anyio.to_thread.run_sync(lambda: made.run(*rest, as_="alice"))
+    sessions = json.loads(made.run("hutch ps --all -o json", as_="alice").out)
+    others = json.loads(made.run("hutch ps --all -o json", as_="bob").out)
+    (session,) = sessions if isinstance(sessions, list) else sessions["sessions"]
+    print(doctor.out)
+    print(run.out)
+
+    assert "They pass." in run.out
+    assert session["account"] == "alice"
+    assert session["isolation"]["level"] in ("account", "strict")
+    assert (others if isinstance(others, list) else others["sessions"]) == []
+    lines = doctor.out.splitlines()
+    assert {f"ok  account {name}" for name in PEOPLE} <= {*lines}
+    dialled = "sudo -n -- /opt/hutch/bin/hutch-launcher" if way == "sudo" else "/run/hutch-launcher/launcher.sock"
+    assert f"ok  launcher: {dialled}" in lines
+    assert [line for line in lines if line.startswith("ok  isolation strict: a sandbox for agents: ")]
+    assert [line for line in lines if line.startswith("!!")] == []
+
+
+async def test_as_its_units_have_it(made: World, model: Model) -> None:
+    """The same with hutchd shut in and the launcher with no more rights than its unit leaves it."""
+    texts = systemd(["/opt/hutch/bin/hutchd"], {}, system=True, launcher=["/opt/hutch/bin/hutch-launcher"])
+    (capabilities,) = re.findall(r"^CapabilityBoundingSet=(.*)$", texts[LAUNCHER], re.MULTILINE)
+    bounded = "".join(f",+{name.removeprefix('CAP_').lower()}" for name in capabilities.split())
+    *folders, launcher, hutchd = block("by hand")
+    made.run(f"cat > /etc/hutch/hutch.toml << 'end'\n{settings_for(model)}\nend")
+    made.run(f"cat > /run/{SERVICE} << 'end'\n{texts[SERVICE]}\nend")
+    made.run(f"cat > /run/shut_in.py << 'end'\n{SHUT_IN.read_text()}\nend")
+    made.begin(
+        *folders,
+        "mount --bind /var/lib/hutch /var/lib/hutch",
+        f"({ENTER} exec setpriv --bounding-set=-all{bounded} --no-new-privs -- {launcher.removesuffix('&')}) &",
+        hutchd.replace("runuser -u hutch --", f"/usr/bin/python3 /run/shut_in.py /run/{SERVICE} hutch"),
+    )
+    made.wait_for("-S /run/hutch/client.sock")
+    add, *rest = block("person")
+    made.run(add, as_="alice", input=KEY)
+    run = await anyio.to_thread.run_sync(lambda: made.run(*rest, as_="alice"))
+    status = json.loads(made.run("hutch status -o json", as_="alice").out)
+    print(run.out, run.err, status["isolation"])
+
+    assert "They pass." in run.out
+    assert status["isolation"]["level"] == "strict"
+
+
+def test_the_sudo_way(made: World) -> None:
+    """Exactly one rule, by which hutchd starts the launcher, and which doctor knows from any wider one."""
+    visudo()
+    made.run("install -d -o hutch -g hutch -m 700 /var/lib/hutch", *block("sudo"))
+    doctor = made.run("hutch doctor --system", code=None).out
+    made.run("echo 'hutch ALL=(root) NOPASSWD: /opt/hutch/bin/*' >> /etc/sudoers.d/hutch")
+    wider = made.run("hutch doctor --system", code=None).out
+
+    assert "ok  sudo rule: /opt/hutch/bin/hutch-launcher" in doctor
+    assert "ok  sudo's rules for hutch: exactly the one" in doctor
+    assert "ok  launcher: sudo -n -- /opt/hutch/bin/hutch-launcher" in doctor
+    assert "with wildcards, which match more than they seem to: (root) NOPASSWD: /opt/hutch/bin/*" in wider
+
+
+def test_the_units_are_written_for_what_is_installed(made: World) -> None:
+    """For an account that can run it, from where only root can change it; else the door in the way is named."""
+    systemd_analyze()
+    made.run("mkdir -p /run/systemd/system")  # as where systemd has booted; nothing is started
+    made.run("chmod 700 /opt/hutch")
+    closed = made.run("hutch service install --system", code=1).err
+    made.run("chmod 777 /opt/hutch")
+    loose = made.run("hutch service install --system", code=None).err
+    made.run("chmod 755 /opt/hutch", "ls /etc/systemd/system > /tmp/before")
+    told = made.run("hutch service install --system").err
+    verified = made.run("cd /etc/systemd/system; systemd-analyze verify hutch*.service hutch*.socket")
+    files = made.run("ls /etc/systemd/system | grep hutch", "stat -c %a:%U /etc/hutch/*.toml").out.split()
+
+    assert "/opt/hutch is closed to it (drwx------ root root)" in closed
+    assert "Others may write to /opt/hutch" in loose
+    assert "/etc/hutch/launcher.toml: yours, as it was" in told
+    assert "/etc/hutch/hutch.toml: written, for you to fill in" in told
+    assert (verified.out, verified.err) == ("", "")
+    assert files == [
+        "hutch-launcher.service",
+        "hutch-launcher.socket",
+        "hutchd-executor.socket",
+        "hutchd.service",
+        "hutchd.socket",
+        "644:root",
+        "644:root",
+    ]
+
+
+def test_each_thing_that_keeps_an_account_from_working_is_named(made: World) -> None:
+    """The first closed door on the way to the code, an account that has expired, a home that is another's."""
+    made.run(
+        """echo 'users = ["alice", "bob", "carol", "nobody-at-all"]' > /etc/hutch/launcher.toml""",
+        "useradd --create-home --expiredate 2001-01-01 carol",
+        "chown hutch ~bob",
+    )
+    as_bob = made.run("hutch doctor --system", as_="bob", code=1).out
+    first = made.run("hutch doctor --system", code=1).out
+    made.run("chmod 750 /opt/hutch/lib", "chmod 666 /etc/hutch/launcher.toml")
+    second = made.run("hutch doctor --system", code=1).out
+
+    assert "ok  account alice\n" in first
+    assert "!!  account bob\n    → Its home /home/bob is another's: chown bob /home/bob" in first
+    assert "!!  account carol\n    → It has expired" in first
+    assert "!!  account nobody-at-all\n    → The launcher's list names it, and there is no such account." in first
+    assert "!!  launcher: /run/hutch-launcher/launcher.sock\n    → hutch-launcher cannot be reached" in first
+    assert "!!  account alice\n    → It cannot load the executor" in second
+    assert "/opt/hutch/lib is closed to it (drwxr-x--- root root)" in second
+    assert "chmod go-w /etc/hutch/launcher.toml" in second
+    assert "ok  record, keys, launcher: not looked at, which only root and hutch may\n" in as_bob
+    assert "ok  account alice\n" in as_bob
+    assert "!!  launcher's socket: /run/hutch-launcher/launcher.sock\n    → It is not there." in as_bob
+
+
+def test_the_world_is_no_part_of_the_machine(made: World) -> None:
+    """Its accounts and files are not to be seen outside."""
+    made.run("touch /etc/hutch/x /opt/x /var/lib/x /run/x /home/x")
+
+    assert not any(Path(path).exists() for path in ("/etc/hutch/x", "/opt/x", "/var/lib/x", "/run/x", "/home/x"))
+    assert not any(line.startswith("alice:") for line in Path("/etc/passwd").read_text().splitlines())
