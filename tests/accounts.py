@@ -269,10 +269,14 @@ def _build(to: Installed) -> None:
             shutil.copytree(_TOP / package, copy, ignore=shutil.ignore_patterns("__pycache__"))
             subprocess.run(["chmod", "-R", "u=rwX,go=rX", copy], check=True)
             compileall.compile_dir(copy, quiet=2)
+        for library in (base / "lib").glob("libpython*"):
+            (to.root / "lib" / library.name).symlink_to(library)
         (to.root / "bin").mkdir()
         (to.root / "pyvenv.cfg").write_text(f"home = {program.parent}\ninclude-system-site-packages = false\n")
         for name in ("python", "python3"):
             (to.root / "bin" / name).symlink_to(program)
+        shutil.copy(program, to.root / "bin" / "hutch-python")
+        (to.root / "bin" / "hutch-python").chmod(0o711)
         for name, entry in project["project"]["scripts"].items():
             module, _, function = entry.partition(":")
             text = f"#!{to.python}\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n"

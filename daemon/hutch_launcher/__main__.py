@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
 
-from hutch_launcher.groups import Groups, Left, enter, find_groups, kill, kill_family, processes
+from hutch_launcher.groups import Groups, Left, enter, find_groups, fork_into, kill, kill_family, processes
 from hutch_launcher.rules import (
     CONFIG,
     KILL,
@@ -88,12 +88,20 @@ class Child:
     start: int
 
 
+def _interpreter() -> str:
+    """Return `hutch-python` where it lies beside our own interpreter: a copy that nobody may read, and so look into."""
+    closed = os.path.join(os.path.dirname(sys.executable), "hutch-python")
+    return closed if os.path.exists(closed) else sys.executable
+
+
 # ---------------------------------------------------------------- start: in the child
 
 
 def _become(account: pwd.struct_passwd, groups: list[int], request: Request, limits: Groups) -> None:
     """Give up, in this process, all that the account does not have. OSError when that fails."""
     os.umask(0o077)
+    with suppress(OSError):  # when memory runs out a session goes first; the executor itself may not say so any more
+        Path("/proc/self/oom_score_adj").write_text("500")
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_NOFILE, request.open_files)
     if request.memory and "memory" not in limits.limits:
@@ -258,7 +266,7 @@ class Launcher:
         self._stopping = False
 
     def _read_config(self) -> Config:
-        self.config = read_config(self._config_path, sys.executable)
+        self.config = read_config(self._config_path, _interpreter())
         return self.config
 
     def serve(self, listener: socket.socket | None, connection: socket.socket | None) -> None:
@@ -423,8 +431,9 @@ class Launcher:
         ours, theirs = socket.socketpair()
         told, tell = os.pipe()
         try:
-            pid = os.fork()
+            pid, born_in = fork_into(self._groups, places)
             if pid == 0:
+                places = [place for place in places if place != born_in]
                 self._be_executor(request, account, groups, config, places, (theirs.fileno(), output, output), tell)
             child = Child(pid, os.pidfd_open(pid), request.uid, _start_time(pid))
             self._children[executor] = child
@@ -638,7 +647,7 @@ def _notify_ready() -> None:
 
 def _check(path: str) -> str:
     """Return what would be done."""
-    config = read_config(path, sys.executable)
+    config = read_config(path, _interpreter())
     lines = [f"configuration  {path}: only {config.serve} (uid {config.served}) may ask"]
     lines += [f"starts         {config.interpreter} -P -s -m hutch_executor"]
     for name in dict.fromkeys((*config.users, *config.dedicated)):

@@ -237,7 +237,12 @@ def test_executors_end_when_hutchd_is_gone_too_long(alice: Account) -> None:
 
 
 def test_an_executor_whose_start_nobody_hears_of_does_not_stay(shared: Stage, alice: Account) -> None:
-    """The connection broke before the reply: nobody would ever ask for its end."""
+    """The connection broke before the reply: nobody would ever ask for its end, and this one does not end by itself."""
+    stubborn = shared.root / "stubborn"
+    stubborn.write_text("#!/bin/sh\nexec sleep 600\n")
+    stubborn.chmod(0o755)
+    usual = shared.settings["interpreter"]
+    shared.write(interpreter=str(stubborn))
     log = os.open(shared.output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     caller = shared.connect()
     executor = new_id()
@@ -254,6 +259,7 @@ def test_an_executor_whose_start_nobody_hears_of_does_not_stay(shared: Stage, al
     other = shared.connect()
     other.probe()
     wait_until(lambda: not shared.children() and not processes_of(alice.uid))
+    shared.write(interpreter=usual)
     assert other.end(executor).status == DONE
     other.close()
 

@@ -29,6 +29,7 @@ from tests.system.host import START, Done
 __all__ = ["SharedHost", "shared_host"]
 
 PERMISSIVE = "bypass"
+_GROUPS = Path("/sys/fs/cgroup")
 DOOR = Path(__file__).with_name("programs") / "door.py"
 
 
@@ -290,4 +291,8 @@ async def _end(host: SharedHost, failed: bool) -> dict[str, list[int]]:
     for one in (*host.people.values(), host.hutch_account):
         with contextlib.suppress(AssertionError):
             kill_all(one.uid)
+    for log in host.state.glob("executors/x-*.log"):
+        for group in _GROUPS.glob(f"**/hutch-{log.stem}"):
+            with contextlib.suppress(OSError):
+                group.rmdir()
     return {} if failed else left

@@ -37,6 +37,8 @@ _WALLS: Final = 60.0
 _LOAD: Final = "import hutch_executor.life"
 _NO_SHELLS: Final = ("nologin", "false", "sync", "halt", "shutdown")
 _DAY: Final = 86_400
+CLOSED: Final = "hutch-python"
+"""A copy of the interpreter that accounts may execute and not read: the kernel lets nobody look into what it runs."""
 _APPARMOR: Final = (
     "give bubblewrap a profile with `userns,` in it (/etc/apparmor.d/bwrap), or sysctl -w"
     " kernel.apparmor_restrict_unprivileged_userns=0"
@@ -51,7 +53,10 @@ _KERNEL: Final = (
 def examine_accounts(config: LauncherConfig, settings: Settings, paths: Paths) -> Iterator[Finding]:
     """Look at each account, up to a number and for a time."""
     if not config.interpreter:
-        config = msgspec.structs.replace(config, interpreter=sys.executable)
+        closed_copy = Path(sys.executable).with_name(CLOSED)
+        python = str(closed_copy) if closed_copy.exists() else sys.executable
+        config = msgspec.structs.replace(config, interpreter=python)
+    yield _interpreter(Path(config.interpreter))
     names: dict[str, None] = dict.fromkeys(config.users)
     for group in config.groups:
         try:
@@ -74,6 +79,24 @@ def examine_accounts(config: LauncherConfig, settings: Settings, paths: Paths) -
         if advice is None and not walled:
             walled = True
             yield _walls(who, config, paths)
+
+
+def _interpreter(path: Path) -> Finding:
+    """Tell whether accounts may only execute the interpreter of executors, and whether it is the one of now."""
+    subject = f"executors run {path}"
+    mend = f'install -m 711 "{os.path.realpath(sys.executable)}" "{Path(sys.executable).with_name(CLOSED)}"'
+    try:
+        if path.stat().st_mode & 0o044:
+            return Finding(
+                subject,
+                "Accounts may read it, so that for a moment at its start an executor can be looked into by other"
+                f" sessions of its own account. As root: {mend}",
+            )
+        if os.geteuid() == 0 and path.name == CLOSED and path.read_bytes() != Path(sys.executable).read_bytes():
+            return Finding(subject, f"It is a copy of another Python than Hutch's present one. As root: {mend}")
+    except OSError as error:
+        return Finding(subject, f"It cannot be looked at: {error.strerror}.")
+    return Finding(f"{subject}, which accounts may run and not read")
 
 
 def _refused(who: Who, config: LauncherConfig) -> str | None:

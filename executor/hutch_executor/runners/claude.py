@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import importlib
 import logging
+import shutil
+import tempfile
 import uuid
 from collections import deque
 from contextlib import suppress
@@ -170,6 +172,8 @@ class ClaudeRunner:
         self._spoiled = False
         """A turn was left before its end: the CLI cannot be used again."""
         self._enclosure: Enclosure | None = None
+        self._scratch: str | None = None
+        """Without walls, in place of the CLI's own folder in /tmp: anybody may have made that before."""
         self._closed = False
         self.setup = Setup()
         self._session: m.PrepareSession
@@ -195,6 +199,8 @@ class ClaudeRunner:
         self._begun = self._kept = session.resume == self._conversation
         if session.sandbox is not None:
             self._enclosure = Enclosure(session, session.sandbox)
+        else:
+            self._scratch = await anyio.to_thread.run_sync(partial(tempfile.mkdtemp, prefix="hutch-claude-"))
         grant = await self._connect()
         return m.Prepared(
             agent_session=self._conversation if self._kept else None,
@@ -226,6 +232,8 @@ class ClaudeRunner:
             environ=self.setup.environ(),
         )
         launch = replace(launch, umask=self.setup.umask)
+        if self._scratch is not None:
+            launch = replace(launch, env={**launch.env, "CLAUDE_CODE_TMPDIR": self._scratch})
         entered: Entered | None = None
         if self._enclosure is not None:
             launch, entered = await anyio.to_thread.run_sync(
@@ -484,6 +492,8 @@ class ClaudeRunner:
         await self._discard()
         if self._enclosure is not None:
             await anyio.to_thread.run_sync(self._enclosure.close)
+        if self._scratch is not None:
+            await anyio.to_thread.run_sync(partial(shutil.rmtree, self._scratch, ignore_errors=True))
 
     async def _discard(self) -> None:
         link, self._link, self._spoiled = self._link, None, False

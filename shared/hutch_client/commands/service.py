@@ -57,6 +57,8 @@ class Place:
     """Configuration that is written where there is none."""
     owned: tuple[Path, ...] = ()
     """Directories that must be there and belong to hutchd's account: systemd makes them only in their usual places."""
+    closed: Path | None = None
+    """The copy of the interpreter that accounts may execute and not read."""
     credential: Path | None = None
     """The sealed master key."""
     code: tuple[Path, ...] = ()
@@ -132,6 +134,7 @@ def place(*, system: bool, credential: str | None = None) -> Place:
         owned=tuple(
             Path(os.environ[name]) for name in ("HUTCH_STATE_DIR", "HUTCH_RUNTIME_DIR") if os.environ.get(name)
         ),
+        closed=Path(argv[0]).with_name("hutch-python"),
         credential=Path(sealed) if sealed else None,
         code=tuple(
             Path(os.path.realpath(path))
@@ -179,6 +182,9 @@ def install(where: Place, *, force: bool = False, now: bool = False) -> list[str
         for path, state in states.items()
     ]
     told += _configure(where)
+    if where.closed is not None:
+        _write(where.closed, Path(os.path.realpath(sys.executable)).read_bytes(), 0o711)
+        told.append(f"{where.closed}: a copy of the interpreter that accounts may run and not read, for executors")
     if now:
         for command in where.starting:
             _run(command)
@@ -219,6 +225,8 @@ def uninstall(where: Place, *, force: bool = False, now: bool = False) -> list[s
         _run(where.ending)
     for path in states:
         path.unlink()
+    if where.closed is not None:
+        where.closed.unlink(missing_ok=True)
     if where.here and where.manager == "systemd":
         _run([*where.systemctl, "daemon-reload"])
     kept = [*where.templates, *([Path("/var/lib/hutch"), Path("/var/lib/hutch-launcher")] if where.system else [])]
@@ -452,13 +460,13 @@ def _account() -> str:
     return pwd.getpwuid(os.getuid()).pw_name
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, content: str | bytes, mode: int = 0o644) -> None:
     """Write a file that is whole or not there; what the name stood for before is replaced, not followed."""
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "w") as file:
-        os.fchmod(file.fileno(), 0o644)
-        file.write(text)
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+        os.fchmod(file.fileno(), mode)
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
