@@ -22,8 +22,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Final, Literal
-from xml.sax.saxutils import escape
 
 from hutch_shared.errors import HutchError, Reason
 
@@ -327,7 +327,7 @@ def launchd(argv: Sequence[str], environ: Mapping[str, str], *, system: bool) ->
     carried = _carried(environ, system)
 
     def string(text: str) -> str:
-        return f"<string>{escape(_plain(text))}</string>"
+        return f"<string>{escape(_plain(text), quote=False)}</string>"
 
     command = "".join(string(word) for word in [*argv, *(["--system"] if system else [])])
     variables = "".join(f"<key>{name}</key>{string(value)}" for name, value in carried.items())
