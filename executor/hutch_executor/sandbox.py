@@ -28,6 +28,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -316,13 +317,25 @@ for path; do
 done
 """
 _TRIAL_DEADLINE: Final = 20.0
+_REPLACED: Final = "in mount table"
+_TRIES: Final = 4
+_PAUSE: Final = 0.05
 
 
 def trouble(words: Sequence[str], command: Sequence[str] = ("/bin/sh", "-c", ":"), *, door: bool = False) -> str:
     """Run a small command inside and return why that failed, or nothing when it did not. Blocks for a moment.
 
-    With `door` the door to the proxy is tried too.
+    With `door` the door to the proxy is tried too. A file that was replaced while it was being hidden (/etc/shadow, by
+    who adds an account just then) is no failure: it is tried again.
     """
+    for _ in range(_TRIES - 1):
+        if _REPLACED not in (why := _trouble(words, command, door)):
+            return why
+        time.sleep(_PAUSE)
+    return _trouble(words, command, door)
+
+
+def _trouble(words: Sequence[str], command: Sequence[str], door: bool) -> str:
     try:
         ours, theirs = socket.socketpair()
         with ours, theirs:
