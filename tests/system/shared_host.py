@@ -183,8 +183,8 @@ class SharedHost:
             listening.bind(str(path))
             listening.listen()
             door = subprocess.Popen(
-                [self.code.python, "-I", "-c", DOOR.read_text(), self.runtime / "client.sock"],
-                stdin=listening,
+                [str(self.code.python), "-I", "-c", DOOR.read_text(), str(self.runtime / "client.sock")],
+                stdin=listening.fileno(),
                 env=who.env,
                 cwd="/",
                 user=who.uid,

@@ -2,9 +2,10 @@
 
     hog.py KIND FOLDER SECONDS
 
-`memory`: up to 512 MiB. `fork`: 300 processes. `bomb`: 60 that fork without end. `disk`: 64 MiB a round, synced.
-`descriptors`: 20 processes, each all it may open, connections to SOCKET among them. `busy`: one honest loop.
-`all`: every one of them again and again. FOLDER/ready is there when it has begun; it prints what it got, as JSON.
+`memory`: up to 512 MiB. `fork`: 300 processes. `bomb`: 60 that fork without end. `disk`: 64 MiB a round; `sync`: each
+round is on the disk before the next. `descriptors`: 20 processes, each all it may open, connections to $SOCKET among
+them. `every`: bomb, memory, disk and descriptors at once, again and again. Honest ones: `busy` is one loop, `build` one
+on each processor. FOLDER/ready is there when it has begun; it prints what it got, as JSON.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ def bomb() -> dict[str, object]:
     return {}
 
 
-def disk() -> dict[str, object]:
-    """Write, sync, remove, again."""
+def disk(sync: bool = False) -> dict[str, object]:
+    """Write, and again."""
     ready()
     rounds = 0
     with contextlib.suppress(OSError):
@@ -86,11 +87,17 @@ def disk() -> dict[str, object]:
             with (FOLDER / "filler").open("wb") as file:
                 for _ in range(MOST_DISK >> 20):
                     file.write(os.urandom(1 << 10) * 1024)
-                file.flush()
-                os.fsync(file.fileno())
+                if sync:
+                    file.flush()
+                    os.fsync(file.fileno())
             rounds += 1
     (FOLDER / "filler").unlink(missing_ok=True)
     return {"rounds": rounds}
+
+
+def sync() -> dict[str, object]:
+    """Write, and have the disk wait for it."""
+    return disk(True)
 
 
 def descriptors() -> dict[str, object]:
@@ -122,7 +129,20 @@ def descriptors() -> dict[str, object]:
             os._exit(0)
     time.sleep(max(0.0, DEADLINE - time.monotonic()))
     counts = [int(word) for word in (FOLDER / "held").read_text().split()]
-    return {"held": max(counts, default=0), "processes": len(counts), "limit": resource.getrlimit(resource.RLIMIT_NOFILE)}
+    return {
+        "held": max(counts, default=0),
+        "processes": len(counts),
+        "limit": resource.getrlimit(resource.RLIMIT_NOFILE),
+    }
+
+
+def build() -> dict[str, object]:
+    """Compute on every processor, as a compiler does."""
+    for _ in range(len(os.sched_getaffinity(0)) - 1):
+        if os.fork() == 0:
+            busy()
+            os._exit(0)
+    return busy()
 
 
 def busy() -> dict[str, object]:
@@ -154,11 +174,18 @@ def main() -> None:
     """Take."""
     resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
     resource.setrlimit(resource.RLIMIT_FSIZE, (2 * MOST_DISK, 2 * MOST_DISK))
-    kinds: dict[str, Callable[[], dict[str, object]]] = {
-        **{"memory": memory, "fork": fork, "bomb": bomb, "disk": disk, "descriptors": descriptors, "busy": busy},
-        "all": every,
-    }
-    print(json.dumps(kinds[KIND]()), flush=True)
+    kinds: tuple[Callable[[], dict[str, object]], ...] = (
+        memory,
+        fork,
+        bomb,
+        disk,
+        sync,
+        descriptors,
+        busy,
+        build,
+        every,
+    )
+    print(json.dumps({do.__name__: do for do in kinds}[KIND]()), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,189 @@
+"""An attacker beside somebody else, with every way to look, touch and steer: nothing of it works, and all live on.
+
+Each attack of `programs/hostile.py` is played by a person at his shell, by the script runner and by the Bash of the
+real CLI, in a sandbox and without. That an attack is one is shown by the same against an agent of one's own account.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.accounts import Account
+from tests.bubblewrap import bubblewrap
+from tests.rehearsal import Model, Say, serve
+from tests.system import processes
+from tests.system.host import settings_for
+from tests.system.hostile import (
+    ALICES_KEY,
+    LEASE,
+    MALLORYS_KEY,
+    PROGRAMS,
+    claude,
+    diary,
+    find_in_memory,
+    lend,
+    run_claude,
+    run_script,
+    targets,
+    whole,
+)
+from tests.system.log import log_of
+from tests.system.shared_host import SharedHost, shared_host
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+
+WAYS = ("person", "script", "script-strict", "claude", "claude-strict")
+ATTACKS = tuple(
+    one.name
+    for one in ast.parse((PROGRAMS / "hostile.py").read_text()).body
+    if isinstance(one, ast.FunctionDef) and any(isinstance(mark, ast.Name) for mark in one.decorator_list)
+)
+EFFECTIVE = {
+    *(
+        "reads_files",
+        "writes_files",
+        "watches",
+        "reads_processes",
+        "writes_processes",
+        "reads_memory_by_call",
+        "traces",
+    ),
+    *("takes_descriptors", "signals", "steers", "takes_shared_memory", "dials_their_sockets"),
+    *("reads_as_root_of_a_namespace",),
+}
+"""Attacks that work against an agent of one's own account outside of a sandbox; others work against nobody."""
+
+_HARM = ("writes_processes", "writes_files", "signals")
+CONTROL = (*(one for one in ATTACKS if one not in _HARM), *_HARM)
+"""Without harm first."""
+LEFT = ("x-mallory", "x-link", "mallory.sock")
+"""What `writes_hutch` makes."""
+
+Played = dict[str, dict[str, list[str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What was tried, in which way; and what it did."""
+
+    played: dict[str, Played]
+    levels: dict[str, str]
+    changed: dict[str, list[str]]
+    own: Played
+    diary: dict[str, Any]
+    lived: dict[str, bool]
+
+
+async def play(
+    host: SharedHost, model: Model, who: Account, way: str, told: dict[str, Any], attacks: Sequence[str] = ()
+) -> tuple[Played, str]:
+    """Play all attacks in one of the ways, in this order; return what came of each, and the level of isolation."""
+    folder = host.folder(who, f"attack-{way}") if way != "claude" else who.home
+    program = lend(who, "hostile.py", folder)
+    (folder / "targets.json").write_text(json.dumps(told))
+    (folder / "targets.json").chmod(0o644)
+    command = f"{host.code.python} -I {program} {folder}/targets.json {folder}/result.json {' '.join(attacks)}"
+    level = ""
+    if way == "person":
+        done = who.run(*command.split(), cwd=folder, timeout=120)
+        assert done.returncode == 0, done
+    elif way.startswith("script"):
+        more = {"isolation": "strict"} if way.endswith("strict") else {}
+        end, said = await run_script(host, who, command, folder.name, **more)
+        assert end.state == "completed", (end, said)
+        level = more.get("isolation", "account")
+    else:
+        session, end, said = await run_claude(host, model, who, command, "." if way == "claude" else folder.name)
+        assert end.state == "completed", (end, said)
+        level = session.isolation.level
+    result = folder / "result.json"
+    assert result.exists(), said
+    return json.loads(result.read_text()), level
+
+
+@pytest.fixture(scope="module")
+async def stage() -> AsyncIterator[Stage]:
+    """Play all of it, once."""
+    bubblewrap()
+    async with (
+        serve(key=ALICES_KEY, script=lambda _: Say("hello")) as hers,
+        serve(key=MALLORYS_KEY, script=lambda _: Say("hello")) as his,
+        shared_host("alice", "mallory", settings=settings_for(hers, "[executors]\nspares = 0\n")) as host,
+    ):
+        alice, mallory = host.people["alice"], host.people["mallory"]
+        await host.hutch(alice, "key", "add", "anthropic", input=ALICES_KEY)
+        await host.hutch(mallory, "key", "add", "anthropic", "--base-url", his.url, input=MALLORYS_KEY)
+        played: dict[str, Played] = {}
+        levels: dict[str, str] = {}
+        changed: dict[str, list[str]] = {}
+        async with host.client(alice) as hutch:
+            lives = await claude(host, hutch, alice, "claude")
+            async with log_of(hutch, lives) as log:
+                assert (await log.play(lives, "go")).state == "completed"
+                async with diary(host, hutch, alice) as kept:
+                    told = await targets(host, kept, lives)
+                    lease = find_in_memory(told["pids"]["claude-executor"], LEASE).decode()
+                    told["secrets"] |= {"key": ALICES_KEY, "lease": lease}
+                    for way in WAYS:
+                        played[way], levels[way] = await play(host, his, mallory, way, told)
+                        changed[way] = [one for one in told["hutch"]["places"] if not Path(one).is_dir()]
+                        changed[way] += [str(path) for path in host.root.rglob("*") if path.name in LEFT]
+                    found = await kept.close()
+                    lived = {name: processes.alive(pid) for name, pid in told["pids"].items() if name != "agent"}
+                lived["turn of claude"] = (await log.play(lives, "again")).state == "completed"
+                await whole(host)
+            async with diary(host, hutch, alice, "control") as again:
+                own, _ = await play(host, hers, alice, "script", await targets(host, again), CONTROL)
+        yield Stage(played, levels, changed, own, found, lived)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("attack", ATTACKS)
+async def test_nothing_of_anothers_is_reached(stage: Stage, attack: str, way: str) -> None:
+    """Whoever plays it, in a sandbox or without."""
+    got = stage.played[way][attack]["got"]
+    if way == "person" and attack in ("gains_rights", "looks_into_its_own_executor"):
+        got = [one for one in got if "CapBnd" not in one and "may gain privileges" not in one]  # a person may use sudo
+
+    if way.endswith("-strict") and attack == "writes_hutch":  # what it does there, it does to its sandbox alone
+        got = [one for one in got if not one.startswith(("make a ", "listens in ", "rename "))]
+
+    assert got == []
+    assert stage.changed[way] == []
+
+
+async def test_the_attacks_were_made(stage: Stage) -> None:
+    """All of them, by each way, with many a refusal; in the ways that have a sandbox and in those that have none."""
+    assert {way: set(played) for way, played in stage.played.items()} == {way: set(ATTACKS) for way in WAYS}
+    notes = [one for played in stage.played.values() for one in played.values()]
+    assert not [said for one in notes for said in one["said"] if "stopped" in said]
+    assert all(played[attack]["said"] for played in stage.played.values() for attack in ("reads_files", "traces"))
+    assert stage.levels == {
+        "person": "",
+        "script": "account",
+        "script-strict": "strict",
+        "claude": "account",
+        "claude-strict": "strict",
+    }
+
+
+async def test_the_same_attacks_work_against_ones_own(stage: Stage) -> None:
+    """So they are attacks: within an account, outside of a sandbox, most of them get what they want."""
+    effective = {attack for attack, notes in stage.own.items() if notes["got"]}
+
+    assert effective >= EFFECTIVE
+    assert "looks_into_its_own_executor" not in effective
+
+
+async def test_what_was_attacked_did_not_notice(stage: Stage) -> None:
+    """Files, memory, queues are as they were, no signal came, every process lives, and the next turn completes."""
+    assert stage.diary == {"touched": [], "signals": []}
+    assert stage.lived == dict.fromkeys(stage.lived, True)
+    assert len(stage.lived) == 7

@@ -1,0 +1,263 @@
+"""Paths that an attacker made, replaced or turned into links beforehand: nothing is followed into another's files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from hutch_client.client import HutchClient
+from hutch_shared import messages as m
+from hutch_shared.events import TurnEnded
+from tests.accounts import Account
+from tests.bubblewrap import bubblewrap
+from tests.rehearsal import Model, Say, Steps, Use, serve
+from tests.system.host import KEY, settings_for
+from tests.system.hostile import bash, claude, open_script, run_claude, whole
+from tests.system.log import DEADLINE, executor_of, log_of
+from tests.system.shared_host import SharedHost, shared_host
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+
+SECRET = "what-only-alice-may-read-7Tb5Vn8Kd4"
+Tree = dict[str, tuple[int, int, int, bytes]]
+
+
+@pytest.fixture(scope="module")
+async def model() -> AsyncIterator[Model]:
+    """The model of both."""
+    async with serve(key=KEY, script=lambda _: Say("hello")) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+async def host(model: Model) -> AsyncIterator[SharedHost]:
+    """A host on which Alice keeps a secret."""
+    bubblewrap()
+    async with shared_host("alice", "mallory", settings=settings_for(model, "[executors]\nspares = 0\n")) as made:
+        alice = made.people["alice"]
+        for who in made.people.values():
+            await made.hutch(who, "key", "add", "anthropic", input=KEY)
+        folder = alice.home / ".claude" / "projects"
+        folder.mkdir(parents=True)
+        for path in (alice.home / "secret.txt", folder / "secret.jsonl", alice.home / "CLAUDE.md"):
+            path.write_text(SECRET)
+        for path in alice.home.rglob("*"):
+            os.chown(path, alice.uid, alice.gid)
+        yield made
+
+
+@pytest.fixture
+async def untouched(host: SharedHost) -> AsyncIterator[Account]:
+    """Alice, whose home must be afterwards what it was before."""
+    alice = host.people["alice"]
+    before = tree(alice.home)
+    yield alice
+    await whole(host)
+    assert tree(alice.home) == before
+
+
+def tree(root: Path) -> Tree:
+    """Return all that there is below a folder."""
+    found: Tree = {}
+    for path in (root, *root.rglob("*")):
+        status = path.lstat()
+        content = path.read_bytes() if path.is_file() else b""
+        found[str(path)] = (status.st_mode, status.st_uid, status.st_nlink, content)
+    return found
+
+
+async def let_go(hutch: HutchClient, session: m.Session, who: Account) -> None:
+    """End a session's executor as its account can."""
+    who.run("kill", "-KILL", str(await executor_of(hutch, session)))
+    with anyio.fail_after(DEADLINE):
+        while any(one.session == session.id for one in (await hutch.get_status()).executors):
+            await anyio.sleep(0.05)
+
+
+async def played(hutch: HutchClient, session: m.Session, prompt: str) -> tuple[TurnEnded, str]:
+    """Play a turn; return its end, and all that was told."""
+    async with log_of(hutch, session) as log:
+        end = await log.play(session, prompt)
+        return end, " ".join(bytes(event.data).decode() for event in log.events)
+
+
+@contextmanager
+def moved(path: Path) -> Iterator[None]:
+    """Have a path free for something else, and back again."""
+    kept = path.with_name(f"{path.name}.kept")
+    path.rename(kept)
+    try:
+        yield
+    finally:
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+        elif path.is_dir():
+            shutil.rmtree(path)
+        kept.rename(path)
+
+
+@pytest.mark.parametrize("way", ["folder", "file", "fifo", "parts"])
+async def test_a_spool_that_leads_elsewhere(host: SharedHost, untouched: Account, way: str) -> None:
+    """The next executor brings a dead one's in, as that account: it neither hangs nor hands on what is another's."""
+    mallory = host.people["mallory"]
+    async with host.client(mallory) as hutch:
+        session = await open_script(host, hutch, mallory, [{"text": "on"}], f"spool-{way}")
+        first, _ = await played(hutch, session, "go")
+        own = next((host.spool / str(mallory.uid)).glob("x-*"))
+        spool = next(own.glob("*.spool"))
+        secret = untouched.home / "secret.txt"
+        commands = {
+            "folder": f"rm -rf {own}; ln -s {untouched.home} {own}",
+            "file": f"rm {spool}; ln -s {secret} {spool}",
+            "fifo": f"rm {spool}; mkfifo {spool}",
+            "parts": f"ln -s {secret} {own}/{own.name}.{1:020}.part; mkfifo {own}/{own.name}.{9:020}.part",
+        }
+        done = mallory.run("sh", "-c", commands[way])
+        await let_go(hutch, session, mallory)
+        again, told = await played(hutch, session, "again")
+        await hutch.close_session(session.id, force=True)
+        mallory.run("rm", "-rf", str(own))
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (first.state, again.state) == ("completed", "completed"), again
+    assert SECRET not in told
+
+
+async def test_a_spool_directory_is_not_anothers_to_make(host: SharedHost, untouched: Account) -> None:
+    """Whoever was first there with another mode gets no executor, with the reason; set right, he gets one."""
+    mallory = host.people["mallory"]
+    async with host.client(mallory) as hutch:
+        session = await open_script(host, hutch, mallory, [{"text": "on"}], "made")
+        assert (await played(hutch, session, "go"))[0].state == "completed"
+        await let_go(hutch, session, mallory)
+        mine = host.spool / str(mallory.uid)
+        mallory.run("chmod", "777", str(mine))
+        refused, _ = await played(hutch, session, "again")
+        mallory.run("chmod", "700", str(mine))
+        with anyio.fail_after(DEADLINE):  # after failed starts there is a pause
+            while (again := (await played(hutch, session, "once more"))[0]).state != "completed":
+                await anyio.sleep(1)
+        await hutch.close_session(session.id, force=True)
+
+    assert refused.state == "failed"
+    assert "0700" in refused.message
+    assert again.state == "completed"
+
+
+@pytest.mark.parametrize("level", ["account", "strict"])
+async def test_a_working_directory_that_became_a_link(
+    host: SharedHost, untouched: Account, level: m.IsolationLevel
+) -> None:
+    """Between the opening and the next start: the turn fails with the reason, and nothing of where it leads is told."""
+    mallory = host.people["mallory"]
+    async with host.client(mallory) as hutch:
+        session = await open_script(
+            host, hutch, mallory, [bash("cat secret.txt; touch here")], f"swap-{level}", isolation=level
+        )
+        await played(hutch, session, "go")
+        await let_go(hutch, session, mallory)
+        cwd = Path(session.cwd)
+        mallory.run("sh", "-c", f"mv {cwd} {cwd}.old; ln -s {untouched.home} {cwd}")
+        end, told = await played(hutch, session, "again")
+        await hutch.close_session(session.id, force=True)
+
+    assert end.state == "failed"
+    assert SECRET not in told
+
+
+async def test_a_home_that_is_a_link_to_anothers(host: SharedHost, untouched: Account, model: Model) -> None:
+    """Agents of either kind start as the account that they are, and read and write nothing there."""
+    mallory = host.people["mallory"]
+    work = host.root / "elsewhere"
+    work.mkdir()
+    os.chown(work, mallory.uid, mallory.gid)
+    script = work / "script.jsonl"
+    script.write_text('{"tool": "Bash", "input": {"command": "cat ~/secret.txt; touch ~/here; id -u"}, "run": true}\n')
+    script.chmod(0o644)
+    look = Use("Bash", {"command": "cat ~/secret.txt ~/CLAUDE.md; touch ~/here"})
+    model.script = Steps(("go", look), ("", Say("done")))
+    before = len(model.requests)
+    with moved(mallory.home):
+        mallory.home.symlink_to(untouched.home)
+        async with host.client(mallory) as hutch:
+            told = ""
+            for agent in ("script", "claude"):
+                options = m.AgentOptions(script=str(script) if agent == "script" else None)
+                session = await hutch.open_session(
+                    m.OpenSession(agent, str(work), permission_mode="bypass", options=options)
+                )
+                end, said = await played(hutch, session, "go")
+                told += said
+                await hutch.close_session(session.id, force=True)
+                assert end.state == "completed" if agent == "script" else end.state in ("completed", "failed"), end
+    shutil.rmtree(work)
+
+    assert SECRET not in told
+    assert f"{mallory.uid}\\n" in told
+    assert all(SECRET.encode() not in request.raw for request in model.requests[before:])
+
+
+@pytest.mark.parametrize("where", [".claude", ".claude/projects"])
+async def test_conversations_that_are_a_link_to_anothers(
+    host: SharedHost, untouched: Account, model: Model, where: str
+) -> None:
+    """They are neither kept nor read there; the session is refused with the reason."""
+    mallory = host.people["mallory"]
+    link = mallory.home / where
+    mallory.run("sh", "-c", f"rm -rf ~/.claude; mkdir -p {link.parent}; ln -s {untouched.home / where} {link}")
+    model.script = Steps(("go", Use("Bash", {"command": "cat ~/.claude/projects/secret.jsonl"})), ("", Say("done")))
+    async with host.client(mallory) as hutch:
+        session = await claude(host, hutch, mallory, "linked")
+        end, told = await played(hutch, session, "go")
+        await hutch.close_session(session.id, force=True)
+    mallory.run("rm", "-rf", str(mallory.home / ".claude"))
+
+    assert (end.state, end.reason) == ("failed", "agent_unavailable"), end
+    assert "Permission denied" in end.message
+    assert SECRET not in told
+
+
+@pytest.mark.parametrize("folder", [".", "squatted"])
+async def test_names_in_tmp_that_an_agent_is_known_to_use(host: SharedHost, model: Model, folder: str) -> None:
+    """Made before by another, or a link to his: what her agent's commands print does not come to lie there."""
+    alice, mallory = host.people["alice"], host.people["mallory"]
+    theirs = mallory.home / "caught"
+    names = [f"/tmp/claude-{alice.uid}", "/tmp/claude", f"/tmp/hutch-{alice.uid}"]
+    free = [name for name in names if not os.path.lexists(name)]
+    assert names[0] in free
+    mallory.run("sh", "-c", f"mkdir -p {theirs}; chmod 777 {theirs}; chmod 711 ~; ln -s {theirs} {free[0]}")
+    for name in free[1:]:
+        mallory.run("mkdir", "-m", "777", name)
+    caught: set[str] = set()
+    ends: list[TurnEnded] = []
+    try:
+        async with anyio.create_task_group() as tasks:
+
+            async def look() -> None:
+                while True:
+                    for place in (theirs, *map(Path, free[1:])):
+                        for path in place.rglob("*"):
+                            if path.is_file() and SECRET.encode() in path.read_bytes():
+                                caught.add(str(path))
+                    await anyio.sleep(0.01)
+
+            tasks.start_soon(look)
+            _, end, said = await run_claude(host, model, alice, f"echo {SECRET}; sleep 0.5", folder)
+            ends.append(end)
+            tasks.cancel_scope.cancel()
+        left = [str(path) for place in (theirs, *map(Path, free[1:])) for path in place.rglob("*")]
+    finally:
+        for name in free:
+            mallory.run("rm", "-rf", name)
+        mallory.run("chmod", "700", str(mallory.home))
+    await whole(host)
+
+    assert caught == set()
+    assert left == []
+    assert (ends[0].state, SECRET in said) == ("completed", True), (ends, said)

@@ -1,0 +1,244 @@
+"""`strict` asked for and bubblewrap taken away: refused with the reason, and no agent of any kind starts unisolated."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from hutch_client.client import HutchClient
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import TurnEnded
+from tests.accounts import Account, processes_of
+from tests.bubblewrap import bubblewrap
+from tests.rehearsal import Model, Say, Step, Steps, Use, anything, serve
+from tests.system.host import KEY, settings_for
+from tests.system.hostile import bash, claude, open_script, whole
+from tests.system.log import DEADLINE, log_of
+from tests.system.shared_host import SharedHost, shared_host
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+
+AGENTS = ("script", "claude")
+MARK = "touch ran; sh -c 'readlink /proc/self/ns/pid' > where"
+"""What shows that a command ran, and where."""
+
+
+class Stage:
+    """A host whose bubblewrap a test can take away."""
+
+    def __init__(self, host: SharedHost, model: Model) -> None:
+        self.host = host
+        self.model = model
+        self.alice: Account = host.people["alice"]
+        self.programs = host.root / "programs"
+
+    def give(self) -> None:
+        """Put bubblewrap where hutchd finds it first."""
+        shutil.copy2(bubblewrap(), self.programs / "bwrap")
+
+    def take_away(self) -> None:
+        """Take it away."""
+        (self.programs / "bwrap").unlink(missing_ok=True)
+
+    async def open(self, hutch: HutchClient, agent: str, folder: str, level: m.IsolationLevel | None) -> m.Session:
+        """Open a session of an agent whose turns run `MARK`."""
+        use = Use("Bash", {"command": MARK})
+        self.model.script = Steps(Step("first", use, None), Step("again", use, None), Step(anything, Say("done"), None))
+        if agent == "claude":
+            return await claude(self.host, hutch, self.alice, folder, isolation=level)
+        return await open_script(self.host, hutch, self.alice, [bash(MARK)], folder, isolation=level)
+
+    async def play(self, hutch: HutchClient, session: m.Session, prompt: str) -> TurnEnded:
+        """Play a turn; whatever it left is removed before."""
+        for name in ("ran", "where"):
+            Path(session.cwd, name).unlink(missing_ok=True)
+        async with log_of(hutch, session) as log:
+            return await log.play(session, prompt)
+
+    async def let_go(self, hutch: HutchClient, session: m.Session) -> None:
+        """End the session's executor, so that its next prompt starts another; a strict one is refused then."""
+        for pid in [one.pid for one in (await hutch.get_status()).executors if one.session == session.id]:
+            self.alice.run("kill", "-KILL", str(pid))
+        with anyio.fail_after(DEADLINE):
+            while any(one.session == session.id for one in (await hutch.get_status()).executors):
+                await anyio.sleep(0.05)
+
+
+@asynccontextmanager
+async def staged(require: str = "") -> AsyncIterator[Stage]:
+    """Make one. hutchd and what it starts find programs in a folder of the host's, and no other bubblewrap."""
+    bubblewrap()
+    async with serve(key=KEY, script=lambda _: Say("hello")) as model:
+        settings = settings_for(model, f"[executors]\nspares = 0\n{require}")
+        async with shared_host("alice", settings=settings, start=False) as host:
+            programs = host.root / "programs"
+            programs.mkdir(mode=0o755)
+            for folder in ("/bin", "/usr/bin", "/usr/local/bin"):
+                for path in Path(folder).iterdir():
+                    if path.name != "bwrap" and not (programs / path.name).is_symlink():
+                        (programs / path.name).symlink_to(path)
+            host.hutchd_env["PATH"] = str(programs)
+            made = Stage(host, model)
+            made.give()
+            await host.start_launcher()
+            await host.start()
+            await host.hutch(made.alice, "key", "add", "anthropic", input=KEY)
+            yield made
+
+
+@pytest.fixture(scope="module")
+async def stage() -> AsyncIterator[Stage]:
+    """The one that tests share; each gives and takes."""
+    async with staged() as made:
+        yield made
+
+
+def ran(session: m.Session) -> bool:
+    """Whether the command ran."""
+    return Path(session.cwd, "ran").exists()
+
+
+def is_refusal(end: TurnEnded) -> bool:
+    """Whether a turn was refused for want of a sandbox, and says so."""
+    return (end.state, end.reason) == ("failed", "isolation_unavailable") and "strict" in end.message
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+async def test_strict_is_what_it_says(stage: Stage, agent: str) -> None:
+    """With bubblewrap there: the command runs, in a pid namespace of its own."""
+    stage.give()
+    async with stage.host.client(stage.alice) as hutch:
+        session = await stage.open(hutch, agent, f"there-{agent}", "strict")
+        end = await stage.play(hutch, session, "first")
+        await hutch.close_session(session.id, force=True)
+
+    assert (session.isolation.level, session.isolation.asked) == ("strict", "strict")
+    assert end.state == "completed", end
+    assert Path(session.cwd, "where").read_text().strip() != str(Path("/proc/self/ns/pid").readlink())
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+async def test_it_is_refused_at_the_door(stage: Stage, agent: str) -> None:
+    """No session, no process of the account, no question to the model; the reason says what is missing."""
+    stage.take_away()
+    before = len(stage.model.requests)
+    async with stage.host.client(stage.alice) as hutch:
+        door = set(processes_of(stage.alice.uid))
+        with pytest.raises(HutchError) as refused:
+            await stage.open(hutch, agent, f"door-{agent}", "strict")
+        started = set(processes_of(stage.alice.uid)) - door
+        sessions = [one for one in await hutch.list_sessions() if one.cwd.endswith(f"door-{agent}")]
+        weaker = await stage.open(hutch, agent, f"weaker-{agent}", None)
+        await hutch.close_session(weaker.id, force=True)
+    said = await stage.host.hutch(
+        stage.alice,
+        "run",
+        "--agent",
+        "script",
+        "--isolation",
+        "strict",
+        "--mode",
+        "bypass",
+        '{"text": "no"}',
+        code=None,
+    )
+    await whole(stage.host)
+
+    assert refused.value.reason is Reason.ISOLATION_UNAVAILABLE
+    assert "strict" in refused.value.message
+    assert "account" in refused.value.message
+    assert "sandbox" in refused.value.message
+    assert (started, sessions, len(stage.model.requests)) == (set(), [], before)
+    assert weaker.isolation.level == "account"
+    assert said.code != 0
+    assert "strict" in said.err
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+async def test_a_strict_session_gets_no_other_executor(stage: Stage, agent: str) -> None:
+    """Its executor went, bubblewrap went: the next prompt is refused and nothing ran; with it back, it goes on."""
+    stage.give()
+    async with stage.host.client(stage.alice) as hutch:
+        session = await stage.open(hutch, agent, f"next-{agent}", "strict")
+        first = await stage.play(hutch, session, "first")
+        await stage.let_go(hutch, session)
+        stage.take_away()
+        asked = len(stage.model.turns)
+        refused = await stage.play(hutch, session, "again")
+        ran_then, asked = ran(session), len(stage.model.turns) - asked
+        stage.give()
+        again = await stage.play(hutch, session, "again")
+        ran_after = ran(session)
+        await hutch.close_session(session.id, force=True)
+
+    assert first.state == "completed", first
+    assert is_refusal(refused), refused
+    assert (ran_then, asked) == (False, 0)
+    assert (again.state, ran_after) == ("completed", True), again
+
+
+async def test_a_live_executor_runs_nothing_without_walls(stage: Stage) -> None:
+    """Its walls are put up for each command: once they cannot be, the command is not run at all."""
+    stage.give()
+    async with stage.host.client(stage.alice) as hutch:
+        session = await stage.open(hutch, "script", "live", "strict")
+        first = await stage.play(hutch, session, "first")
+        stage.take_away()
+        refused = await stage.play(hutch, session, "again")
+        ran_then = ran(session)
+        stage.give()
+        await hutch.close_session(session.id, force=True)
+
+    assert first.state == "completed", first
+    assert (refused.state, refused.reason, ran_then) == ("failed", "isolation_unavailable", False), refused
+
+
+async def test_a_bubblewrap_that_puts_up_no_walls_is_none(stage: Stage) -> None:
+    """One that only runs its command, as a person who wants it quick may put there, is found out at once."""
+    stage.give()
+    async with stage.host.client(stage.alice) as hutch:
+        session = await stage.open(hutch, "script", "false", "strict")
+        await stage.let_go(hutch, session)
+        stage.take_away()
+        (stage.programs / "bwrap").write_text("#!/bin/sh\nexit 1\n")
+        (stage.programs / "bwrap").chmod(0o755)
+        refused = await stage.play(hutch, session, "first")
+        ran_then = ran(session)
+        stage.take_away()
+        await hutch.close_session(session.id, force=True)
+
+    assert (refused.state, refused.reason, ran_then) == ("failed", "isolation_unavailable", False), refused
+
+
+async def test_a_restart_of_hutchd_does_not_forget_what_was_asked() -> None:
+    """After it, without bubblewrap: strict sessions of either agent are refused their next prompt, new ones too."""
+    async with staged('[isolation]\nrequire = "strict"\n') as stage:
+        host = stage.host
+        async with host.client(stage.alice) as hutch:
+            sessions = [await stage.open(hutch, agent, f"restart-{agent}", None) for agent in AGENTS]
+            first = [await stage.play(hutch, session, "first") for session in sessions]
+            for session in sessions:
+                await stage.let_go(hutch, session)
+        stage.take_away()
+        await host.end(host.daemon)
+        await host.start()
+        asked = len(stage.model.turns)
+        async with host.client(stage.alice) as hutch:
+            refused = [await stage.play(hutch, session, "again") for session in sessions]
+            for agent in AGENTS:
+                with pytest.raises(HutchError, match="bubblewrap"):
+                    await stage.open(hutch, agent, f"new-{agent}", None)
+        shown = await host.hutch(stage.alice, "status")
+
+        assert [end.state for end in first] == ["completed", "completed"]
+        assert [is_refusal(end) for end in refused] == [True, True], refused
+        assert all("bubblewrap (bwrap) is not installed" in end.message for end in refused)
+        assert [ran(session) for session in sessions] == [False, False]
+        assert len(stage.model.turns) == asked
+        assert "bubblewrap" in shown.out
