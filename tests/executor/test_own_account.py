@@ -189,7 +189,7 @@ def unreadable_python(open_place: Path) -> Path:
     made.chmod(0o711)
     shutil.copy(installed().root / "pyvenv.cfg", open_place)
     (open_place / "lib").mkdir()
-    for entry in [*(installed().root / "lib").iterdir(), *(real.parents[1] / "lib").glob("libpython*")]:
+    for entry in (installed().root / "lib").iterdir():
         (open_place / "lib" / entry.name).symlink_to(entry)
     return made
 

@@ -242,7 +242,7 @@ def test_an_executor_that_is_there_already_is_not_started_again(shared: Stage, h
 
 
 def test_the_real_executor_starts(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """By the default interpreter, the launcher's own; it says that it is ready, and cannot be looked into by then."""
+    """By the copy beside the launcher's own interpreter; it says that it is ready, and cannot be looked into."""
     usual = shared.settings.pop("interpreter")
     shared.write()
     try:
@@ -253,7 +253,7 @@ def test_the_real_executor_starts(shared: Stage, hutchd: Caller, alice: Account)
 
     assert Path(f"/proc/{one.pid}/environ").stat().st_uid == 0
     command = Path(f"/proc/{one.pid}/cmdline").read_bytes().split(b"\0")
-    assert command == [str(installed().python).encode(), b"-P", b"-s", b"-m", b"hutch_executor", b""]
+    assert command == [str(installed().command("hutch-python")).encode(), b"-P", b"-s", b"-m", b"hutch_executor", b""]
     assert hutchd.end(one.id).status == DONE
 
 
