@@ -65,6 +65,7 @@ __all__ = ["master_file", "run"]
 _log: Final = structlog.get_logger("hutchd")
 _DAY: Final = 24 * 3600
 _PRUNE_EVERY: Final = 3600.0
+_TOUCH_EVERY: Final = 20.0
 _FAREWELL: Final = 5.0
 """Seconds for the last frames to reach the clients."""
 _ENDING: Final = 60.0
@@ -214,6 +215,8 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
         client_listener = passed.get("client") or stack.enter_context(listen(paths.client_socket, world))
         tasks.start_soon(serve, client_listener, side.run, lambda: current.settings.sockets, attrgetter("first_frame"))
         tasks.start_soon(_retain, parts, current)
+        if paths.system:
+            tasks.start_soon(_stay_in_touch, unix_user)
         tasks.start_soon(service.beat, lambda: store.writing)
         await anyio.lowlevel.checkpoint()  # now all of them run
         service.say("READY=1", service.status(f"Serves at {paths.client_socket}"))
@@ -300,6 +303,17 @@ async def _until_stopped(conductor: Conductor, current: _Current, signals: objec
         except HutchError as error:
             _log.error("the record cannot be read: executors are left running", error=error.message)
         stopping.cancel_scope.cancel()
+
+
+async def _stay_in_touch(unix_user: UnixUser) -> None:
+    """Keep a connection to the launcher: one that thinks that hutchd is gone ends all executors after a while."""
+    before = ""
+    while True:
+        await anyio.sleep(_TOUCH_EVERY)
+        why = await unix_user.probe()
+        if why != before:
+            _log.warning("the launcher", why=why or "it is back")
+            before = why
 
 
 async def _retain(parts: Parts, current: _Current) -> None:

@@ -285,6 +285,8 @@ class FakeHost:
         self.apart = False
         """It gives each session another account and a cgroup."""
         self.refused_accounts: set[str] = set()
+        self.hanging_accounts: set[str] = set()
+        """Their executors do not come up."""
         self.swept: list[str] = []
         self.walls_of_all = Walls()
         self.over = ""
@@ -305,7 +307,7 @@ class FakeHost:
 
     async def accept(self, account: Account) -> None:
         if account.name in self.refused_accounts:
-            raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"{account.name} may not.")
+            raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"{account.name} may not.", refused=True)
 
     async def walls(self, account: Account) -> Walls:
         return self.walls_of_all
@@ -324,13 +326,15 @@ class FakeHost:
         self.starts += 1
         with anyio.CancelScope(shield=True):
             await self.gate.wait()
+            while spec.account.name in self.hanging_accounts:
+                await anyio.sleep(0.01)
         if self.refusing > 0:
             self.refusing -= 1
             raise HutchError(Reason.AGENT_UNAVAILABLE, "There is no such program.")
         executor = FakeExecutor(self, spec, 10_000_000 + len(self.started))
         self.started.append(executor)
         self.tasks.start_soon(executor.run)
-        state = {"executor": spec.executor, "pid": executor.pid}
+        state = {"executor": spec.executor, "pid": executor.pid, "cgroup": "/a/fake" if self.apart else None}
         return Launched(spec.executor, executor.pid, 1, self.boot_id, spec.account.uid, state)
 
     def _of(self, launched: Launched) -> FakeExecutor | None:

@@ -121,6 +121,7 @@ class Stage:
         self.leases = NoLeases()
         self.mode: Literal["user", "system"] = "user"
         self.admins = {0}
+        self.gone_accounts: set[int] = set()
         self.conductor: Conductor
         self.store: Store
         self.pool: Pool
@@ -177,6 +178,8 @@ class Stage:
                     executor.connection = None
 
     def account_of(self, uid: int) -> Account:
+        if uid in self.gone_accounts:
+            raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"There is no account with the uid {uid}.")
         return Account(uid, uid, f"user{uid}", str(self.folder))
 
     def account_named(self, name: str) -> Account:

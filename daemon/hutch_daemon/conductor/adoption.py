@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import anyio
 import structlog
@@ -37,9 +38,15 @@ async def take_over(parts: Parts, loop_of: Callable[[str, int], SessionLoop]) ->
         loop_of(session, owner)
     for executor in expected:
         if executor.session is not None:
-            loop_of(executor.session, executor.kind.account.uid)
+            whose: int | None = await parts.store.read(partial(_owner_of, session=executor.session))
+            loop_of(executor.session, executor.kind.account.uid if whose is None else whose)
     _log.info("taken over", executors=len(rows), alive=len(expected))
     return expected
+
+
+def _owner_of(conn: Executes, session: str) -> int | None:
+    row = sessions.get(conn, session)
+    return None if row is None else row.owner
 
 
 def _with_turns(conn: Executes) -> dict[str, int]:

@@ -21,7 +21,8 @@ import structlog
 from hutch_daemon.conductor.endings import Endings, Stopping, lost, outcome_unknown, over_limit, stopped
 from hutch_daemon.conductor.parts import PROVIDER_OF, Parts
 from hutch_daemon.conductor.views import FORK_MARK
-from hutch_daemon.conductor.walling import walling
+from hutch_daemon.conductor.walling import least, walling
+from hutch_daemon.environments.levels import is_less
 from hutch_daemon.environments.port import Killed
 from hutch_daemon.keys.vault import session_context
 from hutch_daemon.pool.executor import Executor, Kind
@@ -360,6 +361,8 @@ class SessionLoop:
         """Return an executor that serves the session, connected and prepared; lease one if there is none."""
         pool, account = self._parts.pool, self._parts.demand_account(session)
         executor = pool.of_session(self.session)
+        if executor is not None:
+            executor = await self._still_good(session, executor)
         if executor is None:
             kind = Kind(account, session.agent, session.environment)
             executor = await pool.lease(self.session, kind)
@@ -371,6 +374,22 @@ class SessionLoop:
             raise HutchError(Reason.EXECUTOR_LOST, f"The executor went away: {executor.detail}.")
         if not executor.prepared:
             await self._prepare(session, executor)
+        return executor
+
+    async def _still_good(self, session: SessionRow, executor: Executor) -> Executor | None:
+        """Return the executor, if it may go on by what the settings and the launcher's list say now; else it is ended.
+
+        Where the launcher cannot be asked, what runs goes on.
+        """
+        try:
+            await executor.environment.accept(executor.kind.account)
+        except HutchError as error:
+            if error.details.get("refused"):
+                self._parts.pool.retire(executor, f"its account may run no agents any more: {error.message}")
+                raise
+        if executor.prepared and is_less(session.isolation.level, least(self._parts, session.isolation.asked)):
+            await self._parts.pool.end(executor, "more isolation is demanded than it has", grace=3.0)
+            return None
         return executor
 
     async def _prepare(self, session: SessionRow, executor: Executor) -> None:
@@ -389,7 +408,8 @@ class SessionLoop:
             await anyio.to_thread.run_sync(partial(spool.mkdir, mode=0o700, parents=True, exist_ok=True))
         await parts.store.write(lambda tx: executors.update(tx, executor.id, spool=str(spool)))
         home, asked = account.home, session.isolation.asked
-        having = await walling(parts, environment, session.agent, session.cwd, account, asked)
+        grouped = executor.launched is None or bool(executor.launched.state.get("cgroup"))
+        having = await walling(parts, environment, session.agent, session.cwd, account, asked, grouped=grouped)
         apart, accounts = environment.separation().apart, settings.accounts
         prepare = m.PrepareSession(
             session=session.id,

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
 
+import anyio
 import msgspec
 
 from hutch_daemon.conductor.parts import PROVIDER_OF, Parts
 from hutch_daemon.environments.levels import demand, highest, level_of
-from hutch_daemon.environments.port import Account, Environment
+from hutch_daemon.environments.port import Account, Environment, Separation
 from hutch_daemon.environments.walls import Walls
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 
 __all__ = ["Walling", "least", "usual", "walling"]
+
+_LOOKING: Final = 5.0
+_LOOKS: Final = anyio.CapacityLimiter(8)
+"""So many threads may hang on homes that do not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +39,30 @@ def least(parts: Parts, asked: m.IsolationLevel | None) -> m.IsolationLevel:
 
 
 async def walling(
-    parts: Parts, environment: Environment, agent: str, cwd: str, account: Account, asked: m.IsolationLevel | None
+    parts: Parts,
+    environment: Environment,
+    agent: str,
+    cwd: str,
+    account: Account,
+    asked: m.IsolationLevel | None,
+    *,
+    grouped: bool = True,
 ) -> Walling:
     """Return what a session of `agent` in `cwd` has by the settings in force, for this account.
 
-    `isolation_unavailable` when the settings, or who opened it, accept no less than can be had.
+    `grouped=False`: its executor has no cgroup, whatever others get. `isolation_unavailable` when the settings, or who
+    opened it, accept no less than can be had.
     """
     settings = parts.settings()
     walls = await environment.walls(account) if settings.sandbox.mode != "off" else Walls()
-    having = _having(parts, environment, walls, agent, cwd, account.home, least(parts, asked))
+    separation, level = environment.separation(), least(parts, asked)
+    separation = replace(separation, cgroup=separation.cgroup and grouped)
+    look = partial(_having, parts, separation, walls, agent, cwd, account.home, level)
+    with anyio.move_on_after(_LOOKING) as scope:  # at a home that may lie on a dead server
+        having = await anyio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=_LOOKS)
+    if scope.cancelled_caught:
+        why = f"{account.home} does not answer: {account.name} cannot work there now."
+        raise HutchError(Reason.ISOLATION_UNAVAILABLE, why)
     demand(having.isolation)
     if having.keys == "exposed" and settings.keys.refuse_exposed:
         why = f"The settings refuse it: [keys] refuse_exposed. {having.isolation.keys_why}"
@@ -59,13 +81,14 @@ async def walling(
 def usual(parts: Parts, environment: Environment, walls: Walls) -> Walling:
     """Return what a session that needs a key has here if it works in a folder of its account's home."""
     agent = next(iter(PROVIDER_OF))
-    return _having(parts, environment, walls, agent, "/home/account/folder", "/home/account", least(parts, None))
+    level = least(parts, None)
+    return _having(parts, environment.separation(), walls, agent, "/home/account/folder", "/home/account", level)
 
 
 def _having(
-    parts: Parts, environment: Environment, walls: Walls, agent: str, cwd: str, home: str, asked: m.IsolationLevel
+    parts: Parts, separation: Separation, walls: Walls, agent: str, cwd: str, home: str, asked: m.IsolationLevel
 ) -> Walling:
-    settings, separation = parts.settings(), environment.separation()
+    settings = parts.settings()
     provider = PROVIDER_OF.get(agent)
     sandbox, missing = walls.around(cwd, home, settings.sandbox)
     wanted = asked == "strict" or settings.sandbox.mode == "require" or settings.sandbox.network != "full"

@@ -2,7 +2,7 @@
 
 One packet asks, one answers, on a connection that is made when it is needed and again when it broke. What is asked is
 fixed in size and meaning; which program is started, and whether as this account, the launcher decides alone. Calls
-block for as long as the launcher takes (milliseconds) and belong into worker threads; one at a time is asked.
+block for as long as the launcher takes (milliseconds) and belong into worker threads.
 
 Two ways lead to it: the socket of its unit, or one sudo rule, by which hutchd starts it with the connection as its
 standard input.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import socket
 import struct
 import subprocess
@@ -34,6 +35,8 @@ _MAGIC: Final = b"hutchL01"
 _NOBODY: Final = 0xFFFF_FFFF
 _DEADLINE: Final = 10.0
 """Seconds for one answer."""
+_STARTING: Final = 3
+"""Connections for starts."""
 
 
 class Request(IntEnum):
@@ -93,18 +96,25 @@ class Started:
 
 
 class Launcher:
-    """The connection. Thread-safe."""
+    """The connections: some for starts, which take as long as an account's home does, and one for all else.
+
+    Thread-safe. An account has one start at a time under way, so that one whose home hangs holds up itself alone. By
+    sudo there is one connection for everything.
+    """
 
     def __init__(self, way: Path | Sequence[str]) -> None:
         """`way` is the launcher's socket, or the sudo command that starts it."""
-        self._way = way if isinstance(way, Path) else tuple(way)
-        self._lock = threading.Lock()
-        self._sock: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._line = _Line(way)
+        starting = [_Line(way) for _ in range(_STARTING)] if isinstance(way, Path) else [self._line]
+        self._lines = (self._line, *starting)
+        self._free: queue.SimpleQueue[_Line] = queue.SimpleQueue()
+        for line in starting:
+            self._free.put(line)
+        self._starts_of: dict[int, threading.Lock] = {}
 
     def probe(self, uid: int | None = None) -> Reply:
         """Ask what it can do; with `uid`, whether it would start executors as that account (`Status.REFUSED`)."""
-        return self._ask(Request.PROBE, _NOBODY if uid is None else uid)[0]
+        return self._line.ask(Request.PROBE, _NOBODY if uid is None else uid)[0]
 
     def start(
         self,
@@ -118,9 +128,13 @@ class Launcher:
         open_files: int | None = None,
     ) -> Started | Reply:
         """Start an executor whose output goes to the descriptor `output`; the reply alone when it did not start."""
-        reply, descriptors = self._ask(
-            Request.START, uid, executor, (memory or 0, pids or 0, cpu_weight or 0, open_files or 0), (output,)
-        )
+        bounds = (memory or 0, pids or 0, cpu_weight or 0, open_files or 0)
+        with self._starts_of.setdefault(uid, threading.Lock()):
+            line = self._free.get()
+            try:
+                reply, descriptors = line.ask(Request.START, uid, executor, bounds, (output,))
+            finally:
+                self._free.put(line)
         if reply.status is Status.DONE and len(descriptors) == 2:
             return Started(reply, socket.socket(fileno=descriptors[0]), descriptors[1])
         for one in descriptors:
@@ -129,20 +143,32 @@ class Launcher:
 
     def kill(self, uid: int, executor: str) -> Reply:
         """Have one round of ending done; `Status.NOT_YET` while something is left."""
-        return self._ask(Request.KILL, uid, executor)[0]
+        return self._line.ask(Request.KILL, uid, executor)[0]
 
     def sweep(self, uid: int) -> Reply:
         """Have one round of sweeping done for an account that is Hutch's alone."""
-        return self._ask(Request.SWEEP, uid)[0]
+        return self._line.ask(Request.SWEEP, uid)[0]
 
     def close(self) -> None:
-        """End the connection. What was started lives on."""
+        """End the connections. What was started lives on."""
+        for line in self._lines:
+            line.close()
+
+
+class _Line:
+    """One connection, made when it is needed and again when it broke."""
+
+    def __init__(self, way: Path | Sequence[str]) -> None:
+        self._way = way if isinstance(way, Path) else tuple(way)
+        self._lock = threading.Lock()
+        self._sock: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def close(self) -> None:
         with self._lock:
             self._drop()
 
-    # ------------------------------------------------------------ asking
-
-    def _ask(
+    def ask(
         self,
         request: Request,
         uid: int,

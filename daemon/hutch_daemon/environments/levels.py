@@ -17,7 +17,7 @@ from hutch_daemon.environments.port import Separation
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 
-__all__ = ["ORDER", "demand", "highest", "level_of"]
+__all__ = ["ORDER", "demand", "highest", "is_less", "level_of"]
 
 ORDER: Final[tuple[m.IsolationLevel, ...]] = ("reduced", "account", "strict")
 
@@ -32,6 +32,11 @@ _NETWORK: Final = {
 def highest(*levels: m.IsolationLevel | None) -> m.IsolationLevel:
     """Return the highest of those that were asked for."""
     return max((one for one in levels if one is not None), key=ORDER.index, default="reduced")
+
+
+def is_less(level: m.IsolationLevel, than: m.IsolationLevel) -> bool:
+    """Tell whether a level separates less than another."""
+    return ORDER.index(level) < ORDER.index(than)
 
 
 def level_of(
@@ -66,7 +71,7 @@ def level_of(
 
 def demand(having: m.Isolation) -> None:
     """Refuse, with `isolation_unavailable`, what is less than was asked for."""
-    if having.asked is not None and ORDER.index(having.level) < ORDER.index(having.asked):
+    if having.asked is not None and is_less(having.level, having.asked):
         raise HutchError(
             Reason.ISOLATION_UNAVAILABLE,
             f"The session must have the isolation {having.asked} and could have only {having.level}: {having.missing}"

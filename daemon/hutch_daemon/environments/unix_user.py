@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +35,9 @@ _KILL_DEADLINE: Final = 5.0
 _READY: Final = 30.0
 _TRIAL_MEMORY: Final = 512 << 20
 _TRIAL_PIDS: Final = 256
+_TRIAL_DEADLINE: Final = 15.0
+_FAILURE_KEPT: Final = 30.0
+"""Seconds until an account for which there are no walls may try them again."""
 _PROBE_KEPT: Final = 5.0
 """Seconds for which a probe counts, a failed one too."""
 
@@ -58,9 +62,11 @@ class UnixUser(Local):
         """
         super().__init__(output)
         self._places = places
-        self._walls: dict[int, Walls] = {}
+        self._walls: dict[int, tuple[Walls, float]] = {}
+        """By uid, with the time until which a failure counts; what holds counts for ever."""
         self._tried = Walls(why="Whether there can be a sandbox is tried when the first session of an account opens.")
-        self._trying = anyio.Lock()
+        self._trying: dict[int, anyio.Lock] = {}
+        self._spool = ""
         self._launcher = launcher
         self._dedicated = dedicated
         self._clock = clock
@@ -83,6 +89,7 @@ class UnixUser(Local):
             self._group, self._trouble = None, error.message
         else:
             found = read_group(reply.text) if reply.status is Status.DONE else None
+            self._spool = found.spool if found is not None and found.spool else self._spool
             self._group, self._trouble = found, "" if found is not None else reply.text
         self._probed = self._clock()
 
@@ -95,7 +102,9 @@ class UnixUser(Local):
             cgroup=bool(group.cgroup),
             why="Each session runs as its own account, which can reach neither another account's files and processes"
             " nor Hutch's.",
-            insiders="by the cgroup that hutch-launcher put it into, which it cannot leave, and by descent."
+            insiders="by the cgroup that hutch-launcher put it into, and by descent. Outside a sandbox an agent may"
+            " have other services of its account start something (a user manager, a terminal multiplexer): nothing"
+            " tells that from the person."
             if group.cgroup
             else "by descent.",
             missing=missing,
@@ -109,20 +118,26 @@ class UnixUser(Local):
             self._probed = -_PROBE_KEPT
             raise
         if reply.status is not Status.DONE:
-            raise HutchError(Reason.ISOLATION_UNAVAILABLE, reply.text or "The launcher refuses this account.")
+            why = reply.text or "The launcher refuses this account."
+            raise HutchError(Reason.ISOLATION_UNAVAILABLE, why, refused=True)
         if self._group is None:  # it is back
             await anyio.to_thread.run_sync(self._probe)
 
     async def walls(self, account: Account) -> Walls:
         """Have an executor of the account try them; what holds is remembered, what does not is tried again."""
-        async with self._trying:
-            known = self._walls.get(account.uid)
-            if known is not None and not known.lost():
+        if (known := self._known(account.uid)) is not None:
+            return known
+        async with self._trying.setdefault(account.uid, anyio.Lock()):  # an account holds up itself alone
+            if (known := self._known(account.uid)) is not None:
                 return known
             found = self._tried = await probe(*self._places, trial=partial(self._try_walls, account))
-            if found.program is not None:
-                self._walls[account.uid] = found
+            until = inf if found.program is not None else self._clock() + _FAILURE_KEPT
+            self._walls[account.uid] = found, until
             return found
+
+    def _known(self, uid: int) -> Walls | None:
+        walls, until = self._walls.get(uid, (None, 0.0))
+        return walls if walls is not None and self._clock() < until and not walls.lost() else None
 
     def known_walls(self) -> Walls:
         """Return what an account found last."""
@@ -142,7 +157,7 @@ class UnixUser(Local):
                 raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"{account.name} gets no executor: {started.text}")
             try:
                 boot = m.Boot(executor, "", "", os.geteuid(), "script", trial=spec)
-                deadline = time.monotonic() + _READY
+                deadline = time.monotonic() + _TRIAL_DEADLINE
                 hand_over(started.sock, started.reply.pid, account.uid, boot, deadline)
                 return read_line(started.sock, deadline).decode(errors="replace") or "it did not say how that went"
             finally:
@@ -155,7 +170,7 @@ class UnixUser(Local):
 
     def spool_of(self, account: Account, executor: str) -> Path | None:
         """Return a directory below the account's own, which the launcher made."""
-        return Path(self._group.spool, str(account.uid), executor) if self._group and self._group.spool else None
+        return Path(self._spool, str(account.uid), executor) if self._spool else None
 
     # ------------------------------------------------------------ start
 
@@ -190,6 +205,10 @@ class UnixUser(Local):
             raise HutchError(reason, f"{spec.account.name} gets no executor: {started.text}")
         reply = started.reply
         try:
+            if self._group is not None and self._group.cgroup and group_dir(reply) is None:
+                self._probed = -_PROBE_KEPT
+                why = "The launcher made no cgroup for the executor, although it had said that it can."
+                raise HutchError(Reason.ISOLATION_UNAVAILABLE, why)
             hand_over(started.sock, reply.pid, uid, spec.boot, time.monotonic() + _READY)
         except BaseException:
             self._end(uid, spec.executor)

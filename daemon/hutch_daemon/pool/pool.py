@@ -103,6 +103,8 @@ class Pool:
         self._starts: dict[Kind, Starts] = {}
         self._kept: set[Kind] = set()
         self._starting = anyio.CapacityLimiter(_STARTS_AT_ONCE)
+        self._starts_of: dict[int, anyio.CapacityLimiter] = {}
+        self._retrying: set[str] = set()
         self._freed = anyio.Event()
         self._missing = anyio.Event()
         self._tasks: TaskGroup | None = None
@@ -255,11 +257,13 @@ class Pool:
         living: list[Executor] = []
         for row in rows:
             environment = self.environments.get(row.environment)
+            gone = ""
             try:
-                kind = Kind(self._account_of(row.uid), row.agent, row.environment)
-            except HutchError as error:
-                self.on_notice("account_gone", f"{row.id} cannot be looked after: {error.message}")
-                continue
+                account = self._account_of(row.uid)
+            except HutchError as error:  # what runs of it is ended all the same
+                gone, account = error.message, Account(row.uid, row.uid, row.account, "/")
+                self.on_notice("account_gone", f"{row.id} is ended: {gone}")
+            kind = Kind(account, row.agent, row.environment)
             if environment is None:
                 self.on_notice(
                     "environment_gone", f"{row.id} was started in {row.environment}, which is not set up now."
@@ -275,6 +279,8 @@ class Pool:
             executor.started.set()
             if executor.state == "draining":
                 self._tasks.start_soon(self._end, executor, 0.0)
+            elif executor.state == "detached" and gone:
+                self.retire(executor, gone)
             elif executor.state == "detached" and found is None:  # what a dead one started may live
                 self.retire(executor, "it was gone when hutchd came back")
             elif executor.state == "detached":
@@ -308,11 +314,8 @@ class Pool:
         if pause > 0:
             await anyio.sleep(pause)
         try:
-            async with self._starting:
-                await self._make_room(kind)
-                if self._stopping:
-                    raise HutchError(Reason.SHUTTING_DOWN)
-                await self._launch(kind, settings)
+            async with self._own_starts(kind):
+                await self._start_in_turn(kind, settings)
         except HutchError as error:
             if error.reason is not Reason.AGENT_UNAVAILABLE:
                 raise
@@ -327,6 +330,24 @@ class Pool:
                 raise
         else:
             self._starts.pop(kind, None)
+
+    def _own_starts(self, kind: Kind) -> anyio.CapacityLimiter:
+        """Return what an account's starts share: one whose executors do not come up holds up nobody else's."""
+        uid = kind.account.uid
+        if uid == self._server_uid:
+            return self._starts_of.setdefault(uid, anyio.CapacityLimiter(_STARTS_AT_ONCE))
+        return self._starts_of.setdefault(uid, anyio.CapacityLimiter(max(1, _STARTS_AT_ONCE // 4)))
+
+    async def _start_in_turn(self, kind: Kind, settings: Executors) -> None:
+        """Wait for room, then for one's turn, in that order: who waits for room must not keep others from starting."""
+        while True:
+            await self._make_room(kind)
+            async with self._starting:
+                if self._stopping:
+                    raise HutchError(Reason.SHUTTING_DOWN)
+                if self._has_room(kind):
+                    await self._launch(kind, settings)
+                    return
 
     async def _launch(self, kind: Kind, settings: Executors) -> None:
         assert self._tasks is not None, "the pool runs"
@@ -551,8 +572,10 @@ class Pool:
                 self._judge(one, settings)
                 if one.launched is not None:
                     one.environment.trim_output(one.launched)
-                if one.state == "quarantined" and one.launched is not None:
-                    await self._try_again(one, one.launched)
+                if one.state == "quarantined" and one.launched is not None and one.id not in self._retrying:
+                    assert self._tasks is not None, "the pool runs"
+                    self._retrying.add(one.id)
+                    self._tasks.start_soon(self._try_again, one, one.launched)
 
     def _judge(self, one: Executor, settings: Executors) -> None:
         now = self._clock()
@@ -583,12 +606,15 @@ class Pool:
         )
 
     async def _try_again(self, one: Executor, launched: Launched) -> None:
-        killed = await self._kill(one, launched)
-        if killed.verified:
-            one.killed = killed
-            one.move("gone", self._clock())
-            await self._settle(one)
-            self.on_change(one)
+        try:
+            killed = await self._kill(one, launched)
+            if killed.verified:
+                one.killed = killed
+                one.move("gone", self._clock())
+                await self._settle(one)
+                self.on_change(one)
+        finally:
+            self._retrying.discard(one.id)
 
 
 def _remove_old(output: Path) -> None:

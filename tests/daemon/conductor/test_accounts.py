@@ -159,7 +159,7 @@ async def test_an_account_has_so_many_executors_and_others_do_not_wait_for_it(sy
         limits=LimitSettings(executors=2), executors=Executors(spares=0, maximum=10, hello_timeout=30.0)
     )
     system.host.play = never_end
-    for _ in range(3):
+    for _ in range(2 + 4 * (os.cpu_count() or 1)):  # more than are ever started at once
         session = await open_as(system, ALICE)
         await system.conductor.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
     await until(lambda: len(system.host.started) == 2)
@@ -169,6 +169,53 @@ async def test_an_account_has_so_many_executors_and_others_do_not_wait_for_it(sy
     await anyio.sleep(0.05)
     uids = [one.spec.account.uid for one in system.host.started]
     assert (uids.count(ALICE.uid), uids.count(BOB.uid)) == (2, 1)
+
+
+async def test_an_account_whose_executors_do_not_come_up_holds_up_nobody_else(system: Stage) -> None:
+    """However many it starts at once."""
+    system.host.hanging_accounts.add("user1001")
+    for _ in range(4 * (os.cpu_count() or 1)):
+        await open_as(system, ALICE)
+    theirs = await open_as(system, BOB)
+    ended = await finished(system, BOB, await system.conductor.submit_prompt(BOB, m.SubmitPrompt(theirs.id, "go")))
+    assert ended.state == "completed"
+    system.host.hanging_accounts.clear()
+
+
+async def test_an_account_that_is_taken_from_the_list_runs_nothing_more(system: Stage) -> None:
+    """Its next prompt fails with the reason, and its executor ends, although that was up and idle."""
+    session = await open_as(system, ALICE)
+    turn = await system.conductor.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
+    assert (await finished(system, ALICE, turn)).state == "completed"
+    system.host.refused_accounts.add("user1001")
+    turn = await system.conductor.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
+    ended = await finished(system, ALICE, turn)
+    assert (ended.state, ended.reason) == ("failed", "isolation_unavailable")
+    await until(system.host.started[0].exited.is_set)
+
+
+async def test_what_is_demanded_since_counts_for_an_executor_that_is_up(system: Stage) -> None:
+    """The settings ask for more than it has: the next prompt does not run in it."""
+    session = await open_as(system, ALICE)
+    turn = await system.conductor.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
+    assert (await finished(system, ALICE, turn)).state == "completed"
+    system.settings = settings(isolation=IsolationSettings(require="strict"), executors=system.settings.executors)
+    turn = await system.conductor.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
+    ended = await finished(system, ALICE, turn)
+    assert (ended.state, ended.reason) == ("failed", "isolation_unavailable")
+    assert len(system.host.played) == 1
+
+
+async def test_what_runs_of_an_account_that_is_gone_is_ended(tmp_path: Path) -> None:
+    """It was there before hutchd was restarted, and nobody else would look after it."""
+    async with new_stage(tmp_path) as made:
+        made.mode, made.host.apart = "system", True
+        async with made.hutchd():
+            await open_as(made, ALICE)
+            await until(lambda: bool(made.host.started) and made.host.started[0].prepared is not None)
+        made.gone_accounts.add(ALICE.uid)
+        async with made.hutchd():
+            await until(made.host.started[0].exited.is_set)
 
 
 async def test_limits_reach_the_start_of_an_executor(system: Stage) -> None:
