@@ -13,15 +13,14 @@ import os
 import pwd
 import resource
 import select
-import shutil
 import signal
 import socket
 import stat
 import struct
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -51,9 +50,10 @@ DONE, NOT_YET, REFUSED, FAILED = 0, 1, 2, 3
 _REPLY: Final = struct.Struct(">8sBxxxIIIIQ476s")
 _TEXT: Final = 476
 _CONNECTIONS: Final = 8
-_START_DEADLINE: Final = 10.0
+_START_DEADLINE: Final = 5.0
 _KILL_DEADLINE: Final = 10.0
 _SWEEP_DEADLINE: Final = 5.0
+_SWEPT_FOR: Final = 1.0  # seconds for which the result of a sweep answers
 _ROUND: Final = 0.02
 _CAPS: Final = {"CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7}
 _SWEPT: Final = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue")  # noqa: S108
@@ -86,6 +86,16 @@ class Child:
     pidfd: int
     uid: int
     start: int
+
+
+@dataclass
+class Sweeper:
+    """A process that cleans up, killed at `deadline`. It has a `code` once it has ended, which counts until then."""
+
+    pid: int
+    pidfd: int
+    deadline: float
+    code: int | None = None
 
 
 def _interpreter() -> str:
@@ -174,6 +184,12 @@ def _own_directory(config: Config, account: pwd.struct_passwd) -> None:
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
         os.chown(mine, account.pw_uid, account.pw_gid)
         found = os.lstat(mine)
+    if found.st_uid == account.pw_uid and stat.S_IMODE(found.st_mode) != 0o700:  # it may have done that itself
+        with suppress(OSError):
+            fd = os.open(mine, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            os.fchmod(fd, 0o700)
+            os.close(fd)
+        found = os.lstat(mine)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != account.pw_uid or found.st_mode & 0o077:
         raise Refused(f"{mine} must be a directory of {account.pw_name}'s alone (0700). Remove it.")
 
@@ -189,10 +205,7 @@ def _sweep_as(account: pwd.struct_passwd, groups: list[int], request: Request) -
         os.kill(-1, signal.SIGKILL)
     mine = [entry.path for place in _SWEPT if os.path.isdir(place) for entry in os.scandir(place) if _is_mine(entry)]
     for path in mine:
-        _open_up(path)
-        shutil.rmtree(path, ignore_errors=True)
-        with suppress(OSError):
-            os.unlink(path)
+        _remove(path)
     for kind in ("shm", "sem", "msg"):
         with suppress(OSError):
             names, *rows = (line.split() for line in Path(f"/proc/sysvipc/{kind}").read_text().splitlines())
@@ -209,13 +222,56 @@ def _remove_ipc(kind: str, number: int) -> None:
         getattr(_LIBC, f"{kind}ctl")(number, 0, None)
 
 
-def _open_up(path: str) -> None:
-    """Give the account the rights to its directories that it may have taken from itself."""
+def _remove(path: str) -> None:
+    """Remove a file or a tree, however deep: what lies below is moved up, so that nothing grows with the depth."""
+    if _unlink(path):
+        return
+    stuck: set[str] = set()
+    with suppress(OSError), _opened(path) as top:
+        while names := set(os.listdir(top)) - stuck:
+            for name in names:
+                try:
+                    if not _unlink(name, top):
+                        _empty_into(top, name)
+                        os.rmdir(name, dir_fd=top)
+                except OSError:
+                    stuck.add(name)
     with suppress(OSError):
-        if stat.S_ISDIR(os.lstat(path).st_mode):
-            os.chmod(path, 0o700)
-            for entry in os.scandir(path):
-                _open_up(entry.path)
+        os.rmdir(path)
+
+
+def _empty_into(top: int, name: str) -> None:
+    """Remove the files in a directory of `top`, and move its directories to `top`."""
+    with _opened(name, top) as inner:
+        if os.fstat(inner).st_dev != os.fstat(top).st_dev:  # mounted there
+            return
+        for below in os.listdir(inner):
+            if not _unlink(below, inner):
+                with suppress(OSError), _opened(below, inner):
+                    os.rename(below, f"hutch-{os.urandom(16).hex()}", src_dir_fd=inner, dst_dir_fd=top)
+
+
+def _unlink(name: str, at: int | None = None) -> bool:
+    with suppress(OSError):
+        os.unlink(name, dir_fd=at)
+        return True
+    return False
+
+
+@contextmanager
+def _opened(name: str, at: int | None = None) -> Iterator[int]:
+    """Open a directory, no link, with the rights that the account may have taken from itself."""
+    handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
+    try:
+        with suppress(OSError):
+            os.chmod(f"/proc/self/fd/{handle}", 0o700)
+        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=handle)
+    finally:
+        os.close(handle)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _is_mine(entry: os.DirEntry[str]) -> bool:
@@ -260,7 +316,7 @@ class Launcher:
         self._connections: list[Connection] = []
         self._children: dict[str, Child] = {}
         self._starting: list[Starting] = []
-        self._sweeps: dict[int, tuple[int, float]] = {}
+        self._sweeps: dict[int, Sweeper] = {}
         self._doomed: dict[str, float] = {}
         self._seen = time.monotonic()
         self._stopping = False
@@ -278,12 +334,13 @@ class Launcher:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         while not self._stopping and (listener or self._connections or self._starting or self._doomed):
-            handlers: dict[int, Callable[[], None]] = {wake: lambda: None}
+            handlers: dict[int, Callable[[], object]] = {wake: lambda: None}
             if listener is not None:
                 handlers[listener.fileno()] = partial(self._accept, listener)
             handlers |= {one.sock.fileno(): partial(self._read, one) for one in self._connections if not one.waits}
             handlers |= {one.told: partial(self._started, one) for one in self._starting}
             handlers |= {one.pidfd: partial(self._reap, name) for name, one in self._children.items()}
+            handlers |= {one.pidfd: partial(self._swept, uid) for uid, one in self._sweeps.items() if one.code is None}
             poll = select.poll()
             for fd in handlers:
                 poll.register(fd, select.POLLIN)
@@ -296,13 +353,17 @@ class Launcher:
 
     def _pause(self) -> float:
         """Return for how long nothing but messages need be heeded."""
-        return _ROUND if self._doomed else 1.0 if self._starting else min(60.0, max(0.05, self.config.gone_after / 4))
+        if self._doomed:
+            return _ROUND
+        return 1.0 if self._starting or self._sweeps else min(60.0, max(0.05, self.config.gone_after / 4))
 
     def _look_around(self) -> None:
         """Do what no peer asks for: late starts, executors that must go, and all of them when hutchd is gone."""
         now = time.monotonic()
         for one in [one for one in self._starting if now >= one.deadline]:
             self._started(one, "It did not start in time.")
+        for uid in list(self._sweeps):
+            self._swept(uid)
         if self._connections:
             self._seen = now
         elif now - self._seen > self.config.gone_after:
@@ -416,6 +477,10 @@ class Launcher:
         executor = request.executor
         account, groups = check_account(request.uid, config)
         check_output(output)
+        sweeper = self._swept(request.uid)
+        if sweeper is not None and sweeper.code is None:
+            raise Refused(f"{account.pw_name} is being swept; try again.")
+        self._sweeps.pop(request.uid, None)  # what it found is true no more
         _own_directory(config, account)
         try:
             self._record(executor, "")
@@ -554,19 +619,18 @@ class Launcher:
             raise Refused(f"{account.pw_name} is not dedicated to Hutch: what it has may be its person's.")
         if any(one.uid == request.uid for one in self._children.values()) or self._groups.holds(request.uid):
             raise Refused(f"An executor of {account.pw_name} runs.")
-        pid, deadline = self._sweeps.get(request.uid, (0, 0.0))
-        done, status = os.waitpid(pid, os.WNOHANG) if pid else (0, 0)
-        left = [one.pid for one in processes() if request.uid in one.uids and one.pid != pid]
-        for one in left:
-            kill(one)
-        if pid and not done:
-            if time.monotonic() > deadline:
-                kill(pid)
-            return Reply(NOT_YET, "Cleaning up goes on.", left=Left(len(left)))
-        self._sweeps.pop(request.uid, None)
-        if done and not left and os.WIFEXITED(status):
-            code = os.waitstatus_to_exitcode(status)
-            return Reply(DONE) if code == 0 else Reply(FAILED, f"Not all that {account.pw_name} has could be removed.")
+        sweeper = self._swept(request.uid)
+        left = [one.pid for one in processes() if request.uid in one.uids and (not sweeper or one.pid != sweeper.pid)]
+        for pid in left:
+            kill(pid)
+        going_on = Reply(NOT_YET, "Cleaning up goes on.", left=Left(len(left)))
+        if sweeper is not None:
+            if sweeper.code is None:
+                return going_on
+            del self._sweeps[request.uid]
+            if sweeper.code >= 0 and not left:  # else it was killed
+                failed = Reply(FAILED, f"Not all that {account.pw_name} has could be removed.")
+                return failed if sweeper.code else Reply(DONE)
         pid = os.fork()
         if pid == 0:
             try:
@@ -574,8 +638,25 @@ class Launcher:
                 os._exit(_sweep_as(account, groups, request))
             finally:
                 os._exit(2)
-        self._sweeps[request.uid] = (pid, time.monotonic() + _SWEEP_DEADLINE)
-        return Reply(NOT_YET, "Cleaning up goes on.", left=Left(len(left)))
+        self._sweeps[request.uid] = Sweeper(pid, os.pidfd_open(pid), time.monotonic() + _SWEEP_DEADLINE)
+        return going_on
+
+    def _swept(self, uid: int) -> Sweeper | None:
+        """Bury an account's sweeper that has ended, end one that is late, forget one that ended too long ago."""
+        one, now = self._sweeps.get(uid), time.monotonic()
+        if one is None:
+            return None
+        if one.code is None:
+            done, status = os.waitpid(one.pid, os.WNOHANG)
+            if done:
+                os.close(one.pidfd)
+                one.code, one.deadline = os.waitstatus_to_exitcode(status), now + _SWEPT_FOR
+            elif now > one.deadline:
+                kill(one.pid)
+        elif now > one.deadline:
+            del self._sweeps[uid]
+            return None
+        return one
 
 
 def _start_time(pid: int) -> int:

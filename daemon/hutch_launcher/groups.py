@@ -191,7 +191,7 @@ def _elsewhere(executor: str) -> list[Path]:
     for process in processes():
         for controller, path in _own(f"/proc/{process.pid}/cgroup").items():
             head, mark, _ = f"{path}/".partition(f"/{_PREFIX}{executor}/")
-            if mark and controller in mounts:
+            if mark and controller in mounts and ".." not in head.split("/"):  # it is in another's view of the tree
                 found[_below(mounts[controller], f"{head}{mark}")] = None
     return list(found)
 

@@ -111,24 +111,35 @@ def _interpreter(path: str) -> str:
         raise ValueError(f"the interpreter {path} cannot be used: {error.strerror}") from None
     if not stat.S_ISREG(found.st_mode) or found.st_uid != 0 or found.st_mode & 0o022:
         raise ValueError(f"the interpreter {path} must be root's, and writable by nobody else")
+    _check_way(path)  # a pyvenv.cfg beside it, or one directory up, decides what it does
     return path
 
 
 def _check_directory(directory: str, path: str) -> None:
     if not path.startswith("/") or os.path.realpath(directory) != directory:
         raise Refused(f"{path} must be an absolute path without symbolic links.")
-    place = directory
-    while True:
+    _check_way(directory, sticky=True)
+
+
+def _check_way(path: str, sticky: bool = False) -> None:
+    """Check all that decides what is at a path: it, the directories above it, and the same of each link on the way.
+
+    With `sticky` those above may be everybody's where what is root's stays root's.
+    """
+    ways = [path]
+    while ways:
+        place = ways.pop()
         try:
             found = os.lstat(place)
+            if stat.S_ISLNK(found.st_mode):
+                ways.append(os.path.join(os.path.dirname(place), os.readlink(place)))
         except OSError as error:
             raise Refused(f"{place} cannot be looked at: {error.strerror}.") from None
-        sticky = place != directory and found.st_mode & stat.S_ISVTX  # what is root's there stays root's
-        if found.st_uid != 0 or (found.st_mode & 0o022 and not sticky):
+        kept = stat.S_ISLNK(found.st_mode) or (sticky and place != path and found.st_mode & stat.S_ISVTX)
+        if found.st_uid != 0 or (found.st_mode & 0o022 and not kept):
             raise Refused(f"{place} must be root's, and writable by nobody else.")
-        if place == "/":
-            return
-        place = os.path.dirname(place)
+        if place != "/":
+            ways.append(os.path.dirname(place))
 
 
 # ---------------------------------------------------------------- request

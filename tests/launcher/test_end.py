@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from hutch_launcher import groups
 from hutch_launcher.groups import Groups
 from tests.accounts import Account, account, kill_all, processes_of
-from tests.launcher.stage import DONE, KILL, NOT_YET, REFUSED, SWEEP, Caller, Stage, new_id, stage, wait_until
+from tests.launcher.stage import DONE, KILL, NOT_YET, REFUSED, SWEEP, Answer, Caller, Stage, new_id, stage, wait_until
 
 pytestmark = pytest.mark.system
 
@@ -275,12 +276,9 @@ def test_the_account_of_a_person_is_never_swept(shared: Stage, hutchd: Caller, a
     kill_all(alice.uid)
 
 
-def test_a_dedicated_account_is_swept(alice: Account) -> None:
+def test_a_dedicated_account_is_swept(alice: Account, robot: Account) -> None:
     """Processes out of every group, files, shared memory and queues: what it has, and nothing of another's."""
-    with (
-        account("robot", shell="/usr/sbin/nologin") as robot,
-        stage(users=[robot.name, alice.name], dedicated=[robot.name]) as host,
-    ):
+    with stage(users=[robot.name, alice.name], dedicated=[robot.name]) as host:
         caller = host.connect()
         one = host.executor(caller, robot.uid)
         busy = caller.ask(SWEEP, robot.uid)
@@ -298,11 +296,7 @@ def test_a_dedicated_account_is_swept(alice: Account) -> None:
         robot.run("sh", "-c", 'python3 -c "$1" >/dev/null 2>&1', "sh", hopper)
         assert len(processes_of(robot.uid)) >= 2
 
-        deadline = time.monotonic() + 60
-        while (answer := caller.ask(SWEEP, robot.uid)).status == NOT_YET:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
+        answer = swept(caller, robot.uid)
         assert answer.status == DONE, (answer, left_by(robot))
         assert processes_of(robot.uid) == []
         assert left_by(robot) == []
@@ -310,6 +304,82 @@ def test_a_dedicated_account_is_swept(alice: Account) -> None:
         assert len(processes_of(alice.uid)) == 2
         kill_all(alice.uid)
         caller.close()
+
+
+def swept(caller: Caller, uid: int) -> Answer:
+    """Ask for rounds of a sweep until it has come to an end."""
+    deadline = time.monotonic() + 60
+    while (answer := caller.ask(SWEEP, uid)).status == NOT_YET:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return answer
+
+
+@pytest.fixture(scope="module")
+def robot() -> Iterator[Account]:
+    with account("robot", shell="/usr/sbin/nologin") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def sweeping(robot: Account) -> Iterator[Stage]:
+    with stage(users=[robot.name], dedicated=[robot.name]) as made:
+        yield made
+
+
+@pytest.mark.parametrize("then", ["late", "started"])
+def test_the_result_of_a_sweep_is_not_that_of_the_next(sweeping: Stage, robot: Account, then: str) -> None:
+    """One that nobody fetched is forgotten: after a while, and when an executor is started."""
+    caller = sweeping.connect()
+    assert caller.ask(SWEEP, robot.uid).status == NOT_YET
+    wait_until(lambda: not sweeping.children())
+    if then == "late":
+        time.sleep(1.1)
+    else:
+        caller.end(sweeping.executor(caller, robot.uid).id)
+    assert robot.run("touch", f"/tmp/{robot.name}-file").returncode == 0
+    assert caller.ask(SWEEP, robot.uid).status == NOT_YET
+
+    assert swept(caller, robot.uid).status == DONE
+    assert left_by(robot) == []
+    caller.close()
+
+
+def test_nothing_is_started_while_its_account_is_swept(sweeping: Stage, robot: Account) -> None:
+    """It would be swept away."""
+    work = "mkdir /tmp/$1-work; cd /tmp/$1-work; seq 10000 | xargs touch"  # so that it has not ended before we look
+    assert robot.run("sh", "-c", work, "sh", robot.name).returncode == 0
+    caller = sweeping.connect()
+    assert caller.ask(SWEEP, robot.uid).status == NOT_YET
+    for pid in sweeping.children():
+        os.kill(pid, signal.SIGSTOP)
+        answer = sweeping.try_start(caller, robot.uid)
+        os.kill(pid, signal.SIGCONT)
+
+    assert (answer.status, "being swept; try again" in answer.text) == (REFUSED, True)
+    assert swept(caller, robot.uid).status == DONE
+    caller.end(sweeping.executor(caller, robot.uid).id)
+    caller.close()
+
+
+def test_a_tree_of_any_depth_is_swept_and_no_link_followed(sweeping: Stage, robot: Account) -> None:
+    """Deeper than a path may be long, with directories that are closed; what links lead to stays."""
+    grow = (
+        "import os, sys\nos.chdir('/tmp')\n"
+        "for name in [sys.argv[1] + '-deep', *['d' * 9] * 3000]:\n"
+        "  os.mkdir(name); os.chdir(name); open('file', 'w').close(); os.symlink(sys.argv[2], 'link')\n"
+        "  os.mkdir('closed', 0)\nos.chmod('../' + 'd' * 9, 0)"
+    )
+    home = robot.home / "kept"
+    assert robot.run("mkdir", str(home)).returncode == 0
+    assert robot.run("touch", str(home / "file")).returncode == 0
+    assert robot.run("python3", "-c", grow, robot.name, str(home)).returncode == 0
+    caller = sweeping.connect()
+
+    assert swept(caller, robot.uid).status == DONE
+    assert left_by(robot) == []
+    assert os.listdir(home) == ["file"]
+    caller.close()
 
 
 def left_by(who: Account) -> list[str]:
@@ -329,3 +399,12 @@ def test_groups_that_cannot_be_made_leave_nothing_behind(tmp_path: Path) -> None
         groups.make("x-0000000000000000", 1, 0, 0)
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_group_that_is_above_our_view_is_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel writes `..` for it; below our mount that would be some other directory."""
+    name = "x-0000000000000000"
+    for path, found in ((f"/a/hutch-{name}/b", [tmp_path / "a" / f"hutch-{name}"]), (f"/../hutch-{name}", [])):
+        monkeypatch.setattr(groups, "_own", lambda _, path=path: {"": path})
+        monkeypatch.setattr(groups, "_mounts", lambda: {"": ("/", str(tmp_path))})
+        assert groups._elsewhere(name) == found

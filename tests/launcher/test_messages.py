@@ -342,5 +342,4 @@ def test_nobody_gets_nothing_through_a_socket_that_was_opened_to_all(shared: Sta
     answers = done.stdout.splitlines()
     refusal = f"Only {shared.served.name} may ask."
     assert len(answers) == 20
-    assert refusal in answers
     assert set(answers) <= {refusal, "shut out"}

@@ -218,6 +218,28 @@ def test_an_interpreter_that_another_could_change_is_refused(alice: Account) -> 
         assert "must be root's" in refusal(host)
 
 
+def test_an_interpreter_in_a_place_that_another_could_change_is_refused(alice: Account) -> None:
+    """A pyvenv.cfg beside a link decides too: all on the way counts, as it is named and where the links lead."""
+    with stage(start=False) as host:
+        base, venv = host.root / "base" / "bin", host.root / "venv" / "bin"
+        for place in (base, venv):
+            place.mkdir(parents=True)
+        Path(host.settings["interpreter"]).rename(base / "python3")
+        (base / "python").symlink_to("python3")
+        (venv / "python").symlink_to("../../base/bin/python")
+        (host.root / "current").symlink_to(venv.parent)
+        host.write(interpreter=str(host.root / "current" / "bin" / "python"))
+        for place in (base, base.parent, venv, venv.parent):
+            for mode in (0o775, 0o1777):
+                place.chmod(mode)
+                assert "must be root's, and writable by nobody else" in refusal(host), place
+            place.chmod(0o755)
+            os.chown(place, alice.uid, 0)
+            assert "must be root's, and writable by nobody else" in refusal(host), place
+            os.chown(place, 0, 0)
+        host.start()
+
+
 def refusal(on: Stage, config: Path | None = None) -> str:
     """Start it, and return what it says when it ends at once, as it should."""
     command = [*on.command(), "--config", str(config or on.config), "--listen", str(on.socket)]

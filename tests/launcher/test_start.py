@@ -209,6 +209,20 @@ def test_a_place_in_the_spool_that_is_another_s_is_refused(shared: Stage, hutchd
     assert str(mine) in linked.text
 
 
+def test_a_place_in_the_spool_that_its_account_opened_is_closed_again(
+    shared: Stage, hutchd: Caller, alice: Account
+) -> None:
+    """What an agent does to its own directory does not lock its account out."""
+    mine = shared.spool / str(alice.uid)
+    hutchd.end(shared.executor(hutchd, alice.uid).id)
+    for mode in ("0755", "0"):
+        assert alice.run("chmod", mode, str(mine)).returncode == 0
+        one = shared.executor(hutchd, alice.uid)
+
+        assert stat.S_IMODE(mine.stat().st_mode) == 0o700
+        hutchd.end(one.id)
+
+
 def test_a_program_that_cannot_be_executed_is_said(shared: Stage, hutchd: Caller, alice: Account) -> None:
     """The account may not execute the interpreter: the reply says so, and no process or group stays."""
     closed = shared.root / "closed"
