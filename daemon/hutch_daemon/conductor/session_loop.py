@@ -180,12 +180,13 @@ class SessionLoop:
         active = self._active
         if self._closing:
             active.stop = active.stop or "closed"
+        wake = self._wake  # of before the turn was looked at
         while turn.state not in TURN.terminal:
-            self._wake = wake = anyio.Event()
             deadline = await self._step(active, turn)
             if deadline is not None:
                 with anyio.move_on_after(max(0.0, deadline - self._parts.clock())):
                     await wake.wait()
+            self._wake = wake = anyio.Event()  # before the look: what happens while it is under way must not be missed
             found = await self._parts.store.read(lambda conn: turns.get(conn, active.turn))
             if found is None:
                 break

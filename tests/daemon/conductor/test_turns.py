@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import anyio
 import pytest
 
 from hutch_daemon.settings import Turns
 from hutch_daemon.store import executors
+from hutch_daemon.store import turns as turns_of
+from hutch_daemon.store.rows import TurnRow
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import TurnEnded, UsageSeen
 from tests.fakes.executors import FakeExecutor, never_end
-from tests.fakes.stage import Stage, settings, until
+from tests.fakes.stage import WAIT, Stage, settings, until
 
 
 async def test_a_prompt_runs_to_its_end(stage: Stage) -> None:
@@ -433,3 +438,50 @@ async def test_a_token_that_is_used_up_admits_nobody(stage: Stage) -> None:
             await executor.dial()
 
         assert refused.value.reason is Reason.TOKEN_EXPIRED
+
+
+async def test_an_end_that_comes_while_one_looks_is_not_overlooked(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session's task reads the turn, the turn ends, and only then does the task get what it had read."""
+    release = anyio.Event()
+
+    async def end_late(executor: FakeExecutor, prompt: m.ExecutePrompt) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await release.wait()
+
+    stage.host.play = end_late
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        executor = await stage.running(turn)
+        read = stage.store.read
+        stale = 0
+
+        async def read_late(look: Callable[[Any], Any]) -> Any:
+            nonlocal stale
+            found = await read(look)
+            if isinstance(found, TurnRow) and found.state == "stopping" and called(executor):
+                stale += 1
+                release.set()
+                while (row := await read(lambda conn: turns_of.get(conn, turn.id))) and row.state == "stopping":
+                    await anyio.sleep(0.001)
+                await anyio.sleep(0.05)  # whoever is to be woken by it was
+            return found
+
+        monkeypatch.setattr(stage.store, "read", read_late)
+        with anyio.fail_after(WAIT / 2):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(stage.conductor.close_session, stage.me, m.CloseSession(session.id, force=True))
+                await until(lambda: called(executor))
+                await anyio.sleep(0.05)
+                stage.conductor._poke(session.id)
+        assert stale == 1
+
+
+def called(executor: FakeExecutor) -> bool:
+    """Tell whether its turn was interrupted."""
+    return any(name == "interrupt_turn" for name, _ in executor.calls)
