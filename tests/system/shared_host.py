@@ -291,8 +291,9 @@ async def _end(host: SharedHost, failed: bool) -> dict[str, list[int]]:
     for one in (*host.people.values(), host.hutch_account):
         with contextlib.suppress(AssertionError):
             kill_all(one.uid)
-    for log in host.state.glob("executors/x-*.log"):
-        for group in _GROUPS.glob(f"**/hutch-{log.stem}"):
+    names = {f"hutch-{log.stem}" for log in host.state.glob("executors/x-*.log")}
+    for place, folders, _ in os.walk(_GROUPS):
+        for name in names.intersection(folders):
             with contextlib.suppress(OSError):
-                group.rmdir()
+                os.rmdir(os.path.join(place, name))
     return {} if failed else left

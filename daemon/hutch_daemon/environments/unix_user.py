@@ -8,6 +8,7 @@ shown to be gone.
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from functools import partial
@@ -36,7 +37,7 @@ _READY: Final = 30.0
 _TRIAL_MEMORY: Final = 512 << 20
 _TRIAL_PIDS: Final = 256
 _TRIAL_DEADLINE: Final = 15.0
-_FAILURE_KEPT: Final = 30.0
+_FAILURE_KEPT: Final = 5.0
 """Seconds until an account for which there are no walls may try them again."""
 _PROBE_KEPT: Final = 5.0
 """Seconds for which a probe counts, a failed one too."""
@@ -131,8 +132,9 @@ class UnixUser(Local):
             if (known := self._known(account.uid)) is not None:
                 return known
             found = self._tried = await probe(*self._places, trial=partial(self._try_walls, account))
-            until = inf if found.program is not None else self._clock() + _FAILURE_KEPT
-            self._walls[account.uid] = found, until
+            if shutil.which("bwrap") is not None:  # else there was nothing to try, and a look costs nothing
+                until = inf if found.program is not None else self._clock() + _FAILURE_KEPT
+                self._walls[account.uid] = found, until
             return found
 
     def _known(self, uid: int) -> Walls | None:
