@@ -43,7 +43,7 @@ CALLS: Final[Mapping[str, Callable[[str, FakeExecutor], msgspec.Struct]]] = {
     "heartbeat": lambda session, who: m.Heartbeat(),
     "get_api_key": lambda session, who: m.GetApiKey(session, "anthropic"),
     "request_permission": lambda session, who: m.RequestPermission(
-        new_id("ask"), session, new_id("turn"), "tool", BASH, "/work"
+        new_id("ask"), session, new_id("turn"), "tool", BASH, "/project"
     ),
     "report_message": lambda session, who: m.ReportMessage(session, (event(),)),
 }
@@ -143,7 +143,7 @@ async def standing(here: Place, which: Standing) -> AsyncIterator[tuple[Line, st
     """Give a connection that stands so to a session."""
     who = await here.spare()
     if which is Standing.STRANGER:
-        session = await here.stage.open(cwd="/work/elsewhere")
+        session = await here.stage.open(cwd="/project/elsewhere")
         async with here.line(who.spec.account.uid, who.pid) as line:
             yield line, session.id, who
         return

@@ -34,7 +34,7 @@ CALLS: Final[Mapping[str, Callable[[Things, bool], msgspec.Struct]]] = {
     "ping": lambda it, every: m.Nothing(),
     "get_version": lambda it, every: m.VersionParams(m.PROTOCOL, "test"),
     "get_status": lambda it, every: m.Nothing(),
-    "open_session": lambda it, every: m.OpenSession("script", "/work/opened"),
+    "open_session": lambda it, every: m.OpenSession("script", "/project/opened"),
     "submit_prompt": lambda it, every: m.SubmitPrompt(it.session, "talk"),
     "list_sessions": lambda it, every: m.ListSessions(all_owners=True, limit=10_000),
     "get_session": lambda it, every: m.SessionRef(it.session),
@@ -61,7 +61,7 @@ CALLS: Final[Mapping[str, Callable[[Things, bool], msgspec.Struct]]] = {
     "explain_policy": lambda it, every: m.ExplainPolicy("Bash", {"command": "make"}, None if every else it.session),
     "test_policy": lambda it, every: m.TestPolicy(CASE),
     "change_rules": lambda it, every: m.ChangeRules(add=m.Rules(deny=("Bash(rm:*)",))),
-    "trust_policy": lambda it, every: m.TrustPolicy("/work/policy.toml", "0" * 64),
+    "trust_policy": lambda it, every: m.TrustPolicy("/project/policy.toml", "0" * 64),
     "set_permission_mode": lambda it, every: m.SetPermissionMode(it.session, "plan"),
     "read_audit": lambda it, every: m.ReadAudit(None if every else it.session, limit=10_000),
     "stop_daemon": lambda it, every: m.StopDaemon("leave"),
@@ -249,7 +249,7 @@ async def test_a_process_of_a_session_has_no_rights_of_its_account(tmp_path: Pat
     async with new_stage(tmp_path) as stage, stage.hutchd():
         side = client_side(stage)
         async with dialled(side, BOB) as bob, dialled(side, uid, insider="x-0000000000000000") as inside:
-            await bob.call("open_session", m.OpenSession("script", "/work/bob", name="bobs"))
+            await bob.call("open_session", m.OpenSession("script", "/project/bob", name="bobs"))
             seen = await inside.call("list_sessions", m.ListSessions(all_owners=True))
             with pytest.raises(HutchError) as looked:
                 await inside.call("get_session", m.SessionRef("bobs"))
@@ -266,7 +266,7 @@ async def test_who_is_no_administrator_any_more_sees_no_more_than_the_own(tmp_pa
     async with new_stage(tmp_path) as stage, stage.hutchd():
         side = client_side(stage, lambda one: one.uid in admins)
         async with dialled(side, BOB) as bob, dialled(side, UID[Role.ADMIN]) as admin:
-            await bob.call("open_session", m.OpenSession("script", "/work/bob", name="bobs"))
+            await bob.call("open_session", m.OpenSession("script", "/project/bob", name="bobs"))
             before = await admin.call("list_sessions", m.ListSessions(all_owners=True))
             admins.clear()
             stage.settings = settings()
@@ -282,7 +282,7 @@ async def test_status_tells_a_person_of_the_own_things(tmp_path: Path) -> None:
         side = client_side(stage)
         stage.host.refusing, stage.host.play = 100, play
         async with dialled(side, BOB) as bob, everybody(side) as (callers, _):
-            await bob.call("open_session", m.OpenSession("script", "/work/bob"))
+            await bob.call("open_session", m.OpenSession("script", "/project/bob"))
             await until(lambda: bool(stage.conductor.notices()))
             stage.host.refusing = 0
             at_work_there = await at_work(callers[Role.PERSON])

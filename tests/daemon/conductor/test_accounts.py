@@ -42,7 +42,7 @@ async def stage(stage: Stage) -> AsyncIterator[Stage]:
 
 async def open_as(stage: Stage, caller: Caller, **changes: object) -> m.Session:
     """Open a session of the script agent."""
-    fields = {"agent": "script", "cwd": "/work", **changes}
+    fields = {"agent": "script", "cwd": "/project", **changes}
     return await stage.conductor.open_session(caller, msgspec.convert(fields, m.OpenSession))
 
 
