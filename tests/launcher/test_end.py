@@ -64,25 +64,6 @@ say(os.waitpid(child, 0)[1])
 """
 
 
-@pytest.fixture(scope="module")
-def alice() -> Iterator[Account]:
-    with account("alice") as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def shared(alice: Account) -> Iterator[Stage]:
-    with stage(users=[alice.name]) as made:
-        yield made
-
-
-@pytest.fixture
-def hutchd(shared: Stage) -> Iterator[Caller]:
-    caller = shared.connect()
-    yield caller
-    caller.close()
-
-
 def need_cgroup(hutchd: Caller, *limits: str) -> None:
     """Leave the test out where the host has no cgroup for it."""
     can = hutchd.probe()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.accounts import Account, account, processes_of
+from tests.accounts import Account, processes_of
 from tests.launcher.stage import (
     DONE,
     KILL,
@@ -24,7 +24,6 @@ from tests.launcher.stage import (
     Caller,
     Stage,
     packet,
-    stage,
     wait_until,
 )
 
@@ -50,25 +49,6 @@ for _ in range(20):
     except ConnectionResetError:
         print("shut out")
 """
-
-
-@pytest.fixture(scope="module")
-def alice() -> Iterator[Account]:
-    with account("alice") as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def shared(alice: Account) -> Iterator[Stage]:
-    with stage(users=[alice.name]) as made:
-        yield made
-
-
-@pytest.fixture
-def hutchd(shared: Stage) -> Iterator[Caller]:
-    caller = shared.connect()
-    yield caller
-    caller.close()
 
 
 @pytest.fixture

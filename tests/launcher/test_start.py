@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hutch_shared.unix import start_time
-from tests.accounts import Account, account, group, installed, join
-from tests.launcher.stage import DONE, FAILED, REFUSED, Caller, Stage, new_id, stage
+from tests.accounts import Account, group, installed, join
+from tests.launcher.stage import DONE, FAILED, REFUSED, Caller, Stage, new_id
 
 pytestmark = pytest.mark.system
 
@@ -38,25 +37,6 @@ say({
     "ignored": int(status["SigIgn"], 16), "blocked": int(status["SigBlk"], 16),
 })
 """
-
-
-@pytest.fixture(scope="module")
-def alice() -> Iterator[Account]:
-    with account("alice", shell="/bin/bash") as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def shared(alice: Account) -> Iterator[Stage]:
-    with stage(users=[alice.name]) as made:
-        yield made
-
-
-@pytest.fixture
-def hutchd(shared: Stage) -> Iterator[Caller]:
-    caller = shared.connect()
-    yield caller
-    caller.close()
 
 
 def test_an_executor_has_what_its_account_has_and_nothing_else(shared: Stage, hutchd: Caller, alice: Account) -> None:

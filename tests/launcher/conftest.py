@@ -1,0 +1,32 @@
+"""One account and one launcher for each file of tests, and hutchd's connection for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.accounts import Account, account
+from tests.launcher.stage import Caller, Stage, stage
+
+
+@pytest.fixture(scope="module")
+def alice() -> Iterator[Account]:
+    """Whose agents may run."""
+    with account("alice", shell="/bin/bash") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared(alice: Account) -> Iterator[Stage]:
+    """A launcher that starts executors as alice."""
+    with stage(users=[alice.name]) as made:
+        yield made
+
+
+@pytest.fixture
+def hutchd(shared: Stage) -> Iterator[Caller]:
+    """The account that the launcher serves, connected."""
+    caller = shared.connect()
+    yield caller
+    caller.close()
