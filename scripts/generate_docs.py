@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 
 from hutch_daemon.api.gate import CLIENT_GATE, EXECUTOR_GATE, About, Row, Standing, Who
-from hutch_daemon.conductor.tables import tables
+from hutch_daemon.machine import mermaid
+from hutch_daemon.pool import states as pool_states
+from hutch_daemon.services.states import PERMISSION, SESSION, TURN
 from hutch_shared.errors import Reason
 from hutch_shared.events import DATA_OF_KIND
 from hutch_shared.messages import PROTOCOL
@@ -206,7 +208,7 @@ def _reachable() -> set[type[msgspec.Struct]]:
 
 STATES = """# States
 
-This page is drawn from the tables in the code (`sessions/states.py`, `pool/states.py`) by `scripts/generate_docs.py`.
+This page is drawn from the tables in the code (`services/states.py`, `pool/states.py`) by `scripts/generate_docs.py`.
 
 A move that is not drawn raises. A terminal state never changes: moves are compare-and-set in the store, so the first
 writer wins. That a turn waits for an answer is no state: it is running, and at least one question of it is pending.
@@ -215,7 +217,13 @@ writer wins. That a turn waits for an answer is no state: it is running, and at 
 
 def states() -> str:
     """Return docs/states.md."""
-    drawings = "\n\n".join(f"## {name}\n\n```mermaid\n{text}\n```" for name, text in tables().items())
+    drawn = {
+        SESSION.name: mermaid(SESSION),
+        TURN.name: mermaid(TURN),
+        pool_states.EXECUTOR.name: mermaid(pool_states.EXECUTOR),
+        PERMISSION.name: mermaid(PERMISSION),
+    }
+    drawings = "\n\n".join(f"## {name}\n\n```mermaid\n{text}\n```" for name, text in drawn.items())
     return f"{STATES}\n{drawings}\n"
 
 

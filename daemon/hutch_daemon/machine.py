@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ["IllegalMoveError", "Table", "mermaid"]
+__all__ = ["IllegalMoveError", "TransitionTable", "mermaid"]
 
 S = TypeVar("S", bound=str)
 
@@ -20,7 +20,7 @@ class IllegalMoveError(AssertionError):
 
 
 @dataclass(frozen=True, slots=True)
-class Table(Generic[S]):
+class TransitionTable(Generic[S]):
     """The legal moves of one kind of thing; a state without moves is terminal."""
 
     name: str
@@ -53,7 +53,7 @@ class Table(Generic[S]):
         return new
 
 
-def mermaid(table: Table[S]) -> str:
+def mermaid(table: TransitionTable[S]) -> str:
     """Return the table as a Mermaid state diagram, for the documentation."""
     lines = ["stateDiagram-v2", f"    [*] --> {table.start}"]
     for state, after in table.moves.items():

@@ -27,8 +27,6 @@ from hutch_daemon.api.clients import ClientSide
 from hutch_daemon.api.executors import ExecutorSide
 from hutch_daemon.api.gate import Phase
 from hutch_daemon.api.server import serve
-from hutch_daemon.conductor.conductor import Conductor
-from hutch_daemon.conductor.parts import About, Parts, awake_ms
 from hutch_daemon.environments.accounts import account_of, groups_of
 from hutch_daemon.environments.launcher import Launcher
 from hutch_daemon.environments.local import Places
@@ -43,10 +41,12 @@ from hutch_daemon.keys.grants import Grants
 from hutch_daemon.keys.master import load_master_keys
 from hutch_daemon.keys.oauth import FreshKeys
 from hutch_daemon.keys.vault import Vault
+from hutch_daemon.pool import tokens
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.redaction import KnownSecrets
 from hutch_daemon.service import Service
-from hutch_daemon.sessions import tokens
+from hutch_daemon.services.conductor import Conductor
+from hutch_daemon.services.parts import About, Parts, awake_ms
 from hutch_daemon.settings import Settings, SettingsError, load
 from hutch_daemon.store import executors as executors_of
 from hutch_daemon.store import keys

@@ -12,10 +12,10 @@ import msgspec
 from anyio.abc import TaskGroup
 from msgspec import UNSET, Raw
 
-from hutch_daemon.conductor.conductor import Conductor
 from hutch_daemon.environments.port import Account, Alive, Exited, Killed, Launched, LaunchSpec, Separation
 from hutch_daemon.environments.walls import Walls
 from hutch_daemon.pool.executor import Executor
+from hutch_daemon.services.conductor import Conductor
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import EventKind, ReportedEvent, Text, TurnEnded, TurnStarted

@@ -12,18 +12,18 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from hutch_daemon.conductor.callers import Caller
-from hutch_daemon.conductor.conductor import Conductor
-from hutch_daemon.conductor.parts import About, Parts, awake_ms
 from hutch_daemon.environments.port import Account
 from hutch_daemon.events.fanout import Fanout
 from hutch_daemon.events.journal import Journal, event_json
 from hutch_daemon.keys.broker import Family
 from hutch_daemon.keys.master import load_master_keys
 from hutch_daemon.keys.vault import Vault
+from hutch_daemon.pool import tokens
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.redaction import KnownSecrets
-from hutch_daemon.sessions import tokens
+from hutch_daemon.services.access import Caller
+from hutch_daemon.services.conductor import Conductor
+from hutch_daemon.services.parts import About, Parts, awake_ms
 from hutch_daemon.settings import Executors, Permissions, Settings, Turns
 from hutch_daemon.store.rows import SessionRow
 from hutch_daemon.store.store import Store

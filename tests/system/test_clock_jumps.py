@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
-from hutch_daemon.sessions.tokens import LIFETIME
+from hutch_daemon.pool.tokens import LIFETIME
 from hutch_shared import messages as m
 from hutch_shared.times import from_wire
 from tests.crash.shims import compiled

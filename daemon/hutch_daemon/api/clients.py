@@ -17,10 +17,10 @@ from anyio.abc import SocketAttribute, TaskGroup, TaskStatus
 
 from hutch_daemon.api.gate import Phase, admit_client
 from hutch_daemon.api.server import patience
-from hutch_daemon.conductor.callers import Caller
-from hutch_daemon.conductor.conductor import Conductor
 from hutch_daemon.events.fanout import FollowOver
 from hutch_daemon.events.journal import event_frame
+from hutch_daemon.services.access import Caller
+from hutch_daemon.services.conductor import Conductor
 from hutch_daemon.settings import Settings
 from hutch_shared import __version__
 from hutch_shared import messages as m

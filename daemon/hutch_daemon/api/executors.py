@@ -10,8 +10,8 @@ import anyio
 
 from hutch_daemon.api.gate import admit_executor, standing_of
 from hutch_daemon.api.server import patience
-from hutch_daemon.conductor.conductor import Conductor
 from hutch_daemon.pool.executor import Executor
+from hutch_daemon.services.conductor import Conductor
 from hutch_daemon.settings import Settings
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason

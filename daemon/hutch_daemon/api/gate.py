@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from hutch_daemon.conductor.callers import Caller
+from hutch_daemon.services.access import Caller
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.messages import SessionState
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from hutch_daemon.machine import Table
+from hutch_daemon.machine import TransitionTable
 from hutch_shared.messages import ExecutorState
 
 __all__ = ["EXECUTOR"]
 
-EXECUTOR: Final[Table[ExecutorState]] = Table(
+EXECUTOR: Final[TransitionTable[ExecutorState]] = TransitionTable(
     "executor",
     "starting",
     {

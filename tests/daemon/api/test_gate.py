@@ -20,7 +20,7 @@ from hutch_daemon.api.gate import (
     role_of,
     standing_of,
 )
-from hutch_daemon.conductor.callers import Caller
+from hutch_daemon.services.access import Caller
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.methods import CLIENT, EXECUTOR
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from hutch_daemon.machine import IllegalMoveError, Table, mermaid
-from hutch_daemon.sessions.states import PERMISSION, SESSION, TURN, settled_state
+from hutch_daemon.machine import IllegalMoveError, TransitionTable, mermaid
+from hutch_daemon.services.states import PERMISSION, SESSION, TURN, settled_state
 from hutch_shared.events import TurnEnded
 
 
 @pytest.mark.parametrize("table", [SESSION, TURN, PERMISSION])
-def test_every_state_is_reached_and_leads_to_an_end(table: Table[str]) -> None:
+def test_every_state_is_reached_and_leads_to_an_end(table: TransitionTable[str]) -> None:
     """There is no state that nothing leads to, and none from which no end can be reached."""
     reached = {table.start}
     for _ in table.moves:

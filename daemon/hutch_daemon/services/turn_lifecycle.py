@@ -7,7 +7,7 @@ from typing import Literal
 
 from hutch_daemon.events.journal import Journal
 from hutch_daemon.permissions.desk import Desk
-from hutch_daemon.sessions.states import TURN, settled_state
+from hutch_daemon.services.states import TURN, settled_state
 from hutch_daemon.store import sessions, turns, usage
 from hutch_daemon.store.rows import PermissionRow, TurnRow, UsageRow
 from hutch_daemon.store.store import Tx

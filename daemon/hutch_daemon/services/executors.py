@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import anyio
 import structlog
 
-from hutch_daemon.conductor.masking import Masking
-from hutch_daemon.conductor.parts import Parts, awake_ms
-from hutch_daemon.conductor.reports import Reports
 from hutch_daemon.keys.broker import Family
 from hutch_daemon.permissions.desk import Desk
+from hutch_daemon.pool import tokens
 from hutch_daemon.pool.executor import Executor, ExecutorPeer
-from hutch_daemon.sessions import tokens
+from hutch_daemon.services.masking import Masking
+from hutch_daemon.services.parts import Parts, awake_ms
+from hutch_daemon.services.reports import Reports
 from hutch_daemon.store import executors, sessions, turns
 from hutch_daemon.store.records import Executes
 from hutch_daemon.store.rows import ExecutorRow, SessionRow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hutch_daemon.conductor.persons import account_for, mapped, may_run_as
+from hutch_daemon.services.account_map import account_for, mapped, may_run_as
 from hutch_daemon.settings import Accounts
 from hutch_shared.errors import HutchError, Reason
 

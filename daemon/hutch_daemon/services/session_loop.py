@@ -18,15 +18,15 @@ import anyio
 import msgspec
 import structlog
 
-from hutch_daemon.conductor.endings import Endings, Stopping, lost, outcome_unknown, over_limit, stopped
-from hutch_daemon.conductor.parts import PROVIDER_OF, Parts
-from hutch_daemon.conductor.views import FORK_MARK
-from hutch_daemon.conductor.walling import least, walling
 from hutch_daemon.environments.levels import is_less
 from hutch_daemon.environments.port import Killed
 from hutch_daemon.keys.vault import session_context
 from hutch_daemon.pool.executor import Executor, Kind
-from hutch_daemon.sessions.states import TURN
+from hutch_daemon.services.isolation import least, walling
+from hutch_daemon.services.parts import PROVIDER_OF, Parts
+from hutch_daemon.services.states import TURN
+from hutch_daemon.services.turn_lifecycle import Endings, Stopping, lost, outcome_unknown, over_limit, stopped
+from hutch_daemon.services.views import FORK_MARK
 from hutch_daemon.store import executors, sessions, turns
 from hutch_daemon.store.rows import PermissionRow, SessionRow, TurnRow
 from hutch_daemon.store.tx import Tx

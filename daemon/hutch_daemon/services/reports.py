@@ -14,9 +14,9 @@ import anyio
 import msgspec
 from msgspec import UNSET, Raw
 
-from hutch_daemon.conductor.endings import Endings
-from hutch_daemon.conductor.masking import Masking
 from hutch_daemon.pool.executor import Executor
+from hutch_daemon.services.masking import Masking
+from hutch_daemon.services.turn_lifecycle import Endings
 from hutch_daemon.store import events, executors, sessions, turns
 from hutch_daemon.store.rows import ExecutorRow, PermissionRow
 from hutch_daemon.store.store import Store, Tx

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import anyio
 
-from hutch_daemon.conductor.callers import Caller
 from hutch_daemon.environments.port import Account
 from hutch_daemon.permissions.layers import Layer, Policy, compile_policy, parse_policy_toml
+from hutch_daemon.services.access import Caller
 from hutch_daemon.store import rules
 from hutch_daemon.store.rows import RuleRow, SessionRow
 from hutch_daemon.store.store import Store

@@ -11,7 +11,7 @@ import anyio
 import msgspec
 import pytest
 
-from hutch_daemon.conductor.callers import Caller
+from hutch_daemon.services.access import Caller
 from hutch_daemon.settings import Accounts, Executors, IsolationSettings, LimitSettings
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason

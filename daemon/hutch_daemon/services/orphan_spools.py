@@ -14,9 +14,9 @@ from pathlib import Path
 import anyio
 import structlog
 
-from hutch_daemon.conductor.parts import Parts
-from hutch_daemon.conductor.reports import Reports
 from hutch_daemon.pool.executor import Executor
+from hutch_daemon.services.parts import Parts
+from hutch_daemon.services.reports import Reports
 from hutch_daemon.store import executors
 from hutch_daemon.store.rows import ExecutorRow
 from hutch_shared import messages as m

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from hutch_daemon.conductor.persons import may_run_as
 from hutch_daemon.environments.accounts import account_named
 from hutch_daemon.environments.port import Account
 from hutch_daemon.events.fanout import Fanout
@@ -18,6 +17,7 @@ from hutch_daemon.keys.broker import Family, Troubled
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.redaction import KnownSecrets
+from hutch_daemon.services.account_map import may_run_as
 from hutch_daemon.settings import LimitSettings, Settings
 from hutch_daemon.store.rows import SessionRow
 from hutch_daemon.store.store import Store

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from hutch_daemon.machine import Table
+from hutch_daemon.machine import TransitionTable
 from hutch_shared.events import TurnEnded
 from hutch_shared.messages import PermissionState, SessionState, TurnState
 
 __all__ = ["PERMISSION", "SESSION", "TURN", "settled_state"]
 
-SESSION: Final[Table[SessionState]] = Table("session", "open", {"open": frozenset({"closed"}), "closed": frozenset()})
+SESSION: Final[TransitionTable[SessionState]] = TransitionTable(
+    "session", "open", {"open": frozenset({"closed"}), "closed": frozenset()}
+)
 
-TURN: Final[Table[TurnState]] = Table(
+TURN: Final[TransitionTable[TurnState]] = TransitionTable(
     "turn",
     "queued",
     {
@@ -28,7 +30,7 @@ TURN: Final[Table[TurnState]] = Table(
     },
 )
 
-PERMISSION: Final[Table[PermissionState]] = Table(
+PERMISSION: Final[TransitionTable[PermissionState]] = TransitionTable(
     "permission",
     "pending",
     {

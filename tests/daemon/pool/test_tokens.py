@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hutch_daemon.sessions.tokens import LIFETIME, MAXIMUM_USES, admit, hash_of, issue, renewed
+from hutch_daemon.pool.tokens import LIFETIME, MAXIMUM_USES, admit, hash_of, issue, renewed
 from hutch_daemon.store.rows import ExecutorRow
 from hutch_shared.errors import HutchError, Reason
 

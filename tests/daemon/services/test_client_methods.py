@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from hutch_daemon.conductor.callers import Caller
+from hutch_daemon.services.access import Caller
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import TurnEnded

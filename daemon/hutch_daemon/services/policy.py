@@ -6,13 +6,13 @@ from posixpath import isabs, normpath
 
 import anyio
 
-from hutch_daemon.conductor.callers import Caller, SessionOf
-from hutch_daemon.conductor.parts import Parts
-from hutch_daemon.conductor.policies import Policies
 from hutch_daemon.permissions.cases import run_cases
 from hutch_daemon.permissions.paths import can_be_path
 from hutch_daemon.permissions.policy import judge, paths_to_resolve
 from hutch_daemon.permissions.rules import BadRuleError, parse_rule
+from hutch_daemon.services.access import Caller, SessionOf
+from hutch_daemon.services.parts import Parts
+from hutch_daemon.services.policy_layers import Policies
 from hutch_daemon.store import audit, rules
 from hutch_daemon.store.rows import AuditRow, RuleEffect, RuleRow, SessionRow, TrustRow
 from hutch_daemon.store.tx import Tx

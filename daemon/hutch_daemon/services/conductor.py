@@ -22,22 +22,6 @@ import anyio
 import msgspec
 import structlog
 
-from hutch_daemon.conductor import adoption
-from hutch_daemon.conductor.callers import Caller
-from hutch_daemon.conductor.endings import Endings, stopped
-from hutch_daemon.conductor.executor_side import ExecutorSide
-from hutch_daemon.conductor.key_side import KeySide
-from hutch_daemon.conductor.masking import Masking
-from hutch_daemon.conductor.modes import change_mode, leave_plan
-from hutch_daemon.conductor.parts import Parts, awake_ms
-from hutch_daemon.conductor.persons import account_for
-from hutch_daemon.conductor.policies import Policies
-from hutch_daemon.conductor.policy_side import PolicySide, demand_absolute, with_tools
-from hutch_daemon.conductor.reports import Reports
-from hutch_daemon.conductor.session_loop import SessionLoop
-from hutch_daemon.conductor.spools import Spools
-from hutch_daemon.conductor.views import FORK_MARK, Around, around, audit_view, session_view, turn_view, usage_view
-from hutch_daemon.conductor.walling import Walling, usual, walling
 from hutch_daemon.environments.origin import insider_of
 from hutch_daemon.environments.port import Account, Environment
 from hutch_daemon.environments.same_user import SameUser
@@ -46,7 +30,23 @@ from hutch_daemon.events.journal import event_json
 from hutch_daemon.keys.vault import session_context
 from hutch_daemon.permissions.desk import Desk, permission_view
 from hutch_daemon.pool.executor import Executor
-from hutch_daemon.sessions.states import TURN
+from hutch_daemon.services import adoption
+from hutch_daemon.services.access import Caller
+from hutch_daemon.services.account_map import account_for
+from hutch_daemon.services.executors import ExecutorSide
+from hutch_daemon.services.isolation import Walling, usual, walling
+from hutch_daemon.services.keys import KeySide
+from hutch_daemon.services.masking import Masking
+from hutch_daemon.services.modes import change_mode, leave_plan
+from hutch_daemon.services.orphan_spools import Spools
+from hutch_daemon.services.parts import Parts, awake_ms
+from hutch_daemon.services.policy import PolicySide, demand_absolute, with_tools
+from hutch_daemon.services.policy_layers import Policies
+from hutch_daemon.services.reports import Reports
+from hutch_daemon.services.session_loop import SessionLoop
+from hutch_daemon.services.states import TURN
+from hutch_daemon.services.turn_lifecycle import Endings, stopped
+from hutch_daemon.services.views import FORK_MARK, Around, around, audit_view, session_view, turn_view, usage_view
 from hutch_daemon.store import audit, executors, permissions, sessions, turns, usage
 from hutch_daemon.store.events import EVERY
 from hutch_daemon.store.records import Executes

@@ -17,9 +17,9 @@ from functools import partial
 import anyio
 import structlog
 
-from hutch_daemon.conductor.parts import Parts
-from hutch_daemon.conductor.session_loop import SessionLoop
 from hutch_daemon.pool.executor import Executor, Kind
+from hutch_daemon.services.parts import Parts
+from hutch_daemon.services.session_loop import SessionLoop
 from hutch_daemon.store import executors, sessions, turns
 from hutch_daemon.store.records import Executes
 from hutch_shared.failpoints import failpoint

@@ -9,10 +9,10 @@ from typing import Final
 import anyio
 import msgspec
 
-from hutch_daemon.conductor.parts import PROVIDER_OF, Parts
 from hutch_daemon.environments.levels import demand, highest, level_of
 from hutch_daemon.environments.port import Account, Environment, Separation
 from hutch_daemon.environments.walls import Walls
+from hutch_daemon.services.parts import PROVIDER_OF, Parts
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 

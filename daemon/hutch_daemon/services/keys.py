@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import get_args
 
-from hutch_daemon.conductor.callers import Caller, SessionOf
-from hutch_daemon.conductor.parts import PROVIDER_OF, Parts
 from hutch_daemon.keys.credential import Refresh, secret_of
+from hutch_daemon.services.access import Caller, SessionOf
+from hutch_daemon.services.parts import PROVIDER_OF, Parts
 from hutch_daemon.store import audit
 from hutch_daemon.store.rows import AuditRow, KeyRow
 from hutch_daemon.store.tx import Tx
