@@ -4,7 +4,8 @@ What is always true:
 
 - `write` returns after its commit reached the disk (WAL, synchronous=FULL), or raises and nothing was acknowledged.
 - Units that wait at the same time share a commit, each in a savepoint of its own. A lone unit commits at once.
-- Events of a commit go to the sinks on the event loop, in commit order, before any `write` of that commit returns.
+- On the event loop, in the order of commits: a commit's events go to the sinks, then its effects (`Tx.after_commit`) run,
+  then each `write` of it returns.
 - A read sees whole commits only.
 
 While the store cannot write, each `write` is refused at once; `faults` has what can be wrong and how it heals.
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import anyio
+import structlog
 from anyio import to_thread
 
 from hutch_daemon.store import backups, database
@@ -29,13 +31,15 @@ from hutch_daemon.store.lock import hold
 from hutch_daemon.store.readers import Readers
 from hutch_daemon.store.reserve import Reserve
 from hutch_daemon.store.rows import StoredEvent
-from hutch_daemon.store.tx import Tx
+from hutch_daemon.store.tx import Effect, Tx
 from hutch_daemon.store.writer import Bounds, Job, Outcome, Writer
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import failpoint
 
 __all__ = ["Bounds", "Store", "Tx"]
+
+log = structlog.get_logger("hutchd.store")
 
 T = TypeVar("T")
 Sink = Callable[[Sequence[StoredEvent]], None]
@@ -177,18 +181,23 @@ class Store:
         if not self._open:
             raise HutchError(Reason.SHUTTING_DOWN)
 
-    def _deliver(self, events: list[StoredEvent], outcomes: list[Outcome]) -> None:
-        """Bring a commit's events and outcomes to the event loop (called on the writer's thread)."""
+    def _deliver(self, events: list[StoredEvent], effects: list[Effect], outcomes: list[Outcome]) -> None:
+        """Bring a commit's events, effects and outcomes to the event loop (called on the writer's thread)."""
         with suppress(RuntimeError):  # the loop is gone, and so are all who waited
-            self._loop.call_soon_threadsafe(self._settle, events, outcomes)
+            self._loop.call_soon_threadsafe(self._settle, events, effects, outcomes)
 
-    def _settle(self, events: list[StoredEvent], outcomes: list[Outcome]) -> None:
+    def _settle(self, events: list[StoredEvent], effects: list[Effect], outcomes: list[Outcome]) -> None:
         try:
             if events:
                 failpoint("store.before_publish")
                 for sink in self._sinks:
                     sink(events)
         finally:
+            for effect in effects:
+                try:
+                    effect()
+                except Exception:
+                    log.exception("effect_failed", effect=repr(effect))
             for outcome in outcomes:
                 receipt: asyncio.Future[object] = outcome.job.receipt
                 if receipt.done():  # its caller was cancelled

@@ -30,7 +30,7 @@ from hutch_daemon.store.faults import Cure, Fault, fault_of, fault_of_os, unavai
 from hutch_daemon.store.readers import Readers
 from hutch_daemon.store.reserve import Reserve
 from hutch_daemon.store.rows import StoredEvent
-from hutch_daemon.store.tx import Tx
+from hutch_daemon.store.tx import Effect, Tx
 from hutch_shared.failpoints import failpoint, planted
 
 __all__ = ["Bounds", "Job", "Outcome", "Writer"]
@@ -73,7 +73,8 @@ class Outcome:
     error: BaseException | None = None
 
 
-Deliver = Callable[[list[StoredEvent], list[Outcome]], None]
+Deliver = Callable[[list[StoredEvent], list[Effect], list[Outcome]], None]
+"""Takes a commit's events, what follows it, and what became of its units."""
 
 
 class Writer:
@@ -97,6 +98,8 @@ class Writer:
         self._stopping = False
         self._heal_at = 0.0
         self._truncate_at = 0.0
+        self._refused: Tx | None = None
+        """The transaction whose commit failed; reopening the database can show that it was stored all the same."""
         self._reserve = reserve
         self._conn = self._connect()
         try:
@@ -158,7 +161,7 @@ class Writer:
         elif isinstance(item, Fault):
             self._fail(item, "seen by a reader")
         elif self.fault is not None:
-            self._deliver([], [Outcome(item, error=unavailable(self.fault, self.detail))])
+            self._deliver([], [], [Outcome(item, error=unavailable(self.fault, self.detail))])
         else:
             self._commit_group(item)
             self._bound_wal()
@@ -179,11 +182,11 @@ class Writer:
                     break
                 jobs.append(following)
             if planted("ack_before_commit"):
-                self._deliver(tx.events, outcomes)
+                self._deliver(tx.events, tx.effects, outcomes)
                 outcomes = []
                 time.sleep(_GROUP_SECONDS)
             if planted("publish_before_commit"):
-                self._deliver(tx.events, [])
+                self._deliver(tx.events, [], [])
                 tx.events = []
                 time.sleep(_GROUP_SECONDS)
             failpoint("store.before_commit")
@@ -191,13 +194,14 @@ class Writer:
         except sqlite3.Error as error:
             self._fail(fault_of(error) or Fault.IO, str(error))
             refused = [Outcome(job, error=unavailable(self.fault or Fault.IO, self.detail)) for job in jobs]
-            self._deliver([], refused)
+            self._refused = tx
+            self._deliver([], [], refused)
             return
         failpoint("store.after_commit")
         if tx.events:
             self.position = tx.events[-1].position
         if outcomes:
-            self._deliver(tx.events, outcomes)
+            self._deliver(tx.events, tx.effects, outcomes)
 
     def _next(self) -> Job | None:
         """Return the next job that waits, if there is one and it may join the group."""
@@ -213,14 +217,15 @@ class Writer:
 
     def _run(self, job: Job, tx: Tx) -> Outcome:
         """Run a unit in its savepoint. sqlite3.Error where the disk is to blame: then the whole group is lost."""
-        mark = len(tx.events)
+        events_before, effects_before = len(tx.events), len(tx.effects)
         self._conn.execute("SAVEPOINT unit")
         try:
             value = job.unit(tx)
         except Exception as error:
             if fault_of(error) is not None or not self._conn.in_transaction:
                 raise
-            del tx.events[mark:]
+            del tx.events[events_before:]
+            del tx.effects[effects_before:]
             self._conn.execute("ROLLBACK TO unit")
             self._conn.execute("RELEASE unit")
             return Outcome(job, error=error)
@@ -254,7 +259,7 @@ class Writer:
             self._fail(fault_of(error) or Fault.IO, str(error))
             return
         log.info("store_available", after=self.fault.name.lower())
-        self.fault, self.detail = None, ""
+        self.fault, self.detail, self._refused = None, "", None
 
     def _make_room(self) -> bool:
         """Empty the log, which gives room back; tell whether there is enough to go on without stopping at once."""
@@ -296,8 +301,15 @@ class Writer:
                 self._readers.reopen()
         found = events.found_after(self._conn, self.position)
         self.position = events.bounds(self._conn, events.EVERY).head
-        self._deliver(found, [])
+        self._deliver(found, self._effects_of_found(), [])
         return True
+
+    def _effects_of_found(self) -> list[Effect]:
+        """Return what follows the refused commit if its events turned out to be stored."""
+        refused, self._refused = self._refused, None
+        if refused is None or not refused.events or refused.events[-1].position > self.position:
+            return []
+        return refused.effects
 
     @contextmanager
     def _log_in_use(self) -> Iterator[None]:
