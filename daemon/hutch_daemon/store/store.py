@@ -4,8 +4,8 @@ What is always true:
 
 - `write` returns after its commit reached the disk (WAL, synchronous=FULL), or raises and nothing was acknowledged.
 - Units that wait at the same time share a commit, each in a savepoint of its own. A lone unit commits at once.
-- On the event loop, in the order of commits: a commit's events go to the sinks, then its effects (`Tx.after_commit`) run,
-  then each `write` of it returns.
+- On the event loop, in the order of commits: a commit's events go to the sinks, then its effects run
+  (`Tx.after_commit`), then each `write` of it returns.
 - A read sees whole commits only.
 
 While the store cannot write, each `write` is refused at once; `faults` has what can be wrong and how it heals.

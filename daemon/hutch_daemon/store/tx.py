@@ -11,7 +11,7 @@ from hutch_daemon.store.rows import StoredEvent
 
 __all__ = ["Effect", "Tx"]
 
-Effect = Callable[[], None]
+Effect = Callable[[], object]
 """What follows a commit. It runs on the event loop and must not block."""
 
 
