@@ -32,7 +32,7 @@ from hutch_daemon.permissions.rules import BadRuleError, parse_rule
 from hutch_daemon.settings import Permissions
 from hutch_daemon.store import audit, permissions, rules, sessions, turns
 from hutch_daemon.store.records import Executes
-from hutch_daemon.store.rows import AuditRow, PermissionRow, RuleRow, SessionRow
+from hutch_daemon.store.rows import PermissionRow, RuleRow, SessionRow
 from hutch_daemon.store.store import Store, Tx
 from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
@@ -219,7 +219,7 @@ class Desk:
 
             def record(tx: Tx) -> bool:
                 if runs := _runs(tx, asker, params):
-                    audit.write(tx, _by_rule(session, params, verdict, digest))
+                    _record_verdict(tx, session, params, verdict, digest)
                 return runs
 
             if not await self._store.write(record):
@@ -453,20 +453,17 @@ class Desk:
             if row.kind == "plan" and state == "allowed":
                 self._plan_approved(tx, row.session, by)
             owner = tx.execute("SELECT owner FROM sessions WHERE id = ?", (row.session,)).fetchone()[0]
-            audit.write(
+            audit.record(
                 tx,
-                AuditRow(
-                    at=now_ms(),
-                    owner=owner,
-                    actor=by,
-                    action="permission",
-                    outcome=state,
-                    session=row.session,
-                    subject=row.id,
-                    rule=rule.rule if rule is not None else row.rule,
-                    digest=row.decided_digest or row.digest,
-                    details={"tool": row.call.agent_tool, "kind": row.kind, "scope": row.scope or "once"},
-                ),
+                actor=by,
+                owner=owner,
+                action="permission",
+                outcome=state,
+                session=row.session,
+                subject=row.id,
+                rule=rule.rule if rule is not None else row.rule,
+                digest=row.decided_digest or row.digest,
+                details={"tool": row.call.agent_tool, "kind": row.kind, "scope": row.scope or "once"},
             )
             failpoint("desk.settle")
         return row, won
@@ -618,12 +615,12 @@ def _too_late(params: m.RequestPermission, digest: str) -> m.PermissionDecision:
     )
 
 
-def _by_rule(session: SessionRow, params: m.RequestPermission, verdict: Verdict, digest: str) -> AuditRow:
-    """Return the audit's line for what the policy settled by itself."""
-    return AuditRow(
-        at=now_ms(),
-        owner=session.owner,
+def _record_verdict(tx: Tx, session: SessionRow, params: m.RequestPermission, verdict: Verdict, digest: str) -> None:
+    """Record what the policy decided by itself."""
+    audit.record(
+        tx,
         actor="rule" if verdict.rule is not None else f"mode {session.permission_mode}",
+        owner=session.owner,
         action="permission",
         outcome="allowed" if verdict.decision == "allow" else "denied",
         session=session.id,

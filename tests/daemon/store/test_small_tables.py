@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from hutch_daemon.store import audit, keys, meta, rules, usage
-from hutch_daemon.store.rows import AuditRow, KeyRow, RuleRow, TrustRow, UsageRow, UsageTotal
+from hutch_daemon.store.rows import KeyRow, RuleRow, TrustRow, UsageRow, UsageTotal
 from hutch_daemon.store.store import Store
 from hutch_daemon.store.tx import Tx
 from hutch_shared.events import UsageSeen
+from hutch_shared.times import now_ms
 from tests.daemon.store.examples import AT, with_session
 
 
@@ -99,15 +100,31 @@ async def test_the_audit_is_read_in_order_and_filtered(
 ) -> None:
     """Each filter restricts; a cursor and a limit make pages."""
     for step, (owner, session, action) in enumerate([(1, "s-1", "decide"), (1, "s-2", "decide"), (2, "s-2", "grant")]):
-        row = AuditRow(
-            at=AT + step, owner=owner, actor="uid 1", action=action, outcome="ok", session=session, details={"n": step}
-        )
-        await store.write(partial(audit.write, row=row))
+        line = {"owner": owner, "actor": "uid 1", "action": action, "outcome": "ok", "session": session}
+        await store.write(partial(audit.record, **line, details={"n": step}, at=AT + step))
 
     rows, _ = await store.read(partial(audit.read, **filters))
 
     assert [row.number for row in rows] == numbers
     assert all(row.details == {"n": row.number - 1} for row in rows)
+
+
+async def test_an_audit_line_is_stored_with_its_act_or_not_at_all(store: Store) -> None:
+    """The line belongs to the act's transaction, and a later reader knows when it happened."""
+
+    def act(tx: Tx, error: Exception | None) -> None:
+        audit.record(tx, actor="uid 1", owner=1, action="act", outcome="done")
+        if error is not None:
+            raise error
+
+    before = now_ms()
+    with pytest.raises(LookupError):
+        await store.write(partial(act, error=LookupError()))
+    await store.write(partial(act, error=None))
+
+    ((row,), _) = await store.read(audit.read)
+    assert (row.actor, row.owner, row.action, row.outcome, row.details) == ("uid 1", 1, "act", "done", None)
+    assert before <= row.at <= now_ms()
 
 
 async def test_usage_is_summed_once_per_record(store: Store) -> None:
