@@ -100,7 +100,7 @@ async def test_the_audit_is_read_in_order_and_filtered(
 ) -> None:
     """Each filter restricts; a cursor and a limit make pages."""
     for step, (owner, session, action) in enumerate([(1, "s-1", "decide"), (1, "s-2", "decide"), (2, "s-2", "grant")]):
-        line = {"owner": owner, "actor": "uid 1", "action": action, "outcome": "ok", "session": session}
+        line: dict[str, Any] = {"owner": owner, "actor": "uid 1", "action": action, "outcome": "ok", "session": session}
         await store.write(partial(audit.record, **line, details={"n": step}, at=AT + step))
 
     rows, _ = await store.read(partial(audit.read, **filters))
