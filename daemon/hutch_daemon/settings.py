@@ -22,22 +22,22 @@ from msgspec import Meta
 from hutch_shared.allow_list import AllowList
 
 __all__ = [
-    "Accounts",
+    "AccountSettings",
     "BrokerSettings",
-    "Executors",
+    "ExecutorSettings",
     "IsolationSettings",
-    "Keys",
+    "KeySettings",
     "LimitSettings",
-    "Logs",
-    "Permissions",
-    "Prices",
-    "Provider",
-    "Sandbox",
+    "LogSettings",
+    "PermissionSettings",
+    "PriceSettings",
+    "ProviderSettings",
+    "SandboxSettings",
     "Settings",
     "SettingsError",
-    "Sockets",
+    "SocketSettings",
     "StoreSettings",
-    "Turns",
+    "TurnSettings",
     "load",
     "parse",
     "read",
@@ -56,7 +56,7 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pass
 
 
-class Sockets(_Section, frozen=True, kw_only=True):
+class SocketSettings(_Section, frozen=True, kw_only=True):
     """`[sockets]`: bounds of connections. Count at start: the frame limits."""
 
     client_frame: Bytes = 4 * 1024 * 1024
@@ -75,7 +75,7 @@ class Sockets(_Section, frozen=True, kw_only=True):
     """What one follower may have waiting in memory; beyond it, it reads from the store."""
 
 
-class Executors(_Section, frozen=True, kw_only=True):
+class ExecutorSettings(_Section, frozen=True, kw_only=True):
     """`[executors]`: the pool."""
 
     spares: Annotated[int, Meta(ge=0, le=16)] = 1
@@ -102,7 +102,7 @@ class Executors(_Section, frozen=True, kw_only=True):
     spool: Bytes = 256 * 1024 * 1024
 
 
-class Turns(_Section, frozen=True, kw_only=True):
+class TurnSettings(_Section, frozen=True, kw_only=True):
     """`[turns]`: one prompt and what follows."""
 
     timeout: Seconds = 24 * 3600.0
@@ -116,7 +116,7 @@ class Turns(_Section, frozen=True, kw_only=True):
     """A stream of the provider that is silent that long is taken for dead."""
 
 
-class Permissions(_Section, frozen=True, kw_only=True):
+class PermissionSettings(_Section, frozen=True, kw_only=True):
     """`[permissions]`: what is asked, of whom, for how long."""
 
     mode: Literal["ask", "accept_edits", "plan", "bypass", "unattended"] = "ask"
@@ -131,7 +131,7 @@ class Permissions(_Section, frozen=True, kw_only=True):
     notify_timeout: Seconds = 30.0
 
 
-class Prices(_Section, frozen=True, kw_only=True):
+class PriceSettings(_Section, frozen=True, kw_only=True):
     """`[providers.NAME.prices.MODEL]`: US dollars for a million tokens, ahead of the table that comes along."""
 
     input: Annotated[float, Meta(ge=0)]
@@ -140,7 +140,7 @@ class Prices(_Section, frozen=True, kw_only=True):
     cache_write: Annotated[float, Meta(ge=0)] | None = None
 
 
-class Provider(_Section, frozen=True, kw_only=True):
+class ProviderSettings(_Section, frozen=True, kw_only=True):
     """`[providers.NAME]`."""
 
     base_url: str | None = None
@@ -149,11 +149,11 @@ class Provider(_Section, frozen=True, kw_only=True):
     """`direct` hands the secret itself to the agent, which can then read it: the session says so."""
     dialect: Literal["anthropic", "openai", "gemini", "bedrock", "vertex"] | None = None
     """Whose API it speaks; default: that of the provider of this name."""
-    prices: dict[str, Prices] = {}
+    prices: dict[str, PriceSettings] = {}
     """By model."""
 
 
-class Keys(_Section, frozen=True, kw_only=True):
+class KeySettings(_Section, frozen=True, kw_only=True):
     """`[keys]`."""
 
     master: str | None = None
@@ -186,7 +186,7 @@ class BrokerSettings(_Section, frozen=True, kw_only=True):
     key_timeout: Seconds = 60.0
 
 
-class Sandbox(_Section, frozen=True, kw_only=True):
+class SandboxSettings(_Section, frozen=True, kw_only=True):
     """`[sandbox]`: the walls around an agent. Paths are absolute, or below the account's home with `~/`."""
 
     mode: Literal["auto", "require", "off"] = "auto"
@@ -222,7 +222,7 @@ class IsolationSettings(_Section, frozen=True, kw_only=True):
     """For `sudo`: the command of the rule; default `hutch-launcher` beside hutchd. Counts at start."""
 
 
-class Accounts(_Section, frozen=True, kw_only=True):
+class AccountSettings(_Section, frozen=True, kw_only=True):
     """`[accounts]`: which person's agents run as which Unix account, and what of that account's set-up they have."""
 
     map: dict[str, str] = {}
@@ -268,14 +268,14 @@ class StoreSettings(_Section, frozen=True, kw_only=True):
     Counts at start."""
 
 
-class Logs(_Section, frozen=True, kw_only=True):
+class LogSettings(_Section, frozen=True, kw_only=True):
     """`[logs]`."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "json", "text"] = "auto"
 
 
-class Admins(_Section, frozen=True, kw_only=True):
+class AdminSettings(_Section, frozen=True, kw_only=True):
     """`[admins]`: who sees and steers everything, beside uid 0."""
 
     users: tuple[str, ...] = ()
@@ -285,20 +285,20 @@ class Admins(_Section, frozen=True, kw_only=True):
 class Settings(_Section, frozen=True, kw_only=True):
     """All of it."""
 
-    sockets: Sockets = Sockets()
-    executors: Executors = Executors()
-    turns: Turns = Turns()
-    permissions: Permissions = Permissions()
-    providers: dict[str, Provider] = {}
-    keys: Keys = Keys()
+    sockets: SocketSettings = SocketSettings()
+    executors: ExecutorSettings = ExecutorSettings()
+    turns: TurnSettings = TurnSettings()
+    permissions: PermissionSettings = PermissionSettings()
+    providers: dict[str, ProviderSettings] = {}
+    keys: KeySettings = KeySettings()
     broker: BrokerSettings = BrokerSettings()
-    sandbox: Sandbox = Sandbox()
+    sandbox: SandboxSettings = SandboxSettings()
     isolation: IsolationSettings = IsolationSettings()
-    accounts: Accounts = Accounts()
+    accounts: AccountSettings = AccountSettings()
     limits: LimitSettings = LimitSettings()
     store: StoreSettings = StoreSettings()
-    logs: Logs = Logs()
-    admins: Admins = Admins()
+    logs: LogSettings = LogSettings()
+    admins: AdminSettings = AdminSettings()
 
     def bounds(self, *, system: bool) -> LimitSettings:
         """Return the limits with their defaults filled in; in user mode there are none but those that are given."""
@@ -314,9 +314,9 @@ class Settings(_Section, frozen=True, kw_only=True):
             executors=given.executors or max(1, self.executors.maximum // 4),
         )
 
-    def provider(self, name: str) -> Provider:
+    def provider(self, name: str) -> ProviderSettings:
         """Return the provider's settings, or the defaults."""
-        return self.providers.get(name, Provider())
+        return self.providers.get(name, ProviderSettings())
 
 
 def load(path: Path, environ: Mapping[str, str] = os.environ) -> Settings:

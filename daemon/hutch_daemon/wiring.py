@@ -28,7 +28,7 @@ from hutch_daemon.api.executors import ExecutorSide
 from hutch_daemon.api.gate import Phase
 from hutch_daemon.api.server import serve
 from hutch_daemon.environments.accounts import account_of, groups_of
-from hutch_daemon.environments.launcher import Launcher
+from hutch_daemon.environments.launcher_client import LauncherClient
 from hutch_daemon.environments.local import Places
 from hutch_daemon.environments.port import Account, Environment
 from hutch_daemon.environments.same_user import SameUser
@@ -150,7 +150,7 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
         same_user = SameUser(output=settings.executors.output, places=places)
         environments: dict[str, Environment] = {SameUser.name: same_user}
         if not paths.system:
-            await same_user.walls(_account_of(os.geteuid()))
+            await same_user.probe_sandbox(_account_of(os.geteuid()))
         else:
             environments[UnixUser.name] = unix_user = _unix_user(current, places, stack)
             if why := await unix_user.probe():
@@ -234,7 +234,7 @@ def _unix_user(current: _Current, places: Places, stack: AsyncExitStack) -> Unix
     given = current.settings.isolation
     command = given.launcher_command or os.path.join(sys.prefix, "bin", "hutch-launcher")
     way = ("sudo", "-n", "--", command) if given.launcher == "sudo" else Path(given.launcher_socket)
-    launcher = Launcher(way)
+    launcher = LauncherClient(way)
     stack.callback(launcher.close)
     return UnixUser(
         launcher,

@@ -12,8 +12,8 @@ import msgspec
 from anyio.abc import TaskGroup
 from msgspec import UNSET, Raw
 
-from hutch_daemon.environments.port import Account, Alive, Exited, Killed, Launched, LaunchSpec, Separation
-from hutch_daemon.environments.walls import Walls
+from hutch_daemon.environments.port import Account, Alive, Exited, IsolationOffer, Killed, Launched, LaunchSpec
+from hutch_daemon.environments.sandbox_probe import SandboxProbe
 from hutch_daemon.pool.executor import Executor
 from hutch_daemon.services.conductor import Conductor
 from hutch_shared import messages as m
@@ -288,7 +288,7 @@ class FakeHost:
         self.hanging_accounts: set[str] = set()
         """Their executors do not come up."""
         self.swept: list[str] = []
-        self.walls_of_all = Walls()
+        self.sandbox_of_all = SandboxProbe()
         self.over = ""
         """What an end says of a limit."""
         self.spools: dict[str, tuple[str, list[ReportedEvent]]] = {}
@@ -302,18 +302,18 @@ class FakeHost:
                 file.unlink()
         return m.SpooledEvents(session, left)
 
-    def separation(self) -> Separation:
-        return Separation(self.apart, self.apart, "It is a fake.", "not at all", "It would have to be real.")
+    def isolation_offered(self) -> IsolationOffer:
+        return IsolationOffer(self.apart, self.apart, "It is a fake.", "not at all", "It would have to be real.")
 
-    async def accept(self, account: Account) -> None:
+    async def check_account(self, account: Account) -> None:
         if account.name in self.refused_accounts:
             raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"{account.name} may not.", refused=True)
 
-    async def walls(self, account: Account) -> Walls:
-        return self.walls_of_all
+    async def probe_sandbox(self, account: Account) -> SandboxProbe:
+        return self.sandbox_of_all
 
-    def known_walls(self) -> Walls:
-        return self.walls_of_all
+    def last_probe(self) -> SandboxProbe:
+        return self.sandbox_of_all
 
     def spool_of(self, account: Account, executor: str) -> Path | None:
         return None

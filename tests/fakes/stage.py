@@ -24,7 +24,7 @@ from hutch_daemon.redaction import KnownSecrets
 from hutch_daemon.services.access import Caller
 from hutch_daemon.services.conductor import Conductor
 from hutch_daemon.services.parts import About, Parts, awake_ms
-from hutch_daemon.settings import Executors, Permissions, Settings, Turns
+from hutch_daemon.settings import ExecutorSettings, PermissionSettings, Settings, TurnSettings
 from hutch_daemon.store.rows import SessionRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
@@ -91,9 +91,11 @@ class NoLeases:
 def settings(**changes: Any) -> Settings:
     """Return settings with no spares and short deadlines."""
     fields: dict[str, Any] = {
-        "executors": Executors(spares=0, adopt_timeout=WAIT, hello_timeout=WAIT, start_attempts=3, lost_timeout=WAIT),
-        "turns": Turns(interrupt_grace=WAIT),
-        "permissions": Permissions(return_grace=0.001),
+        "executors": ExecutorSettings(
+            spares=0, adopt_timeout=WAIT, hello_timeout=WAIT, start_attempts=3, lost_timeout=WAIT
+        ),
+        "turns": TurnSettings(interrupt_grace=WAIT),
+        "permissions": PermissionSettings(return_grace=0.001),
     }
     return Settings(**(fields | changes))
 

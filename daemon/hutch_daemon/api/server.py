@@ -22,7 +22,7 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup
 
-from hutch_daemon.settings import Sockets
+from hutch_daemon.settings import SocketSettings
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.rpc.envelope import Fault, encode_error, parse
 from hutch_shared.rpc.stream import SocketStream, accept
@@ -45,7 +45,7 @@ Serve = Callable[[SocketStream, Credentials], Awaitable[None]]
 """Runs one connection; it owns the stream."""
 
 
-def patience(sockets: Sockets) -> Patience:
+def patience(sockets: SocketSettings) -> Patience:
     """Return the deadlines of a connection that was let in: hutchd is the side that pings."""
     return Patience(
         frame=sockets.frame_timeout,
@@ -56,7 +56,10 @@ def patience(sockets: Sockets) -> Patience:
 
 
 async def serve(
-    listener: Listener, run: Serve, settings: Callable[[], Sockets], first_frame: Callable[[Sockets], float]
+    listener: Listener,
+    run: Serve,
+    settings: Callable[[], SocketSettings],
+    first_frame: Callable[[SocketSettings], float],
 ) -> None:
     """Accept until cancelled. Connections beyond the bounds, and those whose peer is unknown, are closed unread.
 
@@ -135,7 +138,7 @@ def _no_json(received: bytes) -> bytes | None:
 class _Door:
     """Counts who is inside."""
 
-    def __init__(self, run: Serve, settings: Callable[[], Sockets], tasks: TaskGroup) -> None:
+    def __init__(self, run: Serve, settings: Callable[[], SocketSettings], tasks: TaskGroup) -> None:
         self.tasks = tasks
         self.newcomers: set[_Newcomer] = set()
         self._run = run

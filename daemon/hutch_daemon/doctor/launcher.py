@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from hutch_daemon.doctor.finding import Finding
-from hutch_daemon.environments.launcher import Launcher, Status, read_group
+from hutch_daemon.environments.launcher_client import LauncherClient, LauncherStatus, read_abilities
 from hutch_daemon.settings import Settings
 from hutch_shared.errors import HutchError
 from hutch_shared.reach import Who
@@ -87,16 +87,16 @@ def examine_launcher(settings: Settings) -> list[Finding]:
     sudo = settings.isolation.launcher == "sudo"
     way = ("sudo", "-n", "--", command_of(settings)) if sudo else Path(settings.isolation.launcher_socket)
     subject = f"launcher: {' '.join(way) if isinstance(way, tuple) else way}"
-    launcher = Launcher(way)
+    launcher = LauncherClient(way)
     try:
         reply = launcher.probe()
     except HutchError as error:
         return [Finding(subject, f"{error.message.partition(' `hutch doctor')[0]} {_start(settings)}")]
     finally:
         launcher.close()
-    if reply.status is not Status.DONE:
+    if reply.status is not LauncherStatus.DONE:
         return [Finding(subject, reply.text or "It answers that it can do nothing.")]
-    group = read_group(reply.text)
+    group = read_abilities(reply.text)
     findings = [Finding(subject, None if group.caps else group.why or "It lacks the rights to become another account.")]
     if not group.cgroup:
         why = group.why or "It can make no cgroup"

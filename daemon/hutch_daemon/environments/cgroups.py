@@ -17,7 +17,7 @@ from typing import Literal
 
 from hutch_daemon.environments.processes import look_up, signal_it
 
-__all__ = ["Cgroup", "Root", "find_root", "of_process"]
+__all__ = ["Cgroup", "CgroupRoot", "find_root", "of_process"]
 
 Version = Literal[1, 2]
 _PREFIX = "hutch-"
@@ -70,7 +70,7 @@ class Cgroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Root:
+class CgroupRoot:
     """Where groups of executors are made."""
 
     path: Path
@@ -101,14 +101,14 @@ class Root:
         return Cgroup(Path(path), self.version)
 
 
-def find_root() -> Root | None:
+def find_root() -> CgroupRoot | None:
     """Look for a place where groups can be made: our own group, in version 2 first. Tries it and cleans up."""
     own = _own_groups()
     for version, mount in _mounts():
         path = own.get("" if version == 2 else "freezer")
         if path is None:
             continue
-        root = Root(mount / path.lstrip("/"), version)
+        root = CgroupRoot(mount / path.lstrip("/"), version)
         probe = root.make(f"probe-{os.getpid()}")
         if probe is None:
             continue

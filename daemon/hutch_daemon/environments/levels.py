@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from hutch_daemon.environments.port import Separation
+from hutch_daemon.environments.port import IsolationOffer
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 
-__all__ = ["ORDER", "demand", "highest", "is_less", "level_of"]
+__all__ = ["ORDER", "highest", "is_less", "level_of", "require_level"]
 
 ORDER: Final[tuple[m.IsolationLevel, ...]] = ("reduced", "account", "strict")
 
@@ -40,14 +40,14 @@ def is_less(level: m.IsolationLevel, than: m.IsolationLevel) -> bool:
 
 
 def level_of(
-    separation: Separation, sandbox: m.SandboxSpec | None, no_sandbox: str, asked: m.IsolationLevel, kind: str = ""
+    offer: IsolationOffer, sandbox: m.SandboxSpec | None, no_sandbox: str, asked: m.IsolationLevel, kind: str = ""
 ) -> m.Isolation:
     """Return what a session has in an environment with these walls, or without, and then `no_sandbox` says why.
 
     `kind` names the sandbox for people.
     """
-    apart, cgroup = separation.apart, separation.cgroup
-    why = [separation.why]
+    apart, cgroup = offer.separate_account, offer.cgroup
+    why = [offer.why]
     if sandbox is not None:
         named = f" ({kind})" if kind else ""
         why.append(
@@ -57,10 +57,10 @@ def level_of(
     else:
         why.append(no_sandbox)
     level: m.IsolationLevel = "reduced"
-    missing = separation.missing
+    missing = offer.missing
     if apart and cgroup:
         level, missing = ("strict", "") if sandbox is not None else ("account", no_sandbox)
-    insiders = separation.insiders
+    insiders = offer.insiders
     if sandbox is not None and not apart:
         insiders = (
             "A process of an agent cannot reach the client socket: it is not there in its sandbox. Others are told"
@@ -69,7 +69,7 @@ def level_of(
     return m.Isolation(level, " ".join(filter(None, why)), insiders, asked=asked, missing=missing)
 
 
-def demand(having: m.Isolation) -> None:
+def require_level(having: m.Isolation) -> None:
     """Refuse, with `isolation_unavailable`, what is less than was asked for."""
     if having.asked is not None and is_less(having.level, having.asked):
         raise HutchError(

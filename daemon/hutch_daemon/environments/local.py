@@ -13,7 +13,7 @@ import anyio
 
 from hutch_daemon.environments import cgroups
 from hutch_daemon.environments.port import MARK, Alive, Exited, Launched
-from hutch_daemon.environments.processes import Process, environ_mark, look_up
+from hutch_daemon.environments.processes import ProcessEntry, environ_mark, look_up
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.unix import ancestors, boot_id
 
@@ -94,7 +94,7 @@ class Local:
                     log.truncate(0)
                     log.write(tail)
 
-    def _executor(self, launched: Launched) -> Process | None:
+    def _executor(self, launched: Launched) -> ProcessEntry | None:
         """Return the process of `launched`, a zombie too; None when that pid is nobody's or another's."""
         if launched.boot_id != self._boot:
             return None

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from hutch_daemon.environments.walls import Walls
+from hutch_daemon.environments.sandbox_probe import SandboxProbe
 from hutch_shared import messages as m
 
-__all__ = ["MARK", "Account", "Alive", "Environment", "Exited", "Killed", "LaunchSpec", "Launched", "Separation"]
+__all__ = ["MARK", "Account", "Alive", "Environment", "Exited", "IsolationOffer", "Killed", "LaunchSpec", "Launched"]
 
 MARK = "HUTCH_EXECUTOR_ID"
 """The variable in an executor's environment that its descendants inherit: it names the executor."""
@@ -91,10 +91,10 @@ class Killed:
 
 
 @dataclass(frozen=True, slots=True)
-class Separation:
+class IsolationOffer:
     """What an environment puts between a session, others and Hutch by itself, as it was probed."""
 
-    apart: bool
+    separate_account: bool
     """Sessions run as other accounts than hutchd's."""
     cgroup: bool
     """Each executor has a cgroup of its own, whose limits and end count for all that it starts."""
@@ -111,19 +111,19 @@ class Environment(Protocol):
 
     name: str
 
-    def separation(self) -> Separation:
+    def isolation_offered(self) -> IsolationOffer:
         """Tell what separates sessions here, by the newest probe."""
 
-    async def accept(self, account: Account) -> None:
+    async def check_account(self, account: Account) -> None:
         """Return if executors may run as this account here; `isolation_unavailable` with the reason if not."""
 
-    async def walls(self, account: Account) -> Walls:
+    async def probe_sandbox(self, account: Account) -> SandboxProbe:
         """Return what walls can be put around an account's agents; tried once for each, by really putting them up.
 
         `isolation_unavailable` when nobody can try it.
         """
 
-    def known_walls(self) -> Walls:
+    def last_probe(self) -> SandboxProbe:
         """Return what was found last, for whichever account."""
 
     def spool_of(self, account: Account, executor: str) -> Path | None:

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Process", "descendants", "end_all", "environ_mark", "look_up", "scan", "signal_it"]
+__all__ = ["ProcessEntry", "descendants", "end_all", "environ_mark", "look_up", "scan", "signal_it"]
 
 _PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ProcessEntry:
     """One process as it was when it was looked at."""
 
     pid: int
@@ -35,23 +35,23 @@ class Process:
         return self.state in "ZXx"
 
 
-def look_up(pid: int) -> Process | None:
+def look_up(pid: int) -> ProcessEntry | None:
     """Return the process, a zombie too; None when there is none."""
     try:
         stat = (_PROC / str(pid) / "stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = stat[stat.rindex(b")") + 2 :].split()  # the name before it may hold anything
-    return Process(pid, int(fields[1]), int(fields[19]), fields[0].decode())
+    return ProcessEntry(pid, int(fields[1]), int(fields[19]), fields[0].decode())
 
 
-def scan() -> dict[int, Process]:
+def scan() -> dict[int, ProcessEntry]:
     """Return every process that lives, by pid."""
     found = (look_up(int(name)) for name in os.listdir(_PROC) if name.isdigit())
     return {one.pid: one for one in found if one is not None and not one.dead}
 
 
-def descendants(processes: dict[int, Process], roots: Iterable[int]) -> set[int]:
+def descendants(processes: dict[int, ProcessEntry], roots: Iterable[int]) -> set[int]:
     """Return the pids in `processes` whose line of parents leads to one of `roots`, without the roots themselves."""
     children: dict[int, list[int]] = {}
     for one in processes.values():
@@ -79,7 +79,7 @@ def environ_mark(pid: int, name: str) -> str | None:
     return None
 
 
-def signal_it(process: Process, number: signal.Signals) -> None:
+def signal_it(process: ProcessEntry, number: signal.Signals) -> None:
     """Signal exactly this process; one that is gone, or whose pid is another's by now, is left alone."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         handle = os.pidfd_open(process.pid)
@@ -91,7 +91,7 @@ def signal_it(process: Process, number: signal.Signals) -> None:
             os.close(handle)
 
 
-def end_all(find: Callable[[], Iterable[Process]], deadline: float) -> tuple[int, ...]:
+def end_all(find: Callable[[], Iterable[ProcessEntry]], deadline: float) -> tuple[int, ...]:
     """Kill what `find` finds until two looks in a row find nothing; return the pids left at `deadline` (monotonic).
 
     Blocks: it belongs into a worker thread.

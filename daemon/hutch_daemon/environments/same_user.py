@@ -23,9 +23,9 @@ import anyio
 from hutch_daemon.environments import cgroups
 from hutch_daemon.environments.handover import hand_over
 from hutch_daemon.environments.local import NO_PLACES, Local, Places, open_output, refused_start
-from hutch_daemon.environments.port import MARK, Account, Killed, Launched, LaunchSpec, Separation
+from hutch_daemon.environments.port import MARK, Account, IsolationOffer, Killed, Launched, LaunchSpec
 from hutch_daemon.environments.processes import (
-    Process,
+    ProcessEntry,
     descendants,
     end_all,
     environ_mark,
@@ -33,7 +33,7 @@ from hutch_daemon.environments.processes import (
     scan,
     signal_it,
 )
-from hutch_daemon.environments.walls import Walls, probe
+from hutch_daemon.environments.sandbox_probe import SandboxProbe, probe
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import VARIABLES, planted
 
@@ -72,19 +72,19 @@ class SameUser(Local):
         """
         super().__init__(output)
         self._places = places
-        self._walls: Walls | None = None
+        self._walls: SandboxProbe | None = None
         self._trying = anyio.Lock()
         self._argv = tuple(argv)
         self._root = cgroups.find_root() if cgroup else None
 
-    def separation(self) -> Separation:
+    def isolation_offered(self) -> IsolationOffer:
         """Tell that there is none to speak of, and how processes of a session are known."""
         if self._root is not None:
             insiders = f"by cgroup (version {self._root.version}), by descent and by a mark in the environment"
         else:
             insiders = "by descent and by a mark in the environment"
-        return Separation(
-            apart=False,
+        return IsolationOffer(
+            separate_account=False,
             cgroup=self._root is not None,
             why="Sessions run as the same account as hutchd: they can reach each other's files, and yours.",
             insiders=f"{insiders}. A process of this account that sets out to hide can escape all of them; only a"
@@ -92,7 +92,7 @@ class SameUser(Local):
             missing="More takes another account than hutchd's for each session: `hutch service install --system`.",
         )
 
-    async def accept(self, account: Account) -> None:
+    async def check_account(self, account: Account) -> None:
         """Refuse all but hutchd's own account."""
         if account.uid != os.getuid():
             raise HutchError(
@@ -101,16 +101,16 @@ class SameUser(Local):
                 " environment unix-user.",
             )
 
-    async def walls(self, account: Account) -> Walls:
+    async def probe_sandbox(self, account: Account) -> SandboxProbe:
         """Try them at the first call."""
         async with self._trying:
             if self._walls is None:
                 self._walls = await probe(*self._places)
             return self._walls
 
-    def known_walls(self) -> Walls:
+    def last_probe(self) -> SandboxProbe:
         """Return what was found, if it was tried."""
-        return self._walls or Walls()
+        return self._walls or SandboxProbe()
 
     def spool_of(self, account: Account, executor: str) -> Path | None:
         """Have hutchd make it: the account is its own."""
@@ -122,7 +122,7 @@ class SameUser(Local):
 
     async def start(self, spec: LaunchSpec) -> Launched:
         """Start an executor; see the port."""
-        await self.accept(spec.account)
+        await self.check_account(spec.account)
         return await anyio.to_thread.run_sync(self._start, spec)  # not cancellable: what it forks it also records
 
     def _start(self, spec: LaunchSpec) -> Launched:
@@ -216,7 +216,7 @@ class SameUser(Local):
         path = launched.state.get("cgroup")
         return self._root.find(path) if path else self._root.of(launched.executor)
 
-    def _members(self, launched: Launched, *, with_executor: bool) -> list[Process]:
+    def _members(self, launched: Launched, *, with_executor: bool) -> list[ProcessEntry]:
         """Look for everything that belongs to an executor. hutchd itself never does."""
         if launched.boot_id != self._boot:
             return []

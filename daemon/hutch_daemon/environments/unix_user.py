@@ -21,10 +21,18 @@ import structlog
 
 from hutch_daemon.environments import cgroups
 from hutch_daemon.environments.handover import hand_over, read_line
-from hutch_daemon.environments.launcher import Group, Launcher, Reply, Started, Status, group_dir, read_group
+from hutch_daemon.environments.launcher_client import (
+    LauncherAbilities,
+    LauncherClient,
+    LauncherReply,
+    LauncherStatus,
+    Started,
+    cgroup_dir,
+    read_abilities,
+)
 from hutch_daemon.environments.local import NO_PLACES, Local, Places, open_output, refused_start
-from hutch_daemon.environments.port import Account, Killed, Launched, LaunchSpec, Separation
-from hutch_daemon.environments.walls import Walls, probe
+from hutch_daemon.environments.port import Account, IsolationOffer, Killed, Launched, LaunchSpec
+from hutch_daemon.environments.sandbox_probe import SandboxProbe, probe
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.ids import new_id
@@ -50,7 +58,7 @@ class UnixUser(Local):
 
     def __init__(
         self,
-        launcher: Launcher,
+        launcher: LauncherClient,
         *,
         output: int = 1024 * 1024,
         places: Places = NO_PLACES,
@@ -63,15 +71,17 @@ class UnixUser(Local):
         """
         super().__init__(output)
         self._places = places
-        self._walls: dict[int, tuple[Walls, float]] = {}
+        self._walls: dict[int, tuple[SandboxProbe, float]] = {}
         """By uid, with the time until which a failure counts; what holds counts for ever."""
-        self._tried = Walls(why="Whether there can be a sandbox is tried when the first session of an account opens.")
+        self._tried = SandboxProbe(
+            why="Whether there can be a sandbox is tried when the first session of an account opens."
+        )
         self._trying: dict[int, anyio.Lock] = {}
         self._spool = ""
         self._launcher = launcher
         self._dedicated = dedicated
         self._clock = clock
-        self._group: Group | None = None
+        self._group: LauncherAbilities | None = None
         self._trouble = "The launcher was not asked yet."
         self._probed = -_PROBE_KEPT
 
@@ -89,17 +99,17 @@ class UnixUser(Local):
         except HutchError as error:
             self._group, self._trouble = None, error.message
         else:
-            found = read_group(reply.text) if reply.status is Status.DONE else None
+            found = read_abilities(reply.text) if reply.status is LauncherStatus.DONE else None
             self._spool = found.spool if found is not None and found.spool else self._spool
             self._group, self._trouble = found, "" if found is not None else reply.text
         self._probed = self._clock()
 
-    def separation(self) -> Separation:
+    def isolation_offered(self) -> IsolationOffer:
         """Tell what the launcher said when it was asked last."""
-        group = self._group or Group()
+        group = self._group or LauncherAbilities()
         missing = self._trouble or ("" if group.cgroup else group.why or "The launcher can make no cgroup.")
-        return Separation(
-            apart=True,
+        return IsolationOffer(
+            separate_account=True,
             cgroup=bool(group.cgroup),
             why="Each session runs as its own account, which can reach neither another account's files and processes"
             " nor Hutch's.",
@@ -111,20 +121,20 @@ class UnixUser(Local):
             missing=missing,
         )
 
-    async def accept(self, account: Account) -> None:
+    async def check_account(self, account: Account) -> None:
         """Ask the launcher, whose own list decides."""
         try:
             reply = await anyio.to_thread.run_sync(self._launcher.probe, account.uid)
         except HutchError:
             self._probed = -_PROBE_KEPT
             raise
-        if reply.status is not Status.DONE:
+        if reply.status is not LauncherStatus.DONE:
             why = reply.text or "The launcher refuses this account."
             raise HutchError(Reason.ISOLATION_UNAVAILABLE, why, refused=True)
         if self._group is None:  # it is back
             await anyio.to_thread.run_sync(self._probe)
 
-    async def walls(self, account: Account) -> Walls:
+    async def probe_sandbox(self, account: Account) -> SandboxProbe:
         """Have an executor of the account try them; what holds is remembered, what does not is tried again."""
         if (known := self._known(account.uid)) is not None:
             return known
@@ -137,16 +147,16 @@ class UnixUser(Local):
                 self._walls[account.uid] = found, until
             return found
 
-    def _known(self, uid: int) -> Walls | None:
+    def _known(self, uid: int) -> SandboxProbe | None:
         walls, until = self._walls.get(uid, (None, 0.0))
         return walls if walls is not None and self._clock() < until and not walls.lost() else None
 
-    def known_walls(self) -> Walls:
+    def last_probe(self) -> SandboxProbe:
         """Return what an account found last."""
         return self._tried
 
     async def _try_walls(self, account: Account, spec: m.SandboxSpec) -> str:
-        await self.accept(account)
+        await self.check_account(account)
         return await anyio.to_thread.run_sync(self._run_trial, account, spec)
 
     def _run_trial(self, account: Account, spec: m.SandboxSpec) -> str:
@@ -178,7 +188,7 @@ class UnixUser(Local):
 
     async def start(self, spec: LaunchSpec) -> Launched:
         """Start an executor; see the port. `isolation_unavailable` when the launcher refuses or is not there."""
-        await self.accept(spec.account)
+        await self.check_account(spec.account)
         return await anyio.to_thread.run_sync(self._start, spec)  # not cancellable: what was started is also recorded
 
     def _start(self, spec: LaunchSpec) -> Launched:
@@ -203,11 +213,13 @@ class UnixUser(Local):
         finally:
             os.close(output)
         if not isinstance(started, Started):
-            reason = Reason.ISOLATION_UNAVAILABLE if started.status is Status.REFUSED else Reason.AGENT_UNAVAILABLE
+            reason = (
+                Reason.ISOLATION_UNAVAILABLE if started.status is LauncherStatus.REFUSED else Reason.AGENT_UNAVAILABLE
+            )
             raise HutchError(reason, f"{spec.account.name} gets no executor: {started.text}")
         reply = started.reply
         try:
-            if self._group is not None and self._group.cgroup and group_dir(reply) is None:
+            if self._group is not None and self._group.cgroup and cgroup_dir(reply) is None:
                 self._probed = -_PROBE_KEPT
                 why = "The launcher made no cgroup for the executor, although it had said that it can."
                 raise HutchError(Reason.ISOLATION_UNAVAILABLE, why)
@@ -225,7 +237,7 @@ class UnixUser(Local):
             "boot_id": self._boot,
             "uid": uid,
             "log": str(spec.log_path),
-            "cgroup": group_dir(reply),
+            "cgroup": cgroup_dir(reply),
             "limits": {"memory": spec.memory_limit, "pids": spec.pids},
         }
         return Launched(spec.executor, reply.pid, reply.start_time, self._boot, uid, state)
@@ -244,21 +256,21 @@ class UnixUser(Local):
         except HutchError as error:
             _log.error("an executor cannot be ended", executor=launched.executor, error=error.message)
             return Killed(verified=False, left=self._left(launched))
-        if reply.status is not Status.DONE:
+        if reply.status is not LauncherStatus.DONE:
             _log.error("an executor cannot be ended", executor=launched.executor, left=reply.left, error=reply.text)
             return Killed(verified=False, left=self._left(launched))
         left = self._left(launched)
         return Killed(verified=not left, left=left, over=_over(reply, launched))
 
-    def _end(self, uid: int, executor: str) -> Reply:
+    def _end(self, uid: int, executor: str) -> LauncherReply:
         """Ask for rounds until nothing is left, or the deadline passed."""
         deadline, pause = time.monotonic() + _KILL_DEADLINE, 0.0005
         oom = full = 0
         while True:
             reply = self._launcher.kill(uid, executor)
             oom, full = max(oom, reply.oom), max(full, reply.full)
-            if reply.status is not Status.NOT_YET or time.monotonic() >= deadline:
-                return Reply(reply.status, 0, reply.left, oom, full, 0, reply.text)
+            if reply.status is not LauncherStatus.NOT_YET or time.monotonic() >= deadline:
+                return LauncherReply(reply.status, 0, reply.left, oom, full, 0, reply.text)
             time.sleep(pause)
             pause = min(pause * 1.5, 0.05)
 
@@ -280,14 +292,14 @@ class UnixUser(Local):
                 reply = await anyio.to_thread.run_sync(self._launcher.sweep, account.uid)
             except HutchError as error:
                 return error.message
-            if reply.status is Status.DONE:
+            if reply.status is LauncherStatus.DONE:
                 return ""
-            if reply.status is not Status.NOT_YET or self._clock() >= deadline:
+            if reply.status is not LauncherStatus.NOT_YET or self._clock() >= deadline:
                 return reply.text or f"{reply.left} processes of {account.name} could not be ended."
             await anyio.sleep(0.02)
 
 
-def _over(reply: Reply, launched: Launched) -> str:
+def _over(reply: LauncherReply, launched: Launched) -> str:
     limits = launched.state.get("limits") or {}
     if reply.oom:
         size = limits.get("memory")

@@ -29,7 +29,7 @@ import structlog
 from hutch_daemon.permissions.layers import Policy
 from hutch_daemon.permissions.policy import Verdict, judge, paths_to_resolve
 from hutch_daemon.permissions.rules import BadRuleError, parse_rule
-from hutch_daemon.settings import Permissions
+from hutch_daemon.settings import PermissionSettings
 from hutch_daemon.store import audit, permissions, rules, sessions, turns
 from hutch_daemon.store.records import Executes
 from hutch_daemon.store.rows import PermissionRow, RuleRow, SessionRow
@@ -146,7 +146,7 @@ class Desk:
         self,
         store: Store,
         journal: Journal,
-        settings: Callable[[], Permissions],
+        settings: Callable[[], PermissionSettings],
         policy_of: PolicyOf,
         *,
         somebody_there: Callable[[SessionRow], bool],

@@ -14,7 +14,7 @@ from hutch_daemon.pool.states import EXECUTOR
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 
-__all__ = ["Executor", "ExecutorPeer", "Kind"]
+__all__ = ["Executor", "ExecutorKey", "ExecutorPeer"]
 
 _log = structlog.get_logger(__name__)
 _TELL_TIMEOUT = 10.0
@@ -34,7 +34,7 @@ class ExecutorPeer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ExecutorKey:
     """What a spare is good for: executors of one account, agent and environment are interchangeable."""
 
     account: Account
@@ -60,8 +60,8 @@ class Executor:
         "heard",
         "id",
         "idle_since",
+        "key",
         "killed",
-        "kind",
         "launched",
         "peer",
         "prepared",
@@ -75,9 +75,9 @@ class Executor:
         "turn",
     )
 
-    def __init__(self, executor: str, kind: Kind, environment: Environment, now: float) -> None:
+    def __init__(self, executor: str, key: ExecutorKey, environment: Environment, now: float) -> None:
         self.id = executor
-        self.kind = kind
+        self.key = key
         self.environment = environment
         self.state: m.ExecutorState = EXECUTOR.start
         self.launched: Launched | None = None
@@ -135,8 +135,8 @@ class Executor:
         """Tell people."""
         return m.ExecutorStatus(
             id=self.id,
-            account=self.kind.account.name,
-            agent=self.kind.agent,
+            account=self.key.account.name,
+            agent=self.key.agent,
             state=self.state,
             pid=self.launched.pid if self.launched is not None else 0,
             session=self.session,
@@ -146,4 +146,4 @@ class Executor:
         )
 
     def __repr__(self) -> str:
-        return f"<Executor {self.id} {self.kind} {self.state}{f' {self.session}' if self.session else ''}>"
+        return f"<Executor {self.id} {self.key} {self.state}{f' {self.session}' if self.session else ''}>"

@@ -28,9 +28,9 @@ import structlog
 from anyio.abc import TaskGroup
 
 from hutch_daemon.environments.port import Account, Environment, Exited, Killed, Launched, LaunchSpec
-from hutch_daemon.pool.executor import Executor, ExecutorPeer, Kind
-from hutch_daemon.pool.intensity import Starts
-from hutch_daemon.settings import Executors, LimitSettings
+from hutch_daemon.pool.executor import Executor, ExecutorKey, ExecutorPeer
+from hutch_daemon.pool.start_history import StartHistory
+from hutch_daemon.settings import ExecutorSettings, LimitSettings
 from hutch_daemon.store import executors
 from hutch_daemon.store.rows import ExecutorRow
 from hutch_daemon.store.store import Store
@@ -42,7 +42,7 @@ from hutch_shared.ids import new_id
 from hutch_shared.secret import Secret
 from hutch_shared.times import now_ms
 
-__all__ = ["Credentials", "Pool"]
+__all__ = ["IssuedToken", "Pool"]
 
 _SPARE_DELAY: Final = 0.5
 """Seconds before a spare that was handed out is replaced: the session that got it goes first."""
@@ -58,7 +58,7 @@ _LAST_WORDS: Final = 5.0
 _log = structlog.get_logger(__name__)
 
 
-class Credentials(Protocol):
+class IssuedToken(Protocol):
     """A fresh token, as whoever issues them makes it."""
 
     @property
@@ -78,8 +78,8 @@ class Pool:
         self,
         store: Store,
         environments: Mapping[str, Environment],
-        settings: Callable[[], Executors],
-        issue: Callable[[], Credentials],
+        settings: Callable[[], ExecutorSettings],
+        issue: Callable[[], IssuedToken],
         account_of: Callable[[int], Account],
         *,
         socket: str,
@@ -100,8 +100,8 @@ class Pool:
         self._output_dir = output_dir
         self._clock = clock
         self._executors: dict[str, Executor] = {}
-        self._starts: dict[Kind, Starts] = {}
-        self._kept: set[Kind] = set()
+        self._starts: dict[ExecutorKey, StartHistory] = {}
+        self._kept: set[ExecutorKey] = set()
         self._starting = anyio.CapacityLimiter(_STARTS_AT_ONCE)
         self._starts_of: dict[int, anyio.CapacityLimiter] = {}
         self._retrying: set[str] = set()
@@ -155,13 +155,13 @@ class Pool:
 
     # ------------------------------------------------------------ handing out
 
-    async def lease(self, session: str, kind: Kind) -> Executor:
+    async def lease(self, session: str, key: ExecutorKey) -> Executor:
         """Return an executor that serves `session` from now on, durably; another one that did is retired.
 
         Waits for a free slot. `agent_unavailable` or `isolation_unavailable` when none can be started, with the reason.
         """
-        while (executor := self._take(kind)) is None:
-            await self._start(kind)
+        while (executor := self._take(key)) is None:
+            await self._start(key)
         executor.session = session
         executor.move("leased", self._clock())
         for former in self.all():
@@ -172,14 +172,14 @@ class Pool:
         except BaseException:
             self.retire(executor, "its lease could not be stored")
             raise
-        self._keep_spares(kind)
+        self._keep_spares(key)
         self.on_change(executor)
         return executor
 
-    def warm(self, kinds: Iterable[Kind]) -> None:
+    def warm(self, keys: Iterable[ExecutorKey]) -> None:
         """Keep spares of these kinds from now on."""
-        for kind in kinds:
-            self._keep_spares(kind)
+        for key in keys:
+            self._keep_spares(key)
 
     def retire(self, executor: Executor, detail: str, *, grace: float = 0.0) -> None:
         """End an executor and all that it started, in the background; see `Executor.ended` and `killed`.
@@ -263,13 +263,13 @@ class Pool:
             except HutchError as error:  # what runs of it is ended all the same
                 gone, account = error.message, Account(row.uid, row.uid, row.account, "/")
                 self.on_notice("account_gone", f"{row.id} is ended: {gone}")
-            kind = Kind(account, row.agent, row.environment)
+            key = ExecutorKey(account, row.agent, row.environment)
             if environment is None:
                 self.on_notice(
                     "environment_gone", f"{row.id} was started in {row.environment}, which is not set up now."
                 )
                 continue
-            executor = Executor(row.id, kind, environment, self._clock())
+            executor = Executor(row.id, key, environment, self._clock())
             executor.state = "detached" if row.state in ("starting", "ready", "leased") else row.state
             executor.session, executor.acked, executor.protocol = row.session, row.acked_n, row.protocol
             executor.adopted = True
@@ -290,78 +290,80 @@ class Pool:
 
     # ------------------------------------------------------------ starting
 
-    def _take(self, kind: Kind) -> Executor | None:
-        ready = (one for one in self._executors.values() if one.state == "ready" and one.kind == kind)
+    def _take(self, key: ExecutorKey) -> Executor | None:
+        ready = (one for one in self._executors.values() if one.state == "ready" and one.key == key)
         return next(ready, None)
 
-    async def _start(self, kind: Kind) -> None:
-        """Start one executor of `kind` and wait for its hello; then it is `ready`, unless somebody was quicker.
+    async def _start(self, key: ExecutorKey) -> None:
+        """Start one executor of `key` and wait for its hello; then it is `ready`, unless somebody was quicker.
 
         A failed start returns too, after it was noted, until so many failed that it raises. `shutting_down` when the
         pool is to start nothing more.
         """
         settings = self._settings()
         limit, window = settings.start_attempts, settings.start_window
-        starts = self._starts.get(kind, Starts())
+        starts = self._starts.get(key, StartHistory())
         pause = starts.not_before(limit, window) - self._clock()
         if starts.blocked(limit) and pause > 0:
             raise HutchError(
                 Reason.AGENT_UNAVAILABLE,
-                f"{kind} could not be started {len(starts.failures)} times; it is tried again in {pause:.0f} s."
+                f"{key} could not be started {len(starts.failures)} times; it is tried again in {pause:.0f} s."
                 f" {starts.error}",
                 retry_after=round(pause, 1),
             )
         if pause > 0:
             await anyio.sleep(pause)
         try:
-            async with self._own_starts(kind):
-                await self._start_in_turn(kind, settings)
+            async with self._own_starts(key):
+                await self._start_in_turn(key, settings)
         except HutchError as error:
             if error.reason is not Reason.AGENT_UNAVAILABLE:
                 raise
-            starts = self._starts.get(kind, Starts()).failed(self._clock(), error.message, window)
-            self._starts[kind] = starts
-            _log.warning("executor did not start", kind=str(kind), error=error.message, failures=len(starts.failures))
+            starts = self._starts.get(key, StartHistory()).failed(self._clock(), error.message, window)
+            self._starts[key] = starts
+            _log.warning(
+                "executor did not start", executor_key=str(key), error=error.message, failures=len(starts.failures)
+            )
             if starts.blocked(limit):
                 if len(starts.failures) == limit:
                     self.on_notice(
-                        "start_loop", f"{kind} failed to start {limit} times in {window:.0f} s. {error.message}"
+                        "start_loop", f"{key} failed to start {limit} times in {window:.0f} s. {error.message}"
                     )
                 raise
         else:
-            self._starts.pop(kind, None)
+            self._starts.pop(key, None)
 
-    def _own_starts(self, kind: Kind) -> anyio.CapacityLimiter:
+    def _own_starts(self, key: ExecutorKey) -> anyio.CapacityLimiter:
         """Return what an account's starts share: one whose executors do not come up holds up nobody else's."""
-        uid = kind.account.uid
+        uid = key.account.uid
         if uid == self._server_uid:
             return self._starts_of.setdefault(uid, anyio.CapacityLimiter(_STARTS_AT_ONCE))
         return self._starts_of.setdefault(uid, anyio.CapacityLimiter(max(1, _STARTS_AT_ONCE // 4)))
 
-    async def _start_in_turn(self, kind: Kind, settings: Executors) -> None:
+    async def _start_in_turn(self, key: ExecutorKey, settings: ExecutorSettings) -> None:
         """Wait for room, then for one's turn, in that order: who waits for room must not keep others from starting."""
         while True:
-            await self._make_room(kind)
+            await self._make_room(key)
             async with self._starting:
                 if self._stopping:
                     raise HutchError(Reason.SHUTTING_DOWN)
-                if self._has_room(kind):
-                    await self._launch(kind, settings)
+                if self._has_room(key):
+                    await self._launch(key, settings)
                     return
 
-    async def _launch(self, kind: Kind, settings: Executors) -> None:
+    async def _launch(self, key: ExecutorKey, settings: ExecutorSettings) -> None:
         assert self._tasks is not None, "the pool runs"
-        environment = self.environments[kind.environment]
-        limits, grouped = self._limits(), environment.separation().cgroup
-        executor = Executor(new_id("executor"), kind, environment, self._clock())
+        environment = self.environments[key.environment]
+        limits, grouped = self._limits(), environment.isolation_offered().cgroup
+        executor = Executor(new_id("executor"), key, environment, self._clock())
         token = self._issue()
         log_path = self._output_dir / f"{executor.id}.log"
         row = ExecutorRow(
             id=executor.id,
-            account=kind.account.name,
-            uid=kind.account.uid,
-            agent=kind.agent,
-            environment=kind.environment,
+            account=key.account.name,
+            uid=key.account.uid,
+            agent=key.agent,
+            environment=key.environment,
             created_at=now_ms(),
             token_hash=token.hash,
             boot_id=self._boot_id,
@@ -377,17 +379,17 @@ class Pool:
             token=token.secret.reveal(),
             socket=self._socket,
             server_uid=self._server_uid,
-            agent=kind.agent,
+            agent=key.agent,
             daemon_epoch=self._store.epoch,
             memory_limit=settings.memory if grouped else limits.memory or settings.memory,
             heartbeat=min(_HEARTBEAT, settings.heartbeat_timeout / 4),
         )
         spec = LaunchSpec(
             executor.id,
-            kind.account,
-            kind.agent,
+            key.account,
+            key.agent,
             boot,
-            kind.account.home,
+            key.account.home,
             log_path,
             {},
             memory_limit=limits.memory or settings.memory,
@@ -419,13 +421,13 @@ class Pool:
                 Reason.AGENT_UNAVAILABLE, f"The executor did not come up: {executor.detail}. Its output: {log_path}"
             )
 
-    async def _make_room(self, kind: Kind) -> None:
+    async def _make_room(self, key: ExecutorKey) -> None:
         """Wait until one more may be started; ends a spare or the longest idle executor for it."""
-        while not self._has_room(kind):
+        while not self._has_room(key):
             freed = self._freed
             full = not self._has_room()
-            among = [one for one in self._executors.values() if full or one.kind.account.uid == kind.account.uid]
-            spares = [one for one in among if one.state == "ready" and one.kind != kind]
+            among = [one for one in self._executors.values() if full or one.key.account.uid == key.account.uid]
+            spares = [one for one in among if one.state == "ready" and one.key != key]
             idle = [one for one in among if one.state == "leased" and one.idle_since is not None]
             ending = any(one.state == "draining" for one in among)
             if spares:
@@ -434,41 +436,39 @@ class Pool:
                 self.retire(min(idle, key=lambda one: one.idle_since or 0.0), "its slot was needed", grace=5.0)
             await freed.wait()
 
-    def _has_room(self, kind: Kind | None = None) -> bool:
-        """Tell whether one more may be started, of `kind`: an account has a limit of its own."""
+    def _has_room(self, key: ExecutorKey | None = None) -> bool:
+        """Tell whether one more may be started, of `key`: an account has a limit of its own."""
         settings, of_account = self._settings(), self._limits().executors
-        if kind is not None and of_account is not None:
-            uid = kind.account.uid
-            if sum(one.kind.account.uid == uid for one in self._executors.values()) >= of_account:
+        if key is not None and of_account is not None:
+            uid = key.account.uid
+            if sum(one.key.account.uid == uid for one in self._executors.values()) >= of_account:
                 return False
         if settings.memory is not None and sum(one.rss for one in self._executors.values()) >= settings.memory:
             return False
         return len(self._executors) < settings.maximum
 
-    def _keep_spares(self, kind: Kind) -> None:
+    def _keep_spares(self, key: ExecutorKey) -> None:
         self._missing.set()
-        if kind in self._kept or kind.agent not in self._settings().spare_agents or self._tasks is None:
+        if key in self._kept or key.agent not in self._settings().spare_agents or self._tasks is None:
             return
-        self._kept.add(kind)
-        self._tasks.start_soon(self._keep, kind)
+        self._kept.add(key)
+        self._tasks.start_soon(self._keep, key)
 
-    async def _keep(self, kind: Kind) -> None:
+    async def _keep(self, key: ExecutorKey) -> None:
         """Replace the spares of one kind as they are handed out."""
         while not self._stopping:
             settings = self._settings()
-            here = [
-                one for one in self._executors.values() if one.kind == kind and one.session is None and not one.over
-            ]
-            if len(here) >= settings.spares or not self._has_room(kind) or not self._is_wanted(kind):
+            here = [one for one in self._executors.values() if one.key == key and one.session is None and not one.over]
+            if len(here) >= settings.spares or not self._has_room(key) or not self._is_wanted(key):
                 self._missing = anyio.Event() if self._missing.is_set() else self._missing
                 await self._missing.wait()
                 await anyio.sleep(_SPARE_DELAY)
                 continue
             try:
-                await self._start(kind)
+                await self._start(key)
             except HutchError as error:
-                wait = self._starts.get(kind, Starts()).not_before(settings.start_attempts, settings.start_window)
-                _log.warning("no spare executor", kind=str(kind), error=error.message)
+                wait = self._starts.get(key, StartHistory()).not_before(settings.start_attempts, settings.start_window)
+                _log.warning("no spare executor", executor_key=str(key), error=error.message)
                 await anyio.sleep(max(1.0, wait - self._clock()))
 
     # ------------------------------------------------------------ watching and ending
@@ -539,8 +539,8 @@ class Pool:
 
     async def _sweep(self, executor: Executor) -> None:
         """Sweep up after the last executor of an account that is Hutch's alone."""
-        account = executor.kind.account
-        if any(one.kind.account.uid == account.uid for one in self._executors.values()):
+        account = executor.key.account
+        if any(one.key.account.uid == account.uid for one in self._executors.values()):
             return
         if why := await executor.environment.sweep(account):
             self.on_notice(f"sweep:{account.name}", f"What {account.name} left could not be swept away: {why}")
@@ -577,7 +577,7 @@ class Pool:
                     self._retrying.add(one.id)
                     self._tasks.start_soon(self._try_again, one, one.launched)
 
-    def _judge(self, one: Executor, settings: Executors) -> None:
+    def _judge(self, one: Executor, settings: ExecutorSettings) -> None:
         now = self._clock()
         if one.state in ("ready", "leased") and now - one.heard > settings.heartbeat_timeout:
             self.retire(one, f"it was silent for {settings.heartbeat_timeout:.0f} s")
@@ -590,18 +590,18 @@ class Pool:
         elif one.state == "ready" and now - one.since > settings.idle_timeout and self._is_surplus(one, settings):
             self.retire(one, "nobody needed it", grace=2.0)
 
-    def _is_surplus(self, one: Executor, settings: Executors) -> bool:
+    def _is_surplus(self, one: Executor, settings: ExecutorSettings) -> bool:
         """Tell whether a spare is one too many: several may be started for one session, when hutchd was restarted."""
-        alike = [other for other in self._executors.values() if other.state == "ready" and other.kind == one.kind]
-        wanted = one.kind in self._kept and self._is_wanted(one.kind)
+        alike = [other for other in self._executors.values() if other.state == "ready" and other.key == one.key]
+        wanted = one.key in self._kept and self._is_wanted(one.key)
         return len(alike) > (settings.spares if wanted else 0)
 
-    def _is_wanted(self, kind: Kind) -> bool:
+    def _is_wanted(self, key: ExecutorKey) -> bool:
         """Tell whether spares of a kind are kept: of other accounts than hutchd's only while they have sessions."""
-        if kind.account.uid == self._server_uid:
+        if key.account.uid == self._server_uid:
             return True
         return any(
-            one.session is not None and not one.over and one.kind.account.uid == kind.account.uid
+            one.session is not None and not one.over and one.key.account.uid == key.account.uid
             for one in self._executors.values()
         )
 

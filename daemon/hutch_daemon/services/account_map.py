@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Final
 
 from hutch_daemon.environments.accounts import uid_of
-from hutch_daemon.settings import Accounts
+from hutch_daemon.settings import AccountSettings
 from hutch_shared.errors import HutchError, Reason
 
 __all__ = ["account_for", "mapped", "may_run_as"]
@@ -25,12 +25,12 @@ __all__ = ["account_for", "mapped", "may_run_as"]
 _ROOT: Final = "root"
 
 
-def mapped(person: str, accounts: Accounts) -> str:
+def mapped(person: str, accounts: AccountSettings) -> str:
     """Return the account of a person: the one that the map names, else the person's own."""
     return accounts.map.get(person, person)
 
 
-def may_run_as(person: str, account: str, accounts: Accounts, *, admin: bool) -> bool:
+def may_run_as(person: str, account: str, accounts: AccountSettings, *, admin: bool) -> bool:
     """Tell whether a person may have agents under an account: the mapped one, those of `run_as`, for admins any.
 
     Of who is mapped to another account, the own one is like anybody's. Never `root`.
@@ -44,7 +44,7 @@ def account_for(
     person: str,
     uid: int,
     wanted: str | None,
-    accounts: Accounts,
+    accounts: AccountSettings,
     *,
     admin: bool,
     uid_of: Callable[[str], int | None] = uid_of,

@@ -17,14 +17,14 @@ from functools import partial
 import anyio
 import structlog
 
-from hutch_daemon.pool.executor import Executor, Kind
+from hutch_daemon.pool.executor import Executor, ExecutorKey
 from hutch_daemon.services.parts import Parts
 from hutch_daemon.services.session_loop import SessionLoop
 from hutch_daemon.store import executors, sessions, turns
 from hutch_daemon.store.records import Executes
 from hutch_shared.failpoints import failpoint
 
-__all__ = ["kinds_to_keep", "settle", "take_over"]
+__all__ = ["keys_to_keep", "settle", "take_over"]
 
 _log = structlog.get_logger(__name__)
 
@@ -39,7 +39,7 @@ async def take_over(parts: Parts, loop_of: Callable[[str, int], SessionLoop]) ->
     for executor in expected:
         if executor.session is not None:
             whose: int | None = await parts.store.read(partial(_owner_of, session=executor.session))
-            loop_of(executor.session, executor.kind.account.uid if whose is None else whose)
+            loop_of(executor.session, executor.key.account.uid if whose is None else whose)
     _log.info("taken over", executors=len(rows), alive=len(expected))
     return expected
 
@@ -66,9 +66,9 @@ async def settle(parts: Parts, expected: Iterable[Executor]) -> None:
     failpoint("adoption.settled")
 
 
-def kinds_to_keep(parts: Parts) -> list[Kind]:
+def keys_to_keep(parts: Parts) -> list[ExecutorKey]:
     """Return the kinds of spares to have from the start: those of the account that hutchd runs as."""
     if not parts.own_spares:
         return []
     account = parts.account_of(os.getuid())
-    return [Kind(account, agent, parts.environment) for agent in parts.settings().executors.spare_agents]
+    return [ExecutorKey(account, agent, parts.environment) for agent in parts.settings().executors.spare_agents]

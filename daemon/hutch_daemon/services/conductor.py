@@ -135,7 +135,7 @@ class Conductor:
             expected = await adoption.take_over(self._parts, self._loop)
             self._tasks.start_soon(adoption.settle, self._parts, expected)
             self._tasks.start_soon(self._spools.run)
-            self._parts.pool.warm(adoption.kinds_to_keep(self._parts))
+            self._parts.pool.warm(adoption.keys_to_keep(self._parts))
             try:
                 yield
             finally:
@@ -193,7 +193,7 @@ class Conductor:
         demand_absolute(params.cwd, "working directory")
         account = self._account(caller, params.account)
         environment = self._environment(params.environment, account)
-        await environment.accept(account)
+        await environment.check_account(account)
         session = new_id("session")
         cwd = normpath(params.cwd)
         servers = params.options.mcp_servers
@@ -531,7 +531,7 @@ class Conductor:
             executors=tuple(
                 one.status()
                 for one in pool.all()
-                if caller.admin or (one.session in shown if one.session else one.kind.account.uid == caller.uid)
+                if caller.admin or (one.session in shown if one.session else one.key.account.uid == caller.uid)
             ),
             sessions_open=opened,
             turns_running=running,
@@ -648,7 +648,7 @@ class Conductor:
         try:
             await self._parts.leases.revoke_executor(executor.id)
             await self.desk.withdraw_of(executor.id, "its executor is gone")
-            if executor.environment.spool_of(executor.kind.account, executor.id) is not None:
+            if executor.environment.spool_of(executor.key.account, executor.id) is not None:
                 self._spools.look()  # only its account can tell whether it left something
                 return
             await anyio.to_thread.run_sync((self._parts.spool_dir / executor.id).rmdir)
@@ -740,9 +740,9 @@ class Conductor:
         if isinstance(environment, UnixUser):
             await environment.probe()
         try:
-            walls = await environment.walls(self._account(caller, None))
+            walls = await environment.probe_sandbox(self._account(caller, None))
         except HutchError:
-            walls = environment.known_walls()
+            walls = environment.last_probe()
         return usual(self._parts, environment, walls)
 
     def _refuse_when_draining(self) -> None:

@@ -9,9 +9,9 @@ from typing import Final
 import anyio
 import msgspec
 
-from hutch_daemon.environments.levels import demand, highest, level_of
-from hutch_daemon.environments.port import Account, Environment, Separation
-from hutch_daemon.environments.walls import Walls
+from hutch_daemon.environments.levels import highest, level_of, require_level
+from hutch_daemon.environments.port import Account, Environment, IsolationOffer
+from hutch_daemon.environments.sandbox_probe import SandboxProbe
 from hutch_daemon.services.parts import PROVIDER_OF, Parts
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
@@ -54,16 +54,16 @@ async def walling(
     opened it, accept no less than can be had.
     """
     settings = parts.settings()
-    walls = await environment.walls(account) if settings.sandbox.mode != "off" else Walls()
-    separation, level = environment.separation(), least(parts, asked)
-    separation = replace(separation, cgroup=separation.cgroup and grouped)
-    look = partial(_having, parts, separation, walls, agent, cwd, account.home, level)
+    walls = await environment.probe_sandbox(account) if settings.sandbox.mode != "off" else SandboxProbe()
+    offer, level = environment.isolation_offered(), least(parts, asked)
+    offer = replace(offer, cgroup=offer.cgroup and grouped)
+    look = partial(_having, parts, offer, walls, agent, cwd, account.home, level)
     with anyio.move_on_after(_LOOKING) as scope:  # at a home that may lie on a dead server
         having = await anyio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=_LOOKS)
     if scope.cancelled_caught:
         why = f"{account.home} does not answer: {account.name} cannot work there now."
         raise HutchError(Reason.ISOLATION_UNAVAILABLE, why)
-    demand(having.isolation)
+    require_level(having.isolation)
     if having.keys == "exposed" and settings.keys.refuse_exposed:
         why = f"The settings refuse it: [keys] refuse_exposed. {having.isolation.keys_why}"
         raise HutchError(Reason.ISOLATION_UNAVAILABLE, why)
@@ -78,31 +78,31 @@ async def walling(
     return having
 
 
-def usual(parts: Parts, environment: Environment, walls: Walls) -> Walling:
+def usual(parts: Parts, environment: Environment, walls: SandboxProbe) -> Walling:
     """Return what a session that needs a key has here if it works in a folder of its account's home."""
     agent = next(iter(PROVIDER_OF))
     level = least(parts, None)
-    return _having(parts, environment.separation(), walls, agent, "/home/account/folder", "/home/account", level)
+    return _having(parts, environment.isolation_offered(), walls, agent, "/home/account/folder", "/home/account", level)
 
 
 def _having(
-    parts: Parts, separation: Separation, walls: Walls, agent: str, cwd: str, home: str, asked: m.IsolationLevel
+    parts: Parts, offer: IsolationOffer, walls: SandboxProbe, agent: str, cwd: str, home: str, asked: m.IsolationLevel
 ) -> Walling:
     settings = parts.settings()
     provider = PROVIDER_OF.get(agent)
-    sandbox, missing = walls.around(cwd, home, settings.sandbox)
+    sandbox, missing = walls.spec_for(cwd, home, settings.sandbox)
     wanted = asked == "strict" or settings.sandbox.mode == "require" or settings.sandbox.network != "full"
     if provider is None and not wanted:
         sandbox, missing = None, "What plays a script is put into a sandbox only where one is asked for."
-    isolation = level_of(separation, sandbox, missing, asked, walls.why)
-    isolation = msgspec.structs.replace(isolation, limits=parts.bounds(separation.cgroup))
+    isolation = level_of(offer, sandbox, missing, asked, walls.why)
+    isolation = msgspec.structs.replace(isolation, limits=parts.bounds(offer.cgroup))
     if provider is None:
         return Walling(sandbox, "none", isolation)
     delivery, how = parts.grants.delivery(provider)
     keys: m.KeysKept = "exposed"
     if delivery == "direct":
         why = f"The key itself is handed to the agent. {how}"
-    elif separation.apart or sandbox is not None:
+    elif offer.separate_account or sandbox is not None:
         keys, why = "brokered", f"{how} Nothing that could give it away is in the agent's reach."
     else:
         why = f"The agent could read what is Hutch's, and so the key. {missing}"

@@ -21,7 +21,7 @@ import structlog
 from hutch_daemon.environments.levels import is_less
 from hutch_daemon.environments.port import Killed
 from hutch_daemon.keys.vault import session_context
-from hutch_daemon.pool.executor import Executor, Kind
+from hutch_daemon.pool.executor import Executor, ExecutorKey
 from hutch_daemon.services.isolation import least, walling
 from hutch_daemon.services.parts import PROVIDER_OF, Parts
 from hutch_daemon.services.states import TURN
@@ -365,8 +365,8 @@ class SessionLoop:
         if executor is not None:
             executor = await self._still_good(session, executor)
         if executor is None:
-            kind = Kind(account, session.agent, session.environment)
-            executor = await pool.lease(self.session, kind)
+            key = ExecutorKey(account, session.agent, session.environment)
+            executor = await pool.lease(self.session, key)
         executor.idle_since = None
         while executor.peer is None and not executor.over:
             wake = self._wake = anyio.Event()
@@ -383,7 +383,7 @@ class SessionLoop:
         Where the launcher cannot be asked, what runs goes on.
         """
         try:
-            await executor.environment.accept(executor.kind.account)
+            await executor.environment.check_account(executor.key.account)
         except HutchError as error:
             if error.details.get("refused"):
                 self._parts.pool.retire(executor, f"its account may run no agents any more: {error.message}")
@@ -402,7 +402,7 @@ class SessionLoop:
             options = msgspec.structs.replace(options, mcp_servers=servers)
         resume = session.agent_session
         fork = resume is not None and resume.startswith(FORK_MARK)
-        account, environment = executor.kind.account, executor.environment
+        account, environment = executor.key.account, executor.environment
         spool = environment.spool_of(account, executor.id)
         if spool is None:
             spool = parts.spool_dir / executor.id
@@ -411,7 +411,7 @@ class SessionLoop:
         home, asked = account.home, session.isolation.asked
         grouped = executor.launched is None or bool(executor.launched.state.get("cgroup"))
         having = await walling(parts, environment, session.agent, session.cwd, account, asked, grouped=grouped)
-        apart, accounts = environment.separation().apart, settings.accounts
+        apart, accounts = environment.isolation_offered().separate_account, settings.accounts
         prepare = m.PrepareSession(
             session=session.id,
             agent=session.agent,

@@ -17,13 +17,13 @@ import sys
 import time
 from pathlib import Path
 
-from hutch_daemon.environments.launcher import Launcher, Started, Status
+from hutch_daemon.environments.launcher_client import LauncherClient, LauncherStatus, Started
 from hutch_shared.ids import new_id
 
 ARGV = (sys.executable, "-P", "-m", "hutch_executor")
 
 
-def by_launcher(launcher: Launcher, uid: int, output: int) -> tuple[float, float]:
+def by_launcher(launcher: LauncherClient, uid: int, output: int) -> tuple[float, float]:
     """Start one; return the seconds until the launcher answered and until the executor was ready."""
     executor = new_id("executor")
     began = time.perf_counter()
@@ -36,7 +36,7 @@ def by_launcher(launcher: Launcher, uid: int, output: int) -> tuple[float, float
     finally:
         started.sock.close()
         os.close(started.pidfd)
-        while launcher.kill(uid, executor).status is Status.NOT_YET:
+        while launcher.kill(uid, executor).status is LauncherStatus.NOT_YET:
             time.sleep(0.001)
 
 
@@ -70,7 +70,7 @@ def main() -> None:
     held[::4096] = b"x" * len(held[::4096])  # every page is really there
     output = os.open("/dev/null", os.O_WRONLY)
     reader, writer = os.pipe()
-    launcher = Launcher(path)
+    launcher = LauncherClient(path)
     seconds: dict[str, list[tuple[float, float]]] = {"launcher": [], "plain": []}
     for _ in range(rounds):
         seconds["launcher"].append(by_launcher(launcher, uid, writer))

@@ -14,8 +14,8 @@ import pytest
 
 from hutch_daemon.api.executors import ExecutorSide
 from hutch_daemon.api.gate import EXECUTOR_GATE, Standing, expected_of_executor
-from hutch_daemon.pool.executor import Kind
-from hutch_daemon.settings import Executors
+from hutch_daemon.pool.executor import ExecutorKey
+from hutch_daemon.settings import ExecutorSettings
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import ReportedEvent, Text
@@ -112,8 +112,8 @@ class Place:
     async def spare(self) -> FakeExecutor:
         """Have one more started; it waits for nothing but the dial."""
         before = len(self.stage.host.started)
-        kind = Kind(self.stage.account_of(self.stage.me.uid), "script", self.stage.host.name)
-        self.stage.pool.warm([kind])
+        key = ExecutorKey(self.stage.account_of(self.stage.me.uid), "script", self.stage.host.name)
+        self.stage.pool.warm([key])
         await until(lambda: len(self.stage.host.started) > before)
         return self.stage.host.started[-1]
 
@@ -132,7 +132,7 @@ async def place(folder: Path) -> AsyncIterator[Place]:
     async with new_stage(folder) as stage:
         stage.host.mute = True
         stage.settings = settings(
-            executors=Executors(spares=1, spare_agents=("script",), hello_timeout=WAIT, lost_timeout=WAIT)
+            executors=ExecutorSettings(spares=1, spare_agents=("script",), hello_timeout=WAIT, lost_timeout=WAIT)
         )
         async with stage.hutchd():
             yield Place(stage)
@@ -157,8 +157,8 @@ async def standing(here: Place, which: Standing) -> AsyncIterator[tuple[Line, st
             await until(lambda: len(here.stage.host.started) > 1)  # the next spare
             follower = here.stage.host.started[-1]
             async with here.dialled(follower):
-                kind = here.stage.pool.all()[0].kind
-                await here.stage.pool.lease(session.id, kind)
+                key = here.stage.pool.all()[0].key
+                await here.stage.pool.lease(session.id, key)
                 yield line, session.id, who
             return
         yield line, session.id if which is Standing.LEASED else new_id("session"), who

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from hutch_daemon.api.gate import CLIENT_GATE, About, Phase, Role, Whose, expected
-from hutch_daemon.settings import Executors
+from hutch_daemon.settings import ExecutorSettings
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.methods import CLIENT
@@ -177,7 +177,7 @@ async def walk(folder: Path, which: Iterable[Cell], phase: Phase, into: Walk) ->
     todo = list(which)
     folder.mkdir()
     async with new_stage(folder) as stage:
-        stage.settings = settings(executors=Executors(spares=0, maximum=10_000))
+        stage.settings = settings(executors=ExecutorSettings(spares=0, maximum=10_000))
         stage.host.play = play
         async with stage.hutchd():
             side = client_side(stage)

@@ -9,7 +9,7 @@ import anyio
 import msgspec
 import pytest
 
-from hutch_daemon.settings import Permissions
+from hutch_daemon.settings import PermissionSettings
 from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
@@ -335,7 +335,7 @@ async def test_with_nobody_there_stop_stops_the_turn(stage: Stage) -> None:
 
 async def test_somebody_notified_counts_as_there(stage: Stage) -> None:
     """With a notify command that ran, the question waits; the command runs through the executor."""
-    stage.settings = settings(permissions=Permissions(notify=("tell",), return_grace=0.001))
+    stage.settings = settings(permissions=PermissionSettings(notify=("tell",), return_grace=0.001))
     stage.host.play = Asks(command("make"))
     async with stage.hutchd():
         turn = await stage.submit(await stage.open(when_nobody="deny"))

@@ -7,18 +7,18 @@ import itertools
 import msgspec
 import pytest
 
-from hutch_daemon.environments.levels import ORDER, demand, highest, level_of
-from hutch_daemon.environments.port import Separation
+from hutch_daemon.environments.levels import ORDER, highest, level_of, require_level
+from hutch_daemon.environments.port import IsolationOffer
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 
-WALLS = m.SandboxSpec("/usr/bin/bwrap")
+SANDBOX = m.SandboxSpec("/usr/bin/bwrap")
 HOW = "There is no sandbox around the agent: bubblewrap (bwrap) is not installed."
 
 
-def separation(*, apart: bool, cgroup: bool) -> Separation:
+def offer(*, apart: bool, cgroup: bool) -> IsolationOffer:
     """Return what an environment gives."""
-    return Separation(apart, cgroup, "It is so.", "somehow", "" if apart and cgroup else "Install the launcher.")
+    return IsolationOffer(apart, cgroup, "It is so.", "somehow", "" if apart and cgroup else "Install the launcher.")
 
 
 EXPECTED: dict[tuple[bool, bool, bool], m.IsolationLevel] = {
@@ -41,14 +41,14 @@ def test_every_combination_has_its_level_and_is_refused_below_what_was_asked(
 ) -> None:
     """All eight combinations of what can be had, against all three wishes."""
     apart, cgroup, walled = given
-    having = level_of(separation(apart=apart, cgroup=cgroup), WALLS if walled else None, HOW, asked)
+    having = level_of(offer(apart=apart, cgroup=cgroup), SANDBOX if walled else None, HOW, asked)
     assert (having.level, having.asked) == (level, asked)
     assert bool(having.missing) == (level != "strict")
     if ORDER.index(level) >= ORDER.index(asked):
-        demand(having)
+        require_level(having)
         return
     with pytest.raises(HutchError, match=f"isolation {asked} and could have only {level}") as caught:
-        demand(having)
+        require_level(having)
     assert caught.value.reason is Reason.ISOLATION_UNAVAILABLE
     assert having.missing in caught.value.message
     assert caught.value.details == {"level": level, "asked": asked}
@@ -56,13 +56,13 @@ def test_every_combination_has_its_level_and_is_refused_below_what_was_asked(
 
 def test_what_is_missing_is_what_stands_before_the_next_level() -> None:
     """With an account of its own it is the sandbox, without it the launcher."""
-    assert level_of(separation(apart=True, cgroup=True), None, HOW, "reduced").missing == HOW
-    assert level_of(separation(apart=False, cgroup=True), None, HOW, "reduced").missing == "Install the launcher."
+    assert level_of(offer(apart=True, cgroup=True), None, HOW, "reduced").missing == HOW
+    assert level_of(offer(apart=False, cgroup=True), None, HOW, "reduced").missing == "Install the launcher."
 
 
 def test_an_isolation_that_demands_nothing_is_accepted() -> None:
     """A session of an earlier version has no wish on record."""
-    demand(msgspec.structs.replace(level_of(separation(apart=False, cgroup=False), None, HOW, "strict"), asked=None))
+    require_level(msgspec.structs.replace(level_of(offer(apart=False, cgroup=False), None, HOW, "strict"), asked=None))
 
 
 @pytest.mark.parametrize("wishes", list(itertools.product((None, *ORDER), repeat=2)))
@@ -78,5 +78,5 @@ def test_of_two_wishes_the_stricter_counts(wishes: tuple[m.IsolationLevel | None
 )
 def test_the_reason_tells_what_of_the_network_is_reached(network: str, says: str) -> None:
     """Who reads it needs no other page."""
-    walls = msgspec.structs.replace(WALLS, network=network)
-    assert says in level_of(separation(apart=True, cgroup=True), walls, "", "strict").why
+    walls = msgspec.structs.replace(SANDBOX, network=network)
+    assert says in level_of(offer(apart=True, cgroup=True), walls, "", "strict").why

@@ -17,7 +17,7 @@ import pytest
 
 from hutch_daemon.keys.broker import Broker
 from hutch_daemon.keys.credential import Refresh
-from hutch_daemon.settings import BrokerSettings, Prices, Provider, Settings
+from hutch_daemon.settings import BrokerSettings, PriceSettings, ProviderSettings, Settings
 from hutch_daemon.store import audit, usage
 from hutch_daemon.store.rows import KeyRow
 from hutch_shared import messages as m
@@ -51,7 +51,7 @@ async def never(executor: str, session: str) -> bool:
 
 
 def settings_for(url: str, **broker: Any) -> Settings:
-    return Settings(providers={"anthropic": Provider(base_url=url)}, broker=BrokerSettings(**broker))
+    return Settings(providers={"anthropic": ProviderSettings(base_url=url)}, broker=BrokerSettings(**broker))
 
 
 @asynccontextmanager
@@ -230,8 +230,8 @@ async def test_leases_that_a_new_hutchd_does_not_hold_die(folder: Path) -> None:
 async def test_a_budget_ends_the_spending(folder: Path, restarts: bool) -> None:
     """A session with a budget gets it in portions, and not a request more once it is spent, whoever restarts."""
     async with serve(key=KEY, script=lambda _: (Usage(input=30, output=0), SAY)) as model, vault_stage(folder) as stage:
-        price = Prices(input=1e6, output=0)  # a dollar a token
-        provider = Provider(base_url=model.url, prices={"claude-sonnet-4-5": price})
+        price = PriceSettings(input=1e6, output=0)  # a dollar a token
+        provider = ProviderSettings(base_url=model.url, prices={"claude-sonnet-4-5": price})
         settings = Settings(providers={"anthropic": provider}, broker=BrokerSettings(usd=10.0))
         row = session(limits=m.Limits(max_usd=100.0))
         await keep_session(stage.store, row)
@@ -262,7 +262,7 @@ async def test_a_budget_ends_the_spending(folder: Path, restarts: bool) -> None:
 async def test_a_lease_is_given_back_what_it_used(folder: Path) -> None:
     """Once that is a tenth of what it may use in advance: a session that goes on and on is never refused."""
     async with serve(key=KEY, script=lambda _: SAY) as model, vault_stage(folder) as stage:
-        providers = {"anthropic": Provider(base_url=model.url)}
+        providers = {"anthropic": ProviderSettings(base_url=model.url)}
         settings = Settings(providers=providers, broker=BrokerSettings(requests=20))
         await stage.put()
         async with stage.broker(settings, always).running() as broker:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from hutch_daemon.settings import Provider, Settings
+from hutch_daemon.settings import ProviderSettings, Settings
 from hutch_daemon.store import audit
 from hutch_shared.errors import HutchError, Reason
 from tests.daemon.keys.stage import FAMILY, KEY, OWNER, session, vault_stage
 
-DIRECT = Settings(providers={"anthropic": Provider(delivery="direct", base_url="https://gateway.example")})
+DIRECT = Settings(providers={"anthropic": ProviderSettings(delivery="direct", base_url="https://gateway.example")})
 
 
 async def always(executor: str, session: str) -> bool:

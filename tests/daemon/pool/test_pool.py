@@ -9,10 +9,10 @@ import anyio
 import pytest
 
 from hutch_daemon.machine import IllegalMoveError
-from hutch_daemon.pool.executor import Kind
-from hutch_daemon.pool.intensity import FIRST_PAUSE, Starts
+from hutch_daemon.pool.executor import ExecutorKey
+from hutch_daemon.pool.start_history import FIRST_PAUSE, StartHistory
 from hutch_daemon.pool.states import EXECUTOR
-from hutch_daemon.settings import Executors
+from hutch_daemon.settings import ExecutorSettings
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import TurnEnded
@@ -27,22 +27,22 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
         yield made
 
 
-def executors(**changes: object) -> Executors:
+def executors(**changes: object) -> ExecutorSettings:
     """Return settings of a pool with the script agent's spares."""
     fields: dict[str, object] = {"spares": 0, "spare_agents": ("script",), "hello_timeout": WAIT, "lost_timeout": WAIT}
-    return Executors(**(fields | changes))  # type: ignore[arg-type]
+    return ExecutorSettings(**(fields | changes))  # type: ignore[arg-type]
 
 
-def kind(stage: Stage, agent: str = "script") -> Kind:
-    """Return the kind of this account's executors."""
-    return Kind(stage.account_of(stage.me.uid), agent, stage.host.name)
+def key(stage: Stage, agent: str = "script") -> ExecutorKey:
+    """Return the key of this account's executors."""
+    return ExecutorKey(stage.account_of(stage.me.uid), agent, stage.host.name)
 
 
 async def test_a_spare_is_kept_handed_out_and_replaced(stage: Stage) -> None:
     """A session gets the waiting executor, and another one is started in its place."""
     stage.settings = settings(executors=executors(spares=1))
     async with stage.hutchd():
-        stage.pool.warm([kind(stage)])
+        stage.pool.warm([key(stage)])
         await until(lambda: [one.state for one in stage.pool.all()] == ["ready"])
 
         await stage.ended(await stage.submit(await stage.open()))
@@ -55,13 +55,13 @@ async def test_a_spare_serves_only_its_own_kind(stage: Stage) -> None:
     """An executor of one agent or account is never handed to a session of another."""
     stage.settings = settings(executors=executors(spares=1))
     async with stage.hutchd():
-        stage.pool.warm([kind(stage)])
+        stage.pool.warm([key(stage)])
         await until(lambda: [one.state for one in stage.pool.all()] == ["ready"])
 
         await stage.open(agent="claude")
-        await until(lambda: any(one.kind.agent == "claude" and one.session for one in stage.pool.all()))
+        await until(lambda: any(one.key.agent == "claude" and one.session for one in stage.pool.all()))
 
-        assert [one.state for one in stage.pool.all() if one.kind.agent == "script"] == ["ready"]
+        assert [one.state for one in stage.pool.all() if one.key.agent == "script"] == ["ready"]
 
 
 async def test_at_the_maximum_the_longest_idle_gives_way(stage: Stage) -> None:
@@ -118,7 +118,7 @@ async def test_a_spare_too_many_is_let_go(stage: Stage) -> None:
     """After idle_timeout those go that nobody wants to have in stock; the stock stays."""
     stage.settings = settings(executors=executors(spares=2))
     async with stage.hutchd():
-        stage.pool.warm([kind(stage)])
+        stage.pool.warm([key(stage)])
         await until(lambda: [one.state for one in stage.pool.all()] == ["ready", "ready"])
 
         stage.settings = settings(executors=executors(spares=1, idle_timeout=0.01, heartbeat_timeout=0.4))
@@ -170,7 +170,7 @@ async def test_a_start_that_is_given_up_leaves_no_process(stage: Stage) -> None:
     stage.settings = settings(executors=executors(spares=1))
     stage.host.gate = anyio.Event()
     async with stage.hutchd():
-        stage.pool.warm([kind(stage)])
+        stage.pool.warm([key(stage)])
         await until(lambda: stage.host.starts == 1)
 
         stage.pool.stop_starting()
@@ -185,12 +185,12 @@ async def test_a_start_loop_is_stopped_with_one_notice(stage: Stage) -> None:
     stage.host.refusing = 1000
     async with stage.hutchd():
         with pytest.raises(HutchError):
-            await stage.pool.lease("s-none", kind(stage))
+            await stage.pool.lease("s-none", key(stage))
         tried = stage.host.refusing
 
         for _ in range(5):
             with pytest.raises(HutchError) as refused:
-                await stage.pool.lease("s-none", kind(stage))
+                await stage.pool.lease("s-none", key(stage))
             assert refused.value.reason is Reason.AGENT_UNAVAILABLE
             assert refused.value.details["retry_after"] > 0
 
@@ -203,7 +203,7 @@ async def test_a_lost_spare_is_ended(stage: Stage) -> None:
     """A spare whose connection broke and that does not come back is no spare."""
     stage.settings = settings(executors=executors(spares=1, lost_timeout=0.05))
     async with stage.hutchd():
-        stage.pool.warm([kind(stage)])
+        stage.pool.warm([key(stage)])
         await until(lambda: [one.state for one in stage.pool.all()] == ["ready"])
         spare = stage.executor
 
@@ -217,7 +217,7 @@ async def test_stopping_ends_the_spares(stage: Stage) -> None:
     """When hutchd stops, spares are asked to end, and none is started again."""
     stage.settings = settings(executors=executors(spares=1))
     async with stage.hutchd():
-        stage.pool.warm([kind(stage)])
+        stage.pool.warm([key(stage)])
         await until(lambda: [one.state for one in stage.pool.all()] == ["ready"])
 
         stage.pool.stop_starting()
@@ -229,7 +229,7 @@ async def test_stopping_ends_the_spares(stage: Stage) -> None:
 
 def test_the_pause_between_starts_doubles_and_then_stops() -> None:
     """Each failure doubles the pause; the limit blocks until the oldest counted failure is out of the window."""
-    starts = Starts()
+    starts = StartHistory()
     pauses = []
     for now in (100.0, 101.0, 102.0):
         starts = starts.failed(now, "no", 60.0)
@@ -261,7 +261,7 @@ async def test_nothing_is_started_while_hutchd_stops(stage: Stage) -> None:
 
         async def lease() -> None:
             with pytest.raises(HutchError) as error:
-                await stage.pool.lease("s-other", kind(stage))
+                await stage.pool.lease("s-other", key(stage))
             refused.append(error.value.reason)
 
         async with anyio.create_task_group() as tasks:

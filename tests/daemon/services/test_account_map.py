@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from hutch_daemon.services.account_map import account_for, mapped, may_run_as
-from hutch_daemon.settings import Accounts
+from hutch_daemon.settings import AccountSettings
 from hutch_shared.errors import HutchError, Reason
 
 UIDS = {"alice": 1000, "bob": 1001, "carol": 1002, "agents": 2000, "lab": 2001, "root": 0, "toor": 0, "4711": 1005}
-ACCOUNTS = Accounts(
+ACCOUNTS = AccountSettings(
     map={"bob": "agents", "mallory": "root", "ghost": "gone", "trudy": "toor"},
     run_as={"alice": ("lab", "gone", "root", "toor"), "bob": ("lab",)},
 )
@@ -32,8 +32,8 @@ def words(person: str, uid: int, wanted: str | None = None, *, admin: bool = Fal
 
 def test_everybody_is_his_own_account_by_default() -> None:
     """Without a map a person's agents run as the person."""
-    assert mapped("alice", Accounts()) == "alice"
-    assert account_for("alice", 1000, None, Accounts(), admin=False, uid_of=UIDS.get) == "alice"
+    assert mapped("alice", AccountSettings()) == "alice"
+    assert account_for("alice", 1000, None, AccountSettings(), admin=False, uid_of=UIDS.get) == "alice"
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,9 @@ def test_root_names_an_account_for_agents(name: str) -> None:
 
 def test_root_can_be_mapped() -> None:
     """A map gives root's agents an account, as anybody's."""
-    assert account_for("root", 0, None, Accounts(map={"root": "agents"}), admin=True, uid_of=UIDS.get) == "agents"
+    assert (
+        account_for("root", 0, None, AccountSettings(map={"root": "agents"}), admin=True, uid_of=UIDS.get) == "agents"
+    )
 
 
 def test_a_refusal_does_not_tell_whether_there_is_an_account() -> None:
@@ -109,6 +111,6 @@ def test_the_rule_alone() -> None:
 def test_accounts_are_looked_up_in_the_system() -> None:
     """Without another look-up the accounts are those of the host."""
     with pytest.raises(HutchError) as refused:
-        account_for("root", 0, "no-such-account", Accounts(), admin=True)
+        account_for("root", 0, "no-such-account", AccountSettings(), admin=True)
 
     assert refused.value.reason is Reason.INVALID_PARAMS

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from hutch_daemon.services.access import Caller
-from hutch_daemon.settings import Accounts, Executors, IsolationSettings, LimitSettings
+from hutch_daemon.settings import AccountSettings, ExecutorSettings, IsolationSettings, LimitSettings
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from tests.fakes.executors import never_end
@@ -70,7 +70,7 @@ async def test_each_person_has_his_own_account_and_its_executors(system: Stage) 
 async def test_a_map_a_permission_and_admins_lead_to_other_accounts(system: Stage) -> None:
     """`map` for oneself, `run_as` for the one it names, anything for an admin; nothing for others."""
     system.settings = settings(
-        accounts=Accounts(map={"user1001": "service"}, run_as={"user1002": ("service",)}),
+        accounts=AccountSettings(map={"user1001": "service"}, run_as={"user1002": ("service",)}),
         executors=system.settings.executors,
     )
     assert (await open_as(system, ALICE)).account == "service"
@@ -88,7 +88,7 @@ async def test_a_map_a_permission_and_admins_lead_to_other_accounts(system: Stag
 async def test_what_the_settings_take_back_ends_for_sessions_that_are_there(system: Stage) -> None:
     """The next prompt, and a fork, are judged by the settings of now; the session can be read and closed."""
     executors = system.settings.executors
-    system.settings = settings(accounts=Accounts(run_as={"user1002": ("service",)}), executors=executors)
+    system.settings = settings(accounts=AccountSettings(run_as={"user1002": ("service",)}), executors=executors)
     shared = await open_as(system, BOB, account="service")
     turn = await system.conductor.submit_prompt(BOB, m.SubmitPrompt(shared.id, "go"))
     assert (await finished(system, BOB, turn)).state == "completed"
@@ -156,7 +156,7 @@ async def test_an_account_has_so_many_open_sessions(system: Stage) -> None:
 async def test_an_account_has_so_many_executors_and_others_do_not_wait_for_it(system: Stage) -> None:
     """Alice's third session waits for one of hers; Bob's does not."""
     system.settings = settings(
-        limits=LimitSettings(executors=2), executors=Executors(spares=0, maximum=10, hello_timeout=30.0)
+        limits=LimitSettings(executors=2), executors=ExecutorSettings(spares=0, maximum=10, hello_timeout=30.0)
     )
     system.host.play = never_end
     for _ in range(2 + 4 * (os.cpu_count() or 1)):  # more than are ever started at once

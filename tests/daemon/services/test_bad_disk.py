@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from hutch_daemon.settings import Turns
+from hutch_daemon.settings import TurnSettings
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Text, TurnEnded
@@ -96,7 +96,7 @@ async def test_what_a_dead_executor_asked_is_withdrawn_when_that_can_be_stored(s
 async def test_an_interrupt_reaches_the_executor_and_its_end_is_stored_later(stage: Stage) -> None:
     """When it returns nothing of the turn starts any more; the turn is stopped in the record when it can be written."""
     stage.host.play = never_end
-    stage.settings = settings(turns=Turns(interrupt_grace=1.0))
+    stage.settings = settings(turns=TurnSettings(interrupt_grace=1.0))
     async with stage.hutchd():
         session = await stage.open()
         turn = await stage.submit(session)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from hutch_daemon.settings import Executors
+from hutch_daemon.settings import ExecutorSettings
 from hutch_daemon.store import executors, turns
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
@@ -90,7 +90,7 @@ async def test_an_executor_that_lives_but_does_not_come_back_is_ended(stage: Sta
         session = await stage.open()
         turn = await stage.submit(session)
         executor = await stage.running(turn)
-    stage.settings = settings(executors=Executors(spares=0, adopt_timeout=0.05, hello_timeout=WAIT))
+    stage.settings = settings(executors=ExecutorSettings(spares=0, adopt_timeout=0.05, hello_timeout=WAIT))
 
     async with stage.hutchd():
         settled = await stage.ended(turn)

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from hutch_daemon.settings import Turns
+from hutch_daemon.settings import TurnSettings
 from hutch_daemon.store import executors
 from hutch_daemon.store import turns as turns_of
 from hutch_daemon.store.rows import TurnRow
@@ -106,7 +106,7 @@ async def test_interrupt_stops_the_running_turn(stage: Stage) -> None:
 
 async def test_an_agent_that_does_not_stop_is_killed(stage: Stage) -> None:
     """When the grace is over the executor is ended with all its processes, and the turn with it."""
-    stage.settings = settings(turns=Turns(interrupt_grace=0.05))
+    stage.settings = settings(turns=TurnSettings(interrupt_grace=0.05))
     stage.host.play = never_end
     async with stage.hutchd():
         session = await stage.open()
@@ -124,7 +124,7 @@ async def test_an_agent_that_does_not_stop_is_killed(stage: Stage) -> None:
 
 async def test_a_turn_that_takes_too_long_is_stopped(stage: Stage) -> None:
     """hutchd ends a turn whose executor does not mind its time, as timed_out."""
-    stage.settings = settings(turns=Turns(timeout=0.05, interrupt_grace=0.1))
+    stage.settings = settings(turns=TurnSettings(timeout=0.05, interrupt_grace=0.1))
     stage.host.play = never_end
     async with stage.hutchd():
         session = await stage.open()

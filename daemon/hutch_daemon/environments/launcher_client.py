@@ -27,7 +27,16 @@ import msgspec
 
 from hutch_shared.errors import HutchError, Reason
 
-__all__ = ["Group", "Launcher", "Reply", "Request", "Started", "Status", "group_dir", "read_group"]
+__all__ = [
+    "LauncherAbilities",
+    "LauncherClient",
+    "LauncherReply",
+    "LauncherRequest",
+    "LauncherStatus",
+    "Started",
+    "cgroup_dir",
+    "read_abilities",
+]
 
 _REQUEST: Final = struct.Struct(">8sBxxxI32sQIIII56x")
 _REPLY: Final = struct.Struct(">8sBxxxIIIIQ476s")
@@ -39,7 +48,7 @@ _STARTING: Final = 3
 """Connections for starts."""
 
 
-class Request(IntEnum):
+class LauncherRequest(IntEnum):
     """What can be asked."""
 
     PROBE = 1
@@ -48,7 +57,7 @@ class Request(IntEnum):
     SWEEP = 4
 
 
-class Status(IntEnum):
+class LauncherStatus(IntEnum):
     """How it answers."""
 
     DONE = 0
@@ -57,7 +66,7 @@ class Status(IntEnum):
     FAILED = 3
 
 
-class Group(msgspec.Struct, frozen=True):
+class LauncherAbilities(msgspec.Struct, frozen=True):
     """What a launcher can do here, as it says itself."""
 
     cgroup: Literal["v2", "v1", ""] = ""
@@ -72,10 +81,10 @@ class Group(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class LauncherReply:
     """One answer."""
 
-    status: Status
+    status: LauncherStatus
     pid: int
     left: int
     oom: int
@@ -90,12 +99,12 @@ class Reply:
 class Started:
     """A started executor: `sock` is the other end of its standard input. The caller closes both descriptors."""
 
-    reply: Reply
+    reply: LauncherReply
     sock: socket.socket
     pidfd: int
 
 
-class Launcher:
+class LauncherClient:
     """The connections: some for starts, which take as long as an account's home does, and one for all else.
 
     Thread-safe. An account has one start at a time under way, so that one whose home hangs holds up itself alone. By
@@ -104,17 +113,17 @@ class Launcher:
 
     def __init__(self, way: Path | Sequence[str]) -> None:
         """`way` is the launcher's socket, or the sudo command that starts it."""
-        self._line = _Line(way)
-        starting = [_Line(way) for _ in range(_STARTING)] if isinstance(way, Path) else [self._line]
+        self._line = _LauncherConnection(way)
+        starting = [_LauncherConnection(way) for _ in range(_STARTING)] if isinstance(way, Path) else [self._line]
         self._lines = (self._line, *starting)
-        self._free: queue.SimpleQueue[_Line] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[_LauncherConnection] = queue.SimpleQueue()
         for line in starting:
             self._free.put(line)
         self._starts_of: dict[int, threading.Lock] = {}
 
-    def probe(self, uid: int | None = None) -> Reply:
-        """Ask what it can do; with `uid`, whether it would start executors as that account (`Status.REFUSED`)."""
-        return self._line.ask(Request.PROBE, _NOBODY if uid is None else uid)[0]
+    def probe(self, uid: int | None = None) -> LauncherReply:
+        """Ask what it can do; with `uid`, whether it would start executors as that account (`REFUSED`)."""
+        return self._line.ask(LauncherRequest.PROBE, _NOBODY if uid is None else uid)[0]
 
     def start(
         self,
@@ -126,28 +135,28 @@ class Launcher:
         pids: int | None = None,
         cpu_weight: int | None = None,
         open_files: int | None = None,
-    ) -> Started | Reply:
+    ) -> Started | LauncherReply:
         """Start an executor whose output goes to the descriptor `output`; the reply alone when it did not start."""
         bounds = (memory or 0, pids or 0, cpu_weight or 0, open_files or 0)
         with self._starts_of.setdefault(uid, threading.Lock()):
             line = self._free.get()
             try:
-                reply, descriptors = line.ask(Request.START, uid, executor, bounds, (output,))
+                reply, descriptors = line.ask(LauncherRequest.START, uid, executor, bounds, (output,))
             finally:
                 self._free.put(line)
-        if reply.status is Status.DONE and len(descriptors) == 2:
+        if reply.status is LauncherStatus.DONE and len(descriptors) == 2:
             return Started(reply, socket.socket(fileno=descriptors[0]), descriptors[1])
         for one in descriptors:
             os.close(one)
         return reply
 
-    def kill(self, uid: int, executor: str) -> Reply:
-        """Have one round of ending done; `Status.NOT_YET` while something is left."""
-        return self._line.ask(Request.KILL, uid, executor)[0]
+    def kill(self, uid: int, executor: str) -> LauncherReply:
+        """Have one round of ending done; `LauncherStatus.NOT_YET` while something is left."""
+        return self._line.ask(LauncherRequest.KILL, uid, executor)[0]
 
-    def sweep(self, uid: int) -> Reply:
+    def sweep(self, uid: int) -> LauncherReply:
         """Have one round of sweeping done for an account that is Hutch's alone."""
-        return self._line.ask(Request.SWEEP, uid)[0]
+        return self._line.ask(LauncherRequest.SWEEP, uid)[0]
 
     def close(self) -> None:
         """End the connections. What was started lives on."""
@@ -155,7 +164,7 @@ class Launcher:
             line.close()
 
 
-class _Line:
+class _LauncherConnection:
     """One connection, made when it is needed and again when it broke."""
 
     def __init__(self, way: Path | Sequence[str]) -> None:
@@ -170,12 +179,12 @@ class _Line:
 
     def ask(
         self,
-        request: Request,
+        request: LauncherRequest,
         uid: int,
         executor: str = "",
         bounds: tuple[int, int, int, int] = (0, 0, 0, 0),
         descriptors: tuple[int, ...] = (),
-    ) -> tuple[Reply, list[int]]:
+    ) -> tuple[LauncherReply, list[int]]:
         """Ask once; where the connection turns out to be gone before it took the question, once more on a new one."""
         packet = _REQUEST.pack(_MAGIC, request, uid, executor.encode("ascii"), *bounds, 0)
         with self._lock:
@@ -194,11 +203,11 @@ class _Line:
                 except OSError as error:
                     self._drop()
                     # whether a start was carried out is not known then: it is never asked for twice
-                    if last or fresh or request is Request.START:
+                    if last or fresh or request is LauncherRequest.START:
                         raise self._unreachable(error) from error
         raise AssertionError("the second try returns or raises")
 
-    def _answer(self, sock: socket.socket) -> tuple[Reply, list[int]]:
+    def _answer(self, sock: socket.socket) -> tuple[LauncherReply, list[int]]:
         data, descriptors, flags, _ = socket.recv_fds(sock, _REPLY.size, 2)
         for one in descriptors:
             os.set_inheritable(one, False)
@@ -208,7 +217,9 @@ class _Line:
             raise OSError("it closed the connection" if not data else "it speaks another protocol")
         _, status, pid, left, oom, full, start_time, text = _REPLY.unpack(data)
         said = text.rstrip(b"\0").decode(errors="replace")
-        return Reply(Status(min(status, Status.FAILED)), pid, left, oom, full, start_time, said), descriptors
+        return LauncherReply(
+            LauncherStatus(min(status, LauncherStatus.FAILED)), pid, left, oom, full, start_time, said
+        ), descriptors
 
     def _connected(self) -> socket.socket:
         if self._sock is None:
@@ -264,15 +275,15 @@ class _Line:
         return HutchError(Reason.ISOLATION_UNAVAILABLE, text)
 
 
-def read_group(text: str) -> Group:
+def read_abilities(text: str) -> LauncherAbilities:
     """Return what a probe said; one that cannot be read says that nothing can be done."""
     try:
-        return msgspec.json.decode(text, type=Group)
+        return msgspec.json.decode(text, type=LauncherAbilities)
     except msgspec.DecodeError:
-        return Group(why=text or "The launcher does not say what it can do.")
+        return LauncherAbilities(why=text or "The launcher does not say what it can do.")
 
 
-def group_dir(reply: Reply) -> str | None:
+def cgroup_dir(reply: LauncherReply) -> str | None:
     """Return the directory of a started executor's cgroup, if it has one."""
     try:
         found: Any = msgspec.json.decode(reply.text)

@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["FIRST_PAUSE", "Starts"]
+__all__ = ["FIRST_PAUSE", "StartHistory"]
 
 FIRST_PAUSE: Final = 0.25
 _LONGEST_PAUSE: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Starts:
+class StartHistory:
     """The latest failed starts of one kind of executor, oldest first, on the awake clock in seconds."""
 
     failures: tuple[float, ...] = ()
     error: str = ""
 
-    def failed(self, now: float, error: str, window: float) -> Starts:
+    def failed(self, now: float, error: str, window: float) -> StartHistory:
         """Note a failure; what is older than the window is forgotten."""
-        return Starts((*(at for at in self.failures if now - at < window), now), error)
+        return StartHistory((*(at for at in self.failures if now - at < window), now), error)
 
     def not_before(self, limit: int, window: float) -> float:
         """Return when the next start may be tried."""

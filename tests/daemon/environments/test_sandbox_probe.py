@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from hutch_daemon.environments.walls import TRY, Walls, probe
-from hutch_daemon.settings import Sandbox
+from hutch_daemon.environments.sandbox_probe import PROBE_COMMAND, SandboxProbe, probe
+from hutch_daemon.settings import SandboxSettings
 from hutch_shared import messages as m
 from tests.bubblewrap import bubblewrap
 
 HOME = "/home/ada"
-HOLDING = Walls("/bin/sh", "bubblewrap 0.8.0", ("/state",), ("/code",))
+HOLDING = SandboxProbe("/bin/sh", "bubblewrap 0.8.0", ("/state",), ("/code",))
 """Whatever may be run stands for bubblewrap where it is not."""
-NO_NETWORK = Walls("/bin/sh", no_network={"broker-only": "it is forbidden"})
+NO_NETWORK = SandboxProbe("/bin/sh", unavailable_networks={"broker-only": "it is forbidden"})
 
 
 async def test_walls_that_hold_are_found_by_putting_them_up(tmp_path: Path) -> None:
@@ -54,8 +54,11 @@ async def test_what_lies_behind_a_link_is_known_by_both_names(tmp_path: Path) ->
     walls = await probe([str(tmp_path / "link" / "ada")], [])
 
     assert walls.hide == (str(tmp_path / "link" / "ada"), str(tmp_path / "real" / "ada"))
-    assert "lies in its working" in walls.around(str(tmp_path / "real"), "/home/ada", Sandbox())[1]
-    assert "the home itself" in HOLDING.around(str(tmp_path / "real"), str(tmp_path / "link" / "ada"), Sandbox())[1]
+    assert "lies in its working" in walls.spec_for(str(tmp_path / "real"), "/home/ada", SandboxSettings())[1]
+    assert (
+        "the home itself"
+        in HOLDING.spec_for(str(tmp_path / "real"), str(tmp_path / "link" / "ada"), SandboxSettings())[1]
+    )
 
 
 async def test_without_bubblewrap_there_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -69,8 +72,8 @@ async def test_without_bubblewrap_there_are_none(monkeypatch: pytest.MonkeyPatch
 
 def test_the_settings_add_to_what_a_session_gets() -> None:
     """Paths below the account's home are written with `~/`; what is Hutch's is hidden in any case."""
-    chosen = Sandbox(home="hidden", show=("~/sdk", "/data"), write=("~/.m2",), hide=("~/sdk/keys",))
-    spec, why = HOLDING.around("/home/ada/project", HOME, chosen)
+    chosen = SandboxSettings(home="hidden", show=("~/sdk", "/data"), write=("~/.m2",), hide=("~/sdk/keys",))
+    spec, why = HOLDING.spec_for("/home/ada/project", HOME, chosen)
 
     assert spec == m.SandboxSpec(
         "/bin/sh",
@@ -84,8 +87,8 @@ def test_the_settings_add_to_what_a_session_gets() -> None:
 
 def test_a_network_that_cannot_be_had_stands_in_nobodys_way_who_did_not_ask_for_it() -> None:
     """What is asked for reaches the executor."""
-    allowed = Sandbox(network="allow-list", allow=("example.com",))
-    full, listed = (NO_NETWORK.around("/home/ada/project", HOME, one)[0] for one in (Sandbox(), allowed))
+    allowed = SandboxSettings(network="allow-list", allow=("example.com",))
+    full, listed = (NO_NETWORK.spec_for("/home/ada/project", HOME, one)[0] for one in (SandboxSettings(), allowed))
 
     assert full is not None
     assert listed is not None
@@ -97,33 +100,39 @@ async def test_each_network_is_tried_and_what_fails_is_told(tmp_path: Path) -> N
     bubblewrap()
     told = 'print(\'{"allow-list": "it is forbidden"}\')'
     found = [
-        await probe([], [], command=one) for one in (TRY, (*TRY, "--no-new-privileges"), (sys.executable, "-c", told))
+        await probe([], [], command=one)
+        for one in (PROBE_COMMAND, (*PROBE_COMMAND, "--no-new-privileges"), (sys.executable, "-c", told))
     ]
 
-    assert [dict(walls.no_network) for walls in found] == [{}, {}, {"allow-list": "it is forbidden"}]
+    assert [dict(walls.unavailable_networks) for walls in found] == [{}, {}, {"allow-list": "it is forbidden"}]
 
 
 @pytest.mark.parametrize(
     ("walls", "cwd", "chosen", "why"),
     [
-        (HOLDING, "/home/ada/project", Sandbox(mode="off"), 'mode = "off"'),
-        (HOLDING, HOME, Sandbox(), "the home itself"),
-        (HOLDING, "/home", Sandbox(), "the home itself"),
-        (Walls("/bin/sh", "", ("/srv/app/.hutch",)), "/srv/app", Sandbox(), "/srv/app/.hutch lies in its working"),
-        (Walls(why="It is not installed."), "/home/ada/project", Sandbox(), "not installed"),
-        (Walls("/nowhere/bwrap"), "/home/ada/project", Sandbox(), "is gone now"),
-        (Walls("/etc/passwd"), "/home/ada/project", Sandbox(), "may not be run any more"),
+        (HOLDING, "/home/ada/project", SandboxSettings(mode="off"), 'mode = "off"'),
+        (HOLDING, HOME, SandboxSettings(), "the home itself"),
+        (HOLDING, "/home", SandboxSettings(), "the home itself"),
+        (
+            SandboxProbe("/bin/sh", "", ("/srv/app/.hutch",)),
+            "/srv/app",
+            SandboxSettings(),
+            "/srv/app/.hutch lies in its working",
+        ),
+        (SandboxProbe(why="It is not installed."), "/home/ada/project", SandboxSettings(), "not installed"),
+        (SandboxProbe("/nowhere/bwrap"), "/home/ada/project", SandboxSettings(), "is gone now"),
+        (SandboxProbe("/etc/passwd"), "/home/ada/project", SandboxSettings(), "may not be run any more"),
         (
             NO_NETWORK,
             "/home/ada/project",
-            Sandbox(network="broker-only"),
+            SandboxSettings(network="broker-only"),
             'network = "broker-only" here (it is forbidden)',
         ),
     ],
 )
-def test_a_session_without_walls_says_why(walls: Walls, cwd: str, chosen: Sandbox, why: str) -> None:
+def test_a_session_without_walls_says_why(walls: SandboxProbe, cwd: str, chosen: SandboxSettings, why: str) -> None:
     """One sentence."""
-    spec, said = walls.around(cwd, HOME, chosen)
+    spec, said = walls.spec_for(cwd, HOME, chosen)
 
     assert spec is None
     assert why in said

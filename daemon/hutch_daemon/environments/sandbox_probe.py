@@ -20,19 +20,19 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from hutch_daemon.settings import Sandbox
+from hutch_daemon.settings import SandboxSettings
 from hutch_shared import messages as m
 
-__all__ = ["TRY", "Trial", "Walls", "probe"]
+__all__ = ["PROBE_COMMAND", "SandboxProbe", "TrialRun", "probe"]
 
-TRY = (sys.executable, "-P", "-m", "hutch_executor.sandbox")
-Trial = Callable[[m.SandboxSpec], Awaitable[str]]
+PROBE_COMMAND = (sys.executable, "-P", "-m", "hutch_executor.sandbox")
+TrialRun = Callable[[m.SandboxSpec], Awaitable[str]]
 """Has an account try walls; returns what it said: a JSON object with what does not hold, by network."""
 _DEADLINE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Walls:
+class SandboxProbe:
     """What was found: with `program` the walls hold, else `why` says why they do not."""
 
     program: str | None = None
@@ -41,10 +41,10 @@ class Walls:
     """What is Hutch's, and no agent's to see."""
     show: tuple[str, ...] = ()
     """Programs of Hutch, which no agent may change."""
-    no_network: Mapping[str, str] = field(default_factory=dict)
+    unavailable_networks: Mapping[str, str] = field(default_factory=dict)
     """Why there can be no walls with a network that `[sandbox] network` may ask for; empty where all hold."""
 
-    def around(self, cwd: str, home: str, settings: Sandbox) -> tuple[m.SandboxSpec | None, str]:
+    def spec_for(self, cwd: str, home: str, settings: SandboxSettings) -> tuple[m.SandboxSpec | None, str]:
         """Return the walls of a session in `cwd` of the account with this home, or None and why there are none."""
 
         def absolute(paths: Sequence[str]) -> tuple[str, ...]:
@@ -81,27 +81,27 @@ class Walls:
             " may not be run any more."
         )
 
-    def _missing(self, settings: Sandbox) -> str:
+    def _missing(self, settings: SandboxSettings) -> str:
         if self.program is None:
             return self.why
         if why := self.lost():
             return why
-        if why := self.no_network.get(settings.network, ""):
+        if why := self.unavailable_networks.get(settings.network, ""):
             asked = f'[sandbox] network = "{settings.network}"'
             return f"There is no sandbox around the agent: it cannot have {asked} here ({why})."
         return ""
 
 
 async def probe(
-    hide: Sequence[str], show: Sequence[str], *, command: Sequence[str] = TRY, trial: Trial | None = None
-) -> Walls:
+    hide: Sequence[str], show: Sequence[str], *, command: Sequence[str] = PROBE_COMMAND, trial: TrialRun | None = None
+) -> SandboxProbe:
     """Look for bubblewrap and try whether its walls hold, with each network: for this account, or for that of `trial`.
 
     Takes part of a second, and a minute where something hangs. Raises only what `trial` raises.
     """
     program = shutil.which("bwrap")
     if program is None:
-        return Walls(why="There is no sandbox around the agent: bubblewrap (bwrap) is not installed.")
+        return SandboxProbe(why="There is no sandbox around the agent: bubblewrap (bwrap) is not installed.")
     hide = tuple(dict.fromkeys((*hide, *map(realpath, hide))))  # a working directory may contain it by either name
     spec = m.SandboxSpec(program, hide, tuple(show))
     said = await (trial(spec) if trial is not None else _run(command, msgspec.json.encode(spec)))
@@ -110,9 +110,9 @@ async def probe(
     except msgspec.DecodeError:
         found = {"full": said}
     if why := found.pop("full", ""):
-        return Walls(why=f"There is no sandbox around the agent: bubblewrap cannot put one up here ({why}).")
+        return SandboxProbe(why=f"There is no sandbox around the agent: bubblewrap cannot put one up here ({why}).")
     version = await _run((program, "--version")) or "bubblewrap"
-    return Walls(program, version, hide, tuple(show), found)
+    return SandboxProbe(program, version, hide, tuple(show), found)
 
 
 async def _run(command: Sequence[str], question: bytes = b"") -> str:
