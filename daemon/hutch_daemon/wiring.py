@@ -50,7 +50,7 @@ from hutch_daemon.services.parts import About, Parts, awake_ms
 from hutch_daemon.settings import Settings, SettingsError, load
 from hutch_daemon.store import executors as executors_of
 from hutch_daemon.store import keys
-from hutch_daemon.store.store import Bounds, Store
+from hutch_daemon.store.store import Store, StoreLimits
 from hutch_shared import __file__ as shared_file
 from hutch_shared import __version__
 from hutch_shared import messages as m
@@ -128,8 +128,8 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
         signals = stack.enter_context(
             anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         )  # until the end
-        bounds = Bounds(wal=settings.store.wal_bytes, wal_held=8 * settings.store.wal_bytes)
-        store = await stack.enter_async_context(Store.open(paths.state / "hutch.db", bounds=bounds))
+        limits = StoreLimits(wal=settings.store.wal_bytes, wal_held=8 * settings.store.wal_bytes)
+        store = await stack.enter_async_context(Store.open(paths.state / "hutch.db", limits=limits))
         passed = _passed(service, paths, stack)
         master = load_master_keys(master_file(paths, settings), keyring=settings.keys.keyring)
         vault = await Vault.load(store, master, paths.state / "vault.ledger")

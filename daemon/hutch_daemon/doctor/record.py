@@ -14,7 +14,7 @@ from hutch_daemon.doctor.finding import Finding
 from hutch_daemon.keys.master import MasterKeyError, load_master_keys
 from hutch_daemon.settings import Settings
 from hutch_daemon.store import database, keys
-from hutch_daemon.store.faults import Fault, fault_of
+from hutch_daemon.store.faults import StoreFault, fault_of
 from hutch_daemon.wiring import master_file
 from hutch_shared.errors import HutchError
 from hutch_shared.paths import Paths
@@ -69,7 +69,7 @@ def _database(path: Path) -> Iterator[Finding]:
         named = error.details.get("detail")
         yield Finding(subject, _way_back(path, str(named)) if named is not None else error.message)
     except sqlite3.Error as error:
-        damaged = fault_of(error) in (None, Fault.CORRUPT)
+        damaged = fault_of(error) in (None, StoreFault.CORRUPT)
         yield Finding(subject, _way_back(path, str(error)) if damaged else f"It cannot be read: {error}.")
     else:
         yield Finding(f"{subject}, {size:,} bytes, schema {schema}, sound")

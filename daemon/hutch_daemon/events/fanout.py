@@ -68,15 +68,15 @@ class Follower:
         room: Room,
         session: str,
         after: int,
-        bounds: events.Bounds,
+        seqs: events.SeqRange,
         skip: Collection[str],
         owner: int | None,
     ) -> None:
         self.session = session
         self.owner = owner
-        self.head = bounds.head
+        self.head = seqs.head
         """The newest number when the follow began."""
-        self.oldest = bounds.oldest
+        self.oldest = seqs.oldest
         self.cursor = after
         """Everything up to here was handed over, or is of a skipped kind."""
         self._store = store
@@ -210,16 +210,16 @@ class Fanout:
         """
         if self._closed:
             raise HutchError(Reason.SHUTTING_DOWN)
-        bounds = await self._store.read(partial(events.bounds, session=session, owner=owner))
+        seqs = await self._store.read(partial(events.seq_range, session=session, owner=owner))
         if after < 0:
-            after = bounds.head
-        if after > bounds.head:
-            raise HutchError(Reason.INVALID_PARAMS, f"The cursor {after} is beyond the newest event, {bounds.head}.")
-        if after < bounds.oldest - 1:
-            raise events.compacted(bounds.oldest)
+            after = seqs.head
+        if after > seqs.head:
+            raise HutchError(Reason.INVALID_PARAMS, f"The cursor {after} is beyond the newest event, {seqs.head}.")
+        if after < seqs.oldest - 1:
+            raise events.compacted(seqs.oldest)
         if planted("stale_cursor"):
             after = max(0, after - 1)
-        follower = Follower(self._store, self._room, session, after, bounds, skip, owner)
+        follower = Follower(self._store, self._room, session, after, seqs, skip, owner)
         if self._closed:
             raise HutchError(Reason.SHUTTING_DOWN)
         self._followers.setdefault(session, set()).add(follower)

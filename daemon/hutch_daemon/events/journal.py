@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 import msgspec
 
 from hutch_daemon.store import events
-from hutch_daemon.store.events import Bounds, Page
+from hutch_daemon.store.events import Page, SeqRange
 from hutch_daemon.store.rows import StoredEvent
 from hutch_daemon.store.store import Store, Tx
 from hutch_shared.events import DATA_OF_KIND, EventKind
@@ -42,9 +42,9 @@ class Journal:
         assert type(data) is DATA_OF_KIND[kind], f"{type(data).__name__} is not the data of {kind}"
         return events.append(tx, session, turn, now_ms(), kind, b'"data":' + _ENCODER.encode(data))
 
-    async def bounds(self, session: str, owner: int | None = None) -> Bounds:
+    async def seq_range(self, session: str, owner: int | None = None) -> SeqRange:
         """Return the newest and the oldest number of a session or of `"*"`. HutchError(NOT_FOUND)."""
-        return await self._store.read(partial(events.bounds, session=session, owner=owner))
+        return await self._store.read(partial(events.seq_range, session=session, owner=owner))
 
     async def read(
         self, session: str, after: int, *, limit: int = 1000, skip: Collection[str] = (), owner: int | None = None

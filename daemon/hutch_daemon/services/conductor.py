@@ -578,7 +578,7 @@ class Conductor:
         limit = max(1, min(params.limit, 10_000))
         journal = self.journal
         page = await journal.read(session, params.after, limit=limit, skip=params.skip, owner=caller.scope)
-        bounds = await journal.bounds(session, caller.scope)
+        bounds = await journal.seq_range(session, caller.scope)
         return m.EventsPage(
             tuple(msgspec.Raw(event_json(event)) for event in page.events), journal.id, bounds.head, page.more
         )

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from hutch_daemon.store.records import Executes, Table
+from hutch_daemon.store.records import Executes, RowMapping
 from hutch_daemon.store.rows import AuditRow
 from hutch_daemon.store.tx import Tx
 from hutch_shared.times import now_ms
 
 __all__ = ["AUDIT", "read", "record", "write"]
 
-AUDIT: Final = Table("audit", AuditRow, assigned="number")
+AUDIT: Final = RowMapping("audit", AuditRow, assigned="number")
 
 
 def record(

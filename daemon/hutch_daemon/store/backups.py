@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from hutch_daemon.store import database, meta
-from hutch_daemon.store.faults import Fault, fault_of, fault_of_os, unavailable
+from hutch_daemon.store.faults import StoreFault, fault_of, fault_of_os, unavailable
 from hutch_daemon.store.lock import hold
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.ids import new_id
@@ -42,7 +42,7 @@ def copy(source: Path, target: Path) -> int:
         if isinstance(error, OSError):
             raise unavailable(fault_of_os(error), str(error)) from error
         if isinstance(error, sqlite3.Error):
-            raise unavailable(fault_of(error) or Fault.IO, str(error)) from error
+            raise unavailable(fault_of(error) or StoreFault.IO, str(error)) from error
         raise
 
 

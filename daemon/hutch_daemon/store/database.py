@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from hutch_daemon.store import meta
-from hutch_daemon.store.faults import Fault, fault_of, fault_of_os, unavailable
+from hutch_daemon.store.faults import StoreFault, fault_of, fault_of_os, unavailable
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import failpoint
 from hutch_shared.ids import new_id
@@ -54,7 +54,7 @@ def prepare(path: Path) -> None:
         if not path.exists():
             _make(path)
         if path.stat().st_size == 0:
-            raise unavailable(Fault.CORRUPT, f"{path} is empty")
+            raise unavailable(StoreFault.CORRUPT, f"{path} is empty")
         with closing(connect_reader(path)) as conn:  # whose closing does not touch what may be damaged
             check(conn, path)
         with closing(connect_writer(path)) as conn:
@@ -62,7 +62,7 @@ def prepare(path: Path) -> None:
                 if number > conn.execute("PRAGMA user_version").fetchone()[0]:
                     _migrate(conn, number, script)
     except sqlite3.Error as error:
-        raise unavailable(fault_of(error) or Fault.IO, f"{path}: {error}") from error
+        raise unavailable(fault_of(error) or StoreFault.IO, f"{path}: {error}") from error
     except OSError as error:
         raise unavailable(fault_of_os(error), str(error)) from error
 
@@ -107,7 +107,7 @@ def _connect(path: Path, mode: str, *settings: str) -> sqlite3.Connection:
 
 def _make(path: Path) -> None:
     if wal_of(path).exists():
-        raise unavailable(Fault.CORRUPT, f"{path} is gone, but its write-ahead log is there")
+        raise unavailable(StoreFault.CORRUPT, f"{path} is gone, but its write-ahead log is there")
     draft = path.with_name(path.name + ".new")
     for leftover in (
         draft,
@@ -148,7 +148,7 @@ def check(conn: sqlite3.Connection, path: Path, *, seconds: float = _CHECK_SECON
     application = conn.execute("PRAGMA application_id").fetchone()[0]
     schema = conn.execute("PRAGMA user_version").fetchone()[0]
     if application != _APPLICATION or schema == 0:
-        raise unavailable(Fault.CORRUPT, f"{path} is not a database of Hutch")
+        raise unavailable(StoreFault.CORRUPT, f"{path} is not a database of Hutch")
     if schema > LATEST:
         raise HutchError(
             Reason.STORE_UNAVAILABLE,
@@ -158,7 +158,7 @@ def check(conn: sqlite3.Connection, path: Path, *, seconds: float = _CHECK_SECON
         )
     damage = next(_damage(conn, seconds), None)
     if damage is not None:
-        raise unavailable(Fault.CORRUPT, f"{path}: {damage}")
+        raise unavailable(StoreFault.CORRUPT, f"{path}: {damage}")
 
 
 def _damage(conn: sqlite3.Connection, seconds: float) -> Iterator[str]:

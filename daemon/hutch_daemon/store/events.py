@@ -25,16 +25,16 @@ from hutch_shared.times import from_wire
 
 __all__ = [
     "EVERY",
-    "Bounds",
     "Page",
+    "SeqRange",
     "append",
     "append_reported",
     "body_of",
-    "bounds",
     "compacted",
     "found_after",
     "prune",
     "read",
+    "seq_range",
 ]
 
 EVERY: Final = "*"
@@ -50,7 +50,7 @@ _INSERTS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class SeqRange:
     """The numbers of the newest event and of the oldest one that is kept (`head` + 1 where there is none)."""
 
     head: int
@@ -114,20 +114,20 @@ def append_reported(
     return stored, receipt
 
 
-def bounds(on: Executes, session: str, owner: int | None = None) -> Bounds:
+def seq_range(on: Executes, session: str, owner: int | None = None) -> SeqRange:
     """Return head and oldest of a session or, for `"*"`, of the journal.
 
     With `owner`, a session of somebody else is NOT_FOUND, as is one that does not exist.
     """
     if session == EVERY:
         record = on.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
-        return Bounds(0 if record is None else record[0], int(meta.get(on, "floor") or 0) + 1)
+        return SeqRange(0 if record is None else record[0], int(meta.get(on, "floor") or 0) + 1)
     record = on.execute(
         "SELECT head_seq, floor_seq FROM sessions WHERE id = ? AND owner = ifnull(?, owner)", (session, owner)
     ).fetchone()
     if record is None:
         raise HutchError(Reason.NOT_FOUND)
-    return Bounds(record[0], record[1] + 1)
+    return SeqRange(record[0], record[1] + 1)
 
 
 def compacted(oldest: int) -> HutchError:
@@ -151,7 +151,7 @@ def read(
     takes it over `max_bytes`. HutchError: NOT_FOUND without the session, COMPACTED (`oldest`) when events after
     `after` are no longer kept.
     """
-    oldest = bounds(on, session, owner).oldest
+    oldest = seq_range(on, session, owner).oldest
     if after < oldest - 1:
         raise compacted(oldest)
     values: tuple[object, ...]
@@ -217,7 +217,7 @@ def _append(tx: Tx, session: str, parts: Sequence[tuple[str | None, int, EventKi
         raise HutchError(Reason.NOT_FOUND)
     head, owner = record
     failpoint("events.insert")
-    position = bounds(tx, EVERY).head
+    position = seq_range(tx, EVERY).head
     first = head - len(parts)
     stored = [
         StoredEvent(position + step, session, first + step, owner, turn, at, kind, body)

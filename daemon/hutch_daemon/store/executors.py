@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from hutch_daemon.store.records import Executes, Table
+from hutch_daemon.store.records import Executes, RowMapping
 from hutch_daemon.store.rows import ExecutorRow
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import failpoint
@@ -23,7 +23,7 @@ __all__ = [
     "with_spool",
 ]
 
-EXECUTORS: Final = Table("executors", ExecutorRow)
+EXECUTORS: Final = RowMapping("executors", ExecutorRow)
 
 
 def insert(tx: Executes, row: ExecutorRow) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 
 from hutch_shared.errors import HutchError, Reason
 
-__all__ = ["Cure", "Fault", "fault_of", "fault_of_os", "unavailable"]
+__all__ = ["Cure", "StoreFault", "fault_of", "fault_of_os", "unavailable"]
 
 
 class Cure(Enum):
@@ -23,7 +23,7 @@ class Cure(Enum):
     NONE = "a person has to act; hutchd must be started again"
 
 
-class Fault(Enum):
+class StoreFault(Enum):
     """A reason why nothing can be stored, in words for its reader, with its cure."""
 
     FULL = ("The disk is full; nothing was accepted. It goes on by itself when there is space.", Cure.PROBE)
@@ -41,39 +41,39 @@ class Fault(Enum):
         self.cure = cure
 
 
-_BY_CODE: Final[dict[int, Fault]] = {
-    sqlite3.SQLITE_FULL: Fault.FULL,
-    sqlite3.SQLITE_BUSY: Fault.BUSY,
-    sqlite3.SQLITE_LOCKED: Fault.BUSY,
-    sqlite3.SQLITE_PERM: Fault.READ_ONLY,
-    sqlite3.SQLITE_READONLY: Fault.READ_ONLY,
-    sqlite3.SQLITE_IOERR: Fault.IO,
-    sqlite3.SQLITE_CANTOPEN: Fault.IO,
-    sqlite3.SQLITE_PROTOCOL: Fault.IO,
-    sqlite3.SQLITE_CORRUPT: Fault.CORRUPT,
-    sqlite3.SQLITE_NOTADB: Fault.CORRUPT,
+_BY_CODE: Final[dict[int, StoreFault]] = {
+    sqlite3.SQLITE_FULL: StoreFault.FULL,
+    sqlite3.SQLITE_BUSY: StoreFault.BUSY,
+    sqlite3.SQLITE_LOCKED: StoreFault.BUSY,
+    sqlite3.SQLITE_PERM: StoreFault.READ_ONLY,
+    sqlite3.SQLITE_READONLY: StoreFault.READ_ONLY,
+    sqlite3.SQLITE_IOERR: StoreFault.IO,
+    sqlite3.SQLITE_CANTOPEN: StoreFault.IO,
+    sqlite3.SQLITE_PROTOCOL: StoreFault.IO,
+    sqlite3.SQLITE_CORRUPT: StoreFault.CORRUPT,
+    sqlite3.SQLITE_NOTADB: StoreFault.CORRUPT,
 }
-_BY_ERRNO: Final[dict[int, Fault]] = {
-    errno.ENOSPC: Fault.FULL,
-    errno.EDQUOT: Fault.FULL,
-    errno.EROFS: Fault.READ_ONLY,
-    errno.EACCES: Fault.READ_ONLY,
-    errno.EPERM: Fault.READ_ONLY,
+_BY_ERRNO: Final[dict[int, StoreFault]] = {
+    errno.ENOSPC: StoreFault.FULL,
+    errno.EDQUOT: StoreFault.FULL,
+    errno.EROFS: StoreFault.READ_ONLY,
+    errno.EACCES: StoreFault.READ_ONLY,
+    errno.EPERM: StoreFault.READ_ONLY,
 }
 
 
-def fault_of(error: BaseException) -> Fault | None:
+def fault_of(error: BaseException) -> StoreFault | None:
     """Return the fault that an error of SQLite stands for; None where the statement is to blame, not the disk."""
     if not isinstance(error, sqlite3.Error):
         return None
     return _BY_CODE.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
 
 
-def fault_of_os(error: OSError) -> Fault:
+def fault_of_os(error: OSError) -> StoreFault:
     """Return the fault that an error of the kernel stands for."""
-    return _BY_ERRNO.get(error.errno or 0, Fault.IO)
+    return _BY_ERRNO.get(error.errno or 0, StoreFault.IO)
 
 
-def unavailable(fault: Fault, detail: str = "") -> HutchError:
+def unavailable(fault: StoreFault, detail: str = "") -> HutchError:
     """Return a fresh `store_unavailable` that says what is wrong."""
     return HutchError(Reason.STORE_UNAVAILABLE, fault.sentence, fault=fault.name.lower(), detail=detail)

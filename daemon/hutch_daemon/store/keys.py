@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from hutch_daemon.store.records import Executes, Table
+from hutch_daemon.store.records import Executes, RowMapping
 from hutch_daemon.store.rows import KeyRow
 
 __all__ = ["KEYS", "delete", "get", "list_", "put", "touch"]
 
-KEYS: Final = Table("keys", KeyRow)
+KEYS: Final = RowMapping("keys", KeyRow)
 
 
 def put(tx: Executes, row: KeyRow) -> None:

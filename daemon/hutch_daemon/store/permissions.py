@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from hutch_daemon.store.records import Executes, Table
+from hutch_daemon.store.records import Executes, RowMapping
 from hutch_daemon.store.rows import PermissionRow
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
@@ -12,7 +12,7 @@ from hutch_shared.failpoints import failpoint, planted
 
 __all__ = ["PERMISSIONS", "by_ask", "get", "insert", "list_", "page", "pending", "settle"]
 
-PERMISSIONS: Final = Table("permissions", PermissionRow)
+PERMISSIONS: Final = RowMapping("permissions", PermissionRow)
 
 
 def insert(tx: Executes, row: PermissionRow) -> tuple[PermissionRow, bool]:

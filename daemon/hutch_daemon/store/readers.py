@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from hutch_daemon.store.database import connect_reader
-from hutch_daemon.store.faults import Fault, fault_of, unavailable
+from hutch_daemon.store.faults import StoreFault, fault_of, unavailable
 from hutch_shared.errors import HutchError, Reason
 
 __all__ = ["Readers"]
@@ -83,7 +83,7 @@ class Readers:
     def _take(self) -> sqlite3.Connection:
         with self._changed:
             if not self._changed.wait_for(lambda: self._open, _REOPENING):
-                raise unavailable(Fault.IO, "the database is closed")
+                raise unavailable(StoreFault.IO, "the database is closed")
             conn = self._idle.pop() if self._idle else connect_reader(self._path)
             self._busy.add(conn)
             return conn

@@ -1,4 +1,4 @@
-"""Rows to columns and back, once for all tables: a `Table` is made from a row class and knows its statements.
+"""Rows to columns and back, once for all tables: a `RowMapping` is made from a row class and knows its statements.
 
 SQL text here is joined from names in the code alone; values always go as parameters.
 """
@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-__all__ = ["Executes", "Table"]
+__all__ = ["Executes", "RowMapping"]
 
 R = TypeVar("R")
 _PAGE_BYTES: Final = 2 << 20
@@ -26,7 +26,7 @@ class Executes(Protocol):
     def execute(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ..., /) -> sqlite3.Cursor: ...
 
 
-class Table(Generic[R]):
+class RowMapping(Generic[R]):
     """One table and its row class. `assigned` is a column that SQLite gives when it is 0 in the row to insert."""
 
     def __init__(self, name: str, row: type[R], *, assigned: str | None = None) -> None:

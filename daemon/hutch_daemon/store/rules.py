@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from hutch_daemon.store.records import Executes, Table
+from hutch_daemon.store.records import Executes, RowMapping
 from hutch_daemon.store.rows import RuleEffect, RuleRow, TrustRow
 
 __all__ = ["RULES", "TRUST", "add", "distrust", "is_trusted", "list_", "list_trusted", "remove", "trust"]
 
-RULES: Final = Table("rules", RuleRow, assigned="number")
-TRUST: Final = Table("trust", TrustRow)
+RULES: Final = RowMapping("rules", RuleRow, assigned="number")
+TRUST: Final = RowMapping("trust", TrustRow)
 
 
 def add(tx: Executes, row: RuleRow) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sqlite3
 from typing import Any, Final
 
-from hutch_daemon.store.records import Executes, Table
+from hutch_daemon.store.records import Executes, RowMapping
 from hutch_daemon.store.rows import SessionRow
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 
 __all__ = ["SESSIONS", "count_open", "delete", "find", "get", "in_directory", "insert", "list_", "page", "update"]
 
-SESSIONS: Final = Table("sessions", SessionRow)
+SESSIONS: Final = RowMapping("sessions", SessionRow)
 _PREFIX: Final = 4
 _LISTED: Final = "WHERE owner = ifnull(?, owner) AND state = ifnull(?, state) ORDER BY created_at DESC, id"
 

@@ -26,18 +26,18 @@ import structlog
 from anyio import to_thread
 
 from hutch_daemon.store import backups, database
-from hutch_daemon.store.faults import Fault, fault_of, unavailable
+from hutch_daemon.store.faults import StoreFault, fault_of, unavailable
 from hutch_daemon.store.lock import hold
 from hutch_daemon.store.readers import Readers
 from hutch_daemon.store.reserve import Reserve
 from hutch_daemon.store.rows import StoredEvent
 from hutch_daemon.store.tx import Effect, Tx
-from hutch_daemon.store.writer import Bounds, Job, Outcome, Writer
+from hutch_daemon.store.writer import Job, JobResult, StoreLimits, Writer
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import failpoint
 
-__all__ = ["Bounds", "Store", "Tx"]
+__all__ = ["Store", "StoreLimits", "Tx"]
 
 log = structlog.get_logger("hutchd.store")
 
@@ -46,27 +46,27 @@ Sink = Callable[[Sequence[StoredEvent]], None]
 
 _WAITING_UNITS: Final = 1024
 _READS_AT_ONCE: Final = 3
-_BOUNDS: Final = Bounds()
+_LIMITS: Final = StoreLimits()
 
 
 class Store:
     """The front of it, for the event loop it was opened on. Made by `Store.open` alone."""
 
-    def __init__(self, path: Path, bounds: Bounds, reserve: Reserve) -> None:
+    def __init__(self, path: Path, limits: StoreLimits, reserve: Reserve) -> None:
         """Open a prepared and locked database; `open` does all of that."""
         self.path = path
         self._loop = asyncio.get_running_loop()
         self._sinks: list[Sink] = []
         self._room = anyio.Semaphore(_WAITING_UNITS, fast_acquire=True)
         self._read_limiter = anyio.CapacityLimiter(_READS_AT_ONCE)
-        self._readers = Readers(path, seconds=bounds.read_seconds)
-        self._writer = Writer(path, self._readers, self._deliver, bounds, reserve)
+        self._readers = Readers(path, seconds=limits.read_seconds)
+        self._writer = Writer(path, self._readers, self._deliver, limits, reserve)
         self._open = True
         self._writing = True
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, path: Path, *, bounds: Bounds = _BOUNDS) -> AsyncIterator[Store]:
+    async def open(cls, path: Path, *, limits: StoreLimits = _LIMITS) -> AsyncIterator[Store]:
         """Open the database at `path` (made if missing; its directory must be there) and begin a new epoch.
 
         On leaving, what was handed over is still committed and everything closed. HutchError: WRONG_STATE when another
@@ -76,9 +76,9 @@ class Store:
             reserve = Reserve(path)
             await to_thread.run_sync(database.prepare, path)
             try:
-                store = cls(path, bounds, reserve)
+                store = cls(path, limits, reserve)
             except sqlite3.Error as error:
-                raise unavailable(fault_of(error) or Fault.IO, f"{path}: {error}") from error
+                raise unavailable(fault_of(error) or StoreFault.IO, f"{path}: {error}") from error
             try:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(store._run)
@@ -134,15 +134,15 @@ class Store:
     async def read(self, unit: Callable[[sqlite3.Connection], T]) -> T:
         """Run `unit` in a thread on one consistent snapshot; return what it returned. Keep it short: read pages.
 
-        Reads go on while the store cannot write. HutchError: TIMED_OUT after `Bounds.read_seconds`, STORE_UNAVAILABLE
-        when the disk fails. A cancelled caller waits for the unit to end.
+        Reads go on while the store cannot write. HutchError: TIMED_OUT after `StoreLimits.read_seconds`,
+        STORE_UNAVAILABLE when the disk fails. A cancelled caller waits for the unit to end.
         """
         self._check_open()
         try:
             return await to_thread.run_sync(self._readers.run, unit, limiter=self._read_limiter)
         except HutchError as error:
             if error.details.get("fault") == "corrupt":
-                self._writer.report(Fault.CORRUPT)
+                self._writer.report(StoreFault.CORRUPT)
             raise
 
     def status(self) -> m.StoreStatus:
@@ -181,12 +181,12 @@ class Store:
         if not self._open:
             raise HutchError(Reason.SHUTTING_DOWN)
 
-    def _deliver(self, events: list[StoredEvent], effects: list[Effect], outcomes: list[Outcome]) -> None:
-        """Bring a commit's events, effects and outcomes to the event loop (called on the writer's thread)."""
+    def _deliver(self, events: list[StoredEvent], effects: list[Effect], results: list[JobResult]) -> None:
+        """Bring a commit's events, effects and results to the event loop (called on the writer's thread)."""
         with suppress(RuntimeError):  # the loop is gone, and so are all who waited
-            self._loop.call_soon_threadsafe(self._settle, events, effects, outcomes)
+            self._loop.call_soon_threadsafe(self._settle, events, effects, results)
 
-    def _settle(self, events: list[StoredEvent], effects: list[Effect], outcomes: list[Outcome]) -> None:
+    def _settle(self, events: list[StoredEvent], effects: list[Effect], results: list[JobResult]) -> None:
         try:
             if events:
                 failpoint("store.before_publish")
@@ -198,14 +198,14 @@ class Store:
                     effect()
                 except Exception:
                     log.exception("effect_failed", effect=repr(effect))
-            for outcome in outcomes:
-                receipt: asyncio.Future[object] = outcome.job.receipt
+            for result in results:
+                receipt: asyncio.Future[object] = result.job.receipt
                 if receipt.done():  # its caller was cancelled
                     continue
-                if outcome.error is not None:
-                    receipt.set_exception(outcome.error)
+                if result.error is not None:
+                    receipt.set_exception(result.error)
                 else:
-                    receipt.set_result(outcome.value)
+                    receipt.set_result(result.value)
 
 
 def _size(path: Path) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, Final
 
-from hutch_daemon.store.records import Executes, Table
+from hutch_daemon.store.records import Executes, RowMapping
 from hutch_daemon.store.rows import TurnRow
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
@@ -14,7 +14,7 @@ from hutch_shared.failpoints import failpoint, planted
 
 __all__ = ["TURNS", "active", "get", "insert", "list_", "live", "move", "next_queued", "page", "queued", "update"]
 
-TURNS: Final = Table("turns", TurnRow)
+TURNS: Final = RowMapping("turns", TurnRow)
 _LIVE: Final = "state IN ('queued', 'dispatching', 'running', 'stopping')"
 _ACTIVE: Final = "state IN ('dispatching', 'running', 'stopping')"
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from hutch_daemon.store.records import Executes, Table
+from hutch_daemon.store.records import Executes, RowMapping
 from hutch_daemon.store.rows import UsageRow, UsageTotal
 from hutch_shared.events import UsageSeen
 
 __all__ = ["USAGE", "add", "table", "total"]
 
-USAGE: Final = Table("usage", UsageRow, assigned="number")
+USAGE: Final = RowMapping("usage", UsageRow, assigned="number")
 _OF: Final = {
     "session": "session",
     "account": "account",

@@ -26,14 +26,14 @@ import structlog
 
 from hutch_daemon.store import events, meta
 from hutch_daemon.store.database import connect_reader, connect_writer, truncate_wal, wal_of
-from hutch_daemon.store.faults import Cure, Fault, fault_of, fault_of_os, unavailable
+from hutch_daemon.store.faults import Cure, StoreFault, fault_of, fault_of_os, unavailable
 from hutch_daemon.store.readers import Readers
 from hutch_daemon.store.reserve import Reserve
 from hutch_daemon.store.rows import StoredEvent
 from hutch_daemon.store.tx import Effect, Tx
 from hutch_shared.failpoints import failpoint, planted
 
-__all__ = ["Bounds", "Job", "Outcome", "Writer"]
+__all__ = ["Job", "JobResult", "StoreLimits", "Writer"]
 
 log = structlog.get_logger("hutchd.store")
 
@@ -46,7 +46,7 @@ _TRUNCATE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class StoreLimits:
     """How large things may become, in bytes, and how long a read may take, in seconds."""
 
     wal: int = 64 << 20
@@ -58,14 +58,14 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """A unit of work and the receipt its outcome goes to."""
+    """A unit of work and the receipt its result goes to."""
 
     unit: Callable[[Tx], Any]
     receipt: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class JobResult:
     """What became of a job: a value, or an error."""
 
     job: Job
@@ -73,19 +73,19 @@ class Outcome:
     error: BaseException | None = None
 
 
-Deliver = Callable[[list[StoredEvent], list[Effect], list[Outcome]], None]
+Deliver = Callable[[list[StoredEvent], list[Effect], list[JobResult]], None]
 """Takes a commit's events, what follows it, and what became of its units."""
 
 
 class Writer:
     """Owns the read-write connection. `run` is the thread; the rest may be called from any thread."""
 
-    def __init__(self, path: Path, readers: Readers, deliver: Deliver, bounds: Bounds, reserve: Reserve) -> None:
+    def __init__(self, path: Path, readers: Readers, deliver: Deliver, limits: StoreLimits, reserve: Reserve) -> None:
         """Open the database at `path` (see `database.prepare`) and begin a new epoch. sqlite3.Error if that fails.
 
         `reserve`, which is not taken yet, is taken then.
         """
-        self.fault: Fault | None = None
+        self.fault: StoreFault | None = None
         self.detail = ""
         self.position = 0
         """Of the newest committed event."""
@@ -93,8 +93,8 @@ class Writer:
         self._wal = wal_of(path)
         self._readers = readers
         self._deliver = deliver
-        self._bounds = bounds
-        self._inbox: queue.SimpleQueue[Job | Fault | None] = queue.SimpleQueue()
+        self._limits = limits
+        self._inbox: queue.SimpleQueue[Job | StoreFault | None] = queue.SimpleQueue()
         self._stopping = False
         self._heal_at = 0.0
         self._truncate_at = 0.0
@@ -107,7 +107,7 @@ class Writer:
             self.journal = str(meta.get(self._conn, "journal"))
             self.epoch = int(meta.get(self._conn, "epoch") or 0) + 1
             meta.put(self._conn, "epoch", str(self.epoch))
-            self.position = events.bounds(self._conn, events.EVERY).head
+            self.position = events.seq_range(self._conn, events.EVERY).head
         except BaseException:
             self._conn.close()
             raise
@@ -115,16 +115,16 @@ class Writer:
 
     def _connect(self) -> sqlite3.Connection:
         conn = connect_writer(self._path)
-        conn.execute(f"PRAGMA journal_size_limit = {self._bounds.wal}")
+        conn.execute(f"PRAGMA journal_size_limit = {self._limits.wal}")
         pages = self._reserve.log // conn.execute("PRAGMA page_size").fetchone()[0]
         conn.execute(f"PRAGMA wal_autocheckpoint = {max(1, min(_LOG_PAGES, pages))}")
         return conn
 
     def put(self, job: Job) -> None:
-        """Hand over a job; its outcome is delivered later."""
+        """Hand over a job; its result is delivered later."""
         self._inbox.put(job)
 
-    def report(self, fault: Fault) -> None:
+    def report(self, fault: StoreFault) -> None:
         """Say that a reader met damage: nothing more is written on top of it."""
         self._inbox.put(fault)
 
@@ -142,7 +142,7 @@ class Writer:
 
     def _close(self) -> None:
         self._readers.close()
-        if self.fault is Fault.CORRUPT:
+        if self.fault is StoreFault.CORRUPT:
             with suppress(sqlite3.Error), self._log_in_use():
                 self._conn.close()
         with suppress(sqlite3.Error):
@@ -158,23 +158,23 @@ class Writer:
             return
         if item is None:
             self._stopping = True
-        elif isinstance(item, Fault):
+        elif isinstance(item, StoreFault):
             self._fail(item, "seen by a reader")
         elif self.fault is not None:
-            self._deliver([], [], [Outcome(item, error=unavailable(self.fault, self.detail))])
+            self._deliver([], [], [JobResult(item, error=unavailable(self.fault, self.detail))])
         else:
             self._commit_group(item)
             self._bound_wal()
 
     def _commit_group(self, first: Job) -> None:
         jobs = [first]
-        outcomes: list[Outcome] = []
+        results: list[JobResult] = []
         tx = Tx(self._conn)
         until = time.monotonic() + _GROUP_SECONDS
         try:
             self._conn.execute("BEGIN IMMEDIATE")
             while True:
-                outcomes.append(self._run(jobs[-1], tx))
+                results.append(self._run(jobs[-1], tx))
                 if len(jobs) >= _GROUP_UNITS or time.monotonic() >= until:
                     break
                 following = self._next()
@@ -182,8 +182,8 @@ class Writer:
                     break
                 jobs.append(following)
             if planted("ack_before_commit"):
-                self._deliver(tx.events, tx.effects, outcomes)
-                outcomes = []
+                self._deliver(tx.events, tx.effects, results)
+                results = []
                 time.sleep(_GROUP_SECONDS)
             if planted("publish_before_commit"):
                 self._deliver(tx.events, [], [])
@@ -192,16 +192,16 @@ class Writer:
             failpoint("store.before_commit")
             self._conn.execute("COMMIT")
         except sqlite3.Error as error:
-            self._fail(fault_of(error) or Fault.IO, str(error))
-            refused = [Outcome(job, error=unavailable(self.fault or Fault.IO, self.detail)) for job in jobs]
+            self._fail(fault_of(error) or StoreFault.IO, str(error))
+            refused = [JobResult(job, error=unavailable(self.fault or StoreFault.IO, self.detail)) for job in jobs]
             self._refused = tx
             self._deliver([], [], refused)
             return
         failpoint("store.after_commit")
         if tx.events:
             self.position = tx.events[-1].position
-        if outcomes:
-            self._deliver(tx.events, tx.effects, outcomes)
+        if results:
+            self._deliver(tx.events, tx.effects, results)
 
     def _next(self) -> Job | None:
         """Return the next job that waits, if there is one and it may join the group."""
@@ -215,7 +215,7 @@ class Writer:
                 self._inbox.put(item)
         return None
 
-    def _run(self, job: Job, tx: Tx) -> Outcome:
+    def _run(self, job: Job, tx: Tx) -> JobResult:
         """Run a unit in its savepoint. sqlite3.Error where the disk is to blame: then the whole group is lost."""
         events_before, effects_before = len(tx.events), len(tx.effects)
         self._conn.execute("SAVEPOINT unit")
@@ -228,11 +228,11 @@ class Writer:
             del tx.effects[effects_before:]
             self._conn.execute("ROLLBACK TO unit")
             self._conn.execute("RELEASE unit")
-            return Outcome(job, error=error)
+            return JobResult(job, error=error)
         self._conn.execute("RELEASE unit")
-        return Outcome(job, value)
+        return JobResult(job, value)
 
-    def _fail(self, fault: Fault, detail: str) -> None:
+    def _fail(self, fault: StoreFault, detail: str) -> None:
         """Stop accepting. What was in the open transaction is gone."""
         if self.fault is None or fault.cure is Cure.NONE:
             self.fault, self.detail = fault, detail
@@ -250,13 +250,13 @@ class Writer:
                 return
             if self.fault.cure is Cure.REOPEN and not self._reopen():
                 return
-            if self.fault is Fault.HELD and not truncate_wal(self._conn):
+            if self.fault is StoreFault.HELD and not truncate_wal(self._conn):
                 return
-            if self.fault is Fault.FULL and not self._make_room():
+            if self.fault is StoreFault.FULL and not self._make_room():
                 return
             meta.put(self._conn, "probe", str(time.time_ns()))
         except sqlite3.Error as error:
-            self._fail(fault_of(error) or Fault.IO, str(error))
+            self._fail(fault_of(error) or StoreFault.IO, str(error))
             return
         log.info("store_available", after=self.fault.name.lower())
         self.fault, self.detail, self._refused = None, "", None
@@ -275,7 +275,7 @@ class Writer:
         try:
             truncate_wal(self._conn)
         except sqlite3.Error as error:
-            if fault_of(error) is not Fault.FULL:
+            if fault_of(error) is not StoreFault.FULL:
                 raise
 
     def _reopen(self) -> bool:
@@ -294,13 +294,13 @@ class Writer:
                 if not truncate_wal(self._conn):
                     return False
             if meta.get(self._conn, "journal") != self.journal:
-                self._fail(Fault.CORRUPT, "another database lies in its place")
+                self._fail(StoreFault.CORRUPT, "another database lies in its place")
                 return False
         finally:
-            if self.fault is not Fault.CORRUPT:
+            if self.fault is not StoreFault.CORRUPT:
                 self._readers.reopen()
         found = events.found_after(self._conn, self.position)
-        self.position = events.bounds(self._conn, events.EVERY).head
+        self.position = events.seq_range(self._conn, events.EVERY).head
         self._deliver(found, self._effects_of_found(), [])
         return True
 
@@ -327,13 +327,13 @@ class Writer:
         now = time.monotonic()
         try:
             size = os.stat(self._wal).st_size
-            held = size > self._bounds.wal_held
-            if size <= self._bounds.wal or (now < self._truncate_at and not held) or self.fault is not None:
+            held = size > self._limits.wal_held
+            if size <= self._limits.wal or (now < self._truncate_at and not held) or self.fault is not None:
                 return
             self._truncate_at = now + _TRUNCATE_SECONDS
             if not truncate_wal(self._conn) and held:
-                self._fail(Fault.HELD, f"{size} bytes")
+                self._fail(StoreFault.HELD, f"{size} bytes")
         except sqlite3.Error as error:
-            self._fail(fault_of(error) or Fault.IO, str(error))
+            self._fail(fault_of(error) or StoreFault.IO, str(error))
         except OSError as error:
             self._fail(fault_of_os(error), str(error))

@@ -71,7 +71,7 @@ async def test_data_of_another_kind_is_a_mistake_of_the_code(store: Store) -> No
     with pytest.raises(AssertionError, match="Text is not the data of notice"):
         await store.write(partial(journal.append, session="s-aaaa", turn=None, kind="notice", data=Text("x")))
 
-    assert (await journal.bounds("s-aaaa")).head == 0
+    assert (await journal.seq_range("s-aaaa")).head == 0
 
 
 async def test_no_event_goes_to_a_session_that_is_not_there(store: Store) -> None:
@@ -105,4 +105,4 @@ async def test_pruning_goes_on_until_it_is_done(store: Store) -> None:
     pruned = await journal.prune(before=1_700_000_001_100)
 
     assert pruned == 1099
-    assert (await journal.bounds("s-aaaa")).oldest == 1100
+    assert (await journal.seq_range("s-aaaa")).oldest == 1100

@@ -29,7 +29,7 @@ async def test_a_backup_is_one_whole_file_of_its_moment(store: Store, tmp_path: 
     assert [file.name for file in folder.iterdir()] == ["copy.db"]
     assert (folder / "copy.db").stat().st_mode & 0o777 == 0o600
     async with Store.open(folder / "copy.db") as copy:
-        bounds = await copy.read(partial(events.bounds, session="s-aaaa"))
+        bounds = await copy.read(partial(events.seq_range, session="s-aaaa"))
         assert bounds.head in {20, 21}
 
 
@@ -88,7 +88,7 @@ async def test_a_restored_journal_is_another_one_and_trusts_no_executor(tmp_path
     assert aside is not None
     async with Store.open(aside) as store:
         assert store.journal == former
-        assert (await store.read(partial(events.bounds, session="s-aaaa"))).head == 3
+        assert (await store.read(partial(events.seq_range, session="s-aaaa"))).head == 3
     assert copy.exists()
 
 

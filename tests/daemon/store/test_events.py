@@ -79,7 +79,7 @@ async def test_a_gap_in_an_executors_numbers_is_refused_whole(opened: Store, num
         await report(opened, *numbers)
 
     assert caught.value.reason is Reason.INVALID_REQUEST
-    assert await opened.read(partial(events.bounds, session="s-aaaa")) == events.Bounds(head=0, oldest=1)
+    assert await opened.read(partial(events.seq_range, session="s-aaaa")) == events.SeqRange(head=0, oldest=1)
 
 
 async def test_a_time_that_is_none_is_the_executors_fault(opened: Store) -> None:
@@ -91,7 +91,7 @@ async def test_a_time_that_is_none_is_the_executors_fault(opened: Store) -> None
         )
 
     assert caught.value.reason is Reason.INVALID_PARAMS
-    assert (await opened.read(partial(events.bounds, session="s-aaaa"))).head == 0
+    assert (await opened.read(partial(events.seq_range, session="s-aaaa"))).head == 0
 
 
 @pytest.mark.parametrize(("executor", "session"), [("x-none", "s-aaaa"), ("x-1", "s-none")])
@@ -180,7 +180,7 @@ async def test_pruning_by_age_keeps_the_young_and_tells_old_cursors(opened: Stor
     assert (pruned, none) == (3, 0)
     assert details == {"s-aaaa": (Reason.COMPACTED, {"oldest": 3}), "*": (Reason.COMPACTED, {"oldest": 4})}
     assert [event.seq for event in page.events] == [3, 4]
-    assert await opened.read(partial(events.bounds, session="s-bbbb")) == events.Bounds(head=1, oldest=2)
+    assert await opened.read(partial(events.seq_range, session="s-bbbb")) == events.SeqRange(head=1, oldest=2)
 
 
 async def test_pruning_by_size_goes_from_the_oldest(opened: Store) -> None:
@@ -191,9 +191,9 @@ async def test_pruning_by_size_goes_from_the_oldest(opened: Store) -> None:
     while count := await opened.write(partial(events.prune, max_bytes=1_000_000)):
         total += count
 
-    bounds = await opened.read(partial(events.bounds, session="s-aaaa"))
+    bounds = await opened.read(partial(events.seq_range, session="s-aaaa"))
     assert 50 <= total < 100
-    assert bounds == events.Bounds(head=100, oldest=total + 1)
+    assert bounds == events.SeqRange(head=100, oldest=total + 1)
     before = opened.status().bytes
     await report(opened, *range(101, 111), size=20_000)
     assert opened.status().bytes == before

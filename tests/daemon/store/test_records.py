@@ -10,7 +10,7 @@ from hutch_daemon.store.audit import AUDIT
 from hutch_daemon.store.executors import EXECUTORS
 from hutch_daemon.store.keys import KEYS
 from hutch_daemon.store.permissions import PERMISSIONS
-from hutch_daemon.store.records import Table
+from hutch_daemon.store.records import RowMapping
 from hutch_daemon.store.rules import RULES, TRUST
 from hutch_daemon.store.sessions import SESSIONS
 from hutch_daemon.store.store import Store
@@ -23,7 +23,7 @@ TABLES = [AUDIT, EXECUTORS, KEYS, PERMISSIONS, RULES, SESSIONS, TRUST, TURNS, US
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
-async def test_a_table_has_the_columns_of_its_row_in_order(store: Store, table: Table[Any]) -> None:
+async def test_a_table_has_the_columns_of_its_row_in_order(store: Store, table: RowMapping[Any]) -> None:
     """A row class and its table name the same columns."""
     found = await store.read(lambda conn: conn.execute(f"PRAGMA table_info({table.name})").fetchall())
 

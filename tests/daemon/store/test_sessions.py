@@ -158,4 +158,4 @@ async def test_positions_are_not_used_again_after_a_removal(store: Store) -> Non
     (event,) = await report(store, 1, session="s-bbbb", executor="x-2")
 
     assert (event.position, event.seq) == (4, 1)
-    assert await store.read(partial(events.bounds, session="*")) == events.Bounds(head=4, oldest=1)
+    assert await store.read(partial(events.seq_range, session="*")) == events.SeqRange(head=4, oldest=1)

@@ -14,7 +14,7 @@ import pytest
 
 from hutch_daemon.store import events, meta
 from hutch_daemon.store.rows import StoredEvent
-from hutch_daemon.store.store import Bounds, Store
+from hutch_daemon.store.store import Store, StoreLimits
 from hutch_daemon.store.tx import Tx
 from hutch_shared.errors import HutchError, Reason
 from tests.daemon.store.examples import report, with_session
@@ -221,7 +221,7 @@ async def test_a_read_is_one_snapshot(store: Store) -> None:
 async def test_a_read_that_never_ends_is_stopped(tmp_path: Path) -> None:
     """A reader has a deadline, so that it cannot hold the log for ever; the next read is served."""
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
-    async with Store.open(tmp_path / "hutch.db", bounds=Bounds(read_seconds=0.05)) as store:
+    async with Store.open(tmp_path / "hutch.db", limits=StoreLimits(read_seconds=0.05)) as store:
         with pytest.raises(HutchError) as caught:
             await store.read(lambda conn: conn.execute(endless).fetchone())
 
@@ -231,18 +231,18 @@ async def test_a_read_that_never_ends_is_stopped(tmp_path: Path) -> None:
 
 async def test_the_log_is_emptied_beyond_its_bound(tmp_path: Path) -> None:
     """When no reader is in the way, a log that has grown too large is emptied by the commit that made it so."""
-    async with Store.open(tmp_path / "hutch.db", bounds=Bounds(wal=200_000)) as store:
+    async with Store.open(tmp_path / "hutch.db", limits=StoreLimits(wal=200_000)) as store:
         await with_session(store)
         await report(store, *range(1, 101), size=5000)
         await report(store, 101)
 
         assert store.status().wal_bytes < 100_000
-        assert (await store.read(partial(events.bounds, session="s-aaaa"))).head == 101
+        assert (await store.read(partial(events.seq_range, session="s-aaaa"))).head == 101
 
 
 async def test_a_reader_that_holds_the_log_stops_writing_before_the_disk_is_full(tmp_path: Path) -> None:
     """Another process's endless snapshot bounds the log by refusal; when it goes, writing goes on by itself."""
-    async with Store.open(tmp_path / "hutch.db", bounds=Bounds(wal=100_000, wal_held=400_000)) as store:
+    async with Store.open(tmp_path / "hutch.db", limits=StoreLimits(wal=100_000, wal_held=400_000)) as store:
         await with_session(store)
         stranger = sqlite3.connect(store.path, isolation_level=None)
         stranger.execute("BEGIN")

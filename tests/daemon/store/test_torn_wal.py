@@ -45,7 +45,7 @@ async def test_a_commit_torn_at_any_sector_is_there_whole_or_not_at_all(tmp_path
             seqs = [event.seq for event in events.read(conn, "s-aaaa", 0).events]
             executor = executors.get(conn, "x-1")
             assert executor is not None
-            found.append((seqs, executor.acked_n, events.bounds(conn, "s-aaaa").head))
+            found.append((seqs, executor.acked_n, events.seq_range(conn, "s-aaaa").head))
 
     before, after = ([1, 2, 3], 3, 3), ([1, 2, 3, 4, 5, 6], 6, 6)
     assert len(boundaries) > 20
