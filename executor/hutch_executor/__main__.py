@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from hutch_executor.hardening import announce, harden
+from hutch_executor.process.hardening import announce, harden
 
 __all__ = ["main"]
 
@@ -20,7 +20,7 @@ def main() -> int:
     harden()
     if not announce(0):
         return 2
-    from hutch_executor.life import live
+    from hutch_executor.run import live
 
     return live()
 

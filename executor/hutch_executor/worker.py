@@ -20,17 +20,17 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec.structs import replace
 
-from hutch_executor.account_setup import Setup, set_up
-from hutch_executor.daemon_port import LinkedDaemon
-from hutch_executor.left_spool import take_spool
-from hutch_executor.limits import OVER_LIMIT, Watch, find_choom
-from hutch_executor.link import Link, Standing
-from hutch_executor.notify import run_notify
-from hutch_executor.paths import resolve_paths
-from hutch_executor.reporter import Reporter
+from hutch_executor.account.notify import run_notify
+from hutch_executor.account.paths import resolve_paths
+from hutch_executor.account.setup import Setup, set_up
+from hutch_executor.events.orphan_spool import take_spool
+from hutch_executor.events.reporter import Reporter
+from hutch_executor.events.spool import Spool
+from hutch_executor.link.daemon_link import Link, Standing
+from hutch_executor.link.daemon_port import LinkedDaemon
+from hutch_executor.process.limits import OVER_LIMIT, Watch, find_choom
 from hutch_executor.runners.port import AgentRunner
 from hutch_executor.signals import Change
-from hutch_executor.spool import Spool
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Notice, TurnEnded, TurnStarted

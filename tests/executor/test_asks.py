@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from hutch_executor.asks import Asks
+from hutch_executor.link.open_requests import Asks
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.rpc.envelope import text_fault

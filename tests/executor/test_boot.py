@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hutch_executor.boot import LINE_LIMIT, read_boot
-from hutch_executor.environment import ALLOWED_ENVIRONMENT
-from hutch_executor.hardening import READY, announce
+from hutch_executor.account.environment import ALLOWED_ENVIRONMENT
+from hutch_executor.link.boot import LINE_LIMIT, read_boot
+from hutch_executor.process.hardening import READY, announce
 from hutch_shared.errors import HutchError, Reason
 from tests.executor.fake_hutchd import boot
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hutch_executor.runners.claude_events import Meter, ModelUsage, Narrator, Result, ended, total
+from hutch_executor.runners.claude.events import Meter, ModelUsage, Narrator, Result, ended, total
 from hutch_shared.events import Notice, Text, UsageSeen
 
 

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import claude_agent_sdk
 import pytest
 
-from hutch_executor.enclosure import Enclosure
-from hutch_executor.runners.claude_calls import judged_input, kind_of, plan_of
-from hutch_executor.runners.claude_launch import INSTRUCTIONS_LIMIT, build, instructions, transcripts_name, walled
-from hutch_executor.runners.claude_process import Launch
+from hutch_executor.runners.claude.calls import judged_input, kind_of, plan_of
+from hutch_executor.runners.claude.launch import INSTRUCTIONS_LIMIT, build, instructions, transcripts_name, walled
+from hutch_executor.runners.claude.process import Launch
+from hutch_executor.sandbox.command import Enclosure
 from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason

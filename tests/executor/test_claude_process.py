@@ -13,9 +13,9 @@ import anyio
 import pytest
 from claude_agent_sdk import CLIConnectionError
 
-from hutch_executor.limits import find_choom
-from hutch_executor.runners import claude_process
-from hutch_executor.runners.claude_process import Broken, ClaudeProcess, Launch, Skipped
+from hutch_executor.process.limits import find_choom
+from hutch_executor.runners.claude import process as claude_process
+from hutch_executor.runners.claude.process import Broken, ClaudeProcess, Launch, Skipped
 from hutch_shared.secret import Secret
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from hutch_executor.egress import AT_ONCE, Door, Egress
+from hutch_executor.sandbox.egress import AT_ONCE, Door, Egress
 from hutch_shared.allow_list import Address, AllowList
 
 WAIT = 30.0

@@ -16,7 +16,7 @@ from typing import Literal
 
 import pytest
 
-from hutch_executor.enclosure import Enclosure
+from hutch_executor.sandbox.command import Enclosure
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from tests.bubblewrap import bubblewrap

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hutch_executor.git_dirs import GitDirs, git_dirs
-from hutch_executor.sandbox import walls
+from hutch_executor.sandbox.git_dirs import GitDirs, git_dirs
+from hutch_executor.sandbox.plan import walls
 from hutch_shared import messages as m
 from tests.bubblewrap import bubblewrap
 

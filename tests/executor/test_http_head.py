@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hutch_executor.http_head import Asked, answer, read_answer, read_request
+from hutch_executor.sandbox.http_head import Asked, answer, read_answer, read_request
 
 
 def head(*lines: str) -> bytes:

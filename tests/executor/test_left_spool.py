@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hutch_executor.left_spool import take_spool
-from hutch_executor.outbox import BATCH_COUNT, Stretch
-from hutch_executor.spool import Spool
+from hutch_executor.events.orphan_spool import take_spool
+from hutch_executor.events.outbox import BATCH_COUNT, Stretch
+from hutch_executor.events.spool import Spool
 from hutch_shared.errors import HutchError, Reason
 
 

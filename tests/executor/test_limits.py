@@ -16,7 +16,7 @@ import anyio
 import msgspec
 import pytest
 
-from hutch_executor.limits import Group, Watch, agent_first, find_choom, own_groups
+from hutch_executor.process.limits import Group, Watch, agent_first, find_choom, own_groups
 from tests.executor.fake_hutchd import WAIT, FakeHutchd, boot, prepare, prompt
 
 MIB = 1 << 20

@@ -11,8 +11,8 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from hutch_executor.link import Link, Standing
-from hutch_executor.reporter import Reporter
+from hutch_executor.events.reporter import Reporter
+from hutch_executor.link.daemon_link import Link, Standing
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from tests.executor.fake_hutchd import SESSION, WAIT, FakeHutchd, boot

@@ -8,8 +8,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from hutch_executor.account_setup import Setup
-from hutch_executor.notify import run_notify
+from hutch_executor.account.notify import run_notify
+from hutch_executor.account.setup import Setup
 from hutch_shared import messages as m
 from tests.executor.fake_hutchd import QUESTION, WAIT, dead
 

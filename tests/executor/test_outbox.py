@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hutch_executor.outbox import BATCH_BYTES, BATCH_COUNT, Outbox
+from hutch_executor.events.outbox import BATCH_BYTES, BATCH_COUNT, Outbox
 
 
 def filled(count: int, **limits: int) -> Outbox:

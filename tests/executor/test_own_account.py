@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from hutch_executor.sandbox import walls
-from hutch_executor.spool import read_spool
+from hutch_executor.events.spool import read_spool
+from hutch_executor.sandbox.plan import walls
 from hutch_shared import messages as m
 from tests.accounts import Account, account, group, installed
 from tests.bubblewrap import bubblewrap

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from hutch_executor.paths import PATHS_LIMIT, resolve_path, resolve_paths
+from hutch_executor.account.paths import PATHS_LIMIT, resolve_path, resolve_paths
 from hutch_shared.project_file import TEXT_LIMIT, read_project_file
 
 

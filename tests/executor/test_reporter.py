@@ -15,10 +15,10 @@ from anyio.lowlevel import checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hutch_executor.outbox import BATCH_COUNT, Outbox
-from hutch_executor.reporter import EVENT_LIMIT, Reporter
+from hutch_executor.events.outbox import BATCH_COUNT, Outbox
+from hutch_executor.events.reporter import EVENT_LIMIT, Reporter
+from hutch_executor.events.spool import Disk, Spool, read_spool
 from hutch_executor.signals import Change
-from hutch_executor.spool import Disk, Spool, read_spool
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError
 from hutch_shared.events import ReportedEvent, Text, ToolCallSeen, TurnEnded

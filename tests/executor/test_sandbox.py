@@ -15,8 +15,8 @@ from typing import Literal
 import msgspec
 import pytest
 
-from hutch_executor import sandbox
-from hutch_executor.sandbox import try_walls, walls
+from hutch_executor.sandbox import plan as sandbox
+from hutch_executor.sandbox.plan import try_walls, walls
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from tests.bubblewrap import bubblewrap

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hutch_executor.outbox import Stretch
-from hutch_executor.spool import Disk, Spool, SpoolFullError, read_spool
+from hutch_executor.events.outbox import Stretch
+from hutch_executor.events.spool import Disk, Spool, SpoolFullError, read_spool
 from hutch_shared.errors import HutchError, Reason
 
 LIMIT = 1 << 20

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import anyio
 import pytest
 
-from hutch_executor.account_setup import Setup
+from hutch_executor.account.setup import Setup
+from hutch_executor.events.spool import read_spool
 from hutch_executor.runners.port import AgentRunner, DaemonPort
 from hutch_executor.runners.script import ScriptRunner
-from hutch_executor.spool import read_spool
 from hutch_executor.worker import MOVES, Worker
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from hutch_executor.runners.claude import Bounds, ClaudeRunner
+from hutch_executor.runners.claude.runner import Bounds, ClaudeRunner
 from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
 from hutch_shared.events import EventKind, Notice, TurnEnded

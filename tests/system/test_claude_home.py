@@ -10,7 +10,7 @@ from typing import Literal
 
 import pytest
 
-from hutch_executor.runners.claude_launch import transcripts_name
+from hutch_executor.runners.claude.launch import transcripts_name
 from hutch_shared import messages as m
 from tests.bubblewrap import bubblewrap
 from tests.rehearsal import Say, Step, Steps, Use, anything

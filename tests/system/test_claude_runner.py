@@ -13,7 +13,7 @@ import anyio
 import pytest
 from claude_agent_sdk import PermissionResultDeny, ToolPermissionContext
 
-from hutch_executor.runners.claude import Bounds
+from hutch_executor.runners.claude.runner import Bounds
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from tests.rehearsal import Drop, Pause, Refuse, Reply, Say, Stall, Step, Steps, Think, Use, anything
@@ -661,7 +661,7 @@ async def test_the_cli_dies_with_its_executor(tmp_path: Path) -> None:
         pytest.skip("only Linux can bind a child's life to its parent's")
     program = (
         "import os, sys, anyio\n"
-        "from hutch_executor.runners.claude_process import ClaudeProcess, Launch\n"
+        "from hutch_executor.runners.claude.process import ClaudeProcess, Launch\n"
         "async def main():\n"
         "    process = ClaudeProcess(Launch(('sleep', '600'), '/', {'PATH': os.environ['PATH']}))\n"
         "    await process.connect()\n"

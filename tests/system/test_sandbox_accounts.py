@@ -29,7 +29,7 @@ NETWORKS: tuple[Network, ...] = ("full", "broker-only", "allow-list")
 UNPRIVILEGED = ("setpriv", "--no-new-privs", "--bounding-set=-all", "--")
 ENTER = """
 import json, os, subprocess, sys
-from hutch_executor.enclosure import Enclosure
+from hutch_executor.sandbox.command import Enclosure
 from hutch_shared import messages as m
 
 program, network, cwd, command = sys.argv[1:]

@@ -34,7 +34,7 @@ _LONGEST: Final = 40.0
 """… and for so many seconds."""
 _TRY: Final = 20.0
 _WALLS: Final = 60.0
-_LOAD: Final = "import hutch_executor.life"
+_LOAD: Final = "import hutch_executor.run"
 _NO_SHELLS: Final = ("nologin", "false", "sync", "halt", "shutdown")
 _DAY: Final = 86_400
 CLOSED: Final = "hutch-python"

@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
-from hutch_executor.account_setup import Setup
+from hutch_executor.account.setup import Setup
 from hutch_shared import messages as m
 from hutch_shared.events import EventKind, TurnEnded
 

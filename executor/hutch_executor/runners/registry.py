@@ -11,7 +11,7 @@ from hutch_shared.errors import HutchError, Reason
 __all__ = ["RUNNERS", "load_runner"]
 
 RUNNERS: Final[dict[str, str]] = {
-    "claude": "hutch_executor.runners.claude:ClaudeRunner",
+    "claude": "hutch_executor.runners.claude.runner:ClaudeRunner",
     "script": "hutch_executor.runners.script:ScriptRunner",
 }
 

@@ -22,12 +22,12 @@ import anyio
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from hutch_executor.account_setup import Setup
-from hutch_executor.commands import run_command
-from hutch_executor.enclosure import Enclosure
-from hutch_executor.environment import ALLOWED_ENVIRONMENT
-from hutch_executor.limits import agent_first
+from hutch_executor.account.commands import run_command
+from hutch_executor.account.environment import ALLOWED_ENVIRONMENT
+from hutch_executor.account.setup import Setup
+from hutch_executor.process.limits import agent_first
 from hutch_executor.runners.port import DaemonPort
+from hutch_executor.sandbox.command import Enclosure
 from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason

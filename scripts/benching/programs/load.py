@@ -15,11 +15,11 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from hutch_executor.boot import read_boot
-from hutch_executor.hardening import announce, harden
-from hutch_executor.outbox import Outbox
-from hutch_executor.reporter import Reporter
-from hutch_executor.spool import Spool
+from hutch_executor.events.outbox import Outbox
+from hutch_executor.events.reporter import Reporter
+from hutch_executor.events.spool import Spool
+from hutch_executor.link.boot import read_boot
+from hutch_executor.process.hardening import announce, harden
 from hutch_shared import __version__, unix
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError

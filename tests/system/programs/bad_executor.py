@@ -12,7 +12,7 @@ import time
 
 import msgspec
 
-from hutch_executor.hardening import announce, harden
+from hutch_executor.process.hardening import announce, harden
 from hutch_shared import messages as m
 
 manner, starts = sys.argv[1:]

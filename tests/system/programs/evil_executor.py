@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from hutch_executor.hardening import announce, harden
+from hutch_executor.process.hardening import announce, harden
 from hutch_shared import messages as m
 
 

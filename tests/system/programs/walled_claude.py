@@ -13,7 +13,7 @@ from typing import Literal, cast
 import anyio
 from anyio.abc import ByteStream
 
-from hutch_executor.runners.claude import Bounds, ClaudeRunner
+from hutch_executor.runners.claude.runner import Bounds, ClaudeRunner
 from hutch_shared import messages as m
 from tests.rehearsal import Say, Steps, Use, serve
 from tests.system.claude_stage import KEY, FakeDaemon, allow

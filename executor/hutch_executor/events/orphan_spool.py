@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-from hutch_executor.outbox import BATCH_BYTES, BATCH_COUNT
-from hutch_executor.spool import read_spool, remove_spool
+from hutch_executor.events.outbox import BATCH_BYTES, BATCH_COUNT
+from hutch_executor.events.spool import read_spool, remove_spool
 from hutch_shared import messages as m
 from hutch_shared.events import ReportedEvent
 from hutch_shared.failpoints import failpoint, planted

@@ -36,7 +36,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from hutch_executor import doorway
+from hutch_executor.sandbox import netns_bridge
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.hardening import forbid_new_privileges
@@ -45,11 +45,11 @@ __all__ = ["PROGRAMS", "PROXY_PORT", "doorway_words", "trouble", "try_all", "try
 
 Place = Literal["read", "write", "fast", "private", "hidden", "devices", "processes"]
 
-_EMPTY: Final = str(Path(__file__).with_name("py.typed"))
+_EMPTY: Final = str(Path(__file__).parents[1].joinpath("py.typed"))
 """An empty file, to stand for one that is hidden: a device could not be opened there, and some tools give up then."""
 PROXY_PORT: Final = 18118
 """Where the proxy is found inside; nothing else is on that loopback but what the agent itself puts there."""
-PROGRAMS: Final = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]))
+PROGRAMS: Final = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]))
 """The interpreter and this code: in a working directory that contains them, the agent may not change them."""
 _BARE: Final = ("private", "hidden")
 """Places where nothing of the host is."""
@@ -294,7 +294,7 @@ def _words(path: str, place: Place, around: Place) -> list[str]:
 def doorway_words(descriptor: int) -> tuple[str, ...]:
     """Return the words, after those of the walls, that open the door to the proxy; see `doorway`."""
     program = os.path.realpath(sys.executable)
-    return (program, "-I", "-S", str(Path(doorway.__file__)), str(descriptor), str(PROXY_PORT))
+    return (program, "-I", "-S", str(Path(netns_bridge.__file__)), str(descriptor), str(PROXY_PORT))
 
 
 # ---------------------------------------------------------------- trying them
@@ -405,7 +405,3 @@ def main() -> int:
     found = try_all(spec, os.path.expanduser("~"))
     print(found.decode())  # noqa: T201
     return 1 if b'"full"' in found else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -7,8 +7,8 @@ from typing import Final
 import anyio
 import msgspec
 
-from hutch_executor.account_setup import Setup
-from hutch_executor.commands import run_command
+from hutch_executor.account.commands import run_command
+from hutch_executor.account.setup import Setup
 from hutch_shared import messages as m
 
 __all__ = ["ENVIRONMENT", "run_notify"]

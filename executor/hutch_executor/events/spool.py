@@ -31,7 +31,7 @@ from typing import Final
 
 import msgspec
 
-from hutch_executor.outbox import BATCH_BYTES, BATCH_COUNT, Stretch
+from hutch_executor.events.outbox import BATCH_BYTES, BATCH_COUNT, Stretch
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import failpoint, witness
 

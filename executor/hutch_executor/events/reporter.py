@@ -25,9 +25,9 @@ import msgspec
 from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
-from hutch_executor.outbox import BATCH_COUNT, Outbox, Stretch
+from hutch_executor.events.outbox import BATCH_COUNT, Outbox, Stretch
+from hutch_executor.events.spool import Spool, SpoolFullError
 from hutch_executor.signals import Change
-from hutch_executor.spool import Spool, SpoolFullError
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import EventKind, Notice, TurnEnded
 from hutch_shared.failpoints import WITNESSED, witness

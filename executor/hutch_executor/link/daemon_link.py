@@ -19,8 +19,8 @@ import anyio
 import msgspec
 from anyio import to_thread
 
-from hutch_executor.memory import resident_bytes
-from hutch_executor.reporter import Reporter
+from hutch_executor.events.reporter import Reporter
+from hutch_executor.process.memory import resident_bytes
 from hutch_executor.signals import Change
 from hutch_shared import __version__, unix
 from hutch_shared import messages as m

@@ -29,7 +29,7 @@ from anyio.abc import ByteReceiveStream, ByteStream
 from anyio.from_thread import BlockingPortal
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from hutch_executor.http_head import END, Asked, answer, read_answer, read_request
+from hutch_executor.sandbox.http_head import END, Asked, answer, read_answer, read_request
 from hutch_shared.allow_list import Address, AllowList, address_of
 from hutch_shared.rpc.stream import SocketStream, accept
 

@@ -16,14 +16,14 @@ from typing import Final
 import anyio
 from anyio import to_thread
 
-from hutch_executor.boot import read_boot
-from hutch_executor.children import Zombies, kill_descendants
-from hutch_executor.environment import scrub_environment
-from hutch_executor.hardening import replace_stdin
-from hutch_executor.memory import limit_memory
+from hutch_executor.account.environment import scrub_environment
+from hutch_executor.link.boot import read_boot
+from hutch_executor.process.children import Zombies, kill_descendants
+from hutch_executor.process.hardening import replace_stdin
+from hutch_executor.process.memory import limit_memory
 from hutch_executor.runners.port import AgentRunner
 from hutch_executor.runners.registry import load_runner
-from hutch_executor.sandbox import try_all
+from hutch_executor.sandbox.plan import try_all
 from hutch_executor.worker import Worker
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError

@@ -35,12 +35,13 @@ from claude_agent_sdk import (
     ToolPermissionContext,
 )
 
-from hutch_executor.account_setup import Setup
-from hutch_executor.enclosure import Enclosure, Entered
-from hutch_executor.runners import claude_calls, claude_launch
-from hutch_executor.runners.claude_events import Meter, ModelUsage, Narrator, Result, ended, failure, total
-from hutch_executor.runners.claude_process import Broken, ClaudeProcess, Skipped
+from hutch_executor.account.setup import Setup
+from hutch_executor.runners.claude import calls as claude_calls
+from hutch_executor.runners.claude import launch as claude_launch
+from hutch_executor.runners.claude.events import Meter, ModelUsage, Narrator, Result, ended, failure, total
+from hutch_executor.runners.claude.process import Broken, ClaudeProcess, Skipped
 from hutch_executor.runners.port import DaemonPort
+from hutch_executor.sandbox.command import Enclosure, Entered
 from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason

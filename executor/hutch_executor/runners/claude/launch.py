@@ -18,9 +18,9 @@ from typing import Final, Literal
 
 import claude_agent_sdk
 
-from hutch_executor.enclosure import Enclosure, Entered, git_settings
-from hutch_executor.environment import ALLOWED_ENVIRONMENT
-from hutch_executor.runners.claude_process import Launch
+from hutch_executor.account.environment import ALLOWED_ENVIRONMENT
+from hutch_executor.runners.claude.process import Launch
+from hutch_executor.sandbox.command import Enclosure, Entered, git_settings
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.secret import Secret

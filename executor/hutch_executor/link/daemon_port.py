@@ -7,9 +7,9 @@ from typing import Final
 import msgspec
 from anyio import to_thread
 
-from hutch_executor.asks import Asks
-from hutch_executor.link import Link
-from hutch_executor.reporter import Reporter
+from hutch_executor.events.reporter import Reporter
+from hutch_executor.link.daemon_link import Link
+from hutch_executor.link.open_requests import Asks
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import EventKind

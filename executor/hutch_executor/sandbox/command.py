@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from hutch_executor import sandbox
-from hutch_executor.egress import Door, Egress
-from hutch_executor.git_dirs import git_dirs
+from hutch_executor.sandbox import plan as sandbox
+from hutch_executor.sandbox.egress import Door, Egress
+from hutch_executor.sandbox.git_dirs import git_dirs
 from hutch_shared import messages as m
 from hutch_shared.allow_list import AllowList
 from hutch_shared.errors import HutchError, Reason

@@ -31,8 +31,8 @@ import anyio
 from anyio.abc import ByteReceiveStream, Process
 from claude_agent_sdk import CLIConnectionError, Transport
 
-from hutch_executor.limits import agent_first
-from hutch_executor.runners.claude_events import kind_of_line
+from hutch_executor.process.limits import agent_first
+from hutch_executor.runners.claude.events import kind_of_line
 from hutch_shared.secret import Secret
 
 __all__ = ["MAX_LINE", "Broken", "ClaudeProcess", "Launch", "Skipped"]

@@ -19,7 +19,7 @@ from typing import Final
 import anyio
 from anyio import to_thread
 
-from hutch_executor.commands import run_command
+from hutch_executor.account.commands import run_command
 from hutch_shared import messages as m
 
 __all__ = ["Setup", "login_path", "set_up", "umask_for"]
