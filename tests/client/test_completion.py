@@ -12,6 +12,7 @@ import pytest
 
 from hutch_client.commands import MODULES
 from hutch_shared import messages as m
+from hutch_shared.agents import AGENTS
 from tests.client.conftest import Hutch
 from tests.client.fake_daemon import PERMISSION, SESSION, FakeDaemon
 from tests.client.shells import complete_in_bash, environment, shell
@@ -77,6 +78,11 @@ def test_sessions_and_questions_are_those_that_hutchd_has(daemon: FakeDaemon) ->
     assert complete_in_bash("hutch rm fix s-") == ["s-0000000000000001", "s-2"]
     assert complete_in_bash("hutch run --session f") == ["fix"]
     assert complete_in_bash("hutch approve ") == [PERMISSION.id]
+
+
+def test_agents_are_offered_from_the_table() -> None:
+    """`--agent` offers every agent of the table, without asking hutchd."""
+    assert complete_in_bash("hutch run --agent ") == sorted(AGENTS)
 
 
 def test_a_name_that_a_shell_could_run_is_not_offered(daemon: FakeDaemon) -> None:

@@ -13,9 +13,10 @@ import anyio
 import msgspec
 import pytest
 
-from hutch_executor.runners.registry import RUNNERS, load_runner
+from hutch_executor.runners.registry import load_runner
 from hutch_executor.runners.script import ScriptRunner, read_script
 from hutch_shared import messages as m
+from hutch_shared.agents import AGENTS
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import EventKind, TurnEnded
@@ -228,14 +229,14 @@ async def test_a_script_that_is_not_there_is_told(cwd: Path) -> None:
     assert refused.value.reason is Reason.AGENT_UNAVAILABLE
 
 
-def test_the_registry_knows_the_script_runner() -> None:
-    """A runner is found by the agent's name."""
-    assert load_runner("script") is ScriptRunner
-    assert "claude" in RUNNERS
+@pytest.mark.parametrize("agent", AGENTS)
+def test_every_agent_in_the_table_has_a_runner(agent: str) -> None:
+    """`load_runner` returns the class that drives the agent."""
+    assert load_runner(agent).agent == agent
 
 
 def test_an_unknown_agent_is_refused_with_the_names_there_are() -> None:
-    """A slip of the pen is told."""
+    """A misspelt agent is `agent_unavailable`; the message names the known agents."""
     with pytest.raises(HutchError, match="script"):
         load_runner("scrpt")
 

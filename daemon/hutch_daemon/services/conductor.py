@@ -54,6 +54,7 @@ from hutch_daemon.store.rows import AuditRow, SessionRow, TurnRow
 from hutch_daemon.store.tx import Tx
 from hutch_shared import __version__
 from hutch_shared import messages as m
+from hutch_shared.agents import AGENTS
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import failpoint
 from hutch_shared.ids import new_id
@@ -187,8 +188,8 @@ class Conductor:
         """Open a session; it gets its executor in the background, before the first prompt comes."""
         self._refuse_when_draining()
         settings = self._parts.settings()
-        if params.agent not in self._parts.agents:
-            known = ", ".join(self._parts.agents)
+        if params.agent not in AGENTS:
+            known = ", ".join(AGENTS)
             raise HutchError(Reason.AGENT_UNAVAILABLE, f"There is no agent {params.agent} here; known: {known}.")
         demand_absolute(params.cwd, "working directory")
         account = self._account(caller, params.account)

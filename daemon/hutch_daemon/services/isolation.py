@@ -12,8 +12,9 @@ import msgspec
 from hutch_daemon.environments.levels import highest, level_of, require_level
 from hutch_daemon.environments.port import Account, Environment, IsolationOffer
 from hutch_daemon.environments.sandbox_probe import SandboxProbe
-from hutch_daemon.services.parts import PROVIDER_OF, Parts
+from hutch_daemon.services.parts import Parts
 from hutch_shared import messages as m
+from hutch_shared.agents import DEFAULT_AGENT, provider_of
 from hutch_shared.errors import HutchError, Reason
 
 __all__ = ["Walling", "least", "usual", "walling"]
@@ -80,16 +81,17 @@ async def walling(
 
 def usual(parts: Parts, environment: Environment, walls: SandboxProbe) -> Walling:
     """Return what a session that needs a key has here if it works in a folder of its account's home."""
-    agent = next(iter(PROVIDER_OF))
     level = least(parts, None)
-    return _having(parts, environment.isolation_offered(), walls, agent, "/home/account/folder", "/home/account", level)
+    return _having(
+        parts, environment.isolation_offered(), walls, DEFAULT_AGENT, "/home/account/folder", "/home/account", level
+    )
 
 
 def _having(
     parts: Parts, offer: IsolationOffer, walls: SandboxProbe, agent: str, cwd: str, home: str, asked: m.IsolationLevel
 ) -> Walling:
     settings = parts.settings()
-    provider = PROVIDER_OF.get(agent)
+    provider = provider_of(agent)
     sandbox, missing = walls.spec_for(cwd, home, settings.sandbox)
     wanted = asked == "strict" or settings.sandbox.mode == "require" or settings.sandbox.network != "full"
     if provider is None and not wanted:

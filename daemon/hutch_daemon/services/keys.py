@@ -10,11 +10,12 @@ from typing import get_args
 
 from hutch_daemon.keys.credential import Refresh, secret_of
 from hutch_daemon.services.access import Caller, SessionOf
-from hutch_daemon.services.parts import PROVIDER_OF, Parts
+from hutch_daemon.services.parts import Parts
 from hutch_daemon.store import audit
 from hutch_daemon.store.rows import AuditRow, KeyRow
 from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
+from hutch_shared.agents import provider_of
 from hutch_shared.broker_link import DialectName
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Notice
@@ -107,7 +108,7 @@ class KeySide:
                 raise HutchError(Reason.INVALID_PARAMS, "Name a session or a provider.")
             return await self._grants.explain(caller.uid, params.provider)
         session = await self._session_of(caller, params.session)
-        provider = params.provider or PROVIDER_OF.get(session.agent)
+        provider = params.provider or provider_of(session.agent)
         if provider is None:
             raise HutchError(Reason.NO_KEY, f"The agent {session.agent} needs no key.")
         return await self._grants.explain(session.owner, provider, session.credential)

@@ -24,9 +24,8 @@ from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 
-__all__ = ["PROVIDER_OF", "About", "KeyGrants", "Leases", "Parts", "awake_ms"]
+__all__ = ["About", "KeyGrants", "Leases", "Parts", "awake_ms"]
 
-PROVIDER_OF = {"claude": "anthropic"}
 """Whose models an agent uses; an agent that is not here needs no key."""
 
 
@@ -90,7 +89,6 @@ class Parts:
     account_named: Callable[[str], Account] = account_named
     is_admin: Callable[[int], bool] = lambda uid: uid == 0
     """Tells of a person whether the settings call him an administrator now."""
-    agents: tuple[str, ...] = ("claude", "script")
     own_spares: bool = True
     """Keep spares of hutchd's own account from the start (user mode)."""
     known: KnownSecrets = field(default_factory=KnownSecrets)

@@ -23,7 +23,7 @@ from hutch_daemon.environments.port import Killed
 from hutch_daemon.keys.vault import session_context
 from hutch_daemon.pool.executor import Executor, ExecutorKey
 from hutch_daemon.services.isolation import least, walling
-from hutch_daemon.services.parts import PROVIDER_OF, Parts
+from hutch_daemon.services.parts import Parts
 from hutch_daemon.services.states import TURN
 from hutch_daemon.services.turn_lifecycle import Endings, Stopping, lost, outcome_unknown, over_limit, stopped
 from hutch_daemon.services.views import FORK_MARK
@@ -31,6 +31,7 @@ from hutch_daemon.store import executors, sessions, turns
 from hutch_daemon.store.rows import PermissionRow, SessionRow, TurnRow
 from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
+from hutch_shared.agents import provider_of
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Notice, TurnEnded
 from hutch_shared.failpoints import failpoint, planted
@@ -395,7 +396,7 @@ class SessionLoop:
 
     async def _prepare(self, session: SessionRow, executor: Executor) -> None:
         parts, settings = self._parts, self._parts.settings()
-        provider = PROVIDER_OF.get(session.agent)
+        provider = provider_of(session.agent)
         options = session.options
         if session.sealed is not None:
             servers = msgspec.json.decode(parts.vault.open(session_context(session.id), session.sealed))

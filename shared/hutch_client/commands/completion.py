@@ -25,6 +25,7 @@ from argcomplete.shell_integration import shellcode
 from hutch_client import exits
 from hutch_client.commands import GROUPS, MODULES, Command, Parser
 from hutch_client.untrusted import one_line
+from hutch_shared.agents import AGENTS
 from hutch_shared.errors import HutchError
 
 __all__ = ["COMMANDS", "answer"]
@@ -169,8 +170,13 @@ def _beginning(prefix: str, *, directories: bool) -> Iterator[str]:
         return
 
 
+def _agents(_: str) -> Offer:
+    return lambda **_: {name: agent.summary for name, agent in AGENTS.items()}
+
+
 _OFFERS: Final[dict[str, Callable[[str], Offer]]] = {
     "ACCOUNT": _accounts,
+    "AGENT": _agents,
     "DIR": _directories,
     "FILE": _files,
     "QUESTION": _questions,

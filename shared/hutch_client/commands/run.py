@@ -6,6 +6,7 @@ import argparse
 
 from hutch_client.commands import Command, output, seconds
 from hutch_client.commands.sessions import LEVELS, MODES
+from hutch_shared.agents import AGENTS, DEFAULT_AGENT
 
 __all__ = ["COMMANDS"]
 
@@ -16,7 +17,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-C", "--directory", metavar="DIR", help="work there (default: the present directory)")
     parser.add_argument("--session", metavar="SESSION", help="go on in this session: id, beginning of an id, or name")
-    parser.add_argument("--agent", help="claude (the default) or script, which plays a file")
+    parser.add_argument("--agent", metavar="AGENT", help=f"{', '.join(AGENTS)} (default: {DEFAULT_AGENT})")
     parser.add_argument("--name", help="name of the new session")
     parser.add_argument(
         "--account", metavar="ACCOUNT", help="run as this Unix account (default: the one that the settings map you to)"

@@ -18,6 +18,7 @@ from hutch_client.untrusted import one_line
 from hutch_client.waiting import telling
 from hutch_client.watch import Manner, Watch
 from hutch_shared import messages as m
+from hutch_shared.agents import DEFAULT_AGENT
 from hutch_shared.errors import HutchError, Reason
 
 __all__ = ["run"]
@@ -113,7 +114,7 @@ def _new_session(given: argparse.Namespace) -> m.OpenSession:
         except OSError as error:
             raise HutchError(Reason.INVALID_PARAMS, f"{script} cannot be read: {error.strerror}.") from None
     return m.OpenSession(
-        agent=given.agent or ("script" if script else "claude"),
+        agent=given.agent or ("script" if script else DEFAULT_AGENT),
         cwd=cwd,
         name=given.name,
         account=given.account,

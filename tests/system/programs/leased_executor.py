@@ -16,9 +16,9 @@ import msgspec
 
 from hutch_executor import __main__
 from hutch_executor.runners.port import DaemonPort
-from hutch_executor.runners.registry import RUNNERS
 from hutch_executor.runners.script import ScriptRunner
 from hutch_shared import messages as m
+from hutch_shared.agents import AGENTS
 
 
 class LeasedRunner(ScriptRunner):
@@ -67,5 +67,5 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["relay"]:
         asyncio.run(relay(*sys.argv[2:]))
     else:
-        RUNNERS["script"] = f"{__name__}:LeasedRunner"
+        AGENTS["script"] = AGENTS["script"]._replace(runner=f"{__name__}:LeasedRunner")
         sys.exit(__main__.main())

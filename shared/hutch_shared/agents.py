@@ -1,0 +1,47 @@
+"""The agents that Hutch runs: the one table that hutchd, the executor and the client read.
+
+An agent is a row here and a runner module in `hutch_executor/runners`. The module is imported only when an executor
+for that agent starts.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+__all__ = ["AGENTS", "DEFAULT_AGENT", "Agent", "provider_of"]
+
+
+class Agent(NamedTuple):
+    """One kind of agent."""
+
+    display: str
+    """Its name in sentences."""
+    summary: str
+    """One line for help texts and completion."""
+    provider: str | None
+    """Whose API key it needs; None if it needs none."""
+    runner: str
+    """The class that drives it, as `module:class`."""
+
+
+AGENTS: Final[dict[str, Agent]] = {
+    "claude": Agent(
+        display="Claude Code",
+        summary="Claude Code",
+        provider="anthropic",
+        runner="hutch_executor.runners.claude.runner:ClaudeRunner",
+    ),
+    "script": Agent(
+        display="the script runner",
+        summary="plays a file of JSON lines; needs no key",
+        provider=None,
+        runner="hutch_executor.runners.script:ScriptRunner",
+    ),
+}
+
+DEFAULT_AGENT: Final = "claude"
+
+
+def provider_of(agent: str) -> str | None:
+    """Return the provider whose key `agent` needs; None if it needs none, or is unknown."""
+    return AGENTS[agent].provider if agent in AGENTS else None
