@@ -21,15 +21,15 @@ from hutch_shared import __version__
 from hutch_shared import broker_link as link
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.messages import Nothing
-from hutch_shared.rpc.peer import Limits, Peer
+from hutch_shared.rpc.heartbeat import Timeouts
+from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream, accept
-from hutch_shared.rpc.vigil import Patience
 from hutch_shared.unix import Listener, peer_credentials
 
 __all__ = ["Control"]
 
-_PATIENCE: Final = Patience(first_frame=5.0, quiet=30.0)
-_LIMITS: Final = Limits(frame=64 << 20)
+_TIMEOUTS: Final = Timeouts(first_frame=5.0, quiet=30.0)
+_LIMITS: Final = PeerLimits(frame=64 << 20)
 
 
 @dataclass(slots=True, eq=False)
@@ -109,7 +109,7 @@ class Control:
                 **{name: self._trusted(act) for name, act in self._acts().items()},
             },
             limits=_LIMITS,
-            patience=_PATIENCE,
+            timeouts=_TIMEOUTS,
         )
         try:
             await peer.run()

@@ -35,7 +35,7 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Notice, TurnEnded, TurnStarted
 from hutch_shared.failpoints import failpoint, witness
-from hutch_shared.rpc.invocation import internal_error
+from hutch_shared.rpc.dispatch import internal_error
 
 __all__ = ["MOVES", "State", "Worker"]
 

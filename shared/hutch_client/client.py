@@ -28,8 +28,8 @@ from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Event
 from hutch_shared.ids import new_token
 from hutch_shared.methods import CLIENT, TO_CLIENT
-from hutch_shared.rpc.invocation import Handler
-from hutch_shared.rpc.peer import Limits, Peer
+from hutch_shared.rpc.dispatch import Handler
+from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream
 from hutch_shared.secret import Secret
 
@@ -40,7 +40,7 @@ C = TypeVar("C")
 logging.getLogger("hutch_shared").addHandler(logging.NullHandler())
 """What the wire logs is for programs that set logging up, not for the terminal of whoever did not."""
 
-_LIMITS: Final = Limits(frame=64 << 20)
+_LIMITS: Final = PeerLimits(frame=64 << 20)
 _GREETING: Final = 10.0
 _BUFFER: Final = 256
 _WAITS: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)

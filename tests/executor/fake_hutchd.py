@@ -20,7 +20,7 @@ from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import ReportedEvent
 from hutch_shared.methods import EXECUTOR, TO_EXECUTOR
-from hutch_shared.rpc.peer import Limits, Peer
+from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream, accept
 
 EXECUTOR_ID = "x-0000000000000001"
@@ -195,7 +195,7 @@ class FakeHutchd:
                 "report_message": _report_message,
                 "heartbeat": lambda _, params: self._heartbeat(params),
             },
-            limits=Limits(frame=32 << 20),
+            limits=PeerLimits(frame=32 << 20),
         )
         await peer.run()
         if self.peer is peer:

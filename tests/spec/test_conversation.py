@@ -8,9 +8,18 @@ from typing import Any
 import pytest
 
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.rpc.conversation import Answered, Asked, Conversation, Dropped, Event, Say, Told, read_params
+from hutch_shared.rpc.conversation import (
+    Conversation,
+    Event,
+    MessageDropped,
+    NotificationReceived,
+    RequestReceived,
+    ResponseReceived,
+    SendFrame,
+    read_params,
+)
 from hutch_shared.rpc.envelope import parse
-from hutch_shared.rpc.frames import OVERSIZED
+from hutch_shared.rpc.stream import OVERSIZED
 from tests.spec.words import ASKED, ASKING, Numbers, Text, ask, line, reason_of, tell
 
 
@@ -25,7 +34,7 @@ def only(events: list[Event]) -> Any:
 
 def said(events: list[Event]) -> Any:
     event = only(events)
-    assert isinstance(event, Say), event
+    assert isinstance(event, SendFrame), event
     assert event.frame.endswith(b"\n")
     return json.loads(event.frame)
 
@@ -37,15 +46,15 @@ def test_a_request_is_asked_and_its_answer_goes_out_under_its_id() -> None:
     first = only(we.receive(ask("echo", 1, {"text": "a"})))
     second = only(we.receive(ask("echo", "1", {"text": "b"})))
 
-    assert isinstance(first, Asked)
-    assert isinstance(second, Asked)
+    assert isinstance(first, RequestReceived)
+    assert isinstance(second, RequestReceived)
     assert json.loads(we.answer(second.ticket, Text("b")) or "") == {
         "jsonrpc": "2.0",
         "result": {"text": "b"},
         "id": "1",
     }
     assert json.loads(we.answer(first.ticket, HutchError(Reason.NOT_FOUND)) or "")["error"]["code"] == -32011
-    assert we.asked == 0
+    assert we.in_flight == 0
 
 
 def test_an_id_in_flight_is_refused_and_the_first_is_answered_once() -> None:
@@ -58,7 +67,7 @@ def test_an_id_in_flight_is_refused_and_the_first_is_answered_once() -> None:
     assert refusal["id"] is None
     assert reason_of(refusal) == "invalid_request"
     assert we.answer(first.ticket, Text()) is not None
-    assert isinstance(only(we.receive(ask("echo", 1))), Asked)
+    assert isinstance(only(we.receive(ask("echo", 1))), RequestReceived)
 
 
 def test_one_request_too_many_is_overloaded_and_the_others_go_on() -> None:
@@ -70,7 +79,7 @@ def test_one_request_too_many_is_overloaded_and_the_others_go_on() -> None:
 
     assert (refusal["id"], reason_of(refusal)) == (3, "overloaded")
     assert we.answer(asked[0].ticket, Text()) is not None
-    assert isinstance(only(we.receive(ask("echo", 3))), Asked)
+    assert isinstance(only(we.receive(ask("echo", 3))), RequestReceived)
 
 
 def test_a_notification_is_told_typed_and_never_answered() -> None:
@@ -87,7 +96,7 @@ def test_a_notification_is_told_typed_and_never_answered() -> None:
         tell("echo", {"text": "a"}),
         b'{"jsonrpc":"2.0","method":"update","params":{"a":1,"a":2}}',
     ):
-        assert isinstance(only(we.receive(bad)), Dropped), bad
+        assert isinstance(only(we.receive(bad)), MessageDropped), bad
 
 
 @pytest.mark.parametrize("spaced", [False, True], ids=["as our peers write it", "as others do"])
@@ -106,14 +115,16 @@ def test_a_hot_notification_means_the_same_however_it_is_written(spaced: bool) -
     ):
         event = only(we.receive(frame.replace(b":", b" : ") if spaced else frame))
 
-        assert isinstance(event, Told) is good, frame
+        assert isinstance(event, NotificationReceived) is good, frame
 
 
 def test_a_hot_method_with_an_id_is_no_notification() -> None:
     """It is asked, and there the dispatcher refuses it."""
     we = talk()
 
-    assert isinstance(only(we.receive(b'{"jsonrpc":"2.0","method":"stream","params":{"text":"x"},"id":1}')), Asked)
+    assert isinstance(
+        only(we.receive(b'{"jsonrpc":"2.0","method":"stream","params":{"text":"x"},"id":1}')), RequestReceived
+    )
 
 
 def test_a_batch_is_answered_as_one_when_its_last_member_is() -> None:
@@ -131,9 +142,9 @@ def test_a_batch_is_answered_as_one_when_its_last_member_is() -> None:
 
     first, told, second = we.receive(batch)
 
-    assert isinstance(first, Asked)
-    assert isinstance(told, Told)
-    assert isinstance(second, Asked)
+    assert isinstance(first, RequestReceived)
+    assert isinstance(told, NotificationReceived)
+    assert isinstance(second, RequestReceived)
     assert we.answer(second.ticket, Text("2")) is None
     answers = json.loads(we.answer(first.ticket, Text("1")) or "")
     assert sorted((answer["id"] or 0, "error" in answer) for answer in answers) == [
@@ -146,7 +157,10 @@ def test_a_batch_is_answered_as_one_when_its_last_member_is() -> None:
 
 def test_a_batch_of_notifications_is_not_answered() -> None:
     """Not even by an empty array."""
-    assert [type(event) for event in talk().receive(line([json.loads(tell("update"))] * 2))] == [Told, Told]
+    assert [type(event) for event in talk().receive(line([json.loads(tell("update"))] * 2))] == [
+        NotificationReceived,
+        NotificationReceived,
+    ]
 
 
 def test_a_call_gets_its_answer_typed() -> None:
@@ -156,7 +170,7 @@ def test_a_call_gets_its_answer_typed() -> None:
 
     assert json.loads(frame) == json.loads(ask("echo", number, {"text": "hi"}))
     answered = only(we.receive(line({"jsonrpc": "2.0", "result": {"text": "hi"}, "id": number})))
-    assert answered == Answered(number, Text("hi"))
+    assert answered == ResponseReceived(number, Text("hi"))
 
 
 def test_a_call_gets_the_error_of_the_other_side() -> None:
@@ -189,7 +203,7 @@ def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
     we.forget(number)
 
     for late in (number, 99, "x", None):
-        assert isinstance(only(we.receive(line({"jsonrpc": "2.0", "result": {}, "id": late}))), Dropped)
+        assert isinstance(only(we.receive(line({"jsonrpc": "2.0", "result": {}, "id": late}))), MessageDropped)
 
 
 def test_calls_in_flight_are_bounded() -> None:
@@ -212,8 +226,8 @@ def test_both_sides_may_use_the_same_id_at_once() -> None:
 
     asked = only(we.receive(ask("echo", number)))
 
-    assert isinstance(asked, Asked)
-    assert isinstance(only(we.receive(line({"jsonrpc": "2.0", "result": {}, "id": number}))), Answered)
+    assert isinstance(asked, RequestReceived)
+    assert isinstance(only(we.receive(line({"jsonrpc": "2.0", "result": {}, "id": number}))), ResponseReceived)
     assert we.answer(asked.ticket, Text()) is not None
 
 
@@ -228,7 +242,7 @@ def test_a_bad_frame_is_told_and_disturbs_nothing() -> None:
     assert reason_of(said(we.receive(b'{"jsonrpc":"1.0","method":"echo","id":9}'))) == "invalid_request"
 
     assert we.answer(asked.ticket, Text()) is not None
-    assert isinstance(only(we.receive(line({"jsonrpc": "2.0", "result": {}, "id": number}))), Answered)
+    assert isinstance(only(we.receive(line({"jsonrpc": "2.0", "result": {}, "id": number}))), ResponseReceived)
 
 
 def test_an_outcome_without_a_json_form_leaves_the_ticket_good() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hutch_shared.rpc.conversation import Asked, Conversation, Say
-from hutch_shared.rpc.frames import FrameSplitter
+from hutch_shared.rpc.conversation import Conversation, RequestReceived, SendFrame
+from hutch_shared.rpc.stream import FrameSplitter
 from tests.spec.words import ASKED, ASKING, Text, ask, line, tell
 
 IDS = st.integers(0, 30) | st.sampled_from(["a", "b", "é", "1", ""])
@@ -46,14 +46,14 @@ class Wire:
         self.splitter = FrameSplitter(limit)
         self.conversation = Conversation(ASKED, ASKING)
         self.answers: list[Any] = []
-        self.asked: list[Asked] = []
+        self.asked: list[RequestReceived] = []
 
     def feed(self, chunk: bytes) -> None:
         for frame in self.splitter.feed(chunk):
             for event in self.conversation.receive(frame):
-                if isinstance(event, Asked):
+                if isinstance(event, RequestReceived):
                     self.asked.append(event)
-                elif isinstance(event, Say):
+                elif isinstance(event, SendFrame):
                     self.take(event.frame)
             if self.at_once:
                 self.answer_all()
@@ -98,7 +98,7 @@ def test_each_valid_id_is_answered_once_whatever_comes_between(
     answered = [answer["id"] for answer in wire.answers if answer["id"] is not None]
     expected = good if at_once else list({json.dumps(number): number for number in good}.values())
     assert sorted(map(json.dumps, answered)) == sorted(map(json.dumps, expected))
-    assert wire.conversation.asked == 0
+    assert wire.conversation.in_flight == 0
 
 
 @settings(max_examples=150)

@@ -11,14 +11,14 @@ from msgspec import UNSET, Raw
 
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.rpc import envelope
-from hutch_shared.rpc.envelope import Batch, Fault, Notification, Request, Response, parse
+from hutch_shared.rpc.envelope import Batch, EnvelopeFault, Notification, Request, Response, parse
 
 LARGE = 1 << 18  # frames above it are looked over instead of decoded
 
 
-def fault(frame: bytes) -> Fault:
+def fault(frame: bytes) -> EnvelopeFault:
     found = parse(frame)
-    assert isinstance(found, Fault), found
+    assert isinstance(found, EnvelopeFault), found
     return found
 
 
@@ -110,7 +110,7 @@ def test_nesting_is_bounded(open_: str, close: str, size: int) -> None:
         return padded(f'{{"jsonrpc":"2.0","method":"m","params":{{"a":{inner}}},"id":5}}'.encode(), size)
 
     assert isinstance(parse(nested(62)), Request)
-    assert fault(nested(63)) == Fault(Reason.INVALID_REQUEST, "The message is nested deeper than 64 levels.", 5)
+    assert fault(nested(63)) == EnvelopeFault(Reason.INVALID_REQUEST, "The message is nested deeper than 64 levels.", 5)
     assert fault(nested(100_000)).reason is Reason.INVALID_REQUEST
 
 
@@ -144,7 +144,7 @@ def test_numbers_that_readers_choke_on_are_refused(number: str, good: bool, size
     """An integer has at most 400 digits, and a float is finite."""
     found = parse(padded(f'{{"jsonrpc":"2.0","method":"m","params":{{"a":[{number}]}},"id":5}}'.encode(), size))
 
-    assert isinstance(found, Request if good else Fault)
+    assert isinstance(found, Request if good else EnvelopeFault)
 
 
 @SIZES
@@ -174,7 +174,7 @@ def test_a_batch_holds_1_to_50_members_that_stand_for_themselves() -> None:
     found = parse(b'[{"jsonrpc":"2.0","method":"a"}, 1, {"jsonrpc":"2.0","method":"b","id":1}]')
 
     assert isinstance(found, Batch)
-    assert [type(member) for member in found.members] == [Notification, Fault, Request]
+    assert [type(member) for member in found.members] == [Notification, EnvelopeFault, Request]
     assert fault(b"[]").id is None
     assert isinstance(parse(b"[" + b",".join([b"1"] * 50) + b"]"), Batch)
     assert fault(b"[" + b",".join([b"1"] * 51) + b"]").reason is Reason.INVALID_REQUEST
@@ -252,7 +252,7 @@ def test_every_request_is_understood_however_it_is_written(
 @given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_nothing_that_comes_in_raises(frame: bytes) -> None:
     """Whatever the bytes are, they are a message or a fault."""
-    assert isinstance(parse(frame), Request | Notification | Response | Batch | Fault)
+    assert isinstance(parse(frame), Request | Notification | Response | Batch | EnvelopeFault)
 
 
 @given(JSON, st.integers(0, 3))
@@ -260,4 +260,4 @@ def test_both_ways_to_look_at_a_text_agree(value: object, extra: int) -> None:
     """A large frame is refused for the same faults as a small one."""
     frame = json.dumps({"a": value, "n": [0] * extra}).encode()
 
-    assert envelope._looked_over(frame) == envelope._tried(frame)
+    assert envelope._scan(frame) == envelope._decode_and_check(frame)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hutch_shared.rpc.frames import OVERSIZED, FrameSplitter
+from hutch_shared.rpc.stream import OVERSIZED, FrameSplitter
 
 
 def feed_all(splitter: FrameSplitter, chunks: list[bytes]) -> list[object]:

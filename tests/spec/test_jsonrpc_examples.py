@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hutch_shared.errors import HutchError
-from hutch_shared.rpc.conversation import Asked, Conversation, Say
+from hutch_shared.rpc.conversation import Conversation, RequestReceived, SendFrame
 from hutch_shared.rpc.dispatch import Dispatcher
 from tests.spec.words import ASKED, ASKING
 
@@ -28,12 +28,12 @@ def serve(text: str) -> Any:
     dispatcher: Dispatcher[None] = Dispatcher(ASKED, HANDLERS)
     sent = []
     for event in conversation.receive(text.encode()):
-        if isinstance(event, Asked):
+        if isinstance(event, RequestReceived):
             outcome = dispatcher.dispatch(event.request, None)
             frame = conversation.answer(event.ticket, outcome if isinstance(outcome, HutchError) else outcome.at_once())
             if frame is not None:
                 sent.append(json.loads(frame))
-        elif isinstance(event, Say):
+        elif isinstance(event, SendFrame):
             sent.append(json.loads(event.frame))
     assert len(sent) <= 1
     return sent[0] if sent else None

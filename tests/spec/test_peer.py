@@ -17,17 +17,17 @@ from anyio.abc import ByteStream
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.rpc.peer import Limits, Peer
+from hutch_shared.rpc.heartbeat import Timeouts
+from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream
-from hutch_shared.rpc.vigil import Patience
 from tests.spec.words import ASKED, ASKING, Text, ask, reason_of, tell
 
 BOUND = 30.0
 """Seconds after which a test has failed; nothing waits for them otherwise."""
 
 
-USUAL = Limits()
-PATIENT = Patience()
+USUAL = PeerLimits()
+PATIENT = Timeouts()
 
 
 class Here:
@@ -65,10 +65,10 @@ def pair() -> tuple[SocketStream, SocketStream]:
 
 
 def serve(
-    ours: ByteStream, here: Here, limits: Limits = USUAL, patience: Patience = PATIENT, **more: Any
+    ours: ByteStream, here: Here, limits: PeerLimits = USUAL, timeouts: Timeouts = PATIENT, **more: Any
 ) -> Peer[Here]:
     handlers = {"echo": echo, "get_data": wait, "stream": stream} | more
-    return Peer(ours, takes=ASKED, sends=ASKING, context=here, handlers=handlers, limits=limits, patience=patience)
+    return Peer(ours, takes=ASKED, sends=ASKING, context=here, handlers=handlers, limits=limits, timeouts=timeouts)
 
 
 def client(theirs: ByteStream, **handlers: Any) -> Peer[None]:
@@ -77,7 +77,7 @@ def client(theirs: ByteStream, **handlers: Any) -> Peer[None]:
 
 @asynccontextmanager
 async def both(
-    limits: Limits = USUAL,
+    limits: PeerLimits = USUAL,
     theirs: dict[str, Any] | None = None,
     **more: Any,
 ) -> AsyncIterator[tuple[Peer[Here], Peer[None], Here]]:
@@ -94,15 +94,15 @@ async def both(
 
 @asynccontextmanager
 async def raw(
-    limits: Limits = USUAL,
-    patience: Patience = PATIENT,
+    limits: PeerLimits = USUAL,
+    timeouts: Timeouts = PATIENT,
     **more: Any,
 ) -> AsyncIterator[tuple[Peer[Here], SocketStream, Here]]:
     """A serving side, and a bare stream to it."""
     here = Here()
     ours, theirs = pair()
     with anyio.fail_after(BOUND):
-        async with serve(ours, here, limits, patience, **more).serving() as we:
+        async with serve(ours, here, limits, timeouts, **more).serving() as we:
             try:
                 yield we, theirs, here
             finally:
@@ -154,7 +154,7 @@ async def test_requests_run_side_by_side() -> None:
 async def test_frames_of_10_mb_pass_whole_both_ways() -> None:
     """They go out in slices, and nothing gets between."""
     text = "é" * 5_000_000
-    async with both(limits=Limits(frame=16 << 20)) as (_, they, here):
+    async with both(limits=PeerLimits(frame=16 << 20)) as (_, they, here):
         they._splitter._limit = 16 << 20
 
         answer = await they.call("echo", Text(text))
@@ -228,7 +228,7 @@ async def test_a_caller_cancelled_in_mid_write_tears_no_line() -> None:
 
 async def test_too_many_requests_in_flight_are_overloaded() -> None:
     """Those in flight are answered."""
-    async with raw(limits=Limits(pending=2)) as (_, theirs, here):
+    async with raw(limits=PeerLimits(pending=2)) as (_, theirs, here):
         await theirs.send(b"".join(ask("get_data", number) + b"\n" for number in (1, 2, 3)))
         [refusal] = await read_lines(theirs, 1)
         here.gate.set()
@@ -333,7 +333,7 @@ async def test_a_consumer_that_is_full_stops_the_reading() -> None:
 
 async def test_who_does_not_read_is_not_read() -> None:
     """A full outgoing queue stops the taking of requests, so that it stays bounded."""
-    limits = Limits(queue_bytes=100_000)
+    limits = PeerLimits(queue_bytes=100_000)
     request = ask("echo", 1, {"text": "y" * 50_000}) + b"\n"
     async with raw(limits=limits) as (we, theirs, here), anyio.create_task_group() as tasks:
 
@@ -353,7 +353,7 @@ async def test_who_does_not_read_is_not_read() -> None:
 async def test_garbage_between_good_frames_costs_only_itself() -> None:
     """Each bad frame gets its error, each good one its answer."""
     bad = [b"nonsense", b"\xff\xfe", b"[]", b'{"jsonrpc":"2.0","method":"echo","id":{}}', b"z" * 2000]
-    async with raw(limits=Limits(frame=1000)) as (_, theirs, _):
+    async with raw(limits=PeerLimits(frame=1000)) as (_, theirs, _):
         for number, junk in enumerate(bad):
             await theirs.send(junk + b"\n" + ask("echo", number, {"text": "t"}) + b"\n")
         answers = await read_lines(theirs, 10)
@@ -387,7 +387,7 @@ async def test_who_half_closes_still_gets_the_answers() -> None:
 
 async def test_a_request_that_outlives_the_connection_is_cancelled() -> None:
     """After the deadline for closing."""
-    async with raw(limits=Limits(close=0.01)) as (we, theirs, here):
+    async with raw(limits=PeerLimits(close=0.01)) as (we, theirs, here):
         await theirs.send(ask("get_data", 1) + b"\n")
         await here.entered.wait()
         await theirs.aclose()
@@ -413,7 +413,7 @@ async def test_closing_sends_what_is_queued_and_waits_for_the_other_side() -> No
 
 async def test_closing_does_not_wait_for_ever() -> None:
     """A side that neither reads nor closes is left behind."""
-    async with raw(limits=Limits(close=0.01)) as (we, _, _):
+    async with raw(limits=PeerLimits(close=0.01)) as (we, _, _):
         await we.notify("stream", Text("x" * 3_000_000))
         await we.aclose()
 
@@ -476,8 +476,8 @@ async def test_a_notification_that_could_not_be_taken_ends_the_connection() -> N
 
 async def test_who_begins_a_frame_and_does_not_end_it_is_cut_off() -> None:
     """So is who says nothing at all, where a first frame is due."""
-    for sent, patience in ((b"{", Patience(frame=0.01)), (b"", Patience(first_frame=0.01))):
-        async with raw(patience=patience) as (we, theirs, _):
+    for sent, timeouts in ((b"{", Timeouts(frame=0.01)), (b"", Timeouts(first_frame=0.01))):
+        async with raw(timeouts=timeouts) as (we, theirs, _):
             await theirs.send(sent)
             assert await read_to_end(theirs) == b""
             await we.wait_closed()
@@ -487,7 +487,7 @@ async def test_who_begins_a_frame_and_does_not_end_it_is_cut_off() -> None:
 
 async def test_a_quiet_side_is_pinged_and_cut_off_when_it_does_not_answer() -> None:
     """The ping is an ordinary request."""
-    async with raw(patience=Patience(quiet=0.01, pong=0.01)) as (we, theirs, _):
+    async with raw(timeouts=Timeouts(quiet=0.01, pong=0.01)) as (we, theirs, _):
         text = await read_to_end(theirs)
         await we.wait_closed()
 
@@ -497,17 +497,17 @@ async def test_a_quiet_side_is_pinged_and_cut_off_when_it_does_not_answer() -> N
 
 async def test_pings_that_are_never_answered_do_not_pile_up() -> None:
     """Any byte is a sign of life, and the next ping takes the place of the last."""
-    async with raw(patience=Patience(quiet=0.001)) as (we, theirs, _):
+    async with raw(timeouts=Timeouts(quiet=0.001)) as (we, theirs, _):
         for _ in range(20):
             await theirs.receive()
             await theirs.send(b"\n")
 
-        assert repr(we._conversation) == "<Conversation asked 0, calls 1>"
+        assert repr(we._conversation) == "<Conversation received 0, calls 1>"
 
 
 async def test_a_side_that_does_not_read_is_cut_off_when_the_queue_is_full() -> None:
     """Whoever waits for room learns it."""
-    async with raw(limits=Limits(queue_bytes=1000), patience=Patience(unread=0.01)) as (we, _, _):
+    async with raw(limits=PeerLimits(queue_bytes=1000), timeouts=Timeouts(unread=0.01)) as (we, _, _):
         for _ in range(3):
             with contextlib.suppress(HutchError):
                 await we.notify("stream", Text("x" * 1_000_000))

@@ -16,7 +16,7 @@ import structlog
 from anyio.abc import SocketAttribute, TaskGroup, TaskStatus
 
 from hutch_daemon.api.gate import Phase, admit_client
-from hutch_daemon.api.server import patience
+from hutch_daemon.api.server import timeouts_of
 from hutch_daemon.events.fanout import FollowOver
 from hutch_daemon.events.journal import event_frame
 from hutch_daemon.services.access import Caller
@@ -26,8 +26,8 @@ from hutch_shared import __version__
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.methods import CLIENT, TO_CLIENT
-from hutch_shared.rpc.invocation import Handler
-from hutch_shared.rpc.peer import Limits, Peer
+from hutch_shared.rpc.dispatch import Handler
+from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream
 from hutch_shared.unix import Credentials, peer_process
 
@@ -60,8 +60,8 @@ class ClientSide:
             sends=TO_CLIENT,
             context=connection,
             handlers=_HANDLERS,
-            limits=Limits(frame=sockets.client_frame, queue_bytes=sockets.follower_bytes),
-            patience=patience(sockets),
+            limits=PeerLimits(frame=sockets.client_frame, queue_bytes=sockets.follower_bytes),
+            timeouts=timeouts_of(sockets),
         )
         self.connections.add(connection)
         try:

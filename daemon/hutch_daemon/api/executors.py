@@ -9,15 +9,15 @@ from typing import Final
 import anyio
 
 from hutch_daemon.api.gate import admit_executor, standing_of
-from hutch_daemon.api.server import patience
+from hutch_daemon.api.server import timeouts_of
 from hutch_daemon.pool.executor import Executor
 from hutch_daemon.services.conductor import Conductor
 from hutch_daemon.settings import Settings
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.methods import EXECUTOR, TO_EXECUTOR
-from hutch_shared.rpc.invocation import Handler
-from hutch_shared.rpc.peer import Limits, Peer
+from hutch_shared.rpc.dispatch import Handler
+from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream
 from hutch_shared.unix import Credentials
 
@@ -41,8 +41,8 @@ class ExecutorSide:
             sends=TO_EXECUTOR,
             context=connection,
             handlers=_HANDLERS,
-            limits=Limits(frame=sockets.executor_frame),
-            patience=patience(sockets),
+            limits=PeerLimits(frame=sockets.executor_frame),
+            timeouts=timeouts_of(sockets),
         )
         connection.peer = peer
         try:

@@ -24,12 +24,12 @@ from anyio.abc import TaskGroup
 
 from hutch_daemon.settings import SocketSettings
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.rpc.envelope import Fault, encode_error, parse
+from hutch_shared.rpc.envelope import EnvelopeFault, encode_error, parse
+from hutch_shared.rpc.heartbeat import Timeouts
 from hutch_shared.rpc.stream import SocketStream, accept
-from hutch_shared.rpc.vigil import Patience
 from hutch_shared.unix import Credentials, Listener, peer_credentials
 
-__all__ = ["Serve", "patience", "serve"]
+__all__ = ["Serve", "serve", "timeouts_of"]
 
 _log: Final = structlog.get_logger(__name__)
 
@@ -45,9 +45,9 @@ Serve = Callable[[SocketStream, Credentials], Awaitable[None]]
 """Runs one connection; it owns the stream."""
 
 
-def patience(sockets: SocketSettings) -> Patience:
+def timeouts_of(sockets: SocketSettings) -> Timeouts:
     """Return the deadlines of a connection that was let in: hutchd is the side that pings."""
-    return Patience(
+    return Timeouts(
         frame=sockets.frame_timeout,
         quiet=sockets.ping_interval,
         pong=sockets.ping_timeout,
@@ -130,7 +130,7 @@ class _Newcomer:
 def _no_json(received: bytes) -> bytes | None:
     """Return what to answer to a first message that is none, or None where it is one."""
     fault = parse(received.partition(b"\n")[0].rstrip(b"\r"))
-    if not isinstance(fault, Fault) or fault.reason is not Reason.PARSE_ERROR:
+    if not isinstance(fault, EnvelopeFault) or fault.reason is not Reason.PARSE_ERROR:
         return None
     return encode_error(None, HutchError(fault.reason, fault.message)) + b"\n"
 

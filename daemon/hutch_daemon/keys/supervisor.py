@@ -26,10 +26,10 @@ from hutch_daemon.keys import durable
 from hutch_shared import broker_link as link
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.ids import new_token
-from hutch_shared.rpc.invocation import Handler
-from hutch_shared.rpc.peer import Limits, Peer
+from hutch_shared.rpc.dispatch import Handler
+from hutch_shared.rpc.heartbeat import Timeouts
+from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream, dial
-from hutch_shared.rpc.vigil import Patience
 from hutch_shared.unix import Credentials, peer_credentials
 
 __all__ = ["BrokerProcess", "Link", "link_token"]
@@ -92,8 +92,8 @@ class BrokerProcess:
             sends=link.TO_BROKER,
             context=None,
             handlers=self._handlers,
-            limits=Limits(frame=64 << 20),
-            patience=Patience(quiet=30.0),
+            limits=PeerLimits(frame=64 << 20),
+            timeouts=Timeouts(quiet=30.0),
         )
         async with peer.serving():
             hello = link.BrokerHello(token=self._boot.token)

@@ -27,8 +27,8 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import failpoint, planted, witness
 from hutch_shared.methods import EXECUTOR, TO_EXECUTOR
-from hutch_shared.rpc.invocation import Handler
-from hutch_shared.rpc.peer import Limits, Peer
+from hutch_shared.rpc.dispatch import Handler
+from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream
 
 __all__ = ["PATIENCE", "Link", "Standing"]
@@ -41,7 +41,7 @@ _LONGEST_PAUSE: Final = 0.5
 """Short, since a hutchd that comes back should have its executors within a second."""
 _STEADY: Final = 1.0
 """A connection that lasted so long ended for a reason of its own: the next is dialled at once."""
-_LIMITS: Final = Limits(frame=32 << 20)
+_LIMITS: Final = PeerLimits(frame=32 << 20)
 _FINAL: Final = frozenset({Reason.LEASE_LOST, Reason.TOKEN_EXPIRED, Reason.PROTOCOL_MISMATCH})
 
 _log: Final = logging.getLogger(__name__)

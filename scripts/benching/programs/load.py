@@ -26,8 +26,8 @@ from hutch_shared.errors import HutchError
 from hutch_shared.events import TurnEnded, TurnStarted
 from hutch_shared.ids import new_id
 from hutch_shared.methods import EXECUTOR, TO_EXECUTOR
-from hutch_shared.rpc.invocation import Handler
-from hutch_shared.rpc.peer import Limits, Peer
+from hutch_shared.rpc.dispatch import Handler
+from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream
 from hutch_shared.times import now_ms, to_wire
 
@@ -65,7 +65,7 @@ class Load:
         }
         self.peer = Peer(
             SocketStream(sock), takes=TO_EXECUTOR, sends=EXECUTOR, context=self, handlers=handlers,
-            limits=Limits(frame=32 << 20),
+            limits=PeerLimits(frame=32 << 20),
         )  # fmt: skip
         async with self.peer.serving():
             hello = m.Hello(self.boot.executor, self.boot.token, m.PROTOCOL, __version__, 0)

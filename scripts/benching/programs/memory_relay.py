@@ -22,7 +22,7 @@ from hutch_shared import messages as m
 from hutch_shared import unix
 from hutch_shared.errors import HutchError
 from hutch_shared.methods import CLIENT, EXECUTOR, TO_CLIENT, TO_EXECUTOR
-from hutch_shared.rpc.peer import Limits, Peer
+from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream, accept
 from hutch_shared.times import from_wire
 
@@ -69,7 +69,12 @@ class Relay:
             "hello": lambda _, __: m.Welcome(acked=0, daemon_epoch=1), "report_message": self.report,
         }  # fmt: skip
         self._executor = Peer(
-            stream, takes=EXECUTOR, sends=TO_EXECUTOR, context=None, handlers=handlers, limits=Limits(frame=32 << 20)
+            stream,
+            takes=EXECUTOR,
+            sends=TO_EXECUTOR,
+            context=None,
+            handlers=handlers,
+            limits=PeerLimits(frame=32 << 20),
         )
         await self._executor.run()
 

@@ -1,11 +1,11 @@
-"""One connection's conversation, without I/O: frames in, events out; calls and answers in, frames out.
+"""The protocol of one connection, without I/O: frames in, events out; calls and answers in, frames out.
 
-Both sides ask and answer. What is always true:
+Both sides may call each other. Invariants:
 
-- An id that the other side has in flight is answered once, a notification never, and an answer is never answered.
-- At most `pending` calls are in flight in each direction; one more is `overloaded` (a caller here gets it raised).
-- What is wrong with one frame or batch member is told for it alone.
-- An answer that nobody waits for any more is dropped.
+- Each request in flight is answered once; notifications and answers are never answered.
+- At most `pending` calls are in flight in each direction. A further one gets `overloaded`, raised for a caller here.
+- An error in one frame or batch member affects that one alone.
+- An answer to a call that is no longer waiting is dropped.
 """
 
 from __future__ import annotations
@@ -20,17 +20,28 @@ from msgspec import UNSET, Raw
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.methods import Method, Table
 from hutch_shared.rpc import envelope
-from hutch_shared.rpc.envelope import Batch, Fault, Id, Notification, Request, Response
-from hutch_shared.rpc.frames import OVERSIZED
+from hutch_shared.rpc.envelope import Batch, EnvelopeFault, Id, Notification, Request, Response
+from hutch_shared.rpc.stream import OVERSIZED
 
-__all__ = ["PENDING", "Answered", "Asked", "Conversation", "Dropped", "Event", "Say", "Ticket", "Told", "read_params"]
+__all__ = [
+    "PENDING",
+    "Conversation",
+    "Event",
+    "MessageDropped",
+    "NotificationReceived",
+    "RequestReceived",
+    "ResponseReceived",
+    "SendFrame",
+    "Ticket",
+    "read_params",
+]
 
 PENDING: Final = 256
 
 
 @dataclass(slots=True, eq=False)
-class _Gathering:
-    """The answers of one batch, until all are there."""
+class _BatchReply:
+    """The answers to one batch; complete when none is outstanding."""
 
     outstanding: int = 0
     answers: list[bytes] = field(default_factory=list)
@@ -41,57 +52,57 @@ class Ticket:
     """The right to answer one request, once."""
 
     id: Id
-    gathering: _Gathering | None = None
+    batch: _BatchReply | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The other side asks; give the answer to `Conversation.answer` with this ticket."""
+class RequestReceived:
+    """The peer calls a method; pass the outcome and this ticket to `Conversation.answer`."""
 
     ticket: Ticket
     request: Request
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A notification with its parameters as the table types them; those of one connection come in order."""
+class NotificationReceived:
+    """A notification with its parameters as the table types them, in the order of sending."""
 
     method: Method
     params: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """The answer to call `id` of this side: the result as the table types it, or a HutchError."""
+class ResponseReceived:
+    """The answer to our call `id`: the result as the table types it, or a HutchError."""
 
     id: int
     outcome: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
-    """A frame that must go out."""
+class SendFrame:
+    """A frame to send."""
 
     frame: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
-    """Something came that may not be answered and cannot be used; for the log."""
+class MessageDropped:
+    """A message that cannot be used and must not be answered; `why` is for the log."""
 
     why: str
 
 
-Event = Asked | Told | Answered | Say | Dropped
-_Single = Request | Notification | Response | Fault
+Event = RequestReceived | NotificationReceived | ResponseReceived | SendFrame | MessageDropped
+_Single = Request | Notification | Response | EnvelopeFault
 
 
 class Conversation:
-    """The state of both directions: ids in flight, batches that are being answered."""
+    """The state of both directions: ids in flight and batches being answered."""
 
     def __init__(self, takes: Table, sends: Table, pending: int = PENDING) -> None:
-        """Understand the methods of `takes`, call those of `sends`."""
-        self._told = {row.name: row for row in takes.values() if row.kind == "notification"}
+        """Accept the methods of `takes`; call those of `sends`."""
+        self._notifications = {row.name: row for row in takes.values() if row.kind == "notification"}
         self._hot = tuple(
             (b'{"jsonrpc":"2.0","method":"%b","params":' % row.name.encode(), row, msgspec.json.Decoder(row.params))
             for row in takes.values()
@@ -100,121 +111,125 @@ class Conversation:
         self._sends = sends
         self._results = {row.name: msgspec.json.Decoder(row.result) for row in sends.values() if row.result}
         self._pending = pending
-        self._asked: set[Id] = set()
+        self._in_flight: set[Id] = set()
         self._calls: dict[int, str] = {}
         self._last_id = 0
 
-    # ------------------------------------------------------------ what comes in
+    # ------------------------------------------------------------ incoming
 
     def receive(self, frame: bytes | Literal["oversized"]) -> list[Event]:
-        """Return what `frame` means, in order."""
+        """Return the events of `frame`, in order."""
         if frame == OVERSIZED:
-            return self._events([Fault(Reason.FRAME_TOO_LARGE, Reason.FRAME_TOO_LARGE.sentence)], None)
+            return self._events([EnvelopeFault(Reason.FRAME_TOO_LARGE, Reason.FRAME_TOO_LARGE.sentence)], None)
         assert isinstance(frame, bytes)
         for prefix, method, decoder in self._hot:
-            if frame.startswith(prefix) and (told := _straight(frame, prefix, method, decoder)):
-                return [told]
+            if frame.startswith(prefix) and (notification := _decode_hot(frame, prefix, method, decoder)):
+                return [notification]
         message = envelope.parse(frame)
         if not isinstance(message, Batch):
             return self._events([message], None)
-        gathering = _Gathering(outstanding=1)
-        events = self._events(message.members, gathering)
-        answers = self._gather(gathering, None)
-        return events if answers is None else [*events, Say(answers)]
+        batch = _BatchReply(outstanding=1)
+        events = self._events(message.members, batch)
+        answers = self._add_to_batch(batch, None)
+        return events if answers is None else [*events, SendFrame(answers)]
 
-    def _events(self, messages: Iterable[_Single], gathering: _Gathering | None) -> list[Event]:
+    def _events(self, messages: Iterable[_Single], batch: _BatchReply | None) -> list[Event]:
         events: list[Event] = []
         for message in messages:
-            event = self._event(message, gathering)
-            if not isinstance(event, Say):
+            event = self._event(message, batch)
+            if not isinstance(event, SendFrame):
                 events.append(event)
-            elif gathering is None:
-                events.append(Say(envelope.end_line(event.frame)))
+            elif batch is None:
+                events.append(SendFrame(envelope.end_line(event.frame)))
             else:
-                gathering.answers.append(event.frame)
+                batch.answers.append(event.frame)
         return events
 
-    def _event(self, message: _Single, gathering: _Gathering | None) -> Event:
-        """Return the one event that a message is; a `Say` has no end of line yet."""
+    def _event(self, message: _Single, batch: _BatchReply | None) -> Event:
+        """Return the event of one message; a `SendFrame` has no `\\n` yet."""
         match message:
             case Request(id=number):
-                if number in self._asked:
-                    return self._refuse(Fault(Reason.INVALID_REQUEST, f"The id {number!r} is in flight already."))
-                if len(self._asked) >= self._pending:
-                    return self._refuse(Fault(Reason.OVERLOADED, Reason.OVERLOADED.sentence, number))
-                self._asked.add(number)
-                if gathering is not None:
-                    gathering.outstanding += 1
-                return Asked(Ticket(number, gathering), message)
+                if number in self._in_flight:
+                    return self._reject(
+                        EnvelopeFault(Reason.INVALID_REQUEST, f"The id {number!r} is in flight already.")
+                    )
+                if len(self._in_flight) >= self._pending:
+                    return self._reject(EnvelopeFault(Reason.OVERLOADED, Reason.OVERLOADED.sentence, number))
+                self._in_flight.add(number)
+                if batch is not None:
+                    batch.outstanding += 1
+                return RequestReceived(Ticket(number, batch), message)
             case Notification():
-                return self._tell(message)
+                return self._receive_notification(message)
             case Response():
-                return self._settle(message)
-            case Fault():
-                return self._refuse(message)
+                return self._receive_response(message)
+            case EnvelopeFault():
+                return self._reject(message)
 
-    def _tell(self, message: Notification) -> Event:
-        method = self._told.get(message.method)
+    def _receive_notification(self, message: Notification) -> Event:
+        method = self._notifications.get(message.method)
         if method is None:
-            return Dropped(f"no notification is named {message.method[:80]!r}")
+            return MessageDropped(f"no notification is named {message.method[:80]!r}")
         try:
-            return Told(method, read_params(method, message.params))
+            return NotificationReceived(method, read_params(method, message.params))
         except HutchError as error:
-            return Dropped(f"{method.name}: {error}")
+            return MessageDropped(f"{method.name}: {error}")
 
-    def _settle(self, message: Response) -> Event:
+    def _receive_response(self, message: Response) -> Event:
         name = self._calls.pop(message.id, None) if isinstance(message.id, int) else None
         if name is None:
             if message.error is not None and message.id is None:
-                return Dropped(f"the other side could not read a message: {message.error.message[:200]}")
-            return Dropped("an answer that nobody waits for")
+                return MessageDropped(f"the peer could not read a message: {message.error.message[:200]}")
+            return MessageDropped("an answer to no call in flight")
         assert isinstance(message.id, int)
         if message.error is not None:
-            return Answered(message.id, message.error.as_error())
+            return ResponseReceived(message.id, message.error.as_error())
         assert message.result is not None
         try:
-            return Answered(message.id, self._results[name].decode(message.result))
+            return ResponseReceived(message.id, self._results[name].decode(message.result))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            return Answered(message.id, HutchError(Reason.INTERNAL, f"The answer to {name} cannot be read: {error}"))
+            return ResponseReceived(
+                message.id, HutchError(Reason.INTERNAL, f"The answer to {name} cannot be read: {error}")
+            )
 
     @staticmethod
-    def _refuse(fault: Fault) -> Say | Dropped:
+    def _reject(fault: EnvelopeFault) -> SendFrame | MessageDropped:
         if fault.id is UNSET:
-            return Dropped(fault.message)
-        return Say(envelope.encode_error(fault.id, HutchError(fault.reason, fault.message)))
+            return MessageDropped(fault.message)
+        return SendFrame(envelope.encode_error(fault.id, HutchError(fault.reason, fault.message)))
 
-    # ------------------------------------------------------------ what goes out
+    # ------------------------------------------------------------ outgoing
 
     @property
-    def asked(self) -> int:
-        """How many requests of the other side wait for their answer."""
-        return len(self._asked)
+    def in_flight(self) -> int:
+        """The number of the peer's requests not answered yet."""
+        return len(self._in_flight)
 
     def answer(self, ticket: Ticket, outcome: Any) -> bytes | None:
-        """Return the frame that answers (a HutchError is an error); None while other members of its batch are out.
+        """Return the frame that answers, an error for a HutchError; None while members of its batch are outstanding.
 
-        TypeError when the outcome has no JSON form: the ticket stays good.
+        TypeError when the outcome has no JSON form; the ticket remains valid.
         """
         if isinstance(outcome, HutchError):
             answer = envelope.encode_error(ticket.id, outcome)
         else:
             answer = envelope.encode_result(ticket.id, outcome)
-        self._asked.remove(ticket.id)
-        if ticket.gathering is None:
+        self._in_flight.remove(ticket.id)
+        if ticket.batch is None:
             return envelope.end_line(answer)
-        return self._gather(ticket.gathering, answer)
+        return self._add_to_batch(ticket.batch, answer)
 
     @staticmethod
-    def _gather(gathering: _Gathering, answer: bytes | None) -> bytes | None:
+    def _add_to_batch(batch: _BatchReply, answer: bytes | None) -> bytes | None:
         if answer is not None:
-            gathering.answers.append(answer)
-        gathering.outstanding -= 1
-        if gathering.outstanding or not gathering.answers:
+            batch.answers.append(answer)
+        batch.outstanding -= 1
+        if batch.outstanding or not batch.answers:
             return None
-        return envelope.end_line(b"[%b]" % b",".join(gathering.answers))
+        return envelope.end_line(b"[%b]" % b",".join(batch.answers))
 
     def call(self, name: str, params: msgspec.Struct | None) -> tuple[int, bytes]:
-        """Return the id and the frame of a call. Raises `overloaded` when too many wait for their answer."""
+        """Return the id and the frame of a call; `overloaded` when too many calls are in flight."""
         self._check(name, "request", params)
         if len(self._calls) >= self._pending:
             raise HutchError(Reason.OVERLOADED)
@@ -229,42 +244,48 @@ class Conversation:
         return envelope.encode_notification(name, params)
 
     def forget(self, number: int) -> None:
-        """Nobody waits for call `number` any more: its answer will be dropped."""
+        """Drop the answer to call `number` when it arrives."""
         self._calls.pop(number, None)
 
     def _check(self, name: str, kind: Literal["request", "notification"], params: msgspec.Struct | None) -> None:
-        """A wrong call of our own is a bug, not the other side's fault."""
+        """Assert that our own code calls the method as the table says."""
         row = self._sends[name]
         assert row.kind == kind, f"{name} is a {row.kind}"
         assert params is None or isinstance(params, row.params), f"{name} takes {row.params.__name__}"
 
     def __repr__(self) -> str:
-        return f"<Conversation asked {len(self._asked)}, calls {len(self._calls)}>"
+        return f"<Conversation received {len(self._in_flight)}, calls {len(self._calls)}>"
 
 
-def _straight(frame: bytes, prefix: bytes, method: Method, decoder: msgspec.json.Decoder[Any]) -> Told | None:
-    """Decode a hot notification as our own peers write it: what stands between prefix and `}` is one value, no more.
+def _decode_hot(
+    frame: bytes, prefix: bytes, method: Method, decoder: msgspec.json.Decoder[Any]
+) -> NotificationReceived | None:
+    """Decode a hot notification in the form that our own peers write: prefix, one JSON value, `}`.
 
-    Returns None when it is anything else; then it goes the general way, where the fault is found.
+    Return None for any other form; the general path then parses it or reports its fault.
     """
     if envelope.text_fault(frame) is not None:
         return None
     try:
-        return Told(method, decoder.decode(memoryview(frame)[len(prefix) : -1])) if frame.endswith(b"}") else None
+        return (
+            NotificationReceived(method, decoder.decode(memoryview(frame)[len(prefix) : -1]))
+            if frame.endswith(b"}")
+            else None
+        )
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
 def read_params(method: Method, params: Raw | None) -> Any:
-    """Return the parameters as `method` types them; an array gives the fields in their order.
+    """Return the parameters as `method` types them; an array holds the fields in order.
 
-    Raises `invalid_params` with what is wrong and where.
+    `invalid_params` names the fault and its place.
     """
     try:
         if params is None:
             return msgspec.json.decode(b"{}", type=method.params)
         if method.control and envelope.has_duplicate_keys(params):
-            raise HutchError(Reason.INVALID_PARAMS, f"The parameters of {method.name} have a key twice.")
+            raise HutchError(Reason.INVALID_PARAMS, f"The parameters of {method.name} have a duplicate key.")
         if bytes(params)[:1] == b"[":
             fields = method.params.__struct_encode_fields__
             given = msgspec.json.decode(params, type=list[Raw])

@@ -1,84 +1,137 @@
-"""From a request to what must be run: jsonrpcserver, called so that its faults cannot show.
+"""From a request to its handler's answer.
 
-jsonrpcserver 5.0.9 chooses the method, binds the arguments and gives the standard refusals. It is used as a pure
-function: what it "calls" only types the parameters and returns an `Invocation`; the peer runs that in a task of its
-own. Its faults, and what is done here about each:
+jsonrpcserver 5.0.9 chooses the method, binds the arguments and gives the standard refusals. `Dispatcher` uses it as a
+pure function: what it "calls" only types the parameters and returns an `Invocation`, which the peer runs in a task.
+Its faults, and how this module avoids each:
 
-- It puts the text of any exception into the reply: nothing that it calls raises, and what a handler raises is turned
-  into an answer by `Invocation`.
-- It does not check parameter types: `read_params` does, by the methods table, before the handler sees them.
-- It refuses a whole batch for one bad member, and gathers batches in tasks that cancel scopes do not know; it reads
-  and validates slowly: it is entered at `dispatch_request`, with one request that `envelope` has read and validated.
-- It warns while it is imported and takes long for it: it is imported here only, and this module late.
+- It puts the text of any exception into the reply. Nothing that it calls raises, and `Invocation` turns what a handler
+  raises into an answer.
+- It does not check parameter types. `read_params` checks them by the methods table before the handler sees them.
+- It refuses a whole batch for one bad member, and runs batches in tasks outside the cancel scopes; its own reading and
+  validation are slow. We enter it at `dispatch_request`, with one request that `envelope` has read and validated.
+- Importing it warns and takes long. Only a `Dispatcher` imports it, so that a client never does.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
+import secrets
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Generic, TypeVar, cast
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
+from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.methods import Method, Table
 from hutch_shared.rpc.conversation import read_params
 from hutch_shared.rpc.envelope import Request
-from hutch_shared.rpc.invocation import Handler, Invocation
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from jsonrpcserver import Error, Success
-    from jsonrpcserver.dispatcher import dispatch_request
-    from jsonrpcserver.request import Request as Bound
-    from oslash.either import Left  # type: ignore[import-untyped]  # what jsonrpcserver answers with
+__all__ = ["Dispatcher", "Handler", "Invocation", "internal_error", "is_instant"]
 
-__all__ = ["Dispatcher"]
+_log: Final = logging.getLogger(__name__)
+_REASONS: Final = {-32601: Reason.METHOD_NOT_FOUND, -32602: Reason.INVALID_PARAMS}
 
 C = TypeVar("C")
+Handler = Callable[[C, Any], Awaitable[Any] | Any]
+"""Takes the connection's context and the typed parameters; returns the result of the table or raises HutchError.
 
-_REASONS: Final = {-32601: Reason.METHOD_NOT_FOUND, -32602: Reason.INVALID_PARAMS}
+An async function runs in a task that serves one request at a time and then the next: it must reset the context
+variables that it sets. The reader calls a plain function itself, so it must be quick.
+"""
+
+
+@lru_cache(512)  # each connection asks about the same handlers
+def is_instant(handler: Handler[Any]) -> bool:
+    """Tell whether a handler answers at once, that is, whether it is a plain function."""
+    return not inspect.iscoroutinefunction(handler)
+
+
+class Invocation(NamedTuple, Generic[C]):
+    """A handler with its arguments, ready to run."""
+
+    name: str
+    handler: Handler[C]
+    context: C
+    params: Any
+
+    def at_once(self) -> Any:
+        """Run an instant handler; return its result, or the HutchError to answer with."""
+        try:
+            return self.handler(self.context, self.params)
+        except HutchError as error:
+            return error
+        except Exception:  # noqa: BLE001  # a bug in one handler must not end the connection
+            return internal_error(self.name)
+
+    async def run(self) -> Any:
+        """Run an async handler; return its result, or the HutchError to answer with. Cancellation passes through."""
+        try:
+            return await self.handler(self.context, self.params)
+        except HutchError as error:
+            return error
+        except Exception:  # noqa: BLE001  # a bug in one handler must not end the connection
+            return internal_error(self.name)
+
+
+def internal_error(name: str) -> HutchError:
+    """Log the current exception under a new id; return the error that carries only that id."""
+    mark = secrets.token_hex(4)
+    _log.exception("%s failed inside (%s)", name, mark)
+    return HutchError(Reason.INTERNAL, id=mark)
 
 
 class _ContextAndParams(inspect.Signature):
-    """The signature of every entry. It is always called with these two, so that there is nothing to bind."""
+    """The signature of every entry, which is always called with these two arguments: there is nothing to bind."""
 
     def bind(self, *args: Any, **kwargs: Any) -> inspect.BoundArguments:
-        """Accept."""
+        """Accept any arguments."""
         return inspect.BoundArguments(self, OrderedDict())
 
 
 class _Entry(Generic[C]):
-    """What jsonrpcserver calls: types the parameters. Its signature is given, since finding it out is slow."""
+    """A callable for jsonrpcserver that types the parameters. `__signature__` spares it a slow inspection."""
 
     __signature__ = _ContextAndParams()
 
-    def __init__(self, method: Method, handler: Handler[C]) -> None:
+    def __init__(
+        self, method: Method, handler: Handler[C], success: Callable[..., Any], error: Callable[..., Any]
+    ) -> None:
         self._method = method
         self._handler = handler
+        self._success, self._error = success, error
 
     def __call__(self, context: C, params: Any) -> Any:
         try:
-            return Success(Invocation(self._method.name, self._handler, context, read_params(self._method, params)))
+            typed = read_params(self._method, params)
         except HutchError as error:
-            return Error(error.reason.code, error.message, error)
+            return self._error(error.reason.code, error.message, error)
+        return self._success(Invocation(self._method.name, self._handler, context, typed))
 
 
 class Dispatcher(Generic[C]):
-    """The requests of one table that have a handler."""
+    """The requests of one methods table that have a handler."""
 
     def __init__(self, table: Table, handlers: Mapping[str, Handler[C]]) -> None:
-        """Serve `handlers`, by method name. A name that is no request of the table is a bug and raises KeyError."""
+        """Serve `handlers`, by method name. KeyError, a bug, for a name that is not a request of the table."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            from jsonrpcserver import Error, Success
+            from jsonrpcserver.dispatcher import dispatch_request
+            from jsonrpcserver.request import Request as BoundRequest
+            from oslash.either import Left  # type: ignore[import-untyped]  # the type of jsonrpcserver's answers
+        self._dispatch, self._bound, self._left = dispatch_request, BoundRequest, Left
         requests = {name: row for name, row in table.items() if row.kind == "request"}
         self._entries: dict[str, Callable[..., Any]] = {
-            name: _Entry(requests[name], handler) for name, handler in handlers.items()
+            name: _Entry(requests[name], handler, Success, Error) for name, handler in handlers.items()
         }
 
     def dispatch(self, request: Request, context: C) -> Invocation[C] | HutchError:
-        """Return what must run, or why nothing will: `method_not_found`, `invalid_params`. Pure; never raises."""
-        _, result = dispatch_request(self._entries, context, Bound(request.method, [request.params], request.id))
-        if not isinstance(result, Left):
-            return cast("Invocation[C]", result._value.result)  # noqa: SLF001  # oslash has no other way to the value
+        """Return what to run, or the refusal: `method_not_found`, `invalid_params`. Pure; never raises."""
+        _, result = self._dispatch(self._entries, context, self._bound(request.method, [request.params], request.id))
+        if not isinstance(result, self._left):
+            return cast("Invocation[C]", result._value.result)  # noqa: SLF001  # oslash has no public accessor
         refusal = result._error  # noqa: SLF001
         if isinstance(refusal.data, HutchError):
             return refusal.data

@@ -1,22 +1,21 @@
 """From the bytes of one frame to a typed message, and back.
 
-Theory. Decoding a payload twice is what a relay cannot afford, and trusting a decoder is what a border cannot afford.
-So the payload (params, result) is only skipped over by the decoder, which checks its grammar; what that does not check
-is checked here by a few passes that run at memory speed:
+Theory. A relay must not decode a payload twice, and a trust boundary must not rely on a lenient decoder. So the decoder
+skips the payload (params, result) and checks only its grammar; this module checks the rest in a few fast passes:
 
-- UTF-8, depth and numbers that readers choke on (integers over 400 digits, floats that would be infinite): a frame of
-  usual size is decoded once and thrown away, which is the fastest check there is. A large one could blow up in memory
-  to twenty times its size, so it is only looked over: UTF-8 in slices, the rest in its *skeleton*, which is what is
-  left when all strings are cut out. There each pass takes off the innermost pairs of brackets, so that what is left
-  after DEPTH_LIMIT passes was too deep, and numbers are found by substring.
-- Duplicate members of the envelope: a frame that is exactly as long as its members written in the shortest way holds
-  nothing besides them. That is one comparison. A frame written with blanks or in another way goes the long way, where
-  the same sum is made over the members' own bytes without blanks.
-- Duplicate keys in parameters: the skeleton has one colon for each member, before and after they were folded into
-  dicts; the two counts differ when one was folded away.
+- UTF-8, depth, and numbers that break readers (integers over 400 digits, floats that overflow to infinity). A frame of
+  usual size is decoded once and discarded, the fastest check there is. Decoding a large frame could take twenty times
+  its size in memory, so a large frame is scanned instead: UTF-8 in slices, the rest in the *skeleton*, the text without
+  its strings. Each pass removes the innermost pairs of brackets; what remains after DEPTH_LIMIT passes is too deep.
+  Substring searches find the numbers.
+- Duplicate members of the envelope. If a frame is exactly as long as the shortest spelling of its decoded members, it
+  holds nothing else: one comparison. A frame with blanks or another spelling takes the slow path, which compares the
+  sum of the members' own bytes without blanks.
+- Duplicate keys in parameters. The skeleton has one colon per member. Decoding to dicts and encoding again drops
+  duplicates, so the two counts of colons differ.
 
-Always true: a message given out has passed all of these; a `Fault` says which one failed, and whether it may be
-answered at all.
+Invariant: every returned message has passed all checks. An `EnvelopeFault` says which check failed and whether the
+frame may be answered.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ __all__ = [
     "DIGITS_LIMIT",
     "ID_LIMIT",
     "Batch",
-    "Fault",
+    "EnvelopeFault",
     "Id",
     "Message",
     "Notification",
@@ -85,7 +84,7 @@ class WireError(msgspec.Struct, frozen=True):
     data: Raw | UnsetType = UNSET
 
     def as_error(self) -> HutchError:
-        """Return the error with its reason; a word that is not known here is told by the code."""
+        """Return the error with its reason; an unknown word falls back to the reason of the code."""
         try:
             details = msgspec.json.decode(self.data, type=dict[str, Any]) if self.data is not UNSET else {}
         except msgspec.DecodeError:
@@ -98,7 +97,7 @@ class WireError(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A call that waits for an answer. `params` is one JSON object or array, or None when there are none."""
+    """A call that expects an answer. `params` is one JSON object or array, or None."""
 
     id: Id
     method: str
@@ -115,7 +114,7 @@ class Notification:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer; `id` is None when the other side could not tell which call it was. Exactly one of the two is set."""
+    """An answer: either `result` or `error` is set. `id` is None when the peer could not read the id of the call."""
 
     id: Id | None
     result: Raw | None
@@ -123,8 +122,8 @@ class Response:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """A frame or a batch member that is no message. `id` UNSET: it must not be answered."""
+class EnvelopeFault:
+    """A frame or a batch member that is not a message. `id` UNSET: it must not be answered."""
 
     reason: Reason
     message: str
@@ -133,23 +132,23 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """1 to 50 messages in one frame; each stands for itself."""
+    """1 to 50 independent messages in one frame."""
 
-    members: tuple[Request | Notification | Response | Fault, ...]
+    members: tuple[Request | Notification | Response | EnvelopeFault, ...]
 
 
-_NOT_JSON: Final = Fault(Reason.PARSE_ERROR, Reason.PARSE_ERROR.sentence)
-_NOT_UTF8: Final = Fault(Reason.PARSE_ERROR, "The message is not UTF-8.")
-_TOO_DEEP: Final = Fault(Reason.INVALID_REQUEST, f"The message is nested deeper than {DEPTH_LIMIT} levels.")
-_TOO_LARGE_A_NUMBER: Final = Fault(
+_NOT_JSON: Final = EnvelopeFault(Reason.PARSE_ERROR, Reason.PARSE_ERROR.sentence)
+_NOT_UTF8: Final = EnvelopeFault(Reason.PARSE_ERROR, "The message is not UTF-8.")
+_TOO_DEEP: Final = EnvelopeFault(Reason.INVALID_REQUEST, f"The message is nested deeper than {DEPTH_LIMIT} levels.")
+_TOO_LARGE_A_NUMBER: Final = EnvelopeFault(
     Reason.INVALID_REQUEST, f"A number has more than {DIGITS_LIMIT} digits or would be infinite."
 )
 
-Message = Request | Notification | Response | Batch | Fault
+Message = Request | Notification | Response | Batch | EnvelopeFault
 
 
 class _Typed(msgspec.Struct, frozen=True):
-    """The envelope as most frames have it."""
+    """The envelope of a usual frame."""
 
     jsonrpc: Literal["2.0"]
     method: str | UnsetType = UNSET
@@ -160,7 +159,7 @@ class _Typed(msgspec.Struct, frozen=True):
 
 
 class _Loose(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The envelope of any frame: its members' own bytes."""
+    """The envelope of any frame, with each member as its own bytes."""
 
     jsonrpc: Raw | UnsetType = UNSET
     method: Raw | UnsetType = UNSET
@@ -185,13 +184,13 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def parse(frame: bytes) -> Message:
-    """Return what `frame` (one line without its end) says; never raises for what the other side wrote."""
+    """Return the message or fault in `frame`, one line without its `\\n`. Nothing that the peer writes raises."""
     wrong = text_fault(frame)
     if wrong is not None and wrong.reason is Reason.PARSE_ERROR:
         return wrong
     try:
         if not frame.lstrip(_BLANKS).startswith(b"["):
-            return _with(wrong, _one(frame))
+            return _with_text_fault(wrong, _read_envelope(frame))
         members = _decode_members(frame)
     except RecursionError:
         return _TOO_DEEP
@@ -200,19 +199,19 @@ def parse(frame: bytes) -> Message:
     if wrong is not None:
         return wrong
     if not members:
-        return Fault(Reason.INVALID_REQUEST, "A batch holds at least one message.")
+        return EnvelopeFault(Reason.INVALID_REQUEST, "A batch holds at least one message.")
     if len(members) > BATCH_LIMIT:
-        return Fault(Reason.INVALID_REQUEST, f"A batch holds at most {BATCH_LIMIT} messages.")
-    return Batch(tuple(_one(bytes(member)) for member in members))
+        return EnvelopeFault(Reason.INVALID_REQUEST, f"A batch holds at most {BATCH_LIMIT} messages.")
+    return Batch(tuple(_read_envelope(bytes(member)) for member in members))
 
 
-def text_fault(frame: bytes) -> Fault | None:
-    """Return what is wrong with the text as such: UTF-8, depth, numbers. The grammar is left to the decoder."""
-    return _tried(frame) if len(frame) <= _USUAL else _looked_over(frame)
+def text_fault(frame: bytes) -> EnvelopeFault | None:
+    """Return the fault of the text (UTF-8, depth, numbers), or None. The decoder checks the grammar."""
+    return _decode_and_check(frame) if len(frame) <= _USUAL else _scan(frame)
 
 
 def is_sound(value: bytes) -> bool:
-    """Tell whether the bytes are one JSON value that passes all that is asked of a payload."""
+    """Tell whether the bytes are one JSON value that passes every check of a payload."""
     if text_fault(value) is not None:
         return False
     if len(value) > _USUAL:
@@ -223,7 +222,7 @@ def is_sound(value: bytes) -> bool:
     return True
 
 
-def _tried(frame: bytes) -> Fault | None:
+def _decode_and_check(frame: bytes) -> EnvelopeFault | None:
     try:
         value = _decode_any(frame)
     except UnicodeDecodeError:
@@ -236,35 +235,35 @@ def _tried(frame: bytes) -> Fault | None:
         return _NOT_JSON
     if _is_harmless(frame):
         return None
-    return _fault_in(value, DEPTH_LIMIT)
+    return _find_fault(value, DEPTH_LIMIT)
 
 
 def _is_harmless(frame: bytes) -> bool:
-    """Tell of most small frames, at a glance, that they can be neither too deep nor hold too large a number."""
+    """Cheaply rule out excess depth and large numbers; False means that neither is ruled out."""
     brackets = frame.count(b"[") + frame.count(b"{")
     return brackets <= DEPTH_LIMIT and (
         len(frame) <= DIGITS_LIMIT or _TOO_MANY_DIGITS not in frame.translate(_AS_ZEROS)
     )
 
 
-def _fault_in(value: Any, levels: int) -> Fault | None:
+def _find_fault(value: Any, levels: int) -> EnvelopeFault | None:
     if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, list):
-        return _fault_in([value], levels + 1)
+        return _find_fault([value], levels + 1)
     if not levels:
         return _TOO_DEEP
     for part in value:
         kind = type(part)
         if kind is dict or kind is list:
-            if (fault := _fault_in(part, levels - 1)) is not None:
+            if (fault := _find_fault(part, levels - 1)) is not None:
                 return fault
         elif kind is int and not -_LARGEST <= part <= _LARGEST:
             return _TOO_LARGE_A_NUMBER
     return None
 
 
-def _looked_over(frame: bytes) -> Fault | None:
+def _scan(frame: bytes) -> EnvelopeFault | None:
     if not frame.isascii() and not _is_utf8(frame):
         return _NOT_UTF8
     skeleton = _skeleton(frame)
@@ -284,7 +283,7 @@ def _looked_over(frame: bytes) -> Fault | None:
 
 
 def has_duplicate_keys(params: Raw | bytes) -> bool:
-    """Tell whether any object in `params` (grammatical JSON) has a key twice. ValueError on what cannot be decoded."""
+    """Tell whether an object in `params` (valid JSON) has a duplicate key. ValueError if it cannot be decoded."""
     members = _skeleton(bytes(params)).count(b":")
     return members > 1 and _skeleton(_encode(_decode_any(params))).count(b":") != members
 
@@ -301,7 +300,7 @@ def _is_utf8(whole: bytes) -> bool:
 
 
 def _skeleton(text: bytes) -> bytes:
-    """Return `text` without its strings. In slices, so that a frame of quotes alone does not fill the memory."""
+    """Return `text` without its strings. Works in slices, so that a frame of only quotes needs little memory."""
     if b"\\" in text:
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     kept = []
@@ -317,25 +316,27 @@ def _is_infinite(number: bytes) -> bool:
     return len(number) > 4 and not number.isdigit() and math.isinf(float(number))
 
 
-def _with(wrong: Fault | None, message: Request | Notification | Response | Fault) -> Message:
-    """Give the fault of the text the id of the message that it is about."""
+def _with_text_fault(
+    wrong: EnvelopeFault | None, message: Request | Notification | Response | EnvelopeFault
+) -> Message:
+    """Return the message, or the fault of its text with the id of the message."""
     match message:
         case _ if wrong is None:
             return message
         case Request(id=number):
-            return Fault(wrong.reason, wrong.message, number)
+            return EnvelopeFault(wrong.reason, wrong.message, number)
         case Notification() | Response():
-            return Fault(wrong.reason, wrong.message, UNSET)
-        case Fault():
+            return EnvelopeFault(wrong.reason, wrong.message, UNSET)
+        case EnvelopeFault():
             return message
 
 
-def _one(frame: bytes) -> Request | Notification | Response | Fault:
-    """Read one envelope. Raises DecodeError where the grammar is wrong, RecursionError where it is far too deep."""
+def _read_envelope(frame: bytes) -> Request | Notification | Response | EnvelopeFault:
+    """Read one envelope. DecodeError for wrong grammar, RecursionError for extreme depth."""
     try:
         seen = _decode_typed(frame)
     except msgspec.ValidationError:
-        return _long_way(frame)
+        return _slow_path(frame)
     shortest = 17  # {"jsonrpc":"2.0"}
     if seen.method is not UNSET:
         shortest += 12 + len(seen.method)
@@ -350,20 +351,22 @@ def _one(frame: bytes) -> Request | Notification | Response | Fault:
     if seen.error is not UNSET:
         shortest += 9 + len(seen.error)
     if shortest != len(frame):
-        return _long_way(frame)
-    return _sort(seen.method, seen.params, seen.id, seen.result, seen.error)
+        return _slow_path(frame)
+    return _classify(seen.method, seen.params, seen.id, seen.result, seen.error)
 
 
-def _long_way(frame: bytes) -> Request | Notification | Response | Fault:
-    """Read an envelope that is not written in the shortest way, or find what is wrong with it."""
+def _slow_path(frame: bytes) -> Request | Notification | Response | EnvelopeFault:
+    """Read an envelope that does not have the shortest spelling, or return its fault."""
     try:
         seen = _decode_loose(frame)
     except msgspec.ValidationError:
-        return Fault(Reason.INVALID_REQUEST, "A message is an object with the members of JSON-RPC 2.0 and no others.")
+        return EnvelopeFault(
+            Reason.INVALID_REQUEST, "A message is an object with the members of JSON-RPC 2.0 and no others."
+        )
     members = {name: bytes(raw) for name in seen.__struct_fields__ if (raw := getattr(seen, name)) is not UNSET}
     written = sum(len(name) + 4 + len(raw.translate(None, _BLANKS)) for name, raw in members.items()) + 1
     if written != len(frame.translate(None, _BLANKS)) and members:
-        return Fault(Reason.INVALID_REQUEST, "A member is there twice, or its name is written with escapes.")
+        return EnvelopeFault(Reason.INVALID_REQUEST, "A member occurs twice, or its name is written with escapes.")
     is_answer = "method" not in members and ("result" in members or "error" in members)
     number: Id | UnsetType | None = UNSET
     wrong: str | None = None
@@ -385,23 +388,23 @@ def _long_way(frame: bytes) -> Request | Notification | Response | Fault:
         except (msgspec.DecodeError, UnicodeDecodeError):
             wrong = "A method is named by a string."
     if wrong is not None:
-        return Fault(Reason.INVALID_REQUEST, wrong, UNSET if is_answer else None if number is UNSET else number)
-    return _sort(method, seen.params, number, seen.result, seen.error)
+        return EnvelopeFault(Reason.INVALID_REQUEST, wrong, UNSET if is_answer else None if number is UNSET else number)
+    return _classify(method, seen.params, number, seen.result, seen.error)
 
 
-def _sort(
+def _classify(
     method: str | UnsetType,
     params: Raw | UnsetType,
     number: Id | UnsetType | None,
     result: Raw | UnsetType,
     error: Raw | UnsetType,
-) -> Request | Notification | Response | Fault:
-    """Tell what kind of message has these members; each is sound by itself."""
+) -> Request | Notification | Response | EnvelopeFault:
+    """Return the message that has these members, each valid by itself, or its fault."""
     answers = (result is not UNSET) + (error is not UNSET)
     if method is not UNSET and not answers:
         given = None if params is UNSET else params
         if given is not None and bytes(given)[:1] not in (b"{", b"["):
-            return Fault(
+            return EnvelopeFault(
                 Reason.INVALID_REQUEST, "Parameters are an object or an array.", None if number is UNSET else number
             )
         if number is UNSET:
@@ -414,17 +417,17 @@ def _sort(
         try:
             return Response(number, None, _decode_error(error))
         except msgspec.ValidationError:
-            return Fault(Reason.INVALID_REQUEST, "The error of a response has a code and a message.", UNSET)
+            return EnvelopeFault(Reason.INVALID_REQUEST, "The error of a response has a code and a message.", UNSET)
     if answers and method is UNSET:
-        return Fault(Reason.INVALID_REQUEST, "A response has an id and either a result or an error.", UNSET)
-    return Fault(Reason.INVALID_REQUEST, Reason.INVALID_REQUEST.sentence, None if number is UNSET else number)
+        return EnvelopeFault(Reason.INVALID_REQUEST, "A response has an id and either a result or an error.", UNSET)
+    return EnvelopeFault(Reason.INVALID_REQUEST, Reason.INVALID_REQUEST.sentence, None if number is UNSET else number)
 
 
 # ---------------------------------------------------------------- writing
 
 
 def encode_request(number: Id, method: str, params: msgspec.Struct | Raw | None) -> bytes:
-    """Return the frame with its `\\n`; None and an object without members are left out."""
+    """Return the frame with its `\\n`; omit params that are None or an empty object."""
     return end_line(b'{"jsonrpc":"2.0","method":"%b"%b,"id":%b}' % (method.encode(), _params(params), _encode(number)))
 
 
@@ -434,12 +437,12 @@ def encode_notification(method: str, params: msgspec.Struct | Raw | None) -> byt
 
 
 def encode_result(number: Id, result: Any) -> bytes:
-    """Return the response without a `\\n`, since it may go into a batch. TypeError when `result` has no JSON form."""
+    """Return the response without `\\n`, so that a batch can hold it. TypeError when `result` has no JSON form."""
     return b'{"jsonrpc":"2.0","result":%b,"id":%b}' % (_encode(result), _encode(number))
 
 
 def encode_error(number: Id | None, error: HutchError) -> bytes:
-    """Return the error response without a `\\n`. `error.details` must be plain JSON values."""
+    """Return the error response without `\\n`. `error.details` must be plain JSON values."""
     body = {
         "code": error.reason.code,
         "message": error.message,
@@ -455,7 +458,7 @@ def _params(params: msgspec.Struct | Raw | None) -> bytes:
 
 
 def end_line(frame: bytes) -> bytes:
-    """End the frame. A payload that came with line breaks between its tokens loses them here."""
+    """Append the `\\n`. Line breaks between the tokens of a payload are removed."""
     if b"\n" in frame:
         frame = msgspec.json.format(frame, indent=-1)
     return frame + b"\n"

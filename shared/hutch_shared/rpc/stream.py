@@ -1,8 +1,11 @@
-"""A connected socket as an anyio byte stream.
+"""Bytes in and out: a connected socket as an anyio byte stream, and the frames in what it receives.
 
-anyio's own Unix stream gives up the turn twice a message and registers with the selector for each wait; cancelling its
-`receive` in the tick in which EOF arrives raises InvalidStateError in the loop. This one tries the system call first,
-stays registered while it keeps up, and a waiter that was cancelled is simply not woken.
+anyio's own Unix stream yields to the event loop twice per message and registers with the selector for each wait;
+cancelling its `receive` in the tick in which EOF arrives raises InvalidStateError in the loop. `SocketStream` tries the
+system call first, stays registered between waits, and never wakes a cancelled waiter.
+
+A frame is one line, split on the byte `\\n` alone. `FrameSplitter` holds at most the limit plus one chunk, looks at
+each byte once, and drops only the frame that exceeds the limit.
 """
 
 from __future__ import annotations
@@ -12,25 +15,29 @@ import errno
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import anyio
 from anyio.abc import ByteStream, SocketAttribute
 
 from hutch_shared.unix import connect
 
-__all__ = ["SocketStream", "accept", "dial"]
+__all__ = ["OVERSIZED", "FrameSplitter", "SocketStream", "accept", "dial"]
 
 _RECEIVE: Final = 1 << 16
 _IN_A_ROW: Final = 16
+OVERSIZED: Final = "oversized"
+"""Stands for a frame over the limit; its bytes are dropped."""
+
+_FRAME_BLANK: Final = b" \t\r"
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class SocketStream(ByteStream):
-    """Owns `sock`. One task receives and one sends; `aclose` wakes both with ClosedResourceError."""
+    """A byte stream that owns `sock`. One task receives and one sends; `aclose` ends both with ClosedResourceError."""
 
     def __init__(self, sock: socket.socket, received: bytes = b"") -> None:
-        """Take over a connected stream socket; a running asyncio loop is needed. `received` was read from it before."""
+        """Own a connected stream socket. Needs a running asyncio loop. `received`: bytes already read from it."""
         sock.setblocking(False)
         self._received = received
         self._sock = sock
@@ -47,9 +54,9 @@ class SocketStream(ByteStream):
         return {SocketAttribute.raw_socket: lambda: self._sock}
 
     async def receive(self, max_bytes: int = _RECEIVE) -> bytes:
-        """Return what is there, waiting for the first byte. EndOfStream at EOF; BrokenResourceError on a reset.
+        """Return the bytes that have arrived; wait for the first. EndOfStream at EOF, BrokenResourceError on a reset.
 
-        When something is there it gives up the turn only now and then. Cancelled: nothing was taken.
+        While bytes are available it yields to the event loop only every 16th call. Cancelled: nothing was consumed.
         """
         if self._received:
             chunk, self._received = self._received, b""
@@ -93,16 +100,16 @@ class SocketStream(ByteStream):
             self._loop.remove_reader(self._sock)
 
     def send_now(self, item: bytes) -> int:
-        """Write what the socket takes without waiting, and return how many bytes that was; 0 also when it is broken."""
+        """Write what the socket takes without waiting; return the number of bytes; 0 also for a broken stream."""
         try:
             return 0 if self._closed else self._sock.send(item)
         except OSError:
-            return 0  # `send` finds out
+            return 0  # `send` meets the same error and raises it
 
     async def send(self, item: bytes | memoryview) -> None:
-        """Write all of `item`. Cancelled: a part may be out, so that only one writer task that is not cancelled sends.
+        """Write all of `item`; BrokenResourceError when the peer no longer reads.
 
-        BrokenResourceError when the other side no longer reads.
+        Cancelled: a part may be written. So only one writer task calls it, and nothing cancels that task mid-frame.
         """
         rest = memoryview(item)
         while rest:
@@ -127,14 +134,14 @@ class SocketStream(ByteStream):
             self._writable.set_result(None)
 
     async def send_eof(self) -> None:
-        """Say that nothing more will be sent; reading goes on."""
+        """SendFrame that nothing more will be sent; reading goes on."""
         try:
             self._sock.shutdown(socket.SHUT_WR)
         except OSError:
-            return  # the other side has gone already
+            return  # the peer has closed already
 
     async def aclose(self) -> None:
-        """Close at once, whatever waits. Closing again does nothing."""
+        """Close at once, also while tasks wait on it. Closing again does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -149,7 +156,7 @@ class SocketStream(ByteStream):
 async def accept(listener: socket.socket) -> socket.socket:
     """Return the next connection of a non-blocking listener.
 
-    Waits where the process has no file descriptors left, since that passes; other errors of the listener are raised.
+    While the process or host has no file descriptors or memory left, it retries; it raises the listener's other errors.
     """
     loop = asyncio.get_running_loop()
     while True:
@@ -171,5 +178,54 @@ async def dial(path: Path, timeout: float = 10.0) -> SocketStream:
         while True:
             try:
                 return SocketStream(connect(path, timeout=0))
-            except BlockingIOError:  # a full queue is told at once, and never as readiness
+            except BlockingIOError:  # the listener's queue is full; readiness events do not report that
                 await anyio.sleep(0.01)
+
+
+class FrameSplitter:
+    """Cuts what comes in into frames without their `\\n`. Blank lines are none, and leading blanks are cut off."""
+
+    __slots__ = ("_begun", "_limit", "_skipping")
+
+    def __init__(self, limit: int) -> None:
+        """Accept frames of at most `limit` bytes."""
+        self._limit = limit
+        self._begun = bytearray()
+        self._skipping = False
+
+    @property
+    def in_frame(self) -> bool:
+        """Whether a frame has begun and not ended, also while an oversized one is skipped."""
+        return self._skipping or bool(self._begun)
+
+    def feed(self, chunk: bytes) -> list[bytes | Literal["oversized"]]:
+        """Return the frames that `chunk` completes, in order, and OVERSIZED as soon as a frame exceeds the limit."""
+        frames: list[bytes | Literal["oversized"]] = []
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            if self._skipping:
+                self._skipping = False
+            elif self._begun:
+                self._grow(end, frames)
+                if not self._skipping:
+                    frames.append(bytes(self._begun))
+                self._begun = bytearray()
+                self._skipping = False
+            elif end := end.lstrip(_FRAME_BLANK):
+                frames.append(end if len(end) <= self._limit else OVERSIZED)
+        if rest and not self._skipping:
+            self._grow(rest, frames)
+        return frames
+
+    def _grow(self, piece: bytes, frames: list[bytes | Literal["oversized"]]) -> None:
+        if not self._begun:
+            piece = piece.lstrip(_FRAME_BLANK)
+        if len(self._begun) + len(piece) > self._limit:
+            self._begun = bytearray()
+            self._skipping = True
+            frames.append(OVERSIZED)
+        else:
+            self._begun += piece
+
+    def __repr__(self) -> str:
+        return f"<FrameSplitter {'skipping' if self._skipping else f'holds {len(self._begun)}'} of {self._limit}>"
