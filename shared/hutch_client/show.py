@@ -118,7 +118,10 @@ class Screen:
     async def _line(self) -> str:
         while b"\n" not in self._begun:
             await anyio.wait_readable(self._typed)
-            chunk = os.read(self._typed, _CHUNK)
+            try:
+                chunk = os.read(self._typed, _CHUNK)
+            except OSError:  # EIO: the terminal was closed
+                chunk = b""
             if not chunk:
                 raise EOFError
             self._begun += chunk

@@ -86,6 +86,21 @@ def test_a_line_that_cannot_be_read_is_not_repeated(pipe: Pipe, line: bytes) -> 
     assert refused.value.__suppress_context__
 
 
+def test_a_hutchd_that_ends_before_the_line_is_an_ordinary_end() -> None:
+    """Its end of the socket is reset when the ready byte is unread there, and closed when it was read."""
+    for is_read in (False, True):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            assert announce(theirs.fileno())
+            if is_read:
+                ours.recv(1)
+            ours.close()
+            with pytest.raises(HutchError) as ended:
+                read_boot(theirs.fileno())
+
+        assert ended.value.reason is Reason.CONNECTION_LOST
+
+
 def test_a_line_without_end_is_bounded(pipe: Pipe) -> None:
     """Standard input cannot fill the memory."""
     os.write(pipe[1], b"x" * (LINE_LIMIT + 1))

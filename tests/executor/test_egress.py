@@ -139,6 +139,36 @@ def test_a_tunnel_passes_bytes_both_ways_and_each_end_by_itself(inside: Callable
     assert said == b"\x16\x03" * 500_000
 
 
+@pytest.mark.parametrize("begun", [b"", b"CONNECT 127.0.0.1"], ids=["nothing", "half a head"])
+def test_a_client_that_leaves_before_its_head_is_complete_cuts_no_other(
+    inside: Callable[..., Inside], begun: bytes
+) -> None:
+    """Only its own connection ends."""
+    with server(echo) as port:
+        made = inside(f"127.0.0.1:{port}")
+        with made.tunnel(port) as other:
+            for _ in range(5):
+                with made.dial() as sock:
+                    sock.sendall(begun)
+                with made.tunnel(port):
+                    pass
+            other.sendall(b"still here")
+
+            assert until(other, b"still here") == b"still here"
+
+
+def test_a_host_that_leaves_before_it_answers_cuts_no_other_connection(inside: Callable[..., Inside]) -> None:
+    """The client gets 502."""
+    with server(echo) as port, server(lambda _: None) as silent:
+        made = inside(f"127.0.0.1:{port}", f"127.0.0.1:{silent}")
+        with made.tunnel(port) as other:
+            answers = [made.ask(f"GET http://127.0.0.1:{silent}/ HTTP/1.1", f"Host: 127.0.0.1:{silent}")[:12]]
+            other.sendall(b"still here")
+
+            assert until(other, b"still here") == b"still here"
+    assert answers == [b"HTTP/1.1 502"]
+
+
 def test_what_came_with_the_head_is_passed_on_too(inside: Callable[..., Inside]) -> None:
     """A client need not wait for the tunnel."""
     with server(echo) as port, inside(f"127.0.0.1:{port}").dial() as sock:

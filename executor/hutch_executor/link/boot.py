@@ -39,8 +39,11 @@ def _read_line(fd: int, until: float) -> bytes:
         poll.register(fd, select.POLLIN)
         if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
             raise HutchError(Reason.TIMED_OUT, "No boot line came on standard input.")
-        chunk = os.read(fd, 4096)
+        try:
+            chunk = os.read(fd, 4096)
+        except OSError:  # a socket whose other end closed with our ready byte unread
+            chunk = b""
         if not chunk:
-            raise HutchError(Reason.INVALID_PARAMS, "Standard input ended before the boot line.")
+            raise HutchError(Reason.CONNECTION_LOST, "hutchd ended before it sent the boot line.")
         line += chunk
     return line.partition(b"\n")[0]

@@ -50,7 +50,13 @@ _IDLE: Final = 600.0
 _CHUNK: Final = 1 << 16
 _CLOSE_DEADLINE: Final = 2.0
 _LOGGED: Final = 100
-_CUT: Final = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
+_CUT: Final = (
+    anyio.BrokenResourceError,
+    anyio.ClosedResourceError,
+    anyio.EndOfStream,
+    anyio.IncompleteRead,
+    OSError,
+)
 
 _log: Final = logging.getLogger(__name__)
 
@@ -229,6 +235,9 @@ async def _pass_answer(heard: BufferedByteReceiveStream, client: SocketStream) -
         except (ValueError, anyio.DelimiterNotFound) as error:
             await client.send(answer(502, "Bad Gateway", str(error)))
             raise anyio.BrokenResourceError from error
+        except (anyio.IncompleteRead, anyio.BrokenResourceError):
+            await client.send(answer(502, "Bad Gateway", "The host closed the connection before it answered."))
+            raise
         await client.send(head)
 
 
