@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from hutch_broker.family import Peer, peer_of
+from hutch_broker.processes import BrokerPeer, peer_of
 from hutch_shared.unix import PATH_LIMIT, check_directory
 
 __all__ = ["BACKLOG", "AgentServer", "bind_agents", "unbind"]
@@ -23,7 +23,7 @@ BACKLOG: Final = 1024
 _LINGER: Final = 2.0
 """Seconds that the rest of a refused body is read, so that the answer arrives."""
 
-Answer = Callable[[web.BaseRequest, Peer], Awaitable[web.StreamResponse]]
+Answer = Callable[[web.BaseRequest, BrokerPeer], Awaitable[web.StreamResponse]]
 
 
 class _Connection(RequestHandler):
@@ -33,7 +33,7 @@ class _Connection(RequestHandler):
 
     def __init__(self, manager: Any, *, patience: float, **more: Any) -> None:
         super().__init__(manager, **more)
-        self.peer = Peer(None, None)
+        self.peer = BrokerPeer(None, None)
         self._patience = patience
         self._deadline: asyncio.TimerHandle | None = None
 

@@ -16,11 +16,11 @@ import anyio
 
 from hutch_broker.agents import BACKLOG, AgentServer, bind_agents, unbind
 from hutch_broker.control import Control
-from hutch_broker.keys import Keys
-from hutch_broker.leases import Leases
-from hutch_broker.prices import Prices
+from hutch_broker.key_cache import KeyCache
+from hutch_broker.leases import LeaseTable
+from hutch_broker.prices import PriceTable
 from hutch_broker.proxy import Proxy, upstream_session
-from hutch_broker.records import Ledger
+from hutch_broker.request_log import RequestLog
 from hutch_shared.broker_link import BrokerBoot
 from hutch_shared.ids import new_token
 from hutch_shared.rpc.stream import accept
@@ -35,26 +35,26 @@ async def serving(boot: BrokerBoot) -> AsyncIterator[anyio.Event]:
     """Serve while the block runs; the event is set when the broker is to end. WRONG_STATE when one is there already."""
     ended = anyio.Event()
     changed = _Bell()
-    leases = Leases(monotonic)
-    ledger = Ledger(boot.records, now_ms)
-    control = Control(boot, leases, ledger, new_token()[:12], ended.set)
+    leases = LeaseTable(monotonic)
+    request_log = RequestLog(boot.records, now_ms)
+    control = Control(boot, leases, request_log, new_token()[:12], ended.set)
     control.on_change(changed.ring)
-    prices = Prices(boot.prices)
+    prices = PriceTable(boot.prices)
     socket_path = Path(boot.socket)
     with listen(Path(boot.control)) as listener:
         async with (
             upstream_session(boot) as session,
             anyio.create_task_group() as tasks,
-            anyio.create_task_group() as doors,
+            anyio.create_task_group() as listeners,
         ):
-            keys = Keys(control.ask, boot.key_timeout, tasks, monotonic)
-            proxy = Proxy(boot, leases, keys, prices, ledger, session, control.agreed)
+            keys = KeyCache(control.ask, boot.key_timeout, tasks, monotonic)
+            proxy = Proxy(boot, leases, keys, prices, request_log, session, control.agreed)
             server = AgentServer(proxy.handle, header_timeout=boot.header_timeout, idle_timeout=boot.idle_timeout)
-            doors.start_soon(_let_in, bind_agents(socket_path, everyone=boot.everyone), server)
+            listeners.start_soon(_accept, bind_agents(socket_path, everyone=boot.everyone), server)
             if boot.tcp:
-                door = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
-                control.port = door.getsockname()[1]
-                doors.start_soon(_let_in, door, server)
+                listening = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+                control.port = listening.getsockname()[1]
+                listeners.start_soon(_accept, listening, server)
             tasks.start_soon(control.serve, listener)
             tasks.start_soon(_keep_time, leases, control, changed, boot.linger, ended)
             tasks.start_soon(prices.load)
@@ -62,20 +62,20 @@ async def serving(boot: BrokerBoot) -> AsyncIterator[anyio.Event]:
                 yield ended
             finally:
                 with anyio.CancelScope(shield=True):
-                    doors.cancel_scope.cancel()
+                    listeners.cancel_scope.cancel()
                     unbind(socket_path)
                     leases.keep(())
                     await server.shutdown(1.0)
                 tasks.cancel_scope.cancel()
 
 
-async def _let_in(door: socket.socket, server: AgentServer) -> None:
+async def _accept(listening: socket.socket, server: AgentServer) -> None:
     """Take connections until cancelled. Where no descriptors are left they wait; asyncio would fill the log instead."""
     loop = asyncio.get_running_loop()
-    with door:
-        door.setblocking(False)
+    with listening:
+        listening.setblocking(False)
         while True:
-            await loop.connect_accepted_socket(server, await accept(door))
+            await loop.connect_accepted_socket(server, await accept(listening))
 
 
 class _Bell:
@@ -94,7 +94,7 @@ class _Bell:
         self._rung = anyio.Event()
 
 
-async def _keep_time(leases: Leases, control: Control, changed: _Bell, linger: float, ended: anyio.Event) -> None:
+async def _keep_time(leases: LeaseTable, control: Control, changed: _Bell, linger: float, ended: anyio.Event) -> None:
     """End leases when their time is up, and the broker when nobody needs it any more."""
     while True:
         leases.end_expired()

@@ -15,8 +15,8 @@ from typing import Any, Final
 import anyio
 from anyio.abc import TaskGroup
 
-from hutch_broker.leases import Leases
-from hutch_broker.records import Ledger
+from hutch_broker.leases import LeaseTable
+from hutch_broker.request_log import RequestLog
 from hutch_shared import __version__
 from hutch_shared import broker_link as link
 from hutch_shared.errors import HutchError, Reason
@@ -47,15 +47,15 @@ class Control:
     def __init__(
         self,
         boot: link.BrokerBoot,
-        leases: Leases,
-        ledger: Ledger,
+        leases: LeaseTable,
+        request_log: RequestLog,
         run: str,
         shut_down: Callable[[], None],
     ) -> None:
         """Serve these; `run` names this run. `shut_down` begins the end."""
         self._boot = boot
         self._leases = leases
-        self._ledger = ledger
+        self._request_log = request_log
         self._run = run
         self._shut_down = shut_down
         self._peer: Peer[_Visitor] | None = None
@@ -127,9 +127,9 @@ class Control:
             "drop_keys": lambda params: self._leases.drop_keys(params.credential),
             "get_status": lambda _: link.BrokerStatus(
                 leases=self._leases.states(),
-                requests=self._ledger.requests,
-                refused=self._ledger.refused,
-                unacknowledged=self._ledger.unacknowledged,
+                requests=self._request_log.requests,
+                refused=self._request_log.refused,
+                unacknowledged=self._request_log.unacknowledged,
             ),
             "shutdown": lambda _: self._shut_down(),
         }
@@ -146,7 +146,7 @@ class Control:
 
     def _acknowledged(self, visitor: _Visitor, params: link.AckRecords) -> None:
         if visitor.trusted:
-            self._ledger.acknowledge(params.n)
+            self._request_log.acknowledge(params.n)
 
     def _keep(self, visitor: _Visitor, params: link.LeaseIds, peer: Peer[_Visitor], tasks: TaskGroup) -> link.Ended:
         if not visitor.trusted:
@@ -176,7 +176,7 @@ class Control:
             version=__version__,
             pid=os.getpid(),
             leases=self._leases.states(),
-            told=self._ledger.last,
+            told=self._request_log.last,
             port=self.port,
         )
 
@@ -185,13 +185,13 @@ class Control:
         told = 0
         try:
             while self._peer is peer:
-                pause = self._ledger.close_windows()
-                if batch := self._ledger.after(told):
+                pause = self._request_log.close_windows()
+                if batch := self._request_log.after(told):
                     await peer.notify("report_records", link.Records(run=self._run, records=batch))
                     told = batch[-1].n
                     continue
                 with anyio.move_on_after(pause):
-                    await self._ledger.wait()
+                    await self._request_log.wait()
         except HutchError:
             return  # the link is gone; the next one is told all that was not acknowledged
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Refusal", "Wanted", "forwarded", "judge"]
+__all__ = ["Refusal", "RequestHead", "forwarded", "judge"]
 
 Header = tuple[str, str]
 
@@ -50,7 +50,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RequestHead:
     """A request that may be looked at further."""
 
     token: str
@@ -61,7 +61,7 @@ class Wanted:
     """It waits for `100 Continue`."""
 
 
-def judge(method: str, target: str, headers: Sequence[Header], limit: int) -> Wanted | Refusal:
+def judge(method: str, target: str, headers: Sequence[Header], limit: int) -> RequestHead | Refusal:
     """Tell what a request wants, or why it is refused. `headers` as they came, names in any case."""
     named: dict[str, list[str]] = {}
     for name, value in headers:
@@ -97,7 +97,7 @@ def judge(method: str, target: str, headers: Sequence[Header], limit: int) -> Wa
         scheme, _, value = value.partition(" ")
         if scheme.lower() != "bearer":
             return Refusal(401, "authentication_error", "A lease is shown as Bearer or as the provider's key.")
-    return Wanted(value.strip(), target.partition("?")[0], length, bool(expects))
+    return RequestHead(value.strip(), target.partition("?")[0], length, bool(expects))
 
 
 def forwarded(headers: Iterable[Header]) -> list[Header]:

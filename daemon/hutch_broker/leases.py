@@ -16,7 +16,7 @@ from typing import Final
 from hutch_broker.judge import Refusal
 from hutch_shared.broker_link import Ended, Key, Lease, LeaseState, Refill
 
-__all__ = ["Held", "Leases", "lease_id_in"]
+__all__ = ["HeldLease", "LeaseTable", "lease_id_in"]
 
 _PREFIX: Final = "hutch-"
 _ID: Final = 18
@@ -31,7 +31,7 @@ def lease_id_in(token: str) -> str:
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class HeldLease:
     """A lease with its state. `cut` holds what ends each open stream of it."""
 
     lease: Lease
@@ -73,23 +73,23 @@ class Held:
         self.rejected = rejected
 
     def __repr__(self) -> str:
-        return f"<Held {self.lease.id} of {self.lease.session}, {self.requests} requests, {len(self.cut)} streams>"
+        return f"<HeldLease {self.lease.id} of {self.lease.session}, {self.requests} requests, {len(self.cut)} streams>"
 
 
-class Leases:
+class LeaseTable:
     """All of them, by id."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """Go by `clock`, monotonic seconds."""
         self._clock = clock
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldLease] = {}
 
     def put(self, state: LeaseState) -> None:
         """Take a lease in, or set what is left of one."""
         ends_at = self._clock() + state.expires_in
         held = self._held.get(state.lease.id)
         if held is None:
-            self._held[state.lease.id] = Held(state.lease, ends_at, state.requests, state.usd)
+            self._held[state.lease.id] = HeldLease(state.lease, ends_at, state.requests, state.usd)
         else:
             held.ends_at, held.requests, held.usd = ends_at, state.requests, state.usd
 
@@ -127,12 +127,12 @@ class Leases:
         """Return in how many seconds the next one's time is up."""
         return min((held.ends_at - self._clock() for held in self._held.values()), default=None)
 
-    def get(self, lease: str) -> Held | None:
+    def get(self, lease: str) -> HeldLease | None:
         """Return a lease that lives."""
         held = self._held.get(lease)
         return held if held is not None and held.ends_at > self._clock() else None
 
-    def of_token(self, token: str) -> Held | None:
+    def of_token(self, token: str) -> HeldLease | None:
         """Return the lease that a token proves."""
         held = self.get(lease_id_in(token))
         digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
@@ -164,4 +164,4 @@ class Leases:
         return len(self._held)
 
     def __repr__(self) -> str:
-        return f"<Leases {len(self._held)}>"
+        return f"<LeaseTable {len(self._held)}>"

@@ -16,7 +16,7 @@ import msgspec
 
 from hutch_broker.dialects import UsageStyle
 
-__all__ = ["Meter", "Tokens", "meter_for"]
+__all__ = ["StreamMeter", "TokenCount", "meter_for"]
 
 _LONGEST_LINE: Final = 1 << 20
 _LONGEST_BODY: Final = 8 << 20
@@ -28,8 +28,8 @@ _WORD: Final[dict[UsageStyle, bytes]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
-    """What a request used. `known`: the provider said so. Tokens of the cache are not in `input`."""
+class TokenCount:
+    """What a request used. `known`: the provider said so. Cached tokens are not in `input`."""
 
     known: bool = False
     model: str = ""
@@ -39,22 +39,22 @@ class Tokens:
     cache_write: int = 0
 
 
-class Meter(Protocol):
+class StreamMeter(Protocol):
     """Listens to the bytes of one response."""
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes."""
 
-    def result(self) -> Tokens:
+    def result(self) -> TokenCount:
         """Return what was counted; after the last bytes, or where the response broke off."""
 
 
-def meter_for(style: UsageStyle | None, content_type: str, content_encoding: str) -> Meter:
+def meter_for(style: UsageStyle | None, content_type: str, content_encoding: str) -> StreamMeter:
     """Return what counts a response of this kind; of one that cannot be read nothing is known."""
     kind = content_type.partition(";")[0].strip().lower()
     if style is None or kind not in ("text/event-stream", "application/json"):
         return _Nothing()
-    meter: Meter = _Lines(style) if kind == "text/event-stream" else _Whole(style)
+    meter: StreamMeter = _Lines(style) if kind == "text/event-stream" else _Whole(style)
     match content_encoding.strip().lower():
         case "" | "identity":
             return meter
@@ -68,8 +68,8 @@ class _Nothing:
     def feed(self, chunk: bytes) -> None:
         pass
 
-    def result(self) -> Tokens:
-        return Tokens()
+    def result(self) -> TokenCount:
+        return TokenCount()
 
 
 class _Lines:
@@ -80,7 +80,7 @@ class _Lines:
         self._word = _WORD[style]
         self._begun = b""
         self._skipping = False
-        self._tokens = Tokens()
+        self._tokens = TokenCount()
 
     def feed(self, chunk: bytes) -> None:
         end = chunk.rfind(b"\n")
@@ -108,7 +108,7 @@ class _Lines:
         if self._word in line and line.startswith(b"data:"):
             self._tokens = _counted(self._style, self._tokens, line[5:])
 
-    def result(self) -> Tokens:
+    def result(self) -> TokenCount:
         self._look_at(self._begun)
         return self._tokens
 
@@ -128,14 +128,14 @@ class _Whole:
         else:
             self._pieces.clear()
 
-    def result(self) -> Tokens:
-        return _counted(self._style, Tokens(), b"".join(self._pieces))
+    def result(self) -> TokenCount:
+        return _counted(self._style, TokenCount(), b"".join(self._pieces))
 
 
 class _Inflated:
     """Opens what is compressed, for the meter alone. A piece that would grow beyond all measure ends the counting."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: StreamMeter) -> None:
         self._meter = meter
         self._inflate: Any = zlib.decompressobj(zlib.MAX_WBITS | 32)
 
@@ -150,11 +150,11 @@ class _Inflated:
         if self._inflate.unconsumed_tail:
             self._inflate = None
 
-    def result(self) -> Tokens:
+    def result(self) -> TokenCount:
         return self._meter.result()
 
 
-def _counted(style: UsageStyle, before: Tokens, text: bytes) -> Tokens:
+def _counted(style: UsageStyle, before: TokenCount, text: bytes) -> TokenCount:
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -166,7 +166,7 @@ def _counted(style: UsageStyle, before: Tokens, text: bytes) -> Tokens:
     return _READERS[style](before, value) if isinstance(value, dict) else before
 
 
-def _anthropic(before: Tokens, value: Mapping[str, Any]) -> Tokens:
+def _anthropic(before: TokenCount, value: Mapping[str, Any]) -> TokenCount:
     """`message_start` has the message, `message_delta` the usage so far; a whole message has both."""
     message = value.get("message") if isinstance(value.get("message"), dict) else value
     assert message is not None
@@ -184,7 +184,7 @@ def _anthropic(before: Tokens, value: Mapping[str, Any]) -> Tokens:
     )
 
 
-def _openai(before: Tokens, value: Mapping[str, Any]) -> Tokens:
+def _openai(before: TokenCount, value: Mapping[str, Any]) -> TokenCount:
     """Chat completions say `prompt_tokens`, responses `input_tokens`; both count cached ones in."""
     inner = value.get("response") if isinstance(value.get("response"), dict) else value
     assert inner is not None
@@ -204,7 +204,7 @@ def _openai(before: Tokens, value: Mapping[str, Any]) -> Tokens:
     )
 
 
-def _gemini(before: Tokens, value: Mapping[str, Any]) -> Tokens:
+def _gemini(before: TokenCount, value: Mapping[str, Any]) -> TokenCount:
     usage = value.get("usageMetadata")
     if not isinstance(usage, dict):
         return before
@@ -221,7 +221,7 @@ def _gemini(before: Tokens, value: Mapping[str, Any]) -> Tokens:
     )
 
 
-_READERS: Final[dict[UsageStyle, Callable[[Tokens, Mapping[str, Any]], Tokens]]] = {
+_READERS: Final[dict[UsageStyle, Callable[[TokenCount, Mapping[str, Any]], TokenCount]]] = {
     "anthropic": _anthropic,
     "openai": _openai,
     "gemini": _gemini,

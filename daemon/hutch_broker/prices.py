@@ -13,16 +13,16 @@ from typing import Any, Final
 import anyio
 from anyio import to_thread
 
-from hutch_broker.metering import Tokens
+from hutch_broker.metering import TokenCount
 from hutch_shared.broker_link import Price
 
-__all__ = ["Prices", "load_table"]
+__all__ = ["PriceTable", "load_table"]
 
 _MILLION: Final = 1_000_000
 _MODEL: Final = re.compile(rb'"model"\s*:\s*"([^"\\]{1,200})"')
 
 
-class Prices:
+class PriceTable:
     """Prices by provider and model."""
 
     def __init__(self, own: Mapping[str, Price]) -> None:
@@ -37,7 +37,7 @@ class Prices:
         await load_table()
         self.loaded.set()
 
-    def usd(self, provider: str | None, tokens: Tokens) -> float | None:
+    def usd(self, provider: str | None, tokens: TokenCount) -> float | None:
         """Return what the tokens cost; None when that is not known."""
         if not tokens.known:
             return None
@@ -65,7 +65,7 @@ class Prices:
         if key not in self._known:
             if len(self._known) >= 1000:  # agents choose the names
                 self._known.clear()
-            self._known[key] = self.usd(provider, Tokens(known=True, model=model, input=1, output=1)) is not None
+            self._known[key] = self.usd(provider, TokenCount(known=True, model=model, input=1, output=1)) is not None
         return self._known[key]
 
 
@@ -80,7 +80,7 @@ def _table() -> Any:
     return genai_prices
 
 
-def _from_table(provider: str, tokens: Tokens) -> float | None:
+def _from_table(provider: str, tokens: TokenCount) -> float | None:
     table = _table()
     usage = table.Usage(
         input_tokens=tokens.input + tokens.cache_read + tokens.cache_write,

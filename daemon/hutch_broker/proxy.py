@@ -29,14 +29,14 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from hutch_broker.dialects import DIALECTS, credential_headers, is_path_of, upstream_url
-from hutch_broker.family import Peer, admit
-from hutch_broker.judge import Refusal, Wanted, forwarded, judge
-from hutch_broker.keys import Keys
-from hutch_broker.leases import Held, Leases, lease_id_in
+from hutch_broker.judge import Refusal, RequestHead, forwarded, judge
+from hutch_broker.key_cache import KeyCache
+from hutch_broker.leases import HeldLease, LeaseTable, lease_id_in
 from hutch_broker.mask import Mask
-from hutch_broker.metering import Meter, Tokens, meter_for
-from hutch_broker.prices import Prices
-from hutch_broker.records import Ledger
+from hutch_broker.metering import StreamMeter, TokenCount, meter_for
+from hutch_broker.prices import PriceTable
+from hutch_broker.processes import BrokerPeer, admit
+from hutch_broker.request_log import RequestLog
 from hutch_shared.broker_link import BrokerBoot, Record
 from hutch_shared.errors import HutchError
 from hutch_shared.times import now_ms
@@ -112,14 +112,14 @@ class _Exchange:
     """What is known of a request by now, for its record."""
 
     request: web.BaseRequest
-    peer: Peer
+    peer: BrokerPeer
     path: str
     began: float
     at: int
-    held: Held | None = None
+    held: HeldLease | None = None
     reserve: float = 0.0
     status: int = 0
-    meter: Meter | None = None
+    meter: StreamMeter | None = None
 
     def cut(self) -> None:
         """End the agent's connection; its handler is cancelled by that, and takes the provider's side along."""
@@ -133,10 +133,10 @@ class Proxy:
     def __init__(
         self,
         boot: BrokerBoot,
-        leases: Leases,
-        keys: Keys,
-        prices: Prices,
-        ledger: Ledger,
+        leases: LeaseTable,
+        keys: KeyCache,
+        prices: PriceTable,
+        request_log: RequestLog,
         session: aiohttp.ClientSession,
         agreed: anyio.Event,
     ) -> None:
@@ -148,11 +148,11 @@ class Proxy:
         self._leases = leases
         self._keys = keys
         self._prices = prices
-        self._ledger = ledger
+        self._request_log = request_log
         self._session = session
         self._agreed = agreed
 
-    async def handle(self, request: web.BaseRequest, peer: Peer) -> web.StreamResponse:
+    async def handle(self, request: web.BaseRequest, peer: BrokerPeer) -> web.StreamResponse:
         """Answer one request. Nothing but a cancellation is raised."""
         exchange = _Exchange(request, peer, request.raw_path.partition("?")[0][:200], monotonic(), now_ms())
         try:
@@ -184,7 +184,7 @@ class Proxy:
         finally:
             self._settle(exchange, held)
 
-    def _admit(self, exchange: _Exchange, wanted: Wanted) -> Held | Refusal:
+    def _admit(self, exchange: _Exchange, wanted: RequestHead) -> HeldLease | Refusal:
         """Find the lease, and tell whether this process may use it for this."""
         held = self._leases.of_token(wanted.token)
         if held is None and not self._agreed.is_set():
@@ -195,12 +195,12 @@ class Proxy:
             return Refusal(403, "permission_error", "The lease is another session's: this process is not of it.")
         if not is_path_of(held.lease.dialect, exchange.request.method, wanted.path):
             return Refusal(404, "not_found_error", f"No model of {held.lease.provider} answers there.")
-        if self._ledger.full:
+        if self._request_log.full:
             return Refusal(503, "api_error", "Usage cannot be accounted for at the moment; try again.")
         return held
 
     async def _serve(
-        self, exchange: _Exchange, held: Held, wanted: Wanted, headers: list[tuple[str, str]]
+        self, exchange: _Exchange, held: HeldLease, wanted: RequestHead, headers: list[tuple[str, str]]
     ) -> web.StreamResponse:
         try:
             key = await self._keys.of(held)
@@ -255,7 +255,7 @@ class Proxy:
             upstream.close()
 
     async def _pass_on(
-        self, exchange: _Exchange, held: Held, upstream: aiohttp.ClientResponse, mask: Mask
+        self, exchange: _Exchange, held: HeldLease, upstream: aiohttp.ClientResponse, mask: Mask
     ) -> web.StreamResponse:
         """Stream the answer back."""
         exchange.status = upstream.status
@@ -300,7 +300,7 @@ class Proxy:
     def _refused(self, exchange: _Exchange, refusal: Refusal, lease: str = "") -> web.StreamResponse:
         """Answer instead of the provider, and record that."""
         held = exchange.held or self._leases.get(lease)
-        self._ledger.refuse(
+        self._request_log.refuse(
             Record(
                 n=0,
                 at=exchange.at,
@@ -316,16 +316,16 @@ class Proxy:
         exchange.status = -1
         return _answer(refusal)
 
-    def _settle(self, exchange: _Exchange, held: Held) -> None:
+    def _settle(self, exchange: _Exchange, held: HeldLease) -> None:
         """Account for a request that is over, however it ended. Nothing is awaited: no hang-up gets in between."""
         dialect = DIALECTS[held.lease.dialect]
-        tokens = exchange.meter.result() if exchange.meter is not None else Tokens()
+        tokens = exchange.meter.result() if exchange.meter is not None else TokenCount()
         free = exchange.status != 200 or exchange.request.method == "GET" or _is_counting(exchange.path)
         usd = 0.0 if free and not tokens.known else self._prices.usd(dialect.prices, tokens)
         held.settle(exchange.cut, exchange.reserve, usd)
         if exchange.status < 0:
             return
-        self._ledger.forwarded(
+        self._request_log.forwarded(
             Record(
                 n=0,
                 at=exchange.at,

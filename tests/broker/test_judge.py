@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hutch_broker.dialects import credential_headers, is_path_of, upstream_url
-from hutch_broker.judge import Refusal, Wanted, forwarded, judge
+from hutch_broker.judge import Refusal, RequestHead, forwarded, judge
 from hutch_broker.mask import Mask
 from hutch_shared.broker_link import Key
 
@@ -72,7 +72,7 @@ def test_no_path_leaves_the_model_api(tail: str) -> None:
     """Whatever is written after it, a path that passes is one of the table's, with no dots or escapes in it."""
     target = "/v1/messages" + tail
     verdict = judge("POST", target, [HOST, TOKEN], 1000)
-    if isinstance(verdict, Wanted) and is_path_of("anthropic", "POST", verdict.path):
+    if isinstance(verdict, RequestHead) and is_path_of("anthropic", "POST", verdict.path):
         url = upstream_url("anthropic", None, target)
         assert url is not None
         assert url.partition("?")[0] in (

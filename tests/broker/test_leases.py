@@ -11,8 +11,8 @@ import anyio
 import msgspec
 import pytest
 
-from hutch_broker.family import Peer, belongs
-from hutch_broker.leases import Held, Leases, lease_id_in
+from hutch_broker.leases import HeldLease, LeaseTable, lease_id_in
+from hutch_broker.processes import BrokerPeer, belongs
 from hutch_shared import broker_link as link
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.unix import start_time
@@ -50,8 +50,8 @@ async def test_a_lease_works_from_inside_a_sandbox() -> None:
     """A child in a pid namespace of its own, with nothing but the socket's directory bound, is of the family."""
     async with serve(key=KEY, script=lambda _: SAY) as model, staged(model.url) as stage:
         _, token = await stage.lease()
-        door = os.path.dirname(stage.boot.socket)
-        walls = ["--ro-bind", "/", "/", "--ro-bind", door, door, "--unshare-pid", "--proc", "/proc"]
+        folder = os.path.dirname(stage.boot.socket)
+        walls = ["--ro-bind", "/", "/", "--ro-bind", folder, folder, "--unshare-pid", "--proc", "/proc"]
         command = [bubblewrap(), *walls, "--die-with-parent", sys.executable, "-c", CLIENT, stage.boot.socket]
         done = await anyio.run_process(command, input=request(token), check=False)
 
@@ -80,14 +80,14 @@ def test_the_group_of_an_executor_is_its_family() -> None:
     facts |= {"provider": "anthropic", "dialect": "anthropic", "credential": "k", "uid": os.getuid()}
     lease = link.Lease(**facts, pid=1, start_time=1, cgroup="hutch-x")  # type: ignore[arg-type]
     stranger = link.Lease(**facts, pid=1, start_time=1, cgroup="hutch-x-other")  # type: ignore[arg-type]
-    here = Peer(os.getuid(), os.getpid())
+    here = BrokerPeer(os.getuid(), os.getpid())
 
     def groups(pid: int) -> frozenset[str]:
         return frozenset({"user.slice", "hutch-x"} if pid == os.getpid() else ())
 
     assert belongs(here, lease, groups)
     assert not belongs(here, stranger, groups)
-    assert not belongs(Peer(os.getuid(), None), lease, groups)
+    assert not belongs(BrokerPeer(os.getuid(), None), lease, groups)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ async def test_a_lease_ends_at_its_time_with_its_streams() -> None:
 def test_a_lease_whose_time_is_up_is_nothing_before_it_is_ended() -> None:
     """From that very moment it proves nothing and is not told of; its streams are cut when it is ended."""
     now = [0.0]
-    leases = Leases(lambda: now[0])
+    leases = LeaseTable(lambda: now[0])
     token = "hutch-l-0123456789abcdef-secret"
     lease = msgspec.structs.replace(
         held().lease, id=lease_id_in(token), token_hash=hashlib.sha256(token.encode()).hexdigest()
@@ -196,12 +196,12 @@ async def test_a_budget_needs_a_price() -> None:
         assert len(model.requests) == 1
 
 
-def held(**more: object) -> Held:
+def held(**more: object) -> HeldLease:
     lease = link.Lease(
         id="l-1", token_hash="", session="s", executor="x", owner=0, account="a", provider="anthropic",
         dialect="anthropic", credential="k", uid=0, pid=1, start_time=1,
     )  # fmt: skip
-    return Held(lease, 1e9, 100, **{"usd": 1.0, **more})  # type: ignore[arg-type]
+    return HeldLease(lease, 1e9, 100, **{"usd": 1.0, **more})  # type: ignore[arg-type]
 
 
 def test_a_budget_is_spent_by_settling_and_fails_closed() -> None:
@@ -385,7 +385,7 @@ async def test_a_broker_that_nobody_needs_ends() -> None:
 
 def test_a_lease_that_ended_has_no_key() -> None:
     """Ending a lease forgets the secret and calls what cuts its streams, once."""
-    leases = Leases(lambda: 0.0)
+    leases = LeaseTable(lambda: 0.0)
     one = held()
     leases.put(link.LeaseState(lease=one.lease, expires_in=1, requests=1))
     kept = leases.get("l-1")

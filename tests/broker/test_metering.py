@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hutch_broker.metering import Tokens, meter_for
-from hutch_broker.prices import Prices
+from hutch_broker.metering import TokenCount, meter_for
+from hutch_broker.prices import PriceTable
 from hutch_shared.broker_link import Price
 
 
@@ -42,14 +42,14 @@ GEMINI = sse(
         "promptTokenCount": 10, "candidatesTokenCount": 5, "thoughtsTokenCount": 2, "cachedContentTokenCount": 4}},
 )  # fmt: skip
 CASES = [
-    ("anthropic", ANTHROPIC, Tokens(True, "claude-x", 10, 42, 5, 3)),
-    ("openai", OPENAI_CHAT, Tokens(True, "gpt-x", 6, 7, 4, 0)),
-    ("openai", OPENAI_RESPONSES, Tokens(True, "gpt-x", 6, 7, 4, 0)),
-    ("gemini", GEMINI, Tokens(True, "gemini-x", 6, 7, 4, 0)),
+    ("anthropic", ANTHROPIC, TokenCount(True, "claude-x", 10, 42, 5, 3)),
+    ("openai", OPENAI_CHAT, TokenCount(True, "gpt-x", 6, 7, 4, 0)),
+    ("openai", OPENAI_RESPONSES, TokenCount(True, "gpt-x", 6, 7, 4, 0)),
+    ("gemini", GEMINI, TokenCount(True, "gemini-x", 6, 7, 4, 0)),
 ]
 
 
-def counted(style: Any, chunks: list[bytes], kind: str = "text/event-stream", encoding: str = "") -> Tokens:
+def counted(style: Any, chunks: list[bytes], kind: str = "text/event-stream", encoding: str = "") -> TokenCount:
     meter = meter_for(style, kind, encoding)
     for chunk in chunks:
         meter.feed(chunk)
@@ -59,7 +59,7 @@ def counted(style: Any, chunks: list[bytes], kind: str = "text/event-stream", en
 @pytest.mark.parametrize(("style", "stream", "tokens"), CASES)
 @settings(max_examples=50)
 @given(cuts=st.lists(st.integers(0, 1000), max_size=12), packed=st.booleans())
-def test_pieces_do_not_matter(style: str, stream: bytes, tokens: Tokens, cuts: list[int], packed: bool) -> None:
+def test_pieces_do_not_matter(style: str, stream: bytes, tokens: TokenCount, cuts: list[int], packed: bool) -> None:
     """Any cut of the stream, compressed or not, gives the same count; text that looks like usage is none."""
     raw = gzip.compress(stream) if packed else stream
     places = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
@@ -70,7 +70,7 @@ def test_pieces_do_not_matter(style: str, stream: bytes, tokens: Tokens, cuts: l
 
 def test_what_broke_off_is_counted_as_far_as_it_came() -> None:
     """A stream that is cut after its first event has used the input."""
-    assert counted("anthropic", [ANTHROPIC[:300]]) == Tokens(True, "claude-x", 10, 1, 5, 3)
+    assert counted("anthropic", [ANTHROPIC[:300]]) == TokenCount(True, "claude-x", 10, 1, 5, 3)
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,12 @@ def test_a_line_that_is_too_long_costs_itself_only() -> None:
 
 def test_a_price_is_the_settings_own_or_the_tables() -> None:
     """What neither knows has no price; cache tokens cost what the cache costs."""
-    prices = Prices({"mine": Price(input=1, output=2, cache_read=0.1)})
-    mine = prices.usd("anthropic", Tokens(True, "mine", 1_000_000, 500_000, 1_000_000, 0))
-    listed = prices.usd("anthropic", Tokens(True, "claude-sonnet-4-5", 1_000_000, 0, 0, 0))
-    cached = prices.usd("anthropic", Tokens(True, "claude-sonnet-4-5", 0, 0, 1_000_000, 0))
-    unknown = prices.usd("anthropic", Tokens(True, "nobody-knows", 1, 1, 0, 0))
-    unsaid = prices.usd("anthropic", Tokens())
+    prices = PriceTable({"mine": Price(input=1, output=2, cache_read=0.1)})
+    mine = prices.usd("anthropic", TokenCount(True, "mine", 1_000_000, 500_000, 1_000_000, 0))
+    listed = prices.usd("anthropic", TokenCount(True, "claude-sonnet-4-5", 1_000_000, 0, 0, 0))
+    cached = prices.usd("anthropic", TokenCount(True, "claude-sonnet-4-5", 0, 0, 1_000_000, 0))
+    unknown = prices.usd("anthropic", TokenCount(True, "nobody-knows", 1, 1, 0, 0))
+    unsaid = prices.usd("anthropic", TokenCount())
 
     assert mine == pytest.approx(2.1)
     assert listed is not None
@@ -117,4 +117,4 @@ def test_a_price_is_the_settings_own_or_the_tables() -> None:
 )
 def test_a_model_is_looked_up_by_the_requests_first_bytes(body: bytes, known: bool) -> None:
     """Where they do not name one, the answer will."""
-    assert Prices({}).knows("anthropic", body) is known
+    assert PriceTable({}).knows("anthropic", body) is known

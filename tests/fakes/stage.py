@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup
 from hutch_daemon.environments.port import Account
 from hutch_daemon.events.fanout import Fanout
 from hutch_daemon.events.journal import Journal, event_json
-from hutch_daemon.keys.broker import Family
+from hutch_daemon.keys.broker import LeaseHolder
 from hutch_daemon.keys.master import load_master_keys
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.pool import tokens
@@ -54,7 +54,7 @@ class _DirectKeys:
     def delivery(self, provider: str) -> tuple[m.Delivery, str]:
         return "direct", "There is no broker."
 
-    async def grant(self, session: SessionRow, provider: str, family: Family | None = None) -> m.KeyGrant:
+    async def grant(self, session: SessionRow, provider: str, holder: LeaseHolder | None = None) -> m.KeyGrant:
         return m.KeyGrant("direct", f"key of {session.owner} for {provider}")
 
     async def explain(self, owner: int, provider: str, name: str | None = None) -> m.KeyExplained:

@@ -2,7 +2,7 @@
 
 What is always true:
 
-- A lease that was given is known to the broker, or will be as soon as there is one: while the broker is away, changes
+- A lease that was granted is known to the broker, or will be as soon as there is one: while the broker is away, changes
   are kept here and told to the next one. A lease that was ended here is never told to a broker again.
 - hutchd holds no lease's token: only its hash, so that a broker that was restarted can be given it again.
 - A record of the broker is booked once, and acknowledged after it is durable.
@@ -38,7 +38,7 @@ from hutch_shared.errors import HutchError, Reason
 from hutch_shared.ids import new_id, new_token
 from hutch_shared.times import now_ms
 
-__all__ = ["Broker", "BrokerPaths", "Family", "Troubled", "dialect_of"]
+__all__ = ["Broker", "BrokerPaths", "KeyReport", "LeaseHolder", "dialect_of"]
 
 _log: Final = logging.getLogger(__name__)
 _HOST: Final = "http://broker.invalid"
@@ -54,12 +54,12 @@ _PATIENCE: Final = 0.9
 Holds = Callable[[str, str], Awaitable[bool]]
 """Tells whether an executor (first) still serves a session (second)."""
 
-Troubled = Callable[[KeyRow, Sequence[str], str], Awaitable[None]]
+KeyReport = Callable[[KeyRow, Sequence[str], str], Awaitable[None]]
 """Told of a credential, the sessions that use it, and why it cannot be had, a sentence for its owner; "": it can."""
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class LeaseHolder:
     """The processes that may use a lease: the executor and what it starts."""
 
     executor: str
@@ -93,7 +93,7 @@ class BrokerPaths:
 
 
 @dataclass(slots=True)
-class _Purse:
+class Budget:
     """What a session's budget has left beyond the portions that were given out; all its leases share it."""
 
     usd: float
@@ -106,11 +106,11 @@ class _Purse:
 
 
 @dataclass(slots=True)
-class _Given:
+class GrantedLease:
     """A lease that holds, as hutchd knows it."""
 
     lease: link.Lease
-    purse: _Purse | None
+    budget: Budget | None
     taken: int = 0
     """Records up to this one give nothing back: they were made before this hutchd knew the lease."""
     requests: int = 0
@@ -159,7 +159,7 @@ class Broker:
         self._everyone = everyone
         self._environ = environ
         self._fresh = fresh
-        self._given: dict[str, _Given] = {}
+        self._granted: dict[str, GrantedLease] = {}
         self._ended: set[str] = set()
         self._speaking: Link | None = None
         """The link that records come by; `_link` is the same once both sides agree on the leases."""
@@ -170,7 +170,7 @@ class Broker:
         self._port: int | None = None
         self._trouble = "it is starting"
         self._replaced: defaultdict[str, anyio.Event] = defaultdict(anyio.Event)
-        self.on_key: Troubled = _nobody
+        self.on_key: KeyReport = _nobody
         """Told when a key that is needed cannot be had, and each time that one was."""
 
     # ------------------------------------------------------------ life
@@ -196,7 +196,7 @@ class Broker:
                 failure = error
             with anyio.move_on_after(5, shield=True):
                 await self._end_unheld()
-                if self._link is not None and not self._given:
+                if self._link is not None and not self._granted:
                     await self._tell("shutdown", m.Nothing())
             tasks.cancel_scope.cancel()
         if failure is not None:
@@ -245,19 +245,19 @@ class Broker:
         """Agree on the leases: those that it has and that hold go on, ours that it has not are given to it."""
         there = {state.lease.id: state for state in welcome.leases}
         for lease, state in there.items():
-            if lease in self._given or lease in self._ended:
+            if lease in self._granted or lease in self._ended:
                 continue
             if await self._holds(state.lease.executor, state.lease.session):
-                self._given[lease] = await self._found(state, welcome.told)
-        for lease, given in list(self._given.items()):
-            given.requests = 0  # it is full again, either way
+                self._granted[lease] = await self._found(state, welcome.told)
+        for lease, granted in list(self._granted.items()):
+            granted.requests = 0  # it is full again, either way
             if lease not in there:
-                given.usd = 0.0
-                await peer.call("put_lease", self._state(given), _CALL)
+                granted.usd = 0.0
+                await peer.call("put_lease", self._state(granted), _CALL)
             else:
                 more = max(0, self._settings().broker.requests - there[lease].requests)
                 await peer.call("refill", self._refill(lease, requests=more), _CALL)
-        await peer.call("keep_leases", link.LeaseIds(leases=tuple(self._given)), _CALL)  # last: then it answers agents
+        await peer.call("keep_leases", link.LeaseIds(leases=tuple(self._granted)), _CALL)  # then it answers
         self._port = welcome.port
         self._link = peer
         if self._ended:  # meanwhile
@@ -266,28 +266,28 @@ class Broker:
         self._trouble = ""
         self._up.set()
 
-    async def _found(self, state: link.LeaseState, told: int) -> _Given:
+    async def _found(self, state: link.LeaseState, told: int) -> GrantedLease:
         """Take on a lease of an earlier hutchd. Its portion has already paid for the requests up to record `told`."""
         if state.usd is None:
-            return _Given(state.lease, None, told)
+            return GrantedLease(state.lease, None, told)
         session = await self._store.read(lambda conn: sessions.get(conn, state.lease.session))
-        purse = (await self._purse(session) if session is not None else None) or _Purse(0.0)
-        purse.take(max(0.0, state.usd))
-        return _Given(state.lease, purse, told)
+        budget = (await self._budget_of(session) if session is not None else None) or Budget(0.0)
+        budget.take(max(0.0, state.usd))
+        return GrantedLease(state.lease, budget, told)
 
     async def _renew(self) -> None:
         """Move the ends of the leases that hold, and end the others, three times in a lease's life."""
         while True:
             await anyio.sleep(self._settings().broker.lease / 3)
             await self._end_unheld()
-            for lease in list(self._given):
+            for lease in list(self._granted):
                 await self._tell("refill", self._refill(lease))
 
     async def _end_unheld(self) -> None:
         """End the leases whose executors serve their sessions no more; while the store cannot tell, they go on."""
-        for lease, given in list(self._given.items()):
+        for lease, granted in list(self._granted.items()):
             try:
-                holds = await self._holds(given.lease.executor, given.lease.session)
+                holds = await self._holds(granted.lease.executor, granted.lease.session)
             except HutchError as error:
                 _log.warning("whether the lease %s holds is not known: %s", lease, error)
                 continue
@@ -325,67 +325,69 @@ class Broker:
 
     # ------------------------------------------------------------ leases
 
-    async def lease(self, session: SessionRow, family: Family, provider: str, key: KeyRow) -> m.KeyGrant:
-        """Make a lease of `key` for the processes of `family`, and wait until the broker has it.
+    async def lease(self, session: SessionRow, holder: LeaseHolder, provider: str, key: KeyRow) -> m.KeyGrant:
+        """Make a lease of `key` for the processes of `holder`, and wait until the broker has it.
 
         AGENT_UNAVAILABLE when there is no broker within half a minute.
         """
         dialect = dialect_of(self._settings(), provider)
         lease, secret = new_id("lease"), new_token()
         token = f"hutch-{lease}-{secret}"
-        purse = await self._purse(session)
-        given = _Given(
+        budget = await self._budget_of(session)
+        granted = GrantedLease(
             link.Lease(
                 id=lease,
                 token_hash=hashlib.sha256(token.encode()).hexdigest(),
                 session=session.id,
-                executor=family.executor,
+                executor=holder.executor,
                 owner=session.owner,
                 account=session.account,
                 provider=provider,
                 dialect=dialect,
                 credential=key.id,
-                uid=family.uid,
-                pid=family.pid,
-                start_time=family.start_time,
-                cgroup=family.cgroup,
-                tcp=family.tcp,
+                uid=holder.uid,
+                pid=holder.pid,
+                start_time=holder.start_time,
+                cgroup=holder.cgroup,
+                tcp=holder.tcp,
             ),
-            purse,
+            budget,
         )
         self.want()
         with anyio.move_on_after(_CALL):
             await self._up.wait()
         if self._link is None:
             raise HutchError(Reason.AGENT_UNAVAILABLE, f"There is no broker to give a lease for: {self._trouble}.")
-        self._given[lease] = given
+        self._granted[lease] = granted
         try:
-            await self._link.call("put_lease", self._state(given), _CALL)
+            await self._link.call("put_lease", self._state(granted), _CALL)
         except BaseException:
-            self._given.pop(lease, None)
+            self._granted.pop(lease, None)
             self._ended.add(lease)
             raise
-        base = f"http://127.0.0.1:{self._port}" if family.tcp else _HOST
+        base = f"http://127.0.0.1:{self._port}" if holder.tcp else _HOST
         return m.KeyGrant(
             delivery="lease",
             value=token,
             base_url=base + ("/v1" if dialect == "openai" else ""),
             auth="api_key" if dialect in ("anthropic", "gemini") else "bearer",
             expires_in=self._settings().broker.lease,
-            unix_socket=None if family.tcp else str(self._paths.socket),
+            unix_socket=None if holder.tcp else str(self._paths.socket),
         )
 
     async def revoke_executor(self, executor: str) -> int:
         """End an executor's leases; their open streams are cut when this returns. Returns how many they were."""
-        return await self._end([one for one, given in self._given.items() if given.lease.executor == executor])
+        return await self._end([one for one, granted in self._granted.items() if granted.lease.executor == executor])
 
     async def revoke_session(self, session: str) -> int:
         """End a session's leases."""
-        return await self._end([one for one, given in self._given.items() if given.lease.session == session])
+        return await self._end([one for one, granted in self._granted.items() if granted.lease.session == session])
 
     async def revoke_credential(self, credential: str) -> int:
         """End the leases of a credential that was deleted."""
-        return await self._end([one for one, given in self._given.items() if given.lease.credential == credential])
+        return await self._end(
+            [one for one, granted in self._granted.items() if granted.lease.credential == credential]
+        )
 
     async def refresh_credential(self, credential: str) -> None:
         """Let the broker ask anew for a credential that was replaced, and what waits for it go on."""
@@ -395,7 +397,7 @@ class Broker:
 
     async def _end(self, leases: list[str]) -> int:
         for lease in leases:
-            self._given.pop(lease, None)
+            self._granted.pop(lease, None)
             self._ended.add(lease)
         if leases:
             await self._tell("end_leases", link.LeaseIds(leases=tuple(leases)))
@@ -429,22 +431,22 @@ class Broker:
 
     # ------------------------------------------------------------ allowances
 
-    async def _purse(self, session: SessionRow) -> _Purse | None:
+    async def _budget_of(self, session: SessionRow) -> Budget | None:
         """Return what a session may still spend; None when it has no budget."""
         if session.limits.max_usd is None:
             return None
-        for given in self._given.values():
-            if given.lease.session == session.id and given.purse is not None:
-                return given.purse
+        for granted in self._granted.values():
+            if granted.lease.session == session.id and granted.budget is not None:
+                return granted.budget
         lines = await self._store.read(lambda conn: usage.table(conn, "session", session=session.id, source="broker"))
-        return _Purse(max(0.0, session.limits.max_usd - sum(line.usage.usd or 0.0 for line in lines)))
+        return Budget(max(0.0, session.limits.max_usd - sum(line.usage.usd or 0.0 for line in lines)))
 
-    def _state(self, given: _Given) -> link.LeaseState:
+    def _state(self, granted: GrantedLease) -> link.LeaseState:
         return link.LeaseState(
-            lease=given.lease,
+            lease=granted.lease,
             expires_in=self._settings().broker.lease,
             requests=self._settings().broker.requests,
-            usd=None if given.purse is None else given.purse.take(self._settings().broker.usd),
+            usd=None if granted.budget is None else granted.budget.take(self._settings().broker.usd),
         )
 
     def _refill(self, lease: str, *, requests: int = 0, usd: float | None = None) -> link.Refill:
@@ -453,10 +455,10 @@ class Broker:
     # ------------------------------------------------------------ what the broker asks and tells
 
     async def _need_key(self, _: None, need: link.NeedKey) -> link.Key:
-        given = self._given.get(need.lease)
-        if given is None:
+        granted = self._granted.get(need.lease)
+        if granted is None:
             raise HutchError(Reason.LEASE_LOST, "The lease has ended.")
-        lease = given.lease
+        lease = granted.lease
         outcome = "given"
         try:
             key = await self._key_of(lease, rejected=need.rejected)
@@ -491,7 +493,7 @@ class Broker:
                 await self._tell_owner(lease.credential, error.message)
                 with anyio.move_on_at(until):
                     await replaced.wait()
-                if not replaced.is_set() or lease.id not in self._given:
+                if not replaced.is_set() or lease.id not in self._granted:
                     raise
                 rejected = False
             else:
@@ -501,20 +503,20 @@ class Broker:
     async def _tell_owner(self, credential: str, trouble: str) -> None:
         row = await self._store.read(lambda conn: keys.KEYS.one(conn, "WHERE id = ?", (credential,)))
         if row is not None:
-            leases = (given.lease for given in self._given.values() if given.lease.credential == credential)
+            leases = (granted.lease for granted in self._granted.values() if granted.lease.credential == credential)
             await self.on_key(row, tuple({lease.session for lease in leases}), trouble)
 
     async def _book(self, _: None, told: link.Records) -> None:
         """Write records down, acknowledge them, and give back what the requests took."""
-        leases = {record.lease: self._given.get(record.lease) for record in told.records}
+        leases = {record.lease: self._granted.get(record.lease) for record in told.records}
 
         def unit(tx: Tx) -> None:
             run, _, last = (meta.get(tx, _BOOKED) or "").rpartition(" ")
             for record in told.records:
                 if run == told.run and record.n <= int(last):
                     continue
-                given = leases[record.lease]
-                of = sessions.get(tx, record.session) if given is None else given.lease
+                granted = leases[record.lease]
+                of = sessions.get(tx, record.session) if granted is None else granted.lease
                 owner = of.owner if of is not None else 0
                 if record.refused is not None:
                     audit.write(tx, _refusal(record, owner))
@@ -537,21 +539,21 @@ class Broker:
     async def _give_back(self, records: tuple[link.Record, ...]) -> None:
         """Refill the leases that used a share of their portion, as far as the budget goes."""
         for record in records:
-            given = self._given.get(record.lease)
-            if given is not None and record.refused is None and record.n > given.taken:
-                given.requests += 1
-                given.usd += record.usd or 0.0
+            granted = self._granted.get(record.lease)
+            if granted is not None and record.refused is None and record.n > granted.taken:
+                granted.requests += 1
+                granted.usd += record.usd or 0.0
         portion = self._settings().broker
         for lease in {record.lease for record in records}:
-            given = self._given.get(lease)
-            if given is None or (given.requests < _SHARE * portion.requests and given.usd < _SHARE * portion.usd):
+            granted = self._granted.get(lease)
+            if granted is None or (granted.requests < _SHARE * portion.requests and granted.usd < _SHARE * portion.usd):
                 continue
-            count, spent, given.requests, given.usd = given.requests, given.usd, 0, 0.0
-            more = None if given.purse is None else given.purse.take(spent)
+            count, spent, granted.requests, granted.usd = granted.requests, granted.usd, 0, 0.0
+            more = None if granted.budget is None else granted.budget.take(spent)
             await self._tell("refill", self._refill(lease, requests=count, usd=more))
 
     def __repr__(self) -> str:
-        return f"<Broker {'up' if self._link else self._trouble}, {len(self._given)} leases>"
+        return f"<Broker {'up' if self._link else self._trouble}, {len(self._granted)} leases>"
 
 
 async def _nobody(_: KeyRow, __: Sequence[str], ___: str) -> None:

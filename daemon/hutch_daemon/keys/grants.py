@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hutch_daemon.keys.broker import Broker, Family
+from hutch_daemon.keys.broker import Broker, LeaseHolder
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.settings import Settings
 from hutch_daemon.store import audit
@@ -32,8 +32,8 @@ class Grants:
         self._settings = settings
         self._broker = broker
 
-    async def grant(self, session: SessionRow, provider: str, family: Family | None = None) -> m.KeyGrant:
-        """Return what the session's executor gets; a lease is for the processes of `family`.
+    async def grant(self, session: SessionRow, provider: str, holder: LeaseHolder | None = None) -> m.KeyGrant:
+        """Return what the session's executor gets; a lease is for the processes of `holder`.
 
         `no_key`, `key_unreadable`; `agent_unavailable` when there is no broker to be had.
         """
@@ -46,8 +46,8 @@ class Grants:
             key = row.id
             if delivery == "lease":
                 assert self._broker is not None
-                assert family is not None, "a lease is for the processes of an executor"
-                given = await self._broker.lease(session, family, provider, row)
+                assert holder is not None, "a lease is for the processes of an executor"
+                given = await self._broker.lease(session, holder, provider, row)
             else:
                 given = m.KeyGrant(
                     delivery="direct",
@@ -57,9 +57,9 @@ class Grants:
                 )
                 await self._vault.touch(row.id)
         except HutchError as error:
-            await self._note(session, provider, error.reason.word, key, family)
+            await self._note(session, provider, error.reason.word, key, holder)
             raise
-        await self._note(session, provider, delivery, key, family)
+        await self._note(session, provider, delivery, key, holder)
         return given
 
     def delivery(self, provider: str) -> tuple[m.Delivery, str]:
@@ -79,7 +79,7 @@ class Grants:
         return m.KeyExplained(key=key, why=chosen.why, delivery=delivery, delivery_why=why)
 
     async def _note(
-        self, session: SessionRow, provider: str, outcome: str, key: str | None, family: Family | None
+        self, session: SessionRow, provider: str, outcome: str, key: str | None, holder: LeaseHolder | None
     ) -> None:
         line = AuditRow(
             at=now_ms(),
@@ -89,6 +89,6 @@ class Grants:
             outcome=outcome,
             session=session.id,
             subject=key,
-            details={"provider": provider, **({"executor": family.executor} if family else {})},
+            details={"provider": provider, **({"executor": holder.executor} if holder else {})},
         )
         await self._store.write(lambda tx: audit.write(tx, line))

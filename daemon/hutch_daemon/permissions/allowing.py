@@ -10,14 +10,16 @@ import re
 from dataclasses import dataclass
 
 from hutch_daemon.permissions import suggestions
-from hutch_daemon.permissions.findings import Hit, Scene
+from hutch_daemon.permissions.assessment import CallContext, RuleHit
 from hutch_daemon.permissions.layers import Policy
-from hutch_daemon.permissions.paths import GIT_HEAD, Place, absolute, may_become_protected, plain, protected_name
-from hutch_daemon.permissions.programs import LINKS, Kind, base_name, lookup, script_of, subcommand, veto
+from hutch_daemon.permissions.paths import GIT_HEAD, PathTarget, absolute, may_become_protected, plain, protected_name
+from hutch_daemon.permissions.programs.row import ProgramKind, base_name, subcommand
+from hutch_daemon.permissions.programs.table import CHANGES_PATHS, lookup
+from hutch_daemon.permissions.programs.veto import script_of, veto
 from hutch_daemon.permissions.searching import MOST_DIRECTORIES, NOWHERE, as_paths, shown
 from hutch_daemon.permissions.shell.grammar import LONGEST, find
 from hutch_daemon.permissions.shell.reader import NotUnderstoodError, understand
-from hutch_daemon.permissions.shell.words import Command, Word
+from hutch_daemon.permissions.shell.words import SimpleCommand, Word
 from hutch_daemon.permissions.wrappers import unwrap
 from hutch_shared.messages import Suggestion
 
@@ -41,23 +43,25 @@ def oddity(line: str) -> str | None:
     return None
 
 
-def allowing(policy: Policy, line: str, scene: Scene) -> tuple[tuple[Hit, ...] | None, str, tuple[Suggestion, ...]]:
+def allowing(
+    policy: Policy, line: str, context: CallContext
+) -> tuple[tuple[RuleHit, ...] | None, str, tuple[Suggestion, ...]]:
     """The rules that allow the line, one for each part; else None, why not, and rules that would allow it."""
-    if scene.cwd == scene.workspace:
+    if context.cwd == context.workspace:
         # Elsewhere the same words may name other programs and files.
         for rule in policy.allow.commands:
             if not rule.open and rule.line and rule.line == line.strip():
-                return (Hit(rule.origin, "the whole line"),), "", ()
+                return (RuleHit(rule.origin, "the whole line"),), "", ()
     try:
         commands = understand(line)
     except NotUnderstoodError as error:
-        return None, f"the line is not understood: {error}", _this_line(line, scene)
+        return None, f"the line is not understood: {error}", _this_line(line, context)
     simple = [command for command in commands if command.words]
     if not simple:
         return None, "the line holds no command", ()
     if [(c.words, c.reads, c.writes) for c in simple] != [(c.words, c.reads, c.writes) for c in find(line).commands]:
-        return None, "the line can be read in more than one way", _this_line(line, scene)
-    walk = _Allowing(policy, scene, (scene.cwd,), (scene.cwd,), [], [], [], [])
+        return None, "the line can be read in more than one way", _this_line(line, context)
+    walk = _Allowing(policy, context, (context.cwd,), (context.cwd,), [], [], [], [])
     walk.walk(commands)
     if walk.refusals:
         complete = len(walk.proposals) == len(walk.refusals)
@@ -65,10 +69,10 @@ def allowing(policy: Policy, line: str, scene: Scene) -> tuple[tuple[Hit, ...] |
     return tuple(walk.hits), "", ()
 
 
-def _this_line(line: str, scene: Scene) -> tuple[Suggestion, ...]:
+def _this_line(line: str, context: CallContext) -> tuple[Suggestion, ...]:
     """The exact line as a rule, if it can be one."""
     text = line.strip()
-    if scene.cwd != scene.workspace or "\n" in text or "*" in text or len(text) > 500 or oddity(text):
+    if context.cwd != context.workspace or "\n" in text or "*" in text or len(text) > 500 or oddity(text):
         return ()
     return (Suggestion(rule=f"Bash({text})", note="only this very line"),)
 
@@ -78,17 +82,17 @@ class _Allowing:
     """The walk over an understood line: which directory it is in, what was allowed, what still has no rule."""
 
     policy: Policy
-    scene: Scene
+    context: CallContext
     here: tuple[str, ...]
     seen: tuple[str, ...]
     stack: list[tuple[tuple[str, ...], tuple[str, ...]]]
-    hits: list[Hit]
+    hits: list[RuleHit]
     refusals: list[str]
     proposals: list[Suggestion]
     linked: str = ""
     """A program that ran earlier in the line and may have changed where a path leads."""
 
-    def walk(self, commands: tuple[Command, ...]) -> None:
+    def walk(self, commands: tuple[SimpleCommand, ...]) -> None:
         before = ""
         for command in commands:
             if command.then == "(":
@@ -102,7 +106,7 @@ class _Allowing:
                 self.here = self.seen
             before = command.then
 
-    def _command(self, command: Command, *, alone: bool) -> None:
+    def _command(self, command: SimpleCommand, *, alone: bool) -> None:
         if command.words[0].text == "cd":
             self._enter(command, alone=alone)
             return
@@ -121,7 +125,7 @@ class _Allowing:
         for word in command.writes:
             self._write(word.text)
         argv = unwrap(tuple(word.text for word in command.words)) or ("ln",)
-        if base_name(argv[0]) in LINKS:
+        if base_name(argv[0]) in CHANGES_PATHS:
             self.linked = command.words[0].text
         for word in command.reads:
             if word.text.startswith("/dev/") and word.text not in NOWHERE:
@@ -135,13 +139,13 @@ class _Allowing:
             if not word.sure and (name := may_become_protected(text)) is not None:
                 self.refusals.append(f"`{text}` may stand for {name}, which can make programs run")
             for base in self.here:
-                for path in self.scene.place(text, base).both:
+                for path in self.context.path_target(text, base).both:
                     name = protected_name(path)
                     # To most programs `HEAD` is no file.
                     if name is not None and (name != GIT_HEAD or program in _NAMES_FILES):
                         self.refusals.append(f"`{text}` is or lies in {name}, which can make programs run")
 
-    def _enter(self, command: Command, *, alone: bool) -> None:
+    def _enter(self, command: SimpleCommand, *, alone: bool) -> None:
         words = command.words
         plain_form = len(words) == 2 and words[1].sure and words[1].text and not words[1].text.startswith(("-", "+"))
         if not plain_form or not alone or command.writes or command.reads or command.assigns:
@@ -150,8 +154,8 @@ class _Allowing:
         if self.linked:
             self.refusals.append(f"`{self.linked}` earlier in the line may change where `cd` leads")
             return
-        places = [self.scene.place(words[1].text, base) for base in self.here]
-        if not all(found.within(self.scene.workspace) for found in places):
+        places = [self.context.path_target(words[1].text, base) for base in self.here]
+        if not all(found.within(self.context.workspace) for found in places):
             self.refusals.append(f"`cd {words[1].text}` leaves the work directory")
             return
         self.here = tuple(dict.fromkeys(found.written for found in places))
@@ -165,22 +169,22 @@ class _Allowing:
         if self.linked:
             self.refusals.append(f"`{self.linked}` earlier in the line may change where `{target}` leads")
             return
-        if plain(absolute(target, self.here[0], self.scene.home)).startswith("/dev/"):
+        if plain(absolute(target, self.here[0], self.context.home)).startswith("/dev/"):
             self.refusals.append(f"`{target}` is a device")
             return
         for base in self.here:
-            hit, reason = allowed_path(self.policy, ("edit",), self.scene.place(target, base), self.scene)
+            hit, reason = allowed_path(self.policy, ("edit",), self.context.path_target(target, base), self.context)
             if hit is None:
                 self.refusals.append(f"it writes `{target}`: {reason}")
                 return
             self.hits.append(hit)
 
-    def _ruled(self, words: tuple[Word, ...]) -> tuple[Hit | None, str]:
+    def _ruled(self, words: tuple[Word, ...]) -> tuple[RuleHit | None, str]:
         """The rule that allows this command, as it stands or through its wrappers; else why none does."""
         argv = tuple(word.text for word in words)
         for rule in self.policy.allow.commands:
             if rule.exact and rule.spells(words) is not None and self._elsewhere(argv) is None:
-                return Hit(rule.origin, _WHOLE), ""
+                return RuleHit(rule.origin, _WHOLE), ""
         inner = unwrap(argv)
         if inner is None:
             return None, f"`{argv[0]}` is not used in a plain way"
@@ -190,14 +194,14 @@ class _Allowing:
             return None, "the name of the program is not plain"
         if (stray := self._elsewhere(inner)) is not None:
             return None, stray
-        reason = f"no rule allows `{shown(Command(words))}`"
+        reason = f"no rule allows `{shown(SimpleCommand(words))}`"
         for rule in self.policy.allow.commands:
             spelled = rule.spells(words)
             if spelled is None:
                 continue
             objection = None if rule.exact else (_open_to_names(words, spelled) or veto(inner, spelled))
             if objection is None:
-                return Hit(rule.origin, _WHOLE if rule.exact else shown(Command(words))), ""
+                return RuleHit(rule.origin, _WHOLE if rule.exact else shown(SimpleCommand(words))), ""
             reason = f"`{rule.origin.text}` does not reach so far: {objection}"
         return None, reason
 
@@ -208,18 +212,18 @@ class _Allowing:
         directory, rest = words[2], words[3:]
         if not directory.sure or not directory.text or self.linked or rest[0].text in _GIT_PUTS:
             return words
-        if not all(self.scene.place(directory.text, base).within(self.scene.workspace) for base in self.here):
+        if not all(self.context.path_target(directory.text, base).within(self.context.workspace) for base in self.here):
             return words
         return (words[0], *rest)
 
     def _elsewhere(self, argv: tuple[str, ...]) -> str | None:
         """Why a rule does not mean this program or script: its name leads from the work directory, not from here."""
-        if all(base == self.scene.workspace for base in self.here) or (script := script_of(argv)) is None:
+        if all(base == self.context.workspace for base in self.here) or (script := script_of(argv)) is None:
             return None
         return f"`{script}` is another file here than in the work directory"
 
 
-_NAMES_FILES = LINKS | {"tee", "touch"}
+_NAMES_FILES = CHANGES_PATHS | {"tee", "touch"}
 _GIT_PUTS = frozenset(["mv", "clone", "init", "apply", "worktree", "bundle", "checkout-index"])
 
 
@@ -228,13 +232,13 @@ def _may_write(words: tuple[Word, ...]) -> bool:
     argv = unwrap(tuple(word.text for word in words)) or (words[0].text,)
     if base_name(argv[0]) == "git":
         return subcommand(argv) in _GIT_PUTS
-    return lookup(argv[0]).kind is not Kind.READS
+    return lookup(argv[0]).kind is not ProgramKind.READS
 
 
 def _open_to_names(words: tuple[Word, ...], spelled: int) -> str | None:
     """Why a file name pattern in the command is more than a name: what it expands to could be read as an option."""
     program = lookup(words[0].text)
-    if program.kind is Kind.READS and not (program.short or program.long or program.words or program.check):
+    if program.kind is ProgramKind.READS and not (program.short or program.long or program.words or program.check):
         return None
     for word in words[max(1, spelled) :]:
         if not word.sure and word.text[:1] in "*?[-":
@@ -242,19 +246,21 @@ def _open_to_names(words: tuple[Word, ...], spelled: int) -> str | None:
     return None
 
 
-def allowed_path(policy: Policy, actions: tuple[str, ...], spot: Place, scene: Scene) -> tuple[Hit | None, str]:
+def allowed_path(
+    policy: Policy, actions: tuple[str, ...], spot: PathTarget, context: CallContext
+) -> tuple[RuleHit | None, str]:
     """The rule that allows an action at a place, as it is written and as it is; else why none does."""
     if spot.real is None:
         return None, f"nobody could tell what {spot.written} resolves to"
-    hit: Hit | None = None
+    hit: RuleHit | None = None
     for path in spot.both:
         guarded = protected_name(path) if "edit" in actions else None
         hit = None
         for rule in policy.allow.paths:
-            if rule.action not in actions or not rule.covers(path, scene.workspace):
+            if rule.action not in actions or not rule.covers(path, context.workspace):
                 continue
             if guarded is None or (rule.pattern is not None and rule.pattern.spells(guarded)):
-                hit = Hit(rule.origin, path)
+                hit = RuleHit(rule.origin, path)
                 break
         if hit is None:
             if guarded is not None:

@@ -38,7 +38,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CaseResult:
     """What was decided for one case."""
 
     case: Case
@@ -51,22 +51,22 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All outcomes. Those that are wrong are counted apart: not every mistake weighs the same."""
+    """All results. Those that are wrong are counted apart: not every mistake weighs the same."""
 
-    outcomes: tuple[Outcome, ...]
+    results: tuple[CaseResult, ...]
     unreadable: tuple[str, ...]
     """Lines that are no case, and why."""
 
     def _ids(self, decided: str, wanted: set[str]) -> tuple[str, ...]:
         return tuple(
-            outcome.case.id
-            for outcome in self.outcomes
-            if not outcome.right and outcome.verdict.decision == decided and outcome.case.want in wanted
+            result.case.id
+            for result in self.results
+            if not result.right and result.verdict.decision == decided and result.case.want in wanted
         )
 
     @property
     def right(self) -> int:
-        return sum(outcome.right for outcome in self.outcomes)
+        return sum(result.right for result in self.results)
 
     @property
     def unsafe_allows(self) -> tuple[str, ...]:
@@ -94,18 +94,18 @@ class Report:
         return not (self.unsafe_allows or self.missed_denies or self.unreadable)
 
 
-def run_case(case: Case) -> Outcome:
+def run_case(case: Case) -> CaseResult:
     layer = Layer("session", case.rules.allow, case.rules.ask, case.rules.deny, base=case.cwd, origin="case")
     call = to_call(case.tool, case.input, case.id, case.cwd)
     real = {path: path for path in paths_to_resolve(call, case.cwd, case.home)} | case.real
     policy = compile_policy([layer], home=case.home)
     verdict = judge(policy, call, mode=case.mode, cwd=case.cwd, real=real, home=case.home, workspace=case.cwd)
-    return Outcome(case, verdict)
+    return CaseResult(case, verdict)
 
 
 def run_cases(lines: Iterable[str | bytes]) -> Report:
     """Run the cases of a JSONL text, blank lines aside. A line that is no case makes the report unsafe."""
-    outcomes: list[Outcome] = []
+    results: list[CaseResult] = []
     unreadable: list[str] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -115,5 +115,5 @@ def run_cases(lines: Iterable[str | bytes]) -> Report:
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             unreadable.append(f"line {number}: {error}")
             continue
-        outcomes.append(run_case(case))
-    return Report(tuple(outcomes), tuple(unreadable))
+        results.append(run_case(case))
+    return Report(tuple(results), tuple(unreadable))

@@ -7,33 +7,33 @@ Two readings of the same line. The generous one finds what may run (`searching`)
 from __future__ import annotations
 
 from hutch_daemon.permissions.allowing import allowing, oddity
-from hutch_daemon.permissions.findings import Finding, Hit, Scene
+from hutch_daemon.permissions.assessment import Assessment, CallContext, RuleHit
 from hutch_daemon.permissions.forbidding import destroys, forbidding
 from hutch_daemon.permissions.layers import Policy
 from hutch_daemon.permissions.searching import directories_of, everything_in
 from hutch_shared.messages import Suggestion
 
 
-def assess(policy: Policy, line: str, scene: Scene) -> Finding:
+def assess(policy: Policy, line: str, context: CallContext) -> Assessment:
     """Hold a command line against the rules. Takes any text; never raises."""
     commands, complete = everything_in(line)
-    directories = directories_of(commands, scene.cwd, scene.home)
+    directories = directories_of(commands, context.cwd, context.home)
     programs = tuple(tuple(word.text for word in command.words) for command in commands if command.words)
-    denied, may_deny = forbidding(policy.deny, commands, directories, scene)
+    denied, may_deny = forbidding(policy.deny, commands, directories, context)
     if denied is not None:
-        return Finding(denied=denied, programs=programs)
-    asked, may_ask = forbidding(policy.ask, commands, directories, scene)
-    ruin = destroys(commands, directories, scene)
+        return Assessment(denied=denied, programs=programs)
+    asked, may_ask = forbidding(policy.ask, commands, directories, context)
+    ruin = destroys(commands, directories, context)
     odd = oddity(line)
     doubt = odd or may_deny or may_ask
     if doubt is None and not complete and (policy.deny or policy.ask):
         doubt = "not every command in the line can be read"
     refused = odd or may_deny or may_ask or ruin or ""
-    hits: tuple[Hit, ...] | None = None
+    hits: tuple[RuleHit, ...] | None = None
     proposals: tuple[Suggestion, ...] = ()
     if asked is None and not refused:
-        hits, refused, proposals = allowing(policy, line, scene)
-    return Finding(
+        hits, refused, proposals = allowing(policy, line, context)
+    return Assessment(
         asked=asked,
         allowed=hits,
         refused=refused,

@@ -5,21 +5,22 @@ from __future__ import annotations
 import re
 
 from hutch_daemon.permissions.addresses import possible_hosts
-from hutch_daemon.permissions.findings import Hit, Scene
+from hutch_daemon.permissions.assessment import CallContext, RuleHit
 from hutch_daemon.permissions.layers import RuleSet
 from hutch_daemon.permissions.paths import inside
-from hutch_daemon.permissions.programs import READS_BELOW, base_name, is_known
+from hutch_daemon.permissions.programs.row import base_name
+from hutch_daemon.permissions.programs.table import READS_BELOW, is_known
 from hutch_daemon.permissions.rules import CommandRule, Fit, PathRule
 from hutch_daemon.permissions.searching import as_paths, operands_of, shown
-from hutch_daemon.permissions.shell.words import Command
+from hutch_daemon.permissions.shell.words import SimpleCommand
 
 _ALL_IN_IT = re.compile(r"((^|/)\.?\*+)+/*$")
 _TREE_OPTIONS = re.compile(r"-[A-Za-z]*[rR][A-Za-z]*|--recursive|--r[a-z]*")
 
 
 def forbidding(
-    rules: RuleSet, commands: tuple[Command, ...], directories: tuple[str, ...], scene: Scene
-) -> tuple[Hit | None, str | None]:
+    rules: RuleSet, commands: tuple[SimpleCommand, ...], directories: tuple[str, ...], context: CallContext
+) -> tuple[RuleHit | None, str | None]:
     """The first rule that matches any of the commands, their files or addresses; else why one might."""
     # `Read` alone in deny is about the agent's own tools: nearly every command reads some file.
     of_paths = [rule for rule in rules.paths if rule.action == "edit" or (rule.pattern and rule.action == "read")]
@@ -28,13 +29,13 @@ def forbidding(
         for command in commands:
             fit: Fit = rule.forbids(command.words) if command.words else "no"
             if fit == "yes":
-                return Hit(rule.origin, shown(command)), None
+                return RuleHit(rule.origin, shown(command)), None
             if fit == "maybe" or (fit == "no" and _may_run(command, rule)):
                 doubt = doubt or f"`{shown(command)}` might be what `{rule.origin.text}` is about"
         if not rule.words:
-            return Hit(rule.origin, "every command"), None
+            return RuleHit(rule.origin, "every command"), None
     if of_paths:
-        hit, unsure = _forbidden_files(of_paths, commands, directories, scene)
+        hit, unsure = _forbidden_files(of_paths, commands, directories, context)
         if hit:
             return hit, None
         doubt = doubt or unsure
@@ -44,11 +45,11 @@ def forbidding(
                 for host in possible_hosts(word.text) if "//" in word.text else ():
                     for host_rule in rules.hosts:
                         if host_rule.host is not None and host_rule.covers(host):
-                            return Hit(host_rule.origin, host), None
+                            return RuleHit(host_rule.origin, host), None
     return None, doubt
 
 
-def _may_run(command: Command, rule: CommandRule) -> bool:
+def _may_run(command: SimpleCommand, rule: CommandRule) -> bool:
     """Whether a program that the table does not know is given the name of the rule's program, as a wrapper would be."""
     if not command.words or is_known(command.words[0].text):
         return False
@@ -56,8 +57,8 @@ def _may_run(command: Command, rule: CommandRule) -> bool:
 
 
 def _forbidden_files(
-    rules: list[PathRule], commands: tuple[Command, ...], directories: tuple[str, ...], scene: Scene
-) -> tuple[Hit | None, str | None]:
+    rules: list[PathRule], commands: tuple[SimpleCommand, ...], directories: tuple[str, ...], context: CallContext
+) -> tuple[RuleHit | None, str | None]:
     doubt: str | None = None
     for command in commands:
         below = _reads_below(command)
@@ -69,21 +70,21 @@ def _forbidden_files(
                 doubt = doubt or f"`{word.text}` might name a file of `{concerned[0].origin.text}`"
             for text in as_paths(word.text):
                 for directory in directories:
-                    spot = scene.place(text, directory)
+                    spot = context.path_target(text, directory)
                     if spot.real is None:
                         doubt = doubt or f"nobody could tell what `{text}` resolves to"
                     for path in spot.both:
                         for rule in concerned:
-                            if rule.covers(path, scene.workspace):
-                                return Hit(rule.origin, path), None
-                            if below and rule.may_lie_below(path, scene.workspace):
+                            if rule.covers(path, context.workspace):
+                                return RuleHit(rule.origin, path), None
+                            if below and rule.may_lie_below(path, context.workspace):
                                 doubt = doubt or f"what lies below `{text}` may include files of `{rule.origin.text}`"
         if below and rules and len(command.words) < 3:
             doubt = doubt or f"`{shown(command)}` may read files of `{rules[0].origin.text}`"
     return None, doubt
 
 
-def _reads_below(command: Command) -> bool:
+def _reads_below(command: SimpleCommand) -> bool:
     """Whether the command reads whole directories."""
     if not command.words:
         return False
@@ -97,7 +98,7 @@ def _reads_below(command: Command) -> bool:
     )
 
 
-def destroys(commands: tuple[Command, ...], directories: tuple[str, ...], scene: Scene) -> str | None:
+def destroys(commands: tuple[SimpleCommand, ...], directories: tuple[str, ...], context: CallContext) -> str | None:
     """Why a person decides whatever the mode: the command would remove the root, the home or what holds it."""
     for command in commands:
         if not command.words:
@@ -113,6 +114,6 @@ def destroys(commands: tuple[Command, ...], directories: tuple[str, ...], scene:
                 return f"`{shown(command)}` removes a directory whose name is not known"
             emptied = _ALL_IN_IT.sub("", word.text) or ("/" if word.text.startswith("/") else ".")
             for directory in directories:
-                if any(inside(scene.home, path) for path in scene.place(emptied, directory).both):
+                if any(inside(context.home, path) for path in context.path_target(emptied, directory).both):
                     return f"`{shown(command)}` removes the root or the home"
     return None

@@ -221,7 +221,7 @@ def compile_pattern(text: str, *, base: str, home: str, fold: bool) -> PathPatte
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PathTarget:
     """A path as it was written and as it is: both must be allowed, either may be denied."""
 
     written: str
@@ -236,9 +236,9 @@ class Place:
         return self.real is not None and inside(self.written, directory) and inside(self.real, directory)
 
 
-def place(word: str, cwd: str, home: str, real: Mapping[str, str]) -> Place:
+def path_target(word: str, cwd: str, home: str, real: Mapping[str, str]) -> PathTarget:
     """The place a word leads to; `real` has it under what `absolute` gives, or its plain form."""
     key = absolute(word, cwd, home)
     written = plain(key)
     found = real.get(key, real.get(written))
-    return Place(written, None if found is None else plain(found))
+    return PathTarget(written, None if found is None else plain(found))

@@ -22,8 +22,8 @@ from typing import Literal
 from hutch_daemon.permissions import suggestions
 from hutch_daemon.permissions.addresses import NotAnAddressError, host_of, possible_hosts
 from hutch_daemon.permissions.allowing import allowed_path
+from hutch_daemon.permissions.assessment import Assessment, CallContext, RuleHit
 from hutch_daemon.permissions.commands import assess
-from hutch_daemon.permissions.findings import Finding, Hit, Scene
 from hutch_daemon.permissions.layers import Layer, Policy, RuleSet, compile_policy, parse_policy_toml
 from hutch_daemon.permissions.paths import absolute, can_be_path, protected_name
 from hutch_daemon.permissions.searching import paths_of
@@ -83,22 +83,22 @@ def judge(
     there can be denied but not allowed. `cwd`, `home` and `workspace` are absolute and resolved. `workspace` is where
     path rules such as `src/**` begin and what `accept_edits` opens.
     """
-    scene = Scene(cwd, home, workspace, real)
-    return _settle(policy, call, mode, _look(policy, call, scene, mode))
+    context = CallContext(cwd, home, workspace, real)
+    return _settle(policy, call, mode, _look(policy, call, context, mode))
 
 
 # ---------------------------------------------------------------- what the rules say
 
 
-def _look(policy: Policy, call: ToolCall, scene: Scene, mode: PermissionMode) -> Finding:
+def _look(policy: Policy, call: ToolCall, context: CallContext, mode: PermissionMode) -> Assessment:
     named = _by_name(policy, call)
     match call.action:
         case "run_command":
-            found = assess(policy, call.command, scene) if call.command else Finding(refused="it names no command")
+            found = assess(policy, call.command, context) if call.command else Assessment(refused="it names no command")
         case "read" | "edit":
-            found = _files(policy, call, scene, mode)
+            found = _files(policy, call, context, mode)
         case "search":
-            found = _files(policy, call, scene, mode) if call.paths else named
+            found = _files(policy, call, context, mode) if call.paths else named
         case "fetch":
             found = _address(policy, call)
         case _:
@@ -107,15 +107,15 @@ def _look(policy: Policy, call: ToolCall, scene: Scene, mode: PermissionMode) ->
     return replace(found, denied=found.denied or named.denied, asked=found.asked or named.asked)
 
 
-def _by_name(policy: Policy, call: ToolCall) -> Finding:
+def _by_name(policy: Policy, call: ToolCall) -> Assessment:
     name = f"mcp__{call.server}__{call.tool}" if call.action == "mcp" and call.server and call.tool else call.agent_tool
 
-    def first(rules: RuleSet) -> Hit | None:
-        return next((Hit(rule.origin, name) for rule in rules.names if rule.covers(name)), None)
+    def first(rules: RuleSet) -> RuleHit | None:
+        return next((RuleHit(rule.origin, name) for rule in rules.names if rule.covers(name)), None)
 
     allowed = first(policy.allow)
     proposal = suggestions.of_tool(name) if call.action in {"mcp", "other", "search"} else None
-    return Finding(
+    return Assessment(
         denied=first(policy.deny),
         asked=first(policy.ask),
         allowed=None if allowed is None else (allowed,),
@@ -129,53 +129,53 @@ _ALLOWS: dict[str, tuple[str, ...]] = {"read": ("read",), "edit": ("edit",), "se
 _TOOL = {"read": "Read", "edit": "Edit", "search": "Grep"}
 
 
-def _files(policy: Policy, call: ToolCall, scene: Scene, mode: PermissionMode) -> Finding:
+def _files(policy: Policy, call: ToolCall, context: CallContext, mode: PermissionMode) -> Assessment:
     if not call.paths or not all(map(can_be_path, call.paths)):
-        return Finding(refused="it names no file", doubt="it names no file")
-    places = [scene.place(path) for path in call.paths]
+        return Assessment(refused="it names no file", doubt="it names no file")
+    places = [context.path_target(path) for path in call.paths]
     forbids = _FORBIDS[call.action]
 
-    def first(rules: RuleSet) -> Hit | None:
+    def first(rules: RuleSet) -> RuleHit | None:
         for rule in rules.paths:
             if rule.action in forbids:
                 for spot in places:
                     for path in spot.both:
-                        if rule.covers(path, scene.workspace):
-                            return Hit(rule.origin, path)
+                        if rule.covers(path, context.workspace):
+                            return RuleHit(rule.origin, path)
         return None
 
     denied, asked = first(policy.deny), first(policy.ask)
     if denied or asked:
-        return Finding(denied=denied, asked=asked)
+        return Assessment(denied=denied, asked=asked)
     lost = next((spot.written for spot in places if spot.real is None), None)
     if lost is not None:
         reason = f"nobody could tell what {lost} resolves to"
-        return Finding(refused=reason, doubt=reason)
-    unsure = _may_search(policy, scene, call) if call.action == "search" else None
-    hits: list[Hit] = []
+        return Assessment(refused=reason, doubt=reason)
+    unsure = _may_search(policy, context, call) if call.action == "search" else None
+    hits: list[RuleHit] = []
     for spot in places:
-        hit, reason = allowed_path(policy, _ALLOWS[call.action], spot, scene)
+        hit, reason = allowed_path(policy, _ALLOWS[call.action], spot, context)
         if hit is not None and not (unsure and _may_be_meant(policy, hit)):
             hits.append(hit)
         elif unsure:
-            return Finding(refused=unsure, doubt=unsure)
-        elif not (spot.within(scene.workspace) and _passes(call, mode) and not _guarded(call, spot.both)):
+            return Assessment(refused=unsure, doubt=unsure)
+        elif not (spot.within(context.workspace) and _passes(call, mode) and not _guarded(call, spot.both)):
             proposal = None if _guarded(call, spot.both) else suggestions.of_path(_TOOL[call.action], spot.written)
-            return Finding(refused=reason, suggestions=() if proposal is None else (proposal,))
-    return Finding(allowed=tuple(hits))
+            return Assessment(refused=reason, suggestions=() if proposal is None else (proposal,))
+    return Assessment(allowed=tuple(hits))
 
 
-def _may_be_meant(policy: Policy, hit: Hit) -> bool:
+def _may_be_meant(policy: Policy, hit: RuleHit) -> bool:
     """Whether an allowed search was allowed for reading only: a rule for searches is meant for all that lies below."""
     return any(rule.action != "search" for rule in policy.allow.paths if rule.origin == hit.origin)
 
 
-def _may_search(policy: Policy, scene: Scene, call: ToolCall) -> str | None:
+def _may_search(policy: Policy, context: CallContext, call: ToolCall) -> str | None:
     """Why a search may show what a rule keeps from being read, though the place where it begins is not denied."""
     for rule in (*policy.deny.paths, *policy.ask.paths):
         if rule.action in {"read", "search"}:
             for path in call.paths:
-                if any(rule.may_lie_below(spot, scene.workspace) for spot in scene.place(path).both):
+                if any(rule.may_lie_below(spot, context.workspace) for spot in context.path_target(path).both):
                     return f"what lies below {path} may include files of `{rule.origin.text}`"
     return None
 
@@ -191,26 +191,26 @@ def _passes(call: ToolCall, mode: PermissionMode) -> bool:
     return mode != "unattended"
 
 
-def _address(policy: Policy, call: ToolCall) -> Finding:
+def _address(policy: Policy, call: ToolCall) -> Assessment:
     url = call.url or ""
     hosts = possible_hosts(url)
 
-    def first(rules: RuleSet) -> Hit | None:
+    def first(rules: RuleSet) -> RuleHit | None:
         for rule in rules.hosts:
             if rule.host is None or any(rule.covers(host) for host in hosts):
-                return Hit(rule.origin, url)
+                return RuleHit(rule.origin, url)
         return None
 
     denied, asked = first(policy.deny), first(policy.ask)
     try:
         host = host_of(url)
     except NotAnAddressError as error:
-        return Finding(denied=denied, asked=asked, refused=str(error), doubt=str(error))
+        return Assessment(denied=denied, asked=asked, refused=str(error), doubt=str(error))
     allowed = next((rule for rule in policy.allow.hosts if rule.covers(host)), None)
-    return Finding(
+    return Assessment(
         denied=denied,
         asked=asked,
-        allowed=None if allowed is None else (Hit(allowed.origin, host),),
+        allowed=None if allowed is None else (RuleHit(allowed.origin, host),),
         refused=f"no rule allows {host}",
         suggestions=(suggestions.of_host(host),),
     )
@@ -219,7 +219,7 @@ def _address(policy: Policy, call: ToolCall) -> Finding:
 # ---------------------------------------------------------------- what follows from it
 
 
-def _settle(policy: Policy, call: ToolCall, mode: PermissionMode, found: Finding) -> Verdict:
+def _settle(policy: Policy, call: ToolCall, mode: PermissionMode, found: Assessment) -> Verdict:
     if found.denied is not None:
         return _by_rule("deny", found.denied, found)
     if found.asked is not None:
@@ -244,7 +244,7 @@ def _settle(policy: Policy, call: ToolCall, mode: PermissionMode, found: Finding
     return _ask(mode, Verdict("ask", None, None, sentence, found.suggestions if reason is None else (), found.programs))
 
 
-def _for_a_person(call: ToolCall, mode: PermissionMode, found: Finding) -> str | None:
+def _for_a_person(call: ToolCall, mode: PermissionMode, found: Assessment) -> str | None:
     """Why a person decides whatever the rules allow, or None."""
     if call.action in {"question", "plan"}:
         return "only a person can answer it"
@@ -255,7 +255,7 @@ def _for_a_person(call: ToolCall, mode: PermissionMode, found: Finding) -> str |
     return None
 
 
-def _by_rule(decision: Literal["allow", "ask", "deny"], hit: Hit, found: Finding) -> Verdict:
+def _by_rule(decision: Literal["allow", "ask", "deny"], hit: RuleHit, found: Assessment) -> Verdict:
     verb = {"allow": "allows", "ask": "asks about", "deny": "denies"}[decision]
     what = hit.what if len(hit.what) <= 200 else hit.what[:199] + "…"
     why = f"{hit.origin.text} ({hit.origin.source}) {verb} {what}."

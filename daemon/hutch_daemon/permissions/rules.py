@@ -13,7 +13,7 @@ from typing import Literal
 
 from hutch_daemon.permissions.addresses import NotAnAddressError, canonical_host
 from hutch_daemon.permissions.paths import BadPatternError, PathPattern, compile_pattern
-from hutch_daemon.permissions.programs import base_name
+from hutch_daemon.permissions.programs.row import base_name
 from hutch_daemon.permissions.shell.words import Word
 
 Effect = Literal["allow", "ask", "deny"]

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator
 
 from hutch_daemon.permissions.paths import absolute, can_be_path, plain
-from hutch_daemon.permissions.programs import PRINTS_ITS_WORDS, Kind, base_name, lookup
+from hutch_daemon.permissions.programs.row import ProgramKind, base_name
+from hutch_daemon.permissions.programs.table import PRINTS_ITS_WORDS, lookup
 from hutch_daemon.permissions.shell.grammar import LONGEST, find
-from hutch_daemon.permissions.shell.words import Command, Word
+from hutch_daemon.permissions.shell.words import SimpleCommand, Word
 from hutch_daemon.permissions.wrappers import LOOKED_THROUGH, hidden_commands
 
 NOWHERE = frozenset(["/dev/null", "/dev/stdout", "/dev/stderr", "/dev/stdin", "/dev/tty"])
@@ -26,7 +27,7 @@ _EDITS_IN_PLACE = frozenset(["sed", "gsed", "perl", "ruby", "awk", "gawk"])
 _IN_PLACE = re.compile(r"-[A-Za-z]*i|--in-place|inplace")
 
 
-def everything_in(line: str) -> tuple[tuple[Command, ...], bool]:
+def everything_in(line: str) -> tuple[tuple[SimpleCommand, ...], bool]:
     """The commands of a line and those inside them (`sudo x`, `sh -c x`, `find -exec x`); whether that is all."""
     found = find(line)
     complete = found.complete
@@ -46,7 +47,7 @@ def everything_in(line: str) -> tuple[tuple[Command, ...], bool]:
             return tuple(dict.fromkeys(commands)), False
         if not behind and not lines:
             continue
-        inner = [Command(command.words[len(argv) - len(words) :]) for words in behind]
+        inner = [SimpleCommand(command.words[len(argv) - len(words) :]) for words in behind]
         for text in lines:
             # A text that is no line of shell (a host, a user) reads as a command too; that only denies more.
             inner += find(text[:LONGEST]).commands
@@ -55,7 +56,7 @@ def everything_in(line: str) -> tuple[tuple[Command, ...], bool]:
     return tuple(dict.fromkeys(commands)), complete
 
 
-def directories_of(commands: tuple[Command, ...], cwd: str, home: str) -> tuple[str, ...]:
+def directories_of(commands: tuple[SimpleCommand, ...], cwd: str, home: str) -> tuple[str, ...]:
     """Directories in which parts of the line may run, as far as `cd` names them."""
     seen = [cwd]
     for command in commands:
@@ -77,7 +78,7 @@ def as_paths(word: str) -> Iterator[str]:
             yield after
 
 
-def operands_of(command: Command) -> Iterator[tuple[Word, bool, bool]]:
+def operands_of(command: SimpleCommand) -> Iterator[tuple[Word, bool, bool]]:
     """Words of a command that may be files; whether it may read and whether it may write them."""
     for word in command.reads:
         yield word, True, False
@@ -89,7 +90,7 @@ def operands_of(command: Command) -> Iterator[tuple[Word, bool, bool]]:
     in_place = base_name(command.words[0].text) in _EDITS_IN_PLACE and any(
         _IN_PLACE.match(w.text) for w in command.words
     )
-    writes = in_place or lookup(command.words[0].text).kind is Kind.WRITES
+    writes = in_place or lookup(command.words[0].text).kind is ProgramKind.WRITES
     for word in command.words[1:]:
         yield word, True, writes
     if "/" in command.words[0].text:
@@ -111,7 +112,7 @@ def paths_of(line: str, cwd: str, home: str) -> tuple[str, ...]:
     return tuple(paths)[:_MOST_PATHS]
 
 
-def shown(command: Command) -> str:
+def shown(command: SimpleCommand) -> str:
     """The command for people, cut where it is long."""
     text = " ".join(word.text for word in command.words)
     return text if len(text) <= 120 else text[:119] + "…"

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 import shlex
 
-from hutch_daemon.permissions.programs import Kind, base_name, lookup, veto
+from hutch_daemon.permissions.programs.row import ProgramKind, base_name
+from hutch_daemon.permissions.programs.table import lookup
+from hutch_daemon.permissions.programs.veto import veto
 from hutch_daemon.permissions.shell.words import Word
 from hutch_shared.messages import Suggestion
 
@@ -54,7 +56,7 @@ def of_command(argv: tuple[Word, ...]) -> Suggestion | None:
     if any("\n" in word or "\0" in word for word in words) or "\\" in words[0]:
         return None
     note = _ONLY_THIS
-    if "/" in words[0] or lookup(words[0]).kind is Kind.PINNED:
+    if "/" in words[0] or lookup(words[0]).kind is ProgramKind.PINNED:
         note += "; " + _RUNS_REPOSITORY_CODE
     return Suggestion(rule=f"Bash({shlex.join(words)})", note=note)
 
@@ -65,7 +67,9 @@ def _stem(words: list[str]) -> list[str] | None:
     if name in _TEST_PROGRAMS:
         return [name]
     if "/" in name or len(words) < 2 or not _SCRIPT_NAME.fullmatch(words[1].lstrip("-")):
-        return [name] if "/" not in name and lookup(name).kind is Kind.READS and base_name(name) != "echo" else None
+        return (
+            [name] if "/" not in name and lookup(name).kind is ProgramKind.READS and base_name(name) != "echo" else None
+        )
     if " ".join(words[:2]) in _SCRIPT_RUNNERS:
         return words[:3] if len(words) > 2 and _SCRIPT_NAME.fullmatch(words[2]) else None
     if name.rstrip("0123456789.") == "python" and words[1] == "-m" and words[2:3] and words[2] in _MODULES:
@@ -74,7 +78,7 @@ def _stem(words: list[str]) -> list[str] | None:
         return words[:2]
     if words[1] in _OPEN_BY_SUBCOMMAND.get(name, frozenset()):
         return words[:2]
-    return [name] if lookup(name).kind is Kind.READS else None
+    return [name] if lookup(name).kind is ProgramKind.READS else None
 
 
 def of_path(tool: str, path: str) -> Suggestion | None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from hutch_daemon.permissions.programs import base_name, names
+from hutch_daemon.permissions.programs.row import base_name, names
 from hutch_daemon.permissions.shell.reader import RESERVED
 
 LOOKED_THROUGH = names("timeout nice time nohup stdbuf")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import anyio
 import structlog
 
-from hutch_daemon.keys.broker import Family
+from hutch_daemon.keys.broker import LeaseHolder
 from hutch_daemon.permissions.desk import Desk
 from hutch_daemon.pool import tokens
 from hutch_daemon.pool.executor import Executor, ExecutorPeer
@@ -166,8 +166,8 @@ class ExecutorSide:
         launched = executor.launched
         assert launched is not None, "it said hello from its process"
         group = f"hutch-{executor.id}" if launched.state.get("cgroup") else None
-        family = Family(executor.id, launched.uid, launched.pid, launched.start_time, group)
-        return await self._parts.grants.grant(await self._session(executor, params.session), params.provider, family)
+        holder = LeaseHolder(executor.id, launched.uid, launched.pid, launched.start_time, group)
+        return await self._parts.grants.grant(await self._session(executor, params.session), params.provider, holder)
 
     async def renew_token(self, executor: Executor) -> None:
         """Renew the token of a leased executor that has lived half its time."""

@@ -13,7 +13,7 @@ from hutch_daemon.environments.accounts import account_named
 from hutch_daemon.environments.port import Account
 from hutch_daemon.events.fanout import Fanout
 from hutch_daemon.events.journal import Journal
-from hutch_daemon.keys.broker import Family, Troubled
+from hutch_daemon.keys.broker import KeyReport, LeaseHolder
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.redaction import KnownSecrets
@@ -39,7 +39,7 @@ class KeyGrants(Protocol):
 
     def delivery(self, provider: str) -> tuple[m.Delivery, str]: ...
 
-    async def grant(self, session: SessionRow, provider: str, family: Family | None = None) -> m.KeyGrant: ...
+    async def grant(self, session: SessionRow, provider: str, holder: LeaseHolder | None = None) -> m.KeyGrant: ...
 
     async def explain(self, owner: int, provider: str, name: str | None = None) -> m.KeyExplained: ...
 
@@ -47,7 +47,7 @@ class KeyGrants(Protocol):
 class Leases(Protocol):
     """Ends what agents may do with keys: the broker."""
 
-    on_key: Troubled
+    on_key: KeyReport
 
     def want(self) -> None: ...
     async def refresh_credential(self, credential: str) -> None: ...

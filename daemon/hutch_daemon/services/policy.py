@@ -97,7 +97,7 @@ class PolicySide:
         if report.unreadable:
             raise HutchError(Reason.INVALID_PARAMS, f"These lines are no cases: {'; '.join(report.unreadable[:5])}.")
         return m.CasesReport(
-            total=len(report.outcomes),
+            total=len(report.results),
             right=report.right,
             unsafe_allows=report.unsafe_allows,
             missed_denies=report.missed_denies,
@@ -111,7 +111,7 @@ class PolicySide:
                     rule=one.verdict.rule,
                     why=one.verdict.why,
                 )
-                for one in report.outcomes
+                for one in report.results
             ),
         )
 

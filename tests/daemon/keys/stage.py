@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hutch_daemon.keys.broker import Broker, BrokerPaths, Family
+from hutch_daemon.keys.broker import Broker, BrokerPaths, LeaseHolder
 from hutch_daemon.keys.grants import Grants
 from hutch_daemon.keys.master import MasterKeys, load_master_keys
 from hutch_daemon.keys.oauth import FreshKeys
@@ -24,7 +24,7 @@ from hutch_shared.unix import start_time
 
 OWNER = os.getuid()
 KEY = "sk-rehearsal-0123456789"
-FAMILY = Family("x-1", os.getuid(), os.getpid(), start_time(os.getpid()) or 0)
+HOLDER = LeaseHolder("x-1", os.getuid(), os.getpid(), start_time(os.getpid()) or 0)
 
 
 @dataclass

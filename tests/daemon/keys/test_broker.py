@@ -27,7 +27,7 @@ from hutch_shared.secret import Secret
 from hutch_shared.times import now_ms
 from hutch_shared.unix import connect, peer_credentials
 from tests.broker.stage import closed_port, parsed, read_all, read_until, request
-from tests.daemon.keys.stage import FAMILY, KEY, OWNER, VaultStage, keep_session, session, vault_stage
+from tests.daemon.keys.stage import HOLDER, KEY, OWNER, VaultStage, keep_session, session, vault_stage
 from tests.rehearsal import Pause, Say, Stall, Usage, serve
 
 pytestmark = pytest.mark.system
@@ -114,7 +114,7 @@ async def test_a_lease_is_worth_the_key_at_the_broker_alone(folder: Path) -> Non
     """The executor gets a lease; the provider gets the key; usage and the audit say so, and hold no secret."""
     async with serve(key=KEY, script=lambda _: SAY) as model, working(folder, model.url) as (stage, broker):
         grants = stage.grants(settings_for(model.url), broker)
-        grant = await grants.grant(session(), "anthropic", FAMILY)
+        grant = await grants.grant(session(), "anthropic", HOLDER)
         status, _ = await ask(grant)
         (row,) = await booked(stage, 1)
         lines, _ = await stage.store.read(audit.read)
@@ -140,7 +140,7 @@ async def test_revoking_ends_the_executors_leases(folder: Path) -> None:
         serve(key=KEY, script=lambda _: [Say("one"), Stall()]) as model,
         working(folder, model.url) as (stage, broker),
     ):
-        grant = await broker.lease(session(), FAMILY, "anthropic", await row_of(stage))
+        grant = await broker.lease(session(), HOLDER, "anthropic", await row_of(stage))
         assert grant.unix_socket is not None
         stream = await dial(Path(grant.unix_socket))
         await stream.send(request(grant.value))
@@ -161,7 +161,7 @@ async def row_of(stage: VaultStage) -> Any:
 async def test_a_broker_that_was_killed_is_replaced_and_knows_the_leases(folder: Path) -> None:
     """After kill -9 a new one is there, and the lease that the agent holds works at it."""
     async with serve(key=KEY, script=lambda _: SAY) as model, working(folder, model.url) as (stage, broker):
-        grant = await broker.lease(session(), FAMILY, "anthropic", await row_of(stage))
+        grant = await broker.lease(session(), HOLDER, "anthropic", await row_of(stage))
         before = broker_pid(folder)
         assert before is not None
         os.kill(before, signal.SIGKILL)
@@ -187,7 +187,7 @@ async def test_a_broker_outlives_hutchd_with_its_streams(folder: Path) -> None:
         async with vault_stage(folder) as stage:
             await stage.put()
             async with stage.broker(settings, always).running() as broker:
-                grant = await broker.lease(session(), FAMILY, "anthropic", await row_of(stage))
+                grant = await broker.lease(session(), HOLDER, "anthropic", await row_of(stage))
                 assert grant.unix_socket is not None
                 stream = await dial(Path(grant.unix_socket))
                 await stream.send(request(grant.value))
@@ -216,7 +216,7 @@ async def test_leases_that_a_new_hutchd_does_not_hold_die(folder: Path) -> None:
         async with vault_stage(folder) as stage:
             await stage.put()
             async with stage.broker(settings, always).running() as broker:
-                grant = await broker.lease(session(), FAMILY, "anthropic", await row_of(stage))
+                grant = await broker.lease(session(), HOLDER, "anthropic", await row_of(stage))
             async with stage.broker(settings, never).running() as broker:
                 with anyio.fail_after(30):
                     while (found := await broker.status()) is None:
@@ -246,7 +246,7 @@ async def test_a_budget_ends_the_spending(folder: Path, restarts: bool) -> None:
                     await refilled(broker)
 
         async with stage.broker(settings, always).running() as broker:
-            grant = await broker.lease(row, FAMILY, "anthropic", await row_of(stage))
+            grant = await broker.lease(row, HOLDER, "anthropic", await row_of(stage))
             await spend(broker, grant, 2 if restarts else 5)
             if not restarts:
                 await broker.revoke_session("s-1")
@@ -266,7 +266,7 @@ async def test_a_lease_is_given_back_what_it_used(folder: Path) -> None:
         settings = Settings(providers=providers, broker=BrokerSettings(requests=20))
         await stage.put()
         async with stage.broker(settings, always).running() as broker:
-            grant = await broker.lease(session(), FAMILY, "anthropic", await row_of(stage))
+            grant = await broker.lease(session(), HOLDER, "anthropic", await row_of(stage))
             statuses = [(await ask(grant))[0] for _ in range(2)]
             await refilled(broker, 20)
             await broker.revoke_session("s-1")
@@ -284,7 +284,7 @@ async def refilled(broker: Broker, requests: int = 1000) -> None:
 async def test_a_replaced_key_is_used_from_the_next_request_on(folder: Path) -> None:
     """A lease stands for the credential, not for its secret of one day."""
     async with serve(key=KEY, script=lambda _: SAY) as model, working(folder, model.url) as (stage, broker):
-        grant = await broker.lease(session(), FAMILY, "anthropic", await row_of(stage))
+        grant = await broker.lease(session(), HOLDER, "anthropic", await row_of(stage))
         await ask(grant)
         model.key = "sk-new-0123456789abcdef"
         await stage.put(secret="sk-new-0123456789abcdef")
@@ -307,7 +307,7 @@ async def test_a_key_that_cannot_be_had_is_asked_for_and_waited_for(folder: Path
         broker.on_key = on_key
         refresh = Refresh(Secret("refresh-1"), f"http://127.0.0.1:{closed_port()}/token", "client")
         await stage.put(secret="access-1", kind="oauth", expires_at=now_ms(), refresh=refresh)
-        grant = await broker.lease(session(), FAMILY, "anthropic", await row_of(stage))
+        grant = await broker.lease(session(), HOLDER, "anthropic", await row_of(stage))
         statuses: list[int] = []
 
         async def wait() -> None:
@@ -338,7 +338,7 @@ async def test_a_request_does_not_wait_longer_than_it_may_for_a_key(folder: Path
     ):
         refresh = Refresh(Secret("refresh-1"), f"http://127.0.0.1:{closed_port()}/token", "client")
         await stage.put(secret="access-1", kind="oauth", expires_at=now_ms(), refresh=refresh)
-        grant = await broker.lease(session(), FAMILY, "anthropic", await row_of(stage))
+        grant = await broker.lease(session(), HOLDER, "anthropic", await row_of(stage))
         status, body = await ask(grant)
 
         assert status == 503
@@ -349,7 +349,7 @@ async def test_a_request_does_not_wait_longer_than_it_may_for_a_key(folder: Path
 async def test_the_broker_cannot_be_looked_into_and_shows_no_key(folder: Path) -> None:
     """Its memory and environment are closed to its own account; neither argv nor environment holds a secret."""
     async with serve(key=KEY, script=lambda _: SAY) as model, working(folder, model.url) as (stage, broker):
-        grant = await broker.lease(session(), FAMILY, "anthropic", await row_of(stage))
+        grant = await broker.lease(session(), HOLDER, "anthropic", await row_of(stage))
         await ask(grant)
         pid = broker_pid(folder)
         proc = Path(f"/proc/{pid}")
@@ -368,7 +368,7 @@ async def test_the_broker_cannot_be_looked_into_and_shows_no_key(folder: Path) -
 async def test_a_broker_without_descriptors_waits_for_some(folder: Path) -> None:
     """Who dials then is answered once there are some again, and the log is not filled meanwhile."""
     async with serve(key=KEY, script=lambda _: SAY) as model, working(folder, model.url) as (stage, broker):
-        grant = await broker.lease(session(), FAMILY, "anthropic", await row_of(stage))
+        grant = await broker.lease(session(), HOLDER, "anthropic", await row_of(stage))
         pid = broker_pid(folder)
         assert pid is not None
         assert grant.unix_socket is not None
@@ -395,7 +395,7 @@ async def test_without_a_broker_a_lease_is_refused_with_the_reason(folder: Path)
         settings = settings_for("http://127.0.0.1:1")
         grants = stage.grants(settings, stage.broker(settings, always))
         with anyio.move_on_after(0.1) as waited:
-            await grants.grant(session(), "anthropic", FAMILY)
+            await grants.grant(session(), "anthropic", HOLDER)
 
         assert waited.cancelled_caught
 
@@ -406,6 +406,6 @@ async def test_an_unknown_provider_needs_a_dialect(folder: Path) -> None:
         await stage.put(provider="somebody")
         row = (await stage.vault.choose(OWNER, "somebody")).row
         with pytest.raises(HutchError, match="dialect") as refused:
-            await broker.lease(session(), FAMILY, "somebody", row)
+            await broker.lease(session(), HOLDER, "somebody", row)
 
     assert refused.value.reason is Reason.INVALID_PARAMS

@@ -9,7 +9,7 @@ import pytest
 from hutch_daemon.settings import ProviderSettings, Settings
 from hutch_daemon.store import audit
 from hutch_shared.errors import HutchError, Reason
-from tests.daemon.keys.stage import FAMILY, KEY, OWNER, session, vault_stage
+from tests.daemon.keys.stage import HOLDER, KEY, OWNER, session, vault_stage
 
 DIRECT = Settings(providers={"anthropic": ProviderSettings(delivery="direct", base_url="https://gateway.example")})
 
@@ -22,7 +22,7 @@ async def test_a_direct_key_is_the_owners_choice_and_recorded(tmp_path: Path) ->
     """The secret itself, where the settings say so; the audit has the fact and never the value."""
     async with vault_stage(tmp_path) as stage:
         await stage.put()
-        grant = await stage.grants(DIRECT, stage.broker(DIRECT, always)).grant(session(), "anthropic", FAMILY)
+        grant = await stage.grants(DIRECT, stage.broker(DIRECT, always)).grant(session(), "anthropic", HOLDER)
         (line,), _ = await stage.store.read(audit.read)
         (key,) = (await stage.vault.list_(OWNER)).keys
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hutch_daemon.permissions.paths import (
-    Place,
+    PathTarget,
     absolute,
     compile_pattern,
     folded,
@@ -111,9 +111,9 @@ def test_a_directory_is_no_prefix_of_text() -> None:
 
 def test_a_place_that_nobody_resolved_is_nowhere() -> None:
     """What is not known to be inside a directory is not taken to be."""
-    assert Place("/w/a", "/w/a").within("/w")
-    assert not Place("/w/a", None).within("/w")
-    assert not Place("/w/a", "/etc/a").within("/w")
+    assert PathTarget("/w/a", "/w/a").within("/w")
+    assert not PathTarget("/w/a", None).within("/w")
+    assert not PathTarget("/w/a", "/etc/a").within("/w")
 
 
 def test_letters_fold_in_every_script() -> None:

@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from hutch_daemon.permissions.cases import Outcome, Report, run_cases
+from hutch_daemon.permissions.cases import CaseResult, Report, run_cases
 
 CASES = Path(__file__).resolve().parents[1] / "policy_cases"
 FIELD = run_cases((CASES / "field.jsonl").read_bytes().splitlines())
 OWN = run_cases((CASES / "own.jsonl").read_bytes().splitlines())
 
 
-@pytest.mark.parametrize("outcome", [*FIELD.outcomes, *OWN.outcomes], ids=lambda outcome: outcome.case.id)
-def test_case_is_decided_as_wanted(outcome: Outcome) -> None:
+@pytest.mark.parametrize("result", [*FIELD.results, *OWN.results], ids=lambda result: result.case.id)
+def test_case_is_decided_as_wanted(result: CaseResult) -> None:
     """Each case gets the answer it wants, or another one that it calls right."""
-    assert outcome.verdict.decision in {outcome.case.want, *outcome.case.ok}, outcome.verdict.why
+    assert result.verdict.decision in {result.case.want, *result.case.ok}, result.verdict.why
 
 
 @pytest.mark.parametrize(("report", "least"), [(FIELD, 169), (OWN, 150)], ids=["field", "own"])
 def test_nothing_is_let_through(report: Report, least: int) -> None:
     """No case is allowed that should not be, none is asked that should be denied, hardly one is asked for nothing."""
-    assert len(report.outcomes) >= least
+    assert len(report.results) >= least
     assert (report.unsafe_allows, report.missed_denies, report.unreadable) == ((), (), ())
     assert len(report.needless_asks) <= 3
 

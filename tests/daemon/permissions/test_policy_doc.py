@@ -72,7 +72,7 @@ def test_the_cases_on_the_page_are_right() -> None:
     report = run_cases(body.splitlines())
 
     assert report.safe
-    assert report.right == len(report.outcomes) == 3
+    assert report.right == len(report.results) == 3
 
 
 def test_the_page_names_every_field_of_a_case() -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
-from hutch_daemon.permissions.shell.words import Command, Word
+from hutch_daemon.permissions.shell.words import SimpleCommand, Word
 
 _LANGUAGE = Language(tree_sitter_bash.language())
 _UNESCAPE = re.compile(r"\\(.)", re.DOTALL)
@@ -48,46 +48,46 @@ _WORDS = frozenset(_WORDS_TEXT.split())
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ParsedLine:
     """All commands in the line, wherever they stand; `complete` is False where some may have been missed."""
 
-    commands: tuple[Command, ...]
+    commands: tuple[SimpleCommand, ...]
     complete: bool
 
 
-def find(line: str) -> Found:
+def find(line: str) -> ParsedLine:
     """Every command in the line and in what it substitutes. Never raises: takes any text."""
     return _find(line[:MOST_LOOKED_AT])
 
 
 @lru_cache(maxsize=256)
-def _find(line: str) -> Found:
+def _find(line: str) -> ParsedLine:
     joined = line.replace("\\\n", "")
     bare = _QUOTED.sub("", joined) if len(joined) > LONGEST_BARE else joined
     openers = sum(map(bare.count, "([{<")) + sum(map(joined.count, "\"'"))
     if len(joined) > LONGEST or len(bare) > LONGEST_BARE or openers > MOST_OPENERS:
-        return Found(_roughly(joined), complete=False)
+        return ParsedLine(_roughly(joined), complete=False)
     commands, complete, rest = _parsed(joined)
     for text in rest:
         commands += _parsed(text)[0]
     if not complete:
         commands += _roughly(joined)
-    return Found(tuple(commands), complete)
+    return ParsedLine(tuple(commands), complete)
 
 
-def _roughly(line: str) -> tuple[Command, ...]:
+def _roughly(line: str) -> tuple[SimpleCommand, ...]:
     """What may be commands when there is no grammar to tell: the text between operators, without its quotes."""
     bare = _QUOTES.sub("", line)
     pieces = dict.fromkeys(piece.strip() for piece in _CUTS.split(bare))
-    return tuple(Command(tuple(Word(word) for word in piece.split())) for piece in pieces if piece)
+    return tuple(SimpleCommand(tuple(Word(word) for word in piece.split())) for piece in pieces if piece)
 
 
-def _parsed(line: str) -> tuple[list[Command], bool, list[str]]:
+def _parsed(line: str) -> tuple[list[SimpleCommand], bool, list[str]]:
     """The commands, whether the grammar read all of it, and texts in it that the shell would read as lines."""
     source = line.encode("utf-8", "replace")
     root = Parser(_LANGUAGE).parse(source).root_node
     complete = not root.has_error
-    commands: list[Command] = []
+    commands: list[SimpleCommand] = []
     rest: list[str] = []
     for link in _walk(root):
         node = link.node
@@ -100,30 +100,32 @@ def _parsed(line: str) -> tuple[list[Command], bool, list[str]]:
             writes: list[Word] = []
             extra: list[Word] = []
             _redirect(node, source, extra, reads, writes)
-            commands.append(Command(tuple(extra), tuple(reads), tuple(writes)))
+            commands.append(SimpleCommand(tuple(extra), tuple(reads), tuple(writes)))
         elif kind == "heredoc_body" and "`" in (body := _text(node, source)):
             complete = False
             rest += body.split("`")
     return commands, complete, rest
 
 
-class _Link(NamedTuple):
+class _NodePath(NamedTuple):
     """A node and the way down to it; asking the tree for a parent would walk from the root each time."""
 
     node: Node
-    up: _Link | None
+    up: _NodePath | None
 
 
-def _walk(root: Node) -> Iterator[_Link]:
+def _walk(root: Node) -> Iterator[_NodePath]:
     """All nodes that may hold commands, from the first to the last, without recursion."""
-    stack = [_Link(root, None)]
+    stack = [_NodePath(root, None)]
     while stack:
         link = stack.pop()
         yield link
-        stack.extend(_Link(child, link) for child in reversed(link.node.named_children) if child.type not in _LEAVES)
+        stack.extend(
+            _NodePath(child, link) for child in reversed(link.node.named_children) if child.type not in _LEAVES
+        )
 
 
-def _belongs_to_command(redirect: _Link) -> bool:
+def _belongs_to_command(redirect: _NodePath) -> bool:
     """Whether the redirection is one that `_command` gathers with its command."""
     if redirect.up is None or redirect.up.node.type == "command":
         return redirect.up is not None
@@ -133,7 +135,7 @@ def _belongs_to_command(redirect: _Link) -> bool:
     return body is not None and body.type in _COMMANDS
 
 
-def _redirects_around(link: _Link) -> Iterator[Node]:
+def _redirects_around(link: _NodePath) -> Iterator[Node]:
     """The grammar puts `a && b >f` as (`a && b`) `>f`; bash gives the redirection, and words behind it, to `b`."""
     here = link
     while (up := here.up) is not None:
@@ -144,7 +146,7 @@ def _redirects_around(link: _Link) -> Iterator[Node]:
         here = up
 
 
-def _command(link: _Link, source: bytes) -> Command:
+def _command(link: _NodePath, source: bytes) -> SimpleCommand:
     node = link.node
     words: list[Word] = []
     reads: list[Word] = []
@@ -169,7 +171,7 @@ def _command(link: _Link, source: bytes) -> Command:
             for child in part.named_children:
                 if child.type == "file_redirect":
                     _redirect(child, source, words, reads, writes)
-    return Command(tuple(words), tuple(reads), tuple(writes), tuple(assigns))
+    return SimpleCommand(tuple(words), tuple(reads), tuple(writes), tuple(assigns))
 
 
 def _redirect(node: Node, source: bytes, words: list[Word], reads: list[Word], writes: list[Word]) -> None:

@@ -13,7 +13,7 @@ import re
 import unicodedata
 from dataclasses import dataclass, field
 
-from hutch_daemon.permissions.shell.words import Command, Joint, Word
+from hutch_daemon.permissions.shell.words import Joint, SimpleCommand, Word
 
 _BLANK = " \t"
 _OPERATORS = "|&;<>()\n"
@@ -43,21 +43,21 @@ class _Parts:
     assigns: list[str] = field(default_factory=list)
     touched: bool = False
 
-    def finish(self, then: Joint) -> Command:
-        return Command(tuple(self.words), tuple(self.reads), tuple(self.writes), tuple(self.assigns), then)
+    def finish(self, then: Joint) -> SimpleCommand:
+        return SimpleCommand(tuple(self.words), tuple(self.reads), tuple(self.writes), tuple(self.assigns), then)
 
 
 class _Reader:
     def __init__(self, line: str) -> None:
         self.line = line
         self.at = 0
-        self.out: list[Command] = []
+        self.out: list[SimpleCommand] = []
         self.parts = _Parts()
         self.depth = 0
         self.after: Joint = ";"
         """The joint before the present place: decides whether a command may or must stand here."""
 
-    def read(self) -> tuple[Command, ...]:
+    def read(self) -> tuple[SimpleCommand, ...]:
         line, end = self.line, len(self.line)
         while self.at < end:
             char = line[self.at]
@@ -88,7 +88,7 @@ class _Reader:
                 raise NotUnderstoodError("a parenthesis where the line needs more than a list of commands")
             self.at += 1
             self.depth += 1
-            self.out.append(Command((), then="("))
+            self.out.append(SimpleCommand((), then="("))
             self.after = "("
             return
         if char == ")":
@@ -97,7 +97,7 @@ class _Reader:
             self._end(";", may_be_empty=True)
             self.at += 1
             self.depth -= 1
-            self.out.append(Command((), then=")"))
+            self.out.append(SimpleCommand((), then=")"))
             self.after = ")"
             return
         text = next(text for text in _JOINTS if line.startswith(text, self.at))
@@ -118,7 +118,7 @@ class _Reader:
             self.parts = _Parts()
             self.after = then
         elif self.after == ")" and then != "":
-            self.out.append(Command((), then=then))
+            self.out.append(SimpleCommand((), then=then))
             self.after = then
         elif not may_be_empty:
             raise NotUnderstoodError("an operator without a command")
@@ -285,7 +285,7 @@ class _Reader:
             at += 1
 
 
-def understand(line: str) -> tuple[Command, ...]:
+def understand(line: str) -> tuple[SimpleCommand, ...]:
     """The simple commands of a line in the order in which they are written.
 
     Raises `NotUnderstoodError` for whatever is outside the subset. Parentheses appear as commands without words.

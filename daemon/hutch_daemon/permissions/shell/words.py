@@ -17,7 +17,7 @@ class Word(NamedTuple):
     sure: bool = True
 
 
-class Command(NamedTuple):
+class SimpleCommand(NamedTuple):
     """One simple command: its words, the files it is connected to, the variables set for it, and what follows it."""
 
     words: tuple[Word, ...]

@@ -16,11 +16,11 @@ from hutch_shared.broker_link import Lease
 from hutch_shared.errors import HutchError
 from hutch_shared.unix import ancestors, peer_credentials, start_time
 
-__all__ = ["Peer", "admit", "belongs", "peer_of"]
+__all__ = ["BrokerPeer", "admit", "belongs", "peer_of"]
 
 
 @dataclass(slots=True)
-class Peer:
+class BrokerPeer:
     """Who dialled. `pid` None: over TCP, where the kernel tells the uid alone; both None: nobody knows."""
 
     uid: int | None
@@ -30,25 +30,25 @@ class Peer:
     """The lease that it was found to belong to. A connection stays its process's, so that is looked up once."""
 
 
-def peer_of(sock: socket.socket) -> Peer:
+def peer_of(sock: socket.socket) -> BrokerPeer:
     """Return who dialled; a look-up that fails gives nobody, who is refused."""
     if sock.family != socket.AF_UNIX:
-        return Peer(_uid_over_tcp(sock), None, tcp=True)
+        return BrokerPeer(_uid_over_tcp(sock), None, tcp=True)
     try:
         found = peer_credentials(sock)
     except HutchError:
-        return Peer(None, None)
-    return Peer(found.uid, found.pid)
+        return BrokerPeer(None, None)
+    return BrokerPeer(found.uid, found.pid)
 
 
-def admit(peer: Peer, lease: Lease) -> bool:
+def admit(peer: BrokerPeer, lease: Lease) -> bool:
     """Tell whether the peer belongs to the lease, and remember that it does."""
     if peer.admitted != lease.id and belongs(peer, lease):
         peer.admitted = lease.id
     return peer.admitted == lease.id
 
 
-def belongs(peer: Peer, lease: Lease, groups: Callable[[int], frozenset[str]] | None = None) -> bool:
+def belongs(peer: BrokerPeer, lease: Lease, groups: Callable[[int], frozenset[str]] | None = None) -> bool:
     """Tell whether the peer is of the lease's account and family. `groups` gives the parts of a process's cgroups."""
     if peer.uid != lease.uid:
         return False

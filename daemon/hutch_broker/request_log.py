@@ -17,7 +17,7 @@ import msgspec
 
 from hutch_shared.broker_link import Record
 
-__all__ = ["Ledger"]
+__all__ = ["RequestLog"]
 
 _WINDOW_MS: Final = 1000
 _KINDS: Final = 256
@@ -29,7 +29,7 @@ class _Counted:
     until: int
 
 
-class Ledger:
+class RequestLog:
     """Records in order. `n` grows by one with each."""
 
     def __init__(self, limit: int, now_ms: Callable[[], int]) -> None:
@@ -103,4 +103,4 @@ class Ledger:
         self._fresh.set()
 
     def __repr__(self) -> str:
-        return f"<Ledger at {self.last}, {len(self._kept)} unacknowledged>"
+        return f"<RequestLog at {self.last}, {len(self._kept)} unacknowledged>"

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hutch_daemon.permissions.paths import Place, place
+from hutch_daemon.permissions.paths import PathTarget, path_target
 from hutch_daemon.permissions.rules import Origin
 from hutch_shared.messages import Suggestion
 
 
-class Hit(NamedTuple):
+class RuleHit(NamedTuple):
     """A rule that matched, and what it matched, for people."""
 
     origin: Origin
@@ -19,12 +19,12 @@ class Hit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Assessment:
     """All that the rules say of a call. What to do with it is the mode's business."""
 
-    denied: Hit | None = None
-    asked: Hit | None = None
-    allowed: tuple[Hit, ...] | None = None
+    denied: RuleHit | None = None
+    asked: RuleHit | None = None
+    allowed: tuple[RuleHit, ...] | None = None
     """None: not allowed by rules, `refused` tells why. Empty: allowed by what is built in."""
     refused: str = ""
     doubt: str | None = None
@@ -36,7 +36,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class CallContext:
     """Where a call happens. All directories are absolute and resolved; `real` maps paths to what they resolve to."""
 
     cwd: str
@@ -44,5 +44,5 @@ class Scene:
     workspace: str
     real: Mapping[str, str]
 
-    def place(self, word: str, cwd: str | None = None) -> Place:
-        return place(word, cwd or self.cwd, self.home, self.real)
+    def path_target(self, word: str, cwd: str | None = None) -> PathTarget:
+        return path_target(word, cwd or self.cwd, self.home, self.real)

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import anyio
 from anyio.abc import TaskGroup
 
-from hutch_broker.leases import Held
+from hutch_broker.leases import HeldLease
 from hutch_shared.broker_link import Key, NeedKey
 from hutch_shared.errors import HutchError, Reason
 
-__all__ = ["Keys"]
+__all__ = ["KeyCache"]
 
 _EARLY = 60.0
 """Seconds before its end a token is exchanged for a fresh one."""
@@ -28,7 +28,7 @@ class _Flight:
     outcome: Key | HutchError = field(default_factory=lambda: HutchError(Reason.TIMED_OUT))
 
 
-class Keys:
+class KeyCache:
     """Asks `ask`, for at most `timeout` seconds; flights run in `tasks`."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Keys:
         self._clock = clock
         self._flights: dict[str, _Flight] = {}
 
-    async def of(self, held: Held) -> Key:
+    async def of(self, held: HeldLease) -> Key:
         """Return the lease's key, waiting for it; HutchError when it is not to be had."""
         if held.key is not None and (held.key_until is None or self._clock() < held.key_until):
             return held.key
@@ -58,7 +58,7 @@ class Keys:
             raise flight.outcome
         return flight.outcome
 
-    async def _fly(self, held: Held, flight: _Flight) -> None:
+    async def _fly(self, held: HeldLease, flight: _Flight) -> None:
         try:
             with anyio.move_on_after(self._timeout):
                 key = await self._ask(NeedKey(lease=held.lease.id, rejected=held.rejected))
