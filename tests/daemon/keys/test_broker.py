@@ -331,7 +331,7 @@ async def test_a_request_does_not_wait_longer_than_it_may_for_a_key(folder: Path
     """Without an answer of the owner it gets an error that may be tried again, with the reason."""
     async with (
         serve(key=KEY, script=lambda _: SAY) as model,
-        working(folder, model.url, key_timeout=1.0) as (
+        working(folder, model.url, key_timeout=5.0) as (
             stage,
             broker,
         ),
