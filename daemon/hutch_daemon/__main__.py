@@ -50,6 +50,8 @@ def main() -> NoReturn:
             _examine(paths)
         if options.show_config:
             _show_config(paths)
+        if options.sudo_rule:
+            _print_sudo_rule(paths)
         settings = load(paths.config)
     except (SettingsError, HutchError) as error:
         _fail(str(error), 2)
@@ -90,6 +92,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--show-config", action="store_true", help="print all settings and where each comes from as JSON, and end"
     )
+    parser.add_argument(
+        "--sudo-rule", action="store_true", help="print the sudo rule for hutch-launcher where it has no unit, and end"
+    )
     parser.add_argument("--restore", metavar="FILE", help="put a backup in the place of the database, and end")
     parser.add_argument("--version", action="version", version=f"hutchd {__version__}")
     return parser.parse_args()
@@ -107,6 +112,13 @@ def _show_config(paths: Paths) -> NoReturn:
 
     shown = msgspec.to_builtins(show(paths.config, system=paths.system))
     print(json.dumps(shown))  # noqa: T201 - a limit may be `inf`, which msgspec writes as null
+    raise SystemExit(0)
+
+
+def _print_sudo_rule(paths: Paths) -> NoReturn:
+    from hutch_daemon.doctor.sudo import sudo_rule
+
+    print(sudo_rule(paths), end="")  # noqa: T201
     raise SystemExit(0)
 
 

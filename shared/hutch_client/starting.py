@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from hutch_client import exits
 from hutch_client.endpoint import dial, socket_path
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.paths import find_host, find_paths, make_private
 
-__all__ = ["HUTCHD", "is_running", "log_path", "log_tail", "start"]
+__all__ = ["HUTCHD", "is_running", "log_path", "log_tail", "run_hutchd", "start"]
 
 HUTCHD: Final = (sys.executable, "-P", "-m", "hutch_daemon")
 """`-P`: a directory named hutch_daemon where the person stands must not be what runs."""
@@ -79,3 +80,18 @@ def log_tail(log: Path, begin: int = 0, lines: int = 20) -> str:
     with open(log, "rb") as file:
         file.seek(max(begin, log.stat().st_size - (64 << 10)))
         return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+
+
+def run_hutchd(option: str, *, system: bool) -> str:
+    """Return what hutchd's program prints with one of the options that end at once.
+
+    HutchError INVALID_PARAMS if it cannot use its settings, INTERNAL if it fails.
+    """
+    done = subprocess.run([*HUTCHD, option, *(["--system"] if system else [])], capture_output=True, text=True)
+    if done.returncode == exits.OK:
+        return done.stdout
+    error = done.stderr.strip()
+    if done.returncode == exits.USAGE:
+        raise HutchError(Reason.INVALID_PARAMS, error.removeprefix("hutchd: "))
+    last = error.splitlines()[-1] if error else str(done.returncode)
+    raise HutchError(Reason.INTERNAL, f"`hutchd {option}` failed: {last}")

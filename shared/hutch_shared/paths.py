@@ -15,7 +15,22 @@ from typing import Final, Literal, NamedTuple
 
 from hutch_shared.errors import HutchError, Reason
 
-__all__ = ["Paths", "find_host", "find_paths", "make_private"]
+__all__ = [
+    "HOST_ACCOUNT",
+    "LAUNCHER_CONFIG",
+    "LAUNCHER_SOCKET_UNIT",
+    "Paths",
+    "find_host",
+    "find_paths",
+    "make_private",
+]
+
+HOST_ACCOUNT: Final = "hutch"
+"""The account that a host's hutchd runs as."""
+LAUNCHER_CONFIG: Final = "/etc/hutch/launcher.toml"
+"""Root's list of the accounts whose agents may run."""
+LAUNCHER_SOCKET_UNIT: Final = "hutch-launcher.socket"
+"""systemd's unit of the launcher's socket."""
 
 _SYSTEM_CONFIG: Final = Path("/etc/hutch")
 _SYSTEM_STATE: Final = Path("/var/lib/hutch")

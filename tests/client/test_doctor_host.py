@@ -9,8 +9,8 @@ import sys
 import msgspec
 import pytest
 
+from hutch_daemon.doctor.sudoers import rule
 from hutch_shared import messages as m
-from hutch_shared.sudoers import rule
 from tests.client.conftest import Hutch
 from tests.client.fake_daemon import FakeDaemon
 from tests.client.test_daemon import STATUS
@@ -26,10 +26,10 @@ def test_the_sudo_rule_is_printed_as_a_file(hutch: Hutch, monkeypatch: pytest.Mo
 
     assert code == 0
     assert out == rule(os.path.join(sys.prefix, "bin", "hutch-launcher"))
-    assert err.startswith("visudo accepts it. As root: hutch doctor --sudo | install -m 440 /dev/stdin /etc/sudoers.d/")
+    assert err.startswith("visudo accepts the rule. As root: hutch doctor --sudo | install -m 440 /dev/stdin /etc/")
 
 
-def test_an_administrator_needs_no_key_of_his_own(daemon: FakeDaemon, hutch: Hutch) -> None:
+def test_an_administrator_needs_no_key_of_their_own(daemon: FakeDaemon, hutch: Hutch) -> None:
     """On a host of many people each has their own; what more isolation would need is told, and is no fault."""
     isolation = m.Isolation("account", "apart", missing="bubblewrap is not installed.")
     status = msgspec.structs.replace(STATUS, mode="system", isolation=isolation)

@@ -1,37 +1,41 @@
+"""`hutch service`: what it installs, removes and shows, with a systemctl that only writes down how it is called."""
+
 from __future__ import annotations
 
 import json
 import os
-import plistlib
 import pwd
-import subprocess
 import sys
-import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from msgspec import convert
 
 from hutch_client.__main__ import main
-from hutch_client.commands import service
-from hutch_client.commands.service import Place, install, look, uninstall
-from hutch_daemon.doctor.launcher import LauncherConfig
-from hutch_daemon.settings import Settings, parse
+from hutch_client.commands.service import install, uninstall
+from hutch_client.install.place import UnitPlace, installed_credential
+from hutch_client.install.plan import Plan
+from hutch_client.install.status import read_status
+from hutch_client.install.units import (
+    CREDENTIAL,
+    DAEMON,
+    LAUNCHER,
+    SOCKETS,
+    config_templates,
+    render_launchd,
+    render_systemd,
+)
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.units import LAUNCHER, LAUNCHER_SOCKET, SERVICE, SOCKETS, launchd, seal_of, systemd, templates
+from hutch_shared.paths import LAUNCHER_SOCKET_UNIT
 from tests.accounts import account
-from tests.systemd import systemd_analyze
 
 HUTCHD = os.path.join(sys.prefix, "bin", "hutchd")
 PLAIN = [os.path.realpath("/bin/true")]
-NAMES = [SERVICE, *SOCKETS.values()]
-HOSTS = [*NAMES, LAUNCHER, LAUNCHER_SOCKET]
-HUTCHD_SCORE = 2.0
-LAUNCHER_SCORE = 8.0
-"""systemd's figures for what a service could reach: 0 nothing, 10 everything."""
-ODD = {"HUTCH_CONFIG": '/a b%h/"x" \\.toml', "HUTCH_RUNTIME_DIR": "/r %n/x", "HUTCH_STATE_DIR": "/s$HOME"}
+NAMES = [DAEMON, *SOCKETS.values()]
+BEFORE = Path(__file__).with_name("installed_before")
+"""What the version before drop-ins wrote, for /opt/hutch/bin/hutchd."""
 SYSTEMCTL = """#!/bin/sh
 echo "$@" >> "{log}"
 case "$*" in *show*) cat "{answer}" ;; esac
@@ -47,14 +51,14 @@ Systemd = Callable[[str], list[str]]
 
 
 @pytest.fixture
-def mine(tmp_path: Path, clean_environment: None) -> Place:
-    """A place for one's own service on a host that systemd runs."""
-    return Place(tmp_path / "user", systemd([HUTCHD], {}, system=False), HUTCHD, False, "systemd", here=True)
+def mine(tmp_path: Path, clean_environment: None) -> UnitPlace:
+    """A place for a user's own service on a host that systemd runs."""
+    return UnitPlace(tmp_path / "user", render_systemd([HUTCHD], {}, system=False), HUTCHD, False, "systemd", here=True)
 
 
 @pytest.fixture
 def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Systemd:
-    """A systemctl that writes down how it is called; given what it is to show, returns the calls so far."""
+    """A systemctl that logs its calls. Given what `show` prints from now on, it returns the other calls so far."""
     log, answer = tmp_path / "calls", tmp_path / "answer"
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "systemctl"
@@ -72,182 +76,41 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Systemd:
     return shows
 
 
-def _files(mine: Place) -> list[str]:
-    return sorted(path.name for path in mine.folder.iterdir()) if mine.folder.exists() else []
+def _status(place: UnitPlace) -> dict[str, Any]:
+    return read_status(place).as_json()
 
 
-# ---------------------------------------------------------------- the texts
+def _sentences(plan: Plan) -> list[str]:
+    return [*map(str, plan.steps), *plan.sentences]
 
 
-@pytest.mark.parametrize("system", [False, True])
-@pytest.mark.parametrize("environ", [{}, ODD])
-def test_systemd_has_nothing_to_say_against_the_units(tmp_path: Path, system: bool, environ: dict[str, str]) -> None:
-    """Not even a warning, also where names have blanks, quotes, percent and dollar signs."""
-    analyze = systemd_analyze()
-    program = tmp_path / "a b%h$c" / "hutchd"
-    program.parent.mkdir()
-    program.symlink_to(HUTCHD)
-    credential = "/a b/%c.cred" if environ else None
-    units = systemd([str(program)], environ, system=system, launcher=[str(program)], credential=credential)
-    for name, text in units.items():
-        (tmp_path / name).write_text(text)
-    argv = [analyze, *([] if system else ["--user"]), "verify", *(str(tmp_path / name) for name in units)]
-    env = {"PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)}
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=env)
-
-    assert (done.returncode, done.stderr) == (0, "")
-    assert list(units) == (HOSTS if system else NAMES)
+def _files(place: UnitPlace) -> list[str]:
+    files = (path for path in place.folder.rglob("*") if path.is_file() or path.is_symlink())
+    return sorted(str(path.relative_to(place.folder)) for path in files)
 
 
-def test_hutchd_of_a_host_is_shut_in(tmp_path: Path) -> None:
-    """By systemd's own figures: hutchd and its broker as far as can be, the launcher by its capabilities alone."""
-    analyze = systemd_analyze()
-    scores = {}
-    for name, text in systemd(PLAIN, {}, system=True, launcher=PLAIN).items():
-        (tmp_path / name).write_text(text)
-    for name in (SERVICE, LAUNCHER):
-        words = [analyze, "security", "--offline=true", "--no-pager", str(tmp_path / name)]
-        said = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
-        scores[name] = float(said.split(": ")[1].split()[0])
-    print(f"systemd-analyze security: hutchd {scores[SERVICE]} (at most {HUTCHD_SCORE}),")
-    print(f"  hutch-launcher {scores[LAUNCHER]} (at most {LAUNCHER_SCORE}): agents inherit what its unit sets, so that")
-    print("  it filters no call, hides no part of the host, and has but its capabilities taken away")
-
-    assert scores[SERVICE] <= HUTCHD_SCORE
-    assert scores[LAUNCHER] <= LAUNCHER_SCORE
+def _lay_out(place: UnitPlace, before: str) -> None:
+    """Install what the version before drop-ins wrote."""
+    place.folder.mkdir()
+    for path in (BEFORE / before).iterdir():
+        (place.folder / path.name).write_text(path.read_text())
 
 
-def test_a_restart_ends_no_executor_and_keeps_the_sockets() -> None:
-    """In each of the units: only their own process is killed, and its directory stays."""
-    host = systemd([HUTCHD], {}, system=True, launcher=PLAIN)
-    for text in (systemd([HUTCHD], {}, system=False)[SERVICE], host[SERVICE], host[LAUNCHER]):
-        lines = {*text.splitlines()}
-
-        assert {"KillMode=process", "OOMPolicy=continue", "RuntimeDirectoryPreserve=yes", "LimitCORE=0"} <= lines
-        assert ("Delegate=yes" in lines) is (text != host[SERVICE])
-        assert {"Type=notify", f"Sockets={' '.join(SOCKETS.values())}"} <= lines or text == host[LAUNCHER]
-
-
-def test_nothing_in_the_units_takes_the_sandbox_from_agents() -> None:
-    """They inherit what holds for their parent: a mount over /proc, say, and bubblewrap can make none."""
-    launcher = systemd([HUTCHD], {}, system=True, launcher=PLAIN)[LAUNCHER]
-    for text in (systemd([HUTCHD], {}, system=False)[SERVICE], launcher):
-        settings = {line.split("=")[0] for line in text.splitlines() if "=" in line and line[0] != "#"}
-
-        assert {
-            name for name in settings if name.startswith(("Protect", "Private", "SystemCall", "IPAddress"))
-        } == set()
-        assert not settings & {"RestrictNamespaces", "RestrictSUIDSGID", "MemoryDenyWriteExecute", "LockPersonality"}
-        assert not settings & {"RestrictAddressFamilies", "MemoryMax", "DeviceAllow", "DevicePolicy"}
-        assert "NoNewPrivileges" not in settings or text == launcher
-
-
-def test_a_host_has_its_daemon_apart_from_its_launcher() -> None:
-    """Each with what it needs: hutchd an account and no right, the launcher rights and one client."""
-    units = systemd([HUTCHD], {}, system=True, launcher=["/opt/h b/hutch-launcher"])
-    newer = systemd([HUTCHD], {}, system=True, launcher=PLAIN, version=254)
-    daemon, launcher = ({*units[name].splitlines()} for name in (SERVICE, LAUNCHER))
-
-    assert {"User=hutch", "NoNewPrivileges=yes", "CapabilityBoundingSet=", "ProtectSystem=strict"} <= daemon
-    assert f"After=network-online.target {LAUNCHER_SOCKET}" in daemon
-    assert f"Wants=network-online.target {LAUNCHER_SOCKET}" in daemon
-    assert {'ExecStart="/opt/h b/hutch-launcher"', "TasksMax=infinity"} <= launcher
-    assert not any(line.startswith(("User=", "DelegateSubgroup=")) for line in launcher)
-    assert "DelegateSubgroup=launcher" in newer[LAUNCHER].splitlines()
-    assert "SocketUser=hutch\nSocketMode=0600\n" in units[LAUNCHER_SOCKET]
-
-
-@pytest.mark.parametrize(
-    ("environ", "program", "lines"),
-    [
-        ({}, "/opt/hutch/bin/hutchd", {"ProtectHome=yes", "PrivateTmp=yes", "StateDirectory=hutch"}),
-        ({"HUTCH_STATE_DIR": "/home/x/s"}, "/opt/h", {"ProtectHome=read-only", 'ReadWritePaths="/home/x/s"'}),
-        ({"HUTCH_RUNTIME_DIR": "/tmp/r"}, "/opt/h", {"ProtectHome=yes", 'ReadWritePaths="/tmp/r"'}),
-        ({}, "/root/hutch/bin/hutchd", {"ProtectHome=read-only", "PrivateTmp=yes"}),
-    ],
-)
-def test_hutchd_sees_and_writes_its_own_places(environ: dict[str, str], program: str, lines: set[str]) -> None:
-    """Wherever they were put: shut in, it could neither be started nor keep a record otherwise."""
-    text = {*systemd([program], environ, system=True, launcher=PLAIN)[SERVICE].splitlines()}
-
-    assert lines <= text
-    assert ("PrivateTmp=yes" in text) is ("/tmp/r" not in environ.values())
-
-
-def test_a_credential_is_opt_in() -> None:
-    """Its line is a comment until a file is named."""
-    without = systemd([HUTCHD], {}, system=True, launcher=PLAIN)[SERVICE]
-    sealed = systemd([HUTCHD], {}, system=True, launcher=PLAIN, credential="/etc/hutch/%k.cred")[SERVICE]
-
-    assert "\n# LoadCredentialEncrypted=hutch-master-key:" in without
-    assert "\nLoadCredentialEncrypted=hutch-master-key:/etc/hutch/%%k.cred\n" in sealed
-    with pytest.raises(HutchError, match="absolute"):
-        systemd([HUTCHD], {}, system=True, launcher=PLAIN, credential="k.cred")
-
-
-def test_the_templates_can_be_used_and_let_nobody_in() -> None:
-    """Until somebody is named; what is a comment in them is a setting when it is none."""
-    listed, settings = templates().values()
-    list_lines = [line.removeprefix("# ") for line in listed.splitlines() if " = " in line]
-    lines = [line.removeprefix("# ") for line in settings.splitlines() if " = " in line or line.startswith("# [")]
-
-    assert tomllib.loads(listed) == {"serve": "hutch", "users": [], "groups": []}
-    assert convert(tomllib.loads("\n".join(list_lines)), LauncherConfig).users == ()
-    assert parse(settings, "template", {}) == Settings()
-    assert parse("\n".join(lines), "template", {}).isolation.require == "account"
-
-
-def test_sockets_lie_where_hutch_looks_for_them() -> None:
-    """By the same variables, which the service gets too; the names tell hutchd which is which."""
-    usual = systemd([HUTCHD], {}, system=False)
-    state = systemd([HUTCHD], {"HUTCH_STATE_DIR": "/s/"}, system=True, launcher=PLAIN)
-
-    assert "ListenStream=%t/hutch/client.sock\nFileDescriptorName=client\n" in usual["hutchd.socket"]
-    assert "ListenStream=%t/hutch/executor.sock\nFileDescriptorName=executor\n" in usual["hutchd-executor.socket"]
-    assert "ListenStream=/s/run/client.sock\n" in state["hutchd.socket"]
-    assert 'Environment="HUTCH_STATE_DIR=/s/"\n' in state[SERVICE]
-    assert "RuntimeDirectory" not in state[SERVICE]
-    assert "StateDirectory" not in state[SERVICE]
-
-
-def test_launchd_reads_the_list(tmp_path: Path) -> None:
-    """With each word as it is."""
-    (text,) = launchd(["/a <b>/hutchd"], {"HUTCH_CONFIG": "/a&b.toml"}, system=True).values()
-    read = plistlib.loads(text.encode())
-
-    assert read["ProgramArguments"] == ["/a <b>/hutchd", "--system"]
-    assert read["EnvironmentVariables"] == {"HUTCH_CONFIG": "/a&b.toml"}
-    assert read["AbandonProcessGroup"] is True
-    assert seal_of(text) == "whole"
-
-
-@pytest.mark.parametrize("value", ["/a\nExecStartPre=/bin/x", "relative"])
-def test_what_no_unit_can_hold_is_refused(value: str) -> None:
-    """A line break in a path would be another setting."""
-    with pytest.raises(HutchError) as refused:
-        systemd([HUTCHD], {"HUTCH_STATE_DIR": value}, system=False)
-
-    assert refused.value.reason is Reason.INVALID_PARAMS
-
-
-# ---------------------------------------------------------------- install, uninstall, status
-
-
-def test_install_writes_and_says_how_to_start(mine: Place, manager: Systemd) -> None:
-    """And does not start it; a second time changes nothing."""
-    told = install(mine)
-    again = install(mine)
+def test_install_writes_the_units_and_says_how_to_start(mine: UnitPlace, manager: Systemd) -> None:
+    """It does not start hutchd; a second installation changes nothing."""
+    first = _sentences(install(mine))
+    second = _sentences(install(mine))
 
     assert _files(mine) == sorted(NAMES)
-    assert "systemctl --user daemon-reload && systemctl --user enable --now hutchd.service hutchd.socket" in told[3]
-    assert told[0].endswith("hutchd.service: written")
-    assert again[0].endswith("hutchd.service: as it was")
+    assert "systemctl --user daemon-reload && systemctl --user enable --now hutchd.service hutchd.socket" in first[3]
+    assert first[0].endswith("hutchd.service: written")
+    assert second[0].endswith("hutchd.service: unchanged")
     assert manager(NOTHING) == []
-    assert look(mine)["installed"] == "current"
+    assert _status(mine)["installed"] == "current"
 
 
-def test_with_now_it_is_started_and_ended(mine: Place, manager: Systemd) -> None:
-    """In use it is not removed without."""
+def test_with_now_the_service_is_started_and_stopped(mine: UnitPlace, manager: Systemd) -> None:
+    """A service that is in use is removed only with `--now`."""
     install(mine, now=True)
     manager(RUNS)
     with pytest.raises(HutchError, match="--now") as refused:
@@ -266,51 +129,141 @@ def test_with_now_it_is_started_and_ended(mine: Place, manager: Systemd) -> None
     assert _files(mine) == []
 
 
-def test_a_file_that_a_person_changed_is_theirs(mine: Place, manager: Systemd) -> None:
-    """It is neither overwritten nor removed without --force, and nothing else is done then; so with a mask."""
+def test_a_users_drop_in_survives_upgrade_and_removal(mine: UnitPlace, manager: Systemd) -> None:
+    """`systemctl edit` writes drop-ins: Hutch shows them and never touches them, not even with --force."""
     install(mine)
-    file = mine.folder / SERVICE
-    file.write_text(file.read_text().replace("WatchdogSec=60", "WatchdogSec=600"))
-    edited = file.read_text()
+    drop_in = mine.folder / f"{DAEMON}.d" / "override.conf"
+    drop_in.parent.mkdir()
+    drop_in.write_text("[Service]\nWatchdogSec=600\n")
+    newer = replace(mine, texts=render_systemd(["/opt/hutch/bin/hutchd"], {}, system=False))
+    install(newer, force=True)
+    shown = _status(newer)
+    removed = uninstall(newer, force=True)
+
+    assert shown["installed"] == "current"
+    assert shown["drop_ins"] == [str(drop_in)]
+    assert removed.sentences == (f"Kept: {drop_in}",)
+    assert drop_in.read_text() == "[Service]\nWatchdogSec=600\n"
+
+
+def test_an_edited_unit_is_replaced_and_its_edits_move_into_a_drop_in(mine: UnitPlace, manager: Systemd) -> None:
+    """The drop-in is the user's from then on; a removal of edited units needs --force."""
+    install(mine)
+    unit = mine.folder / DAEMON
+    unit.write_text(unit.read_text().replace("WatchdogSec=60", "WatchdogSec=600"))
     (mine.folder / "hutchd.socket").unlink()
+    state = _status(mine)["installed"]
+    with pytest.raises(HutchError, match=DAEMON) as refused:
+        uninstall(mine)
+    install(mine)
+    drop_in = mine.folder / f"{DAEMON}.d" / "50-edited.conf"
+
+    assert refused.value.reason is Reason.CONFLICT
+    assert state == "changed"
+    assert unit.read_text() == mine.texts[DAEMON]
+    assert drop_in.read_text().splitlines()[1:] == ["[Service]", "WatchdogSec=600"]
+    assert _files(mine) == sorted([*NAMES, f"{DAEMON}.d/50-edited.conf"])
+    assert _status(mine)["installed"] == "current"
+    unit.write_text(unit.read_text().replace("WatchdogSec=60", "WatchdogSec=6"))
+    install(mine)
+    assert drop_in.with_name("50-edited-2.conf").read_text().splitlines()[1:] == ["[Service]", "WatchdogSec=6"]
+
+
+@pytest.mark.parametrize("how", ["mask", "own"])
+def test_a_file_that_is_not_from_hutch_is_neither_overwritten_nor_removed(
+    mine: UnitPlace, manager: Systemd, how: str
+) -> None:
+    """A masked unit, or one that somebody else wrote: without --force nothing at all is written."""
+    mine.folder.mkdir()
+    unit = mine.folder / DAEMON
+    if how == "mask":
+        unit.symlink_to(os.devnull)
+    else:
+        unit.write_text("[Service]\nExecStart=/bin/true\n")
     for verb in (install, uninstall):
-        with pytest.raises(HutchError, match=SERVICE) as refused:
+        with pytest.raises(HutchError, match=DAEMON) as refused:
             verb(mine)
         assert refused.value.reason is Reason.CONFLICT
-    kept, state, files = file.read_text(), look(mine)["installed"], _files(mine)
+    files = _files(mine)
     install(mine, force=True)
 
-    assert kept == edited
-    assert state == "changed"
-    assert files == sorted({*NAMES} - {"hutchd.socket"})
-    assert file.read_text() == mine.texts[SERVICE]
-    file.unlink()
-    file.symlink_to(os.devnull)
-    with pytest.raises(HutchError, match=SERVICE):
-        install(mine)
+    assert files == [DAEMON]
+    assert unit.read_text() == mine.texts[DAEMON]
+    assert not unit.is_symlink()
 
 
-def test_what_another_version_wrote_is_brought_up_to_date(mine: Place, manager: Systemd) -> None:
-    """Its seal tells that nobody changed it."""
+def test_the_files_of_the_version_before_are_taken_over(mine: UnitPlace, manager: Systemd) -> None:
+    """Nobody edited them, as their seal shows: they are replaced, and nothing else is left."""
+    _lay_out(mine, "user")
+    before = _status(mine)["installed"]
     install(mine)
-    texts = systemd(["/opt/hutch/bin/hutchd"], {}, system=False)
-    newer = Place(mine.folder, texts, HUTCHD, False, "systemd", here=True)
-    before = look(newer)["installed"]
+
+    assert before == "older"
+    assert _files(mine) == sorted(NAMES)
+    assert _status(mine)["installed"] == "current"
+
+
+def test_edited_files_of_the_version_before_are_taken_over(mine: UnitPlace, manager: Systemd) -> None:
+    """What the user changed, added or took out goes into drop-ins; the program follows the new installation."""
+    _lay_out(mine, "user")
+    unit, socket = mine.folder / DAEMON, mine.folder / "hutchd.socket"
+    text = unit.read_text().replace("LimitNOFILE=65536", 'LimitNOFILE=9999\nEnvironment="PATH=/opt/x:/usr/bin"')
+    unit.write_text(text.replace("RestartSec=1\n", "").replace("Delegate=yes\n", ""))
+    socket.write_text(socket.read_text().replace("Backlog=1024", "Backlog=16"))
+    plan = install(mine)
+
+    assert unit.read_text() == mine.texts[DAEMON]
+    assert (mine.folder / f"{DAEMON}.d" / "50-edited.conf").read_text().splitlines()[1:] == [
+        "[Service]",
+        "LimitNOFILE=9999",
+        'Environment="PATH=/opt/x:/usr/bin"',
+        "Delegate=no",
+    ]
+    assert (mine.folder / "hutchd.socket.d" / "50-edited.conf").read_text().splitlines()[1:] == [
+        "[Socket]",
+        "Backlog=16",
+    ]
+    assert "RestartSec" in plan.sentences[0]
+    assert (mine.folder / f"{DAEMON}.edited").read_text().count("LimitNOFILE=9999") == 1
+    assert _status(mine)["installed"] == "current"
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_the_credential_of_the_version_before_is_taken_over(tmp_path: Path, edited: bool) -> None:
+    """It stood in the unit; without it hutchd could not open its stored keys."""
+    text = (BEFORE / "system-credential" / DAEMON).read_text()
+    (tmp_path / DAEMON).write_text(text.replace("WatchdogSec=60", "WatchdogSec=9") if edited else text)
+    found = installed_credential(tmp_path)
+
+    assert found == "/etc/hutch/%k.cred"
+    (tmp_path / CREDENTIAL).parent.mkdir()
+    (tmp_path / CREDENTIAL).write_text("[Service]\nLoadCredentialEncrypted=hutch-master-key:/other.cred\n")
+    assert installed_credential(tmp_path) == "/other.cred"
+    (tmp_path / CREDENTIAL).unlink()
+    (tmp_path / DAEMON).unlink()
+    assert installed_credential(tmp_path) is None
+
+
+def test_the_files_of_another_version_are_updated(mine: UnitPlace, manager: Systemd) -> None:
+    """Their seal shows that nobody edited them."""
+    install(mine)
+    newer = replace(mine, texts=render_systemd(["/opt/hutch/bin/hutchd"], {}, system=False))
+    before = _status(newer)["installed"]
     install(newer)
 
     assert before == "older"
-    assert look(newer)["installed"] == "current"
+    assert _status(newer)["installed"] == "current"
 
 
-def test_status_tells_since_when_it_runs(mine: Place, manager: Systemd) -> None:
-    """As the manager says, and whether it waits for who connects."""
+def test_status_shows_since_when_it_runs(mine: UnitPlace, manager: Systemd) -> None:
+    """It shows what the manager says, and whether the sockets wait for a first client."""
     install(mine)
     manager(RUNS)
-    running = look(mine)
+    running = _status(mine)
     manager(RUNS.replace("=active", "=inactive", 1))
-    waiting = look(mine)
+    waiting = _status(mine)
     manager(RUNS.replace("=active", "=failed", 1))
-    failed = look(mine)
+    failed = _status(mine)
 
     assert (running["running"], running["enabled"], running["pid"], running["up"]) == (True, True, 42, True)
     assert running["since"].endswith("Z")
@@ -318,21 +271,21 @@ def test_status_tells_since_when_it_runs(mine: Place, manager: Systemd) -> None:
     assert failed["trouble"] == "failed: hutchd.service"
 
 
-def test_without_systemd_nothing_is_written(mine: Place) -> None:
-    """But said, and what could be done instead."""
-    without = Place(mine.folder, mine.texts, HUTCHD, False, "systemd", here=False)
+def test_without_systemd_nothing_is_written(mine: UnitPlace) -> None:
+    """The error names the way to start hutchd without a service."""
+    without = replace(mine, here=False)
     with pytest.raises(HutchError, match="hutch daemon start"):
         install(without)
 
     assert _files(mine) == []
-    assert look(without)["running"] is None
+    assert _status(without)["running"] is None
 
 
-def test_what_others_can_change_is_not_run_as_root(mine: Place, tmp_path: Path) -> None:
-    """And who is not root may not install it for the host at all."""
+def test_a_program_that_others_can_change_does_not_run_as_root(mine: UnitPlace, tmp_path: Path) -> None:
+    """Only root may install for the host, and only from where nobody else can write."""
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    host = Place(mine.folder, mine.texts, str(tmp_path / "open" / "hutchd"), True, "systemd", here=True)
+    host = replace(mine, program=str(tmp_path / "open" / "hutchd"), system=True)
     with pytest.raises(HutchError, match=r"Root would run|Only root") as refused:
         install(host, force=True)
 
@@ -340,30 +293,51 @@ def test_what_others_can_change_is_not_run_as_root(mine: Place, tmp_path: Path) 
     assert _files(mine) == []
 
 
-def test_a_dry_run_prints_the_files(clean_environment: None, capsys: pytest.CaptureFixture[str]) -> None:
-    """On any host, and touches nothing; with the hutchd that belongs to this hutch."""
-    assert main(["service", "install", "--user", "--dry-run", "-o", "json"]) == 0
-    files = json.loads(capsys.readouterr().out)["files"]
+def test_a_dry_run_prints_the_plan(clean_environment: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """On any host, and it touches nothing: the checks, the files, the commands and what would keep it from working."""
+    assert main(["service", "install", "--user", "--dry-run", "--now", "-o", "json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
     assert main(["service", "install", "--system", "--dry-run"]) == 0
     printed = capsys.readouterr().out
 
-    assert [Path(path).name for path in files] == NAMES
+    assert [Path(path).name for path in plan["files"]] == NAMES
+    assert plan["commands"] == [
+        ["systemctl", "--user", "daemon-reload"],
+        ["systemctl", "--user", "enable", "--now", *NAMES],
+    ]
+    assert [step["step"] for step in plan["steps"]] == ["write", "write", "write", "run", "run"]
+    assert plan["checks"] == ["no hutchd runs outside the service"]
+    assert not any(Path(path).exists() for path in plan["files"])
+    assert "check: root runs this command\n" in printed
     assert "==> /etc/hutch/launcher.toml <==\n" in printed
-    assert not any(Path(path).exists() for path in files)
     assert f'ExecStart="{os.path.realpath(sys.prefix)}/bin/hutchd" "--system"\n' in printed
     assert "==> /etc/systemd/system/hutchd.socket <==\n" in printed
 
 
-def test_status_of_no_service_is_no_success(clean_environment: None, capsys: pytest.CaptureFixture[str]) -> None:
-    """Scripts can ask; it touches nothing."""
+def test_a_dry_run_of_the_removal_prints_its_plan(clean_environment: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each file and the command that makes the manager forget it; all files stay."""
+    folder = Path.home() / ".config" / "systemd" / "user"
+    folder.mkdir(parents=True)
+    for path in (BEFORE / "user").iterdir():
+        (folder / path.name).write_text(path.read_text())
+    assert main(["service", "uninstall", "--user", "--dry-run"]) == 0
+
+    assert f"remove: {folder / DAEMON}\n" in capsys.readouterr().out
+    assert sorted(path.name for path in folder.iterdir()) == sorted(NAMES)
+
+
+def test_the_status_without_a_service_is_no_success(
+    clean_environment: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 3, so that scripts can ask; it touches nothing."""
     code = main(["service", "status", "--user", "-o", "json"])
 
     assert code == 3
     assert json.loads(capsys.readouterr().out)["installed"] == "absent"
 
 
-def test_somebody_says_whose_service() -> None:
-    """Neither is the default."""
+def test_the_caller_says_whose_service() -> None:
+    """Neither --user nor --system is the default."""
     with pytest.raises(SystemExit) as refused:
         main(["service", "install"])
 
@@ -374,13 +348,13 @@ def test_somebody_says_whose_service() -> None:
 
 
 @pytest.fixture
-def host(tmp_path: Path, clean_environment: None) -> Iterator[Place]:
+def host(tmp_path: Path, clean_environment: None) -> Iterator[UnitPlace]:
     """A place for a host's service, with an account of the test's own for hutchd, which can run the program."""
     program = Path("/bin/true")
     with account("svc") as made:
-        texts = systemd([str(program)], {}, system=True, launcher=PLAIN)
-        configuration = {tmp_path / "etc" / Path(path).name: text for path, text in templates().items()}
-        yield Place(
+        texts = render_systemd([str(program)], {}, system=True, launcher=PLAIN)
+        configuration = {tmp_path / "etc" / Path(path).name: text for path, text in config_templates().items()}
+        yield UnitPlace(
             tmp_path / "system",
             texts,
             str(program),
@@ -393,34 +367,56 @@ def host(tmp_path: Path, clean_environment: None) -> Iterator[Place]:
 
 
 @pytest.mark.system
-def test_installing_for_a_host_tells_each_file_and_what_is_next(host: Place, manager: Systemd) -> None:
-    """Configuration is written once, root's; what a person wrote there stays."""
-    told = install(host)
+def test_installing_for_a_host_explains_each_file_and_the_next_step(host: UnitPlace, manager: Systemd) -> None:
+    """Configuration is written once and belongs to root; what the administrator wrote there stays."""
+    first = _sentences(install(host))
     listed = next(path for path in host.templates if path.name == "launcher.toml")
     written, mode = listed.read_text(), listed.stat().st_mode & 0o777
     listed.write_text('users = ["ann"]\n')
-    again = install(host)
+    second = _sentences(install(host))
     removed = uninstall(host)
 
     assert _files(host) == []
-    assert [line for line in told if "the one part with privileges" in line]
-    assert [line for line in told if str(listed) in line] == [
-        f"{listed}: written, for you to fill in (whose agents may run here: nobody's yet)"
+    assert [line for line in first if "the only privileged part" in line]
+    assert [line for line in first if str(listed) in line] == [
+        f"{listed}: written, for you to fill in (whose agents may run here; empty so far)"
     ]
-    assert f"{listed}: yours, as it was" in again
-    assert any("systemctl enable --now" in line and LAUNCHER_SOCKET in line for line in told)
-    assert told[-1] == "`hutch doctor`, as root, tells what is missing."
+    assert f"{listed}: yours, unchanged" in second
+    assert any("systemctl enable --now" in line and LAUNCHER_SOCKET_UNIT in line for line in first)
+    assert first[-1] == "`hutch doctor`, as root, tells what is missing."
     assert (written, mode) == (host.templates[listed], 0o644)
     assert listed.read_text() == 'users = ["ann"]\n'
-    assert str(listed) in removed[-1]
+    assert str(listed) in removed.sentences[-1]
 
 
 @pytest.mark.system
-def test_accounts_are_looked_at_and_never_made(host: Place, manager: Systemd) -> None:
-    """Without hutchd's account nothing is written, and the command that makes it is told."""
-    nobody = replace(host, account="hutch-of-nobody")
+def test_a_credential_survives_the_next_installation(host: UnitPlace, manager: Systemd, tmp_path: Path) -> None:
+    """Its drop-in is Hutch's until somebody edits it, and the user's from then on."""
+    sealed = tmp_path / "k.cred"
+    sealed.touch()
+    texts = render_systemd([host.program], {}, system=True, launcher=PLAIN, credential=str(sealed))
+    with_key = replace(host, texts=texts, credential=sealed)
+    install(with_key)
+    drop_in = host.folder / CREDENTIAL
+    edited = drop_in.read_text().replace("[Service]\n", "[Service]\nWatchdogSec=9\n")
+    drop_in.write_text(edited)
+    install(with_key)
+    other = replace(with_key, texts=render_systemd([host.program], {}, system=True, launcher=PLAIN, credential="/o"))
+    with pytest.raises(HutchError, match=r"master-key\.conf") as refused:
+        install(replace(other, credential=sealed))
+
+    assert installed_credential(host.folder) == str(sealed)
+    assert drop_in.read_text() == edited
+    assert refused.value.reason is Reason.CONFLICT
+    assert CREDENTIAL not in with_key.units
+
+
+@pytest.mark.system
+def test_accounts_are_not_created(host: UnitPlace, manager: Systemd) -> None:
+    """Without hutchd's account nothing is written, and the error gives the command that creates it."""
+    missing = replace(host, account="hutch-of-nobody")
     with pytest.raises(HutchError) as refused:
-        install(nobody)
+        install(missing)
 
     assert refused.value.reason is Reason.WRONG_STATE
     assert refused.value.message.endswith(
@@ -433,8 +429,10 @@ def test_accounts_are_looked_at_and_never_made(host: Place, manager: Systemd) ->
 
 @pytest.mark.system
 @pytest.mark.parametrize("what", ["program", "directory", "credential"])
-def test_what_hutchd_could_not_use_is_named(host: Place, manager: Systemd, tmp_path: Path, what: str) -> None:
-    """A program behind a closed door, a directory of somebody else's, a credential that is not there."""
+def test_the_error_names_what_hutchd_could_not_use(
+    host: UnitPlace, manager: Systemd, tmp_path: Path, what: str
+) -> None:
+    """A program in a closed directory, a directory of somebody else, a credential that does not exist."""
     closed = Path("/root") if not Path("/root").stat().st_mode & 0o005 else tmp_path
     program = closed / f"hutch-test-{os.getpid()}"
     program.write_text("")
@@ -442,7 +440,7 @@ def test_what_hutchd_could_not_use_is_named(host: Place, manager: Systemd, tmp_p
     if what == "program":
         broken, named = replace(host, code=(program,)), f"cannot use {program}"
     elif what == "directory":
-        broken, named = replace(host, owned=(tmp_path,)), f"install -d -o {host.account}"
+        broken, named = replace(host, owned=((tmp_path, "0700"),)), f"install -d -o {host.account}"
     else:
         broken, named = replace(host, credential=tmp_path / "x.cred"), "systemd-creds encrypt --name=hutch-master-key"
     try:
@@ -456,38 +454,62 @@ def test_what_hutchd_could_not_use_is_named(host: Place, manager: Systemd, tmp_p
 
 
 @pytest.mark.system
-def test_the_launcher_is_part_of_the_status(host: Place, manager: Systemd) -> None:
-    """Whether it runs, waits for hutchd to ask, or cannot be reached."""
+def test_the_launcher_is_part_of_the_status(host: UnitPlace, manager: Systemd) -> None:
+    """Whether it runs, waits for hutchd, or cannot be reached."""
     install(host)
-    runs = f"{RUNS}\nId={LAUNCHER}\nActiveState=active\nMainPID=77\n\nId={LAUNCHER_SOCKET}\nActiveState=active\n"
+    runs = f"{RUNS}\nId={LAUNCHER}\nActiveState=active\nMainPID=77\n\nId={LAUNCHER_SOCKET_UNIT}\nActiveState=active\n"
     manager(runs)
-    running = look(host)["launcher"]
+    running = _status(host)["launcher"]
     manager(RUNS)
-    absent = look(host)["launcher"]
+    absent = _status(host)["launcher"]
     manager(runs.replace(f"Id={LAUNCHER}\nActiveState=active", f"Id={LAUNCHER}\nActiveState=failed"))
-    failed = look(host)
+    failed = _status(host)
 
     assert running == {"running": True, "listening": True, "pid": 77}
     assert absent == {"running": False, "listening": False, "pid": None}
     assert failed["trouble"] == f"failed: {LAUNCHER}"
 
 
-def test_a_credential_stays_when_it_is_not_named_again(tmp_path: Path) -> None:
-    """Else the next installation would take the master key away."""
-    file = tmp_path / SERVICE
-    text = systemd([HUTCHD], {}, system=True, launcher=PLAIN, credential="/etc/hutch/%k.cred")[SERVICE]
-    file.write_text(text)
+@pytest.mark.system
+def test_the_host_files_of_the_version_before_are_taken_over(host: UnitPlace, manager: Systemd) -> None:
+    """An administrator who opened a directory, or switched a protection off, keeps that."""
+    _lay_out(host, "system")
+    unit = host.folder / DAEMON
+    text = unit.read_text().replace("ProtectHome=yes", "ProtectHome=read-only\nReadWritePaths=/backup")
+    text = text.replace("SystemCallFilter=~@privileged @resources\n", "").replace("MemoryDenyWriteExecute=yes\n", "")
+    unit.write_text(text)
+    install(host)
 
-    assert service._credential_of(file) == "/etc/hutch/%k.cred"
-    file.write_text(text.replace("%%k", "mine"))
-    assert service._credential_of(file) is None
-    assert service._credential_of(tmp_path / "absent") is None
+    assert (host.folder / f"{DAEMON}.d" / "50-edited.conf").read_text().splitlines()[1:] == [
+        "[Service]",
+        "ProtectHome=read-only",
+        "ReadWritePaths=",
+        "ReadWritePaths=/backup",
+        "SystemCallFilter=",
+        "SystemCallFilter=@system-service",
+        "MemoryDenyWriteExecute=no",
+    ]
 
 
-def test_there_is_no_host_of_many_people_on_macos(tmp_path: Path) -> None:
-    """It is refused with what there is instead."""
-    texts = launchd([HUTCHD], {}, system=True)
+def test_a_host_with_many_users_needs_linux(tmp_path: Path) -> None:
+    """On macOS --system is refused, and the error names --user."""
+    texts = render_launchd([HUTCHD], {}, system=True)
     with pytest.raises(HutchError, match="--user"):
-        install(Place(tmp_path, texts, HUTCHD, True, "launchd", here=True))
+        install(UnitPlace(tmp_path, texts, HUTCHD, True, "launchd", here=True))
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_edited_property_list_needs_force(tmp_path: Path, clean_environment: None) -> None:
+    """launchd has no drop-ins, so the edits have nowhere to go."""
+    mine = UnitPlace(tmp_path, render_launchd([HUTCHD], {}, system=False), HUTCHD, False, "launchd", here=True)
+    (name,) = mine.texts
+    (tmp_path / name).write_text((BEFORE / "launchd" / name).read_text())
+    before = _status(mine)["installed"]
+    install(mine)
+    (tmp_path / name).write_text(mine.texts[name].replace("63", "18"))
+    with pytest.raises(HutchError, match="--force") as refused:
+        install(mine)
+
+    assert before == "older"
+    assert refused.value.reason is Reason.CONFLICT

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from hutch_shared.sudoers import rule
+from hutch_daemon.doctor.sudoers import rule
 from tests.accounts import Account, account, processes_of
 from tests.launcher.stage import DONE, FAILED, REFUSED, Caller, Stage, stage, wait_until
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from hutch_shared.units import LAUNCHER, SERVICE, systemd
+from hutch_client.install.units import DAEMON, LAUNCHER, render_systemd
 from tests.rehearsal import Model, Say, serve
 from tests.sudo import visudo
 from tests.system.host import KEY, settings_for
@@ -91,18 +91,18 @@ async def test_from_nothing_to_the_first_turn(made: World, model: Model, way: st
 
 async def test_as_its_units_have_it(made: World, model: Model) -> None:
     """The same with hutchd shut in and the launcher with no more rights than its unit leaves it."""
-    texts = systemd(["/opt/hutch/bin/hutchd"], {}, system=True, launcher=["/opt/hutch/bin/hutch-launcher"])
+    texts = render_systemd(["/opt/hutch/bin/hutchd"], {}, system=True, launcher=["/opt/hutch/bin/hutch-launcher"])
     (capabilities,) = re.findall(r"^CapabilityBoundingSet=(.*)$", texts[LAUNCHER], re.MULTILINE)
     bounded = "".join(f",+{name.removeprefix('CAP_').lower()}" for name in capabilities.split())
     *folders, launcher, hutchd = block("by hand")
     made.run(f"cat > /etc/hutch/hutch.toml << 'end'\n{settings_for(model)}\nend")
-    made.run(f"cat > /run/{SERVICE} << 'end'\n{texts[SERVICE]}\nend")
+    made.run(f"cat > /run/{DAEMON} << 'end'\n{texts[DAEMON]}\nend")
     made.run(f"cat > /run/shut_in.py << 'end'\n{SHUT_IN.read_text()}\nend")
     made.begin(
         *folders,
         "mount --bind /var/lib/hutch /var/lib/hutch",
         f"({ENTER} exec setpriv --bounding-set=-all{bounded} --no-new-privs -- {launcher.removesuffix('&')}) &",
-        hutchd.replace("runuser -u hutch --", f"/usr/bin/python3 /run/shut_in.py /run/{SERVICE} hutch"),
+        hutchd.replace("runuser -u hutch --", f"/usr/bin/python3 /run/shut_in.py /run/{DAEMON} hutch"),
     )
     made.wait_for("-S /run/hutch/client.sock")
     add, *rest = block("person")
@@ -144,7 +144,7 @@ def test_the_units_are_written_for_what_is_installed(made: World) -> None:
 
     assert "/opt/hutch is closed to it (drwx------ root root)" in closed
     assert "Others may write to /opt/hutch" in loose
-    assert "/etc/hutch/launcher.toml: yours, as it was" in told
+    assert "/etc/hutch/launcher.toml: yours, unchanged" in told
     assert "/etc/hutch/hutch.toml: written, for you to fill in" in told
     assert (verified.out, verified.err) == ("", "")
     assert files == [

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hutch_shared.units import SERVICE, systemd
+from hutch_client.install.units import DAEMON, render_systemd
 from tests.accounts import Account, account, installed
 from tests.system.host import KEY, START
 from tests.systemd import systemd_analyze
@@ -95,8 +95,8 @@ def shut_in() -> Iterator[ShutIn]:
                 (folder / name).chmod(mode)
                 os.chown(folder / name, who.uid, who.gid)
             command = str(copy.command("hutchd"))
-            unit = folder / SERVICE
-            unit.write_text(systemd([command], places, system=True, launcher=["/bin/true"])[SERVICE])
+            unit = folder / DAEMON
+            unit.write_text(render_systemd([command], places, system=True, launcher=["/bin/true"])[DAEMON])
             with log.open("wb") as output:
                 process = subprocess.Popen(
                     [sys.executable, SHUT_IN, unit, who.name, command, "--system"],
@@ -146,7 +146,7 @@ def test_hutchd_works_under_all_that_its_unit_forbids(shut_in: ShutIn) -> None:
 
 def test_the_walls_of_these_tests_stand(shut_in: ShutIn) -> None:
     """What the unit forbids fails there, so that the test above shows something."""
-    unit = shut_in.folder / SERVICE
+    unit = shut_in.folder / DAEMON
     words: list[str | Path] = [sys.executable, SHUT_IN, unit, shut_in.who.name, installed().python, "-c", TRIES]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     outside = shut_in.who.run(installed().python, "-c", TRIES)

@@ -19,8 +19,8 @@ from hutch_daemon.doctor.finding import Finding
 from hutch_daemon.environments.launcher_client import LauncherClient, LauncherStatus, read_abilities
 from hutch_daemon.settings import Settings
 from hutch_shared.errors import HutchError
+from hutch_shared.paths import LAUNCHER_CONFIG, LAUNCHER_SOCKET_UNIT
 from hutch_shared.reach import Who
-from hutch_shared.units import LAUNCHER_CONFIG, LAUNCHER_SOCKET
 
 __all__ = ["LauncherConfig", "command_of", "examine_launcher", "examine_socket", "read_config"]
 
@@ -137,5 +137,5 @@ def _start(settings: Settings) -> str:
     if settings.isolation.launcher == "sudo":
         return "`hutch doctor --sudo` shows the rule that it needs."
     if Path("/run/systemd/system").is_dir():
-        return f"Start it: systemctl enable --now {LAUNCHER_SOCKET} (`hutch service install --system` writes it)."
+        return f"Start it: systemctl enable --now {LAUNCHER_SOCKET_UNIT} (`hutch service install --system` writes it)."
     return f"Start it, as root: {command_of(settings)} --listen {settings.isolation.launcher_socket}"

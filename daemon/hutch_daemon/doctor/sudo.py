@@ -9,18 +9,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from hutch_daemon.doctor import sudoers
 from hutch_daemon.doctor.finding import Finding
 from hutch_daemon.doctor.launcher import command_of
-from hutch_daemon.settings import Settings
-from hutch_shared import sudoers
+from hutch_daemon.settings import Settings, load
 from hutch_shared.errors import HutchError
+from hutch_shared.paths import Paths
 from hutch_shared.reach import Who
 from hutch_shared.unix import check_directory
 
-__all__ = ["examine_sudo"]
+__all__ = ["examine_sudo", "sudo_rule"]
 
 _TIMEOUT: Final = 20.0
 _UNIT: Final = Path("/etc/systemd/system/hutchd.service")
+
+
+def sudo_rule(paths: Paths) -> str:
+    """Return the text of sudo's file for the launcher that the settings name. SettingsError, HutchError."""
+    return sudoers.rule(command_of(load(paths.config)))
 
 
 def examine_sudo(settings: Settings, account: Who | None) -> Iterator[Finding]:

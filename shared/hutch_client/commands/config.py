@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from hutch_client import exits
 from hutch_client.commands import Command, group, output
 from hutch_client.endpoint import socket_path
+from hutch_client.starting import run_hutchd
 from hutch_client.tables import print_json
 from hutch_client.untrusted import one_line, plain
 from hutch_shared.errors import HutchError, Reason
@@ -55,7 +56,7 @@ def _show_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _show(given: argparse.Namespace) -> int:
     asked = _key(given.setting) if given.setting else ()
-    told = json.loads(_hutchd("--show-config", system=_is_system(given)))
+    told = json.loads(run_hutchd("--show-config", system=_is_system(given)))
     settings = [_setting(one, told["file"]) for one in told["settings"]]
     chosen = [one for one in settings if one.key[: len(asked)] == asked]
     if not chosen:
@@ -181,23 +182,8 @@ def _path(given: argparse.Namespace) -> int:
 
 
 def _check(given: argparse.Namespace) -> int:
-    print(plain(_hutchd("--check", system=_is_system(given))), end="")
+    print(plain(run_hutchd("--check", system=_is_system(given))), end="")
     return exits.OK
-
-
-def _hutchd(what: str, *, system: bool) -> str:
-    """Return what hutchd's program prints. INVALID_PARAMS when it cannot use its settings."""
-    import subprocess
-
-    from hutch_client.starting import HUTCHD
-
-    done = subprocess.run([*HUTCHD, what, *(["--system"] if system else [])], capture_output=True, text=True)
-    if done.returncode == exits.OK:
-        return done.stdout
-    said = done.stderr.strip()
-    if done.returncode == exits.USAGE:
-        raise HutchError(Reason.INVALID_PARAMS, said.removeprefix("hutchd: "))
-    raise HutchError(Reason.INTERNAL, f"`hutchd {what}` failed: {said.splitlines()[-1] if said else done.returncode}")
 
 
 _VERBS = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import sys
@@ -21,8 +20,7 @@ from hutch_client.tables import ago, count, fields, print_json, table
 from hutch_client.untrusted import one_line, plain
 from hutch_shared import __version__
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.paths import find_host, find_paths
-from hutch_shared.units import LAUNCHER_CONFIG
+from hutch_shared.paths import LAUNCHER_CONFIG, find_host
 from hutch_shared.unix import start_time
 
 __all__ = ["COMMANDS"]
@@ -142,18 +140,13 @@ def _doctor(given: argparse.Namespace) -> int:
 
 
 def _sudo_rule() -> int:
-    """Print the rule that goes into one file of sudo's, after visudo has read it where there is one."""
+    """Print the content of sudo's file as hutchd's program knows it; visudo checks it where there is one."""
     import shutil
     import subprocess
-    import tomllib
 
-    from hutch_shared import sudoers
+    from hutch_client.starting import run_hutchd
 
-    settings: Any = {}
-    with contextlib.suppress(OSError, ValueError):
-        settings = tomllib.loads(find_paths(system=True).config.read_text())
-    named = settings.get("isolation", {}).get("launcher_command")
-    text = sudoers.rule(named or os.path.join(sys.prefix, "bin", "hutch-launcher"))
+    text = run_hutchd("--sudo-rule", system=True)
     print(text, end="")
     visudo = shutil.which("visudo", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
     if visudo is None:
@@ -161,10 +154,10 @@ def _sudo_rule() -> int:
         return exits.OK
     checked = subprocess.run([visudo, "-cf", "-"], input=text, capture_output=True, text=True, check=False)
     if checked.returncode:
-        print(f"visudo refuses it: {plain(checked.stderr or checked.stdout).strip()}", file=sys.stderr)
+        print(f"visudo refuses the rule: {plain(checked.stderr or checked.stdout).strip()}", file=sys.stderr)
         return exits.FAILED
     print(
-        f"visudo accepts it. As root: hutch doctor --sudo | install -m 440 /dev/stdin {sudoers.FILE}",
+        "visudo accepts the rule. As root: hutch doctor --sudo | install -m 440 /dev/stdin /etc/sudoers.d/hutch",
         file=sys.stderr,
     )
     return exits.OK

@@ -4,8 +4,8 @@ import subprocess
 
 import pytest
 
+from hutch_daemon.doctor.sudoers import allowed, faults, rule
 from hutch_shared.errors import HutchError
-from hutch_shared.sudoers import allowed, faults, rule
 from tests.sudo import visudo
 
 COMMAND = "/opt/hutch/bin/hutch-launcher"
@@ -50,15 +50,15 @@ def test_visudo_accepts_the_rule() -> None:
     ("rules", "said"),
     [
         ([ONE], []),
-        ([], ["The rule is not there"]),
+        ([], ["The rule is missing"]),
         ([ONE, "(ALL : ALL) ALL"], ["may do more by sudo: (ALL : ALL) ALL"]),
         (
             [f"(root) NOPASSWD: {COMMAND}"],
-            ["The rule is not there", f"may do more by sudo: (root) NOPASSWD: {COMMAND}"],
+            ["The rule is missing", f"may do more by sudo: (root) NOPASSWD: {COMMAND}"],
         ),
         ([ONE, "(root) NOPASSWD: /opt/hutch/bin/*"], ["with wildcards, which match more than they seem to: (root)"]),
-        ([f'(root) {COMMAND} ""'], ["The rule is not there", "may do more"]),
-        ([f'(root) NOPASSWD: {COMMAND} "", /bin/sh'], ["The rule is not there", "may do more"]),
+        ([f'(root) {COMMAND} ""'], ["The rule is missing", "may do more"]),
+        ([f'(root) NOPASSWD: {COMMAND} "", /bin/sh'], ["The rule is missing", "may do more"]),
     ],
 )
 def test_only_exactly_the_one_is_right(rules: list[str], said: list[str]) -> None:
