@@ -30,7 +30,8 @@ from hutch_daemon.api.server import serve
 from hutch_daemon.environments.accounts import account_of, groups_of
 from hutch_daemon.environments.launcher_client import LauncherClient
 from hutch_daemon.environments.local import Places
-from hutch_daemon.environments.port import Account, Environment
+from hutch_daemon.environments.port import Account
+from hutch_daemon.environments.registry import Environments
 from hutch_daemon.environments.same_user import SameUser
 from hutch_daemon.environments.unix_user import UnixUser
 from hutch_daemon.events.fanout import Fanout, Room
@@ -147,14 +148,9 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
         )
         fanout = Fanout(store, Room(bytes=settings.sockets.follower_bytes))
         places = _own_places(paths, settings), _own_programs()
-        same_user = SameUser(output=settings.executors.output, places=places)
-        environments: dict[str, Environment] = {SameUser.name: same_user}
-        if not paths.system:
-            await same_user.probe_sandbox(_account_of(os.geteuid()))
-        else:
-            environments[UnixUser.name] = unix_user = _unix_user(current, places, stack)
-            if why := await unix_user.probe():
-                _log.warning("no session can be had under an account of its own", why=why)
+        environments = _environments(current, places, stack)
+        if why := await environments.probe():
+            _log.warning("sessions cannot have what this host should give them", why=why)
         pool = Pool(
             store,
             environments,
@@ -182,7 +178,7 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
             host_policy=_host_policy(paths, settings),
             boot_id=boot_id(),
             is_admin=lambda uid: current.is_admin(Credentials(uid, 0, 0)),
-            environment=UnixUser.name if paths.system else SameUser.name,
+            environments=environments,
             own_spares=not paths.system,
             known=known,
             about=About(
@@ -215,8 +211,7 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
         client_listener = passed.get("client") or stack.enter_context(listen(paths.client_socket, world))
         tasks.start_soon(serve, client_listener, side.run, lambda: current.settings.sockets, attrgetter("first_frame"))
         tasks.start_soon(_retain, parts, current)
-        if paths.system:
-            tasks.start_soon(_stay_in_touch, unix_user)
+        tasks.start_soon(_stay_in_touch, environments)
         tasks.start_soon(service.beat, lambda: store.writing)
         await anyio.lowlevel.checkpoint()  # now all of them run
         service.say("READY=1", service.status(f"Serves at {paths.client_socket}"))
@@ -227,6 +222,14 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
             await side.close(HutchError(Reason.SHUTTING_DOWN))
         tasks.cancel_scope.cancel()
     _log.info("hutchd has stopped")
+
+
+def _environments(current: _Current, places: Places, stack: AsyncExitStack) -> Environments:
+    """Return the environments of this hutchd, the preferred one first."""
+    same_user = SameUser(output=current.settings.executors.output, places=places)
+    if not current.paths.system:
+        return Environments(same_user)
+    return Environments(_unix_user(current, places, stack), same_user)
 
 
 def _unix_user(current: _Current, places: Places, stack: AsyncExitStack) -> UnixUser:
@@ -305,14 +308,14 @@ async def _until_stopped(conductor: Conductor, current: _Current, signals: objec
         stopping.cancel_scope.cancel()
 
 
-async def _stay_in_touch(unix_user: UnixUser) -> None:
-    """Keep a connection to the launcher: one that thinks that hutchd is gone ends all executors after a while."""
+async def _stay_in_touch(environments: Environments) -> None:
+    """Probe now and then: a launcher that hears nothing from hutchd ends all executors after a while."""
     before = ""
     while True:
         await anyio.sleep(_TOUCH_EVERY)
-        why = await unix_user.probe()
+        why = await environments.probe()
         if why != before:
-            _log.warning("the launcher", why=why or "it is back")
+            _log.warning("what this host gives sessions", why=why or "it is back")
             before = why
 
 

@@ -302,6 +302,12 @@ class FakeHost:
                 file.unlink()
         return m.SpooledEvents(session, left)
 
+    def serves(self, account: Account) -> bool:
+        return True
+
+    async def probe(self) -> str:
+        return ""
+
     def isolation_offered(self) -> IsolationOffer:
         return IsolationOffer(self.apart, self.apart, "It is a fake.", "not at all", "It would have to be real.")
 

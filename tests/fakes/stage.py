@@ -13,6 +13,7 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from hutch_daemon.environments.port import Account
+from hutch_daemon.environments.registry import Environments
 from hutch_daemon.events.fanout import Fanout
 from hutch_daemon.events.journal import Journal, event_json
 from hutch_daemon.keys.broker import LeaseHolder
@@ -137,9 +138,10 @@ class Stage:
             vault = await Vault.load(
                 self.store, load_master_keys(self.folder / "master.key", {}), self.folder / "ledger"
             )
+            environments = Environments(self.host)
             self.pool = Pool(
                 self.store,
-                {self.host.name: self.host},
+                environments,
                 lambda: self.settings.executors,
                 lambda: tokens.issue(awake_ms()),
                 self.account_of,
@@ -163,7 +165,7 @@ class Stage:
                 spool_dir=self.folder / "spool",
                 host_policy=self.folder / "policy.toml",
                 boot_id=BOOT,
-                environment=self.host.name,
+                environments=environments,
                 own_spares=False,
                 known=self.known,
                 about=About(mode=self.mode),

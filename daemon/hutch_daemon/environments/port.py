@@ -111,6 +111,15 @@ class Environment(Protocol):
 
     name: str
 
+    def serves(self, account: Account) -> bool:
+        """Tell whether this is the environment for an account; asks nothing and promises nothing."""
+
+    async def probe(self) -> str:
+        """Find out what can be offered here now; return what is wrong, or the empty string. Never raises.
+
+        Cheap if it was asked a moment ago.
+        """
+
     def isolation_offered(self) -> IsolationOffer:
         """Tell what separates sessions here, by the newest probe."""
 

@@ -77,6 +77,15 @@ class SameUser(Local):
         self._argv = tuple(argv)
         self._root = cgroups.find_root() if cgroup else None
 
+    def serves(self, account: Account) -> bool:
+        """Serve hutchd's own account."""
+        return account.uid == os.getuid()
+
+    async def probe(self) -> str:
+        """Try the sandbox, once. Nothing else can go wrong here."""
+        await self._probe_sandbox()
+        return ""
+
     def isolation_offered(self) -> IsolationOffer:
         """Tell that there is none to speak of, and how processes of a session are known."""
         if self._root is not None:
@@ -94,7 +103,7 @@ class SameUser(Local):
 
     async def check_account(self, account: Account) -> None:
         """Refuse all but hutchd's own account."""
-        if account.uid != os.getuid():
+        if not self.serves(account):
             raise HutchError(
                 Reason.ISOLATION_UNAVAILABLE,
                 f"Here executors run as uid {os.getuid()}; {account.name} (uid {account.uid}) would need the"
@@ -102,7 +111,10 @@ class SameUser(Local):
             )
 
     async def probe_sandbox(self, account: Account) -> SandboxProbe:
-        """Try them at the first call."""
+        """Try it at the first call."""
+        return await self._probe_sandbox()
+
+    async def _probe_sandbox(self) -> SandboxProbe:
         async with self._trying:
             if self._walls is None:
                 self._walls = await probe(*self._places)

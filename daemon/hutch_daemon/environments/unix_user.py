@@ -87,6 +87,10 @@ class UnixUser(Local):
 
     # ------------------------------------------------------------ what there is
 
+    def serves(self, account: Account) -> bool:
+        """Serve every account but hutchd's own."""
+        return account.uid != os.geteuid()
+
     async def probe(self) -> str:
         """Ask the launcher what it can do; return what is wrong, or nothing. Never raises."""
         if self._clock() - self._probed >= _PROBE_KEPT:

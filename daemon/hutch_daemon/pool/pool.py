@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -27,7 +27,8 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup
 
-from hutch_daemon.environments.port import Account, Environment, Exited, Killed, Launched, LaunchSpec
+from hutch_daemon.environments.port import Account, Exited, Killed, Launched, LaunchSpec
+from hutch_daemon.environments.registry import Environments
 from hutch_daemon.pool.executor import Executor, ExecutorKey, ExecutorPeer
 from hutch_daemon.pool.start_history import StartHistory
 from hutch_daemon.settings import ExecutorSettings, LimitSettings
@@ -77,7 +78,7 @@ class Pool:
     def __init__(
         self,
         store: Store,
-        environments: Mapping[str, Environment],
+        environments: Environments,
         settings: Callable[[], ExecutorSettings],
         issue: Callable[[], IssuedToken],
         account_of: Callable[[int], Account],
@@ -91,7 +92,7 @@ class Pool:
     ) -> None:
         """`socket` is where executors dial in; `output_dir` is where their own output goes; `limits` are in force."""
         self._store = store
-        self.environments = environments
+        self._environments = environments
         self._settings = settings
         self._issue = issue
         self._account_of = account_of
@@ -256,7 +257,7 @@ class Pool:
         await anyio.to_thread.run_sync(_remove_old, self._output_dir)
         living: list[Executor] = []
         for row in rows:
-            environment = self.environments.get(row.environment)
+            environment = self._environments.get(row.environment)
             gone = ""
             try:
                 account = self._account_of(row.uid)
@@ -353,7 +354,7 @@ class Pool:
 
     async def _launch(self, key: ExecutorKey, settings: ExecutorSettings) -> None:
         assert self._tasks is not None, "the pool runs"
-        environment = self.environments[key.environment]
+        environment = self._environments.choose(key.environment, key.account)
         limits, grouped = self._limits(), environment.isolation_offered().cgroup
         executor = Executor(new_id("executor"), key, environment, self._clock())
         token = self._issue()

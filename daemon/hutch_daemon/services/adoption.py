@@ -71,4 +71,5 @@ def keys_to_keep(parts: Parts) -> list[ExecutorKey]:
     if not parts.own_spares:
         return []
     account = parts.account_of(os.getuid())
-    return [ExecutorKey(account, agent, parts.environment) for agent in parts.settings().executors.spare_agents]
+    environment = parts.environments.choose(None, account).name
+    return [ExecutorKey(account, agent, environment) for agent in parts.settings().executors.spare_agents]

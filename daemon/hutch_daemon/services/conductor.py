@@ -23,9 +23,7 @@ import msgspec
 import structlog
 
 from hutch_daemon.environments.origin import insider_of
-from hutch_daemon.environments.port import Account, Environment
-from hutch_daemon.environments.same_user import SameUser
-from hutch_daemon.environments.unix_user import UnixUser
+from hutch_daemon.environments.port import Account
 from hutch_daemon.events.journal import event_json
 from hutch_daemon.keys.vault import session_context
 from hutch_daemon.permissions.desk import Desk, permission_view
@@ -193,7 +191,7 @@ class Conductor:
             raise HutchError(Reason.AGENT_UNAVAILABLE, f"There is no agent {params.agent} here; known: {known}.")
         demand_absolute(params.cwd, "working directory")
         account = self._account(caller, params.account)
-        environment = self._environment(params.environment, account)
+        environment = self._parts.environments.choose(params.environment, account)
         await environment.check_account(account)
         session = new_id("session")
         cwd = normpath(params.cwd)
@@ -726,20 +724,10 @@ class Conductor:
                 " stop`.",
             )
 
-    def _environment(self, name: str | None, account: Account) -> Environment:
-        own = account.uid == os.geteuid() and self._parts.environment == UnixUser.name
-        wanted = name or (SameUser.name if own else self._parts.environment)
-        environment = self._parts.pool.environments.get(wanted)
-        if environment is None:
-            known = ", ".join(self._parts.pool.environments)
-            raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"There is no environment {wanted} here; known: {known}.")
-        return environment
-
     async def _usual(self, caller: Caller) -> Walling:
         """Return what a session of the caller would have; of who can have none, what was tried last counts."""
-        environment = self._parts.pool.environments[self._parts.environment]
-        if isinstance(environment, UnixUser):
-            await environment.probe()
+        environment = self._parts.environments.default
+        await environment.probe()
         try:
             walls = await environment.probe_sandbox(self._account(caller, None))
         except HutchError:

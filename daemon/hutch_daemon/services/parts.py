@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 from hutch_daemon.environments.accounts import account_named
 from hutch_daemon.environments.port import Account
+from hutch_daemon.environments.registry import Environments
 from hutch_daemon.events.fanout import Fanout
 from hutch_daemon.events.journal import Journal
 from hutch_daemon.keys.broker import KeyReport, LeaseHolder
@@ -84,8 +85,7 @@ class Parts:
     """A directory per executor is made below it."""
     host_policy: Path
     boot_id: str
-    environment: str = "same-user"
-    """Where sessions run that name no environment."""
+    environments: Environments
     account_named: Callable[[str], Account] = account_named
     is_admin: Callable[[int], bool] = lambda uid: uid == 0
     """Tells of a person whether the settings call him an administrator now."""

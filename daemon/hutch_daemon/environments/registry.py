@@ -1,0 +1,45 @@
+"""The environments of this hutchd, and which of them serves an account.
+
+An environment is added by its module and one line in `wiring`; nobody else names a concrete one.
+"""
+
+from __future__ import annotations
+
+from hutch_daemon.environments.port import Account, Environment
+from hutch_shared.errors import HutchError, Reason
+
+__all__ = ["Environments"]
+
+
+class Environments:
+    """Environments by name, in order of preference."""
+
+    def __init__(self, default: Environment, *others: Environment) -> None:
+        """`default` comes first in the order of preference."""
+        self.default = default
+        self._by_name = {one.name: one for one in (default, *others)}
+
+    def get(self, name: str) -> Environment | None:
+        """Return the environment of that name, or None."""
+        return self._by_name.get(name)
+
+    def choose(self, name: str | None, account: Account) -> Environment:
+        """Return the environment of that name; without a name, the first that serves the account, or the default.
+
+        Whether the chosen one accepts the account is for its `check_account` to say. `isolation_unavailable` when no
+        environment has that name.
+        """
+        if name is None:
+            return next((one for one in self._by_name.values() if one.serves(account)), self.default)
+        chosen = self.get(name)
+        if chosen is None:
+            known = ", ".join(self._by_name)
+            raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"There is no environment {name} here; known: {known}.")
+        return chosen
+
+    async def probe(self) -> str:
+        """Probe the default environment; return what is wrong with it, or the empty string. Never raises."""
+        return await self.default.probe()
+
+    def __repr__(self) -> str:
+        return f"<Environments {' '.join(self._by_name)}>"

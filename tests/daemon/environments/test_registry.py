@@ -1,0 +1,54 @@
+"""Which environment serves an account."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hutch_daemon.environments.launcher_client import LauncherClient
+from hutch_daemon.environments.port import Account
+from hutch_daemon.environments.registry import Environments
+from hutch_daemon.environments.same_user import SameUser
+from hutch_daemon.environments.unix_user import UnixUser
+from hutch_shared.errors import HutchError, Reason
+
+OWN = Account(os.getuid(), os.getgid(), "own", "/")
+OTHER = Account(os.getuid() + 1, os.getgid(), "other", "/")
+
+
+@pytest.fixture
+def unix_user(tmp_path: Path) -> UnixUser:
+    """An environment whose launcher is not there."""
+    return UnixUser(LauncherClient(tmp_path / "launcher.sock"))
+
+
+def test_the_first_environment_that_serves_an_account_is_chosen(unix_user: UnixUser) -> None:
+    """On a host, hutchd's own account runs in same-user and every other one in unix-user."""
+    host = Environments(unix_user, SameUser())
+
+    assert host.choose(None, OTHER).name == "unix-user"
+    assert host.choose(None, OWN).name == "same-user"
+
+
+def test_an_account_that_no_environment_serves_gets_the_default() -> None:
+    """The default then says why it does not accept the account."""
+    assert Environments(SameUser()).choose(None, OTHER).name == "same-user"
+
+
+def test_a_named_environment_is_chosen_whatever_the_account(unix_user: UnixUser) -> None:
+    """A name that is not there is refused with the names that are."""
+    host = Environments(unix_user, SameUser())
+
+    assert host.choose("unix-user", OWN).name == "unix-user"
+    assert host.get("slurm") is None
+    with pytest.raises(HutchError, match=r"no environment slurm here; known: unix-user, same-user\.") as refused:
+        host.choose("slurm", OWN)
+    assert refused.value.reason is Reason.ISOLATION_UNAVAILABLE
+
+
+async def test_a_probe_asks_the_default_environment(unix_user: UnixUser) -> None:
+    """A launcher that cannot be reached is what is wrong with a host."""
+    assert "cannot be reached" in await Environments(unix_user, SameUser()).probe()
+    assert repr(Environments(unix_user, SameUser())) == "<Environments unix-user same-user>"
