@@ -1,7 +1,7 @@
-"""Events: what happened in a session, in words that are the same for every agent.
+"""Events: what happened in a session, in the same vocabulary for every agent.
 
-`data` of each kind has the shape given here. `native` is the agent's own message, whole, and nobody's contract but the
-agent's. The daemon stores and forwards both as the bytes they came in.
+This module gives the shape of `data` for each kind. `native` is the agent's own message, whole and without a contract
+of ours. hutchd stores and forwards both as the bytes it received.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Tokens = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An event as a client gets it: `seq` orders those of one session (1, 2, 3 …), `position` all of a journal."""
+    """An event as a client receives it. `seq` (1, 2, 3 …) orders a session, `position` the whole journal."""
 
     session: str
     seq: int
@@ -60,7 +60,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     turn: str | None = None
     native: Raw | UnsetType = UNSET
     follow: int | None = None
-    """Only in the notification `event`: the follow it belongs to."""
+    """The follow that it belongs to; set only in the notification `event`."""
 
 
 class ReportedEvent(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -82,9 +82,9 @@ class TurnStarted(msgspec.Struct, frozen=True):
 
 
 class Text(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`text`, `text_delta`, `thinking`, `thinking_delta`: `block` joins the deltas to the text that ends them.
+    """`text`, `text_delta`, `thinking`, `thinking_delta`. Deltas and the finished text share a `block`.
 
-    `parent` names the tool call of the sub-agent that speaks.
+    `parent` is the tool call of the sub-agent that wrote the text.
     """
 
     text: str
@@ -100,7 +100,7 @@ class ToolCallSeen(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ToolResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`tool_result`: what came back. `digest` is of the input that ran, where the agent tells it."""
+    """`tool_result`: the result of a call. `digest` is of the input that ran, if the agent reports that input."""
 
     call_id: str
     text: str
@@ -110,13 +110,13 @@ class ToolResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PermissionAsked(msgspec.Struct, frozen=True):
-    """`permission_asked`: the whole record, so that a follower needs no second look (a `messages.Permission`)."""
+    """`permission_asked`: the whole permission request, a `messages.Permission`."""
 
     permission: dict[str, Any]
 
 
 class PermissionSettled(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`permission_settled`: the decision that stands, and who or what made it."""
+    """`permission_settled`: the final decision, and who or what made it."""
 
     permission: str
     state: str
@@ -125,7 +125,7 @@ class PermissionSettled(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Notice(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`notice`: something that a person should know. `word` is stable, `message` a sentence."""
+    """`notice`: something that the user should know. `word` is stable, `message` is a sentence."""
 
     word: str
     message: str
@@ -151,7 +151,7 @@ class StderrText(msgspec.Struct, frozen=True):
 
 
 class TurnEnded(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`turn_ended`: the terminal state with its reason (a stable word) and a sentence that a person understands."""
+    """`turn_ended`: the terminal state, its reason (a stable word) and a sentence for the user."""
 
     state: Literal["completed", "failed", "stopped", "timed_out"]
     reason: str

@@ -1,4 +1,7 @@
-"""What every process of Hutch that holds a secret does first. It imports little: what comes before it can be read."""
+"""Process hardening, the first act of every process of Hutch that holds a secret.
+
+It imports little, because other processes can read the memory of this one until it has run.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +17,22 @@ _PR_SET_NO_NEW_PRIVS = 38
 
 
 def forbid_dumps() -> None:
-    """Leave no core file, and let no other process of this account read the memory or the environment.
+    """Write no core file, and keep other processes of this account from reading our memory and environment.
 
-    What this process starts leaves no core file either, and cannot change that. The second is Linux's (prctl(2),
-    PR_SET_DUMPABLE); elsewhere only the first holds. OSError when it cannot be had.
+    Child processes cannot write core files either. Only Linux protects memory and environment (prctl(2),
+    PR_SET_DUMPABLE). OSError when the system refuses.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parents ended. Linux only, like the next; OSError as above."""
+    """Become the parent of descendants whose parents ended. Linux only; OSError when the system refuses."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def forbid_new_privileges() -> None:
-    """Let neither this process nor what it starts gain rights by executing a set-uid program."""
+    """Keep this process and its children from gaining privileges by a set-uid program. No effect outside Linux."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 

@@ -1,6 +1,6 @@
-"""Names of things: a letter that tells the kind, and 80 random bits that a person can type.
+"""Ids: a letter for the kind and 80 random bits in characters that a person can type.
 
-An id says nothing of its owner and grants nothing; only tokens and leases do.
+An id does not name its owner and grants nothing; only tokens and leases grant.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import secrets
 from typing import Final, Literal
 
-__all__ = ["KINDS", "Kind", "new_id", "new_token"]
+__all__ = ["KINDS", "IdKind", "new_id", "new_token"]
 
-Kind = Literal["session", "turn", "permission", "executor", "key", "journal", "ask", "client", "lease"]
+IdKind = Literal["session", "turn", "permission", "executor", "key", "journal", "ask", "client", "lease"]
 
-KINDS: Final[dict[Kind, str]] = {
+KINDS: Final[dict[IdKind, str]] = {
     "session": "s",
     "turn": "t",
     "permission": "p",
@@ -23,11 +23,11 @@ KINDS: Final[dict[Kind, str]] = {
     "client": "c",
     "lease": "l",
 }
-_ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, o, u to be mistaken
+_ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no ambiguous i, l, o, u
 _LENGTH: Final = 16
 
 
-def new_id(kind: Kind) -> str:
+def new_id(kind: IdKind) -> str:
     """Return a fresh id such as `s-4k7q…`: the kind's letter, a dash, 16 characters."""
     return f"{KINDS[kind]}-{''.join(secrets.choice(_ALPHABET) for _ in range(_LENGTH))}"
 

@@ -1,6 +1,6 @@
-"""Logs go to standard error: JSON lines for machines, colour for a terminal; secrets are taken out on the way.
+"""Logs to standard error, without secrets: JSON lines, or colour on a terminal.
 
-What libraries and our own lower modules say through `logging` takes the same road.
+Records of `logging`, from libraries and our own lower modules, take the same path.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SECRET_TEXT: Final = re.compile(
 
 
 def redact_text(text: str) -> str:
-    """Return `text` with what has the form of a key, a token or a password in a URL taken out."""
+    """Return `text` with keys, tokens and passwords in URLs replaced, as far as their form shows them."""
     for mask in _also:
         text = mask(text)
     return _SECRET_TEXT.sub(_HIDDEN, text)
@@ -47,12 +47,12 @@ _also: list[Callable[[str], str]] = []
 
 
 def mask_also(mask: Callable[[str], str]) -> None:
-    """Have `mask` go over every text of the logs too, from now on: it takes out what it knows to be secret."""
+    """Apply `mask` to every text of the logs from now on; it replaces the secrets that it knows."""
     _also.append(mask)
 
 
 def redact(value: Any) -> Any:
-    """Return `value` with every `Secret`, and all that a key of a mapping calls a secret, taken out, at any depth."""
+    """Return `value` with every `Secret`, and every value under a secret-sounding key replaced, at any depth."""
     if isinstance(value, str):
         return redact_text(value)
     if isinstance(value, Secret):
@@ -67,7 +67,7 @@ def redact(value: Any) -> Any:
 
 
 def _is_secret(key: Any, value: Any) -> bool:
-    """A count of tokens is none."""
+    """Tell whether the key names a secret. A number is not one: `tokens` may be a count."""
     return isinstance(key, str) and not isinstance(value, int | float) and bool(_SECRET_NAME.search(key))
 
 
@@ -81,9 +81,9 @@ def _to_json(logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
 
 
 def set_up_logs(level: str = "info", *, stream: TextIO | None = None) -> None:
-    """Send all logs from `level` on to `stream` (standard error), in the form that suits it.
+    """Log to `stream` (standard error) from `level` on; JSON lines, or colour if it is a terminal.
 
-    ValueError for an unknown level. May be called again, for another level.
+    ValueError for an unknown level. A further call changes the level.
     """
     if level not in LEVELS:
         raise ValueError(f"no log level {level!r}; there are {', '.join(LEVELS)}")
@@ -124,6 +124,6 @@ def set_up_logs(level: str = "info", *, stream: TextIO | None = None) -> None:
 
 
 def _redact_traceback(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Write the exception out as text, so that it goes through redaction: never with local variables."""
+    """Format the exception as text before redaction, without local variables."""
     formatted: MutableMapping[str, Any] = structlog.processors.format_exc_info(logger, method, event)
     return formatted

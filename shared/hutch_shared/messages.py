@@ -1,7 +1,7 @@
-"""Every value that crosses a socket, as types. `methods` says which method takes and gives which.
+"""The type of every value that crosses a socket. `methods` lists the parameters and result of each method.
 
-Times are RFC 3339 in UTC, durations seconds, money US dollars. Decoding ignores fields it does not know, so that a
-newer side may add some; a missing field without a default is an error.
+Times are RFC 3339 in UTC, durations seconds, money US dollars. Decoding ignores unknown fields, so that a newer peer
+may add some; a missing field without a default is an error.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from msgspec import Meta, Raw
 from hutch_shared.events import ReportedEvent, UsageSeen
 
 PROTOCOL = 1
-"""Of client and executor socket alike. hutchd also speaks to executors of the version before."""
+"""The protocol version of the client and executor sockets. hutchd also accepts executors of the previous version."""
 
 
 class Wire(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The base of all of them: frozen, and defaults are not sent."""
+    """The base class: frozen; defaults are omitted on the wire."""
 
 
 class Nothing(Wire, frozen=True, omit_defaults=True):
-    """No parameters, or nothing to say."""
+    """No parameters, or an empty result."""
 
 
 # ---------------------------------------------------------------- words
@@ -53,7 +53,7 @@ Short = Annotated[str, Meta(max_length=200)]
 
 
 class ToolCall(Wire, frozen=True, omit_defaults=True):
-    """A tool call in the words that rules and clients know; `agent_tool` and `input` are the agent's own."""
+    """A tool call in the common vocabulary of rules and clients; `agent_tool` and `input` are the agent's own."""
 
     call_id: str
     action: Action
@@ -84,7 +84,7 @@ class Question(Wire, frozen=True, omit_defaults=True):
 
 
 class Suggestion(Wire, frozen=True, omit_defaults=True):
-    """A narrow rule that `always` would add, and what accepting it means."""
+    """A narrow rule that scope `always` would add, and its effect."""
 
     rule: str
     note: str = ""
@@ -99,7 +99,7 @@ class Rules(Wire, frozen=True, omit_defaults=True):
 
 
 class ProjectFile(Wire, frozen=True, omit_defaults=True):
-    """The project's own policy file, read by the executor as its account. `text` is bounded to 64 KiB."""
+    """The project's policy file, as the executor read it with its account's rights. `text` has at most 64 KiB."""
 
     path: str
     digest: str
@@ -107,24 +107,24 @@ class ProjectFile(Wire, frozen=True, omit_defaults=True):
 
 
 class Isolation(Wire, frozen=True, omit_defaults=True):
-    """What separates this session from others and from Hutch, and why it is no more than that."""
+    """The isolation of a session from other sessions and from Hutch, with the reasons."""
 
     level: IsolationLevel
     why: str
     insiders: str = ""
-    """How a process of the session is told from a person at the client socket, and what would escape it."""
+    """How hutchd recognises a process of the session at the client socket, and what would escape that."""
     keys_why: str = ""
-    """Why the agent's key is kept as `keys` says, a sentence."""
+    """The reason for the session's `keys`, a sentence."""
     asked: IsolationLevel | None = None
-    """The least that the session may have: by its opener's wish or the settings. It does not start with less."""
+    """The lowest level that the session may start with, by request or by the settings."""
     missing: str = ""
-    """What a higher level would need here, and how to get it; empty when there is none higher."""
+    """What a higher level needs here and how to get it; empty at the highest level."""
     limits: str = ""
-    """What bounds the session's processes, for people."""
+    """The resource limits of the session's processes, as text for the user."""
 
 
 class Limits(Wire, frozen=True, omit_defaults=True):
-    """Bounds of a session; None is the setting's default."""
+    """The limits of a session; None means the default of the settings."""
 
     turn_timeout: Seconds | None = None
     max_turns: int | None = None
@@ -132,7 +132,7 @@ class Limits(Wire, frozen=True, omit_defaults=True):
 
 
 class AgentOptions(Wire, frozen=True, omit_defaults=True):
-    """What an agent is started with. MCP settings may hold secrets: they are stored encrypted and shown masked."""
+    """The start options of an agent. MCP settings may hold secrets: they are stored encrypted and shown masked."""
 
     model: str | None = None
     system_prompt: str | None = None
@@ -140,7 +140,7 @@ class AgentOptions(Wire, frozen=True, omit_defaults=True):
     disallowed_tools: tuple[str, ...] = ()
     mcp_servers: dict[str, dict[str, Any]] = {}
     script: str | None = None
-    """For the script runner: the path of the JSONL file that it plays."""
+    """The path of the JSONL file that the script runner plays."""
 
 
 class Session(Wire, frozen=True, omit_defaults=True):
@@ -174,7 +174,7 @@ class Session(Wire, frozen=True, omit_defaults=True):
     usage: UsageSeen | None = None
     credential: str | None = None
     warning: str | None = None
-    """Said once at `open_session`: another open session works in the same directory."""
+    """Set by `open_session` when another open session works in the same directory."""
 
 
 class Turn(Wire, frozen=True, omit_defaults=True):
@@ -194,7 +194,7 @@ class Turn(Wire, frozen=True, omit_defaults=True):
 
 
 class Permission(Wire, frozen=True, omit_defaults=True):
-    """Something that waits for a decision, or waited. `digest` binds the decision to the input judged."""
+    """A permission request, pending or settled. `digest` binds the decision to the judged input."""
 
     id: str
     session: str
@@ -263,11 +263,11 @@ class StoreStatus(Wire, frozen=True, omit_defaults=True):
 
 
 class BrokerState(Wire, frozen=True, omit_defaults=True):
-    """The process that puts the keys in. `idle`: nothing has needed it yet. Counts are of its present run."""
+    """The broker process. `idle`: not needed yet. The counts are of its current run."""
 
     state: Literal["up", "down", "idle"]
     detail: str = ""
-    """Why it is not up, the end of a sentence."""
+    """Why it is not up: the end of a sentence."""
     leases: int = 0
     streams: int = 0
     requests: int = 0
@@ -292,7 +292,7 @@ class Status(Wire, frozen=True, omit_defaults=True):
     permissions_pending: int = 0
     clients: int = 0
     notices: tuple[str, ...] = ()
-    """What an administrator should look at: quarantined executors, a start loop, a bad settings file."""
+    """Conditions for an administrator: quarantined executors, a start loop, a bad settings file."""
     paths: dict[str, str] = {}
     broker: BrokerState | None = None
 
@@ -308,14 +308,14 @@ class OpenSession(Wire, frozen=True, omit_defaults=True):
     limits: Limits = Limits()
     options: AgentOptions = AgentOptions()
     resume: Short | None = None
-    """The agent's own id of an earlier conversation."""
+    """The agent's own id of the conversation to resume."""
     credential: str | None = None
-    """The name of the stored key to use, where there are several."""
+    """The name of the stored key to use; None for the default one."""
     idempotency_key: Short | None = None
     account: Short | None = None
-    """The Unix account to run as, where it is not the caller's own; for admins and whom the settings allow."""
+    """The Unix account to run as, if not the caller's own. The settings say who may choose which."""
     isolation: IsolationLevel | None = None
-    """The least that it must have; `isolation_unavailable` where that cannot be. The settings may demand more."""
+    """The lowest acceptable level; `isolation_unavailable` if it cannot be met. The settings may require more."""
 
 
 class SubmitPrompt(Wire, frozen=True, omit_defaults=True):
@@ -326,7 +326,7 @@ class SubmitPrompt(Wire, frozen=True, omit_defaults=True):
 
 
 class SessionRef(Wire, frozen=True, omit_defaults=True):
-    """A session by id, unambiguous prefix of an id, or name."""
+    """A session by id, unambiguous id prefix, or name."""
 
     session: str
 
@@ -342,11 +342,11 @@ class ListSessions(Wire, frozen=True, omit_defaults=True):
 
 
 class Sessions(Wire, frozen=True, omit_defaults=True):
-    """The newest, as many as fit into an answer (about 2 MiB)."""
+    """The newest sessions, as many as fit into an answer (about 2 MiB)."""
 
     sessions: tuple[Session, ...]
     more: bool = False
-    """There are older ones."""
+    """Older ones exist."""
 
 
 class ListTurns(Wire, frozen=True, omit_defaults=True):
@@ -355,17 +355,17 @@ class ListTurns(Wire, frozen=True, omit_defaults=True):
 
 
 class Turns(Wire, frozen=True, omit_defaults=True):
-    """The newest, oldest of them first, as many as fit into an answer (about 2 MiB)."""
+    """The newest turns, oldest first, as many as fit into an answer (about 2 MiB)."""
 
     turns: tuple[Turn, ...]
     more: bool = False
-    """There are older ones."""
+    """Older ones exist."""
 
 
 class FollowEvents(Wire, frozen=True, omit_defaults=True):
-    """`session` may be `"*"`: then `after` is a position, else a seq. `journal` names the journal the cursor is of.
+    """`after` is a seq or, with session `"*"`, a position, in the journal that `journal` names; -1 is the current head.
 
-    `after=-1` starts at the present head. Events of kinds in `skip` are not sent.
+    Events of the kinds in `skip` are not sent.
     """
 
     session: str
@@ -373,15 +373,15 @@ class FollowEvents(Wire, frozen=True, omit_defaults=True):
     journal: str | None = None
     skip: tuple[str, ...] = ()
     answers: bool = False
-    """The follower can answer questions: it counts as somebody who is there."""
+    """The follower can decide permission requests, so it counts as present."""
 
 
 class Following(Wire, frozen=True, omit_defaults=True):
     follow: int
-    """Names this follow on its connection: in `event`, `follow_ended`, `unfollow`."""
+    """The id of this follow on its connection, used in `event`, `follow_ended` and `unfollow`."""
     journal: str
     head: int
-    """seq (or, for `"*"`, position) of the newest durable event at that moment."""
+    """The seq (for `"*"`: position) of the newest durable event when the follow began."""
     oldest: int = 1
 
 
@@ -409,15 +409,15 @@ class ListPermissions(Wire, frozen=True, omit_defaults=True):
     state: PermissionState | None = "pending"
     limit: Count = 200
     after: str | None = None
-    """The id of a question: those that were asked after it."""
+    """The id of a permission request: return only later ones."""
 
 
 class Permissions(Wire, frozen=True, omit_defaults=True):
-    """The oldest, as many as fit into an answer (about 2 MiB)."""
+    """The oldest permission requests, as many as fit into an answer (about 2 MiB)."""
 
     permissions: tuple[Permission, ...]
     more: bool = False
-    """There are others: go on with `after` the last."""
+    """More exist: call again with `after` set to the last id."""
 
 
 class AnswerPermission(Wire, frozen=True, omit_defaults=True):
@@ -425,7 +425,7 @@ class AnswerPermission(Wire, frozen=True, omit_defaults=True):
     decision: Decision
     scope: Scope = "once"
     rule: str | None = None
-    """With scope session or always: the rule to add, in place of the first suggestion."""
+    """The rule to add with scope `session` or `always`; None for the first suggestion."""
     updated_input: dict[str, Any] | None = None
     answers: dict[str, Any] | None = None
     message: str | None = None
@@ -440,7 +440,7 @@ class InterruptTurn(Wire, frozen=True, omit_defaults=True):
 class CloseSession(Wire, frozen=True, omit_defaults=True):
     session: str
     force: bool = False
-    """Stop the running turn at once; else the session must be idle."""
+    """Stop the running turn at once. Without it the session must be idle."""
 
 
 class ForkSession(Wire, frozen=True, omit_defaults=True):
@@ -449,30 +449,30 @@ class ForkSession(Wire, frozen=True, omit_defaults=True):
 
 
 class PutApiKey(Wire, frozen=True, omit_defaults=True):
-    """Stores a credential. `api_key` goes into the provider's own header, `oauth` and `gateway` as bearer token."""
+    """Stores a credential. `api_key` is sent in the provider's own header, `oauth` and `gateway` as bearer tokens."""
 
     provider: str
     secret: str
     name: str = "default"
     kind: CredentialKind = "api_key"
     base_url: str | None = None
-    """Where it is sent instead of to the provider."""
+    """The URL to use in place of the provider's."""
     refresh_token: str | None = None
-    """Of an OAuth credential; with it go the next two."""
+    """OAuth only, together with `refresh_url` and `client_id`."""
     refresh_url: str | None = None
     client_id: str | None = None
     expires_at: str | None = None
 
 
 class UseApiKey(Wire, frozen=True, omit_defaults=True):
-    """Makes a key the one of sessions that name none."""
+    """Makes a key the default of sessions that name none."""
 
     provider: str
     name: str
 
 
 class ExplainKey(Wire, frozen=True, omit_defaults=True):
-    """Which key would be used, in a session or for a provider."""
+    """The session or provider whose key to explain."""
 
     session: str | None = None
     provider: str | None = None
@@ -488,7 +488,7 @@ class KeyExplained(Wire, frozen=True, omit_defaults=True):
 class MasterRotated(Wire, frozen=True, omit_defaults=True):
     source: str
     wrapped: int
-    """How many envelopes were wrapped anew."""
+    """The number of key envelopes that were wrapped with the new master key."""
 
 
 class DeleteApiKey(Wire, frozen=True, omit_defaults=True):
@@ -503,14 +503,14 @@ class ApiKey(Wire, frozen=True, omit_defaults=True):
     owner: int
     created_at: str
     hint: str
-    """The last 4 characters of a long secret, else empty."""
+    """The last 4 characters of a long secret; empty for a short one."""
     last_used_at: str | None = None
     uses: int = 0
     kind: CredentialKind = "api_key"
     base_url: str | None = None
     chosen: bool = False
     trouble: str = ""
-    """Why it cannot be used, a sentence."""
+    """Why it cannot be used: a sentence, or empty."""
 
 
 class ApiKeys(Wire, frozen=True, omit_defaults=True):
@@ -523,24 +523,24 @@ class GetUsage(Wire, frozen=True, omit_defaults=True):
     since: str | None = None
 
 
-class UsageRow(Wire, frozen=True, omit_defaults=True):
-    """`usage` is what agents report of turns that ended; `broker` what passed the broker, of turns that run as well."""
+class UsageLine(Wire, frozen=True, omit_defaults=True):
+    """`usage` is what agents reported for ended turns; `broker` is what the broker counted, running turns included."""
 
     of: str
     turns: int
     usage: UsageSeen
     broker: UsageSeen | None = None
-    """None: nothing went by the broker. Its `usd` leaves out what has no known price."""
+    """None if nothing passed the broker. `usd` excludes models without a known price."""
     requests: int = 0
-    """How many requests of models the broker counted."""
+    """The number of model requests that the broker counted."""
 
 
 class UsageTable(Wire, frozen=True, omit_defaults=True):
-    rows: tuple[UsageRow, ...]
+    rows: tuple[UsageLine, ...]
 
 
 class ShowPolicy(Wire, frozen=True, omit_defaults=True):
-    """`project`: the project's policy file as the client reads it, in place of what an executor sent last."""
+    """`project`: the project's policy file as the client reads it; None for the one that an executor sent last."""
 
     session: str | None = None
     cwd: str | None = None
@@ -563,10 +563,7 @@ class PolicyView(Wire, frozen=True, omit_defaults=True):
 
 
 class ExplainPolicy(Wire, frozen=True, omit_defaults=True):
-    """What would be decided for this tool call, in this session or in a directory without one.
-
-    `project` as in `show_policy`.
-    """
+    """The tool call to judge, in a session or in a directory. `project` as in `show_policy`."""
 
     agent_tool: str
     input: dict[str, Any]
@@ -588,7 +585,7 @@ class Explanation(Wire, frozen=True, omit_defaults=True):
 
 class TestPolicy(Wire, frozen=True, omit_defaults=True):
     cases: str
-    """JSON lines, each a case."""
+    """JSON Lines, one case per line."""
 
 
 class CaseResult(Wire, frozen=True, omit_defaults=True):
@@ -610,7 +607,7 @@ class CasesReport(Wire, frozen=True, omit_defaults=True):
 
 
 class ChangeRules(Wire, frozen=True, omit_defaults=True):
-    """Adds or removes rules of the caller's account, for every project or for the one at `cwd`."""
+    """Adds or removes rules of the caller's account, for all projects or only the one at `cwd`."""
 
     add: Rules = Rules()
     remove: Rules = Rules()
@@ -618,7 +615,7 @@ class ChangeRules(Wire, frozen=True, omit_defaults=True):
 
 
 class TrustPolicy(Wire, frozen=True, omit_defaults=True):
-    """Trusts (or no longer) the project's policy file of exactly this digest."""
+    """Trusts the project's policy file with exactly this digest, or revokes the trust."""
 
     path: str
     digest: str
@@ -676,7 +673,7 @@ class BackupDone(Wire, frozen=True, omit_defaults=True):
 
 
 class FollowEnded(Wire, frozen=True, omit_defaults=True):
-    """A follow ended for `reason`; `after` is the cursor to come back with."""
+    """A follow ended for `reason`; `after` is the cursor to resume from."""
 
     follow: int
     reason: Literal["too_slow", "session_removed", "shutting_down", "store_unavailable"]
@@ -693,10 +690,10 @@ class Hello(Wire, frozen=True, omit_defaults=True):
     protocol: int
     version: str
     epoch_seen: int
-    """The highest daemon epoch that this executor knows."""
+    """The highest daemon epoch that this executor has seen."""
     session: str | None = None
     turn: str | None = None
-    """The turn it is running, or whose end it has not got acknowledged."""
+    """The turn that it runs, or whose end is not acknowledged yet."""
     last_n: int = 0
 
 
@@ -704,7 +701,7 @@ class Welcome(Wire, frozen=True, omit_defaults=True):
     acked: int
     daemon_epoch: int
     turn: str | None = None
-    """The turn that hutchd believes it to run."""
+    """The turn that hutchd believes the executor runs."""
 
 
 class GetApiKey(Wire, frozen=True, omit_defaults=True):
@@ -713,7 +710,7 @@ class GetApiKey(Wire, frozen=True, omit_defaults=True):
 
 
 class KeyGrant(Wire, frozen=True, omit_defaults=True):
-    """The secret itself (`direct`), or a lease that only works at the broker."""
+    """The secret itself (`direct`), or a lease that works only at the broker."""
 
     delivery: Delivery
     value: str
@@ -721,11 +718,11 @@ class KeyGrant(Wire, frozen=True, omit_defaults=True):
     auth: Literal["api_key", "bearer"] = "api_key"
     expires_in: float | None = None
     unix_socket: str | None = None
-    """Where the broker of a lease listens; `base_url` then names no host that exists."""
+    """The broker's socket for a lease; the host in `base_url` then does not exist."""
 
 
 class RequestPermission(Wire, frozen=True, omit_defaults=True):
-    """Asks for a decision; sent again with the same `ask` it gets the stored decision, or waits on."""
+    """Asks for a decision. Sent again with the same `ask`, it gets the stored decision or continues to wait."""
 
     ask: str
     session: str
@@ -739,7 +736,7 @@ class RequestPermission(Wire, frozen=True, omit_defaults=True):
 
 
 class PermissionDecision(Wire, frozen=True, omit_defaults=True):
-    """What stands. `input` is the judged input, which alone may run; `digest` is of it."""
+    """The decision. Only `input`, the judged input, may run; `digest` is its digest."""
 
     decision: Decision
     state: PermissionState
@@ -766,34 +763,34 @@ class Heartbeat(Wire, frozen=True, omit_defaults=True):
 
 
 class SandboxSpec(Wire, frozen=True, omit_defaults=True):
-    """The walls around an agent, as paths that keep their places inside; of two the deeper one counts.
+    """The sandbox of an agent. Paths are the same inside as outside; for nested paths the deeper entry applies.
 
-    `hide` is seen by no agent, whatever it lies in; `show` can be read, `write` changed, beside the working directory.
+    The agent cannot see `hide`, can read `show`, and can change `write` and the working directory.
     """
 
     program: str
-    """bubblewrap."""
+    """The path of bubblewrap."""
     hide: tuple[str, ...] = ()
     show: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
     home: Literal["tools", "read_only", "hidden"] = "tools"
-    """What is seen of the account's home; what an agent writes there goes with it."""
+    """What the agent sees of the account's home. Its writes there do not outlive the sandbox."""
     network: Literal["full", "allow-list", "broker-only"] = "full"
     allow: tuple[str, ...] = ()
-    """Hosts for `allow-list`, as the settings have them."""
+    """The hosts for `allow-list`, in the syntax of the settings."""
 
 
 class AccountSetup(Wire, frozen=True, omit_defaults=True):
-    """What an agent has of its account's own set-up, where the account is not that of hutchd."""
+    """What the agent inherits of its account's set-up, if the account is not hutchd's own."""
 
     path: Literal["login", "fixed"] = "fixed"
-    """PATH as the account's login shell sets it, or as the executor has it."""
+    """`login`: the PATH that the account's login shell sets; `fixed`: the executor's PATH."""
     umask: str = ""
-    """`auto`, three octal digits, or empty for the executor's own."""
+    """`auto`, three octal digits, or empty for the executor's umask."""
 
 
 class PrepareSession(Wire, frozen=True, omit_defaults=True):
-    """Gives an executor its session: it connects the agent before the first prompt comes."""
+    """Assigns a session to an executor, which connects the agent before the first prompt."""
 
     session: str
     agent: str
@@ -802,24 +799,24 @@ class PrepareSession(Wire, frozen=True, omit_defaults=True):
     options: AgentOptions
     limits: Limits
     spool: str
-    """Directory, made for it and owned by its account, that its spool goes to."""
+    """The directory of its spool, which belongs to its account."""
     home: str
     base_url: str | None = None
     resume: str | None = None
     fork: bool = False
     retries: int = 2
-    """How often the agent repeats a request that the provider failed."""
+    """How often the agent repeats a failed request to the provider."""
     stream_idle: float = 90.0
-    """A stream of the provider that is silent that long is taken for dead."""
+    """Seconds of silence after which a stream from the provider counts as dead."""
     permission_expiry: float = 600.0
     spool_bytes: int = 268435456
     sandbox: SandboxSpec | None = None
-    """The walls to put around the agent; None: it runs without any."""
+    """The agent's sandbox; None runs it without one."""
     apart: bool = False
-    """The account is not that of hutchd: a lease is all that the agent can get hold of, walls or none."""
+    """The account is not hutchd's own, so that the agent can reach at most a lease, even without a sandbox."""
     setup: AccountSetup = AccountSetup()
     instructions: Literal["all", "project", "none"] = "all"
-    """Which instructions files are given to the agent: the account's and the project's, the project's, none."""
+    """The instruction files that the agent gets: those of account and project, of the project, or none."""
 
 
 class Prepared(Wire, frozen=True, omit_defaults=True):
@@ -827,7 +824,7 @@ class Prepared(Wire, frozen=True, omit_defaults=True):
     agent_version: str | None = None
     keys: KeysKept = "exposed"
     cwd: str | None = None
-    """The working directory as the account sees it, symlinks followed: paths are judged against it."""
+    """The working directory with symbolic links resolved as the account; paths are judged against it."""
 
 
 class ExecutePrompt(Wire, frozen=True, omit_defaults=True):
@@ -849,20 +846,20 @@ class InterruptExecutor(Wire, frozen=True, omit_defaults=True):
 
 
 class Interrupted(Wire, frozen=True, omit_defaults=True):
-    """After this answer nothing of the turn starts any more; `turn_ended` follows as an event."""
+    """Nothing of the turn starts after this answer; the event `turn_ended` follows."""
 
     was_running: bool
 
 
 class TakeSpool(Wire, frozen=True, omit_defaults=True):
-    """Asks for what a dead executor of the account left in `directory`, beyond number `acked`."""
+    """Reads the events above `acked` that a dead executor of the account left in `directory`."""
 
     directory: str
     acked: int
 
 
 class SpooledEvents(Wire, frozen=True, omit_defaults=True):
-    """The next events there, a batch at most. Without any, all was stored, and the file is gone."""
+    """The next batch of events. Empty: all are stored and the spool is removed."""
 
     session: str = ""
     events: tuple[ReportedEvent, ...] = ()
@@ -884,7 +881,7 @@ class ResolvePaths(Wire, frozen=True, omit_defaults=True):
 
 class ResolvedPaths(Wire, frozen=True, omit_defaults=True):
     real: dict[str, str]
-    """Each path as the account sees it, symlinks followed, `..` gone; one that cannot be resolved is missing."""
+    """Each path with symbolic links and `..` resolved as the account; unresolvable paths are missing."""
 
 
 class SetMode(Wire, frozen=True, omit_defaults=True):
@@ -893,15 +890,15 @@ class SetMode(Wire, frozen=True, omit_defaults=True):
 
 
 class RunNotify(Wire, frozen=True, omit_defaults=True):
-    """Runs the notify command as the account; the question goes to its standard input as one JSON line."""
+    """Runs the notify command as the account, with the permission request as one JSON line on standard input."""
 
     command: tuple[str, ...]
     question: Permission
     timeout: float
     env: tuple[str, ...] = ()
-    """Names of the executor's own environment that it gets too …"""
+    """The variables of the executor's own environment that the command gets."""
     values: dict[str, str] = {}
-    """… and what hutchd hands it of its own: an executor's environment has been cleared."""
+    """Variables from hutchd's environment, since an executor's own is cleared at its start."""
 
 
 class Notified(Wire, frozen=True, omit_defaults=True):
@@ -913,7 +910,7 @@ class Notified(Wire, frozen=True, omit_defaults=True):
 
 
 class Boot(Wire, frozen=True, omit_defaults=True):
-    """One JSON line on a starting executor's standard input: never in argv, environment or a file."""
+    """One JSON line on the standard input of a starting executor; never in argv, the environment or a file."""
 
     executor: str
     token: str
@@ -924,6 +921,6 @@ class Boot(Wire, frozen=True, omit_defaults=True):
     daemon_epoch: int = 0
     memory_limit: int | None = None
     heartbeat: float = 5.0
-    """Seconds between signs of life."""
+    """Seconds between heartbeats."""
     trial: SandboxSpec | None = None
-    """Only try these walls, answer with one line on standard input (what does not hold, by network), and end."""
+    """Only probe this sandbox: answer with one line on standard input (what fails, by network), and end."""

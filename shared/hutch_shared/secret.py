@@ -1,4 +1,4 @@
-"""A value that must not be seen: it has no way into a log, a traceback or a message by accident."""
+"""A secret text that cannot reach a log, a traceback or a message by accident."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ __all__ = ["Secret"]
 
 
 class Secret:
-    """Holds a secret text. `reveal()` is the only way to it, and its callers are found by grep."""
+    """Holds a secret text. Only `reveal()` returns it; grep finds its callers."""
 
     __slots__ = ("_value",)
 
     def __init__(self, value: str) -> None:
-        """Keep `value`; an empty one is refused, since it would be found everywhere."""
+        """Keep `value`. ValueError for an empty one, which redaction would find everywhere."""
         if not value:
             raise ValueError("a secret cannot be empty")
         self._value = value

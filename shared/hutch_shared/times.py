@@ -1,6 +1,6 @@
-"""Times on the wire: RFC 3339 in UTC with milliseconds; inside, whole milliseconds since 1970.
+"""Times: RFC 3339 in UTC with milliseconds on the wire, whole milliseconds since 1970 inside.
 
-The latest are remembered: events come many in a second, and in a millisecond.
+Recent conversions are cached, since many events share a second, and many a millisecond.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def now_ms() -> int:
-    """Return the wall clock in milliseconds since 1970. For records only: lifetimes count monotonic time."""
+    """Return the wall clock in milliseconds since 1970. For records only; lifetimes use monotonic time."""
     return time.time_ns() // 1_000_000
 
 

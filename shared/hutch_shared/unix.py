@@ -1,7 +1,7 @@
-"""Facts that only the kernel tells, and sockets that only their owner could have put there.
+"""Peers, processes and Unix sockets, as the kernel reports them.
 
-Who the other side of a socket is, which process a pid means, whether a path is safe to listen on. Nothing here waits
-and nothing needs an event loop.
+Which account and process a peer is, which process a pid names, whether a path is safe to listen on. Nothing here
+blocks or needs an event loop.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 PATH_LIMIT: Final = 107 if sys.platform == "linux" else 103
-"""Bytes of a socket path: sun_path without its closing NUL."""
+"""The largest socket path in bytes: sun_path without its NUL."""
 
 _BACKLOG: Final = 1024
 _LOOKS: Final = 10
@@ -53,11 +53,11 @@ _LOCAL_PEERPID: Final = 2
 _XUCRED: Final = struct.Struct("=IIh2x16I")  # macOS: cr_version, cr_uid, cr_ngroups, cr_groups
 
 
-# ---------------------------------------------------------------- who is there
+# ---------------------------------------------------------------- peers
 
 
 class Credentials(NamedTuple):
-    """Who connected or listens, as the kernel saw it then. The pid may be another process's by now."""
+    """The peer when it connected or began to listen. Its pid may name another process by now."""
 
     uid: int
     gid: int
@@ -65,7 +65,7 @@ class Credentials(NamedTuple):
 
 
 def peer_credentials(sock: socket.socket) -> Credentials:
-    """Return who is at the other end. A failed look-up is a refusal: raises `not_allowed`."""
+    """Return the credentials of the peer; `not_allowed` if the kernel does not report them."""
     try:
         if sys.platform == "darwin":
             _, uid, _, gid, *_ = _XUCRED.unpack(sock.getsockopt(_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED.size))
@@ -74,17 +74,19 @@ def peer_credentials(sock: socket.socket) -> Credentials:
             size = struct.calcsize("iII")
             pid, uid, gid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     except (OSError, struct.error) as error:
-        raise HutchError(Reason.NOT_ALLOWED, "The system does not tell who is at the other end.") from error
+        raise HutchError(Reason.NOT_ALLOWED, "The system does not report the peer of this connection.") from error
     if pid <= 0 or uid == 2**32 - 1:
-        raise HutchError(Reason.NOT_ALLOWED, "The process at the other end cannot be seen from here.")
+        raise HutchError(
+            Reason.NOT_ALLOWED, "The peer of this connection is not visible here (another pid or user namespace)."
+        )
     return Credentials(uid, gid, pid)
 
 
-# ---------------------------------------------------------------- which process
+# ---------------------------------------------------------------- processes
 
 
 class Process(NamedTuple):
-    """One process, told from any other that has or had its pid. `start` is in clock ticks since boot."""
+    """One process, distinct from others that have had its pid. `start` is in clock ticks since boot."""
 
     pid: int
     start: int
@@ -93,7 +95,7 @@ class Process(NamedTuple):
 
 @cache
 def boot_id() -> str:
-    """Return what tells this boot of the machine from any other."""
+    """Return the id of this boot of the machine."""
     if sys.platform == "darwin":
         import subprocess
 
@@ -103,7 +105,7 @@ def boot_id() -> str:
 
 
 def start_time(pid: int) -> int | None:
-    """Return when process `pid` started; None when there is none, or only its zombie."""
+    """Return the start time of process `pid`; None if it does not exist or is a zombie."""
     if sys.platform == "darwin":
         import subprocess
         from datetime import datetime
@@ -118,10 +120,10 @@ def start_time(pid: int) -> int | None:
 
 
 def ancestors(pid: int) -> list[int]:
-    """Return `pid` and its line of parents up to one that has none here, nearest first. Linux; elsewhere it is empty.
+    """Return `pid` and its ancestors in this pid namespace, nearest first. Empty outside Linux.
 
-    A parent that ends while one looks hands its children on, and its pid may be another's at once: a line counts when
-    two looks in a row find the same. The empty list where there is no such process, or its line does not hold still.
+    A parent that ends during the look-up hands its children on, and its pid may be reused at once. So the result counts
+    only when two consecutive look-ups agree. Empty if the process does not exist or the look-ups never agree.
     """
     line = _line_of(pid)
     for _ in range(_LOOKS):
@@ -132,7 +134,7 @@ def ancestors(pid: int) -> list[int]:
 
 
 def _line_of(pid: int) -> list[int]:
-    """Look once; a line that breaks off is none."""
+    """Return the ancestors from one look-up; empty if a parent disappears."""
     line: list[int] = []
     while pid not in line and (fields := _stat(pid)) is not None:
         line.append(pid)
@@ -143,36 +145,35 @@ def _line_of(pid: int) -> list[int]:
 
 
 def _stat(pid: int) -> list[bytes] | None:
-    """Return the fields from the state on; None when there is no such process."""
+    """Return the fields of /proc/PID/stat from the state on; None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return text[text.rindex(b")") + 2 :].split()  # the name before it may hold anything
+    return text[text.rindex(b")") + 2 :].split()  # the name in parentheses may hold any character
 
 
 def process(pid: int) -> Process | None:
-    """Return the process that has `pid` now; None when there is none."""
+    """Return the process that has `pid` now, or None."""
     start = start_time(pid)
     return None if start is None else Process(pid, start, boot_id())
 
 
 def same_process(pid: int, start: int, boot: str) -> bool:
-    """Tell whether that very process lives. A reused pid, a zombie or another boot is not it."""
+    """Tell whether this process is alive: not a zombie, not a reused pid, not from another boot."""
     return boot == boot_id() and start_time(pid) == start
 
 
 def peer_process(sock: socket.socket) -> Process:
-    """Return the process at the other end. Raises `not_allowed` when it has gone, so that its pid may be another's.
+    """Return the process of the peer; `not_allowed` if it has ended, since its pid may be reused.
 
-    Where the kernel gives a pidfd of the peer (Linux 6.5) it is sure; elsewhere a pid reused within this call is not
-    noticed.
+    With a pidfd of the peer (Linux 6.5) this is certain; elsewhere a pid reused during this call goes unnoticed.
     """
     try:
         pidfd = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD) if sys.platform == "linux" else None
     except OSError as error:
         if error.errno != errno.ENOPROTOOPT:
-            raise HutchError(Reason.NOT_ALLOWED, "The process at the other end has gone.") from error
+            raise HutchError(Reason.NOT_ALLOWED, "The process that made this connection has ended.") from error
         pidfd = None
     try:
         found = process(peer_credentials(sock).pid)
@@ -181,7 +182,7 @@ def peer_process(sock: socket.socket) -> Process:
         if pidfd is not None:
             os.close(pidfd)
     if found is None or gone:
-        raise HutchError(Reason.NOT_ALLOWED, "The process at the other end has gone.")
+        raise HutchError(Reason.NOT_ALLOWED, "The process that made this connection has ended.")
     return found
 
 
@@ -195,10 +196,10 @@ def _has_ended(pidfd: int) -> bool:
 
 
 def check_directory(directory: Path) -> None:
-    """Raise `not_allowed` unless `directory` and all above it are such that only root and we can change them.
+    """Raise `not_allowed` unless only root and our account can change `directory` and every directory above it.
 
-    Above it a sticky directory (`/tmp`) will do, since what is ours there stays ours; a symbolic link must be root's
-    or ours, and where it leads is checked as well. FileNotFoundError when it is not there.
+    A sticky directory (`/tmp`) above it is safe, since others cannot replace our entries there. A symbolic link must
+    belong to root or to us, and its target is checked too. FileNotFoundError if the directory does not exist.
     """
     directory = Path(os.path.abspath(directory))  # resolve() would follow the links to be checked
     real = directory.resolve(strict=True)
@@ -209,11 +210,11 @@ def check_directory(directory: Path) -> None:
     for path in (real, *real.parents):
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode):
-            raise HutchError(Reason.NOT_ALLOWED, f"{path} is no directory.")
+            raise HutchError(Reason.NOT_ALLOWED, f"{path} is not a directory.")
         if found.st_uid not in (0, os.geteuid()):
             raise HutchError(Reason.NOT_ALLOWED, f"{path} belongs to {_name(found.st_uid)}.")
         if _others_write(found) and (path == real or not found.st_mode & stat.S_ISVTX):
-            raise HutchError(Reason.NOT_ALLOWED, f"Others may write to {path}; take that away with chmod go-w.")
+            raise HutchError(Reason.NOT_ALLOWED, f"Others may write to {path}; run chmod go-w on it.")
 
 
 def _others_write(found: os.stat_result) -> bool:
@@ -223,7 +224,7 @@ def _others_write(found: os.stat_result) -> bool:
 
 
 def _is_private_group(gid: int) -> bool:
-    """Tell whether a group is our account's own: many systems give each account one, and directories to its group."""
+    """Tell whether a group is private to our account: many systems make one per account and use it for directories."""
     import grp
 
     try:
@@ -254,13 +255,13 @@ def _check_length(path: Path) -> None:
 
 
 class Listener:
-    """A listening socket, the file that stands for it, and the lock that says that it lives.
+    """A listening socket, its file, and the lock that shows that it is live.
 
-    Usable as a context manager; closing removes the file (but not that of a socket that was `passed`), never the lock.
+    A context manager. Closing removes the file, unless the socket was `passed` to us, and never removes the lock file.
     """
 
     def __init__(self, path: Path, sock: socket.socket, lock: int, *, passed: bool = False) -> None:
-        """Own both."""
+        """Own the socket and the lock."""
         self.path = path
         self.socket = sock
         self._lock = lock
@@ -290,11 +291,11 @@ class Listener:
 
 
 def listen(path: Path, mode: int = 0o600) -> Listener:
-    """Listen on `path`; the socket is non-blocking and never had a wider mode than `mode`.
+    """Listen on `path` without blocking. The socket file never has a wider mode than `mode`.
 
-    Raises `not_allowed` for an unsafe directory or a file in the way, `invalid_params` for a path that is too long,
-    `wrong_state` when another process listens there: the lock on `<path>.lock` tells that, so that a socket file that
-    a killed process left is taken over and a live one never.
+    `not_allowed` for an unsafe directory or a file in the way, `invalid_params` for a path that is too long,
+    `wrong_state` when another process listens there. The lock on `<path>.lock` shows that: the socket file of a killed
+    process is replaced, that of a live one never.
     """
     _check_length(path)
     check_directory(path.parent)
@@ -321,16 +322,16 @@ def listen(path: Path, mode: int = 0o600) -> Listener:
 
 
 def take_over(path: Path, fd: int, mode: int = 0o600) -> Listener:
-    """Listen on a socket that was passed to this process in place of one that `listen(path, mode)` would make.
+    """Listen on a socket that the service manager passed, in place of one that `listen(path, mode)` would make.
 
-    It goes on without us: closing leaves the file where it is, and who dials then waits for the next one that is passed
-    it. Raises as `listen` does, and `not_allowed` where it is no such socket, or not the one at `path`.
+    The socket outlives us: closing leaves the file, and clients that connect then wait for the next process that gets
+    it. Raises as `listen` does, and `not_allowed` if `fd` is not a listening socket at `path`.
     """
     check_directory(path.parent)
     try:
         sock = socket.socket(fileno=fd)
     except OSError:
-        raise HutchError(Reason.NOT_ALLOWED, f"What was passed for {path} (descriptor {fd}) is no socket.") from None
+        raise HutchError(Reason.NOT_ALLOWED, f"The descriptor {fd}, passed for {path}, is not a socket.") from None
     try:
         if (why := _mismatch(sock, path, mode)) is not None:
             raise HutchError(Reason.NOT_ALLOWED, f"The socket that was passed for {path} {why}.")
@@ -340,14 +341,14 @@ def take_over(path: Path, fd: int, mode: int = 0o600) -> Listener:
         raise
     sock.set_inheritable(False)
     sock.setblocking(False)
-    sock.listen(_BACKLOG)  # from now on who dials sees our uid and pid, not those of who passed it
+    sock.listen(_BACKLOG)  # clients now see our uid and pid, not those of the service manager
     return Listener(path, sock, lock, passed=True)
 
 
 def _mismatch(sock: socket.socket, path: Path, mode: int) -> str | None:
-    """Return what keeps a socket from being the listening one at `path`."""
+    """Return why `sock` is not the listening socket at `path`, or None if it is."""
     if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM:
-        return "is no Unix stream socket"
+        return "is not a Unix stream socket"
     if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         return "does not listen"
     name = sock.getsockname()
@@ -356,11 +357,11 @@ def _mismatch(sock: socket.socket, path: Path, mode: int) -> str | None:
     try:
         found = path.lstat()
     except FileNotFoundError:
-        return "cannot be reached any more: its file is gone. Start its socket unit again"
+        return "is unreachable: its file is gone. Restart its socket unit"
     if not stat.S_ISSOCK(found.st_mode):
-        return "cannot be reached: another file lies there"
+        return "is unreachable: another file has its path"
     if stat.S_IMODE(found.st_mode) & ~mode:
-        return f"has the mode {stat.S_IMODE(found.st_mode):04o}; it may have {mode:04o}"
+        return f"has the mode {stat.S_IMODE(found.st_mode):04o}; the limit is {mode:04o}"
     return None
 
 
@@ -386,20 +387,20 @@ def _lock(path: Path) -> int:
 
 
 def _clear(path: Path) -> None:
-    """Remove a socket that nobody holds the lock of; anything else in the way is left alone."""
+    """Remove a stale socket file; the caller holds the lock. `not_allowed` for any other file in the way."""
     try:
         found = path.lstat()
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):
-        raise HutchError(Reason.NOT_ALLOWED, f"{path} is in the way: it is no socket. Remove it.")
+        raise HutchError(Reason.NOT_ALLOWED, f"{path} is in the way and is not a socket. Remove it.")
     path.unlink()
 
 
 def connect(path: Path, timeout: float | None = None) -> socket.socket:
-    """Return a blocking socket that is connected to `path`; `timeout` seconds stay set on it.
+    """Return a blocking socket connected to `path`; its timeout stays at `timeout` seconds.
 
-    Raises FileNotFoundError or ConnectionRefusedError when nobody listens, PermissionError when the file's mode forbids
+    FileNotFoundError or ConnectionRefusedError when nothing listens there, PermissionError when the file's mode forbids
     it, `invalid_params` for a path that is too long.
     """
     _check_length(path)

@@ -164,7 +164,7 @@ def test_keys_are_listed_and_removed(daemon: FakeDaemon, hutch: Hutch) -> None:
 
 def test_usage_is_a_table(daemon: FakeDaemon, hutch: Hutch) -> None:
     """Tokens by kind, and dollars."""
-    daemon.answers["get_usage"] = m.UsageTable((m.UsageRow("opus", 2, UsageSeen(1000, 20, usd=0.5)),))
+    daemon.answers["get_usage"] = m.UsageTable((m.UsageLine("opus", 2, UsageSeen(1000, 20, usd=0.5)),))
 
     assert hutch("usage", "--by", "model")[1].splitlines() == [
         "MODEL  TURNS  INPUT  CACHE READ  CACHE WRITE  OUTPUT  USD",

@@ -169,7 +169,7 @@ def test_usage_is_the_brokers_and_a_difference_is_shown(
     daemon: FakeDaemon, hutch: Hutch, said: UsageSeen, words: str
 ) -> None:
     """What the agent reports stands beside it only where it is something else."""
-    row = m.UsageRow("s-1", 2, said, UsageSeen(100, 20, usd=0.501), 3)
+    row = m.UsageLine("s-1", 2, said, UsageSeen(100, 20, usd=0.501), 3)
     daemon.answers["get_usage"] = m.UsageTable((row,))
 
     line = hutch("usage")[1].splitlines()[1]

@@ -109,11 +109,11 @@ def test_a_socket_that_is_not_the_one_is_refused(tmp_path: Path) -> None:
         refuse(sock)
 
     assert reasons == [
-        "is no Unix stream socket.",
+        "is not a Unix stream socket.",
         f"listens elsewhere: '{other}'.",
         "does not listen.",
-        "has the mode 0666; it may have 0600.",
-        "cannot be reached any more: its file is gone. Start its socket unit again.",
+        "has the mode 0666; the limit is 0600.",
+        "is unreachable: its file is gone. Restart its socket unit.",
     ]
-    with (tmp_path / "file").open("w") as file, pytest.raises(HutchError, match="is no socket"):
+    with (tmp_path / "file").open("w") as file, pytest.raises(HutchError, match="is not a socket"):
         take_over(path, os.dup(file.fileno()))

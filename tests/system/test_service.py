@@ -198,7 +198,7 @@ async def test_a_file_in_the_place_of_a_socket_is_told_in_a_sentence(made: Host)
     refused = await made.hutchd()
 
     assert refused.code == 1
-    assert refused.err.splitlines()[-1] == f"hutchd: {made.socket} is in the way: it is no socket. Remove it."
+    assert refused.err.splitlines()[-1] == f"hutchd: {made.socket} is in the way and is not a socket. Remove it."
     assert "Traceback" not in refused.err
 
 

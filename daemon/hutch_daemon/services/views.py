@@ -120,9 +120,9 @@ def usage_view(reported: Sequence[UsageTotal], counted: Sequence[UsageTotal]) ->
     for line in reported:
         beside = broker.pop(line.of, None)
         rows.append(
-            m.UsageRow(line.of, line.turns, line.usage)
+            m.UsageLine(line.of, line.turns, line.usage)
             if beside is None
-            else m.UsageRow(line.of, line.turns, line.usage, beside.usage, beside.rows)
+            else m.UsageLine(line.of, line.turns, line.usage, beside.usage, beside.rows)
         )
-    rows += [m.UsageRow(of, 0, UsageSeen(total=True), line.usage, line.rows) for of, line in broker.items()]
+    rows += [m.UsageLine(of, 0, UsageSeen(total=True), line.usage, line.rows) for of, line in broker.items()]
     return m.UsageTable(tuple(rows))

@@ -31,6 +31,7 @@ import msgspec
 from anyio.abc import ByteStream
 
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.latch import Latch
 from hutch_shared.messages import Pong
 from hutch_shared.methods import Table
 from hutch_shared.rpc.conversation import (
@@ -125,8 +126,8 @@ class Peer(Generic[C]):
         """Notifications not handled yet; the handler of the first runs."""
         self._rejected: HutchError | None = None
         """The error of the first notification that could not be handled; none after it is handled."""
-        self._notified = anyio.Event()
-        self._handled = anyio.Event()
+        self._notified = Latch()
+        self._handled = Latch()
         self._dropped = 0
         self._last_ping = 0
         self._waiters: dict[int, asyncio.Future[Any]] = {}
@@ -136,8 +137,9 @@ class Peer(Generic[C]):
         self._writer_idle = False
         """The writer waits and the queue is empty."""
         self._send_now = stream.send_now if isinstance(stream, SocketStream) else _nothing_now
-        self._to_write = anyio.Event()
-        self._space = anyio.Event()
+        self._to_write = Latch()
+        self._space = Latch()
+        self._was_full = False
         self._close_requested = anyio.Event()
         self._drained = anyio.Event()
         self._closed = anyio.Event()
@@ -191,8 +193,8 @@ class Peer(Generic[C]):
             self._closing = True
             self._why = why
             self._close_requested.set()
-            self._to_write.set()
-            self._space.set()
+            self._to_write.notify()
+            self._space.notify()
 
     async def aclose(self) -> None:
         """Close in order and wait for the end, at most `limits.close` seconds. Not from a handler."""
@@ -319,7 +321,7 @@ class Peer(Generic[C]):
         if name in self._slow:
             await self._all_handled(_AHEAD - 1)
             self._unhandled.append(notification)
-            self._notified.set()
+            self._notified.notify()
         elif name in self._listeners:
             if self._unhandled or self._rejected:
                 await self._all_handled()
@@ -328,7 +330,6 @@ class Peer(Generic[C]):
     async def _all_handled(self, but: int = 0) -> None:
         """Wait until at most `but` notifications are unhandled; raise the error of one that could not be handled."""
         while len(self._unhandled) > but and self._rejected is None:
-            self._handled = anyio.Event()
             await self._handled.wait()
         if self._rejected is not None:
             raise self._rejected
@@ -337,7 +338,6 @@ class Peer(Generic[C]):
         """Run the slow notification handlers one at a time; the first HutchError ends the connection."""
         while self._rejected is None:
             while not self._unhandled:
-                self._notified = anyio.Event()
                 await self._notified.wait()
             try:
                 await self._handle(self._unhandled[0])
@@ -345,7 +345,7 @@ class Peer(Generic[C]):
                 self._rejected = error
                 self.close(error)
             self._unhandled.popleft()
-            self._handled.set()
+            self._handled.notify()
 
     async def _handle(self, notification: NotificationReceived) -> None:
         try:
@@ -398,7 +398,7 @@ class Peer(Generic[C]):
             finally:
                 self._serving -= 1
                 if self._closing:
-                    self._to_write.set()
+                    self._to_write.notify()
             if self._closing or len(self._idle) >= _IDLE:
                 return
             work: asyncio.Future[tuple[Ticket, Invocation[C]]] = asyncio.get_running_loop().create_future()
@@ -441,13 +441,12 @@ class Peer(Generic[C]):
                 return
             rest = memoryview(frame)[written:]
             self._writer_idle = False
-            self._to_write.set()
+            self._to_write.notify()
         self._queue.append(rest)
         self._backlog += len(rest)
         if self._is_full():
             self._deadlines.queue_full(self._clock())
-            if self._space.is_set():
-                self._space = anyio.Event()
+            self._was_full = True
 
     async def _write(self) -> None:
         """Write the queue in chunks of bounded size, until the connection closes and the queue is empty."""
@@ -459,13 +458,13 @@ class Peer(Generic[C]):
                     self._backlog -= len(chunk)
                     if self._is_full():
                         self._deadlines.queue_full(self._clock())
-                    elif not self._space.is_set():
+                    elif self._was_full:
+                        self._was_full = False
                         self._deadlines.queue_has_room()
-                        self._space.set()
+                        self._space.notify()
                 if self._closing and not self._serving:
                     await self._stream.send_eof()
                     break
-                self._to_write = anyio.Event()
                 self._writer_idle = True
                 await self._to_write.wait()
                 self._writer_idle = False
@@ -493,7 +492,7 @@ class Peer(Generic[C]):
         """Drop the queue: the stream is broken."""
         self._queue.clear()
         self._backlog = 0
-        self._space.set()
+        self._space.notify()
 
     # ------------------------------------------------------------ the watchdog
 
