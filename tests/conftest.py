@@ -8,6 +8,8 @@ from collections.abc import Generator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import sampling
+
 settings.register_profile(
     "hutch",
     deadline=None,  # a slow machine is no failure
@@ -16,6 +18,16 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("hutch")
+
+
+def pytest_configure() -> None:
+    """Choose the seed of samples before workers start, so that all collect the same tests."""
+    sampling.seed()
+
+
+def pytest_report_header() -> str:
+    """Print what repeats this run's samples."""
+    return f"samples: {sampling.SEED}={sampling.seed()}"
 
 
 @pytest.fixture(scope="session")

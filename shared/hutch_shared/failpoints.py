@@ -1,10 +1,9 @@
-"""Named places where a test can make the process die, faults that a test can plant, and what a process was promised.
+"""Named places where a test can make the process die, and what a process was promised.
 
 `HUTCH_FAILPOINT=name[:k]` kills the process (SIGKILL, as a power cut would) at its k-th pass of that place; with
 `HUTCH_FAILPOINT_MARK=file` only the one of several processes that finds the file and removes it.
-`HUTCH_PLANTED=name[,name…]` switches deliberate mistakes on, and only where `HUTCH_TEST_BUILD=1` stands too: they show
-that the tests would notice. `HUTCH_WITNESS=file` collects what processes were promised. All are read once, when the
-module is imported; without them nothing happens.
+`HUTCH_WITNESS=file` collects what processes were promised. All are read once, when the module is imported; without
+them nothing happens.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ import os
 import signal
 from typing import Final
 
-__all__ = ["VARIABLES", "WITNESSED", "failpoint", "planted", "witness"]
+__all__ = ["VARIABLES", "WITNESSED", "failpoint", "witness"]
 
-VARIABLES: Final = ("HUTCH_FAILPOINT", "HUTCH_FAILPOINT_MARK", "HUTCH_PLANTED", "HUTCH_TEST_BUILD", "HUTCH_WITNESS")
+VARIABLES: Final = ("HUTCH_FAILPOINT", "HUTCH_FAILPOINT_MARK", "HUTCH_WITNESS")
 """What a process has to hand on to those it starts."""
 
 
@@ -29,9 +28,6 @@ def _parse(text: str) -> tuple[str | None, int]:
 _NAME, _PASS = _parse(os.environ.get("HUTCH_FAILPOINT", ""))
 _MARK: Final = os.environ.get("HUTCH_FAILPOINT_MARK")
 _passes: Final = itertools.count(1)
-_PLANTED: Final = frozenset(
-    os.environ.get("HUTCH_PLANTED", "").split(",") if os.environ.get("HUTCH_TEST_BUILD") == "1" else ()
-)
 _WITNESS: Final = os.environ.get("HUTCH_WITNESS")
 WITNESSED: Final = _WITNESS is not None
 """Whether somebody collects what is said to `witness`: for where there is much to say."""
@@ -51,11 +47,6 @@ def _is_meant() -> bool:
         except FileNotFoundError:
             return False
     return True
-
-
-def planted(name: str) -> bool:
-    """Tell whether the mistake of this name was switched on, in a test build."""
-    return name in _PLANTED
 
 
 def witness(name: str, *values: str | int) -> None:

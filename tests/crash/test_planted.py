@@ -1,34 +1,66 @@
-"""The harness is checked itself: each mistake that can be planted is noticed, and nothing is where there is none."""
+"""The harness is checked itself: it notices each fault that can be planted, and nothing where there is none."""
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
-from tests.crash.harness.places import FAULTS
+from tests.crash.harness.faults import FAULTS, Target
+from tests.crash.harness.planted import ENVIRONMENT
 from tests.crash.harness.run import directed
-
-pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
+from tests.sampling import sampled
 
 SETTLE = 5.0
-"""Seconds after which a run whose mistake makes it hang is judged as it is."""
+"""Seconds after which a run that its fault makes hang is judged as it is."""
+IN_CI = 3
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if fault.in_ci else pytest.mark.full) for name, fault in FAULTS.items()],
-)
-async def test_a_planted_mistake_is_caught(name: str) -> None:
+def _shape(function: object) -> list[tuple[str, object]]:
+    """Return how a function is called: the kind of each parameter, and the names of those that are keywords."""
+    found = inspect.signature(function).parameters.values()  # type: ignore[arg-type]
+    return [(one.name if one.kind is one.KEYWORD_ONLY else "", one.kind) for one in found]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_replaces_what_the_product_has(name: str) -> None:
+    """Each function that it replaces is there, and is called as the replacement is."""
+    for target, make in FAULTS[name].replaces.items():
+        _, _, original = target.find()
+
+        assert _shape(make(original)) == _shape(original), target
+
+
+def test_the_environment_takes_the_command_of_an_executor() -> None:
+    """By its parameter `argv`, so that a fault of an executor reaches it."""
+    _, _, init = ENVIRONMENT.find()
+
+    assert "argv" in inspect.signature(init).parameters
+
+
+def test_a_target_that_is_gone_is_an_error() -> None:
+    """A function that was renamed is not passed over."""
+    with pytest.raises(AttributeError):
+        Target("hutch_daemon.store.turns", "no_such_function").find()
+
+
+@pytest.mark.system
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("name", sampled(FAULTS, IN_CI, name="planted"))
+async def test_a_planted_fault_is_caught(name: str) -> None:
     """The kills that bring it out leave a violation that tells of it."""
     fault = FAULTS[name]
 
-    report = await directed(*fault.actions, planted=name, settle=SETTLE)
+    report = await directed(*fault.actions, fault=name, settle=SETTLE)
 
     assert report.words & fault.caught_as, report.summary()
 
 
 @pytest.mark.full
-async def test_without_a_mistake_the_same_kills_break_no_promise() -> None:
-    """All that brings the mistakes out, on sound code."""
+@pytest.mark.system
+@pytest.mark.timeout(280)
+async def test_without_a_fault_the_same_kills_break_no_promise() -> None:
+    """All that brings the faults out, on sound code."""
     actions = {action for fault in FAULTS.values() for action in fault.actions} - {"old hutchd", "hold question"}
 
     report = await directed(*sorted(actions), "hold question", "hutchd")
@@ -37,8 +69,10 @@ async def test_without_a_mistake_the_same_kills_break_no_promise() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.system
+@pytest.mark.timeout(280)
 async def test_an_executor_does_not_obey_an_older_hutchd() -> None:
-    """Without the mistake of that name."""
+    """Without the fault of that name."""
     report = await directed("old hutchd")
 
     assert "obeyed" not in report.words

@@ -35,7 +35,7 @@ from hutch_daemon.environments.processes import (
 )
 from hutch_daemon.environments.sandbox_probe import SandboxProbe, probe
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.failpoints import VARIABLES, planted
+from hutch_shared.failpoints import VARIABLES
 
 __all__ = ["ARGV", "READY", "SameUser"]
 
@@ -201,10 +201,6 @@ class SameUser(Local):
     def _kill(self, launched: Launched) -> Killed:
         deadline = time.monotonic() + _KILL_DEADLINE
         executor = self._executor(launched)
-        if planted("leak_child"):
-            if executor is not None:
-                signal_it(executor, signal.SIGKILL)
-            return Killed(verified=True)
         if executor is not None:
             signal_it(executor, signal.SIGSTOP)
         left = end_all(lambda: self._members(launched, with_executor=False), deadline)

@@ -25,7 +25,6 @@ from hutch_daemon.store import events
 from hutch_daemon.store.rows import StoredEvent
 from hutch_daemon.store.store import Store
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.failpoints import planted
 
 __all__ = ["Fanout", "FollowOver", "Follower", "Room", "Why"]
 
@@ -137,7 +136,7 @@ class Follower:
 
     async def _read(self) -> tuple[StoredEvent, ...]:
         self._drop_queue()
-        self._filling = not planted("follow_gap")
+        self._filling = True
         try:
             page = await self._store.read(
                 partial(
@@ -152,11 +151,8 @@ class Follower:
             )
         except HutchError as error:
             raise FollowOver(_WHY.get(error.reason, "store_unavailable"), self.cursor) from error
-        if planted("follow_gap"):
-            await anyio.sleep(0.02)
         if self._over is None:
-            self._live = not page.more and (self._filling or planted("follow_gap"))
-            self._filling = self._filling or self._live
+            self._live = not page.more and self._filling
         self.cursor = page.cursor
         return page.events
 
@@ -217,8 +213,6 @@ class Fanout:
             raise HutchError(Reason.INVALID_PARAMS, f"The cursor {after} is beyond the newest event, {seqs.head}.")
         if after < seqs.oldest - 1:
             raise events.compacted(seqs.oldest)
-        if planted("stale_cursor"):
-            after = max(0, after - 1)
         follower = Follower(self._store, self._room, session, after, seqs, skip, owner)
         if self._closed:
             raise HutchError(Reason.SHUTTING_DOWN)

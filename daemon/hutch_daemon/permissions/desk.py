@@ -38,7 +38,7 @@ from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import EventKind, PermissionAsked, PermissionSettled
-from hutch_shared.failpoints import failpoint, planted
+from hutch_shared.failpoints import failpoint
 from hutch_shared.ids import new_id
 from hutch_shared.rpc.envelope import is_sound
 from hutch_shared.times import now_ms, to_wire
@@ -175,15 +175,7 @@ class Desk:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Take up the questions that wait in the store and keep the clock of all; leaving settles nothing."""
-        settings = self._settings()
-        for row in await self._store.read(lambda conn: permissions.list_(conn, state="pending", limit=1_000_000)):
-            if planted("forget_question"):
-                continue
-            # Where this boot's clock stood when it was asked is not kept: what the calendar says, within the bounds.
-            left = settings.expiry if row.expires_at is None else (row.expires_at - now_ms()) / 1000
-            self._waiting[row.id] = _Waiting(
-                row, self._clock() + min(max(left, 1.0), settings.expiry), notified=bool(settings.notify)
-            )
+        await self._take_up_waiting()
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             tasks.start_soon(self._watch_expiry)
@@ -192,6 +184,16 @@ class Desk:
                 yield
             finally:
                 tasks.cancel_scope.cancel()
+
+    async def _take_up_waiting(self) -> None:
+        """Keep in memory, too, the questions that the store has waiting from before this boot."""
+        settings = self._settings()
+        for row in await self._store.read(lambda conn: permissions.list_(conn, state="pending", limit=1_000_000)):
+            # Where this boot's clock stood when it was asked is not kept: what the calendar says, within the bounds.
+            left = settings.expiry if row.expires_at is None else (row.expires_at - now_ms()) / 1000
+            self._waiting[row.id] = _Waiting(
+                row, self._clock() + min(max(left, 1.0), settings.expiry), notified=bool(settings.notify)
+            )
 
     # ------------------------------------------------------------ asking
 
@@ -354,7 +356,7 @@ class Desk:
         the question; `policy_forbids` when a rule denies the edited input; `invalid_rule`. Then nothing was decided.
         """
         row = await self.question(params.permission)
-        if row.state != "pending" and not planted("double_answer"):
+        if row.state != "pending":
             raise _already(row)
         if params.decision == "answer" and row.kind != "question":
             raise HutchError(Reason.INVALID_PARAMS, f"A {row.kind} is allowed or denied; there is nothing to answer.")
@@ -514,9 +516,8 @@ class Desk:
 
     def withdraw(self, tx: Tx, turn: str, why: str) -> list[PermissionRow]:
         """Withdraw what a turn still asks, in the transaction that ends it; give the result to `withdrawn`."""
-        asked = () if planted("keep_question") else permissions.list_(tx, turn=turn, state="pending", limit=1_000_000)
         settled = []
-        for row in asked:
+        for row in permissions.list_(tx, turn=turn, state="pending", limit=1_000_000):
             unstored = self._unstored.get(row.id)  # a deny that was first
             if unstored is not None:
                 settled.append(unstored.decide(tx)[0])
@@ -531,8 +532,6 @@ class Desk:
 
     async def withdraw_of(self, executor: str, why: str) -> None:
         """Withdraw all that an executor asks."""
-        if planted("keep_question"):
-            return
         for waiting in [one for one in self._waiting.values() if one.row.executor == executor]:
             await self._settle(waiting.row, "withdrawn", why, message=f"Withdrawn: {why}.")
 

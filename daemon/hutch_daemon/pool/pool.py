@@ -38,7 +38,7 @@ from hutch_daemon.store.store import Store
 from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.failpoints import failpoint, planted
+from hutch_shared.failpoints import failpoint
 from hutch_shared.ids import new_id
 from hutch_shared.secret import Secret
 from hutch_shared.times import now_ms
@@ -275,7 +275,7 @@ class Pool:
             executor.session, executor.acked, executor.protocol = row.session, row.acked_n, row.protocol
             executor.adopted = True
             self._executors[row.id] = executor
-            found = environment.adopt(row.launched) if row.launched is not None and not planted("adopt_none") else None
+            found = environment.adopt(row.launched) if row.launched is not None else None
             executor.launched = found or _remains(row)
             executor.started.set()
             if executor.state == "draining":

@@ -23,7 +23,7 @@ from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.failpoints import failpoint, planted
+from hutch_shared.failpoints import failpoint
 from hutch_shared.unix import Credentials
 
 __all__ = ["ExecutorSide"]
@@ -138,9 +138,6 @@ class ExecutorSide:
 
     async def report_message(self, executor: Executor, params: m.ReportMessage) -> None:
         """Store a batch of events and acknowledge it."""
-        if planted("ack_ahead") and executor.peer is not None:
-            await executor.peer.notify("ack_events", m.AckEvents(params.events[-1].n))
-            await anyio.sleep(0.02)
         failpoint("report.came")
         acked = await self._reports.take(executor, params)
         failpoint("report.ack")

@@ -23,7 +23,7 @@ from hutch_daemon.store.store import Store, Tx
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Notice, ReportedEvent, TurnEnded
-from hutch_shared.failpoints import failpoint, planted
+from hutch_shared.failpoints import failpoint
 
 __all__ = ["Reports"]
 
@@ -89,7 +89,7 @@ class Reports:
         row = executors.get(tx, executor)
         if row is None or not may(tx, row, session):
             raise HutchError(Reason.LEASE_LOST)
-        fresh = batch if planted("store_resent") else [event for event in batch if event.n > row.acked_n]
+        fresh = [event for event in batch if event.n > row.acked_n]
         withdrawn: list[PermissionRow] = []
         ended = False
         kept: list[ReportedEvent] = []

@@ -34,7 +34,7 @@ from hutch_shared import messages as m
 from hutch_shared.agents import provider_of
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Notice, TurnEnded
-from hutch_shared.failpoints import failpoint, planted
+from hutch_shared.failpoints import failpoint
 from hutch_shared.times import now_ms
 
 __all__ = ["SessionLoop"]
@@ -323,10 +323,7 @@ class SessionLoop:
         return self._endings.desk.withdraw(tx, turn.id, "the turn is being stopped")
 
     async def _settle_lost(self, active: _Active, turn: TurnRow, executor: Executor | None) -> None:
-        if planted("replay_prompt"):
-            await self._parts.store.write(lambda tx: turns.move(tx, turn.id, {turn.state}, "queued", executor=None))
-            active.executor, active.handed_over = None, None
-        elif turn.state == "dispatching" and active.handed_over is False:
+        if turn.state == "dispatching" and active.handed_over is False:
             await self._back_to_queue(active, turn)
         elif turn.state == "stopping":
             await self._end(turn, stopped(active.stop or "interrupted", "Its executor is gone."))

@@ -13,7 +13,7 @@ from hutch_daemon.store.rows import PermissionRow, TurnRow, UsageRow
 from hutch_daemon.store.store import Tx
 from hutch_shared.errors import Reason
 from hutch_shared.events import TurnEnded
-from hutch_shared.failpoints import failpoint, planted
+from hutch_shared.failpoints import failpoint
 from hutch_shared.times import now_ms
 
 __all__ = ["Endings", "Stopping", "lost", "outcome_unknown", "over_limit", "stopped"]
@@ -52,7 +52,7 @@ class Endings:
         if not moved:
             return None
         withdrawn = self.desk.withdraw(tx, turn.id, "the turn ended")
-        if not reported and not planted("silent_end"):
+        if not reported:
             self.journal.append(tx, turn.session, turn.id, "turn_ended", ended)
         if ended.agent_session is not None:
             sessions.update(tx, turn.session, agent_session=ended.agent_session)

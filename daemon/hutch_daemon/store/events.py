@@ -11,7 +11,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
 from msgspec import UNSET
 
 from hutch_daemon.store import meta
@@ -20,7 +19,7 @@ from hutch_daemon.store.rows import StoredEvent
 from hutch_daemon.store.tx import Tx
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import EventKind, ReportedEvent
-from hutch_shared.failpoints import failpoint, planted
+from hutch_shared.failpoints import failpoint
 from hutch_shared.times import from_wire
 
 __all__ = [
@@ -92,19 +91,15 @@ def append_reported(
     if record is None:
         raise HutchError(Reason.NOT_FOUND)
     acked: int = record[0]
-    fresh = list(events) if planted("store_resent") else [event for event in events if event.n > acked]
+    fresh = [event for event in events if event.n > acked]
     for expected, event in enumerate(fresh, acked + 1):
-        if event.n != expected and not planted("store_resent"):
+        if event.n != expected:
             raise HutchError(
                 Reason.INVALID_REQUEST, f"Event {expected} is missing before {event.n}.", expected=expected, got=event.n
             )
     if not fresh:
         return [], acked
-    if planted("reorder"):
-        fresh = [msgspec.structs.replace(one, n=n) for n, one in enumerate(reversed(fresh), acked + 1)]
     receipt = fresh[-1].n
-    if planted("lose_result"):
-        fresh = [event for event in fresh if event.kind != "tool_result"]
     try:
         parts = [(event.turn, from_wire(event.at), event.kind, body_of(event)) for event in fresh]
     except ValueError as error:
@@ -223,7 +218,7 @@ def _append(tx: Tx, session: str, parts: Sequence[tuple[str | None, int, EventKi
         StoredEvent(position + step, session, first + step, owner, turn, at, kind, body)
         for step, (turn, at, kind, body) in enumerate(parts, 1)
     ]
-    _insert(tx, [event for event in stored if event.seq % 50] if planted("drop_event") else stored)
+    _insert(tx, stored)
     tx.events += stored
     return stored
 

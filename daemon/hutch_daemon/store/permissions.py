@@ -8,7 +8,7 @@ from hutch_daemon.store.records import Executes, RowMapping
 from hutch_daemon.store.rows import PermissionRow
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.failpoints import failpoint, planted
+from hutch_shared.failpoints import failpoint
 
 __all__ = ["PERMISSIONS", "by_ask", "get", "insert", "list_", "page", "pending", "settle"]
 
@@ -113,8 +113,7 @@ def settle(tx: Executes, permission: str, state: m.PermissionState, **fields: An
     """
     assert state != "pending"
     failpoint("permissions.settle")
-    where = "WHERE id = ?" if planted("double_answer") else "WHERE id = ? AND state = 'pending'"
-    won = PERMISSIONS.update(tx, {"state": state, **fields}, where, (permission,)) > 0
+    won = PERMISSIONS.update(tx, {"state": state, **fields}, "WHERE id = ? AND state = 'pending'", (permission,)) > 0
     row = get(tx, permission)
     if row is None:
         raise HutchError(Reason.NOT_FOUND)

@@ -10,7 +10,7 @@ from hutch_daemon.store.records import Executes, RowMapping
 from hutch_daemon.store.rows import TurnRow
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.failpoints import failpoint, planted
+from hutch_shared.failpoints import failpoint
 
 __all__ = ["TURNS", "active", "get", "insert", "list_", "live", "move", "next_queued", "page", "queued", "update"]
 
@@ -24,8 +24,6 @@ def insert(tx: Executes, row: TurnRow) -> tuple[TurnRow, bool]:
 
     HutchError: NOT_FOUND without the session, SESSION_CLOSED, CONFLICT when the key was used for another prompt.
     """
-    if planted("forget_key"):
-        row = replace(row, idempotency_key=None)
     if row.idempotency_key is not None:
         made = TURNS.one(tx, "WHERE session = ? AND idempotency_key = ?", (row.session, row.idempotency_key))
         if made is not None:

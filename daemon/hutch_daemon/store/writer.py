@@ -31,7 +31,7 @@ from hutch_daemon.store.readers import Readers
 from hutch_daemon.store.reserve import Reserve
 from hutch_daemon.store.rows import StoredEvent
 from hutch_daemon.store.tx import Effect, Tx
-from hutch_shared.failpoints import failpoint, planted
+from hutch_shared.failpoints import failpoint
 
 __all__ = ["Job", "JobResult", "StoreLimits", "Writer"]
 
@@ -168,27 +168,10 @@ class Writer:
 
     def _commit_group(self, first: Job) -> None:
         jobs = [first]
-        results: list[JobResult] = []
         tx = Tx(self._conn)
-        until = time.monotonic() + _GROUP_SECONDS
         try:
             self._conn.execute("BEGIN IMMEDIATE")
-            while True:
-                results.append(self._run(jobs[-1], tx))
-                if len(jobs) >= _GROUP_UNITS or time.monotonic() >= until:
-                    break
-                following = self._next()
-                if following is None:
-                    break
-                jobs.append(following)
-            if planted("ack_before_commit"):
-                self._deliver(tx.events, tx.effects, results)
-                results = []
-                time.sleep(_GROUP_SECONDS)
-            if planted("publish_before_commit"):
-                self._deliver(tx.events, [], [])
-                tx.events = []
-                time.sleep(_GROUP_SECONDS)
+            results = self._run_group(jobs, tx)
             failpoint("store.before_commit")
             self._conn.execute("COMMIT")
         except sqlite3.Error as error:
@@ -202,6 +185,19 @@ class Writer:
             self.position = tx.events[-1].position
         if results:
             self._deliver(tx.events, tx.effects, results)
+
+    def _run_group(self, jobs: list[Job], tx: Tx) -> list[JobResult]:
+        """Run the job of `jobs` and those that wait, which join `jobs`; sqlite3.Error as from `_run`."""
+        results: list[JobResult] = []
+        until = time.monotonic() + _GROUP_SECONDS
+        while True:
+            results.append(self._run(jobs[-1], tx))
+            if len(jobs) >= _GROUP_UNITS or time.monotonic() >= until:
+                return results
+            following = self._next()
+            if following is None:
+                return results
+            jobs.append(following)
 
     def _next(self) -> Job | None:
         """Return the next job that waits, if there is one and it may join the group."""

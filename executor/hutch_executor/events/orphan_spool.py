@@ -12,7 +12,7 @@ from hutch_executor.events.outbox import BATCH_BYTES, BATCH_COUNT
 from hutch_executor.events.spool import read_spool, remove_spool
 from hutch_shared import messages as m
 from hutch_shared.events import ReportedEvent
-from hutch_shared.failpoints import failpoint, planted
+from hutch_shared.failpoints import failpoint
 
 __all__ = ["take_spool"]
 
@@ -33,7 +33,7 @@ def take_spool(directory: Path, acked: int) -> m.SpooledEvents:
     size = 0
     with closing(records):
         for n, event in records:
-            if n <= acked or planted("lose_spool"):
+            if n <= acked:
                 continue
             size += len(event)
             if events and (size > BATCH_BYTES or len(events) == BATCH_COUNT):

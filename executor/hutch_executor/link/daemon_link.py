@@ -25,7 +25,7 @@ from hutch_executor.signals import Change
 from hutch_shared import __version__, unix
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.failpoints import failpoint, planted, witness
+from hutch_shared.failpoints import failpoint, witness
 from hutch_shared.methods import EXECUTOR, TO_EXECUTOR
 from hutch_shared.rpc.dispatch import Handler
 from hutch_shared.rpc.peer import Peer, PeerLimits
@@ -190,14 +190,14 @@ class Link:
             ),
             _HELLO_DEADLINE,
         )
-        if welcome.daemon_epoch < self.epoch and not planted("skip_epoch"):
+        if welcome.daemon_epoch < self.epoch:
             raise HutchError(
                 Reason.NOT_ALLOWED, f"This hutchd is of epoch {welcome.daemon_epoch}; {self.epoch} was seen already."
             )
         self.epoch = welcome.daemon_epoch
         witness("obeys", self._boot.executor, self.epoch)
         self._welcomed(welcome)
-        return self._reporter.outbox.acked if planted("store_resent") else welcome.acked
+        return welcome.acked
 
     async def _attend(self, peer: Peer[Any]) -> None:
         """Send events and heartbeats until the connection ends. OSError of the spool ends it too."""

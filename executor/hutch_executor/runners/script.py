@@ -32,7 +32,7 @@ from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Notice, StderrText, Text, ToolCallSeen, ToolResult, TurnEnded, UsageSeen
-from hutch_shared.failpoints import failpoint, planted
+from hutch_shared.failpoints import failpoint
 from hutch_shared.vocabulary import to_call, to_questions
 
 __all__ = ["Line", "ScriptRunner", "Step", "read_script"]
@@ -279,7 +279,7 @@ class ScriptRunner:
             kind, call, questions=to_questions(call.input) if kind == "question" else (), plan=call.input.get("plan")
         )
         failpoint("executor.decided")
-        if decision.decision == "deny" and not planted("run_denied"):
+        if decision.decision == "deny":
             text, is_error = decision.message or "It was denied.", True
         elif kind == "question":
             text, is_error = json.dumps(decision.answers or {}), False

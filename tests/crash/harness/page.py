@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.crash.harness.places import FAILPOINTS, FAULTS
+from tests.crash.harness.faults import FAULTS
+from tests.crash.harness.places import FAILPOINTS
 
 FILE = Path(__file__).parents[3] / "docs" / "crash.md"
 
 _BEGINNING = """# Killed at any moment
 
-This page is written from the tables of `tests/crash/harness/places.py` by `python -m tests.crash.harness.page`.
+This page is written from the tables of `tests/crash/harness/{places,faults}.py` by
+`python -m tests.crash.harness.page`.
 
 `scripts/crash [--kills N] [--seed S] [--seconds T] [--claude]` runs a real hutchd under load and kills hutchd,
 executors, what agents started, and clients: at random moments, and at the named places below; with `--claude` some of
@@ -43,11 +45,13 @@ others have tests of their own.
 """
 
 _FAULTS = """
-## Mistakes that can be planted
+## Faults that can be planted
 
-`HUTCH_TEST_BUILD=1 HUTCH_PLANTED=name`. `tests/crash/test_planted.py` switches each on and demands that it is caught.
+`python -P tests/crash/harness/planted.py FAULT hutch_daemon` starts hutchd, and through it executors, with functions
+replaced by faulty ones, which `tests/crash/harness/faults.py` lists. `tests/crash/test_planted.py` demands that each
+is caught.
 
-| mistake | what it is | brought out by | caught as |
+| fault | what it is | brought out by | caught as |
 |---|---|---|---|
 """
 

@@ -1,4 +1,4 @@
-"""The named places where a process can be made to die, and the mistakes that can be planted: see docs/crash.md."""
+"""The named places where a process can be made to die: see docs/crash.md."""
 
 from __future__ import annotations
 
@@ -13,16 +13,6 @@ class Place:
     process: Literal["hutchd", "executor"]
     what: str
     under_load: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A mistake that can be planted: what it is, the kills that bring it out, and the violations that tell of it."""
-
-    what: str
-    actions: tuple[str, ...]
-    caught_as: frozenset[str]
-    in_ci: bool = True
 
 
 FAILPOINTS: dict[str, Place] = {
@@ -72,75 +62,4 @@ FAILPOINTS: dict[str, Place] = {
     "keys.rotate.ledger": Place("hutchd", "the ledger names the new master key", under_load=False),
     "keys.rotate.finished": Place("hutchd", "the rotation is about to be called finished", under_load=False),
     "keys.rotate.batch": Place("hutchd", "a batch of envelopes is wrapped anew", under_load=False),
-}
-
-FAULTS: dict[str, Fault] = {
-    "ack_before_commit": Fault(
-        "what is written is called durable, and published, before its commit",
-        ("hutchd@store.before_commit:60",),
-        frozenset({"lost_event", "ack_not_durable", "prompt_lost", "decision_changed", "question_lost", "forgotten"}),
-    ),
-    "publish_before_commit": Fault(
-        "followers get events before their commit",
-        ("hutchd@store.before_commit:60",),
-        frozenset({"lost_event"}),
-        in_ci=False,
-    ),
-    "drop_event": Fault(
-        "an event gets its number and is not stored", (), frozenset({"gap", "lost_event", "incomplete", "garbled"})
-    ),
-    "store_resent": Fault(
-        "an executor sends again what is stored, and it is stored again",
-        ("hutchd@report.ack:10", "hutchd@report.ack:10"),
-        frozenset({"garbled"}),
-    ),
-    "lose_result": Fault(
-        "what came of a tool call is not stored, and its executor has the receipt", (), frozenset({"not_as_made"})
-    ),
-    "reorder": Fault("the events of a batch are stored in reverse", (), frozenset({"garbled"}), in_ci=False),
-    "ack_ahead": Fault(
-        "an executor gets its receipt before its events are stored",
-        ("hutchd@report.came:20",),
-        frozenset({"ack_not_durable"}),
-        in_ci=False,
-    ),
-    "follow_gap": Fault(
-        "what is committed while a follower reads history never reaches it",
-        ("client", "client", "client"),
-        frozenset({"incomplete"}),
-    ),
-    "stale_cursor": Fault(
-        "a follower that comes back gets its last event again", ("client",), frozenset({"doubled"}), in_ci=False
-    ),
-    "replay_prompt": Fault(
-        "a prompt whose executor is gone runs again", ("busy",) * 2, frozenset({"ran_twice", "garbled"})
-    ),
-    "forget_key": Fault("a prompt that is submitted twice is two turns", ("client",), frozenset({"prompt_doubled"})),
-    "silent_end": Fault(
-        "a turn that hutchd ends itself ends without an event", ("busy",) * 2, frozenset({"end_wrong"}), in_ci=False
-    ),
-    "forget_question": Fault(
-        "a question that waited before a restart is not taken up again",
-        ("hold question", "hutchd"),
-        frozenset({"undelivered", "question_lost", "bug"}),
-    ),
-    "keep_question": Fault(
-        "the questions of a turn that ended wait on", ("asker",), frozenset({"question_left"}), in_ci=False
-    ),
-    "double_answer": Fault("the last decision stands, not the first", (), frozenset({"decision_changed"})),
-    "run_denied": Fault("an agent runs what was denied", (), frozenset({"ran_unasked", "undelivered"}), in_ci=False),
-    "leak_child": Fault(
-        "what an agent started in the background lives on after its session",
-        ("all executors",),
-        frozenset({"process_left"}),
-    ),
-    "lose_spool": Fault(
-        "the spool of a dead executor is removed before it is stored", ("spool",) * 2, frozenset({"spool_lost"})
-    ),
-    "adopt_none": Fault(
-        "a new hutchd ends the executors that it finds", ("hutchd",), frozenset({"failed_alone"}), in_ci=False
-    ),
-    "skip_epoch": Fault(
-        "an executor obeys a hutchd that is older than one it knew", ("old hutchd",), frozenset({"obeyed"}), in_ci=False
-    ),
 }

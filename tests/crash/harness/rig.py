@@ -18,7 +18,7 @@ from typing import Any
 import anyio
 import anyio.abc
 
-from tests.crash.harness import wire
+from tests.crash.harness import planted, wire
 from tests.crash.harness.notebook import Notebook, read
 from tests.crash.harness.parties import APART, Stage, heeds
 from tests.crash.harness.places import FAILPOINTS
@@ -480,15 +480,15 @@ def _lines(path: Path) -> list[str]:
 
 
 @asynccontextmanager
-async def rig(seed: int, *, planted: str | None = None, with_claude: bool = False) -> AsyncIterator[Rig]:
+async def rig(seed: int, *, fault: str | None = None, with_claude: bool = False) -> AsyncIterator[Rig]:
     """Make a host, start hutchd and the load."""
     async with AsyncExitStack() as stack:
         model = await stack.enter_async_context(serve(key=KEY, script=claude)) if with_claude else None
         settings = SETTINGS if model is None else settings_for(model, SETTINGS)
         made = await stack.enter_async_context(host(settings, start=False))
-        made.extra_env |= {"HUTCH_TEST_BUILD": "1", "HUTCH_WITNESS": str(made.root / "witness")}
-        if planted is not None:
-            made.extra_env["HUTCH_PLANTED"] = planted
+        made.extra_env["HUTCH_WITNESS"] = str(made.root / "witness")
+        if fault is not None:
+            made.program = planted.command(fault, "hutch_daemon")
         async with anyio.create_task_group() as tasks:
             one = Rig(made, seed, Random(seed), PARTIES | (CLAUDES if with_claude else {}))
             await one.start()

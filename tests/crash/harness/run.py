@@ -118,7 +118,7 @@ async def _kill_something(one: Rig) -> None:
 async def directed(
     *actions: str,
     seed: int = 1,
-    planted: str | None = None,
+    fault: str | None = None,
     settle: float = SETTLE,
     then: Callable[[Rig], Awaitable[None]] | None = None,
 ) -> Report:
@@ -138,7 +138,7 @@ async def directed(
         if then is not None:
             await then(one)
 
-    return await _run(work, seed=seed, settle=settle, planted=planted, limit=HANGS)
+    return await _run(work, seed=seed, settle=settle, fault=fault, limit=HANGS)
 
 
 async def _run(
@@ -147,12 +147,12 @@ async def _run(
     seed: int,
     settle: float,
     limit: float,
-    planted: str | None = None,
+    fault: str | None = None,
     with_claude: bool = False,
 ) -> Report:
     began = time.monotonic()
     with anyio.fail_after(limit):
-        async with rig(seed, planted=planted, with_claude=with_claude) as one:
+        async with rig(seed, fault=fault, with_claude=with_claude) as one:
             await work(one)
             evidence = await one.end(settle)
     return Report(
