@@ -57,7 +57,8 @@ class Fault:
 
 def _ack_before_commit(original: Function) -> Function:
     def run_group(self: Any, jobs: Any, tx: Any) -> Any:
-        self._deliver(tx.events, original(self, jobs, tx))
+        results = original(self, jobs, tx)
+        self._deliver(tx.events, tx.effects, results)
         time.sleep(MOMENT)
         return []
 
@@ -66,11 +67,11 @@ def _ack_before_commit(original: Function) -> Function:
 
 def _publish_before_commit(original: Function) -> Function:
     def run_group(self: Any, jobs: Any, tx: Any) -> Any:
-        outcomes = original(self, jobs, tx)
-        self._deliver(tx.events, [])
+        results = original(self, jobs, tx)
+        self._deliver(tx.events, [], [])
         tx.events = []
         time.sleep(MOMENT)
-        return outcomes
+        return results
 
     return run_group
 
@@ -267,7 +268,7 @@ def _lose_spool(original: Function) -> Function:
 
 _STORE: Final = "hutch_daemon.store."
 _RUN_GROUP: Final = Target(_STORE + "writer", "Writer._run_group")
-_HELLO: Final = Target("hutch_executor.link", "Link._say_hello")
+_HELLO: Final = Target("hutch_executor.link.daemon_link", "Link._say_hello")
 _DESK: Final = "hutch_daemon.permissions.desk"
 
 FAULTS: dict[str, Fault] = {
@@ -291,7 +292,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "store_resent": Fault(
         "an executor sends again what is stored, and it is stored again",
-        {_HELLO: _send_again, Target("hutch_daemon.conductor.reports", "Reports._keep"): _store_again},
+        {_HELLO: _send_again, Target("hutch_daemon.services.reports", "Reports._keep"): _store_again},
         ("hutchd@report.ack:10", "hutchd@report.ack:10"),
         frozenset({"garbled"}),
     ),
@@ -309,7 +310,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "ack_ahead": Fault(
         "an executor gets its receipt before its events are stored",
-        {Target("hutch_daemon.conductor.executor_side", "ExecutorSide.report_message"): _ack_ahead},
+        {Target("hutch_daemon.services.executors", "ExecutorSide.report_message"): _ack_ahead},
         ("hutchd@report.came:20",),
         frozenset({"ack_not_durable"}),
     ),
@@ -327,7 +328,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "replay_prompt": Fault(
         "a prompt whose executor is gone runs again",
-        {Target("hutch_daemon.conductor.session_loop", "SessionLoop._settle_lost"): _replay_prompt},
+        {Target("hutch_daemon.services.session_loop", "SessionLoop._settle_lost"): _replay_prompt},
         ("busy",) * 2,
         frozenset({"ran_twice", "garbled"}),
     ),
@@ -339,7 +340,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "silent_end": Fault(
         "a turn that hutchd ends itself ends without an event",
-        {Target("hutch_daemon.conductor.endings", "Endings.end"): _silent_end},
+        {Target("hutch_daemon.services.turn_lifecycle", "Endings.end"): _silent_end},
         ("busy",) * 2,
         frozenset({"end_wrong"}),
     ),
@@ -366,7 +367,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "run_denied": Fault(
         "an agent runs a call that was denied",
-        {Target("hutch_executor.daemon_port", "LinkedDaemon.request_permission"): _run_denied},
+        {Target("hutch_executor.link.daemon_port", "LinkedDaemon.request_permission"): _run_denied},
         (),
         frozenset({"ran_unasked", "undelivered"}),
     ),
@@ -378,7 +379,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "lose_spool": Fault(
         "the spool of a dead executor is removed before it is stored",
-        {Target("hutch_executor.left_spool", "take_spool"): _lose_spool},
+        {Target("hutch_executor.events.orphan_spool", "take_spool"): _lose_spool},
         ("spool",) * 2,
         frozenset({"spool_lost"}),
     ),
