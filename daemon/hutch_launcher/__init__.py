@@ -1,1 +1,1 @@
-"""hutch-launcher: the one privileged part of Hutch. Standard library only; it imports nothing of ours."""
+"""hutch-launcher: the one privileged part of Hutch. Standard library only; it imports no other package of Hutch."""

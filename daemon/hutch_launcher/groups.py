@@ -1,13 +1,13 @@
-"""The processes of executors: a cgroup for each, named `hutch-<executor id>`, in each hierarchy that is of use.
+"""The processes of executors: each executor has a cgroup named `hutch-<executor id>` in every hierarchy in use.
 
-| host | killed by | limits by |
+| host | killed by | limited by |
 |---|---|---|
 | version 2, delegated | cgroup.kill | its controllers |
-| both | cgroup.kill of the version 2 tree, where it has it | version 1: memory, pids, cpu |
-| version 1 | freezer: what is frozen cannot outrun its killer | likewise |
+| both versions | cgroup.kill of the version 2 tree, if it has that file | version 1: memory, pids, cpu |
+| version 1 | freezer: a frozen process cannot fork faster than it is killed | version 1: memory, pids, cpu |
 | none | descent from the executor | – |
 
-Nothing here waits: a round of killing does what can be done now, and says what is left.
+Nothing here waits: a round of killing does what can be done now and returns what is left.
 """
 
 from __future__ import annotations
@@ -16,33 +16,36 @@ import ctypes
 import os
 import signal
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Groups", "Left", "Process", "enter", "find_groups", "fork_into", "kill", "kill_family", "processes"]
+__all__ = ["GroupProcess", "Groups", "KillRound", "enter", "find_groups", "fork_into", "kill", "kill_descendants"]
+__all__ += ["moved_directories", "processes"]
 
 _PREFIX: Final = "hutch-"
 _LEAF: Final = "launcher"
-_LARGEST_PAGE: Final = 64 * 1024
 _TOP: Final = "hutch-launcher"
-_LIMITS: Final = ("memory", "pids", "cpu")
+_LARGEST_PAGE: Final = 64 * 1024
+_CONTROLLERS: Final = ("memory", "pids", "cpu")
+_OOM_COUNTERS: Final = ("memory.events", "memory.oom_control")
+_FREEZERS: Final = (("freezer.state", "FROZEN", "THAWED"), ("cgroup.freeze", "1", "0"))
 
 
 @dataclass(frozen=True)
-class Left:
-    """What a round of killing left, and how often the limits were met until then."""
+class KillRound:
+    """The result of one round of killing: processes left, and how often each limit was met since the start."""
 
     left: int
-    oom: int = 0
-    full: int = 0
+    oom_kills: int = 0
+    pids_refused: int = 0
 
 
 @dataclass(frozen=True)
-class Process:
-    """One line of the table of processes; `uids` are the real, effective, saved and file system one."""
+class GroupProcess:
+    """One process of the machine. `uids` holds its real, effective, saved and file system uid."""
 
     pid: int
     parent: int
@@ -51,8 +54,8 @@ class Process:
     uids: frozenset[int]
 
 
-def processes() -> Iterator[Process]:
-    """Look at each process there is, without zombies."""
+def processes() -> Iterator[GroupProcess]:
+    """Yield every process of the machine except zombies."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             with suppress(OSError, ValueError, IndexError):
@@ -60,65 +63,63 @@ def processes() -> Iterator[Process]:
                 status = Path("/proc", name, "status").read_bytes()
                 uids = frozenset(map(int, status.partition(b"\nUid:")[2].split(b"\n", 1)[0].split()))
                 if fields[0] not in (b"Z", b"X"):
-                    yield Process(int(name), int(fields[1]), int(fields[3]), int(fields[19]), uids)
+                    yield GroupProcess(int(name), int(fields[1]), int(fields[3]), int(fields[19]), uids)
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    """Signal a process, unless it has gone."""
+    """Send a signal; do nothing if the process is gone."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
-def kill_family(pid: int, start: int, uid: int) -> int:
-    """Do a round without a cgroup: kill what descends from an executor or is in its session; return how many.
+def kill_descendants(pid: int, start: int, uid: int) -> int:
+    """Do one round without a cgroup: kill the executor's descendants and its session; return their number.
 
-    Orphans come back to the executor, so it is stopped first and killed when it has no descendants any more.
+    Orphans become children of the executor. It is therefore stopped first, and killed once it has no descendants.
     """
-    table = {one.pid: one for one in processes()}
-    root = table.get(pid)
-    if root is not None and root.start != start:
+    table = {process.pid: process for process in processes()}
+    executor = table.get(pid)
+    if executor is not None and executor.start != start:
         return 0
-    family = {one.pid for one in table.values() if uid in one.uids and (one.session == pid or one.pid == pid)}
-    while more := {one.pid for one in table.values() if one.parent in family} - family:
-        family |= more
-    if root is not None:
-        kill(pid, signal.SIGSTOP if len(family) > 1 else signal.SIGKILL)
-    for one in family - {pid}:
-        kill(one)
-    return len(family)
+    found = {one.pid for one in table.values() if uid in one.uids and (one.session == pid or one.pid == pid)}
+    while more := {one.pid for one in table.values() if one.parent in found} - found:
+        found |= more
+    if executor is not None:
+        kill(pid, signal.SIGSTOP if len(found) > 1 else signal.SIGKILL)
+    for descendant in found - {pid}:
+        kill(descendant)
+    return len(found)
 
 
-# ---------------------------------------------------------------- finding the place
+# ---------------------------------------------------------------- one executor's group
 
 
 @dataclass
 class Groups:
-    """Where groups are made: `tree` is what kills, `limits` the directory in which each limit is set."""
+    """Where groups are made. Processes are killed through `tree`; `limits` has the directory of each controller."""
 
     version: str = ""
     tree: Path | None = None
     limits: dict[str, Path] = field(default_factory=dict)
     why: str = ""
 
-    def places(self, executor: str) -> list[Path]:
-        """Return the executor's directory in each hierarchy, the one that kills first."""
+    def directories(self, executor: str) -> list[Path]:
+        """Return the executor's directory in each hierarchy; first the one that kills."""
         trees = [tree for tree in (self.tree, *self.limits.values()) if tree is not None]
         return [tree / f"{_PREFIX}{executor}" for tree in dict.fromkeys(trees)]
 
-    # ------------------------------------------------------------ making
-
     def make(self, executor: str, memory: int, pids: int, cpu_weight: int) -> list[Path]:
-        """Make the group with its limits; return its directories. OSError when it cannot be, and then none is left."""
+        """Make the group with its limits and return its directories. On an OSError none of them remains."""
         made: list[Path] = []
         try:
-            for place in self.places(executor):
+            for directory in self.directories(executor):
                 with suppress(OSError):
-                    place.rmdir()  # an empty one, of an executor that has ended
-                place.mkdir()
-                place.chmod(0o755)  # an executor reads its counters there, hutchd who is in it
-                made.append(place)
+                    directory.rmdir()  # left empty by an executor that has ended
+                directory.mkdir()
+                directory.chmod(0o755)  # an executor reads its counters there; hutchd reads which processes are in it
+                made.append(directory)
             if memory and "memory" in self.limits:
-                _bound_memory(self.limits["memory"] / f"{_PREFIX}{executor}", memory)
+                _limit_memory(self.limits["memory"] / f"{_PREFIX}{executor}", memory)
             if pids and "pids" in self.limits:
                 _write(self.limits["pids"] / f"{_PREFIX}{executor}" / "pids.max", pids)
             if cpu_weight and "cpu" in self.limits:
@@ -128,106 +129,104 @@ class Groups:
                 else:
                     _write(cpu / "cpu.shares", max(2, cpu_weight * 1024 // 100))
         except OSError:
-            for place in made:
+            for directory in made:
                 with suppress(OSError):
-                    place.rmdir()
+                    directory.rmdir()
             raise
         return made
 
-    # ------------------------------------------------------------ killing
-
-    def kill(self, executor: str) -> Left:
-        """Kill all that is in the executor's group and remove it, as far as that can be done at once."""
-        places = [place for place in self.places(executor) if place.exists()]
-        if not places:
-            places = _elsewhere(executor)
-        left = 0
-        for place in places:
-            left = max(left, _kill(place))
-        oom = sum(_counter(place / name, b"oom_kill") for place in places for name in _OOM)
-        full = sum(_counter(place / "pids.events", b"max") for place in places)
-        for place in places:
+    def kill(self, executor: str) -> KillRound:
+        """Do one round: kill all processes in the executor's group, and remove the group once it is empty."""
+        directories = [directory for directory in self.directories(executor) if directory.exists()]
+        if not directories:
+            members = (_cgroups_of(str(process.pid)) for process in processes())
+            directories = moved_directories(executor, members, _mounts())
+        left = max((_kill_members(directory) for directory in directories), default=0)
+        oom_kills = sum(_counter(place / name, b"oom_kill") for place in directories for name in _OOM_COUNTERS)
+        pids_refused = sum(_counter(directory / "pids.events", b"max") for directory in directories)
+        for directory in directories:
             try:
-                place.rmdir()
+                directory.rmdir()
             except FileNotFoundError:
                 continue
             except OSError:
-                left = max(left, 1)  # some are on their way out
-        return Left(left, oom, full)
+                left = max(left, 1)  # killed processes that have not exited yet
+        return KillRound(left, oom_kills, pids_refused)
 
     def holds(self, uid: int) -> bool:
-        """Tell whether a process of this uid is in the group of any executor."""
+        """Return whether any executor's group has a process of this uid."""
         return any(
             part.startswith(f"{_PREFIX}x-")
             for process in processes()
             if uid in process.uids
-            for path in _own(f"/proc/{process.pid}/cgroup").values()
+            for path in _cgroups_of(str(process.pid)).values()
             for part in path.split("/")
         )
 
 
-_OOM: Final = ("memory.events", "memory.oom_control")
-_FREEZERS: Final = (("freezer.state", "FROZEN", "THAWED"), ("cgroup.freeze", "1", "0"))
+def moved_directories(
+    executor: str, members: Iterable[dict[str, str]], mounts: dict[str, tuple[str, str]]
+) -> list[Path]:
+    """Return the executor's directories outside of ours: an earlier launcher that ran elsewhere has made them.
 
-
-def _kill(place: Path) -> int:
-    """Kill all in one directory, where its hierarchy is one that kills; return how many there were."""
-    if (place / "cgroup.kill").exists():
-        _try(place / "cgroup.kill", "1")
-        return len(_pids(place))
-    for name, on, off in _FREEZERS:
-        if (place / name).exists():
-            _try(place / name, on)
-            for pid in _pids(place):
-                kill(pid)
-            _try(place / name, off)
-    return len(_pids(place))
-
-
-def _elsewhere(executor: str) -> list[Path]:
-    """Return the executor's directories below other places, where a launcher that ran elsewhere has made them."""
+    `members` has, for each process of the machine, its path by controller.
+    """
     found: dict[Path, None] = {}
-    mounts = _mounts()
-    for process in processes():
-        for controller, path in _own(f"/proc/{process.pid}/cgroup").items():
+    for paths in members:
+        for controller, path in paths.items():
             head, mark, _ = f"{path}/".partition(f"/{_PREFIX}{executor}/")
-            if mark and controller in mounts and ".." not in head.split("/"):  # it is in another's view of the tree
+            if mark and controller in mounts and ".." not in head.split("/"):  # `..` leads out of our view of the tree
                 found[_below(mounts[controller], f"{head}{mark}")] = None
     return list(found)
 
 
-def _pids(place: Path) -> list[int]:
-    with suppress(OSError):
-        return [int(line) for line in (place / "cgroup.procs").read_bytes().split() if line != b"0"]
-    return []
+def enter(directory: Path) -> None:
+    """Move the calling process, which must have one thread, into a group. Moving a thread is cheaper, if possible."""
+    file = directory / "tasks"
+    (file if file.exists() else directory / "cgroup.procs").write_text("0")
 
 
-def enter(place: Path) -> None:
-    """Go into a group; the caller is its process's one thread, and to move a thread costs less than a process."""
-    file = place / "tasks"
-    (file if file.exists() else place / "cgroup.procs").write_text("0")
+def fork_into(groups: Groups, directories: list[Path]) -> tuple[int, Path | None]:
+    """Fork. Return the pid (0 in the child) and the group in which the child was created, if any.
 
-
-def fork_into(groups: Groups, places: list[Path]) -> tuple[int, Path | None]:
-    """Fork; returns the pid, 0 in the child, and the group that the child is born in, if that is possible.
-
-    That is one of version 2, by clone3(2) (Linux 5.7), which Python has no call for. To write into its `cgroup.procs`
-    instead would wait for a moment in which no process of the machine forks or ends, tens of milliseconds.
+    The child is created in a version 2 group by clone3(2) (Linux 5.7), for which Python has no call. Writing to
+    `cgroup.procs` instead would wait until no process of the machine forks or exits: tens of milliseconds.
     """
-    if groups.version == "v2" and places:
+    if groups.version == "v2" and directories:
         api, libc = ctypes.pythonapi, ctypes.PyDLL(None)
-        place = os.open(places[0], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        call = struct.pack("=11Q", 1 << 33, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, place)  # CLONE_INTO_CGROUP
+        directory = os.open(directories[0], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        call = struct.pack("=11Q", 1 << 33, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, directory)  # CLONE_INTO_CGROUP
         api.PyOS_BeforeFork()
         pid = int(libc.syscall(ctypes.c_long(435), call, ctypes.c_size_t(len(call))))
         api.PyOS_AfterFork_Child() if pid == 0 else api.PyOS_AfterFork_Parent()
-        os.close(place)
+        os.close(directory)
         if pid >= 0:
-            return pid, places[0]
+            return pid, directories[0]
     return os.fork(), None
 
 
+def _kill_members(directory: Path) -> int:
+    """Kill all processes in one directory if its hierarchy can kill; return how many there were."""
+    if (directory / "cgroup.kill").exists():
+        _try_write(directory / "cgroup.kill", "1")
+        return len(_members(directory))
+    for name, frozen, thawed in _FREEZERS:
+        if (directory / name).exists():
+            _try_write(directory / name, frozen)
+            for pid in _members(directory):
+                kill(pid)
+            _try_write(directory / name, thawed)
+    return len(_members(directory))
+
+
+def _members(directory: Path) -> list[int]:
+    with suppress(OSError):
+        return [int(line) for line in (directory / "cgroup.procs").read_bytes().split() if line != b"0"]
+    return []
+
+
 def _counter(path: Path, name: bytes) -> int:
+    """Return the value of `name` in a `key value` file, or 0."""
     with suppress(OSError, ValueError):
         for line in path.read_bytes().splitlines():
             key, _, value = line.partition(b" ")
@@ -236,39 +235,39 @@ def _counter(path: Path, name: bytes) -> int:
     return 0
 
 
-def _bound_memory(place: Path, size: int) -> None:
-    if (place / "memory.max").exists():
-        _write(place / "memory.max", size)
-        _try(place / "memory.swap.max", "0")
+def _limit_memory(directory: Path, size: int) -> None:
+    if (directory / "memory.max").exists():
+        _write(directory / "memory.max", size)
+        _try_write(directory / "memory.swap.max", "0")
     else:
-        _write(place / "memory.limit_in_bytes", size)
-        # a page more, or memory.failcnt would count nothing: with one bound for both, that of swap is met first
-        _try(place / "memory.memsw.limit_in_bytes", str(size + _LARGEST_PAGE))
+        _write(directory / "memory.limit_in_bytes", size)
+        # One page more: with equal limits the one of memory and swap is met first, and memory.failcnt stays 0.
+        _try_write(directory / "memory.memsw.limit_in_bytes", str(size + _LARGEST_PAGE))
 
 
 def _write(path: Path, value: int) -> None:
-    with path.open("w") as file:  # never makes a file: a cgroup directory takes none
+    with path.open("w") as file:  # fails if the file is missing: a cgroup directory lets nobody create one
         file.write(str(value))
 
 
-def _try(path: Path, value: str) -> None:
+def _try_write(path: Path, value: str) -> None:
     with suppress(OSError):
         if path.exists():
             path.write_text(value)
 
 
-# ---------------------------------------------------------------- looking for the hierarchies
+# ---------------------------------------------------------------- finding the hierarchies
 
 
 def find_groups() -> Groups:
-    """Look where groups can be made now, by making one; in version 2 this may move the launcher into a leaf."""
-    own, mounts = _own("/proc/self/cgroup"), _mounts()
+    """Find where groups can be made, by making one. In version 2 this may move the launcher into a leaf."""
+    own, mounts = _cgroups_of("self"), _mounts()
     found = Groups()
     if "" in own and "" in mounts:
-        base, given = _version_2(_below(mounts[""], own[""]), Path(mounts[""][1]))
-        if given or _usable(base, "cgroup.kill"):
-            found.version, found.tree, found.limits = "v2", base, dict.fromkeys(given, base)
-    for controller in (*_LIMITS, "freezer"):
+        base, controllers = _version_2(_below(mounts[""], own[""]), Path(mounts[""][1]))
+        if controllers or _usable(base, "cgroup.kill"):
+            found.version, found.tree, found.limits = "v2", base, dict.fromkeys(controllers, base)
+    for controller in (*_CONTROLLERS, "freezer"):
         if controller in found.limits or controller not in own or controller not in mounts:
             continue
         base = _below(mounts[controller], own[controller])
@@ -281,45 +280,45 @@ def find_groups() -> Groups:
     if found.tree is None:
         found.limits = {}
         found.why = "The launcher can make no cgroup here: it needs Delegate=yes in its unit, or to be root."
-    elif missing := [name for name in _LIMITS if name not in found.limits]:
-        found.why = f"Not limited here: {', '.join(missing)}. The cgroup controller is not given to the launcher."
+    elif missing := [name for name in _CONTROLLERS if name not in found.limits]:
+        found.why = f"Not limited here: {', '.join(missing)}. The launcher was not given the cgroup controller."
     return found
 
 
 def _version_2(own: Path, top: Path) -> tuple[Path, list[str]]:
-    """Return where groups can have controllers, and which; our own place and none where they cannot.
+    """Return where groups can have controllers, and which; our own group and none if they cannot.
 
-    A group that hands controllers on must hold no process itself: not our own, but where systemd put us into a leaf of
-    it (DelegateSubgroup), or we can go into one. Else a group of its own at the top, if we are root: beside systemd's,
-    which it leaves alone, and out of the way of a unit that is started again while executors live.
+    A group that gives controllers to its children must not hold processes itself. Our own group qualifies if systemd
+    put us into a leaf of it (DelegateSubgroup) or if we can move into one. Otherwise root makes a group at the top:
+    beside systemd's groups, and undisturbed when the unit restarts while executors live.
     """
-    if own.name == _LEAF and (given := _controllers(own.parent)):
-        return own.parent, given
+    if own.name == _LEAF and (controllers := _delegate(own.parent)):
+        return own.parent, controllers
     with suppress(OSError):
         (top / _TOP).mkdir(exist_ok=True)
         (top / _TOP).chmod(0o755)
-        if _controllers(top) and (given := _controllers(top / _TOP)):
-            return top / _TOP, given
+        if _delegate(top) and (controllers := _delegate(top / _TOP)):
+            return top / _TOP, controllers
         (top / _TOP).rmdir()
-    if _pids(own) == [os.getpid()] and _usable(own, "cgroup.procs"):
+    if _members(own) == [os.getpid()] and _usable(own, "cgroup.procs"):
         (own / _LEAF).mkdir(exist_ok=True)
-        _try(own / _LEAF / "cgroup.procs", "0")
-    return own, _controllers(own)
+        _try_write(own / _LEAF / "cgroup.procs", "0")
+    return own, _delegate(own)
 
 
-def _controllers(base: Path) -> list[str]:
-    """Have `base` hand on the controllers of limits that it has; return those that groups below it have then."""
+def _delegate(base: Path) -> list[str]:
+    """Enable the limits' controllers for the children of `base`; return those that are enabled afterwards."""
     with suppress(OSError):
-        for name in _LIMITS:
+        for name in _CONTROLLERS:
             if name in (base / "cgroup.controllers").read_text().split():
-                _try(base / "cgroup.subtree_control", f"+{name}")
-        given = (base / "cgroup.subtree_control").read_text().split()
-        return [name for name in _LIMITS if name in given]
+                _try_write(base / "cgroup.subtree_control", f"+{name}")
+        enabled = (base / "cgroup.subtree_control").read_text().split()
+        return [name for name in _CONTROLLERS if name in enabled]
     return []
 
 
 def _usable(base: Path, file: str) -> bool:
-    """Tell whether a group can be made in `base` and has this file."""
+    """Return whether a new group in `base` would have this file."""
     trial = base / f"{_PREFIX}trial-{os.getpid()}"
     try:
         trial.mkdir()
@@ -331,18 +330,18 @@ def _usable(base: Path, file: str) -> bool:
         return False
 
 
-def _own(file: str) -> dict[str, str]:
-    """Return the path in each hierarchy by controller; version 2 has the empty name."""
+def _cgroups_of(pid: str) -> dict[str, str]:
+    """Return a process's path by controller; version 2 has the empty name."""
     found: dict[str, str] = {}
     with suppress(OSError, ValueError):
-        for line in Path(file).read_text().splitlines():
+        for line in Path("/proc", pid, "cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             found.update(dict.fromkeys(controllers.split(","), path))
     return found
 
 
 def _mounts() -> dict[str, tuple[str, str]]:
-    """Return (its root, where it is mounted) of each hierarchy by controller. (proc(5), mountinfo)"""
+    """Return (root, mount point) by controller. (proc(5), mountinfo)"""
     found: dict[str, tuple[str, str]] = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")

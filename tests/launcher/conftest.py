@@ -1,4 +1,4 @@
-"""One account and one launcher for each file of tests, and hutchd's connection for each test."""
+"""An account and a launcher per test file, and a connection of hutchd's per test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.launcher.stage import Caller, Stage, stage
 
 @pytest.fixture(scope="module")
 def alice() -> Iterator[Account]:
-    """Whose agents may run."""
+    """The account that executors run as."""
     with account("alice", shell="/bin/bash") as made:
         yield made
 

@@ -1,7 +1,7 @@
-"""A real hutch-launcher, accounts that it may start executors as, and hutchd's side of its socket, spoken by hand.
+"""A real hutch-launcher with its configuration, and hutchd's side of its socket.
 
-What it starts is a puppet: a program in the place of the interpreter, which gets Python source through the socket
-that is its standard input, and sends back what that says.
+Instead of the interpreter it starts a puppet: a program that reads Python source from its standard input, a socket,
+executes it, and sends back what the source passes to `say`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ while source := lines.readline():
 
 
 def new_id() -> str:
-    """Return the name of an executor that nobody else has."""
+    """Return a new executor id."""
     return "x-" + "".join(random.SystemRandom().choices("0123456789abcdefghjkmnpqrstvwxyz", k=16))
 
 
@@ -60,16 +60,16 @@ def packet(op: int, uid: int = NOBODY, executor: str = "", limits: Sequence[int]
 
 
 def wait_until(true: Callable[[], object], within: float = 30.0) -> None:
-    """Return once it is so; the deadline only bounds a failure."""
+    """Return once `true()` is true. Fail after `within` seconds."""
     deadline = time.monotonic() + within
     while not true():
-        assert time.monotonic() < deadline, "it did not come to that"
+        assert time.monotonic() < deadline, "it did not become true in time"
         time.sleep(0.005)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A reply, and what came with it."""
+    """A reply, and the descriptors that came with it."""
 
     status: int
     pid: int
@@ -83,7 +83,7 @@ class Answer:
 
 @dataclass
 class Executor:
-    """A puppet that runs."""
+    """A running puppet."""
 
     id: str
     uid: int
@@ -95,11 +95,11 @@ class Executor:
     lines: Any
 
     def do(self, source: str) -> None:
-        """Have it execute some Python."""
+        """Make it execute Python source."""
         self.stream.sendall(source.encode().hex().encode() + b"\n")
 
     def ask(self, source: str) -> Any:
-        """Have it execute some Python, and return the one thing that it says."""
+        """Make it execute Python source, and return the one value that the source says."""
         import ast
 
         self.do(source)
@@ -111,11 +111,11 @@ class Executor:
         return ast.literal_eval(said[:-1].decode())
 
     def ended(self) -> bool:
-        """Whether its process is gone."""
+        """Return whether its process has exited."""
         return bool(select.select([self.pidfd], [], [], 0)[0])
 
     def close(self) -> None:
-        """Close what the launcher handed over."""
+        """Close the descriptors that the launcher sent."""
         self.lines.close()
         self.stream.close()
         os.close(self.pidfd)
@@ -125,7 +125,7 @@ class Caller:
     """One connection to the launcher."""
 
     def __init__(self, sock: socket.socket) -> None:
-        """Own the connection."""
+        """Take over a connected socket."""
         self.sock = sock
         sock.settimeout(60)
 
@@ -134,7 +134,7 @@ class Caller:
         socket.send_fds(self.sock, [raw], list(descriptors))
 
     def receive(self) -> Answer:
-        """Return the next reply. EOFError when the launcher closed the connection."""
+        """Return the next reply. EOFError once the launcher has closed the connection."""
         data, descriptors, flags, _ = socket.recv_fds(self.sock, 1024, 8)
         if not data:
             raise EOFError
@@ -151,18 +151,18 @@ class Caller:
         return self.receive()
 
     def ask(self, op: int, uid: int = NOBODY, executor: str = "", **more: Any) -> Answer:
-        """Make a request; `descriptors` go with it."""
+        """Make a request, with `descriptors`; return the reply."""
         descriptors = more.pop("descriptors", ())
         return self.raw(packet(op, uid, executor, **more), descriptors)
 
     def probe(self) -> dict[str, Any]:
-        """Return what it says it can do."""
+        """Return what the launcher says it can do."""
         answer = self.ask(PROBE)
         assert answer.status == DONE, answer
         return dict(json.loads(answer.text))
 
     def end(self, executor: str, within: float = 30.0) -> Answer:
-        """Ask for rounds of killing until the launcher says it is done; the counters are the highest seen."""
+        """Ask for rounds of killing until one is the last. The counters are the highest of any round."""
         deadline, oom, full = time.monotonic() + within, 0, 0
         while True:
             answer = self.ask(KILL, 1, executor)
@@ -179,7 +179,7 @@ class Caller:
 
 @dataclass
 class Stage:
-    """The launcher of a test, with its configuration, its socket and its log."""
+    """A launcher with its configuration, its socket and its log."""
 
     root: Path
     served: Account
@@ -195,17 +195,17 @@ class Stage:
 
     @property
     def socket(self) -> Path:
-        """Where it listens."""
+        """The path on which it listens."""
         return self.root / "launcher.sock"
 
     @property
     def log(self) -> Path:
-        """What it wrote."""
+        """The file with its standard output and error."""
         return self.root / "log"
 
     @property
     def output(self) -> Path:
-        """What its executors wrote."""
+        """The file with the output of its executors."""
         return self.root / "output"
 
     @property
@@ -214,7 +214,7 @@ class Stage:
         return self.root / "spool"
 
     def write(self, **settings: Any) -> None:
-        """Change settings, and write them all."""
+        """Change settings, and write the configuration."""
         self.settings |= settings
         self.config.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in self.settings.items()))
         self.config.chmod(0o644)
@@ -224,7 +224,7 @@ class Stage:
         return [str(installed().command("hutch-launcher"))]
 
     def start(self, *before: str, wait: bool = True, **more: Any) -> None:
-        """Start it; `before` are words before its command."""
+        """Start it. The words of `before` go before its command."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*before, *self.command(), "--config", str(self.config), "--listen", str(self.socket)],
@@ -256,9 +256,9 @@ class Stage:
         return code
 
     def connect(self, uid: int | None = None) -> Caller:
-        """Connect as the served account, or another."""
+        """Connect as the served account, or as `uid`."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        os.seteuid(self.served.uid if uid is None else uid)  # the kernel notes it when we connect
+        os.seteuid(self.served.uid if uid is None else uid)  # SO_PEERCRED has the uid at connect(2)
         try:
             sock.connect(str(self.socket))
         except BaseException:
@@ -269,7 +269,7 @@ class Stage:
         return Caller(sock)
 
     def try_start(self, to: Caller, uid: int, executor: str | None = None, limits: Sequence[int] = NO_LIMITS) -> Answer:
-        """Ask for an executor; return the reply as it is."""
+        """Ask for the start of an executor; return the reply."""
         executor = executor or new_id()
         self.known.add(executor)
         fd = os.open(self.output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -279,7 +279,7 @@ class Stage:
             os.close(fd)
 
     def executor(self, to: Caller, uid: int, limits: Sequence[int] = NO_LIMITS) -> Executor:
-        """Start an executor."""
+        """Start an executor. Fail unless the reply is `done`."""
         executor = new_id()
         answer = self.try_start(to, uid, executor, limits)
         assert answer.status == DONE, answer
@@ -294,12 +294,12 @@ class Stage:
         return made
 
     def descriptors(self) -> int:
-        """How many descriptors the launcher has open."""
+        """Return how many descriptors the launcher has open."""
         assert self.process is not None
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def children(self) -> list[int]:
-        """The processes that it has started and not buried."""
+        """Return its child processes, also those not yet reaped."""
         assert self.process is not None
         return [
             int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
@@ -308,7 +308,7 @@ class Stage:
 
 @contextmanager
 def stage(*, start: bool = True, **settings: Any) -> Iterator[Stage]:
-    """Set up a launcher that serves an account of its own; `users` are given as accounts' names."""
+    """Yield a launcher that serves an account of its own. `settings` go into its configuration."""
     need_root()
     made = installed()
     root = Path(tempfile.mkdtemp(prefix="hutch-launcher-", dir="/opt"))

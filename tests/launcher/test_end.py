@@ -1,4 +1,4 @@
-"""An end: whatever an executor has become, nothing of it is left, and the launcher says so when it is true."""
+"""An end: nothing of an executor is left once the launcher says so."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hutch_launcher import groups
-from hutch_launcher.groups import Groups
+from hutch_launcher.groups import Groups, moved_directories
 from tests.accounts import Account, account, kill_all, processes_of
 from tests.launcher.stage import DONE, KILL, NOT_YET, REFUSED, SWEEP, Answer, Caller, Stage, new_id, stage, wait_until
 
@@ -65,15 +64,15 @@ say(os.waitpid(child, 0)[1])
 
 
 def need_cgroup(hutchd: Caller, *limits: str) -> None:
-    """Leave the test out where the host has no cgroup for it."""
+    """Skip the test if the launcher can make no cgroup with these limits."""
     can = hutchd.probe()
     if not can["cgroup"] or not set(limits) <= set(can["limits"]):
         pytest.skip(f"kernel: no cgroup with {limits} can be made here")
 
 
 @pytest.mark.parametrize("trick", [DOUBLE_FORK, STOPPED, HOPPER, BOMB], ids=["setsid", "stopped", "hopper", "bomb"])
-def test_nothing_is_left(shared: Stage, hutchd: Caller, alice: Account, trick: str) -> None:
-    """Done means that no process of the account lives, and that the group is gone."""
+def test_nothing_of_an_ended_executor_is_left(shared: Stage, hutchd: Caller, alice: Account, trick: str) -> None:
+    """Done: no process of the account lives, and the group is removed."""
     need_cgroup(hutchd, "pids")
     one = shared.executor(hutchd, alice.uid, (0, 100, 0, 0))
     one.ask(trick)
@@ -88,8 +87,8 @@ def test_nothing_is_left(shared: Stage, hutchd: Caller, alice: Account, trick: s
         assert (answer.full > 0) is (trick == BOMB)
 
 
-def test_one_is_ended_and_the_other_lives(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """Two executors of one account have nothing to do with each other."""
+def test_ending_one_executor_does_not_touch_another(shared: Stage, hutchd: Caller, alice: Account) -> None:
+    """Though both run as the same account."""
     first, second = shared.executor(hutchd, alice.uid), shared.executor(hutchd, alice.uid)
     first.ask(DOUBLE_FORK)
     hutchd.end(first.id)
@@ -98,8 +97,10 @@ def test_one_is_ended_and_the_other_lives(shared: Stage, hutchd: Caller, alice: 
     hutchd.end(second.id)
 
 
-def test_a_memory_hog_dies_alone(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """The kernel kills what goes over the limit, spares its parent, and the reply of the end counts it."""
+def test_only_the_process_that_exceeds_the_memory_limit_is_killed(
+    shared: Stage, hutchd: Caller, alice: Account
+) -> None:
+    """Its parent lives, and the reply to the kill counts it."""
     need_cgroup(hutchd, "memory")
     one = shared.executor(hutchd, alice.uid, (64 << 20, 0, 0, 0))
     assert one.ask(HOG) == signal.SIGKILL
@@ -111,8 +112,8 @@ def test_a_memory_hog_dies_alone(shared: Stage, hutchd: Caller, alice: Account) 
     assert answer.full == 0
 
 
-def test_weights_and_limits_are_written(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """Each in the hierarchy that has it."""
+def test_limits_and_weights_are_set(shared: Stage, hutchd: Caller, alice: Account) -> None:
+    """Each in the hierarchy that has its controller."""
     need_cgroup(hutchd, "memory", "pids", "cpu")
     one = shared.executor(hutchd, alice.uid, (256 << 20, 123, 50, 0))
     found: dict[str, str] = {}
@@ -131,14 +132,14 @@ def test_weights_and_limits_are_written(shared: Stage, hutchd: Caller, alice: Ac
 LIMITS = ("memory.max", "memory.limit_in_bytes", "pids.max", "cpu.weight", "cpu.shares")
 
 
-def test_what_never_was_is_gone(hutchd: Caller) -> None:
-    """At once, with nothing counted."""
+def test_ending_an_executor_that_never_existed_is_done(hutchd: Caller) -> None:
+    """The first reply says so, and counts nothing."""
     answer = hutchd.ask(KILL, 1, new_id())
     assert (answer.status, answer.left, answer.oom, answer.full) == (DONE, 0, 0, 0)
 
 
-def test_an_end_is_answered_at_once(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """A round says what is left instead of waiting; the loop serves others in between."""
+def test_a_kill_is_answered_at_once(shared: Stage, hutchd: Caller, alice: Account) -> None:
+    """One round says what is left. The launcher serves others between rounds."""
     one = shared.executor(hutchd, alice.uid)
     first = hutchd.ask(KILL, alice.uid, one.id)
     other = shared.connect()
@@ -150,8 +151,8 @@ def test_an_end_is_answered_at_once(shared: Stage, hutchd: Caller, alice: Accoun
     other.close()
 
 
-def test_ended_executors_are_buried(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """One that leaves by itself is no zombie, and what it had in its group is still counted at its end."""
+def test_an_executor_that_exits_is_reaped(shared: Stage, hutchd: Caller, alice: Account) -> None:
+    """It is no zombie, and can still be ended."""
     one = shared.executor(hutchd, alice.uid)
     one.do("os._exit(0)")
     wait_until(one.ended)
@@ -159,8 +160,8 @@ def test_ended_executors_are_buried(shared: Stage, hutchd: Caller, alice: Accoun
     assert hutchd.end(one.id).status == DONE
 
 
-def test_a_launcher_that_was_killed_ends_what_it_started_once_it_is_back(alice: Account) -> None:
-    """Executors live on meanwhile; the next one finds them by their names."""
+def test_a_restarted_launcher_ends_executors_of_the_one_before(alice: Account) -> None:
+    """Executors outlive a killed launcher; the next one finds them by the names of their groups."""
     with stage(users=[alice.name]) as host:
         caller = host.connect()
         one = host.executor(caller, alice.uid)
@@ -180,8 +181,8 @@ def test_a_launcher_that_was_killed_ends_what_it_started_once_it_is_back(alice: 
         caller.close()
 
 
-def test_a_launcher_that_is_told_to_end_leaves_executors_alone(alice: Account) -> None:
-    """It is its service manager that ends it, to start a new one."""
+def test_executors_outlive_a_stopped_launcher(alice: Account) -> None:
+    """A service manager stops it in order to start a new one."""
     with stage(users=[alice.name]) as host:
         caller = host.connect()
         one = host.executor(caller, alice.uid)
@@ -196,8 +197,8 @@ def test_a_launcher_that_is_told_to_end_leaves_executors_alone(alice: Account) -
             each.close()
 
 
-def test_executors_end_when_hutchd_is_gone_too_long(alice: Account) -> None:
-    """Counted from the last connection's end; those of a former launcher as well."""
+def test_executors_are_ended_once_hutchd_is_gone_too_long(alice: Account) -> None:
+    """`gone_after` seconds after the last connection; also those of an earlier launcher."""
     with stage(users=[alice.name], gone_after=1) as host:
         caller = host.connect()
         old = host.executor(caller, alice.uid)
@@ -207,7 +208,7 @@ def test_executors_end_when_hutchd_is_gone_too_long(alice: Account) -> None:
         again = host.connect()
         new = host.executor(again, alice.uid)
         again.end(new_id())
-        time.sleep(1.5)  # it is here: nothing ends
+        time.sleep(1.5)  # hutchd is connected: nothing is ended
         assert [old.ask("say(7)"), new.ask("say(8)")] == [7, 8]
         for each in (caller, again):
             each.close()
@@ -218,8 +219,8 @@ def test_executors_end_when_hutchd_is_gone_too_long(alice: Account) -> None:
         assert {word for word in host.log.read_text().split() if word.startswith("x-")} == {old.id, new.id}
 
 
-def test_an_executor_whose_start_nobody_hears_of_does_not_stay(shared: Stage, alice: Account) -> None:
-    """The connection broke before the reply: nobody would ever ask for its end, and this one does not end by itself."""
+def test_an_executor_whose_reply_cannot_be_sent_is_ended(shared: Stage, alice: Account) -> None:
+    """hutchd does not know of it, and would never ask for its end. This one does not exit by itself."""
     stubborn = shared.root / "stubborn"
     stubborn.write_text("#!/bin/sh\nexec sleep 600\n")
     stubborn.chmod(0o755)
@@ -246,8 +247,8 @@ def test_an_executor_whose_start_nobody_hears_of_does_not_stay(shared: Stage, al
     other.close()
 
 
-def test_the_account_of_a_person_is_never_swept(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """Only what the launcher's own configuration calls dedicated."""
+def test_an_account_that_is_not_dedicated_is_never_swept(shared: Stage, hutchd: Caller, alice: Account) -> None:
+    """The launcher's own configuration says which ones are dedicated."""
     outside = alice.run("sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!").stdout
     answer = hutchd.ask(SWEEP, alice.uid)
 
@@ -258,7 +259,7 @@ def test_the_account_of_a_person_is_never_swept(shared: Stage, hutchd: Caller, a
 
 
 def test_a_dedicated_account_is_swept(alice: Account, robot: Account) -> None:
-    """Processes out of every group, files, shared memory and queues: what it has, and nothing of another's."""
+    """Processes outside every group, files, shared memory and queues; nothing of another account."""
     with stage(users=[robot.name, alice.name], dedicated=[robot.name]) as host:
         caller = host.connect()
         one = host.executor(caller, robot.uid)
@@ -288,7 +289,7 @@ def test_a_dedicated_account_is_swept(alice: Account, robot: Account) -> None:
 
 
 def swept(caller: Caller, uid: int) -> Answer:
-    """Ask for rounds of a sweep until it has come to an end."""
+    """Ask for rounds of a sweep until one is the last."""
     deadline = time.monotonic() + 60
     while (answer := caller.ask(SWEEP, uid)).status == NOT_YET:
         assert time.monotonic() < deadline
@@ -309,8 +310,8 @@ def sweeping(robot: Account) -> Iterator[Stage]:
 
 
 @pytest.mark.parametrize("then", ["late", "started"])
-def test_the_result_of_a_sweep_is_not_that_of_the_next(sweeping: Stage, robot: Account, then: str) -> None:
-    """One that nobody fetched is forgotten: after a while, and when an executor is started."""
+def test_an_old_result_does_not_answer_a_new_sweep(sweeping: Stage, robot: Account, then: str) -> None:
+    """A result that nobody fetched is forgotten after a second, and when an executor is started."""
     caller = sweeping.connect()
     assert caller.ask(SWEEP, robot.uid).status == NOT_YET
     wait_until(lambda: not sweeping.children())
@@ -326,9 +327,9 @@ def test_the_result_of_a_sweep_is_not_that_of_the_next(sweeping: Stage, robot: A
     caller.close()
 
 
-def test_nothing_is_started_while_its_account_is_swept(sweeping: Stage, robot: Account) -> None:
-    """It would be swept away."""
-    work = "mkdir /tmp/$1-work; cd /tmp/$1-work; seq 10000 | xargs touch"  # so that it has not ended before we look
+def test_no_executor_starts_during_a_sweep_of_its_account(sweeping: Stage, robot: Account) -> None:
+    """The sweep would end it."""
+    work = "mkdir /tmp/$1-work; cd /tmp/$1-work; seq 10000 | xargs touch"  # keeps the sweep busy until the start
     assert robot.run("sh", "-c", work, "sh", robot.name).returncode == 0
     caller = sweeping.connect()
     assert caller.ask(SWEEP, robot.uid).status == NOT_YET
@@ -343,8 +344,8 @@ def test_nothing_is_started_while_its_account_is_swept(sweeping: Stage, robot: A
     caller.close()
 
 
-def test_a_tree_of_any_depth_is_swept_and_no_link_followed(sweeping: Stage, robot: Account) -> None:
-    """Deeper than a path may be long, with directories that are closed; what links lead to stays."""
+def test_a_sweep_removes_deep_trees_and_follows_no_link(sweeping: Stage, robot: Account) -> None:
+    """Deeper than the longest path, with directories of mode 0. The targets of links remain."""
     grow = (
         "import os, sys\nos.chdir('/tmp')\n"
         "for name in [sys.argv[1] + '-deep', *['d' * 9] * 3000]:\n"
@@ -364,7 +365,7 @@ def test_a_tree_of_any_depth_is_swept_and_no_link_followed(sweeping: Stage, robo
 
 
 def left_by(who: Account) -> list[str]:
-    """What an account has in the places that are everybody's."""
+    """Return what an account has in places that everybody may write, and its IPC objects."""
     places = [entry for place in ("/tmp", "/var/tmp", "/dev/shm") for entry in os.scandir(place)]
     found = [entry.path for entry in places if who.name in entry.name]
     for kind in ("shm", "sem", "msg"):
@@ -374,7 +375,7 @@ def left_by(who: Account) -> list[str]:
 
 
 def test_groups_that_cannot_be_made_leave_nothing_behind(tmp_path: Path) -> None:
-    """A place where directories can be made but no limit can be written is none."""
+    """Directories can be made here, but a limit cannot be written."""
     groups = Groups("v2", tmp_path, {"memory": tmp_path / "missing"})
     with pytest.raises(OSError, match="missing"):
         groups.make("x-0000000000000000", 1, 0, 0)
@@ -382,10 +383,8 @@ def test_groups_that_cannot_be_made_leave_nothing_behind(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_group_that_is_above_our_view_is_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel writes `..` for it; below our mount that would be some other directory."""
+def test_a_group_outside_our_view_of_the_tree_is_not_ended(tmp_path: Path) -> None:
+    """The kernel writes its path with `..`; resolved below our mount, that is another directory."""
     name = "x-0000000000000000"
     for path, found in ((f"/a/hutch-{name}/b", [tmp_path / "a" / f"hutch-{name}"]), (f"/../hutch-{name}", [])):
-        monkeypatch.setattr(groups, "_own", lambda _, path=path: {"": path})
-        monkeypatch.setattr(groups, "_mounts", lambda: {"": ("/", str(tmp_path))})
-        assert groups._elsewhere(name) == found
+        assert moved_directories(name, [{"": path}], {"": ("/", str(tmp_path))}) == found

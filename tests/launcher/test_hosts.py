@@ -1,4 +1,4 @@
-"""The launcher on hosts of other kinds: fewer hierarchies, none, a service manager, an account with capabilities."""
+"""The launcher on other hosts: fewer cgroup hierarchies or none, a service manager, capabilities instead of root."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def alice() -> Iterator[Account]:
 
 
 def in_a_view(what: str) -> list[str]:
-    """Return words that start a command where some hierarchies cannot be seen."""
+    """Return words that start a command in a mount namespace without some hierarchies."""
     words = ["unshare", "--mount", "sh", "-c", WITHOUT.format(what), "sh"]
     if subprocess.run([*words, "true"], capture_output=True, check=False).returncode:
         pytest.skip("kernel: no mount namespace can be made here")
     return words
 
 
-def test_version_1_alone_freezes_and_kills(alice: Account) -> None:
-    """Limits and counters come from its hierarchies too."""
+def test_version_1_freezes_and_kills(alice: Account) -> None:
+    """On a host without version 2, limits and counters come from version 1 too."""
     words = in_a_view(ONE)
     with stage(start=False, users=[alice.name]) as host:
         host.start(*words)
@@ -58,8 +58,8 @@ def test_version_1_alone_freezes_and_kills(alice: Account) -> None:
         caller.close()
 
 
-def test_without_any_cgroup_descent_must_do(alice: Account) -> None:
-    """It says so; limits hold for each process; the executor and what descends from it ends, also later."""
+def test_without_cgroups_the_descendants_are_killed(alice: Account) -> None:
+    """The probe says so. Limits hold per process. A restarted launcher still ends an executor and its descendants."""
     words = in_a_view(ALL)
     with stage(start=False, users=[alice.name]) as host:
         host.start(*words)
@@ -72,7 +72,7 @@ def test_without_any_cgroup_descent_must_do(alice: Account) -> None:
         assert one.cgroup == ""
         limits = one.ask("from resource import *\nsay([getrlimit(RLIMIT_DATA), getrlimit(RLIMIT_NPROC)])")
         assert limits == [(1 << 30, 1 << 30), (200, 200)]
-        one.ask("import ctypes; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); say(0)")  # a subreaper, as an executor is
+        one.ask("import ctypes; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); say(0)")  # a subreaper, like an executor
         one.ask(DOUBLE_FORK)
         other = host.executor(caller, alice.uid)
         host.stop(signal.SIGKILL)
@@ -87,8 +87,8 @@ def test_without_any_cgroup_descent_must_do(alice: Account) -> None:
         caller.close()
 
 
-def test_an_account_with_four_capabilities_will_do(alice: Account) -> None:
-    """Without root: started by setpriv, it may read shadow(5), and its spool is made beforehand."""
+def test_an_account_with_four_capabilities_can_run_the_launcher(alice: Account) -> None:
+    """Instead of root. It is in the group `shadow`, and its spool exists beforehand."""
     if shutil.which("setpriv") is None:
         pytest.skip("setpriv is not installed")
     with account("keeper") as keeper, stage(start=False, users=[alice.name, keeper.name]) as host:
@@ -112,15 +112,15 @@ def test_an_account_with_four_capabilities_will_do(alice: Account) -> None:
         assert status["Uid"].split() == [str(alice.uid)] * 4
         assert one.ask("say(os.getgroups())") == [alice.gid]
         assert one.ask("try:\n  os.setuid(0)\n  say(False)\nexcept OSError:\n  say(True)")
-        assert host.try_start(caller, keeper.uid).status == REFUSED  # never its own
+        assert host.try_start(caller, keeper.uid).status == REFUSED  # never the launcher's own account
         assert caller.end(one.id).status == DONE
         assert processes_of(alice.uid) == []
         caller.close()
         listener.close()
 
 
-def test_a_service_manager_passes_the_socket_and_hears_when_it_is_ready(alice: Account) -> None:
-    """LISTEN_FDS and NOTIFY_SOCKET; the socket's file stays when the launcher ends."""
+def test_a_service_manager_passes_the_socket_and_is_notified(alice: Account) -> None:
+    """By LISTEN_FDS and NOTIFY_SOCKET. The socket's file remains when the launcher exits."""
     with stage(start=False, users=[alice.name]) as host, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
         ear.bind(str(host.root / "notify.sock"))
         ear.settimeout(30)
@@ -139,8 +139,8 @@ def test_a_service_manager_passes_the_socket_and_hears_when_it_is_ready(alice: A
         listener.close()
 
 
-def test_a_passed_socket_of_another_kind_is_refused() -> None:
-    """A stream's socket would run messages together."""
+def test_a_passed_socket_of_another_type_is_refused() -> None:
+    """A stream socket would not keep packets apart."""
     with stage(start=False) as host, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(host.socket))
         listener.listen()
@@ -151,7 +151,7 @@ def test_a_passed_socket_of_another_kind_is_refused() -> None:
 
 
 def test_a_second_launcher_does_not_take_the_socket(alice: Account) -> None:
-    """A lock tells it; the first goes on."""
+    """The first holds a lock, and goes on serving."""
     with stage(users=[alice.name]) as host:
         command = [*host.command(), "--config", str(host.config), "--listen", str(host.socket)]
         second = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
@@ -164,7 +164,7 @@ def test_a_second_launcher_does_not_take_the_socket(alice: Account) -> None:
 
 
 def listening(on: Stage) -> socket.socket:
-    """Make the socket that a unit would describe."""
+    """Return the listening socket that a socket unit would make."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sock.bind(str(on.socket))
     os.chown(on.socket, on.served.uid, 0)
@@ -174,7 +174,7 @@ def listening(on: Stage) -> socket.socket:
 
 
 def under_a_manager(on: Stage, listener: socket.socket, *before: str) -> subprocess.Popen[bytes]:
-    """Start it as systemd would: its socket is descriptor 3."""
+    """Start the launcher as systemd would, with the socket as descriptor 3."""
     words = " ".join(before)
     script = f'export LISTEN_PID=$$ LISTEN_FDS=1; exec 3<&{listener.fileno()}; exec {words} "$@"'
     command = ["bash", "-c", script, "bash", *on.command(), "--config", str(on.config)]
@@ -194,6 +194,6 @@ def under_a_manager(on: Stage, listener: socket.socket, *before: str) -> subproc
 
 
 def cmdline(pid: int) -> bytes:
-    """The first words of a process, once it has become what it is to be."""
+    """The process's command line, empty while it is still bash or setpriv."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     return b"" if words[0] in (b"bash", b"setpriv") else b" ".join(words)

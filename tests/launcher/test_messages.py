@@ -1,4 +1,4 @@
-"""The one message: whatever else comes, nothing starts, nothing leaks, and the launcher goes on serving."""
+"""Packets: after any invalid one nothing has started, nothing has leaked, and the launcher still serves."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ for _ in range(20):
     try:
         socket.send_fds(sock, [start], [log])
     except OSError:
-        pass  # it was shown out already
+        pass  # refused and closed already
     try:
         print(sock.recv(512)[36:].rstrip(b"\\0").decode())
     except ConnectionResetError:
-        print("shut out")
+        print("closed")
 """
 
 
@@ -60,7 +60,7 @@ def log(shared: Stage) -> Iterator[int]:
 
 @pytest.fixture(autouse=True)
 def nothing_started(shared: Stage, alice: Account, request: pytest.FixtureRequest) -> Iterator[None]:
-    """After each test: no process of the account, as many descriptors as before, and it serves."""
+    """After each test: the account has no process, the launcher has as many descriptors as before, and it serves."""
     before = shared.descriptors()
     yield
     caller = shared.connect()
@@ -71,8 +71,8 @@ def nothing_started(shared: Stage, alice: Account, request: pytest.FixtureReques
     assert shared.children() == []
 
 
-def test_every_byte_of_padding_counts(hutchd: Caller, alice: Account, log: int) -> None:
-    """One that is not zero makes it another protocol's message."""
+def test_every_byte_of_padding_must_be_zero(hutchd: Caller, alice: Account, log: int) -> None:
+    """A request with any other value in the padding is refused."""
     good = packet(START, alice.uid, ID)
     for place in (*range(9, 12), *range(72, 128)):
         bad = good[:place] + b"\1" + good[place + 1 :]
@@ -80,8 +80,8 @@ def test_every_byte_of_padding_counts(hutchd: Caller, alice: Account, log: int) 
         assert answer.status == REFUSED, place
 
 
-def test_every_field_has_its_bounds(hutchd: Caller, alice: Account, log: int) -> None:
-    """Out of them nothing is started."""
+def test_a_field_out_of_range_is_refused(hutchd: Caller, alice: Account, log: int) -> None:
+    """Nothing is started, and no descriptor comes back."""
     uid = alice.uid
     bad = [
         packet(0, uid, ID),
@@ -97,7 +97,7 @@ def test_every_field_has_its_bounds(hutchd: Caller, alice: Account, log: int) ->
         packet(START, NOBODY, ID),
         packet(START, uid + 1, ID),
         *(b"hutchL02" + packet(START, uid, ID)[8:], b"\0" * 128, b"\xff" * 128),
-        *(packet(START, uid, name) for name in NO_NAMES),
+        *(packet(START, uid, name) for name in INVALID_IDS),
     ]
     for one in bad:
         answer = hutchd.raw(one, [log])
@@ -105,7 +105,7 @@ def test_every_field_has_its_bounds(hutchd: Caller, alice: Account, log: int) ->
         assert answer.descriptors == ()
 
 
-NO_NAMES = (
+INVALID_IDS = (
     "",
     "x-",
     "x-0123456789abcde",
@@ -122,8 +122,8 @@ NO_NAMES = (
 )
 
 
-def test_only_a_start_has_limits_and_a_probe_has_no_name(hutchd: Caller, alice: Account) -> None:
-    """What means nothing may not be there."""
+def test_a_field_that_the_request_does_not_use_must_be_zero(hutchd: Caller, alice: Account) -> None:
+    """Only a start has limits; only a start and a kill have an executor."""
     for one in (
         packet(KILL, alice.uid, ID, (1, 0, 0, 0)),
         packet(PROBE, alice.uid, ID),
@@ -136,28 +136,32 @@ def test_only_a_start_has_limits_and_a_probe_has_no_name(hutchd: Caller, alice: 
 
 
 @pytest.mark.parametrize("size", [1, 8, 64, 127, 129, 256, 4096, 65536])
-def test_only_one_size_will_do(hutchd: Caller, alice: Account, log: int, size: int) -> None:
-    """Also where the beginning is a whole request."""
+def test_a_packet_of_another_size_is_refused(hutchd: Caller, alice: Account, log: int, size: int) -> None:
+    """Also if it begins with a valid request."""
     raw = packet(START, alice.uid, ID).ljust(size, b"\0")[:size]
     assert hutchd.raw(raw, [log]).status == REFUSED
 
 
 @pytest.mark.parametrize("count", [0, 2, 3, 4, 5, 16, 253])
-def test_only_one_descriptor_will_do(hutchd: Caller, alice: Account, log: int, count: int) -> None:
-    """More than there is room for are cut off by the kernel, and then all are refused."""
+def test_a_start_without_exactly_one_descriptor_is_refused(
+    hutchd: Caller, alice: Account, log: int, count: int
+) -> None:
+    """The kernel drops those that do not fit; such a request is refused too."""
     assert hutchd.raw(packet(START, alice.uid, ID), [log] * count).status == REFUSED
 
 
 @pytest.mark.parametrize("op", [PROBE, KILL, SWEEP])
 @pytest.mark.parametrize("count", [1, 4, 100])
-def test_nothing_else_brings_descriptors(hutchd: Caller, alice: Account, log: int, op: int, count: int) -> None:
-    """They are closed, and it is not done."""
+def test_another_request_with_descriptors_is_refused(
+    hutchd: Caller, alice: Account, log: int, op: int, count: int
+) -> None:
+    """The launcher closes them."""
     one = packet(op, alice.uid, ID if op == KILL else "")
     assert hutchd.raw(one, [log] * count).status == REFUSED
 
 
-def test_what_could_be_read_or_written_over_is_no_output(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """A file that is not only added to, a device, a directory, a socket: refused."""
+def test_an_output_that_allows_more_than_appending_is_refused(shared: Stage, hutchd: Caller, alice: Account) -> None:
+    """A file not opened for appending, a device, a directory, a socket."""
     ours, theirs = socket.socketpair()
     ways = {
         "read": os.open(shared.output, os.O_RDONLY | os.O_CREAT),
@@ -177,8 +181,8 @@ def test_what_could_be_read_or_written_over_is_no_output(shared: Stage, hutchd: 
     assert answers == dict.fromkeys(ways, REFUSED)
 
 
-def test_an_empty_packet_ends_the_connection(shared: Stage) -> None:
-    """The kernel does not tell it from an end."""
+def test_an_empty_packet_closes_the_connection(shared: Stage) -> None:
+    """recvmsg(2) returns the same for it as for a closed peer."""
     caller = shared.connect()
     caller.probe()
     caller.send(b"")
@@ -187,8 +191,8 @@ def test_an_empty_packet_ends_the_connection(shared: Stage) -> None:
     caller.close()
 
 
-def test_who_never_reads_is_dropped(shared: Stage, hutchd: Caller) -> None:
-    """Its replies fill its socket; the launcher does not wait for it."""
+def test_a_peer_that_never_reads_is_dropped(shared: Stage, hutchd: Caller) -> None:
+    """Its replies fill its socket. The launcher never waits for it."""
     silent = shared.connect()
     silent.sock.settimeout(20)
 
@@ -202,8 +206,8 @@ def test_who_never_reads_is_dropped(shared: Stage, hutchd: Caller) -> None:
     silent.close()
 
 
-def test_who_floods_keeps_nobody_out(shared: Stage, hutchd: Caller) -> None:
-    """One message of each connection is taken in turn."""
+def test_a_flood_on_some_connections_does_not_block_another(shared: Stage, hutchd: Caller) -> None:
+    """The launcher takes one packet of each connection in turn."""
     noisy = [shared.connect() for _ in range(3)]
     for caller in noisy:
         caller.sock.setblocking(False)
@@ -220,19 +224,19 @@ def test_who_floods_keeps_nobody_out(shared: Stage, hutchd: Caller) -> None:
 
 
 def test_fuzz(shared: Stage, alice: Account, log: int) -> None:
-    """3,000 messages of every kind."""
+    """Of 3,000 random packets only valid starts start an executor."""
     fuzz(shared, alice, log, 3_000)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_fuzz_full(shared: Stage, alice: Account, log: int) -> None:
-    """100,000 messages of every kind."""
+    """Of 100,000 random packets only valid starts start an executor."""
     fuzz(shared, alice, log, 100_000)
 
 
 def fuzz(on: Stage, alice: Account, log: int, count: int) -> None:
-    """Send messages near to good ones; what starts must have been asked for in the one good form."""
+    """Send packets that are valid or nearly so. An executor must start for each valid start, and for nothing else."""
     seed = int(os.environ.get("HUTCH_FUZZ_SEED", random.SystemRandom().randrange(1 << 32)))
     print(f"HUTCH_FUZZ_SEED={seed}")
     dice = random.Random(seed)
@@ -260,13 +264,13 @@ def fuzz(on: Stage, alice: Account, log: int, count: int) -> None:
             on.known.add(name)
             assert caller.end(name).status == DONE
     caller.close()
-    print(f"{count} messages, {started} of {valid} that were good started an executor")
+    print(f"{count} packets, {started} of {valid} valid starts started an executor")
 
     assert started == valid
 
 
 def is_start(raw: bytes, descriptors: int, uid: int) -> bool:
-    """Tell, by other means than the launcher, whether this asks for an executor in the one good form."""
+    """Return whether this is a valid start, by other means than the launcher's."""
     return (
         len(raw) == 128
         and descriptors == 1
@@ -284,12 +288,12 @@ def is_start(raw: bytes, descriptors: int, uid: int) -> bool:
 
 
 def mutated(dice: random.Random, uid: int) -> tuple[bytes, list[None]]:
-    """Return a message, and as many items as descriptors go with it."""
+    """Return a packet, and one item for each descriptor that goes with it."""
     name = "x-" + "".join(dice.choices("0123456789abcdefghjkmnpqrstvwxyz", k=16))
     op = dice.choice((PROBE, START, START, START, KILL, SWEEP, dice.randrange(256)))
-    whose = dice.choice((uid, uid, uid, 0, NOBODY, dice.randrange(1 << 32)))
+    account = dice.choice((uid, uid, uid, 0, NOBODY, dice.randrange(1 << 32)))
     limits = (0, 0, 0, 0) if dice.random() < 0.7 else tuple(dice.choice((0, 1 << dice.randrange(30))) for _ in range(4))
-    raw = bytearray(packet(op, whose, dice.choice((name, name, name, "")), limits))
+    raw = bytearray(packet(op, account, dice.choice((name, name, name, "")), limits))
     for _ in range(dice.choice((0, 0, 1, 1, 2, 8))):
         raw[dice.randrange(128)] = dice.choice((0, 1, 255, dice.randrange(256)))
     kind = dice.random()
@@ -301,8 +305,8 @@ def mutated(dice: random.Random, uid: int) -> tuple[bytes, list[None]]:
     return bytes(raw), [None] * count
 
 
-def test_nobody_gets_nothing_through_a_socket_that_was_opened_to_all(shared: Stage, alice: Account) -> None:
-    """A process of another account asks for a start as alice, again and again."""
+def test_another_account_that_can_connect_is_refused(shared: Stage, alice: Account) -> None:
+    """It asks for a start twenty times, on a socket that everybody may connect to."""
     shared.socket.chmod(0o666)
     try:
         done = subprocess.run(
@@ -322,4 +326,4 @@ def test_nobody_gets_nothing_through_a_socket_that_was_opened_to_all(shared: Sta
     answers = done.stdout.splitlines()
     refusal = f"Only {shared.served.name} may ask."
     assert len(answers) == 20
-    assert set(answers) <= {refusal, "shut out"}
+    assert set(answers) <= {refusal, "closed"}

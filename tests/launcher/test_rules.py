@@ -1,4 +1,4 @@
-"""Whom the launcher starts executors for: its configuration, the allow-list, and each rule of both."""
+"""As which accounts the launcher starts executors: each rule of its configuration and its allow-list."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def shared() -> Iterator[Stage]:
 
 @contextmanager
 def settings(on: Stage, **changed: Any) -> Iterator[None]:
-    """Change settings for a while."""
+    """Change settings inside the block."""
     before = dict(on.settings)
     on.write(**changed)
     try:
@@ -43,7 +43,7 @@ def settings(on: Stage, **changed: Any) -> Iterator[None]:
 
 
 def ask(on: Stage, uid: int, **changed: Any) -> Answer:
-    """Ask whether it would start executors as `uid`, with these settings: probe and start must say the same."""
+    """Return the reply to a probe of `uid` with these settings. A start must get the same status and text."""
     caller = on.connect()
     with settings(on, **changed):
         probed = caller.ask(PROBE, uid)
@@ -61,20 +61,20 @@ def ask(on: Stage, uid: int, **changed: Any) -> Answer:
     return probed
 
 
-def test_a_user_that_is_named_may(shared: Stage, alice: Account) -> None:
-    """By name alone."""
+def test_a_listed_user_is_allowed(shared: Stage, alice: Account) -> None:
+    """Its name in `users` is enough."""
     assert ask(shared, alice.uid, users=[alice.name]).status == DONE
 
 
-def test_nobody_may_by_default(shared: Stage, alice: Account) -> None:
+def test_no_account_is_allowed_by_default(shared: Stage, alice: Account) -> None:
     """An empty allow-list allows nothing."""
     answer = ask(shared, alice.uid)
     assert answer.status == REFUSED
     assert "neither among the users nor in one of the groups" in answer.text
 
 
-def test_a_member_of_a_group_that_is_named_may(shared: Stage, alice: Account) -> None:
-    """By its primary group or another, as they are now; a group that does not exist has no members."""
+def test_a_member_of_a_listed_group_is_allowed(shared: Stage, alice: Account) -> None:
+    """Its primary group counts as well as its others, as of this request. A missing group has no members."""
     with group("agents") as name:
         assert ask(shared, alice.uid, groups=[name]).status == REFUSED
         subprocess.run(["usermod", "-aG", name, alice.name], check=True)
@@ -84,28 +84,28 @@ def test_a_member_of_a_group_that_is_named_may(shared: Stage, alice: Account) ->
 
 
 @pytest.mark.parametrize("uid", [0, 0xFFFF_FFFE, 64_999, 2**31])
-def test_root_and_nobody_s_uid_may_not(shared: Stage, uid: int) -> None:
-    """Whatever the list says."""
+def test_root_and_a_uid_without_an_account_are_refused(shared: Stage, uid: int) -> None:
+    """Also when the list allows every uid."""
     assert ask(shared, uid, users=["root"], uid_min=0, uid_max=2**32).status == REFUSED
 
 
-def test_the_served_account_may_not(shared: Stage) -> None:
-    """hutchd's own uid would reach hutchd's files."""
+def test_the_served_account_is_refused(shared: Stage) -> None:
+    """An executor with hutchd's uid could read hutchd's files."""
     answer = ask(shared, shared.served.uid, users=[shared.served.name])
     assert answer.status == REFUSED
     assert "never" in answer.text
 
 
-def test_bounds_of_uids_hold(shared: Stage, alice: Account) -> None:
-    """Both are inclusive."""
+def test_uids_outside_the_range_are_refused(shared: Stage, alice: Account) -> None:
+    """uid_min and uid_max are inclusive."""
     named = {"users": [alice.name]}
     assert ask(shared, alice.uid, uid_min=alice.uid, uid_max=alice.uid, **named).status == DONE
     assert ask(shared, alice.uid, uid_min=alice.uid + 1, **named).status == REFUSED
     assert ask(shared, alice.uid, uid_max=alice.uid - 1, **named).status == REFUSED
 
 
-def test_who_is_denied_may_not(shared: Stage, alice: Account) -> None:
-    """Whatever else allows it, and under any name that has its uid."""
+def test_a_denied_account_is_refused(shared: Stage, alice: Account) -> None:
+    """Also if another setting allows it, and if `deny` has another name of the same uid."""
     assert ask(shared, alice.uid, users=[alice.name], deny=[alice.name]).status == REFUSED
     other = f"{alice.name}x"
     subprocess.run(["useradd", "--non-unique", "--uid", str(alice.uid), "-M", other], check=True, capture_output=True)
@@ -116,16 +116,16 @@ def test_who_is_denied_may_not(shared: Stage, alice: Account) -> None:
 
 
 @pytest.mark.parametrize("shell", ["/usr/sbin/nologin", "/bin/false"])
-def test_without_a_shell_only_a_dedicated_account_may(shared: Stage, shell: str) -> None:
-    """Nobody logs in as a robot."""
+def test_an_account_without_a_login_shell_must_be_dedicated(shared: Stage, shell: str) -> None:
+    """A dedicated account needs no login shell, but must be allowed like any other."""
     with account("robot", shell=shell) as robot:
         assert ask(shared, robot.uid, users=[robot.name]).status == REFUSED
         assert ask(shared, robot.uid, users=[robot.name], dedicated=[robot.name]).status == DONE
         assert ask(shared, robot.uid, dedicated=[robot.name]).status == REFUSED
 
 
-def test_an_account_that_has_expired_may_not(shared: Stage, alice: Account) -> None:
-    """From the day that shadow(5) names; a locked password alone is no expiry."""
+def test_an_expired_account_is_refused(shared: Stage, alice: Account) -> None:
+    """It expires at the beginning of the day in shadow(5). A locked password does not expire the account."""
     today = int(time.time() // 86_400)
     for day, status in ((0, REFUSED), (today, REFUSED), (today + 2, DONE), (-1, DONE)):
         subprocess.run(["chage", "-E", str(day), alice.name], check=True)
@@ -134,8 +134,8 @@ def test_an_account_that_has_expired_may_not(shared: Stage, alice: Account) -> N
     assert ask(shared, alice.uid, users=[alice.name]).status == DONE
 
 
-def test_a_change_of_the_list_counts_at_once(shared: Stage, alice: Account) -> None:
-    """Also for a connection that is there already."""
+def test_a_changed_list_applies_to_the_next_request(shared: Stage, alice: Account) -> None:
+    """Also on a connection that was open before the change."""
     caller = shared.connect()
     with settings(shared, users=[alice.name]):
         assert caller.ask(PROBE, alice.uid).status == DONE
@@ -147,20 +147,20 @@ def test_a_change_of_the_list_counts_at_once(shared: Stage, alice: Account) -> N
     ("text", "says"),
     [
         ("users = ['x'", "cannot be used"),
-        ("user = ['x']", "'user' is no setting"),
-        ("users = 'x'", "'users' has a value of another kind"),
-        ("users = [1]", "'users' has a value of another kind"),
-        ("uid_min = -1", "'uid_min' has a value of another kind"),
-        ("uid_min = true", "'uid_min' has a value of another kind"),
+        ("user = ['x']", "'user' is not a setting"),
+        ("users = 'x'", "'users' has a value of another type"),
+        ("users = [1]", "'users' has a value of another type"),
+        ("uid_min = -1", "'uid_min' has a value of another type"),
+        ("uid_min = true", "'uid_min' has a value of another type"),
         ("spool = 'relative'", "'spool' must be an absolute path"),
         ("interpreter = 'python'", "'interpreter' must be an absolute path"),
         ("interpreter = '/no/such/python'", "No such file"),
-        ("serve = 'no-such-account'", "no account 'no-such-account'"),
+        ("serve = 'no-such-account'", "serves the account 'no-such-account', which does not exist"),
         ("#" + "x" * 70_000, "too large"),
     ],
 )
-def test_a_configuration_that_says_something_else_is_refused(text: str, says: str) -> None:
-    """At its start the launcher ends, with a sentence; later it refuses to start executors."""
+def test_an_invalid_configuration_is_refused(text: str, says: str) -> None:
+    """A starting launcher exits with one sentence; a running one refuses to start executors."""
     with stage(start=False) as host:
         host.config.write_text(text)
         assert says in refusal(host)
@@ -175,23 +175,23 @@ def test_a_configuration_that_says_something_else_is_refused(text: str, says: st
         caller.close()
 
 
-def test_a_configuration_that_others_could_write_is_refused(alice: Account) -> None:
-    """The file, its directory, and all above: root's, and no link anywhere."""
+def test_a_configuration_that_others_can_change_is_refused(alice: Account) -> None:
+    """Root must own the file and every directory above it, only root may write them, and none may be a link."""
     with stage(start=False) as host:
         host.config.chmod(0o664)
-        assert "nobody else may write" in refusal(host)
+        assert "only root can write" in refusal(host)
         host.config.chmod(0o646)
-        assert "nobody else may write" in refusal(host)
+        assert "only root can write" in refusal(host)
         host.config.chmod(0o644)
         os.chown(host.config, alice.uid, 0)
-        assert "nobody else may write" in refusal(host)
+        assert "only root can write" in refusal(host)
         os.chown(host.config, 0, 0)
         for place in (host.config.parent, host.root):
             place.chmod(0o775)
-            assert f"{place} must be root's" in refusal(host)
+            assert f"Root must own {place}" in refusal(host)
             place.chmod(0o755)
             os.chown(place, alice.uid, 0)
-            assert f"{place} must be root's" in refusal(host)
+            assert f"Root must own {place}" in refusal(host)
             os.chown(place, 0, 0)
         kept = host.config.rename(host.root / "kept.toml")
         host.config.symlink_to(kept)
@@ -207,19 +207,19 @@ def test_a_configuration_that_others_could_write_is_refused(alice: Account) -> N
         host.start()
 
 
-def test_an_interpreter_that_another_could_change_is_refused(alice: Account) -> None:
-    """Whoever may write it decides what runs as every account."""
+def test_an_interpreter_that_others_can_change_is_refused(alice: Account) -> None:
+    """Its writer would decide what runs as every account."""
     with stage(start=False) as host:
         program = Path(host.settings["interpreter"])
         program.chmod(0o775)
-        assert "the interpreter" in refusal(host)
+        assert "root must own the interpreter" in refusal(host)
         program.chmod(0o755)
         os.chown(program, alice.uid, 0)
-        assert "must be root's" in refusal(host)
+        assert "root must own the interpreter" in refusal(host)
 
 
-def test_an_interpreter_in_a_place_that_another_could_change_is_refused(alice: Account) -> None:
-    """A pyvenv.cfg beside a link decides too: all on the way counts, as it is named and where the links lead."""
+def test_an_interpreter_below_a_directory_that_others_can_change_is_refused(alice: Account) -> None:
+    """Every directory on the way is checked, also that of each link: a pyvenv.cfg in it changes the imports."""
     with stage(start=False) as host:
         base, venv = host.root / "base" / "bin", host.root / "venv" / "bin"
         for place in (base, venv):
@@ -232,16 +232,16 @@ def test_an_interpreter_in_a_place_that_another_could_change_is_refused(alice: A
         for place in (base, base.parent, venv, venv.parent):
             for mode in (0o775, 0o1777):
                 place.chmod(mode)
-                assert "must be root's, and writable by nobody else" in refusal(host), place
+                assert "and only root may write it" in refusal(host), place
             place.chmod(0o755)
             os.chown(place, alice.uid, 0)
-            assert "must be root's, and writable by nobody else" in refusal(host), place
+            assert "and only root may write it" in refusal(host), place
             os.chown(place, 0, 0)
         host.start()
 
 
 def refusal(on: Stage, config: Path | None = None) -> str:
-    """Start it, and return what it says when it ends at once, as it should."""
+    """Start the launcher, and return the one sentence with which it exits."""
     command = [*on.command(), "--config", str(config or on.config), "--listen", str(on.socket)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30, stdin=subprocess.DEVNULL)
     assert done.returncode == 2
@@ -251,7 +251,7 @@ def refusal(on: Stage, config: Path | None = None) -> str:
 
 
 def test_only_the_served_account_is_answered(shared: Stage, alice: Account) -> None:
-    """Not another, not even root; with the socket opened to all."""
+    """Every other account is refused, even root, though it could connect to the socket."""
     shared.socket.chmod(0o666)
     shared.root.chmod(0o755)
     try:
@@ -266,8 +266,8 @@ def test_only_the_served_account_is_answered(shared: Stage, alice: Account) -> N
         shared.socket.chmod(0o600)
 
 
-def test_a_few_connections_at_a_time(shared: Stage) -> None:
-    """The ninth is refused with the reason; one that goes makes room."""
+def test_a_ninth_connection_is_refused(shared: Stage) -> None:
+    """The refusal says why. A closed connection makes room for another."""
     callers = [shared.connect() for _ in range(8)]
     for caller in callers:
         caller.probe()
@@ -292,8 +292,8 @@ def _probes(on: Stage) -> bool:
         caller.close()
 
 
-def test_check_says_what_it_would_do(shared: Stage, alice: Account) -> None:
-    """Whom it would start executors for and why not, with which program, in which cgroups."""
+def test_check_prints_what_the_launcher_would_do(shared: Stage, alice: Account) -> None:
+    """The accounts that it would start executors as, or why not; the program; the cgroups."""
     with settings(shared, users=[alice.name, shared.served.name, "no-such-account"]):
         command = [*shared.command(), "--config", str(shared.config), "--check"]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
@@ -301,12 +301,12 @@ def test_check_says_what_it_would_do(shared: Stage, alice: Account) -> None:
     assert f"only {shared.served.name} (uid {shared.served.uid}) may ask" in done.stdout
     assert f"account        {alice.name}: yes" in done.stdout
     assert f"account        {shared.served.name}: no. Agents never run as" in done.stdout
-    assert "account        no-such-account: no. There is none." in done.stdout
+    assert "account        no-such-account: no. It does not exist." in done.stdout
     assert "cgroups" in done.stdout
 
 
-def test_help_and_nothing_to_do(shared: Stage) -> None:
-    """Without a socket it says how it is started."""
+def test_help_and_a_start_without_a_socket(shared: Stage) -> None:
+    """Without a socket the error says how to start it."""
     helped = subprocess.run([*shared.command(), "--help"], capture_output=True, text=True, check=True)
     bare = subprocess.run(
         [*shared.command(), "--config", str(shared.config)],
@@ -322,8 +322,8 @@ def test_help_and_nothing_to_do(shared: Stage) -> None:
     assert "started by systemd" in bare.stderr
 
 
-def test_what_a_probe_says(shared: Stage) -> None:
-    """What hutchd decides the level of isolation by."""
+def test_a_probe_returns_what_the_launcher_can_do(shared: Stage) -> None:
+    """From this hutchd decides which isolation level it promises."""
     caller: Caller = shared.connect()
     said = caller.probe()
     caller.close()

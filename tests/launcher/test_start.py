@@ -1,4 +1,4 @@
-"""A start: what an executor has of its account, and what it has not of the launcher."""
+"""A start: an executor has everything of its account, and nothing of the launcher."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ say({
 
 
 def test_an_executor_has_what_its_account_has_and_nothing_else(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """Ids, groups, capabilities, umask, environment, directory, descriptors, limits, session: each as promised."""
+    """Ids, groups, capabilities, umask, environment, directory, limits, session."""
     one = shared.executor(hutchd, alice.uid)
     seen = one.ask(LOOK)
 
@@ -69,13 +69,13 @@ def test_an_executor_has_what_its_account_has_and_nothing_else(shared: Stage, hu
     assert one.ended()
 
 
-def test_it_has_three_descriptors(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """The connection, and twice the output; none of the launcher's own. (3 is the puppet's copy of 0, then its own.)"""
+def test_an_executor_has_three_descriptors(shared: Stage, hutchd: Caller, alice: Account) -> None:
+    """The connection, and twice the output; none of the launcher's own. (3 is the puppet's copy of 0.)"""
     one = shared.executor(hutchd, alice.uid)
     fds = one.ask(LOOK)["fds"]
     assert fds[0].startswith("socket:")
     assert fds[1] == fds[2] == str(shared.output)
-    # a script's interpreter opens the script itself; all others are the puppet's
+    # the others are the puppet's: the copy, and the script, which its interpreter opens
     others = {what for number, what in fds.items() if number > 2} - {fds[0], str(shared.root / "puppet")}
 
     assert not others
@@ -85,8 +85,8 @@ def test_it_has_three_descriptors(shared: Stage, hutchd: Caller, alice: Account)
     hutchd.end(one.id)
 
 
-def test_an_agent_of_the_account_cannot_become_more(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """No way back to root, by the system's calls or a set-uid program."""
+def test_an_executor_cannot_gain_privileges(shared: Stage, hutchd: Caller, alice: Account) -> None:
+    """Neither system calls nor a set-uid program make it root."""
     one = shared.executor(hutchd, alice.uid)
     tried = one.ask(
         "import subprocess\n"
@@ -104,8 +104,8 @@ def test_an_agent_of_the_account_cannot_become_more(shared: Stage, hutchd: Calle
     hutchd.end(one.id)
 
 
-def test_a_group_that_was_added_a_moment_ago_counts(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """Groups are looked up at each start, with the launcher running all the while."""
+def test_a_new_group_applies_to_the_next_start(shared: Stage, hutchd: Caller, alice: Account) -> None:
+    """The launcher looks groups up at each start; it need not be restarted."""
     with group("late") as name:
         before = shared.executor(hutchd, alice.uid)
         join(alice, name)
@@ -120,8 +120,10 @@ def test_a_group_that_was_added_a_moment_ago_counts(shared: Stage, hutchd: Calle
             hutchd.end(one.id)
 
 
-def test_a_home_that_cannot_be_entered_is_left_out(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """Then it starts in `/`: it is tried as the account, since root could enter."""
+def test_an_executor_whose_home_cannot_be_entered_starts_in_the_root_directory(
+    shared: Stage, hutchd: Caller, alice: Account
+) -> None:
+    """The child tries as the account, since root could enter."""
     os.chown(alice.home, 0, 0)
     try:
         one = shared.executor(hutchd, alice.uid)
@@ -132,8 +134,10 @@ def test_a_home_that_cannot_be_entered_is_left_out(shared: Stage, hutchd: Caller
     hutchd.end(one.id)
 
 
-def test_it_is_born_in_a_cgroup_that_its_account_cannot_leave(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """In each hierarchy the group is named for the executor; writing to it is root's."""
+def test_an_executor_is_created_in_a_cgroup_that_its_account_cannot_leave(
+    shared: Stage, hutchd: Caller, alice: Account
+) -> None:
+    """In each hierarchy the group has the executor's name, and only root may write to it."""
     can = hutchd.probe()
     if not can["cgroup"]:
         pytest.skip("kernel: no cgroup can be made here")
@@ -152,15 +156,15 @@ def test_it_is_born_in_a_cgroup_that_its_account_cannot_leave(shared: Stage, hut
     assert not Path(one.cgroup).exists()
 
 
-def test_limits_of_descriptors_are_set(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """What is asked for is the most it can have."""
+def test_the_limit_of_open_files_is_set(shared: Stage, hutchd: Caller, alice: Account) -> None:
+    """It is both the soft and the hard limit."""
     one = shared.executor(hutchd, alice.uid, (0, 0, 0, 77))
     assert one.ask(LOOK)["files"] == (77, 77)
     hutchd.end(one.id)
 
 
-def test_each_account_has_its_own_place_in_the_spool(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """The root can be walked through and not listed; the account's directory is its own alone."""
+def test_each_account_has_its_own_directory_in_the_spool(shared: Stage, hutchd: Caller, alice: Account) -> None:
+    """Others can pass through the spool and not list it; only the account can enter its directory."""
     one = shared.executor(hutchd, alice.uid)
     root, mine = shared.spool.stat(), (shared.spool / str(alice.uid)).stat()
 
@@ -170,8 +174,8 @@ def test_each_account_has_its_own_place_in_the_spool(shared: Stage, hutchd: Call
     hutchd.end(one.id)
 
 
-def test_a_place_in_the_spool_that_is_another_s_is_refused(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """Also a link in its place."""
+def test_a_spool_directory_that_another_account_owns_is_refused(shared: Stage, hutchd: Caller, alice: Account) -> None:
+    """So is a link at its path."""
     mine = shared.spool / str(alice.uid)
     kept = mine.rename(shared.root / "kept")
     try:
@@ -189,10 +193,10 @@ def test_a_place_in_the_spool_that_is_another_s_is_refused(shared: Stage, hutchd
     assert str(mine) in linked.text
 
 
-def test_a_place_in_the_spool_that_its_account_opened_is_closed_again(
+def test_a_spool_directory_whose_mode_was_changed_gets_its_mode_back(
     shared: Stage, hutchd: Caller, alice: Account
 ) -> None:
-    """What an agent does to its own directory does not lock its account out."""
+    """An agent that changes the mode does not lock its account out."""
     mine = shared.spool / str(alice.uid)
     hutchd.end(shared.executor(hutchd, alice.uid).id)
     for mode in ("0755", "0"):
@@ -203,8 +207,8 @@ def test_a_place_in_the_spool_that_its_account_opened_is_closed_again(
         hutchd.end(one.id)
 
 
-def test_a_program_that_cannot_be_executed_is_said(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """The account may not execute the interpreter: the reply says so, and no process or group stays."""
+def test_a_program_that_cannot_be_executed_is_reported(shared: Stage, hutchd: Caller, alice: Account) -> None:
+    """The reply says that the account may not execute the interpreter. No process and no group remain."""
     closed = shared.root / "closed"
     closed.mkdir(mode=0o700)
     program = closed / "python"
@@ -223,8 +227,8 @@ def test_a_program_that_cannot_be_executed_is_said(shared: Stage, hutchd: Caller
     assert not shared.children()
 
 
-def test_an_executor_that_is_there_already_is_not_started_again(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """Its name is taken until it was ended."""
+def test_an_executor_is_not_started_twice(shared: Stage, hutchd: Caller, alice: Account) -> None:
+    """Its name can be used again once it was ended."""
     one = shared.executor(hutchd, alice.uid)
     again = shared.try_start(hutchd, alice.uid, one.id)
 
@@ -236,7 +240,7 @@ def test_an_executor_that_is_there_already_is_not_started_again(shared: Stage, h
 
 
 def test_the_real_executor_starts(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """By the copy beside the launcher's own interpreter; it says that it is ready, and cannot be looked into."""
+    """Its program is the copy beside the launcher's interpreter. It reports ready; its account cannot inspect it."""
     usual = shared.settings.pop("interpreter")
     shared.write()
     try:
@@ -251,8 +255,8 @@ def test_the_real_executor_starts(shared: Stage, hutchd: Caller, alice: Account)
     assert hutchd.end(one.id).status == DONE
 
 
-def test_a_pipe_takes_the_output_too(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """It must be its writing end."""
+def test_the_output_may_be_a_pipe(shared: Stage, hutchd: Caller, alice: Account) -> None:
+    """The descriptor must be the end for writing."""
     from tests.launcher.stage import START
 
     reading, writing = os.pipe()
@@ -274,8 +278,8 @@ def test_a_pipe_takes_the_output_too(shared: Stage, hutchd: Caller, alice: Accou
     hutchd.end(executor)
 
 
-def test_the_account_s_start_up_files_have_no_say(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """What an agent left in the home, where Python looks for packages of a person, is not imported."""
+def test_packages_in_the_home_are_not_imported(shared: Stage, hutchd: Caller, alice: Account) -> None:
+    """An agent could install some where Python looks for packages of the user."""
     version = f"python{installed().packages.parent.name.removeprefix('python')}"
     place = alice.home / ".local" / "lib" / version / "site-packages"
     alice.run("mkdir", "-p", place)

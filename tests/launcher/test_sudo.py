@@ -1,7 +1,7 @@
-"""The way for hosts where no unit can be installed: one sudo rule, real sudo, the connection as standard input.
+"""Started by real sudo with one rule, for hosts where no unit can be installed. Standard input is the connection.
 
-It needs the real `/etc/hutch/launcher.toml`: the launcher is told no other file there. It is seen by what a test
-starts alone, in a view of its own.
+Started so, the launcher reads only `/etc/hutch/launcher.toml`. Each test starts it in a mount namespace of its own that
+has this file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def alice() -> Iterator[Account]:
 
 @pytest.fixture(scope="module")
 def host(sudo: str, alice: Account) -> Iterator[Stage]:
-    """A host whose one rule is the one that Hutch prints, for the served account."""
+    """A host with the sudo rule that Hutch prints, for the served account."""
     with stage(start=False, users=[alice.name]) as made:
         own = Path(f"/etc/sudoers.d/hutch-test-{os.getpid()}")
         own.write_text(rule(made.command()[0], made.served.name))
@@ -59,7 +59,7 @@ def host(sudo: str, alice: Account) -> Iterator[Stage]:
 
 @contextmanager
 def launched(host: Stage, *words: str) -> Iterator[tuple[Caller, subprocess.Popen[bytes]]]:
-    """Be hutchd: run sudo as the served account, with one end of a connection that it made."""
+    """Run sudo as the served account does, with one end of a connection that this account has made."""
     view = (
         "mount --make-rprivate / && mkdir -p /etc/hutch && mount -t tmpfs -o mode=755 none /etc/hutch &&"
         f" cp {host.config} /etc/hutch/launcher.toml && chmod 644 /etc/hutch/launcher.toml &&"
@@ -83,7 +83,7 @@ def launched(host: Stage, *words: str) -> Iterator[tuple[Caller, subprocess.Pope
 
 
 def test_it_starts_and_ends_executors(host: Stage, alice: Account) -> None:
-    """By real sudo, as the rule says; it is done when its connection ends, and executors live on."""
+    """It exits when its connection ends; executors live on, and the next launcher can end them."""
     with launched(host) as (caller, process):
         assert caller.probe()["caps"] is True
         one = host.executor(caller, alice.uid)
@@ -99,8 +99,8 @@ def test_it_starts_and_ends_executors(host: Stage, alice: Account) -> None:
         assert processes_of(alice.uid) == []
 
 
-def test_no_argument_gets_through(host: Stage) -> None:
-    """sudo refuses all but the one command, so that nobody chooses another configuration."""
+def test_sudo_allows_no_argument(host: Stage) -> None:
+    """The rule allows the bare command only, so nobody can choose another configuration."""
     for words in (["--config", "/tmp/x"], ["--check"], ["-h"], [""]):
         with launched(host, *words) as (caller, process):
             with pytest.raises((EOFError, OSError)):
@@ -108,8 +108,8 @@ def test_no_argument_gets_through(host: Stage) -> None:
             assert process.wait(30) == 1
 
 
-def test_the_environment_has_no_say(host: Stage, alice: Account) -> None:
-    """Neither Python's variables nor those of a service manager come through."""
+def test_the_environment_has_no_effect(host: Stage, alice: Account) -> None:
+    """sudo passes on neither Python's variables nor a service manager's."""
     hostile = host.root / "hostile"
     hostile.mkdir(exist_ok=True)
     (hostile / "sitecustomize.py").write_text(f"open({str(host.root / 'imported')!r}, 'w')")
@@ -123,8 +123,8 @@ def test_the_environment_has_no_say(host: Stage, alice: Account) -> None:
     assert not (host.root / "imported").exists()
 
 
-def test_another_s_connection_is_refused(host: Stage, alice: Account) -> None:
-    """Who made the pair is asked of the kernel: not who runs sudo."""
+def test_a_connection_made_by_another_account_is_refused(host: Stage, alice: Account) -> None:
+    """The kernel says which account made the socket pair; the account that runs sudo does not matter."""
     os.seteuid(alice.uid)
     try:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -144,22 +144,24 @@ def test_another_s_connection_is_refused(host: Stage, alice: Account) -> None:
     caller.close()
 
 
-def test_a_configuration_that_cannot_be_used_is_said_on_the_connection(host: Stage) -> None:
-    """Nobody sees its standard error there."""
+def test_an_invalid_configuration_is_reported_on_the_connection(host: Stage) -> None:
+    """hutchd does not read its standard error."""
     kept = host.config.read_text()
     host.config.write_text("what = 1\n")
     try:
         with launched(host) as (caller, process):
             answer = caller.receive()
             assert answer.status == FAILED
-            assert "'what' is no setting" in answer.text
+            assert "'what' is not a setting" in answer.text
             assert process.wait(30) == 2
     finally:
         host.config.write_text(kept)
 
 
-def test_an_executor_that_was_just_asked_for_does_not_outlive_the_question(host: Stage, alice: Account) -> None:
-    """hutchd goes in the middle of a start: the launcher sees to the end of it before it leaves."""
+def test_an_executor_whose_start_was_not_reported_is_ended_before_the_launcher_exits(
+    host: Stage, alice: Account
+) -> None:
+    """hutchd closes the connection during a start."""
     from tests.launcher.stage import START, new_id, packet
 
     log = os.open(host.output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
