@@ -1,4 +1,4 @@
-"""Writes the pages of docs/ that follow from tables in the code; with `--check` only tells whether they are current."""
+"""Write the pages of docs/ that come from tables in the code; with `--check`, only verify that they are current."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ INTRODUCTION = f"""# The protocol
 This page is generated from `hutch_shared.methods`, `messages`, `events`, `errors` and `hutch_daemon.api.gate` by
 `scripts/generate_docs.py`.
 
-Protocol {PROTOCOL}. JSON-RPC 2.0, one JSON object (or batch) per line, UTF-8, lines split on the byte `\\n` alone;
-both sides ask and answer on one connection.
+Protocol {PROTOCOL}. JSON-RPC 2.0, one JSON object (or batch) per line, UTF-8, lines split on the byte `\\n` alone.
+Both sides make requests on one connection.
 
-- Ids are strings, or integers within ±2^53. An id that is in flight is not taken again: that is refused without an id.
-- At most {PENDING} requests are in flight in each direction; one more is `overloaded`.
-- A batch has 1 to {BATCH_LIMIT} members. Each stands for itself; the answers come together when the last is there.
-- Parameters come by name (an object) or by position (an array, in the order below). Fields that a side does not know
-  are ignored; members of the envelope that JSON-RPC does not know are refused.
+- Ids are strings, or integers within ±2^53. A request whose id is in flight already is refused, without an id.
+- At most {PENDING} requests are in flight in each direction; a further one gets `overloaded`.
+- A batch has 1 to {BATCH_LIMIT} independent members; their answers are sent together when the last is ready.
+- Parameters are named (an object) or positional (an array, in the order below). Unknown fields are ignored; unknown
+  members of the envelope are refused.
 - Nesting is at most {DEPTH_LIMIT} levels deep, an integer has at most {DIGITS_LIMIT} digits, a float is finite; no NaN,
-  no lone surrogates. No key is there twice in the envelope or, where *strict* is said, in the parameters.
-- A frame over the socket's limit is answered `frame_too_large`, and its line is skipped. A first message that is no
-  JSON is answered `parse_error` and the connection closed; so is one, without a word, on which none came in time.
-- A notification is never answered. Notifications of one connection are taken in the order they were sent.
-- Times are RFC 3339 in UTC, durations seconds, money US dollars. A field that holds its default may be left out.
+  no lone surrogates. The envelope has no duplicate keys, nor do the parameters of a *strict* method.
+- A frame over the socket's limit gets `frame_too_large`, and the rest of its line is skipped. A first message that is
+  not JSON gets `parse_error`, and the connection is closed. If no first message arrives in time, it is closed silently.
+- A notification is never answered. Notifications of one connection are handled in the order of sending.
+- Times are RFC 3339 in UTC, durations seconds, money US dollars. A field with its default value may be omitted.
 """
 
 TABLES: tuple[tuple[str, Table], ...] = (
@@ -75,31 +75,31 @@ def protocol() -> str:
 
 GATE = """## Who may call what
 
-What is not in these tables is refused. They are those of the code (`hutch_daemon.api.gate`), and a test calls every
-method in every role about everything in every state to see that it is so.
+These are the tables of `hutch_daemon.api.gate`. A method that they do not name is refused. A test calls every method as
+every class of caller, about every subject in every state, and compares the answer with the table.
 
-Who calls is known by the kernel's word. *insider*: a process of a session, whatever its account is; it changes nothing,
-and has no rights of an administrator. *operators*: uid 0, the administrators that the settings name, and hutchd's own
-account; the last one sees no more than a person. *people*: all but insiders. To everybody but uid 0 and administrators
-a thing of another's looks like one that does not exist, word for word. Keys, rules and trust are personal: also an
-administrator has only the own ones.
+The kernel identifies the caller. *insider*: a process of a session, under any account; it changes nothing and has no
+administrator's rights. *operators*: uid 0, the administrators that the settings name, and hutchd's own account, which
+sees only its own records. *people*: every caller but insiders. Only uid 0 and administrators see records of other
+owners; for all others they do not exist, with the same answer word for word. Keys, rules and trust are personal, also
+for administrators.
 """
 _WHO = {Who.EVERYBODY: "everybody", Who.PEOPLE: "people", Who.OPERATORS: "operators"}
 
 
 def _gate() -> Iterator[str]:
     yield GATE
-    yield "| method of clients | for | is about | not the caller's | session open | closed | hutchd drains |"
+    yield "| method of clients | for | subject | not the caller's | session open | session closed | hutchd drains |"
     yield "|---|---|---|---|---|---|---|"
     for method, row in CLIENT_GATE.items():
         about = "; ".join(one.value.partition(",")[0].partition(":")[0] for one in row.about)
         yield f"| `{method}` | {_WHO[row.who]} | {about} | {' | '.join(_answers(row))} |"
-    yield "\nAn open session is one at work: a turn runs, another waits, a question is asked. Empty: it is done.\n"
+    yield "\n*Session open*: with a running turn, a queued turn and a pending permission request. Empty: allowed.\n"
     yield f"| method of executors | {' | '.join(one.value for one in Standing)} |"
     yield f"|---{'|---' * len(Standing)}|"
     for method, answers in EXECUTOR_GATE.items():
         yield f"| `{method}` | {' | '.join(_word(one) for one in answers)} |"
-    yield "\nA notification that is refused has no answer: it ends the connection.\n"
+    yield "\nA refused notification ends the connection, since it has no answer.\n"
 
 
 def _answers(row: Row) -> Iterator[str]:
@@ -146,7 +146,7 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
 
 
 def _spell(kind: Any) -> str:
-    """Write a type as a reader of JSON knows it."""
+    """Return the type in the terms of JSON."""
     return _spell_info(msgspec.inspect.type_info(kind))
 
 
@@ -179,11 +179,11 @@ def _spell_info(info: Any) -> str:
         case msgspec.inspect.DictType():
             return f"object of {_spell_info(info.value_type)}"
         case _:
-            raise TypeError(f"no word for {info}")
+            raise TypeError(f"no JSON term for {info}")
 
 
 def _reachable() -> set[type[msgspec.Struct]]:
-    """Return every type that is on the wire."""
+    """Return every type of the wire."""
     found: set[type[msgspec.Struct]] = set()
 
     def visit(info: Any) -> None:
@@ -208,10 +208,10 @@ def _reachable() -> set[type[msgspec.Struct]]:
 
 STATES = """# States
 
-This page is drawn from the tables in the code (`services/states.py`, `pool/states.py`) by `scripts/generate_docs.py`.
+`scripts/generate_docs.py` draws this page from the tables in `services/states.py` and `pool/states.py`.
 
-A move that is not drawn raises. A terminal state never changes: moves are compare-and-set in the store, so the first
-writer wins. That a turn waits for an answer is no state: it is running, and at least one question of it is pending.
+A transition that is not drawn raises. Transitions are compare-and-set in the store, so the first writer wins and a
+terminal state never changes. `awaiting_permission` is derived: a running turn with a pending permission request.
 """
 
 
@@ -228,11 +228,11 @@ def states() -> str:
 
 
 PAGES = {"docs/protocol.md": protocol, "docs/states.md": states}
-"""Each page that is generated, and by what."""
+"""Each generated page and its function."""
 
 
 def main(arguments: list[str]) -> int:
-    """Write the pages, or with `--check` compare them. Exit status 1: a page is not current."""
+    """Write the pages, or compare them with `--check`. Exit code 1: a page is not current."""
     if arguments not in ([], ["--check"]):
         print("usage: generate_docs.py [--check]", file=sys.stderr)
         return 2

@@ -31,7 +31,7 @@ def test_a_message_is_as_it_was_written_down(kind: type[msgspec.Struct]) -> None
 
 @pytest.mark.parametrize("kind", wire_types(), ids=lambda kind: kind.__name__)
 def test_a_golden_document_decodes_to_the_same_value(kind: type[msgspec.Struct]) -> None:
-    """What was written down is understood, and fields that are not known are passed over."""
+    """A golden document decodes to its example; unknown fields are ignored."""
     golden: dict[str, Any] = msgspec.json.decode((FILES / f"{kind.__name__}.json").read_bytes())
 
     decoded = msgspec.json.decode(msgspec.json.encode({**golden, "a_field_of_tomorrow": [1]}), type=kind)
@@ -40,12 +40,12 @@ def test_a_golden_document_decodes_to_the_same_value(kind: type[msgspec.Struct])
 
 
 def test_there_is_no_golden_document_without_a_message() -> None:
-    """A message that is gone takes its document with it."""
+    """A removed message has no golden document."""
     assert {path.stem for path in FILES.glob("*.json")} == {kind.__name__ for kind in wire_types()}
 
 
 def write() -> None:
-    """Write all documents anew."""
+    """Write all documents."""
     FILES.mkdir(exist_ok=True)
     for path in FILES.glob("*.json"):
         path.unlink()

@@ -1,4 +1,4 @@
-"""Dialogues: `them` is what the other side sends, the rest is what comes of it."""
+"""Dialogues: `them` is what the peer sends; the assertions are what follows."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_an_id_in_flight_is_refused_and_the_first_is_answered_once() -> None:
 
 
 def test_one_request_too_many_is_overloaded_and_the_others_go_on() -> None:
-    """Each is told so under its own id."""
+    """Each gets `overloaded` under its own id."""
     we = talk(pending=2)
     asked = [only(we.receive(ask("echo", number))) for number in (1, 2)]
 
@@ -101,7 +101,7 @@ def test_a_notification_is_told_typed_and_never_answered() -> None:
 
 @pytest.mark.parametrize("spaced", [False, True], ids=["as our peers write it", "as others do"])
 def test_a_hot_notification_means_the_same_however_it_is_written(spaced: bool) -> None:
-    """The short way to decode is no other language."""
+    """The fast decoder accepts exactly what the general one accepts."""
     we = talk()
     compact = b'{"jsonrpc":"2.0","method":"stream","params":{"text":"x"}}'
     for frame, good in (
@@ -187,7 +187,7 @@ def test_a_call_gets_the_error_of_the_other_side() -> None:
 
 
 def test_an_answer_that_has_the_wrong_shape_is_an_error_of_the_call() -> None:
-    """The caller is told, and nobody else is disturbed."""
+    """Its caller gets the error; other calls are unaffected."""
     we = talk()
     number, _ = we.call("echo", Text())
 
@@ -197,7 +197,7 @@ def test_an_answer_that_has_the_wrong_shape_is_an_error_of_the_call() -> None:
 
 
 def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
-    """Because the call was given up, was answered before, or never was."""
+    """The call was abandoned, answered before, or never made."""
     we = talk()
     number, _ = we.call("echo", Text())
     we.forget(number)
@@ -220,7 +220,7 @@ def test_calls_in_flight_are_bounded() -> None:
 
 
 def test_both_sides_may_use_the_same_id_at_once() -> None:
-    """Ids of the two directions are strangers."""
+    """The ids of the two directions are independent."""
     we = talk()
     number, _ = we.call("echo", Text())
 

@@ -1,4 +1,4 @@
-"""From one frame to a message: what is let in, and what is told about the rest."""
+"""From one frame to a message: what is accepted, and the fault of the rest."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_numbers_that_readers_choke_on_are_refused(number: str, good: bool, size
 
 @SIZES
 def test_a_sound_value_is_one_that_a_payload_may_be(size: int) -> None:
-    """Who writes a payload can ask beforehand: grammar, depth, numbers, UTF-8."""
+    """A writer can check a payload beforehand: grammar, depth, numbers, UTF-8."""
     pad = b'"%b"' % (b"x" * size)
     good = [b"[%b]" % pad, b'{"a":[1,2.5,null,%b]}' % pad, b"[%b,%b]" % (pad, b"9" * envelope.DIGITS_LIMIT)]
     bad = [

@@ -32,7 +32,7 @@ def test_blank_lines_are_no_frames() -> None:
 
 
 def test_an_oversized_frame_costs_that_frame_only() -> None:
-    """It is told once, as soon as it is known; the rest of its line is skipped and the stream goes on."""
+    """It is reported once, as early as possible; the rest of its line is skipped and the stream goes on."""
     splitter = FrameSplitter(4)
 
     assert splitter.feed(b"abcd\n12345") == [b"abcd", OVERSIZED]

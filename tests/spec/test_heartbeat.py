@@ -71,7 +71,7 @@ def test_deadlines_stand_still_while_this_side_does_not_read() -> None:
 
 
 def test_a_side_that_takes_a_little_is_reading() -> None:
-    """Each time something leaves the full queue the wait begins anew."""
+    """Each write from the full queue restarts the deadline."""
     deadlines = Deadlines(Timeouts(unread=60), 0)
     deadlines.queue_full(0)
     deadlines.queue_full(50)

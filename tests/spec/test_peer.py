@@ -306,7 +306,7 @@ async def test_what_came_before_the_other_side_closed_is_taken() -> None:
 
 
 async def test_a_consumer_that_is_full_stops_the_reading() -> None:
-    """The other side's queue fills, and whoever puts into it waits."""
+    """The sender's queue fills, and the sender waits."""
 
     async def full(here: Here, params: Text) -> None:
         here.entered.set()
@@ -457,7 +457,7 @@ async def test_a_cancel_may_meet_the_end_of_the_stream(when: int) -> None:
 
 
 async def test_a_notification_that_could_not_be_taken_ends_the_connection() -> None:
-    """There is no answer to tell it by, and going on would lose it."""
+    """A notification has no answer that could carry the error, and going on would lose it."""
 
     async def fail(here: Here, params: Text) -> None:
         here.seen.append(params.text)
@@ -475,7 +475,7 @@ async def test_a_notification_that_could_not_be_taken_ends_the_connection() -> N
 
 
 async def test_who_begins_a_frame_and_does_not_end_it_is_cut_off() -> None:
-    """So is who says nothing at all, where a first frame is due."""
+    """A peer that sends nothing before the first-frame deadline is closed too."""
     for sent, timeouts in ((b"{", Timeouts(frame=0.01)), (b"", Timeouts(first_frame=0.01))):
         async with raw(timeouts=timeouts) as (we, theirs, _):
             await theirs.send(sent)
@@ -506,7 +506,7 @@ async def test_pings_that_are_never_answered_do_not_pile_up() -> None:
 
 
 async def test_a_side_that_does_not_read_is_cut_off_when_the_queue_is_full() -> None:
-    """Whoever waits for room learns it."""
+    """A caller that waits for room gets the error."""
     async with raw(limits=PeerLimits(queue_bytes=1000), timeouts=Timeouts(unread=0.01)) as (we, _, _):
         for _ in range(3):
             with contextlib.suppress(HutchError):

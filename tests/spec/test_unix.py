@@ -1,4 +1,4 @@
-"""What the kernel tells, and sockets that only their owner could have put there."""
+"""Peers, processes and Unix sockets as the kernel reports them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_peer_that_has_gone_is_no_process(child: tuple[subprocess.Popen[bytes]
 
 
 def test_a_process_is_told_by_pid_start_and_boot() -> None:
-    """A pid alone may be reused, and another boot counts anew."""
+    """A pid may be reused, and another boot counts from the start."""
     me = unix.process(os.getpid())
 
     assert me is not None
@@ -183,7 +183,7 @@ def test_a_socket_has_the_mode_that_was_asked_for(home: Path, mode: int) -> None
 
 
 def test_a_live_socket_is_left_alone(home: Path) -> None:
-    """The second one is told so, and the first goes on."""
+    """The second one gets `wrong_state`; the first goes on."""
     path = home / "s.sock"
     with unix.listen(path):
         with refusal(Reason.WRONG_STATE):

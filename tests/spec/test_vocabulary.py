@@ -119,7 +119,7 @@ def test_a_diff_is_bounded(text: str) -> None:
 
 
 def test_many_edits_are_not_compared_one_by_one_for_ever() -> None:
-    """Of one call only so many lines are compared; the others are shown as they begin."""
+    """A call compares a bounded number of lines; the rest is shown from its beginning."""
     edits = [{"old_string": "a\n" * 400, "new_string": "a\n" * 399 + "b\n"} for _ in range(2)]
 
     diff = called("MultiEdit", file_path="/w/a", edits=edits).diff
