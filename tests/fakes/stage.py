@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -118,7 +119,7 @@ class Stage:
         self.folder = folder
         self.host = FakeHost(tasks, BOOT)
         self.settings = settings()
-        self.clock: Callable[[], float] = anyio.current_time
+        self.clock: Callable[[], float] = time.monotonic
         self.me = Caller(os.getuid(), os.getgid(), os.getpid(), "test")
         self.known = KnownSecrets()
         self.leases = NoLeases()
@@ -150,7 +151,7 @@ class Stage:
                 boot_id=BOOT,
                 output_dir=self.folder / "output",
                 limits=lambda: self.settings.bounds(system=self.mode == "system"),
-                clock=anyio.current_time,
+                clock=time.monotonic,
             )
             parts = Parts(
                 store=self.store,

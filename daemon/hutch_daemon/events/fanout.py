@@ -1,13 +1,15 @@
 """Brings committed events to any number of followers: history first, then live, each event once and in order.
 
-How a follower never misses or doubles one. It has a cursor (a seq, or a position for `"*"`) and a bounded queue.
+Why a follower neither misses an event nor gets one twice: it has a cursor (a seq, or a position for `"*"`) and a
+bounded queue, and is in one of two states.
 
-- *reading*: it empties its queue and lets it fill, then reads a page of the store after its cursor. A commit that the
-  page did not see is published after the queue was opened, so it is in the queue; one that both have is dropped by its
-  number. If the page was the last one and the queue did not run over meanwhile, it is live.
-- *live*: it takes from the queue what lies beyond the cursor.
-- When the queue runs over, it is emptied and closed, and the follower reads again from its cursor: a laggard costs
-  its bound and a page, whatever it misses.
+- *reading*: it empties its queue, lets it fill, and reads a page of the store after its cursor. A commit that the page
+  does not contain is published after the queue was opened, so it is in the queue. An event in both is dropped by its
+  number. If the page was the last one and the queue did not overflow meanwhile, the follower is live.
+- *live*: it takes the events beyond its cursor from the queue.
+
+When the queue overflows, it is emptied and closed, and the follower reads again from its cursor. A slow follower costs
+its bound and a page, however much it misses.
 """
 
 from __future__ import annotations
@@ -19,28 +21,27 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
 
-import anyio
-
 from hutch_daemon.store import events
 from hutch_daemon.store.rows import StoredEvent
 from hutch_daemon.store.store import Store
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.latch import Latch
 
 __all__ = ["Fanout", "FollowOver", "Follower", "Room", "Why"]
 
 Why = Literal["too_slow", "session_removed", "shutting_down", "store_unavailable"]
 
 _SENTENCES: Final[dict[Why, str]] = {
-    "too_slow": "Events that you had not got yet are no longer kept; come back with a newer cursor.",
+    "too_slow": "Events that you have not received are no longer kept; come back with a newer cursor.",
     "session_removed": "The session was removed.",
     "shutting_down": "hutchd is stopping; come back with this cursor.",
-    "store_unavailable": "The record cannot be read just now; come back with this cursor.",
+    "store_unavailable": "The record cannot be read now; come back with this cursor.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The bound of a follower's queue, and of a page it reads: whichever is reached first."""
+    """The bounds of a follower's queue and of a page that it reads; the first one reached counts."""
 
     events: int = 1024
     bytes: int = 1 << 20
@@ -77,7 +78,7 @@ class Follower:
         """The newest number when the follow began."""
         self.oldest = seqs.oldest
         self.cursor = after
-        """Everything up to here was handed over, or is of a skipped kind."""
+        """Every event up to here was handed over or is of a skipped kind."""
         self._store = store
         self._room = room
         self._skip = frozenset(skip)
@@ -86,7 +87,7 @@ class Follower:
         self._filling = False
         self._live = False
         self._over: Why | None = None
-        self._news = anyio.Event()
+        self._changed = Latch()
 
     def __repr__(self) -> str:
         state = self._over or ("live" if self._live else "reading")
@@ -95,8 +96,8 @@ class Follower:
     async def next(self) -> tuple[StoredEvent, ...]:
         """Return the next events, one or more, in order; wait until there is one.
 
-        At most as many as its room takes, or one event over it. On cancel nothing is lost: the cursor moves when this
-        returns. FollowOver when it ended.
+        They fit into the follower's room, except that one event may exceed it. On cancel nothing is lost: the cursor
+        moves when this returns. FollowOver when the follow has ended.
         """
         while True:
             if self._over is not None:
@@ -104,12 +105,11 @@ class Follower:
             batch = self._take() if self._live else await self._read()
             if batch:
                 return batch
-            if self._live and not self._queue and self._over is None:
-                self._news = anyio.Event()
-                await self._news.wait()
+            if self._live:
+                await self._changed.wait()
 
     def offer(self, event: StoredEvent) -> None:
-        """Queue a committed event; when there is no room, fall back to reading. Never blocks."""
+        """Queue a committed event; if there is no room, fall back to reading. Never blocks."""
         if not self._filling:
             return
         if len(self._queue) >= self._room.events or self._queue_bytes >= self._room.bytes:
@@ -117,13 +117,13 @@ class Follower:
         else:
             self._queue.append(event)
             self._queue_bytes += len(event.body)
-        self._news.set()
+        self._changed.notify()
 
     def end(self, why: Why) -> None:
         """End the follow: `next` raises, from its next call or out of its wait."""
         self._over = self._over or why
         self._drop_queue()
-        self._news.set()
+        self._changed.notify()
 
     def number(self, event: StoredEvent) -> int:
         """Return the event's number in what is followed."""
@@ -180,7 +180,7 @@ class Fanout:
     """All followers of a store. For its event loop only."""
 
     def __init__(self, store: Store, room: Room = _ROOM) -> None:
-        """Publish what `store` commits from now on; each follower gets this much room."""
+        """Publish what `store` commits from now on; each follower's queue has the bounds `room`."""
         self._store = store
         self._room = room
         self._followers: dict[str, set[Follower]] = {}
@@ -199,9 +199,9 @@ class Fanout:
         owner: int | None = None,
         answers: bool = False,
     ) -> AsyncIterator[Follower]:
-        """Follow a session from seq `after`, or `"*"` (all sessions of `owner`; None: of everybody) from a position.
+        """Follow a session from seq `after`, or `"*"` (all sessions of `owner`; None: of all users) from a position.
 
-        -1 starts at the present head. `answers`: somebody is there who can answer questions. Leaving ends the follow.
+        -1 starts at the present head. `answers`: the follower can decide permission requests. Leaving ends the follow.
         HutchError: NOT_FOUND, COMPACTED (`oldest`), INVALID_PARAMS for a cursor beyond the head, SHUTTING_DOWN.
         """
         if self._closed:
@@ -219,7 +219,7 @@ class Fanout:
         self._followers.setdefault(session, set()).add(follower)
         if answers:
             self._answering.add(follower)
-            self._tell_presence()
+            self._presence_changed()
         try:
             yield follower
         finally:
@@ -227,7 +227,7 @@ class Fanout:
             self._forget(follower)
 
     def publish(self, committed: Sequence[StoredEvent]) -> None:
-        """Offer events to those who follow them. Never blocks; costs a step for each follower of each event."""
+        """Offer events to their followers. Never blocks; costs a step for each follower of each event."""
         for event in committed:
             for follower in self._followers.get(event.session, ()):
                 follower.offer(event)
@@ -236,11 +236,11 @@ class Fanout:
                     follower.offer(event)
 
     def live(self, session: str) -> int:
-        """Return how many follow a session (or `"*"`)."""
+        """Return how many followers a session (or `"*"`) has."""
         return len(self._followers.get(session, ()))
 
     def answering(self, session: str, owner: int) -> int:
-        """Return how many followers are there who can answer for a session of `owner`, those of `"*"` included."""
+        """Return how many followers can decide for a session of `owner`, including followers of `"*"`."""
         return sum(
             follower.session == session
             or (follower.session == events.EVERY and (follower.owner is None or follower.owner == owner))
@@ -248,11 +248,11 @@ class Fanout:
         )
 
     def on_presence(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called whenever somebody who can answer came or went; it asks `answering` what that means."""
+        """Call `listener` whenever a follower that can decide comes or goes; `answering` says how many there are."""
         self._presence.append(listener)
 
     def remove(self, session: str) -> None:
-        """End all follows of a session that was removed."""
+        """End all follows of a removed session."""
         for follower in self._followers.pop(session, set()):
             follower.end("session_removed")
 
@@ -271,8 +271,8 @@ class Fanout:
                 del self._followers[follower.session]
         if follower in self._answering:
             self._answering.discard(follower)
-            self._tell_presence()
+            self._presence_changed()
 
-    def _tell_presence(self) -> None:
+    def _presence_changed(self) -> None:
         for listener in self._presence:
             listener()

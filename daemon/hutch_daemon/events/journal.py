@@ -14,8 +14,8 @@ from hutch_daemon.store import events
 from hutch_daemon.store.events import Page, SeqRange
 from hutch_daemon.store.rows import StoredEvent
 from hutch_daemon.store.store import Store, Tx
-from hutch_shared.events import DATA_OF_KIND, EventKind
-from hutch_shared.times import now_ms, to_wire
+from hutch_shared.events import EventKind
+from hutch_shared.times import to_wire
 
 __all__ = ["Journal", "event_frame", "event_json"]
 
@@ -39,8 +39,7 @@ class Journal:
 
         `data` has the kind's type. HutchError(NOT_FOUND) without the session.
         """
-        assert type(data) is DATA_OF_KIND[kind], f"{type(data).__name__} is not the data of {kind}"
-        return events.append(tx, session, turn, now_ms(), kind, b'"data":' + _ENCODER.encode(data))
+        return events.append(tx, session, turn, kind, data)
 
     async def seq_range(self, session: str, owner: int | None = None) -> SeqRange:
         """Return the newest and the oldest number of a session or of `"*"`. HutchError(NOT_FOUND)."""

@@ -26,7 +26,8 @@ from hutch_daemon.environments.origin import insider_of
 from hutch_daemon.environments.port import Account
 from hutch_daemon.events.journal import event_json
 from hutch_daemon.keys.vault import session_context
-from hutch_daemon.permissions.desk import Desk, permission_view
+from hutch_daemon.permissions.approvals import Approvals
+from hutch_daemon.permissions.requests import permission_view
 from hutch_daemon.pool.executor import Executor
 from hutch_daemon.services import adoption
 from hutch_daemon.services.access import Caller
@@ -74,9 +75,8 @@ class Conductor:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self.policies = Policies(parts.store, parts.host_policy, parts.account_of, parts.account)
-        self.desk = Desk(
+        self.approvals = Approvals(
             parts.store,
-            parts.journal,
             lambda: parts.settings().permissions,
             self.policies,
             somebody_there=self._somebody_there,
@@ -84,10 +84,10 @@ class Conductor:
             plan_approved=lambda tx, session, by: leave_plan(tx, parts.journal, session, by),
             clock=parts.clock,
         )
-        self._endings = Endings(parts.journal, self.desk)
+        self._endings = Endings(parts.journal, self.approvals)
         masking = Masking(parts.known, parts.journal)
         reports = Reports(parts.store, self._endings, self._poke, masking)
-        self._executors = ExecutorSide(parts, self.desk, reports, masking)
+        self._executors = ExecutorSide(parts, self.approvals, reports, masking)
         self._spools = Spools(parts, reports)
         self._policy = PolicySide(parts, self.policies, self.session_of)
         self._keys = keys = KeySide(parts, self.session_of)
@@ -129,7 +129,7 @@ class Conductor:
         """
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._parts.pool.running())
-            await stack.enter_async_context(self.desk.running())
+            await stack.enter_async_context(self.approvals.running())
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
             expected = await adoption.take_over(self._parts, self._loop)
             self._tasks.start_soon(adoption.settle, self._parts, expected)
@@ -453,10 +453,10 @@ class Conductor:
         return m.Permissions(tuple(permission_view(row) for row in rows), more)
 
     async def answer_permission(self, caller: Caller, params: m.AnswerPermission) -> m.Permission:
-        """Decide a question; see `Desk.settle`."""
-        question = await self.desk.question(params.permission)
-        row = await self._around(caller, question.session)
-        settled = await self.desk.settle(row, self._executors.asker_of(row.id), str(caller), params)
+        """Decide a permission request; see `Approvals.decide`."""
+        request = await self.approvals.get(params.permission)
+        row = await self._around(caller, request.session)
+        settled = await self.approvals.decide(row, self._executors.requester_of(row.id), str(caller), params)
         failpoint("answer.stored")
         if settled.kind == "plan" and settled.state == "allowed":
             await self._tell_mode(await self.session_of(caller, row.id))
@@ -646,7 +646,7 @@ class Conductor:
         """
         try:
             await self._parts.leases.revoke_executor(executor.id)
-            await self.desk.withdraw_of(executor.id, "its executor is gone")
+            await self.approvals.withdraw_of(executor.id, "its executor is gone")
             if executor.environment.spool_of(executor.key.account, executor.id) is not None:
                 self._spools.look()  # only its account can tell whether it left something
                 return
@@ -689,7 +689,7 @@ class Conductor:
         for loop in left:
             if loop.last_there == since:
                 try:
-                    await self.desk.nobody_left(loop.session)
+                    await self.approvals.nobody_left(loop.session)
                 except HutchError as error:  # its expiry ends it
                     _log.error("a question waits on", session=loop.session, error=error.message)
 

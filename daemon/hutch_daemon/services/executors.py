@@ -10,7 +10,7 @@ import anyio
 import structlog
 
 from hutch_daemon.keys.broker import LeaseHolder
-from hutch_daemon.permissions.desk import Desk
+from hutch_daemon.permissions.approvals import Approvals
 from hutch_daemon.pool import tokens
 from hutch_daemon.pool.executor import Executor, ExecutorPeer
 from hutch_daemon.services.masking import Masking
@@ -36,8 +36,8 @@ _START_SETTLES = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Asker:
-    """An executor as the desk sees it."""
+class _Requester:
+    """An executor as the approvals see it."""
 
     executor: Executor
     parts: Parts
@@ -70,10 +70,10 @@ class _Asker:
 class ExecutorSide:
     """The methods of the executor socket."""
 
-    def __init__(self, parts: Parts, desk: Desk, reports: Reports, masking: Masking) -> None:
+    def __init__(self, parts: Parts, approvals: Approvals, reports: Reports, masking: Masking) -> None:
         self._parts = parts
         self._masking = masking
-        self._desk = desk
+        self._approvals = approvals
         self._reports = reports
 
     async def hello(self, peer: ExecutorPeer, credentials: Credentials, params: m.Hello) -> tuple[Executor, m.Welcome]:
@@ -145,7 +145,7 @@ class ExecutorSide:
             await executor.peer.notify("ack_events", m.AckEvents(acked))
 
     async def request_permission(self, executor: Executor, params: m.RequestPermission) -> m.PermissionDecision:
-        """Put one call to the desk; one of a turn that does not run is denied, and one that holds a stored key."""
+        """Put one call to the approvals; one of a turn that does not run is denied, and one that holds a stored key."""
         session = await self._session(executor, params.session)
         if (found := self._masking.in_call(params)) is not None:
             await self._parts.store.write(lambda tx: self._masking.record(tx, session.id, [found]))
@@ -156,7 +156,7 @@ class ExecutorSide:
                 input_digest(params.call.agent_tool, params.call.input),
                 "The call holds a stored key. A command needs none: the model is reached without it.",
             )
-        return await self._desk.ask(session, _Asker(executor, self._parts), params)
+        return await self._approvals.ask(session, _Requester(executor, self._parts), params)
 
     async def get_api_key(self, executor: Executor, params: m.GetApiKey) -> m.KeyGrant:
         """Give the executor what its session may have of a key."""
@@ -178,10 +178,10 @@ class ExecutorSide:
             executor.renew_at = 0  # the next heartbeat tries again
             _log.warning("a token is not renewed", executor=executor.id, error=error.message)
 
-    def asker_of(self, session: str) -> _Asker | None:
+    def requester_of(self, session: str) -> _Requester | None:
         """Return the executor that can resolve paths for a session now."""
         executor = self._parts.pool.of_session(session)
-        return _Asker(executor, self._parts) if executor is not None and executor.peer is not None else None
+        return _Requester(executor, self._parts) if executor is not None and executor.peer is not None else None
 
     async def _session(self, executor: Executor, session: str) -> SessionRow:
         """Return the session that the executor serves, by its lease row."""

@@ -8,9 +8,9 @@ its numbers have no gap.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
-import anyio
 import msgspec
 from msgspec import UNSET, Raw
 
@@ -18,7 +18,7 @@ from hutch_daemon.pool.executor import Executor
 from hutch_daemon.services.masking import Masking
 from hutch_daemon.services.turn_lifecycle import Endings
 from hutch_daemon.store import events, executors, sessions, turns
-from hutch_daemon.store.rows import ExecutorRow, PermissionRow
+from hutch_daemon.store.rows import ExecutorRow
 from hutch_daemon.store.store import Store, Tx
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
@@ -44,7 +44,7 @@ class Reports:
         on_ended: Callable[[str], None],
         masking: Masking,
     ) -> None:
-        """`on_ended(session)` is told after the commit. Secrets are masked before anything is stored."""
+        """`on_ended(session)` is called after the commit. Secrets are masked before anything is stored."""
         self._store = store
         self._endings = endings
         self._on_ended = on_ended
@@ -57,10 +57,13 @@ class Reports:
         """
         if executor.session != params.session:
             raise HutchError(Reason.LEASE_LOST)
-        with anyio.CancelScope(shield=True):  # it is stored all the same when its connection breaks: then tell, too
-            executor.acked = await self._store_batch(executor.id, params.session, params.events, _leased)
-            failpoint("report.committed")
-        return executor.acked
+
+        def stored(acked: int) -> None:
+            executor.acked = acked
+
+        acked = await self._store_batch(executor.id, params.session, params.events, _leased, stored)
+        failpoint("report.committed")
+        return acked
 
     async def take_left(self, executor: str, left: m.SpooledEvents) -> int:
         """Store what an executor that is gone left in its spool, and return the number up to which all is durable.
@@ -68,30 +71,31 @@ class Reports:
         `lease_lost` when it never can have served that session, `not_found` when that is removed; `invalid_request`
         for a gap in its numbers.
         """
-        return await self._store_batch(executor, left.session, left.events, _left)
+        return await self._store_batch(executor, left.session, left.events, _left, lambda _: None)
 
-    async def _store_batch(self, executor: str, session: str, batch: Sequence[ReportedEvent], may: _MayReport) -> int:
+    async def _store_batch(
+        self,
+        executor: str,
+        session: str,
+        batch: Sequence[ReportedEvent],
+        may: _MayReport,
+        stored: Callable[[int], None],
+    ) -> int:
         clean, found = self._masking.clean(session, batch)
 
-        def keep(tx: Tx) -> tuple[int, list[PermissionRow], bool]:
+        def keep(tx: Tx) -> int:
             self._masking.record(tx, session, found)
-            return self._keep(tx, executor, session, clean, may)
+            acked = self._keep(tx, executor, session, clean, may)
+            tx.after_commit(partial(stored, acked))
+            return acked
 
-        acked, withdrawn, ended = await self._store.write(keep)
-        self._endings.desk.withdrawn(withdrawn)
-        if ended:
-            self._on_ended(session)
-        return acked
+        return await self._store.write(keep)
 
-    def _keep(
-        self, tx: Tx, executor: str, session: str, batch: Sequence[ReportedEvent], may: _MayReport
-    ) -> tuple[int, list[PermissionRow], bool]:
+    def _keep(self, tx: Tx, executor: str, session: str, batch: Sequence[ReportedEvent], may: _MayReport) -> int:
         row = executors.get(tx, executor)
         if row is None or not may(tx, row, session):
             raise HutchError(Reason.LEASE_LOST)
         fresh = [event for event in batch if event.n > row.acked_n]
-        withdrawn: list[PermissionRow] = []
-        ended = False
         kept: list[ReportedEvent] = []
         known: dict[str | None, bool] = {None: True}
         for event in fresh:
@@ -108,16 +112,14 @@ class Reports:
                     _noticed(event, "not_yours", f"The executor reported a {event.kind}, which is hutchd's to say.")
                 )
             elif event.kind == "turn_ended":
-                replaced, gone = self._end(tx, event)
-                kept.append(replaced)
-                withdrawn += gone
-                ended = True
+                kept.append(self._end(tx, event))
+                tx.after_commit(partial(self._on_ended, session))
             else:
                 kept.append(event)
         _, acked = events.append_reported(tx, executor, session, kept)
-        return acked, withdrawn, ended
+        return acked
 
-    def _end(self, tx: Tx, event: ReportedEvent) -> tuple[ReportedEvent, list[PermissionRow]]:
+    def _end(self, tx: Tx, event: ReportedEvent) -> ReportedEvent:
         try:
             ended = _ended_of(event.data)
         except msgspec.DecodeError:
@@ -127,17 +129,14 @@ class Reports:
             event = msgspec.structs.replace(event, data=Raw(_encode(ended)))
         turn = turns.get(tx, event.turn) if event.turn is not None else None
         if turn is None:
-            return _noticed(event, "no_such_turn", "The executor reported the end of no turn."), []
-        withdrawn = self._endings.end(tx, turn, ended, reported=True)
-        if withdrawn is None:
-            return _noticed(
-                event, "ended_before", f"The executor says the turn {ended.state}; it had ended before."
-            ), []
+            return _noticed(event, "no_such_turn", "The executor reported the end of no turn.")
+        if not self._endings.end(tx, turn, ended, reported=True):
+            return _noticed(event, "ended_before", f"The executor says the turn {ended.state}; it had ended before.")
         settled = turns.get(tx, turn.id)
         if settled is not None and settled.state != ended.state:  # what fails while it is stopped was stopped
             told = msgspec.structs.replace(ended, state=settled.state)
             event = msgspec.structs.replace(event, data=Raw(_encode(told)))
-        return event, withdrawn
+        return event
 
 
 def _leased(_: Tx, row: ExecutorRow, session: str) -> bool:

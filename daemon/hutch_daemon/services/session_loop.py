@@ -28,7 +28,7 @@ from hutch_daemon.services.states import TURN
 from hutch_daemon.services.turn_lifecycle import Endings, Stopping, lost, outcome_unknown, over_limit, stopped
 from hutch_daemon.services.views import FORK_MARK
 from hutch_daemon.store import executors, sessions, turns
-from hutch_daemon.store.rows import PermissionRow, SessionRow, TurnRow
+from hutch_daemon.store.rows import SessionRow, TurnRow
 from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
 from hutch_shared.agents import provider_of
@@ -289,8 +289,7 @@ class SessionLoop:
         why: Stopping = active.stop or "interrupted"
         active.stop = why
         if turn.state == "running" and self._parts.store.available:
-            withdrawn = await self._parts.store.write(lambda tx: self._begin_stopping(tx, turn))
-            self._endings.desk.withdrawn(withdrawn)
+            await self._parts.store.write(lambda tx: self._begin_stopping(tx, turn))
             failpoint("turn.stopping")
             return None
         if math.isinf(active.stop_deadline):
@@ -317,10 +316,9 @@ class SessionLoop:
         await self._end(turn, stopped(why, detail))
         return None
 
-    def _begin_stopping(self, tx: Tx, turn: TurnRow) -> list[PermissionRow]:
-        if not turns.move(tx, turn.id, {"running"}, "stopping"):
-            return []
-        return self._endings.desk.withdraw(tx, turn.id, "the turn is being stopped")
+    def _begin_stopping(self, tx: Tx, turn: TurnRow) -> None:
+        if turns.move(tx, turn.id, {"running"}, "stopping"):
+            self._endings.approvals.withdraw(tx, turn.id, "the turn is being stopped")
 
     async def _settle_lost(self, active: _Active, turn: TurnRow, executor: Executor | None) -> None:
         if turn.state == "dispatching" and active.handed_over is False:
@@ -335,8 +333,7 @@ class SessionLoop:
 
     async def _end(self, turn: TurnRow, ended: TurnEnded) -> None:
         """End a turn by hutchd's own word; whoever was first stays right."""
-        withdrawn = await self._parts.store.write(lambda tx: self._endings.end(tx, turn, ended))
-        self._endings.desk.withdrawn(withdrawn or [])
+        await self._parts.store.write(lambda tx: self._endings.end(tx, turn, ended))
 
     def _timeout(self, session: SessionRow, turn: TurnRow) -> float:
         return turn.timeout or session.limits.turn_timeout or self._parts.settings().turns.timeout

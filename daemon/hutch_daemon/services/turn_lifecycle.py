@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hutch_daemon.events.journal import Journal
-from hutch_daemon.permissions.desk import Desk
+from hutch_daemon.permissions.approvals import Approvals
 from hutch_daemon.services.states import TURN, settled_state
 from hutch_daemon.store import sessions, turns, usage
-from hutch_daemon.store.rows import PermissionRow, TurnRow, UsageRow
+from hutch_daemon.store.rows import TurnRow, UsageRow
 from hutch_daemon.store.store import Tx
 from hutch_shared.errors import Reason
 from hutch_shared.events import TurnEnded
@@ -26,14 +26,14 @@ class Endings:
     """The moves of turns that come with an event."""
 
     journal: Journal
-    desk: Desk
+    approvals: Approvals
 
     def begin(self, tx: Tx, turn: TurnRow) -> None:
         """Move a turn from dispatching to running, once; its `turn_started` is the executor's first event of it."""
         turns.move(tx, turn.id, TURN.before("running"), "running", started_at=now_ms())
 
-    def end(self, tx: Tx, turn: TurnRow, ended: TurnEnded, *, reported: bool = False) -> list[PermissionRow] | None:
-        """Move a turn to its end; return the questions that were withdrawn, or None when it had ended before.
+    def end(self, tx: Tx, turn: TurnRow, ended: TurnEnded, *, reported: bool = False) -> bool:
+        """Move a turn to its end; withdraw its permission requests; False if it had ended before.
 
         The event is appended here unless the executor `reported` it: then it is stored beside this, in the transaction.
         """
@@ -50,8 +50,8 @@ class Endings:
             usage=ended.usage,
         )
         if not moved:
-            return None
-        withdrawn = self.desk.withdraw(tx, turn.id, "the turn ended")
+            return False
+        self.approvals.withdraw(tx, turn.id, "the turn ended")
         if not reported:
             self.journal.append(tx, turn.session, turn.id, "turn_ended", ended)
         if ended.agent_session is not None:
@@ -78,7 +78,7 @@ class Endings:
                 ),
             )
         failpoint("turn.end")
-        return withdrawn
+        return True
 
 
 def stopped(why: Stopping, detail: str = "") -> TurnEnded:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from hutch_daemon.pool.executor import Executor
 from hutch_daemon.store import permissions, turns, usage
-from hutch_daemon.store.rows import AuditRow, SessionRow, TurnRow, UsageTotal
+from hutch_daemon.store.rows import AuditRow, SessionRow, TurnRow, UsageTotal, to_message
 from hutch_shared import messages as m
 from hutch_shared.events import UsageSeen
-from hutch_shared.times import to_wire
 
 __all__ = ["FORK_MARK", "Around", "around", "audit_view", "session_view", "turn_view", "usage_view"]
 
@@ -44,73 +43,31 @@ def session_view(
 ) -> m.Session:
     """Return a session as clients see it."""
     speaking = row.agent_session is not None and not row.agent_session.startswith(FORK_MARK)
-    return m.Session(
-        id=row.id,
-        name=row.name,
-        agent=row.agent,
-        cwd=row.cwd,
-        owner=row.owner,
-        account=row.account,
-        state=row.state,
-        created_at=to_wire(row.created_at),
-        permission_mode=row.permission_mode,
-        when_nobody=row.when_nobody,
-        environment=row.environment,
-        isolation=row.isolation,
-        keys=row.keys,
+    active = near.active
+    return to_message(
+        m.Session,
+        row,
         journal=journal,
-        head_seq=row.head_seq,
-        turns=row.turns,
-        options=row.options,
-        rules=row.rules,
-        limits=row.limits,
         agent_session=row.agent_session if speaking else None,
-        forked_from=row.forked_from,
         executor=executor.id if executor is not None else None,
         executor_state=executor.state if executor is not None else None,
-        active_turn=near.active.id if near.active is not None else None,
-        active_state=near.active.state if near.active is not None else None,
+        active_turn=active.id if active is not None else None,
+        active_state=active.state if active is not None else None,
         pending=near.pending,
         queued=near.queued,
         usage=near.usage,
-        credential=row.credential,
         warning=warning,
     )
 
 
 def turn_view(row: TurnRow, pending: int = 0) -> m.Turn:
     """Return a turn as clients see it; `pending` questions make it wait."""
-    return m.Turn(
-        id=row.id,
-        session=row.session,
-        number=row.number,
-        state=row.state,
-        prompt=row.prompt,
-        queued_at=to_wire(row.queued_at),
-        started_at=to_wire(row.started_at) if row.started_at is not None else None,
-        ended_at=to_wire(row.ended_at) if row.ended_at is not None else None,
-        reason=row.reason,
-        message=row.message,
-        result=row.result,
-        usage=row.usage,
-        awaiting_permission=pending > 0,
-    )
+    return to_message(m.Turn, row, awaiting_permission=pending > 0)
 
 
 def audit_view(row: AuditRow) -> m.AuditEntry:
     """Return a line of the audit as clients see it."""
-    return m.AuditEntry(
-        number=row.number,
-        at=to_wire(row.at),
-        actor=row.actor,
-        action=row.action,
-        outcome=row.outcome,
-        session=row.session,
-        subject=row.subject,
-        rule=row.rule,
-        digest=row.digest,
-        details=row.details or {},
-    )
+    return to_message(m.AuditEntry, row, details=row.details or {})
 
 
 def usage_view(reported: Sequence[UsageTotal], counted: Sequence[UsageTotal]) -> m.UsageTable:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 from msgspec import UNSET
 
 from hutch_daemon.store import meta
@@ -18,9 +19,9 @@ from hutch_daemon.store.records import Executes
 from hutch_daemon.store.rows import StoredEvent
 from hutch_daemon.store.tx import Tx
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.events import EventKind, ReportedEvent
+from hutch_shared.events import DATA_OF_KIND, EventKind, ReportedEvent
 from hutch_shared.failpoints import failpoint
-from hutch_shared.times import from_wire
+from hutch_shared.times import from_wire, now_ms
 
 __all__ = [
     "EVERY",
@@ -39,6 +40,7 @@ __all__ = [
 EVERY: Final = "*"
 """In place of a session: all of them."""
 _PAGE_BYTES: Final = 1 << 20
+_ENCODER: Final = msgspec.json.Encoder()
 _COLUMNS: Final = "position, session, seq, owner, turn, at, kind"
 _PRUNED_AT_ONCE: Final = 500
 _INSERTS: Final = {
@@ -72,9 +74,16 @@ def body_of(event: ReportedEvent) -> bytes:
     return b'"data":%b,"native":%b' % (bytes(event.data), bytes(event.native))
 
 
-def append(tx: Tx, session: str, turn: str | None, at: int, kind: EventKind, body: bytes) -> StoredEvent:
-    """Append one event of hutchd's own; `body` is `"data":…`. HutchError(NOT_FOUND) without the session."""
-    (event,) = _append(tx, session, [(turn, at, kind, body)])
+def append(
+    tx: Tx, session: str, turn: str | None, kind: EventKind, data: msgspec.Struct, *, at: int | None = None
+) -> StoredEvent:
+    """Append an event of hutchd's own, in the unit of work that makes it true; `at` is in ms, now unless given.
+
+    `data` has the kind's type. HutchError(NOT_FOUND) without the session.
+    """
+    assert type(data) is DATA_OF_KIND[kind], f"{type(data).__name__} is not the data of {kind}"
+    body = b'"data":' + _ENCODER.encode(data)
+    (event,) = _append(tx, session, [(turn, now_ms() if at is None else at, kind, body)])
     return event
 
 

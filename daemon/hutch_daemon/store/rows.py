@@ -7,10 +7,13 @@ type is not a plain SQLite one (int, float, str, bytes, bool) is kept as JSON an
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+import msgspec
 
 from hutch_shared import messages as m
 from hutch_shared.events import UsageSeen
+from hutch_shared.times import to_wire
 
 __all__ = [
     "AuditRow",
@@ -25,7 +28,10 @@ __all__ = [
     "TurnRow",
     "UsageRow",
     "UsageTotal",
+    "to_message",
 ]
+
+W = TypeVar("W", bound=msgspec.Struct)
 
 RuleEffect = Literal["allow", "ask", "deny"]
 
@@ -263,3 +269,19 @@ class UsageTotal:
     turns: int
     rows: int
     usage: UsageSeen
+
+
+def to_message(message: type[W], row: Any, **given: Any) -> W:
+    """Return the message whose fields are the row's of the same names; times become the wire's.
+
+    `given` has the fields that the row lacks, or that clients see differently. AttributeError for a field of neither.
+    """
+    for name in message.__struct_fields__:
+        if name not in given:
+            given[name] = _on_wire(name, getattr(row, name))
+    return message(**given)
+
+
+def _on_wire(name: str, value: Any) -> Any:
+    is_time = isinstance(value, int) and (name == "at" or name.endswith("_at"))
+    return to_wire(value) if is_time else value

@@ -12,7 +12,9 @@ from hutch_daemon.store.rows import StoredEvent
 __all__ = ["Effect", "Tx"]
 
 Effect = Callable[[], object]
-"""What follows a commit. It runs on the event loop and must not block."""
+"""What follows a commit: a plain callback on the event loop, in no task. It must not block; `anyio.current_time` and
+task groups of its own are not available to it.
+"""
 
 
 @dataclass(slots=True)

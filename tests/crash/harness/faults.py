@@ -114,10 +114,10 @@ def _last_decision_stands(original: Function) -> Function:
 
 
 def _look_pending(original: Function) -> Function:
-    async def question(self: Any, permission: str) -> Any:
+    async def get(self: Any, permission: str) -> Any:
         return replace(await original(self, permission), state="pending")
 
-    return question
+    return get
 
 
 # ---------------------------------------------------------------- followers
@@ -186,15 +186,15 @@ def _silent_end(original: Function) -> Function:
 
 
 def _take_up_none(original: Function) -> Function:
-    async def take_up_waiting(self: Any) -> None:
+    async def take_up_pending(self: Any) -> None:
         return None
 
-    return take_up_waiting
+    return take_up_pending
 
 
 def _withdraw_none(original: Function) -> Function:
-    def withdraw(self: Any, tx: Any, turn: str, why: str) -> list[Any]:
-        return []
+    def withdraw(self: Any, tx: Any, turn: str, why: str) -> None:
+        return None
 
     return withdraw
 
@@ -269,7 +269,7 @@ def _lose_spool(original: Function) -> Function:
 _STORE: Final = "hutch_daemon.store."
 _RUN_GROUP: Final = Target(_STORE + "writer", "Writer._run_group")
 _HELLO: Final = Target("hutch_executor.link.daemon_link", "Link._say_hello")
-_DESK: Final = "hutch_daemon.permissions.desk"
+_APPROVALS: Final = "hutch_daemon.permissions.approvals"
 
 FAULTS: dict[str, Fault] = {
     "ack_before_commit": Fault(
@@ -346,13 +346,16 @@ FAULTS: dict[str, Fault] = {
     ),
     "forget_question": Fault(
         "a permission request that waited before a restart is not taken up again",
-        {Target(_DESK, "Desk._take_up_waiting"): _take_up_none},
+        {Target(_APPROVALS, "Approvals._take_up_pending"): _take_up_none},
         ("hold question", "hutchd"),
         frozenset({"undelivered", "question_lost", "bug"}),
     ),
     "keep_question": Fault(
         "the permission requests of a turn that ended wait on",
-        {Target(_DESK, "Desk.withdraw"): _withdraw_none, Target(_DESK, "Desk.withdraw_of"): _withdraw_none_of},
+        {
+            Target(_APPROVALS, "Approvals.withdraw"): _withdraw_none,
+            Target(_APPROVALS, "Approvals.withdraw_of"): _withdraw_none_of,
+        },
         ("asker",),
         frozenset({"question_left"}),
     ),
@@ -360,7 +363,7 @@ FAULTS: dict[str, Fault] = {
         "the last decision stands, not the first",
         {
             Target(_STORE + "permissions", "settle"): _last_decision_stands,
-            Target(_DESK, "Desk.question"): _look_pending,
+            Target(_APPROVALS, "Approvals.get"): _look_pending,
         },
         (),
         frozenset({"decision_changed"}),

@@ -281,11 +281,11 @@ async def test_an_unanswered_question_expires(stage: Stage) -> None:
         session = await stage.open()
         turn = await stage.submit(session)
         asked = await stage.pending()
-        await stage.conductor.desk.expire_due()
+        await stage.conductor.approvals.settle_due()
         early = await stage.conductor.list_permissions(stage.me, m.ListPermissions())
 
         clock.now += stage.settings.permissions.expiry
-        await stage.conductor.desk.expire_due()
+        await stage.conductor.approvals.settle_due()
         ended = await stage.ended(turn)
 
         assert len(early.permissions) == 1

@@ -210,7 +210,7 @@ async def test_a_question_asked_before_the_restart_is_answered_after_it(stage: S
             asked = await stage.pending()
             tasks.cancel_scope.cancel()
         request = m.RequestPermission("", session.id, turn.id, "tool", call, "/work")
-        row = await stage.conductor.desk.question(asked.id)
+        row = await stage.conductor.approvals.get(asked.id)
 
     async with stage.hutchd():
         answered = await stage.answer(asked, "allow")

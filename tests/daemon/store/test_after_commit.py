@@ -16,6 +16,7 @@ from hutch_daemon.store import events, meta
 from hutch_daemon.store.store import Store
 from hutch_daemon.store.tx import Tx
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import Notice
 from tests.daemon.store.examples import with_session
 
 
@@ -31,7 +32,7 @@ class Steps:
 
     def _unit(self, tx: Tx, name: str, error: Exception | None) -> None:
         meta.put(tx, name, "x")
-        events.append(tx, "s-aaaa", name, 0, "notice", b'"data":{}')
+        events.append(tx, "s-aaaa", name, "notice", Notice("word", "Said."))
         tx.after_commit(partial(self.seen.append, f"effect {name}"))
         if error is not None:
             raise error

@@ -10,7 +10,7 @@ import pytest
 from hutch_daemon.store import events, executors
 from hutch_daemon.store.store import Store
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.events import ReportedEvent
+from hutch_shared.events import Notice, ReportedEvent
 from tests.daemon.store.examples import AT, report, reported, with_session
 
 
@@ -24,7 +24,7 @@ async def test_events_are_numbered_without_gaps_whoever_appends_them(opened: Sto
     """An executor's and hutchd's own events share the numbers of their session."""
     first = await report(opened, 1, 2)
     own = await opened.write(
-        partial(events.append, session="s-aaaa", turn=None, at=AT, kind="notice", body=b'"data":{}')
+        partial(events.append, session="s-aaaa", turn=None, kind="notice", data=Notice("word", "Said."))
     )
     last = await report(opened, 3)
 

@@ -17,6 +17,7 @@ from hutch_daemon.store.rows import StoredEvent
 from hutch_daemon.store.store import Store, StoreLimits
 from hutch_daemon.store.tx import Tx
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import Notice
 from tests.daemon.store.examples import report, with_session
 
 
@@ -64,7 +65,7 @@ async def test_a_failing_unit_is_undone_alone(store: Store) -> None:
 
     def fail(tx: Tx) -> None:
         meta.put(tx, "bad", "x")
-        events.append(tx, "s-aaaa", None, 0, "notice", b'"data":{}')
+        events.append(tx, "s-aaaa", None, "notice", Notice("word", "Said."))
         raise LookupError("mine")
 
     caught: list[Exception] = []

@@ -1,0 +1,84 @@
+"""Puts a tool call to the policy that is in force for its session now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from hutch_daemon.permissions.layers import Policy
+from hutch_daemon.permissions.policy import Verdict, judge, paths_to_resolve
+from hutch_daemon.store import sessions
+from hutch_daemon.store.rows import PermissionRow, SessionRow
+from hutch_daemon.store.store import Store
+from hutch_shared import messages as m
+from hutch_shared.digest import input_digest
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.vocabulary import to_call
+
+__all__ = ["CallJudge", "PolicyOf", "Requester"]
+
+
+class Requester(Protocol):
+    """The executor that asks, for what only its account can do."""
+
+    @property
+    def id(self) -> str: ...
+
+    async def real_paths(self, session: str, paths: tuple[str, ...]) -> Mapping[str, str]:
+        """Resolve paths as the account; a path that cannot be resolved is missing."""
+
+    async def notify_somebody(self, question: m.Permission) -> m.Notified:
+        """Run the notify command as the account."""
+
+
+class PolicyOf(Protocol):
+    """The policy in force for a session now, its project's file included."""
+
+    def home_of(self, session: SessionRow) -> str: ...
+
+    async def __call__(self, session: SessionRow, project: m.ProjectFile | None) -> Policy: ...
+
+
+class CallJudge:
+    """Gathers what a verdict needs: the resolved paths, the session's mode and its policy, in this order."""
+
+    def __init__(self, store: Store, policy_of: PolicyOf) -> None:
+        """Read sessions from `store` and policies from `policy_of`."""
+        self._store = store
+        self._policy_of = policy_of
+
+    async def judge(
+        self, session: SessionRow, requester: Requester, call: m.ToolCall, cwd: str, project: m.ProjectFile | None
+    ) -> tuple[SessionRow, Verdict]:
+        """Judge by the rules and the mode that are in force once the account has resolved the paths."""
+        paths = paths_to_resolve(call, cwd, self._policy_of.home_of(session))
+        real = await requester.real_paths(session.id, paths) if paths else {}
+        now: SessionRow | None = await self._store.read(lambda conn: sessions.get(conn, session.id))
+        session = now or session
+        policy = await self._policy_of(session, project)
+        verdict = judge(
+            policy,
+            call,
+            mode=session.permission_mode,
+            cwd=cwd,
+            real=real,
+            home=policy.home,
+            workspace=session.cwd,
+        )
+        return session, verdict
+
+    async def judge_edited(
+        self, session: SessionRow, requester: Requester | None, row: PermissionRow, updated: dict[str, Any]
+    ) -> str:
+        """Return the digest of an edited input that the policy does not deny."""
+        call = to_call(row.call.agent_tool, updated, row.call.call_id, row.cwd)
+        if call.action != row.call.action:
+            raise HutchError(Reason.INVALID_PARAMS, f"An edited input of {row.call.agent_tool} cannot be judged here.")
+        if requester is None:  # only the account can resolve its paths
+            raise HutchError(Reason.CONNECTION_LOST, "The executor is away, so that an edited input cannot be judged.")
+        _, verdict = await self.judge(session, requester, call, row.cwd, None)
+        if verdict.decision == "deny":
+            raise HutchError(
+                Reason.POLICY_FORBIDS, f"The edited input is not allowed: {verdict.why}", rule=verdict.rule
+            )
+        return input_digest(row.call.agent_tool, updated)

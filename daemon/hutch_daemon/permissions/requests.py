@@ -1,0 +1,273 @@
+"""Permission requests: what is recorded, what a decision means, and what follows from the state of one. Pure.
+
+A permission request is a tool call that the policy does not settle, a plan, or a question that an agent asks its user.
+It is pending until its one decision: a user allows, denies or answers it; it expires; nobody is there to decide; or it
+is withdrawn because its turn or executor ended. Each of these is a `Settlement`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import msgspec
+
+from hutch_daemon.permissions.policy import Verdict
+from hutch_daemon.permissions.rules import BadRuleError, parse_rule
+from hutch_daemon.store.rows import PermissionRow, RuleRow, SessionRow, to_message
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.rpc.envelope import is_sound
+
+__all__ = [
+    "PendingRequest",
+    "Settlement",
+    "WaitUntil",
+    "already_settled",
+    "check_answer",
+    "decided_by_policy",
+    "expired",
+    "new_request",
+    "next_step",
+    "permission_view",
+    "rule_of_answer",
+    "settlement_of_answer",
+    "standing",
+    "too_late",
+    "undecided",
+    "withdrawn",
+]
+
+_IN_PAGE: Final = b'[[[{"data":{"permission":%b}}]]]'
+"""A request as deep in a frame as it ever lies: clients refuse frames that are nested deeper than the wire allows."""
+_DECISION: Final[dict[m.PermissionState, m.Decision]] = {
+    "allowed": "allow",
+    "answered": "answer",
+    "denied": "deny",
+    "expired": "deny",
+    "withdrawn": "deny",
+}
+_STATE: Final[dict[m.Decision, m.PermissionState]] = {"allow": "allowed", "deny": "denied", "answer": "answered"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """How a request is settled: what is stored in its record, and what else the decision brings."""
+
+    state: m.PermissionState
+    settled_by: str
+    message: str | None = None
+    interrupt: bool = False
+    scope: m.Scope | None = None
+    updated_input: dict[str, Any] | None = None
+    decided_digest: str | None = None
+    answers: dict[str, Any] | None = None
+    rule: RuleRow | None = None
+    """A rule that the decision adds."""
+    stop_reason: str | None = None
+    """Why the turn is stopped as well; None if it goes on."""
+
+    def columns(self) -> dict[str, Any]:
+        """Return the columns of the record that the settlement sets, besides state and time."""
+        return {
+            "settled_by": self.settled_by,
+            "message": self.message,
+            "interrupt": self.interrupt,
+            "scope": self.scope,
+            "updated_input": self.updated_input,
+            "decided_digest": self.decided_digest,
+            "answers": self.answers,
+        }
+
+    def applied_to(self, row: PermissionRow, at: int) -> PermissionRow:
+        """Return the record as it is after this settlement at `at` ms."""
+        return replace(row, state=self.state, settled_at=at, **self.columns())
+
+
+@dataclass(slots=True, eq=False)
+class PendingRequest:
+    """A request that waits, with its deadlines in seconds on the monotonic clock."""
+
+    row: PermissionRow
+    deadline: float
+    """When it expires."""
+    presence_due: float = math.inf
+    """When to look whether somebody is there to decide; infinite if no look is due."""
+    notified: bool = False
+    """A notify command has told somebody, who counts as being there."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitUntil:
+    """Nothing is due before `at`."""
+
+    at: float
+
+
+def next_step(request: PendingRequest, now: float, when_nobody: m.WhenNobody) -> Settlement | WaitUntil:
+    """Return what follows for a pending request at `now`.
+
+    `when_nobody` is the session's policy for nobody being there, or `wait` while somebody is.
+    """
+    if request.deadline <= now:
+        return expired()
+    if request.presence_due > now:
+        return WaitUntil(min(request.deadline, request.presence_due))
+    if when_nobody == "wait" or request.notified:
+        return WaitUntil(request.deadline)
+    return undecided(stop=when_nobody == "stop")
+
+
+def expired() -> Settlement:
+    """Return the settlement of a request whose time is over."""
+    return Settlement(state="expired", settled_by="expiry", message="Nobody answered in time.")
+
+
+def undecided(*, stop: bool) -> Settlement:
+    """Return the settlement of a request while nobody is there to decide it; `stop`: the session's turn is stopped."""
+    return Settlement(
+        state="denied",
+        settled_by="nobody",
+        message=f"Nobody is there to decide, and the session says to {'stop the turn' if stop else 'refuse'} then.",
+        interrupt=stop,
+        stop_reason="nobody was there to decide" if stop else None,
+    )
+
+
+def withdrawn(why: str) -> Settlement:
+    """Return the settlement of a request whose turn or executor has ended."""
+    return Settlement(state="withdrawn", settled_by=why, message=f"Withdrawn: {why}.")
+
+
+def new_request(
+    params: m.RequestPermission, verdict: Verdict, *, id_: str, executor: str, digest: str, now: int, expiry: float
+) -> PermissionRow:
+    """Return the record of a call that the policy does not settle. INVALID_PARAMS if no client could show it.
+
+    `now` is in ms since 1970, `expiry` in seconds.
+    """
+    row = PermissionRow(
+        id=id_,
+        session=params.session,
+        turn=params.turn,
+        executor=executor,
+        ask=params.ask,
+        kind=params.kind,
+        asked_at=now,
+        call=params.call,
+        cwd=params.cwd,
+        digest=digest,
+        expires_at=now + int(expiry * 1000),
+        why=verdict.why,
+        rule=verdict.rule,
+        layer=verdict.layer,
+        questions=params.questions,
+        plan=params.plan,
+        suggestions=tuple(verdict.suggestions),
+    )
+    if not is_sound(_IN_PAGE % msgspec.json.encode(permission_view(row))):
+        raise HutchError(Reason.INVALID_PARAMS, "The call is nested too deeply to be shown to whoever decides.")
+    return row
+
+
+def permission_view(row: PermissionRow) -> m.Permission:
+    """Return a request as clients see it."""
+    return to_message(m.Permission, row)
+
+
+def check_answer(row: PermissionRow, params: m.AnswerPermission) -> None:
+    """Refuse a decision that does not fit the request: `already_settled`, `invalid_params`."""
+    if row.state != "pending":
+        raise already_settled(row)
+    if params.decision == "answer" and row.kind != "question":
+        raise HutchError(Reason.INVALID_PARAMS, f"A {row.kind} is allowed or denied; there is nothing to answer.")
+    if params.interrupt and params.decision != "deny":
+        raise HutchError(Reason.INVALID_PARAMS, "`interrupt` stops the turn, so it goes with `deny` alone.")
+    if params.decision == "allow" and row.kind == "question":
+        raise HutchError(Reason.INVALID_PARAMS, "A question wants answers: the decision `answer` with `answers`.")
+
+
+def rule_of_answer(session: SessionRow, row: PermissionRow, params: m.AnswerPermission, now: int) -> RuleRow | None:
+    """Return the rule that a decision adds; None for a decision that holds once. `invalid_params`, `invalid_rule`."""
+    if params.scope == "once" or params.decision == "answer":
+        return None
+    text = params.rule or (row.suggestions[0].rule if row.suggestions else None)
+    if text is None:
+        raise HutchError(Reason.INVALID_PARAMS, "There is no safe rule to suggest here: give one with `rule`.")
+    effect = params.decision
+    try:
+        parse_rule(text, effect, "answered", "answer", base=session.cwd, home="/")
+    except BadRuleError as error:
+        raise HutchError(Reason.INVALID_RULE, f"The rule {text!r} cannot be used: {error}") from error
+    return RuleRow(
+        owner=session.owner,
+        effect=effect,
+        rule=text,
+        created_at=now,
+        project=session.cwd if params.scope == "always" else None,
+        session=session.id if params.scope == "session" else None,
+        origin=f"answered to {row.id}",
+    )
+
+
+def settlement_of_answer(params: m.AnswerPermission, by: str, digest: str, rule: RuleRow | None) -> Settlement:
+    """Return the settlement by a user, named `by`; `digest` is of the input that may run."""
+    return Settlement(
+        state=_STATE[params.decision],
+        settled_by=by,
+        message=params.message,
+        interrupt=params.interrupt,
+        scope=params.scope,
+        updated_input=params.updated_input,
+        decided_digest=digest,
+        answers=params.answers,
+        rule=rule,
+        stop_reason=f"{by} denied and stopped" if params.interrupt else None,
+    )
+
+
+def standing(row: PermissionRow) -> m.PermissionDecision:
+    """Return the decision of a settled request, for the executor that asked."""
+    return m.PermissionDecision(
+        decision=_DECISION[row.state],
+        state=row.state,
+        input=row.updated_input if row.updated_input is not None else row.call.input,
+        digest=row.decided_digest or row.digest,
+        message=row.message,
+        interrupt=row.interrupt or row.state == "withdrawn",  # the turn is over: nothing follows the answer
+        answers=row.answers,
+    )
+
+
+def decided_by_policy(params: m.RequestPermission, verdict: Verdict, digest: str) -> m.PermissionDecision:
+    """Return the decision of a call that a rule or the mode allows or denies."""
+    allowed = verdict.decision == "allow"
+    return m.PermissionDecision(
+        decision="allow" if allowed else "deny",
+        state="allowed" if allowed else "denied",
+        input=params.call.input,
+        digest=digest,
+        message=None if allowed else f"Denied: {verdict.why}",
+    )
+
+
+def too_late(params: m.RequestPermission, digest: str) -> m.PermissionDecision:
+    """Return the denial of a call whose turn has ended or is being stopped."""
+    return m.PermissionDecision(
+        decision="deny",
+        state="withdrawn",
+        input=params.call.input,
+        digest=digest,
+        message="The turn does not run, or is being stopped; nothing more of it starts.",
+        interrupt=True,
+    )
+
+
+def already_settled(row: PermissionRow) -> HutchError:
+    """Return the refusal of a decision that came second, with the request as it stands."""
+    return HutchError(
+        Reason.ALREADY_SETTLED,
+        f"It was settled before: {row.state} by {row.settled_by}.",
+        permission=msgspec.to_builtins(permission_view(row)),
+    )
