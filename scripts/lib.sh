@@ -34,6 +34,27 @@ newest_python() {
   find_python
 }
 
+# oldest_python: the oldest one that Hutch supports and this machine has.
+oldest_python() {
+  local name
+  for name in python3.11 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.11.*/bin/python3.11 python3.12; do
+    if works "$name"; then
+      command -v "$name"
+      return
+    fi
+  done
+  find_python
+}
+
+# use_python PROGRAM: from here on `python` is of a virtual environment of that interpreter; .venv if it is of that version.
+use_python() {
+  local version='import sys; print(sys.version_info[:2])'
+  if [[ -x $venv/bin/python && $("$venv/bin/python" -c "$version") == $("$1" -c "$version") ]]; then return; fi
+  export HUTCH_PYTHON=$1
+  venv=$top/.venv-$(basename "$1")
+  python=$venv/bin/python
+}
+
 # ready GROUP...: a virtual environment with Hutch and these dependency groups. Does nothing when it is up to date.
 ready() {
   local mark="$venv/.hutch-$*" groups=() group

@@ -28,11 +28,21 @@ from typing import Final
 
 import pytest
 
-__all__ = ["Account", "Installed", "account", "group", "installed", "join", "kill_all", "need_root", "processes_of"]
+__all__ = [
+    "Account",
+    "Installed",
+    "account",
+    "group",
+    "installed",
+    "join",
+    "kill_all",
+    "locked",
+    "need_root",
+    "processes_of",
+]
 
 _TOP: Final = Path(__file__).parents[1]
 _PLACE: Final = Path("/opt")
-_LOCK: Final = Path("/run/hutch-test-accounts.lock")
 _made: Final = Counter[str]()
 _VERSION: Final = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -161,7 +171,7 @@ def _name(tag: str) -> str:
 
 def _change(program: str, *words: str) -> None:
     """Run one that changes the accounts of this machine, one of this run's workers at a time."""
-    with _locked():
+    with locked():
         done = subprocess.run([program, *words], capture_output=True, text=True, check=False)
     # 12: userdel did not find the mail spool, or could not remove the home; 6: groupdel of one that is gone already
     assert done.returncode == 0 or (program == "userdel" and done.returncode == 12), f"{program}: {done.stderr}"
@@ -206,7 +216,7 @@ def installed() -> Installed:
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"p{os.getpid()}")
     root = _PLACE / f"hutch-test-{run[:16]}"
     made = Installed(root / "bin" / "python", root, root / "lib" / _VERSION / "site-packages")
-    with _locked():
+    with locked():
         for other in _PLACE.glob("hutch-test-*"):
             if other != root:
                 _remove_unless_held(other)  # of a run that was killed
@@ -222,15 +232,18 @@ def installed() -> Installed:
 
 
 @contextmanager
-def _locked() -> Iterator[None]:
-    """One process of all test runs at a time."""
-    with _LOCK.open("w") as lock:
+def locked() -> Iterator[None]:
+    """Let one process of all test runs in at a time."""
+    lock = os.open(_PLACE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)
 
 
 def _let_go(root: Path, held: int) -> None:
-    with _locked():
+    with locked():
         os.close(held)
         _remove_unless_held(root)
 

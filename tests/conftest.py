@@ -1,14 +1,21 @@
-"""What all tests share: one event loop, and property tests that tell how to repeat a failure."""
+"""What all tests share: one event loop, seeds that repeat a failure, and the rules of CI."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Generator
+from pathlib import Path
+from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import sampling
+
+_MACHINE: Final = Path(__file__).parents[1] / "scripts" / "machine.py"
+_LEFT: Final = pytest.StashKey[str]()
 
 settings.register_profile(
     "hutch",
@@ -40,9 +47,30 @@ def anyio_backend() -> str:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """In CI a test that is left out is a failure, but where no installation could help: its reason begins `kernel:`."""
+    """In CI a skipped test is a failure, except where no installation could help: its reason begins `kernel:`."""
     report = yield
     if report.skipped and os.environ.get("CI") == "true" and "kernel:" not in str(report.longrepr):
         report.outcome = "failed"
-        report.longrepr = f"left out, which in CI is a failure: {report.longrepr}"
+        report.longrepr = f"skipped, which in CI is a failure: {report.longrepr}"
     return report
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In CI, fail the run if its tests left the machine another than `scripts/machine.py` saved it."""
+    saved = os.environ.get("HUTCH_MACHINE")
+    if saved is None or "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    done = subprocess.run(
+        [sys.executable, str(_MACHINE), "compare", saved], capture_output=True, text=True, check=False
+    )
+    session.config.stash[_LEFT] = done.stdout + done.stderr
+    if done.returncode and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print what was left on the machine."""
+    if left := config.stash.get(_LEFT, ""):
+        terminalreporter.section("left on the machine")
+        terminalreporter.write(left)

@@ -17,7 +17,7 @@ from hutch_shared import broker_link as link
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.unix import start_time
 from tests.broker.stage import ASK, KEY, Stage, parsed, read_all, read_until, request, staged
-from tests.bubblewrap import bubblewrap
+from tests.programs import bubblewrap
 from tests.rehearsal import Pause, Say, Stall, serve
 
 SAY = Say("one")

@@ -15,8 +15,9 @@ from hutch_shared import messages as m
 from hutch_shared.agents import AGENTS
 from tests.client.conftest import Hutch
 from tests.client.fake_daemon import PERMISSION, SESSION, FakeDaemon
-from tests.client.shells import complete_in_bash, environment, shell
+from tests.client.shells import complete_in_bash, environment
 from tests.client.terminal import at_terminal
+from tests.programs import required_program
 
 LINES = {
     "hutch ": sorted([*MODULES, "help"]),
@@ -170,7 +171,7 @@ def test_fish_completes(daemon: FakeDaemon) -> None:
     lines = ["hutch config ch", "hutch attach s-", "hutch run --isolation str"]
 
     done = subprocess.run(
-        [shell("fish"), "--no-config", "-c", code, *lines],
+        [required_program("fish"), "--no-config", "-c", code, *lines],
         capture_output=True,
         text=True,
         env=environment(),
@@ -187,7 +188,7 @@ def test_zsh_completes_what_is_typed(daemon: FakeDaemon, tmp_path: Path) -> None
     """At a terminal, as a person presses Tab."""
     daemon.answers["list_sessions"] = m.Sessions((SESSION,))
     (tmp_path / ".zshrc").write_text("PS1='> '; autoload -U compinit; compinit -u; source <(hutch completion zsh)\n")
-    with at_terminal(program=[shell("zsh"), "-i"], environment=environment(ZDOTDIR=str(tmp_path))) as zsh:
+    with at_terminal(program=[required_program("zsh"), "-i"], environment=environment(ZDOTDIR=str(tmp_path))) as zsh:
         zsh.wait_for("> ")
         zsh.type("hutch conf\tpa\t\r")
         zsh.wait_for("hutch.toml")

@@ -14,7 +14,7 @@ from hutch_shared import messages as m
 from tests.client.conftest import Hutch
 from tests.client.fake_daemon import FakeDaemon
 from tests.client.test_daemon import STATUS
-from tests.sudo import visudo
+from tests.programs import visudo
 
 
 def test_the_sudo_rule_is_printed_as_a_file(hutch: Hutch, monkeypatch: pytest.MonkeyPatch) -> None:

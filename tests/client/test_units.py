@@ -27,7 +27,7 @@ from hutch_daemon.doctor.launcher import LauncherConfig
 from hutch_daemon.settings import Settings, parse
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.paths import LAUNCHER_SOCKET_UNIT
-from tests.systemd import systemd_analyze
+from tests.programs import systemd_analyze
 
 HUTCHD = os.path.join(sys.prefix, "bin", "hutchd")
 PLAIN = [os.path.realpath("/bin/true")]

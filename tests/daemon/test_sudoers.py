@@ -6,7 +6,7 @@ import pytest
 
 from hutch_daemon.doctor.sudoers import allowed, faults, rule
 from hutch_shared.errors import HutchError
-from tests.sudo import visudo
+from tests.programs import visudo
 
 COMMAND = "/opt/hutch/bin/hutch-launcher"
 ONE = f'(root) NOPASSWD: {COMMAND} ""'

@@ -18,7 +18,7 @@ from hutch_executor.sandbox.command import Enclosure
 from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
-from tests.bubblewrap import bubblewrap
+from tests.programs import bubblewrap
 
 
 def launch(options: m.AgentOptions | None = None, text: str = "", **environ: str) -> Launch:

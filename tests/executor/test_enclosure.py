@@ -19,9 +19,9 @@ import pytest
 from hutch_executor.sandbox.command import Enclosure
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
-from tests.bubblewrap import bubblewrap
 from tests.executor.fake_hutchd import prepare
 from tests.executor.test_egress import server
+from tests.programs import bubblewrap
 
 Network = Literal["full", "broker-only", "allow-list"]
 NETWORKS: tuple[Network, ...] = ("full", "broker-only", "allow-list")

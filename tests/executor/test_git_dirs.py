@@ -11,7 +11,7 @@ import pytest
 from hutch_executor.sandbox.git_dirs import GitDirs, git_dirs
 from hutch_executor.sandbox.plan import walls
 from hutch_shared import messages as m
-from tests.bubblewrap import bubblewrap
+from tests.programs import bubblewrap
 
 
 def git(cwd: Path, *words: str) -> None:

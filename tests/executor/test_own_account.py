@@ -18,9 +18,9 @@ from hutch_executor.events.spool import read_spool
 from hutch_executor.sandbox.plan import walls
 from hutch_shared import messages as m
 from tests.accounts import Account, account, group, installed
-from tests.bubblewrap import bubblewrap
 from tests.executor.fake_hutchd import EXECUTOR_ID, FakeHutchd, boot, prompt
 from tests.executor.own_account import bash, executor, place, prepare, started
+from tests.programs import bubblewrap
 
 pytestmark = pytest.mark.system
 

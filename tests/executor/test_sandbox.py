@@ -19,7 +19,7 @@ from hutch_executor.sandbox import plan as sandbox
 from hutch_executor.sandbox.plan import try_walls, walls
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
-from tests.bubblewrap import bubblewrap
+from tests.programs import bubblewrap
 
 NOBODY = 65534
 Home = Literal["tools", "read_only", "hidden"]

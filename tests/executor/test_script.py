@@ -20,10 +20,10 @@ from hutch_shared.agents import AGENTS
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import EventKind, TurnEnded
-from tests.bubblewrap import bubblewrap
 from tests.executor.fake_hutchd import WAIT, dead, decision, prepare, prompt
 from tests.executor.test_egress import server
 from tests.executor.test_enclosure import say_page
+from tests.programs import bubblewrap
 
 
 class FakeDaemon:

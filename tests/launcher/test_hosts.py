@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 from tests.accounts import Account, account, processes_of
 from tests.launcher.stage import DONE, REFUSED, Caller, Stage, stage, wait_until
 from tests.launcher.test_end import DOUBLE_FORK, STOPPED
+from tests.programs import required_program
 
 pytestmark = pytest.mark.system
 
@@ -89,8 +89,7 @@ def test_without_cgroups_the_descendants_are_killed(alice: Account) -> None:
 
 def test_an_account_with_four_capabilities_can_run_the_launcher(alice: Account) -> None:
     """Instead of root. It is in the group `shadow`, and its spool exists beforehand."""
-    if shutil.which("setpriv") is None:
-        pytest.skip("setpriv is not installed")
+    required_program("setpriv")
     with account("keeper") as keeper, stage(start=False, users=[alice.name, keeper.name]) as host:
         host.spool.mkdir()
         host.spool.chmod(0o711)

@@ -7,7 +7,6 @@ has this file.
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import time
@@ -20,21 +19,15 @@ import pytest
 from hutch_daemon.doctor.sudoers import rule
 from tests.accounts import Account, account, processes_of
 from tests.launcher.stage import DONE, FAILED, REFUSED, Caller, Stage, stage, wait_until
+from tests.programs import required_program
 
 pytestmark = pytest.mark.system
 
 
 @pytest.fixture(scope="module")
 def sudo() -> str:
-    """Where sudo is; installed where that can be done."""
-    if shutil.which("sudo") is None and os.geteuid() == 0 and shutil.which("apt-get") is not None:
-        for words in (["update"], ["install", "-y", "--no-install-recommends", "sudo"]):
-            command = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300", *words]
-            subprocess.run(command, capture_output=True, check=False)
-    program = shutil.which("sudo")
-    if program is None:
-        pytest.skip("sudo is not installed")
-    return program
+    """The path of sudo."""
+    return required_program("sudo")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ and programs that are made in it are nowhere else. Processes, cgroups and the lo
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.accounts import _LOCK, installed, need_root
+from tests.accounts import installed, locked, need_root
 from tests.system.host import Done
 
 __all__ = ["World", "block", "world"]
@@ -131,8 +130,7 @@ def world() -> Iterator[World]:
 
 def _copy_etc(to: Path) -> None:
     """Copy /etc at a moment when no other test changes accounts."""
-    with _LOCK.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked():
         subprocess.run(["cp", "-a", "/etc", to], check=True)
     for left in to.glob("*.lock"):
         left.unlink()

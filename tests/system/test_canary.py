@@ -15,7 +15,7 @@ import pytest
 from hutch_client.client import HutchClient
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
-from tests.bubblewrap import bubblewrap
+from tests.programs import bubblewrap
 from tests.rehearsal import Model, Say, Steps, Use
 from tests.system import processes
 from tests.system.host import Host, host, settings_for

@@ -12,7 +12,7 @@ import pytest
 
 from hutch_executor.runners.claude.launch import transcripts_name
 from hutch_shared import messages as m
-from tests.bubblewrap import bubblewrap
+from tests.programs import bubblewrap
 from tests.rehearsal import Say, Step, Steps, Use, anything
 from tests.system.claude_stage import Stage, stage
 

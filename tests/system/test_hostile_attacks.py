@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.accounts import Account
-from tests.bubblewrap import bubblewrap
+from tests.programs import bubblewrap
 from tests.rehearsal import Model, Say, serve
 from tests.system import processes
 from tests.system.host import settings_for

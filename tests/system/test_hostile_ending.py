@@ -19,7 +19,7 @@ import pytest
 from hutch_client.client import HutchClient
 from hutch_shared import messages as m
 from tests.accounts import processes_of
-from tests.bubblewrap import bubblewrap
+from tests.programs import bubblewrap
 from tests.system import processes
 from tests.system.hostile import PROGRAMS, bash, diary, lend, open_script, run_script, said_by, show, whole
 from tests.system.log import DEADLINE, executor_of, log_of, wait_for

@@ -16,7 +16,7 @@ import pytest
 
 from hutch_shared import messages as m
 from hutch_shared.events import Notice, TurnEnded
-from tests.bubblewrap import bubblewrap
+from tests.programs import bubblewrap
 from tests.system.hostile import bash, lend, open_script, said_by, show, whole
 from tests.system.log import Log, log_of, wait_for
 from tests.system.shared_host import SharedHost, shared_host

@@ -15,7 +15,7 @@ from hutch_client.client import HutchClient
 from hutch_shared import messages as m
 from hutch_shared.events import TurnEnded
 from tests.accounts import Account
-from tests.bubblewrap import bubblewrap
+from tests.programs import bubblewrap
 from tests.rehearsal import Model, Say, Steps, Use, serve
 from tests.system.host import KEY, settings_for
 from tests.system.hostile import bash, claude, open_script, run_claude, whole

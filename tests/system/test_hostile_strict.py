@@ -15,7 +15,7 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import TurnEnded
 from tests.accounts import Account, processes_of
-from tests.bubblewrap import bubblewrap
+from tests.programs import bubblewrap
 from tests.rehearsal import Model, Say, Step, Steps, Use, anything, serve
 from tests.system.host import KEY, settings_for
 from tests.system.hostile import bash, claude, open_script, whole

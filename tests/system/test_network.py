@@ -17,7 +17,7 @@ from hutch_client.client import HutchClient
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import TurnEnded
-from tests.bubblewrap import bubblewrap
+from tests.programs import bubblewrap
 from tests.rehearsal import Model, Say, Steps, Use
 from tests.system.host import KEY, Host, host, settings_for
 from tests.system.log import log_of

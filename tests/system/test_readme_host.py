@@ -12,11 +12,10 @@ import anyio
 import pytest
 
 from hutch_client.install.units import DAEMON, LAUNCHER, render_systemd
+from tests.programs import systemd_analyze, visudo
 from tests.rehearsal import Model, Say, serve
-from tests.sudo import visudo
 from tests.system.host import KEY, settings_for
 from tests.system.readme import World, block, world
-from tests.systemd import systemd_analyze
 
 pytestmark = pytest.mark.system
 

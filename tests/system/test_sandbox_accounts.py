@@ -19,8 +19,8 @@ from anyio.abc import Process
 
 from hutch_shared import messages as m
 from tests.accounts import Account, account, installed, need_root
-from tests.bubblewrap import bubblewrap
 from tests.executor.fake_hutchd import WAIT, FakeHutchd, boot, prepare, prompt
+from tests.programs import bubblewrap, required_program
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
@@ -68,15 +68,6 @@ def folder(of: Account, name: str) -> Path:
     return made
 
 
-def needed(program: str) -> None:
-    """Install a program that the CLI's own sandbox needs, or leave the test out."""
-    if shutil.which(program) is None and shutil.which("apt-get") is not None:
-        command = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300", "install", "-y", program]
-        subprocess.run(command, capture_output=True, check=False)
-    if shutil.which(program) is None:
-        pytest.skip(f"{program} is not installed")
-
-
 @pytest.mark.parametrize("network", NETWORKS)
 def test_walls_of_its_own_can_be_put_up_inside(ada: Account, network: Network) -> None:
     """With namespaces for processes and network, as an agent's own sandbox has them: the outer ones hold on."""
@@ -98,7 +89,7 @@ def test_walls_of_its_own_can_be_put_up_inside(ada: Account, network: Network) -
 @pytest.mark.parametrize("network", NETWORKS)
 def test_the_clis_own_sandbox_works_inside(ada: Account, network: Network) -> None:
     """Turned on by its settings: the commands of the real CLI have a network and a view of the files of their own."""
-    needed("socat")
+    required_program("socat")
     top, place = Path(__file__).parents[2], folder(ada, f"cli-{network}")
     code, root = place / "code", folder(ada, f"cli-{network}/root")
     shutil.copytree(top / "tests" / "rehearsal", code / "tests" / "rehearsal")

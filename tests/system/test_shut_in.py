@@ -18,8 +18,8 @@ import pytest
 
 from hutch_client.install.units import DAEMON, render_systemd
 from tests.accounts import Account, account, installed
+from tests.programs import systemd_analyze
 from tests.system.host import KEY, START
-from tests.systemd import systemd_analyze
 
 pytestmark = pytest.mark.system
 

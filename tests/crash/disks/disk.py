@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from hutch_client.client import HutchClient
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Event
-from tests.crash.shims import demand
+from tests.programs import required_program
 from tests.system.log import DEADLINE
 
 PROMPTLY = 5.0
@@ -29,34 +28,35 @@ TOO_MUCH = "cannot be stored " * 100_000
 @contextmanager
 def tmpfs(folder: Path, size: str) -> Iterator[None]:
     """Mount a small file system in memory on `folder`."""
-    demand(os.geteuid() == 0 and shutil.which("mount"), "the right to mount")
-    options = f"size={size},mode=700"
-    demand(
-        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]).returncode == 0,
-        "the right to mount",
-    )
-    try:
+    with _mounted(folder, "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs"):
         yield
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 @contextmanager
 def ext4(folder: Path, image: Path, size: str) -> Iterator[None]:
     """Mount an ext4 file system that lies in `image`, made if missing, on `folder`; after an error it is read-only."""
-    if os.geteuid() != 0 or shutil.which("mkfs.ext4") is None:
-        pytest.skip("a file system in a file takes root and mkfs.ext4")
+    mkfs = required_program("mkfs.ext4")
     if not image.exists():
         subprocess.run(["truncate", "-s", size, str(image)], check=True)
-        subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
-    options = "loop,errors=remount-ro"
-    if subprocess.run(["mount", "-o", options, str(image), str(folder)], capture_output=True).returncode:
-        pytest.skip("kernel: loop devices are not to be had here")
-    folder.chmod(0o700)
+        subprocess.run([mkfs, "-q", str(image)], check=True)
+    with _mounted(folder, "-o", "loop,errors=remount-ro", str(image)):
+        folder.chmod(0o700)
+        yield
+
+
+@contextmanager
+def _mounted(folder: Path, *words: str) -> Iterator[None]:
+    """Mount what `words` say; at the end it is unmounted even if a process still has it open."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount")
+    done = subprocess.run([required_program("mount"), *words, str(folder)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"kernel: it cannot be mounted here: {done.stderr.strip()}")
     try:
         yield
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        if subprocess.run(["umount", str(folder)], capture_output=True, check=False).returncode:
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def fill(folder: Path) -> Callable[[], None]:

@@ -10,7 +10,7 @@ import pytest
 from hutch_daemon.environments.sandbox_probe import PROBE_COMMAND, SandboxProbe, probe
 from hutch_daemon.settings import SandboxSettings
 from hutch_shared import messages as m
-from tests.bubblewrap import bubblewrap
+from tests.programs import bubblewrap
 
 HOME = "/home/ada"
 HOLDING = SandboxProbe("/bin/sh", "bubblewrap 0.8.0", ("/state",), ("/code",))
