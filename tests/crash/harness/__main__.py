@@ -34,7 +34,8 @@ def main() -> int:
 
     async def run() -> int:
         report = await crash(seed=seed, kills=kills, seconds=given.seconds, with_claude=given.claude, say=progress)
-        say(report.summary())
+        for line in report.as_json():
+            say(line)
         return 1 if report.violations else 0
 
     return anyio.run(run)

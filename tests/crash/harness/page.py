@@ -14,33 +14,37 @@ _BEGINNING = """# Killed at any moment
 This page is written from the tables of `tests/crash/harness/{places,faults}.py` by
 `python -m tests.crash.harness.page`.
 
-`scripts/crash [--kills N] [--seed S] [--seconds T] [--claude]` runs a real hutchd under load and kills hutchd,
-executors, what agents started, and clients: at random moments, and at the named places below; with `--claude` some of
-the sessions are the real Claude's. What each party was promised it writes down outside of hutchd: prompts that were
-accepted, events that followers got, with their cursors, decisions that were accepted, receipts that executors had.
-At the end that is held against the record. It prints JSON lines and ends with 1
-when a promise was not kept:
+`scripts/crash [--kills N] [--seed S] [--seconds T] [--claude]` runs a real hutchd under load. It kills hutchd,
+executors, processes that agents started, and clients: at random moments, and at the failpoints below. With `--claude`
+some sessions run the real Claude. Every party writes down outside of hutchd what it was promised: accepted prompts,
+events that followers received, with their cursors, accepted decisions, receipts of executors. At the end the harness
+compares these promises with the record. It prints JSON lines, and exits with 1 if a promise was broken:
 
-- events of a session are numbered without gaps; every follower got each once, in order, and in the end all of them;
-- a turn says what its script says, from the beginning, and all of it when it completed; it ends once, and fails only
-  when its executor was killed;
-- an accepted prompt is one turn, and what it runs, runs once; what was not allowed does not run;
-- a question has one decision, the one that was accepted; it is told once and carried out, and none waits on after its
-  turn; what waited before a restart can be answered when hutchd listens again;
-- what an executor has a receipt for, or had synced to its spool, is in the record: each event that it made, of every
-  kind, once and in order;
-- executors that live are adopted; when a session is closed nothing of it is left.
+- The events of a session are numbered without gaps. Every follower received each event once, in order, and finally all.
+- A turn says the text of its script from the beginning, and the whole text if it completed. It ends once, and fails
+  only if its executor was killed.
+- An accepted prompt is one turn, and its command runs once. A command that was not allowed does not run.
+- A permission request has one decision, the accepted one. The decision is an event once, and is carried out. No request
+  waits after its turn has ended. A request that waited before a restart can be decided once hutchd listens again.
+- An event that an executor has a receipt for, or has synced to its spool, is in the record: once, and in order.
+- Living executors are adopted. Nothing of a closed session is left.
+- No process logs a traceback, or another sign of a bug.
 
-The seed decides what is killed, where and when; how the processes are scheduled it cannot decide. The summary has how
-long adoption took from the moment the executor socket was there, and how long until a question that had waited was
-answered.
+A violation is printed with the lines of the log around it and the last kill before it was noticed: its number, its
+process, its moment, and the failpoint for which the processes were started. The logs of a failed run, its kills, its
+notebooks and its record are kept in `$HUTCH_CRASH_LOGS/hutch-crash-SEED-PID` (default: the system's temporary
+directory); the summary names the folder.
 
-## Places where a process can be made to die
+The seed decides which process is killed, where and when. It does not decide how processes are scheduled. The summary
+says how long adoption took, from the moment the executor socket accepted connections, and how long it took until a
+waiting permission request was decided.
 
-`HUTCH_FAILPOINT=name[:k]` in hutchd's environment; executors inherit it. *load*: the random runs kill there too; the
-others have tests of their own.
+## Failpoints
 
-| place | process | what happens there | load |
+`HUTCH_FAILPOINT=name[:k]` in hutchd's environment kills the process when it passes the failpoint for the k-th time.
+Executors inherit it. *load*: random runs kill there too; the other failpoints have tests of their own.
+
+| failpoint | process | what happens there | load |
 |---|---|---|---|
 """
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,22 +22,24 @@ import anyio
 import anyio.abc
 
 from tests.crash.harness import planted, wire
+from tests.crash.harness.logs import Logs
 from tests.crash.harness.notebook import Notebook, read
 from tests.crash.harness.parties import APART, Stage, heeds
 from tests.crash.harness.places import FAILPOINTS
 from tests.crash.harness.prompts import CLAUDE, claude, script_of
-from tests.crash.harness.verdict import TERMINAL, Evidence, Violation
+from tests.crash.harness.verdict import TERMINAL, Evidence, Kill, Violation
 from tests.rehearsal import serve
 from tests.system import processes
 from tests.system.host import KEY, Host, host, settings_for
 
 TOP = Path(__file__).parents[3]
 SETTINGS = "[executors]\nspares = 0\nadopt_timeout = 30\nlost_timeout = 60\nstart_attempts = 50\n"
+PARTIES_LOG = "parties.log"
+KEPT_IN = "HUTCH_CRASH_LOGS"
+"""The variable with the directory for the logs of failed runs (default: the system's temporary one)."""
 LOOK = 0.01
 OWNER_LINE = 200
 """More bytes than a spool has that holds no event."""
-SIGNS = ("failed inside", "a session's task broke", "Traceback")
-"""What a log says where there is a bug."""
 ADOPTED = 20.0
 """Seconds after which an executor that was not adopted never will be."""
 PARTIES = {
@@ -52,8 +57,12 @@ class Rig:
     seed: int
     rng: Random
     parties: dict[str, tuple[str, ...]]
+    logs: Logs
+    began: float
     apart: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     kills: Counter[str] = field(default_factory=Counter)
+    """How many of each kind of process were killed."""
+    kills_in_order: list[Kill] = field(default_factory=list)
     adoption: list[float] = field(default_factory=list)
     answerable: list[float] = field(default_factory=list)
     hurt: set[str] = field(default_factory=set)
@@ -90,6 +99,8 @@ class Rig:
         With `settled` it returns when all executors that live were adopted.
         """
         self.aim = failpoint
+        with self.host.log.open("a") as log:
+            log.write(f"-- hutchd starts: after {self.last_kill or 'no kill'}; failpoint: {failpoint or 'none'}\n")
         env = {}
         if failpoint is not None:
             self.mark.touch()
@@ -106,7 +117,7 @@ class Rig:
             if failpoint is None or self.mark.exists():
                 raise failure
             await self.host.exited()
-            self._count_hit()
+            self._count("hutchd", "hutchd at its failpoint")
             await self.start(settled=settled)
             return
         if settled:
@@ -141,7 +152,7 @@ class Rig:
                 self.adoption += [now] * len(back - self.killed)
                 waiting = detached
                 if now > ADOPTED:
-                    self.seen.append(Violation("not_adopted", f"{waiting} are not adopted after {now:.0f} s"))
+                    self._notice("not_adopted", f"{waiting} are not adopted after {now:.0f} s")
                     return
                 await anyio.sleep(LOOK)
 
@@ -153,9 +164,7 @@ class Rig:
             state = error.data.get("permission", {}).get("state", str(error))
         killed = {row["id"] for row in self.rows("permissions") if row["executor"] in self.killed}
         if state != "allowed" and question not in killed:
-            self.seen.append(
-                Violation("question_lost", f"{question} waited before the restart; allowed after it: {state}")
-            )
+            self._notice("question_lost", f"{question} waited before the restart; allowed after it: {state}")
 
     async def rest(self, seconds: float) -> None:
         """Let things happen; a hutchd that dies at its failpoint meanwhile is started again."""
@@ -165,18 +174,29 @@ class Rig:
             code = await self.host.daemon.wait()
         if code is not None:
             if code != -signal.SIGKILL or self.mark.exists() or self.aim is None:
-                self.seen.append(Violation("bug", f"hutchd ended by itself with {code}"))
+                self._notice("bug", f"hutchd ended by itself with {code}")
             await self.host.exited()
-            self._count_hit()
+            self._count("hutchd", "hutchd at its failpoint")
             await self.start()
 
-    def _count_hit(self) -> None:
-        self.kills["hutchd"] += 1
+    def _count(self, kind: str, process: str) -> None:
+        """Note that a process was killed. What the logs have until then came after the kill before."""
+        self.logs.scan(self.last_kill)
+        self.kills[kind] += 1
+        at = anyio.current_time() - self.began
+        self.kills_in_order.append(Kill(len(self.kills_in_order) + 1, process, at, self.aim))
+
+    @property
+    def last_kill(self) -> Kill | None:
+        return self.kills_in_order[-1] if self.kills_in_order else None
+
+    def _notice(self, word: str, detail: str) -> None:
+        self.seen.append(Violation(word, detail, after=self.last_kill))
 
     async def kill_hutchd(self, failpoint: str | None = None, *, settled: bool = True) -> None:
         """`kill -9`, and a new one that may die at a failpoint."""
+        self._count("hutchd", f"hutchd {self.host.pid}")
         await self.host.kill()
-        self.kills["hutchd"] += 1
         if self.aim is not None and FAILPOINTS[self.aim.partition(":")[0]].process == "executor":
             with anyio.move_on_after(0.3):  # an executor may yet come to its failpoint: it spools now
                 while self.mark.exists():
@@ -201,7 +221,7 @@ class Rig:
     def kill_executor(self, executor: dict[str, Any]) -> None:
         """`kill -9` of one executor."""
         self.killed.add(executor["id"])
-        self.kills["executor"] += 1
+        self._count("executor", f"executor {executor['id']} ({executor['pid']})")
         with suppress(ProcessLookupError):
             os.kill(executor["pid"], signal.SIGKILL)
 
@@ -232,8 +252,8 @@ class Rig:
         """Kill hutchd, let an executor spool for a while, kill it too: its spool is what is left of it."""
         found = await self.busy()
         self.mark.unlink(missing_ok=True)
+        self._count("hutchd", f"hutchd {self.host.pid}")
         await self.host.kill()
-        self.kills["hutchd"] += 1
         spooling: list[dict[str, Any]] = []
         with anyio.move_on_after(1.0):
             while not (spooling := [one for one in found if self._spooled(one) > OWNER_LINE]):
@@ -294,8 +314,8 @@ class Rig:
         pids = {one["pid"] for one in found}
         table = await anyio.to_thread.run_sync(processes.table)
         if agents := [one for one in table.values() if one.parent in pids]:
-            self.kills["agent"] += 1
             agent = self.rng.choice(agents)
+            self._count("agent", f"agent {agent.pid} of {agent.parent}")
             self.hurt |= {one["session"] for one in found if one["pid"] == agent.parent and one["agent"] == CLAUDE}
             processes.kill([agent])
 
@@ -303,15 +323,15 @@ class Rig:
         """Kill a process of clients and start it anew."""
         name = self.rng.choice(sorted(self.running))
         process = self.running.pop(name)
+        self._count("client", f"the {name} {process.pid}")
         process.kill()
-        self.kills["client"] += 1
         await process.wait()
         await process.aclose()
         await self.start_party(name)
 
     async def start_party(self, name: str) -> None:
         argv = [sys.executable, "-m", "tests.crash.harness.parties", str(self.host.socket), str(self.folder)]
-        with (self.host.root / "parties.log").open("ab") as log:
+        with (self.host.root / PARTIES_LOG).open("ab") as log:
             self.running[name] = await anyio.open_process(
                 [*argv, f"{self.seed}", *self.parties[name]], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 env={**self.host.env, "PYTHONPATH": str(TOP)}, cwd=TOP,
@@ -325,7 +345,7 @@ class Rig:
             try:
                 await self._ask_apart()
             except wire.RefusedError as error:
-                self.seen.append(Violation("forgotten", f"{APART}: {error}"))
+                self._notice("forgotten", f"{APART}: {error}")
 
     async def _ask_apart(self) -> None:
         notes = Notebook(self.folder / f"{APART}.notes")
@@ -365,7 +385,7 @@ class Rig:
         left = await _gone(lambda: processes.marked(self.host.mark))
         processes.kill(left)
         if others := [one for one in left if "hutch_broker" not in one.command]:  # which may linger for a minute
-            self.seen.append(Violation("process_left", f"after hutchd has stopped: {others}"))
+            self._notice("process_left", f"after hutchd has stopped: {others}")
         return evidence
 
     async def settle(self, deadline: float) -> None:
@@ -393,11 +413,11 @@ class Rig:
         with anyio.CancelScope(deadline=max(until, anyio.current_time() + 1.0)) as waiting:
             await process.wait()
         if waiting.cancelled_caught:
-            self.seen.append(Violation("stuck", f"the {name} did not finish in time"))
+            self._notice("stuck", f"the {name} did not finish in time")
             process.kill()
             await process.wait()
         elif process.returncode != 0:
-            self.seen.append(Violation("bug", f"the {name} ended with {process.returncode}:\n{self._tail()}"))
+            self._notice("bug", f"the {name} ended with {process.returncode}; see {PARTIES_LOG}")
         await process.aclose()
 
     async def _allow_rest(self) -> None:
@@ -405,9 +425,6 @@ class Rig:
             async with wire.connect(self.host.socket) as line:
                 for question in (await line.ask("list_permissions"))["permissions"]:
                     await self._answer(line, question["id"])
-
-    def _tail(self) -> str:
-        return (self.host.root / "parties.log").read_text(errors="replace")[-3000:]
 
     async def close_sessions(self) -> None:
         """Close them all; nothing that they started may be left then."""
@@ -418,7 +435,7 @@ class Rig:
             status = await line.ask("get_status")
         spares = {one["pid"] for one in status.get("executors", ()) if not one.get("session")}
         if left := await _gone(lambda: [one for one in self._of_sessions() if one.pid not in spares]):
-            self.seen.append(Violation("process_left", f"after the sessions were closed: {left}"))
+            self._notice("process_left", f"after the sessions were closed: {left}")
             processes.kill(left)
 
     async def _close(self, session: str) -> None:
@@ -430,7 +447,7 @@ class Rig:
                     row for row in self.rows("turns") if row["session"] == session and row["state"] not in TERMINAL
                 ]
                 served = [row for row in self.rows("executors") if row["session"] == session]
-                self.seen.append(Violation("stuck", f"{session} is not closed: {error}; {turns}, {served}"))
+                self._notice("stuck", f"{session} is not closed: {error}; {turns}, {served}")
 
     def _of_sessions(self) -> list[processes.Process]:
         return [one for one in processes.marked(self.host.mark) if processes.marked_by(one.pid, "HUTCH_EXECUTOR_ID=")]
@@ -442,9 +459,8 @@ class Rig:
             histories["*"] = await wire.history(line, "*")
             for row in self.rows("sessions"):
                 histories[row["id"]] = await wire.history(line, row["id"])
-        for log in (self.host.log, *(self.host.state / "executors").glob("*.log")):
-            lines = log.read_text(errors="replace").splitlines()
-            self.seen += [Violation("bug", line) for line in lines if any(sign in line for sign in SIGNS)][:5]
+        self.logs.scan(self.last_kill)
+        self.seen += self.logs.violations()
         return Evidence(
             notes={path.stem: read(path) for path in self.folder.glob("*.notes")},
             histories=histories,
@@ -458,11 +474,32 @@ class Rig:
             seen=self.seen,
         )
 
+    def keep(self) -> Path:
+        """Copy logs, kills, notebooks and the record to where they outlive the host; return that folder."""
+        self.logs.scan(self.last_kill)
+        kept = Path(os.environ.get(KEPT_IN) or tempfile.gettempdir(), f"hutch-crash-{self.seed}-{os.getpid()}")
+        shutil.copytree(self.logs.folder, kept)
+        (kept / "kills.txt").write_text("".join(f"{kill}\n" for kill in self.kills_in_order))
+        for path in (*self.folder.glob("*.notes"), self.host.root / "witness", *self.host.state.glob("hutch.db*")):
+            with suppress(FileNotFoundError):
+                shutil.copy(path, kept)
+        return kept
+
     def rows(self, table: str) -> list[dict[str, Any]]:
         """Return a table of the store as it is."""
         with closing(sqlite3.connect(f"file:{self.host.state / 'hutch.db'}?mode=ro", uri=True)) as conn:
             conn.row_factory = sqlite3.Row
             return [dict(row) for row in conn.execute(f"SELECT * FROM {table}")]
+
+
+def logs_of(on: Host) -> list[Path]:
+    """Return the logs of all processes of a host: hutchd, broker, executors, parties."""
+    return [
+        on.log,
+        on.state / "broker.log",
+        *(on.state / "executors").glob("*.log"),
+        on.root / PARTIES_LOG,
+    ]
 
 
 async def _gone(find: Callable[[], list[processes.Process]]) -> list[processes.Process]:
@@ -490,7 +527,9 @@ async def rig(seed: int, *, fault: str | None = None, with_claude: bool = False)
         if fault is not None:
             made.program = planted.command(fault, "hutch_daemon")
         async with anyio.create_task_group() as tasks:
-            one = Rig(made, seed, Random(seed), PARTIES | (CLAUDES if with_claude else {}))
+            parties = PARTIES | (CLAUDES if with_claude else {})
+            logs = Logs(made.root / "logs", partial(logs_of, made))
+            one = Rig(made, seed, Random(seed), parties, logs, anyio.current_time())
             await one.start()
             if with_claude:
                 await made.hutch("key", "add", "anthropic", input=KEY)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -47,6 +48,8 @@ class Report:
     events: int
     violations: list[Violation]
     seconds: float
+    kept: Path | None = None
+    """Where the logs of a failed run are."""
 
     @property
     def words(self) -> set[str]:
@@ -65,7 +68,13 @@ class Report:
             "events": self.events,
             "seconds": round(self.seconds, 1),
             "violations": [str(violation) for violation in self.violations],
+            **({"logs": str(self.kept)} if self.kept is not None else {}),
         }
+
+    def as_json(self) -> Iterator[dict[str, Any]]:
+        """Return each violation with the lines of its log, then the summary, as plain JSON."""
+        yield from (violation.as_json() for violation in self.violations)
+        yield self.summary()
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
@@ -151,10 +160,22 @@ async def _run(
     with_claude: bool = False,
 ) -> Report:
     began = time.monotonic()
-    with anyio.fail_after(limit):
-        async with rig(seed, fault=fault, with_claude=with_claude) as one:
-            await work(one)
-            evidence = await one.end(settle)
+    kept: Path | None = None
+    try:
+        with anyio.fail_after(limit):
+            async with rig(seed, fault=fault, with_claude=with_claude) as one:
+                try:
+                    await work(one)
+                    evidence = await one.end(settle)
+                    violations = judge(evidence, (obedience,) if one.is_old else CHECKS)
+                except BaseException:
+                    kept = one.keep()
+                    raise
+                if violations and fault is None:
+                    kept = one.keep()
+    except BaseException as error:
+        error.add_note(f"The run has the seed {seed}; its logs are in {kept}.")
+        raise
     return Report(
         seed=seed,
         kills=dict(one.kills),
@@ -163,6 +184,7 @@ async def _run(
         answerable=one.answerable,
         turns=len(evidence.turns),
         events=len(evidence.histories["*"]),
-        violations=judge(evidence, (obedience,) if one.is_old else CHECKS),
+        violations=violations,
         seconds=time.monotonic() - began,
+        kept=kept,
     )

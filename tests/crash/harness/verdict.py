@@ -22,14 +22,37 @@ DENIED = frozenset({"denied", "expired", "withdrawn"})
 
 
 @dataclass(frozen=True, slots=True)
+class Kill:
+    """A kill of a run: its number (from 1), what was killed, when (seconds since the start)."""
+
+    number: int
+    process: str
+    at: float
+    failpoint: str | None = None
+    """The failpoint for which the hutchd of this moment, and its executors, were started."""
+
+    def __str__(self) -> str:
+        failpoint = f", failpoint {self.failpoint}" if self.failpoint is not None else ""
+        return f"kill {self.number}: {self.process} at {self.at:.2f} s{failpoint}"
+
+
+@dataclass(frozen=True, slots=True)
 class Violation:
-    """A promise that was not kept: a stable word, and what exactly."""
+    """A promise that was not kept: a stable word, and the details."""
 
     word: str
     detail: str
+    after: Kill | None = None
+    """The last kill before it was noticed; None for one that only the evidence of the whole run shows."""
+    lines: tuple[str, ...] = ()
+    """The lines of the log around it."""
 
     def __str__(self) -> str:
-        return f"{self.word}: {self.detail}"
+        return f"{self.word}: {self.detail}" + (f" (after {self.after})" if self.after is not None else "")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain JSON; `lines` are apart, so that they can be read."""
+        return {"violation": str(self), **({"lines": list(self.lines)} if self.lines else {})}
 
 
 @dataclass(slots=True)
