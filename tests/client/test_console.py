@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import os
+import pty
+from io import StringIO
+
 import msgspec
+import pytest
 
 from hutch_client.console import Console, Piece
+from hutch_client.show import Screen
 from hutch_shared import messages as m
 from hutch_shared.events import Event
 from tests.client.fake_daemon import CALL, PERMISSION, event
@@ -320,3 +326,15 @@ def test_nothing_of_a_stranger_reaches_the_terminal_raw() -> None:
     seen = _read(console, *kinds) + console.doing
 
     assert not set(seen) & set("\x1b\x07\u202e")
+
+
+async def test_a_closed_terminal_is_the_end_of_the_input() -> None:
+    """A read from it fails with EIO."""
+    terminal, typed = pty.openpty()
+    screen = Screen(Console(), out=StringIO(), err=StringIO(), typed=typed)
+    os.close(terminal)
+    try:
+        with pytest.raises(EOFError):
+            await screen.ask("? ")
+    finally:
+        os.close(typed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -90,6 +91,25 @@ async def test_it_serves_a_session_and_leaves_nothing(hutchd: FakeHutchd, cwd: P
     assert code == 0
     await dead(child)
     assert list((cwd.parent / "spool").iterdir()) == []
+
+
+async def test_a_hutchd_that_is_killed_before_the_boot_line_is_an_ordinary_end() -> None:
+    """The executor says so in one line, and exits with 2."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        async with await anyio.open_process(
+            [sys.executable, "-P", "-m", "hutch_executor"], stdin=theirs, env=ENVIRONMENT, cwd="/"
+        ) as process:
+            theirs.close()
+            await anyio.wait_readable(ours)
+            ours.close()
+            assert process.stderr is not None
+            said = b"".join([chunk async for chunk in process.stderr])
+            code = await exit_code(process)
+
+    assert code == 2
+    assert b"hutchd ended before it sent the boot line" in said
+    assert b"Traceback" not in said
 
 
 async def test_it_shows_and_passes_on_nothing(hutchd: FakeHutchd, cwd: Path) -> None:
