@@ -25,12 +25,12 @@ async def run(names: list[str], effort: Effort, stalled: bool) -> None:
 
 def main() -> None:
     """Read the arguments and run."""
-    parser = argparse.ArgumentParser(prog="scripts/bench", description="What Hutch costs, as ratios.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(BENCHES)} (default: all)")
+    parser = argparse.ArgumentParser(prog="scripts/bench", description="Measures what Hutch costs, as ratios.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which benches: {', '.join(BENCHES)} (default: all)")
     parser.set_defaults(effort="full")
     parser.add_argument("--quick", dest="effort", action="store_const", const="quick", help="fewer and shorter rounds")
-    parser.add_argument("--effort", choices=tuple(EFFORTS), help="tiny shows only that they run")
-    parser.add_argument("--stalled", action="store_true", help="relay: only what one stalled follower costs the others")
+    parser.add_argument("--effort", choices=tuple(EFFORTS), help="tiny only shows that the benches run")
+    parser.add_argument("--stalled", action="store_true", help="relay: measure only the cost of one stalled follower")
     given = parser.parse_args()
     if unknown := set(given.names) - set(BENCHES):
         parser.error(f"no such bench: {', '.join(sorted(unknown))}")

@@ -1,4 +1,4 @@
-"""What it costs to start an executor as another account, and whether the size of hutchd matters for it."""
+"""The cost of starting an executor as another account, and whether it depends on hutchd's size."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _STARTS: Final = 40
 
 
 async def bench(effort: Effort, say: Say) -> None:
-    """Start executors as another account and plainly, in turn; then the same from a process of 1 GiB."""
+    """Start executors as another account and by a plain fork, in turn; then the same from a process of 1 GiB."""
     if os.geteuid() != 0:
-        say("accounts", "executors as another account: only root can make accounts to measure it with", None)
+        say("accounts", "executors as another account: only root can make the account that this needs", None)
         return
     async with shared_host("alice", start=False) as host:
         await host.start_launcher()
@@ -61,7 +61,7 @@ async def bench(effort: Effort, say: Say) -> None:
 
 
 async def _starts(host: SharedHost, count: int, ballast: int) -> dict[str, list[tuple[float, float]]]:
-    program = host.root / "starter.py"  # where the account can read it
+    program = host.root / "starter.py"  # a place that the account can read
     program.write_text(_STARTER.read_text())
     program.chmod(0o644)
     words = [host.code.python, program, host.launcher_socket, host.people["alice"].uid, count, ballast]

@@ -1,4 +1,4 @@
-"""What the broker costs agent and daemon, against a connection that goes past it; how fast what is to end, ends."""
+"""What the broker costs agents and hutchd, against a direct connection; how fast it cuts streams."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ __all__ = ["bench"]
 
 _STREAMS: Final = 20
 _RATE: Final = 200
-"""Events a second of each stream, where they are paced."""
+"""Events per second of each paced stream."""
 _REQUESTS: Final = 1500
 _TAIL: Final = 1000
-"""Requests without which a p99 says nothing: a quick run makes them too."""
+"""The fewest requests for a p99; a quick run makes them too."""
 _GAP: Final = 0.02
-"""Seconds between two requests, so that the books of one are not kept while the next is timed."""
+"""Seconds between two requests, so that the broker has recorded one before the next is timed."""
 _EVENTS: Final = 3000
 _WAYS: Final = ("direct", "brokered")
 _HOP: Final = "hop"
@@ -48,25 +48,25 @@ _LEASED: Final = TOP / "tests" / "system" / "programs" / "leased_hutchd.py"
 
 @dataclass(frozen=True)
 class Agent:
-    """A program of a session that makes requests as it is told to, see `programs/streams.py`."""
+    """A program of a session that makes requests on orders, see `programs/streams.py`."""
 
     pid: int
     line: SocketStream
     answers: BufferedByteReceiveStream
 
     async def does(self, **order: Any) -> Any:
-        """Give it an order; return what it says."""
+        """Send an order; return the answer."""
         await self.line.send(json.dumps(order).encode() + b"\n")
         return await self.says()
 
     async def says(self) -> Any:
-        """Return the next thing that it says."""
+        """Return the next answer."""
         with anyio.fail_after(_PATIENCE):
             return json.loads(await self.answers.receive_until(b"\n", 1 << 24))
 
 
 async def bench(effort: Effort, say: Say) -> None:
-    """Measure the first byte, CPU, what hutchd feels of it, and how fast streams end."""
+    """Measure the first byte, CPU, hutchd's pings beside streams, and how fast streams end."""
     async with program("provider") as provider:
         url = (await provider.line()).strip()
         settings = f'[providers.anthropic]\nbase_url = "{url}"\n[executors]\nspares = 0\n'
@@ -84,7 +84,7 @@ async def bench(effort: Effort, say: Say) -> None:
 
 
 async def _first_byte(effort: Effort, say: Say, agent: Agent, broker: int, path: Path, url: str) -> None:
-    """Time requests that go directly, through the broker and through a process that only passes on, in turn."""
+    """Time requests in turn: direct, through the broker, and through a process that only forwards."""
     count = effort.of(_REQUESTS, _TAIL if effort.rounds > 1 else 10)
     async with program("hop", path, url.rpartition(":")[2]) as hop:
         await hop.line()
@@ -149,7 +149,7 @@ async def _ping(effort: Effort, say: Say, agent: Agent, made: Host) -> None:
 
 
 def _pings(socket: Path, stop: list[bool]) -> list[float]:
-    """Ping hutchd a few hundred times a second until told to stop; return what each took."""
+    """Ping hutchd a few hundred times per second until told to stop; return the seconds of each."""
     taken = []
     with Line(socket) as line:
         while not stop[0]:
@@ -159,7 +159,7 @@ def _pings(socket: Path, stop: list[bool]) -> list[float]:
 
 
 async def _hang_up(effort: Effort, say: Say, agent: Agent, provider: Program) -> None:
-    """Measure from an agent's hang-up on streams that stand to the last of their ends at the provider."""
+    """Measure from an agent's closing of stalled streams to the end of the last at the provider."""
     taken = []
     for _ in range(effort.rounds):
         await agent.does(way="brokered", streams=_STREAMS, events=1, pace=0, stall=True, leave=True)
@@ -170,7 +170,7 @@ async def _hang_up(effort: Effort, say: Say, agent: Agent, provider: Program) ->
 
 
 async def _revoke(effort: Effort, say: Say, made: Host, hutch: HutchClient, url: str) -> None:
-    """Measure from the order to delete a key to the cut of the last stream that uses it."""
+    """Measure from the call that deletes a key to the cut of the last stream that uses it."""
     taken = []
     for number in range(effort.rounds):
         await _store_key(hutch)
@@ -197,7 +197,7 @@ def _broker(made: Host) -> int:
 
 @asynccontextmanager
 async def _agent(made: Host, hutch: HutchClient, url: str, name: str) -> AsyncIterator[Agent]:
-    """Have a session's command make the requests, so that they come from the family that its lease is for."""
+    """Make the requests from a command of a session, which its lease belongs to."""
     folder = made.folder(name)
     argv = [sys.executable, "-P", str(TOP / "scripts/benching/programs/streams.py"), str(folder), url]
     script = [{"tool": "Bash", "input": {"command": f"exec {shlex.join(argv)}"}, "run": True}]

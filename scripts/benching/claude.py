@@ -1,4 +1,4 @@
-"""Claude in two ways beside each other: through a hutchd, and through the bare SDK, with one CLI and one model."""
+"""Claude through hutchd and through the bare SDK, with the same CLI and model."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ _LIKE_OURS: Final = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
     "ENABLE_TOOL_SEARCH": "0",
-    "IS_SANDBOX": "1",  # else it refuses to bypass permissions for root
+    "IS_SANDBOX": "1",  # without it the CLI refuses to bypass permissions for root
 }
-"""What hutchd gives its CLI too, so that both do the same."""
+"""The variables that hutchd sets for its CLI, so that both CLIs do the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A turn: seconds from the prompt to its first and last text delta and to its end, and how many deltas."""
+    """A turn: the seconds from the prompt to its first and last delta and to its end, and the number of deltas."""
 
     first: float
     last: float
     whole: float
     deltas: int
     cpu: float
-    """CPU seconds spent outside the CLI and the model."""
+    """CPU seconds outside the CLI and the model."""
     shares: tuple[float, ...] = ()
-    """Of these: hutchd's, the client's, the executor's."""
+    """The parts of `cpu`: hutchd, client, executor."""
 
     @property
     def rate(self) -> float:
-        """Deltas a second, from the first to the last."""
+        """Deltas per second, from the first to the last."""
         return (self.deltas - 1) / (self.last - self.first)
 
 
 @dataclass(slots=True)
 class Pair:
-    """Both ways, ready."""
+    """Both ways to Claude, ready for prompts."""
 
     host: Host
     hutch: HutchClient
@@ -59,13 +59,13 @@ class Pair:
     _folders: int = 0
 
     async def open(self) -> m.Session:
-        """Open a session and return it when its CLI is connected."""
+        """Open a session and return it once it has an executor."""
         self._folders += 1
         session = await self.host.claude(self.hutch, f"bench-{self._folders}")
         return await leased(self.hutch, session)
 
     async def ours(self, session: m.Session, prompt: str) -> Timed:
-        """Play a turn of a session, followed by a client in this process."""
+        """Play a turn of a session, and follow it in this process."""
         executor = self.executor_of(session)
         before = self._cpu(executor)
         times: list[float] = []
@@ -86,11 +86,11 @@ class Pair:
         return cpu_of(self.host.pid), time.process_time(), *([cpu_of(executor)] if executor else [])
 
     async def bare(self, how: str, prompt: str) -> Timed:
-        """Play a turn with the SDK: `cold` with a CLI of its own, `warm` with one that is there."""
+        """Play a turn with the SDK: `cold` with a new CLI, `warm` with a running one."""
         return Timed(**await self.sdk.answer({how: prompt}))
 
     def executor_of(self, session: m.Session) -> int | None:
-        """Return the process of the session's executor: the one whose mark names it."""
+        """Return the pid of the session's executor: the child whose environment names it."""
         for child in children_of(self.host.pid):
             try:
                 environ = Path(f"/proc/{child}/environ").read_bytes()
@@ -119,7 +119,7 @@ async def pair() -> AsyncIterator[Pair]:
 
 
 async def _spare(hutch: HutchClient) -> None:
-    """Wait until an executor waits for a session."""
+    """Wait until a spare executor is ready."""
     with anyio.fail_after(_SPARE):
         while not any(one.state == "ready" for one in (await hutch.get_status()).executors):  # noqa: ASYNC110 nobody tells
             await anyio.sleep(0.05)

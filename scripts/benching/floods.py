@@ -1,4 +1,4 @@
-"""What a good client feels of a thousand bad ones."""
+"""How much a thousand bad clients slow down a good one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["bench"]
 _AIM: Final = ("<=", 3.0)
 _BAD: Final = 1000
 _SECONDS: Final = 8.0
-"""Longer than a connection may take for its first frame, so that all of them are cut off once."""
+"""Longer than the deadline of a connection's first frame, so that each is cut off once."""
 _PACE: Final = 0.002
 
 
 async def bench(effort: Effort, say: Say) -> None:
-    """Ping a hutchd at a steady pace, without and with each kind of bad clients."""
+    """Ping hutchd at a steady pace, without bad clients and with each kind of them."""
     seconds = max(0.5, _SECONDS * min(1.0, effort.seconds / 10))
     async with host("[executors]\nspares = 0\n") as made:
         with Line(made.socket) as line:
@@ -34,7 +34,7 @@ async def bench(effort: Effort, say: Say) -> None:
                     async with program("flood", made.socket, kind, effort.of(_BAD)) as flood:
                         await flood.line()
                         flooded += await _pings(line, seconds)
-                    await anyio.sleep(min(1.0, seconds / 4))  # hutchd takes leave of them
+                    await anyio.sleep(min(1.0, seconds / 4))  # hutchd notices that they are gone
                 figures = {
                     name: {
                         "p50_us": 1e6 * median(them),
@@ -48,7 +48,7 @@ async def bench(effort: Effort, say: Say) -> None:
 
 
 async def _pings(line: Line, seconds: float) -> list[float]:
-    """Ping at the pace for so long."""
+    """Ping at the pace for `seconds`; return the seconds of each."""
     taken = []
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:

@@ -1,4 +1,4 @@
-"""How long the policy takes for a typical line, against the round trip of the question that it decides."""
+"""The policy's time for a typical command line, against the round trip of a permission request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PATIENCE: Final = 120.0
 
 
 async def bench(effort: Effort, say: Say) -> None:
-    """Judge, and ask a hutchd with the same rules, in turn."""
+    """Judge the line, and let an executor of a hutchd with the same rules request permission, in turn."""
     judged: list[float] = []
     asked: list[float] = []
     async with loaded_host() as made, made.client() as hutch:
@@ -47,7 +47,7 @@ async def bench(effort: Effort, say: Say) -> None:
 
 
 def _judge(count: int) -> list[float]:
-    """Judge the line so often, no two of them the same text; return the seconds of each."""
+    """Judge the line `count` times, each with another text; return the seconds of each."""
     layer = Layer("account", allow=_ALLOW, ask=_ASK, deny=_DENY, base="/w")
     policy = compile_policy([layer], home="/home/u")
     real = {path: path for path in paths_to_resolve(to_call("Bash", {"command": _LINE}, "c", "/w"), "/w", "/home/u")}
@@ -62,7 +62,7 @@ def _judge(count: int) -> list[float]:
 
 
 async def _ask(hutch: HutchClient, session: m.Session, count: int) -> list[float]:
-    """Have the executor ask so often; return the seconds of each answer, as it saw them."""
+    """Make the executor request permission `count` times; return the seconds of each, as it measured them."""
     order = json.dumps({"asks": count, "command": _LINE})
     turn = await hutch.submit_prompt(session.id, order)
     with anyio.fail_after(_PATIENCE):

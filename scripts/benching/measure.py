@@ -1,4 +1,4 @@
-"""How long and at what cost: rounds, percentiles, CPU and memory of a process, and the lines that are printed."""
+"""Rounds, percentiles, CPU and memory of a process, and the lines that are printed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _TICK: Final = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is done: `rounds` of each pair, and sizes as a share of the whole."""
+    """How much a bench does: `rounds` of each comparison, and the `share` of each full size."""
 
     rounds: int
     share: float
     seconds: float
-    """How long something is watched that only time can show."""
+    """How long an idle process is watched."""
 
     def of(self, count: int, least: int = 1) -> int:
         """Return the share of a size."""
@@ -50,11 +50,11 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def cpu_of(pid: int) -> float:
-    """Return the CPU seconds that all threads of a process have had, those that ended included as far as known."""
+    """Return the CPU seconds of all threads of a process; of ended threads as far as the kernel counts them."""
     try:
         threads = [entry.joinpath("schedstat").read_text() for entry in Path(f"/proc/{pid}/task").iterdir()]
         return sum(int(text.split()[0]) for text in threads) / 1e9
-    except (OSError, IndexError):  # a kernel without these counts: user and system time in ticks
+    except (OSError, IndexError):  # no schedstat in this kernel: user and system time in ticks
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(stat[11]) + int(stat[12])) / _TICK
 
@@ -65,7 +65,7 @@ def rss_of(pid: int) -> int:
 
 
 def pss_of(pid: int) -> int | None:
-    """Return its proportional bytes, or None where the kernel does not show them to us."""
+    """Return the proportional bytes of a process, or None if the kernel does not show them."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -74,7 +74,7 @@ def pss_of(pid: int) -> int | None:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the processes that this one started and that are there, zombies included."""
+    """Return the child processes of a process, with zombies."""
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         found += [int(child) for child in task.joinpath("children").read_text().split()]
@@ -99,7 +99,7 @@ def say_line(bench: str, case: str, ratio: float | None, aim: Aim | None = None,
 
 
 def _short(value: Any) -> Any:
-    """Round to four digits that count."""
+    """Round to four significant digits."""
     if isinstance(value, dict):
         return {name: _short(one) for name, one in value.items()}
     return float(f"{value:.4g}") if isinstance(value, float) else value

@@ -1,4 +1,4 @@
-"""What a hutchd needs when nothing happens, and what each session adds."""
+"""The memory and CPU of an idle hutchd, and what each session adds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MIB: Final = 1 << 20
 
 
 async def bench(effort: Effort, say: Say) -> None:
-    """Measure an idle hutchd, and one with many sessions. The ratios are shares of what is aimed at, or of a CPU."""
+    """Measure an idle hutchd, and one with many sessions."""
     async with host("[executors]\nspares = 0\n") as made:
         share = await _idle_share(made, effort.seconds)
         say("memory", "hutchd idle: resident MiB", rss_of(made.pid) / _MIB, ("<=", _RESIDENT))
@@ -36,7 +36,7 @@ async def bench(effort: Effort, say: Say) -> None:
 
 
 async def _idle_share(made: Host, seconds: float) -> float:
-    """Return the share of a CPU that hutchd takes while nobody asks anything."""
+    """Return the share of a CPU that hutchd uses while no client calls it."""
     await anyio.sleep(min(2.0, seconds))
     before = cpu_of(made.pid)
     await anyio.sleep(seconds)

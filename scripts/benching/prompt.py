@@ -1,4 +1,4 @@
-"""From a prompt to its answer, through Hutch and with the bare SDK: the same CLI, the same model server."""
+"""From a prompt to its answer, through Hutch and through the bare SDK, with the same CLI and model server."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["bench"]
 
 _PROMPT: Final = "say 20 words"
 _CONNECTED: Final = 15.0
-"""Seconds after which the CLI of a session is taken to be connected and the next spare to be there: nothing tells."""
+"""Seconds in which the session's CLI has connected and the next spare has started; no event says so."""
 
 
 async def bench(effort: Effort, say: Say) -> None:
-    """Measure a first prompt, a further one, and the whole command."""
+    """Measure a session's first prompt, a further one, and the whole command."""
     async with pair() as both:
         first: list[tuple[float, float]] = []
         further: list[tuple[float, float]] = []
@@ -47,7 +47,7 @@ async def bench(effort: Effort, say: Say) -> None:
 
 
 async def _commands(both: Pair) -> tuple[float, float]:
-    """Run the command and the script, each from its start to its end."""
+    """Return the seconds of the whole command and of the whole script."""
     folder = both.host.folder("commands")
     ours = await _timed([*HUTCH, "run", "--mode", "bypass", _PROMPT], both.host.env, folder)
     bare = await _timed([sys.executable, "-m", "scripts.benching.programs.sdk_host", _PROMPT], both.sdk_env, TOP)

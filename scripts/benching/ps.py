@@ -1,4 +1,4 @@
-"""`hutch ps` as a whole command against an interpreter that does nothing."""
+"""The whole command `hutch ps`, against an interpreter that does nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FOREIGN: Final = ("claude_agent_sdk", "jsonrpcserver")
 
 
 async def bench(effort: Effort, say: Say) -> None:
-    """Run both in turn; count what the command imports of what it has no use for."""
+    """Run both in turn; count the packages that the command imports and does not need."""
     async with host("[executors]\nspares = 0\n") as made, made.client() as hutch:
         for _ in range(3):
             await leased(hutch, await made.script(hutch, [{"text": "x"}]))

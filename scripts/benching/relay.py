@@ -1,4 +1,4 @@
-"""From an executor through the store to its followers, against the same without a store and against a naive relay."""
+"""From an executor through the store to followers, against a relay without a store and against a naive relay."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tests.system.host import Host, host
 __all__ = ["bench", "bench_stalled", "loaded_host"]
 
 _SIZES: Final = {500: 20_000, 5_000: 4_000, 50_000: 500}
-"""Bytes of an event's payload, and how many are sent."""
+"""The number of events for each size of payload, in bytes."""
 _NAIVE_SHARE: Final = 10
-"""The naive relay gets this much less to do."""
+"""The naive relay gets this fraction of the events."""
 _AIMS: Final = {5_000: ((">=", 0.3), (">=", 10.0)), 500: (None, None), 50_000: (None, None)}
 _PER_COMMIT: Final = 50
 _KEPT: Final = 0.9
@@ -33,13 +33,13 @@ _PATIENCE: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """A relay at work: where it takes prompts and followers, and for which session."""
+    """A running relay: its client socket and its session."""
 
     socket: Path
     session: str
 
     async def rate(self, followers: Program, count: int, size: int) -> float:
-        """Have so many events sent; return how many a second came through to every follower."""
+        """Make the executor send `count` events; return how many per second reached every follower."""
         prompt = json.dumps({"count": count, "size": size})
         with Line(self.socket) as line:
             line.ask("get_version", {"protocol": m.PROTOCOL, "client": "bench"})
@@ -51,7 +51,7 @@ class Relay:
 
 
 async def bench(effort: Effort, say: Say) -> None:
-    """Measure all three with one follower and with ten."""
+    """Measure all three relays with one follower and with ten."""
     async with (
         loaded_host() as made,
         _hutchd(made) as ours,
@@ -82,14 +82,14 @@ async def bench(effort: Effort, say: Say) -> None:
 
 
 async def bench_stalled(effort: Effort, say: Say) -> None:
-    """Measure what nine followers get while a tenth does not read."""
+    """Measure the rate of nine followers while a tenth does not read."""
     count, size = effort.of(_SIZES[5_000], 20), 5_000
     async with loaded_host() as made, _hutchd(made) as ours:
         rates: dict[str, list[float]] = {"stalled": [], "free": []}
         for _ in range(effort.rounds):
             for name, stalled in (("free", 0), ("stalled", 1)):
                 async with _followers(ours, 9, stalled) as followers:
-                    await ours.rate(followers, count, size)  # the tenth is full by now
+                    await ours.rate(followers, count, size)  # fills the socket of the tenth
                     rates[name].append(await ours.rate(followers, count, size))
         ratio = median([a / b for a, b in zip(rates["stalled"], rates["free"], strict=True)])
         figures = {name: median(values) for name, values in rates.items()}
@@ -98,7 +98,7 @@ async def bench_stalled(effort: Effort, say: Say) -> None:
 
 @asynccontextmanager
 async def loaded_host() -> AsyncIterator[Host]:
-    """Make a host whose executors are all load."""
+    """Yield a host whose executors only make load."""
     async with host("[executors]\nspares = 0\n", start=False) as made:
         made.program = (*made.program[:1], "-m", "scripts.benching.programs.loaded_hutchd")
         made.extra_env["PYTHONPATH"] = str(TOP)
@@ -108,7 +108,7 @@ async def loaded_host() -> AsyncIterator[Host]:
 
 @asynccontextmanager
 async def _hutchd(made: Host) -> AsyncIterator[Relay]:
-    """Open a session on the host."""
+    """Open a session on the host, and yield its relay."""
     async with made.client() as hutch:
         session = await hutch.open_session(m.OpenSession("script", str(made.folder("load")), permission_mode="bypass"))
         await leased(hutch, session)
@@ -117,7 +117,7 @@ async def _hutchd(made: Host) -> AsyncIterator[Relay]:
 
 @asynccontextmanager
 async def _other(name: str, made: Host) -> AsyncIterator[Relay]:
-    """Start another relay, with an executor that is all load."""
+    """Start another relay, with an executor that only makes load."""
     folder = made.root / name
     folder.mkdir(mode=0o700)
     sockets = folder / "x.sock", folder / "c.sock"
@@ -137,7 +137,7 @@ async def _followers(relay: Relay, readers: int, stalled: int = 0) -> AsyncItera
 
 
 async def _commits(made: Host, session: str, turns: int) -> int:
-    """Return how many receipts the executor got in the last turns: each is sent after a commit."""
+    """Return the number of receipts in the last turns: hutchd sends one after each commit."""
     async with made.client() as hutch:
         return sum(int(turn.result or 0) for turn in (await hutch.list_turns(session))[-turns:])
 

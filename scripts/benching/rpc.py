@@ -1,4 +1,4 @@
-"""A call through the whole of hutchd's client socket against the least that can answer a line of JSON."""
+"""A call through hutchd's client socket, against the smallest server that answers a line of JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _IDLE: Final = 1000
 
 
 async def bench(effort: Effort, say: Say) -> None:
-    """Measure both servers with idle connections beside, one call at a time and many."""
+    """Measure both servers beside idle connections, with one call in flight and with many."""
     async with host(_SETTINGS) as made:
         bare = made.root / "echo.sock"
         async with program("echo", bare) as echo:

@@ -1,8 +1,7 @@
-"""`scripts/soak [--seconds N]`: a hutchd at work for minutes, with followers that come and go or do not read.
+"""`scripts/soak [--seconds N]`: runs hutchd for minutes, with followers that come and go or do not read.
 
-It prints a sample of hutchd every few seconds (descriptors, threads, memory, zombies, processes) and at the end a
-verdict: what is flat at the end of the run when compared with its first third, once everything has been used once. It
-exits with 1 when something grew.
+It prints a sample of hutchd every few seconds (descriptors, threads, memory, zombies, processes), and finally a
+verdict, which compares the last third of the run with the first. It exits with 1 if a figure grew.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from tests.system.host import Host, host
 __all__ = ["Sample", "soak", "verdict"]
 
 _SAMPLES: Final = 60
-"""Of a whole run."""
+"""Samples of a run."""
 _WORKERS: Final = 3
 _COMERS: Final = 5
 _STALLED: Final = 3
@@ -38,12 +37,12 @@ _STALLED_FOR: Final = 5.0
 _BURST: Final = 200
 _PATIENCE: Final = 60.0
 _FLAT: Final = {"descriptors": (1.1, 16), "threads": (1.0, 4), "resident": (1.15, 8 << 20), "zombies": (1.0, 1)}
-"""By how much the last third may exceed the first: a factor, and so much more."""
+"""The last third may be at most the first times a factor, plus an amount."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What hutchd holds at one moment."""
+    """What hutchd uses at one moment."""
 
     second: float
     descriptors: int
@@ -57,14 +56,14 @@ class Sample:
 
 @dataclass(slots=True)
 class Done:
-    """What the load has come to so far."""
+    """The turns and events of the load so far."""
 
     turns: int = 0
     events: int = 0
 
 
 def verdict(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Compare the last third of the samples with the first: the medians of each, and whether it stayed flat."""
+    """Return the medians of the first and the last third of the samples, and whether each figure stayed flat."""
     third = max(1, len(samples) // 3)
     found: dict[str, Any] = {}
     for name, (factor, more) in _FLAT.items():
@@ -75,7 +74,7 @@ def verdict(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 async def soak(seconds: float) -> bool:
-    """Run it, print it, and return whether everything stayed flat and no turn failed."""
+    """Run the load and print samples and verdict; return whether every figure stayed flat. A failed turn raises."""
     samples: list[Sample] = []
     done = Done()
     async with host("[executors]\nspares = 0\n") as made, made.client() as hutch, anyio.create_task_group() as tasks:
@@ -86,7 +85,7 @@ async def soak(seconds: float) -> bool:
         for _ in range(_STALLED):
             tasks.start_soon(_stall, made)
         began = time.monotonic()
-        await anyio.sleep(seconds / 10)  # all is in use by then
+        await anyio.sleep(seconds / 10)  # by then everything was used once
         while (now := time.monotonic() - began) < seconds or len(samples) < 3:
             samples.append(_look(made, now, done))
             print(json.dumps(asdict(samples[-1])), flush=True)
@@ -120,7 +119,7 @@ def _is_zombie(pid: int) -> bool:
 
 
 async def _work(made: Host, hutch: HutchClient, number: int, done: Done) -> None:
-    """Open a session, play a few turns in it, close and delete it, again and again."""
+    """Open a session, play a few turns, close and delete it; repeat."""
     lines: list[dict[str, Any]] = [{"repeat": {"times": _BURST, "line": {"delta": "word "}}}, {"text": "done"}]
     for round_ in itertools.count():
         session = await made.script(hutch, lines, f"soak-{number}-{round_ % 2}")
@@ -131,7 +130,7 @@ async def _work(made: Host, hutch: HutchClient, number: int, done: Done) -> None
 
 
 async def _turn(hutch: HutchClient, session: m.Session, done: Done) -> None:
-    """Play a turn and see each of its events once."""
+    """Play a turn, and check that each event arrives once."""
     async with hutch.follow(m.FollowEvents(session.id, after=-1)) as follow:
         turn = await hutch.submit_prompt(session.id, "go")
         seen = follow.head
@@ -147,7 +146,7 @@ async def _turn(hutch: HutchClient, session: m.Session, done: Done) -> None:
 
 
 async def _come_and_go(hutch: HutchClient) -> None:
-    """Follow everything for a few events, leave, and come back with the cursor."""
+    """Follow all sessions for a few events, leave, return with the cursor; repeat."""
     after = -1
     while True:
         try:
@@ -159,7 +158,7 @@ async def _come_and_go(hutch: HutchClient) -> None:
 
 
 async def _stall(made: Host) -> None:
-    """Follow everything and read nothing of it, then hang up."""
+    """Follow all sessions without reading, then close the connection; repeat."""
     while True:
         with Line(made.socket) as line:
             await anyio.to_thread.run_sync(line.ask, "get_version", {"protocol": m.PROTOCOL, "client": "stalled"})
@@ -169,7 +168,7 @@ async def _stall(made: Host) -> None:
 
 def main() -> None:
     """Read the arguments and run."""
-    parser = argparse.ArgumentParser(prog="scripts/soak", description="Does a hutchd stay flat under load?")
+    parser = argparse.ArgumentParser(prog="scripts/soak", description="Checks that hutchd stays flat under load.")
     parser.add_argument("--seconds", type=float, default=600.0)
     sys.exit(0 if anyio.run(soak, parser.parse_args().seconds) else 1)
 

@@ -1,4 +1,4 @@
-"""Hosts and programs for benches: started with a clean environment, ended with the block that they are for."""
+"""Programs for benches: they start with a clean environment, and end with their block."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _LINE_LIMIT: Final = 1 << 20
 
 
 class Program:
-    """A program of `programs/` at work: lines in, lines out."""
+    """A running program of `programs/`: it reads lines and prints lines."""
 
     def __init__(self, process: Process) -> None:
-        """Own a running process."""
+        """Take over a running process."""
         assert process.stdout is not None
         self._process = process
         self._lines = BufferedByteReceiveStream(process.stdout)
@@ -44,7 +44,7 @@ class Program:
         return (await self._lines.receive_until(b"\n", _LINE_LIMIT)).decode()
 
     async def answer(self, request: Mapping[str, Any] | None = None) -> Any:
-        """Give it a line of JSON, if there is something to say, and return the next that it prints."""
+        """Send a request as a line of JSON, if there is one; return the next line that it prints, decoded."""
         if request is not None:
             assert self._process.stdin is not None
             await self._process.stdin.send(json.dumps(request).encode() + b"\n")
@@ -55,7 +55,7 @@ class Program:
 async def program(
     name: str, *args: object, env: Mapping[str, str] | None = None, first_input: bytes = b""
 ) -> AsyncIterator[Program]:
-    """Run `programs/NAME.py` while the block runs; its standard error is ours."""
+    """Run `programs/NAME.py` during the block. It shares our standard error."""
     process = await anyio.open_process(
         [sys.executable, "-m", f"scripts.benching.programs.{name}", *map(str, args)],
         cwd=TOP,

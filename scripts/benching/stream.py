@@ -1,4 +1,4 @@
-"""A long answer, delta by delta, through executor, journal and follower, against the bare SDK."""
+"""A long answer in many deltas, through executor, journal and follower, against the bare SDK."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DELTAS: Final = 5000
 
 
 async def bench(effort: Effort, say: Say) -> None:
-    """Compare the rates of both, and the CPU that is spent outside the CLI."""
+    """Compare the rates, and the CPU outside the CLI."""
     count = _DELTAS if effort.rounds > 1 else effort.of(_DELTAS)
     prompt = f"say {count} words"
     turns: list[tuple[Timed, Timed]] = []

@@ -1,4 +1,4 @@
-"""A blocking client of a few lines, so that what is measured is the other side."""
+"""A blocking client that costs little, so that the other side is measured."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Line:
     """One connection. Not for threads."""
 
     def __init__(self, path: Path, timeout: float = 60.0) -> None:
-        """Connect to the socket at `path`; no wait lasts longer than `timeout` seconds."""
+        """Connect to the socket at `path`. TimeoutError after a wait of `timeout` seconds."""
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(timeout)
         self._socket.connect(str(path))
@@ -38,11 +38,11 @@ class Line:
         self.close()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._socket.close()
 
     def ask(self, method: str, params: dict[str, Any] | None = None) -> float:
-        """Make one call; return the seconds that it took. The answer must be a result."""
+        """Call a method; return the seconds until the result. The answer must be a result."""
         self._number += 1
         asked = frame(method, self._number, params)
         began = time.perf_counter()
@@ -75,5 +75,5 @@ class Line:
     def _receive(self) -> bytes:
         chunk = self._socket.recv(1 << 16)
         if not chunk:
-            raise ConnectionError("the other side hung up")
+            raise ConnectionError("the other side closed the connection")
         return chunk

@@ -1,1 +1,1 @@
-"""What the benches start in processes of their own: see README.md."""
+"""The programs that benches start in processes of their own: see README.md."""

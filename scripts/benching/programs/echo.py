@@ -1,4 +1,4 @@
-"""The least that answers: a bare asyncio.Protocol that reads a line of JSON with orjson and writes one."""
+"""The smallest server: an asyncio.Protocol that reads a line of JSON with orjson, and writes one."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ class Echo(asyncio.Protocol):
     """One connection."""
 
     def __init__(self) -> None:
-        """Wait for it."""
+        """Start without a transport."""
         self._rest = b""
         self._transport: asyncio.WriteTransport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Keep the transport."""
         assert isinstance(transport, asyncio.WriteTransport)
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Answer each line with its own parameters."""
+        """Answer each line with its parameters."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             asked: dict[str, Any] = orjson.loads(line)
@@ -32,7 +32,7 @@ class Echo(asyncio.Protocol):
 
 
 async def main() -> None:
-    """Serve the socket that is named in the arguments."""
+    """Serve the socket named in the arguments."""
     server = await asyncio.get_running_loop().create_unix_server(Echo, sys.argv[1], backlog=1024)
     sys.stdout.write("ready\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Bad clients: so many connections that send nothing, half a frame, or garbage; each comes back when it is cut off."""
+"""Bad clients: connections that send nothing, half a frame or garbage. Each connects again once it is cut off."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _AGAIN = 1.0
 
 
 async def pester(path: str, kind: str, up: anyio.Semaphore) -> None:
-    """Be one of them, for ever."""
+    """Run one bad client until cancelled."""
     first = True
     while True:
         try:
@@ -33,7 +33,7 @@ async def pester(path: str, kind: str, up: anyio.Semaphore) -> None:
 
 
 async def main(path: str, kind: str, count: int) -> None:
-    """Be all of them; say so when each has been connected once."""
+    """Run all bad clients; print `ready` once each has connected."""
     up = anyio.Semaphore(0)
     async with anyio.create_task_group() as tasks:
         for _ in range(count):

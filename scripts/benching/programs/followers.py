@@ -1,8 +1,7 @@
-"""Followers that do nothing with what they get: so many that read, and so many that stopped to.
+"""Followers that only count events: READERS that read, and STALLED that stop reading.
 
-`followers SOCKET SESSION READERS STALLED`. It prints `ready` when all follow; then for each line on standard input it
-waits until every reader has seen a turn from its first event to its end, and prints how many events each saw, and in
-how long.
+`followers SOCKET SESSION READERS STALLED`. It prints `ready` once all follow. For each line on standard input it then
+waits until every reader has received a turn up to its end, and prints the number of events of each, and the seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _HELLO: Final = (
 
 
 class Reader(asyncio.BufferedProtocol):
-    """One that reads, or (`stalled`) reads the two answers and no more."""
+    """A follower. With `stalled` it reads the two answers and nothing more."""
 
     def __init__(self, session: str, *, stalled: bool) -> None:
         """Follow `session`."""
@@ -36,19 +35,19 @@ class Reader(asyncio.BufferedProtocol):
         self.begin()
 
     def begin(self) -> None:
-        """Wait for the next turn."""
+        """Reset the counters for the next turn."""
         self.lines = 0
         self.first = self.last = 0.0
         self.over = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask."""
+        """Send the two requests."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.write(self._hello)
 
     def get_buffer(self, sizehint: int) -> bytearray | memoryview:
-        """Give the one buffer."""
+        """Return the only buffer."""
         return self._view
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -73,7 +72,7 @@ class Reader(asyncio.BufferedProtocol):
 
 
 async def main(path: str, session: str, readers: int, stalled: int) -> None:
-    """Be all of them."""
+    """Run all followers."""
     loop = asyncio.get_running_loop()
     all_of_them = [Reader(session, stalled=number >= readers) for number in range(readers + stalled)]
     for one in all_of_them:

@@ -1,6 +1,6 @@
-"""The least that can stand between an agent and a provider: `hop SOCKET PORT` passes bytes on and looks at none.
+"""The smallest process between an agent and a provider: `hop SOCKET PORT` forwards bytes without reading them.
 
-What it adds is what any process in between costs on this machine; what the broker adds beyond that is the broker's.
+Any process in between costs as much on this machine. The broker's own cost is what it adds beyond that.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 
 
 class End(asyncio.Protocol):
-    """One end of a connection; what comes in at it goes out at the other."""
+    """One end of a connection. It forwards received bytes to the other end."""
 
     def __init__(self) -> None:
-        """Begin without another end."""
+        """Start without another end."""
         self.transport: asyncio.Transport | None = None
         self.other: End | None = None
         self.early = b""
@@ -35,11 +35,11 @@ class End(asyncio.Protocol):
             self.other.transport.close()
 
 
-class Door(End):
-    """The agent's end: it dials the provider."""
+class AgentEnd(End):
+    """The agent's end. It dials the provider."""
 
     def __init__(self, port: int) -> None:
-        """Dial `port` once an agent is there."""
+        """Dial `port` once an agent has connected."""
         super().__init__()
         self._port = port
 
@@ -55,7 +55,7 @@ class Door(End):
 
 async def main(path: Path, port: int) -> None:
     """Serve until killed."""
-    server = await asyncio.get_running_loop().create_unix_server(lambda: Door(port), path)
+    server = await asyncio.get_running_loop().create_unix_server(lambda: AgentEnd(port), path)
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     await server.serve_forever()

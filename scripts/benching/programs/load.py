@@ -1,7 +1,7 @@
-"""An executor that is all load: its events are encoded before the clock runs, and it sends them as a real one does.
+"""An executor that only makes load: it encodes its events beforehand, and sends them as a real executor does.
 
-It takes its boot line on standard input. A prompt is the JSON of an `Order`; its turn sends so many events, or asks so
-many times for permission and tells in the turn's result how long each took.
+It reads its boot line from standard input. A prompt is the JSON of an `Order`: the turn sends `count` events, or makes
+`asks` permission requests and returns the seconds of each as the turn's result.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hutch_shared.times import now_ms, to_wire
 
 
 class Order(msgspec.Struct):
-    """What one turn does."""
+    """What a turn does."""
 
     count: int = 0
     size: int = 0
@@ -46,7 +46,7 @@ class Load:
     """The executor."""
 
     def __init__(self, boot: m.Boot, tasks: TaskGroup) -> None:
-        """Belong to what `boot` says."""
+        """Serve the hutchd that `boot` names."""
         self.boot = boot
         self.tasks = tasks
         self.reporter = Reporter(Outbox(1 << 30, 1 << 60))
@@ -54,7 +54,7 @@ class Load:
         self.receipts = 0
 
     async def serve(self) -> None:
-        """Say hello and work until hutchd hangs up."""
+        """Say hello, and work until hutchd closes the connection."""
         sock = unix.connect(Path(self.boot.socket), 10.0)
         handlers: dict[str, Handler[Load]] = {
             "prepare_session": Load.prepare,
@@ -74,7 +74,7 @@ class Load:
         self.tasks.cancel_scope.cancel()
 
     def prepare(self, params: m.PrepareSession) -> m.Prepared:
-        """Take the session."""
+        """Prepare the session."""
         self.session, self.cwd = params.session, params.cwd
         self.reporter.begin(
             params.session, Spool(Path(params.spool), self.boot.executor, params.session, params.spool_bytes)
@@ -84,22 +84,22 @@ class Load:
         return m.Prepared(agent_session="load", keys="none")
 
     async def send(self) -> None:
-        """Send events as they come, until the connection is over."""
+        """Send events until the connection is lost."""
         with suppress(HutchError):
             await self.reporter.send(self.peer.notify_raw)
 
     def execute(self, params: m.ExecutePrompt) -> m.Accepted:
-        """Begin a turn."""
+        """Start a turn."""
         order = msgspec.json.decode(params.prompt, type=Order)
         self.tasks.start_soon(self.ask if order.asks else self.pour, params, order)
         return m.Accepted(accepted=True)
 
     def resolve(self, params: m.ResolvePaths) -> m.ResolvedPaths:
-        """Say that every path is what it is called."""
+        """Resolve every path to itself."""
         return m.ResolvedPaths({path: path for path in params.paths})
 
     def acknowledge(self, params: m.AckEvents) -> None:
-        """Forget what is durable."""
+        """Drop the events that are durable."""
         self.receipts += 1
         self.reporter.acknowledge(params.n)
 
@@ -109,7 +109,7 @@ class Load:
         return m.Nothing()
 
     async def pour(self, prompt: m.ExecutePrompt, order: Order) -> None:
-        """Send the events; tell in the result how many receipts that took."""
+        """Send the events; the turn's result is the number of receipts."""
         outbox = self.reporter.outbox
         turn, at = msgspec.json.encode(prompt.turn), to_wire(now_ms()).encode()
         data = b'"kind":"text","data":{"text":"%b"}' % (b"x" * min(100, order.size // 2))
@@ -130,7 +130,7 @@ class Load:
         await self.reporter.report("turn_ended", ended)
 
     async def ask(self, prompt: m.ExecutePrompt, order: Order) -> None:
-        """Ask for permission, one question after the other."""
+        """Make the permission requests, one after the other."""
         self.reporter.turn = prompt.turn
         await self.reporter.wait_acked(await self.reporter.report("turn_started", TurnStarted("load", prompt.number)))
         taken = []
@@ -147,7 +147,7 @@ class Load:
 
 
 async def main() -> None:
-    """Live as one executor."""
+    """Run the executor until hutchd closes its connection."""
     harden()
     announce(0)
     boot = read_boot(0)

@@ -1,4 +1,4 @@
-"""hutchd as it is, but that its executors are those of `load`."""
+"""hutchd, with the executors of `load`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The relay of hutchd without a store: the same connections and splicing, numbers from memory, receipts at once.
+"""hutchd's relay without a store: the same connections and splicing, numbers from memory, immediate receipts.
 
 `memory_relay EXECUTOR_SOCKET CLIENT_SOCKET FOLDER`.
 """
@@ -30,32 +30,32 @@ SESSION = "s-0000000000000001"
 
 
 class Follower:
-    """What waits for one client."""
+    """The events that wait for one client."""
 
     def __init__(self, number: int, peer: Peer[Any]) -> None:
-        """Begin with nothing."""
+        """Start without events."""
         self.number = number
         self.peer = peer
         self.queue: deque[StoredEvent] = deque()
-        self.news = anyio.Event()
+        self.changed = anyio.Event()
 
     async def run(self) -> None:
-        """Send what comes, as hutchd does, until the client has gone."""
+        """Send events as hutchd does, until the client has left."""
         with suppress(HutchError):
             while True:
                 while self.queue:
                     events = list(self.queue)
                     self.queue.clear()
                     await self.peer.notify_raw(b"".join([event_frame(event, self.number) for event in events]))
-                self.news = anyio.Event()
-                await self.news.wait()
+                self.changed = anyio.Event()
+                await self.changed.wait()
 
 
 class Relay:
-    """All of it."""
+    """The relay: one executor, any number of clients."""
 
     def __init__(self, folder: Path, tasks: TaskGroup) -> None:
-        """Give the executor `folder` for what it cannot send."""
+        """The executor spools to `folder`."""
         self._folder = folder
         self._tasks = tasks
         self._followers: list[Follower] = []
@@ -92,14 +92,14 @@ class Relay:
         self._followers = [one for one in self._followers if one.peer is not peer]
 
     def follow(self, peer: Peer[Any]) -> m.Following:
-        """Begin a follow at the head."""
+        """Let a client follow from the head."""
         follower = Follower(len(self._followers) + 1, peer)
         self._followers.append(follower)
         self._tasks.start_soon(follower.run)
         return m.Following(follower.number, "memory", self._seq)
 
     async def submit(self, _: Any, params: m.SubmitPrompt) -> m.Turn:
-        """Hand the prompt over."""
+        """Pass the prompt to the executor."""
         self._turns += 1
         if self._turns == 1:
             prepare = m.PrepareSession(
@@ -111,7 +111,7 @@ class Relay:
         return m.Turn(turn, SESSION, self._turns, "running", "", "")
 
     async def report(self, _: Any, params: m.ReportMessage) -> None:
-        """Number events, hand them to every follower, and acknowledge."""
+        """Number events, queue them for every follower, and send the receipt."""
         for event in params.events:
             self._seq += 1
             stored = StoredEvent(
@@ -120,12 +120,12 @@ class Relay:
             for follower in self._followers:
                 follower.queue.append(stored)
         for follower in self._followers:
-            follower.news.set()
+            follower.changed.set()
         await self._executor.notify("ack_events", m.AckEvents(params.events[-1].n))
 
 
 async def take(listener: socket.socket, serve: Any, tasks: TaskGroup) -> None:
-    """Accept for ever."""
+    """Accept connections until cancelled."""
     while True:
         tasks.start_soon(serve, SocketStream(await accept(listener)))
 

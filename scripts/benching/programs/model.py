@@ -16,7 +16,7 @@ _ORDER = re.compile(r"say (\d+) words")
 
 
 def script(request: Request) -> Reply:
-    """Say as many words as were asked for last."""
+    """Answer with as many words as the last order asks for."""
     orders = _ORDER.findall(request.prompt)
     count = int(orders[-1]) if orders else 3
     return Say(" ".join(["word"] * count), chunks=count)

@@ -1,4 +1,4 @@
-"""The relay that one writes first: json, a commit per event, a dump and an awaited drain per client.
+"""A relay as one would write it first: json, a commit per event, a dump and an awaited drain per client.
 
 `naive_relay EXECUTOR_SOCKET CLIENT_SOCKET FOLDER`. As durable as hutchd: a write-ahead log and synchronous=FULL.
 """
@@ -17,10 +17,10 @@ _LIMIT = 64 << 20
 
 
 class Relay:
-    """All of it."""
+    """The relay: one executor, any number of clients."""
 
     def __init__(self, folder: Path) -> None:
-        """Keep the events below `folder`."""
+        """Store the events below `folder`."""
         self._folder = folder
         self._database = sqlite3.connect(folder / "naive.db")
         self._database.execute("PRAGMA journal_mode = WAL")
@@ -43,7 +43,7 @@ class Relay:
                     await self.take(event)
 
     async def take(self, event: dict[str, Any]) -> None:
-        """Store one event, bring it to everybody, acknowledge it."""
+        """Store one event, send it to every follower, send the receipt."""
         self._seq += 1
         number = event.pop("n")
         event = {"session": SESSION, "seq": self._seq, **event}
@@ -67,7 +67,7 @@ class Relay:
         writer.close()
 
     async def submit(self, prompt: str) -> None:
-        """Hand the prompt over."""
+        """Pass the prompt to the executor."""
         self._turns += 1
         if self._turns == 1:
             prepare = {
@@ -79,7 +79,7 @@ class Relay:
         await self.say(self._executor, {"method": "execute_prompt", "params": turn, "id": self._turns})
 
     async def say(self, writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
-        """Write one message and wait until it is out."""
+        """Write one message, and wait until the buffer is drained."""
         writer.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
         await writer.drain()
 

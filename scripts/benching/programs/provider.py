@@ -1,7 +1,7 @@
-"""A provider of models as cheap as it can be: `provider`. Its first line is its URL.
+"""The smallest model provider. Its first line of output is its URL.
 
-A request's body says what it gets: `{"events": N, "pace": S}` streams so many events, S seconds apart (0: at once);
-with `"stall"` the stream then stands still, and when its client leaves the time (monotonic) is printed.
+A request's body orders the answer: `{"events": N, "pace": S}` streams N events, S seconds apart (0: at once). With
+`"stall"` the stream then stalls; once its client closes, the provider prints the time (monotonic).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CHUNK: Final = b"%x\r\n%b\r\n" % (len(_EVENT), _EVENT)
 
 
 async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer one request after the other."""
+    """Answer requests, one after the other."""
     try:
         while True:
             await answer(await order(reader), reader, writer)
@@ -39,7 +39,7 @@ async def order(reader: asyncio.StreamReader) -> dict[str, Any]:
 
 
 async def answer(asked: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Stream what was asked for."""
+    """Stream the events that the body orders."""
     writer.write(_HEAD)
     began = time.monotonic()
     for number in range(asked["events"]):

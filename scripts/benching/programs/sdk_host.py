@@ -1,8 +1,8 @@
-"""A host of the bare SDK: what one would write without Hutch.
+"""A program that uses the bare SDK, as one would write it without Hutch.
 
-With a prompt in its arguments it asks it with `query()`, prints the text as it comes, and ends: a whole command.
-Without one it takes orders as lines of JSON and answers each with the seconds it took, and its own CPU seconds:
-`{"cold": PROMPT}` with a new CLI, `{"warm": PROMPT}` with one that is kept.
+With a prompt as argument it is a whole command: it runs `query()`, prints the text as it arrives, and exits. Without
+one it reads orders as lines of JSON, and answers each with its seconds and CPU seconds: `{"cold": PROMPT}` runs a new
+CLI, `{"warm": PROMPT}` uses the running one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def delta_of(message: Any) -> str | None:
 
 
 async def timed(messages: AsyncIterator[Any], began: float) -> dict[str, float]:
-    """Read a turn to its end; return when its first and last delta and its end came, and how many deltas."""
+    """Read a turn to its end; return the seconds to its first and last delta and its end, and the number of deltas."""
     times: list[float] = []
     async for message in messages:
         if delta_of(message) is not None:
@@ -40,7 +40,7 @@ async def timed(messages: AsyncIterator[Any], began: float) -> dict[str, float]:
 
 
 async def warm(client: ClaudeSDKClient, prompt: str) -> dict[str, float]:
-    """Ask on a connection that is there."""
+    """Send a prompt to the running CLI."""
     began = time.perf_counter()
     await client.query(prompt)
     return await timed(client.receive_response(), began)
@@ -69,7 +69,7 @@ def _cpu() -> float:
 
 
 async def once(prompt: str) -> None:
-    """Be a whole command."""
+    """Run one prompt as a whole command."""
     async for message in query(prompt=prompt, options=OPTIONS):
         if text := delta_of(message):
             sys.stdout.write(text)

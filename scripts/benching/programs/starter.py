@@ -2,8 +2,8 @@
 
     starter.py SOCKET UID ROUNDS BALLAST
 
-Runs as the account that the launcher serves, with the interpreter whose executors it starts. A start has been when the
-executor says that it is ready for its boot line. BALLAST is how many MiB this process has meanwhile.
+Runs as the account that the launcher serves, with the interpreter of the executors that it starts. A start is complete
+once the executor is ready for its boot line. BALLAST is the memory of this process in MiB.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ARGV = (sys.executable, "-P", "-m", "hutch_executor")
 
 
 def by_launcher(launcher: LauncherClient, uid: int, output: int) -> tuple[float, float]:
-    """Start one; return the seconds until the launcher answered and until the executor was ready."""
+    """Start an executor; return the seconds until the launcher answered and until the executor was ready."""
     executor = new_id("executor")
     began = time.perf_counter()
     started = launcher.start(uid, executor, output, memory=1 << 30, pids=512)
@@ -41,7 +41,7 @@ def by_launcher(launcher: LauncherClient, uid: int, output: int) -> tuple[float,
 
 
 def plainly(output: int) -> tuple[float, float]:
-    """Start one as this account."""
+    """Start an executor as this account."""
     ours, theirs = socket.socketpair()
     began = time.perf_counter()
     with subprocess.Popen(
@@ -58,7 +58,7 @@ def plainly(output: int) -> tuple[float, float]:
 
 
 def wait_ready(sock: socket.socket) -> None:
-    """Wait for the byte that says that an executor is ready."""
+    """Wait for the byte with which an executor says that it is ready."""
     assert select.select([sock], [], [], 60.0)[0], "it did not come up"
     assert sock.recv(1) == b"\n", "it ended before it was ready"
 
@@ -67,7 +67,7 @@ def main() -> None:
     """Measure and print."""
     path, uid, rounds, ballast = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     held = bytearray(ballast << 20)
-    held[::4096] = b"x" * len(held[::4096])  # every page is really there
+    held[::4096] = b"x" * len(held[::4096])  # touches every page
     output = os.open("/dev/null", os.O_WRONLY)
     reader, writer = os.pipe()
     launcher = LauncherClient(path)

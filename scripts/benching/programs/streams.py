@@ -1,11 +1,11 @@
-"""An agent's traffic: `streams FOLDER URL`. It takes orders at FOLDER/streams.sock, a line of JSON each way.
+"""An agent's traffic: `streams FOLDER URL`. It takes orders at FOLDER/streams.sock, one line of JSON each.
 
-An order says the `way` (`direct` to URL, `brokered` by the lease in FOLDER/grant.json, `hop` by FOLDER/hop.sock), how
-many `streams` run at once, how many requests (`times`) each makes on its connection, and what the provider is asked
-for. The answer says how many events came, and in how long. With `ways` in place of `way`, requests go each way in turn,
-`gap` seconds apart, and the answer has the seconds to the first event of each, by way. With `stall`, one line says
-that all streams stand; what comes next is the time (monotonic) at which the last of them was cut, or, with `leave`, at
-which they were left: that is done at the next order.
+An order has the `way` (`direct` to URL, `brokered` with the lease in FOLDER/grant.json, `hop` through FOLDER/hop.sock),
+the number of concurrent `streams`, the number of requests (`times`) on each connection, and the request to the
+provider. The answer has the number of events and the seconds. With `ways` instead of `way`, requests go each way in
+turn, `gap` seconds apart; the answer has the seconds to the first event of each, by way. With `stall`, one line says
+that all streams have stalled; the next one has the time (monotonic) at which the last stream was cut. With `leave` too,
+the next order closes the streams, and the line has the time of that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Agent:
-    """Knows the ways."""
+    """Makes requests each way."""
 
     def __init__(self, folder: Path, url: str) -> None:
         """Read the lease."""
@@ -36,7 +36,7 @@ class Agent:
         self._url = urlsplit(url)
 
     async def dial(self, way: str) -> Streams:
-        """Connect to the provider, or to what is between."""
+        """Connect to the provider, or to the process in between."""
         if way == "direct":
             return await asyncio.open_connection(self._url.hostname, self._url.port)
         return await asyncio.open_unix_connection(self._hop if way == "hop" else self._grant["unix_socket"])
@@ -49,7 +49,7 @@ class Agent:
         return head.encode() + body
 
     async def one(self, order: dict[str, Any]) -> int:
-        """Make the requests of one stream; return how many events came."""
+        """Make the requests of one stream; return the number of events."""
         line = await self.dial(order["way"])
         raw = self.request(order, order["way"])
         seen = sum([(await ask(line, raw))[1] for _ in range(order["times"])])
@@ -57,7 +57,7 @@ class Agent:
         return seen
 
     async def turns(self, order: dict[str, Any]) -> dict[str, list[float]]:
-        """Make requests each way in turn, none always after the same other; return the seconds to the first events."""
+        """Make requests each way in turn, in rotating order; return the seconds to the first events."""
         ways: list[str] = order["ways"]
         lines = {way: (await self.dial(way), self.request(order, way)) for way in ways}
         firsts: dict[str, list[float]] = {way: [] for way in ways}
@@ -71,7 +71,7 @@ class Agent:
         return firsts
 
     async def stand(self, order: dict[str, Any]) -> list[Streams]:
-        """Begin the streams, and return them when each has had its events."""
+        """Start the streams, and return them once each has its first event."""
         found = []
         for _ in range(order["streams"]):
             reader, writer = await self.dial(order["way"])
@@ -81,7 +81,7 @@ class Agent:
         return found
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take orders until the other side hangs up."""
+        """Carry out orders until the other side closes."""
 
         def say(value: object) -> None:
             writer.write(json.dumps(value).encode() + b"\n")
@@ -90,7 +90,7 @@ class Agent:
             order = json.loads(line)
             if order.get("stall"):
                 standing = await self.stand(order)
-                say("they stand")
+                say("stalled")
                 if order.get("leave"):
                     await reader.readline()
                     now = time.monotonic()
@@ -110,7 +110,7 @@ class Agent:
 
 
 async def ask(line: Streams, raw: bytes) -> tuple[float, int]:
-    """Make a request; return the seconds to its first event, and how many events came."""
+    """Make a request; return the seconds to its first event, and the number of events."""
     reader, writer = line
     began = time.perf_counter()
     writer.write(raw)
@@ -127,18 +127,18 @@ async def ask(line: Streams, raw: bytes) -> tuple[float, int]:
 
 
 async def cut(reader: asyncio.StreamReader) -> None:
-    """Return when the stream is cut."""
+    """Return once the stream is cut."""
     with suppress(ConnectionError):
         await reader.read()
 
 
 async def main(folder: Path, url: str) -> None:
-    """Take orders until killed."""
+    """Serve orders until killed."""
     agent = Agent(folder, url)
     server = await asyncio.start_unix_server(agent.serve, folder / "streams.sock")
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    gc.disable()  # its own pauses would be taken for those of what it measures
+    gc.disable()  # its pauses would count as the broker's
     asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))

@@ -1,1 +1,1 @@
-"""Load, kills and a verdict: real processes are killed at any moment, and what each party was promised is checked."""
+"""Load, kills, evidence, verdict: real processes are killed at any moment; every promise to a party is checked."""

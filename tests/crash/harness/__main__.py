@@ -1,4 +1,4 @@
-"""`scripts/crash`: kill at random for long, and say what became of every promise."""
+"""`scripts/crash`: kill at random, and say which promises were broken."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.crash.harness.run import crash
 
 
 def main() -> int:
-    """Run, print progress and summary as JSON lines; 1 when a promise was not kept."""
-    parser = argparse.ArgumentParser(prog="scripts/crash", description="Kills everything at any moment, and checks.")
-    parser.add_argument("--kills", type=int, help="how many processes are killed (default: 100, unless --seconds)")
-    parser.add_argument("--seconds", type=float, help="for how long at most")
-    parser.add_argument("--seed", type=int, default=None, help="repeats the choices of a run (default: a fresh one)")
-    parser.add_argument("--claude", action="store_true", help="with sessions of the real Claude, at a model of our own")
+    """Run; print progress, violations and summary as JSON lines. Return 1 if a promise was broken."""
+    parser = argparse.ArgumentParser(prog="scripts/crash", description="Kills processes, and checks every promise.")
+    parser.add_argument("--kills", type=int, help="how many to kill (default: 100, unless --seconds is given)")
+    parser.add_argument("--seconds", type=float, help="the longest time to kill for")
+    parser.add_argument("--seed", type=int, default=None, help="repeats the choices of a run (default: a fresh seed)")
+    parser.add_argument("--claude", action="store_true", help="also run sessions of the real Claude, with our model")
     given = parser.parse_args()
     kills = given.kills if given.kills is not None or given.seconds is not None else 100
     seed = given.seed if given.seed is not None else secrets.randbelow(1 << 32)

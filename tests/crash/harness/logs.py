@@ -1,7 +1,6 @@
 """The logs of a run: copied as they grow, since hutchd removes those of executors that are gone; searched for bugs.
 
-A log line has no time that fits to a kill. Therefore `scan` is called before each kill: a sign of a bug that it finds
-came after the kill before.
+A traceback has no time. Therefore `scan` is called before each kill, and its signs belong to the previous kill.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ SIGNS = (
 BEFORE, AFTER = 5, 40
 """Lines of the log that a violation shows, before and after its sign."""
 PER_LOG = 3
-"""Violations of one log; more say nothing new."""
+"""The most violations that are reported of one log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class Logs:
     """Copies of all logs, in one folder."""
 
     def __init__(self, folder: Path, sources: Callable[[], Iterable[Path]]) -> None:
-        """`sources` returns the logs that there are; a log keeps its name in `folder`."""
+        """`sources` returns the paths of all present logs. A copy in `folder` has the name of its log."""
         folder.mkdir()
         self.folder = folder
         self._sources = sources
@@ -49,7 +48,7 @@ class Logs:
         self._signs: list[_Sign] = []
 
     def scan(self, after: Kill | None) -> None:
-        """Copy the whole lines that are new, and note the signs in them; `after` is the last kill."""
+        """Copy the new complete lines, and note the signs in them. `after` is the last kill."""
         for source in self._sources():
             try:
                 with source.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Where a party writes down what it was promised, one JSON line each; it outlives a `kill -9` of its writer."""
+"""A party's notebook: one JSON line for each promise that it received. It outlives a `kill -9` of the party."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 class Notebook:
-    """One party's file. A party that was killed goes on in it."""
+    """The notebook of one party. A party that was killed continues it."""
 
     def __init__(self, path: Path) -> None:
-        """Read what stands in it and go on after that; a line that was not finished is taken away."""
+        """Open it for appending. `lines` are those that it has; an incomplete last line is removed."""
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         with open(self._fd, "rb", closefd=False) as file:
             text = file.read()
@@ -28,6 +28,6 @@ class Notebook:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a notebook; none when it was never begun."""
+    """Return the complete lines of a notebook; none if the file does not exist."""
     text = path.read_bytes() if path.exists() else b""
     return [json.loads(line) for line in text.split(b"\n")[:-1]]

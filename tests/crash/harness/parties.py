@@ -1,14 +1,14 @@
-"""The parties of the load. Each writes what it was promised into its notebook, and can be killed at any moment.
+"""The parties of the load: clients that write each promise into a notebook, and can be killed at any moment.
 
-A *player* has a session of its own: it submits prompts, some of them twice as somebody does who did not hear the reply,
-follows the events and answers the questions it sees. A *watcher* follows every session and all of them together. A
-*rival* answers whatever question it finds. All break their connections off now and then and come back with their
-cursors.
+A *player* has a session of its own. It submits prompts, some of them twice, like a client that lost the reply; it
+follows the session's events, and decides the permission requests that it sees. A *watcher* follows every session, and
+all sessions together. A *rival* decides every permission request that it finds. Each sometimes closes a connection and
+returns with its cursor.
 
     python -m tests.crash.harness.parties SOCKET FOLDER SEED ROLE...
 
-runs some in a process of their own: `player:NAME:MODE`, `watcher`, `rival`. SIGTERM asks them to finish: a player when
-all its turns have ended, a watcher when it has everything.
+runs parties in one process: `player:NAME:MODE`, `watcher`, `rival`. After SIGTERM a player finishes once all its turns
+have ended, and a watcher once it has every event.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from tests.crash.harness.verdict import ALL
 from tests.crash.harness.wire import Line, LostError, RefusedError, connect, digest
 
 AGAIN = 0.03
-"""Seconds until something is tried again."""
+"""Seconds until a retry."""
 LOOK = 0.1
-"""Seconds between two looks for what nobody tells."""
+"""Seconds between two polls."""
 CATCHES_UP = 10.0
-"""Seconds for events that are in the record to reach a follower."""
+"""Seconds in which recorded events must reach a follower."""
 OUTSTANDING = 2
-"""Prompts of a player that have not ended."""
+"""The most turns of a player that have not ended."""
 PASSES = frozenset({"overloaded", "store_unavailable", "shutting_down", "timed_out"})
-"""Refusals after which one tries again."""
+"""Reasons after which a party retries."""
 APART = "apart"
-"""How the names of sessions begin whose questions nobody here answers."""
+"""The prefix of sessions whose permission requests no party decides."""
 
 
 @dataclass(slots=True)
 class Stage:
-    """What the parties of a process share."""
+    """What all parties of a process use."""
 
     socket: Path
     folder: Path
@@ -56,7 +56,7 @@ class Stage:
         return Notebook(self.folder / f"{name}.notes")
 
     async def until_done(self, act: Callable[[Line], Awaitable[Any]]) -> Any:
-        """Do something on a connection, as often as it is lost meanwhile."""
+        """Return the result of `act` on a connection. Retry if the connection is lost."""
         while True:
             try:
                 async with connect(self.socket) as line:
@@ -69,12 +69,12 @@ class Stage:
             await anyio.sleep(AGAIN)
 
     async def ask(self, method: str, **params: Any) -> Any:
-        """Call as often as it takes; for what may be done twice."""
+        """Call a method that may be called twice. Retry until there is an answer."""
         return await self.until_done(lambda line: line.ask(method, **params))
 
 
 class Cursor:
-    """One follow, over as many connections as it takes."""
+    """Follows a session over any number of connections."""
 
     def __init__(self, stage: Stage, notes: Notebook, session: str, hear: Callable[[dict[str, Any]], object]) -> None:
         self._stage, self._notes, self._session, self._hear = stage, notes, session, hear
@@ -85,7 +85,7 @@ class Cursor:
         self.moved = anyio.Event()
 
     async def run(self) -> None:
-        """Follow until cancelled, or until hutchd does not know the cursor any more."""
+        """Follow until cancelled, or until hutchd refuses the cursor."""
         while True:
             try:
                 async with connect(self._stage.socket) as line:
@@ -115,13 +115,13 @@ class Cursor:
         self._hear(event)
 
     async def reach(self, head: int) -> None:
-        """Return when everything up to `head` was got."""
+        """Return once every event up to `head` has arrived."""
         while self.after < head:
             await self.moved.wait()
 
 
 async def answer(stage: Stage, notes: Notebook, permission: str, rng: Random) -> None:
-    """Decide a question; that somebody was quicker is an answer too."""
+    """Decide a permission request, and note the decision: ours, or that of a faster party."""
     decision = rng.choice(("allow", "allow", "allow", "deny"))
     try:
         settled = await stage.ask("answer_permission", permission=permission, decision=decision)
@@ -136,7 +136,7 @@ async def answer(stage: Stage, notes: Notebook, permission: str, rng: Random) ->
 
 
 class Player:
-    """A session and who uses it."""
+    """A session and its user."""
 
     def __init__(self, stage: Stage, name: str, mode: str) -> None:
         self._stage, self._name, self._mode = stage, name, mode
@@ -149,7 +149,7 @@ class Player:
         self._tasks: anyio.abc.TaskGroup
 
     async def run(self) -> None:
-        """Play until it is to finish, and all turns have ended."""
+        """Play until told to finish and all turns have ended."""
         cwd = self._stage.folder / self._name
         cwd.mkdir(exist_ok=True)
         agent = CLAUDE if self._name.startswith(CLAUDE) else "script"
@@ -200,7 +200,7 @@ class Player:
             self._open.add(turn["id"])
 
     async def _look(self) -> None:
-        """See which turns have ended without being told; the verdict says whether an event is missing."""
+        """Poll which turns have ended. A missing event is the verdict's concern."""
         for turn in list(self._open):
             try:
                 found = await self._stage.ask("get_turn", turn=turn)
@@ -230,7 +230,7 @@ class Player:
 
 
 async def watch(stage: Stage) -> None:
-    """Follow every session and all of them together."""
+    """Follow every session, and all sessions together."""
     notes = stage.notebook("watcher")
     cursors = {"*": Cursor(stage, notes, "*", lambda _: None)}
     async with anyio.create_task_group() as tasks:
@@ -251,7 +251,7 @@ async def watch(stage: Stage) -> None:
 
 
 async def rival(stage: Stage) -> None:
-    """Answer what waits, until told to finish."""
+    """Decide every permission request that waits, until told to finish."""
     notes = stage.notebook("rival")
     rng = Random(f"{stage.seed} rival {len(notes.lines)}")
     apart: set[str] = set()
@@ -265,7 +265,7 @@ async def rival(stage: Stage) -> None:
 
 
 async def run(stage: Stage, roles: list[str]) -> None:
-    """Run these parties until they have finished; SIGTERM tells them to."""
+    """Run these parties until they have finished. SIGTERM tells them to finish."""
     async with anyio.create_task_group() as group:
         group.start_soon(_listen, stage)
         async with anyio.create_task_group() as parties:
@@ -280,14 +280,14 @@ async def run(stage: Stage, roles: list[str]) -> None:
         group.cancel_scope.cancel()
 
 
-def heeds(folder: Path, pid: int) -> Path:
-    """Return the file that says that a process of parties heeds SIGTERM: before, it would only die of it."""
-    return folder / f"heeds-{pid}"
+def handles_sigterm(folder: Path, pid: int) -> Path:
+    """Return the file that exists once a process of parties handles SIGTERM; before, the signal would kill it."""
+    return folder / f"handles_sigterm-{pid}"
 
 
 async def _listen(stage: Stage) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM) as signals:
-        heeds(stage.folder, os.getpid()).touch()
+        handles_sigterm(stage.folder, os.getpid()).touch()
         async for _ in signals:
             stage.finishing.set()
 

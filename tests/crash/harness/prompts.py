@@ -1,4 +1,4 @@
-"""The prompts of the load: scripts that follow from their key alone, so that what a turn must say is known."""
+"""The prompts of the load. Each script follows from its key alone, so the text of every turn is known."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from tests.rehearsal import Reply, Request, Say, Use
 
 CLAUDE = "claude"
-"""How the keys begin that are for the real Claude."""
+"""The prefix of keys for the real Claude."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What a prompt makes the agent do."""
+    """What the agent does for a prompt."""
 
     prompt: str
     says: tuple[tuple[str, str], ...]
@@ -23,7 +23,7 @@ class Script:
 
 
 def script_of(key: str) -> Script:
-    """Return the script of a prompt: it says numbered things, and runs a command that writes the key to `ran` once."""
+    """Return the script of a key: numbered texts, and one command that appends the key to the file `ran`."""
     if key.startswith(CLAUDE):
         return Script(key, (("text", f"{key} 0"), ("text", f"{key} 1")))
     rng = Random(key)
@@ -49,7 +49,7 @@ def script_of(key: str) -> Script:
 
 
 def claude(request: Request) -> Reply:
-    """Be the model that makes Claude do what `script_of` says of its keys."""
+    """Answer as the model that makes Claude do what `script_of` returns for its key."""
     calls = [result.call for result in request.fresh if result.call is not None]
     if calls:
         return Say(f"{str(calls[0].input['command']).split()[1]} 1", chunks=3)

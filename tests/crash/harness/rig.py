@@ -1,4 +1,4 @@
-"""A host with a real hutchd under load, whatever may be killed on it, and the evidence at the end."""
+"""A host with a real hutchd under load: its kills, and the evidence at the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import anyio.abc
 from tests.crash.harness import planted, wire
 from tests.crash.harness.logs import Logs
 from tests.crash.harness.notebook import Notebook, read
-from tests.crash.harness.parties import APART, Stage, heeds
+from tests.crash.harness.parties import APART, Stage, handles_sigterm
 from tests.crash.harness.places import FAILPOINTS
 from tests.crash.harness.prompts import CLAUDE, claude, script_of
 from tests.crash.harness.verdict import TERMINAL, Evidence, Kill, Violation
@@ -39,9 +39,9 @@ KEPT_IN = "HUTCH_CRASH_LOGS"
 """The variable with the directory for the logs of failed runs (default: the system's temporary one)."""
 LOOK = 0.01
 OWNER_LINE = 200
-"""More bytes than a spool has that holds no event."""
+"""A spool without events has fewer bytes than this."""
 ADOPTED = 20.0
-"""Seconds after which an executor that was not adopted never will be."""
+"""Seconds in which every living executor must be adopted."""
 PARTIES = {
     "players": ("player:bold-1:bypass", "player:shy-1:ask", "player:bold-2:bypass", "player:shy-2:ask"),
     "watchers": ("watcher", "rival"),
@@ -51,7 +51,7 @@ CLAUDES = {"claudes": ("player:claude-1:bypass", "player:claude-2:ask")}
 
 @dataclass(slots=True)
 class Rig:
-    """One host and what was done to it. `seed` decides every choice."""
+    """A host and the kills on it. `seed` decides every choice."""
 
     host: Host
     seed: int
@@ -66,18 +66,18 @@ class Rig:
     adoption: list[float] = field(default_factory=list)
     answerable: list[float] = field(default_factory=list)
     hurt: set[str] = field(default_factory=set)
-    """Sessions whose agent, a real one, was killed: their turns may fail by that."""
+    """Sessions whose real agent was killed, so that their turns may fail."""
     seen: list[Violation] = field(default_factory=list)
     killed: set[str] = field(default_factory=set)
     running: dict[str, anyio.abc.Process] = field(default_factory=dict)
     pending: str | None = None
-    """The question that waits in the session apart."""
+    """The permission request that waits in the session apart."""
     listening: float | None = None
-    """When the executor socket of the hutchd at hand was there."""
+    """When the executor socket of the present hutchd accepted connections."""
     is_old: bool = False
-    """The record was replaced by an older one: promises of the newer are void."""
+    """The record was replaced by an older one, so promises of the newer one are void."""
     aim: str | None = None
-    """The failpoint of the hutchd at hand."""
+    """The failpoint of the present hutchd."""
 
     @property
     def folder(self) -> Path:
@@ -94,9 +94,9 @@ class Rig:
     # ------------------------------------------------------------ hutchd
 
     async def start(self, failpoint: str | None = None, *, settled: bool = True) -> None:
-        """Start hutchd, to die at a failpoint; measure when what was there before is there again.
+        """Start hutchd, to die at a failpoint if one is given.
 
-        With `settled` it returns when all executors that live were adopted.
+        With `settled` return once all living executors are adopted, and note how long that took.
         """
         self.aim = failpoint
         with self.host.log.open("a") as log:
@@ -125,7 +125,7 @@ class Rig:
                 await self._measure()
 
     async def _note_listening(self) -> None:
-        """Note when executors can dial in again."""
+        """Note when executors can connect again."""
         self.listening = None
         while self.listening is None:
             with suppress(OSError):
@@ -160,14 +160,14 @@ class Rig:
         try:
             settled = await line.ask("answer_permission", permission=question, decision="allow")
             state = settled["state"]
-        except wire.RefusedError as error:  # allowed before, by a hutchd that died before it said so
+        except wire.RefusedError as error:  # the last hutchd stored the decision and died before it answered
             state = error.data.get("permission", {}).get("state", str(error))
         killed = {row["id"] for row in self.rows("permissions") if row["executor"] in self.killed}
         if state != "allowed" and question not in killed:
             self._notice("question_lost", f"{question} waited before the restart; allowed after it: {state}")
 
     async def rest(self, seconds: float) -> None:
-        """Let things happen; a hutchd that dies at its failpoint meanwhile is started again."""
+        """Wait. If hutchd dies at its failpoint, start it again."""
         assert self.host.daemon is not None
         code: int | None = None
         with anyio.move_on_after(seconds):
@@ -180,7 +180,7 @@ class Rig:
             await self.start()
 
     def _count(self, kind: str, process: str) -> None:
-        """Note that a process was killed. What the logs have until then came after the kill before."""
+        """Note a kill. Log lines written until now came after the previous kill."""
         self.logs.scan(self.last_kill)
         self.kills[kind] += 1
         at = anyio.current_time() - self.began
@@ -194,11 +194,11 @@ class Rig:
         self.seen.append(Violation(word, detail, after=self.last_kill))
 
     async def kill_hutchd(self, failpoint: str | None = None, *, settled: bool = True) -> None:
-        """`kill -9`, and a new one that may die at a failpoint."""
+        """Kill hutchd, and start a new one, to die at a failpoint if one is given."""
         self._count("hutchd", f"hutchd {self.host.pid}")
         await self.host.kill()
         if self.aim is not None and FAILPOINTS[self.aim.partition(":")[0]].process == "executor":
-            with anyio.move_on_after(0.3):  # an executor may yet come to its failpoint: it spools now
+            with anyio.move_on_after(0.3):  # without hutchd an executor spools, and may reach its failpoint
                 while self.mark.exists():
                     await anyio.sleep(LOOK)
         self.mark.unlink(missing_ok=True)
@@ -207,7 +207,7 @@ class Rig:
     # ------------------------------------------------------------ executors, agents, clients
 
     async def executors(self) -> list[dict[str, Any]]:
-        """Return the executors that serve a session of the players."""
+        """Return the living executors of the players' sessions."""
         try:
             async with wire.connect(self.host.socket) as line:
                 status = await line.ask("get_status")
@@ -219,14 +219,14 @@ class Rig:
         return [one for one in found if one["session"] not in apart and one["id"] not in self.killed]
 
     def kill_executor(self, executor: dict[str, Any]) -> None:
-        """`kill -9` of one executor."""
+        """Kill one executor."""
         self.killed.add(executor["id"])
         self._count("executor", f"executor {executor['id']} ({executor['pid']})")
         with suppress(ProcessLookupError):
             os.kill(executor["pid"], signal.SIGKILL)
 
     async def busy(self) -> list[dict[str, Any]]:
-        """Return the executors that run a turn of a player, once there is one; at last any."""
+        """Wait for executors that run a player's turn, and return them; after a while return any executors."""
         with anyio.move_on_after(ADOPTED):
             while True:
                 turns = {row["executor"] for row in self.rows("turns") if row["state"] == "running"}
@@ -236,7 +236,7 @@ class Rig:
         return await self.executors()
 
     async def kill_busy_executor(self) -> None:
-        """Kill an executor in mid-turn."""
+        """Kill an executor that runs a turn."""
         if found := await self.busy():
             self.kill_executor(self.rng.choice(found))
 
@@ -249,7 +249,7 @@ class Rig:
             self.kill_executor(self.rng.choice(found))
 
     async def kill_executor_of_an_absent_hutchd(self) -> None:
-        """Kill hutchd, let an executor spool for a while, kill it too: its spool is what is left of it."""
+        """Kill hutchd, let an executor spool, then kill the executor too, so that only its spool remains."""
         found = await self.busy()
         self.mark.unlink(missing_ok=True)
         self._count("hutchd", f"hutchd {self.host.pid}")
@@ -266,26 +266,26 @@ class Rig:
         return sum(path.stat().st_size for path in (self.host.state / "spool" / executor["id"]).glob("*"))
 
     async def going(self) -> None:
-        """Return when every player has an executor and has heard of its first turn's end, or after a while."""
+        """Return once the first turn of every player has ended, or after a while."""
         players = sum(role.startswith("player") for roles in self.parties.values() for role in roles)
         with anyio.move_on_after(ADOPTED):
             while len({row["session"] for row in self.rows("turns") if row["state"] in TERMINAL}) < players:
                 await anyio.sleep(5 * LOOK)
 
     async def wait_asked(self) -> None:
-        """Return when a question waits in the session apart."""
+        """Return once a permission request waits in the session apart."""
         with anyio.fail_after(ADOPTED):
             while self.pending is None:
                 await anyio.sleep(LOOK)
 
     async def hold_question(self) -> None:
-        """From now on leave the question of the session apart alone until the end."""
+        """From now on let the permission request of the session apart wait until the end."""
         await self.wait_asked()
         self.apart.cancel()
         self.pending = None
 
     async def kill_asking_executor(self) -> None:
-        """Kill the executor of the session apart while it asks."""
+        """Kill the executor of the session apart while its permission request waits."""
         await self.wait_asked()
         (asker,) = [one for one in self.rows("executors") if one["session"] == self._session_apart()]
         self.kill_executor(asker)
@@ -294,7 +294,7 @@ class Rig:
         return next(str(row["id"]) for row in self.rows("sessions") if row["name"] == APART)
 
     async def start_old_hutchd(self) -> None:
-        """Bring back the record of an earlier hutchd: no executor that knew a later one may serve it."""
+        """Restore the record of an earlier hutchd. No executor that has served a later one may serve it."""
         record, copy = self.host.state / "hutch.db", self.host.root / "old.db"
         with closing(sqlite3.connect(record)) as now, closing(sqlite3.connect(copy)) as old:
             now.backup(old)
@@ -309,7 +309,7 @@ class Rig:
         await self.rest(1.5)
 
     async def kill_some_agent(self) -> None:
-        """Kill something that an executor started."""
+        """Kill a process that an executor started."""
         found = await self.executors()
         pids = {one["pid"] for one in found}
         table = await anyio.to_thread.run_sync(processes.table)
@@ -320,7 +320,7 @@ class Rig:
             processes.kill([agent])
 
     async def kill_some_party(self) -> None:
-        """Kill a process of clients and start it anew."""
+        """Kill a process of parties, and start it again."""
         name = self.rng.choice(sorted(self.running))
         process = self.running.pop(name)
         self._count("client", f"the {name} {process.pid}")
@@ -340,7 +340,7 @@ class Rig:
     # ------------------------------------------------------------ the session apart
 
     async def ask_apart(self) -> None:
-        """Keep a question waiting in a session whose executor nobody kills, to be answered after the next restart."""
+        """Keep a permission request waiting in a session whose executor is not killed, until the next restart."""
         with self.apart:
             try:
                 await self._ask_apart()
@@ -372,7 +372,7 @@ class Rig:
     # ------------------------------------------------------------ the end
 
     async def end(self, deadline: float) -> Evidence:
-        """Let everything come to its end, collect the evidence, and stop."""
+        """Let every turn end, collect the evidence, and stop."""
         if self.is_old:
             for process in self.running.values():
                 process.kill()
@@ -384,12 +384,12 @@ class Rig:
         await self.host.stop()
         left = await _gone(lambda: processes.marked(self.host.mark))
         processes.kill(left)
-        if others := [one for one in left if "hutch_broker" not in one.command]:  # which may linger for a minute
+        if others := [one for one in left if "hutch_broker" not in one.command]:  # which outlives hutchd
             self._notice("process_left", f"after hutchd has stopped: {others}")
         return evidence
 
     async def settle(self, deadline: float) -> None:
-        """Have the parties finish, all within `deadline` seconds; what is not finished by then is stuck."""
+        """Let the parties finish within `deadline` seconds. A party that does not is `stuck`."""
         self.mark.unlink(missing_ok=True)
         self.apart.cancel()
         until = anyio.current_time() + deadline
@@ -406,7 +406,7 @@ class Rig:
     async def _finish(self, name: str, until: float) -> None:
         process = self.running.pop(name)
         with anyio.CancelScope(deadline=until):
-            while process.returncode is None and not heeds(self.folder, process.pid).exists():
+            while process.returncode is None and not handles_sigterm(self.folder, process.pid).exists():
                 await anyio.sleep(LOOK)
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
@@ -427,7 +427,7 @@ class Rig:
                     await self._answer(line, question["id"])
 
     async def close_sessions(self) -> None:
-        """Close them all; nothing that they started may be left then."""
+        """Close all sessions. None of their processes may be left."""
         async with wire.connect(self.host.socket) as line:
             async with anyio.create_task_group() as closing_all:
                 for session in (await line.ask("list_sessions"))["sessions"]:
@@ -453,7 +453,7 @@ class Rig:
         return [one for one in processes.marked(self.host.mark) if processes.marked_by(one.pid, "HUTCH_EXECUTOR_ID=")]
 
     async def evidence(self) -> Evidence:
-        """Collect everything; hutchd is stopped then."""
+        """Return the evidence. hutchd must be running."""
         histories: dict[str, list[dict[str, Any]]] = {}
         async with wire.connect(self.host.socket) as line:
             histories["*"] = await wire.history(line, "*")
@@ -480,13 +480,17 @@ class Rig:
         kept = Path(os.environ.get(KEPT_IN) or tempfile.gettempdir(), f"hutch-crash-{self.seed}-{os.getpid()}")
         shutil.copytree(self.logs.folder, kept)
         (kept / "kills.txt").write_text("".join(f"{kill}\n" for kill in self.kills_in_order))
-        for path in (*self.folder.glob("*.notes"), self.host.root / "witness", *self.host.state.glob("hutch.db*")):
+        for path in (
+            *self.folder.glob("*.notes"),
+            self.host.root / "witness",
+            *(self.host.state / f"hutch.db{end}" for end in ("", "-wal", "-shm")),
+        ):
             with suppress(FileNotFoundError):
                 shutil.copy(path, kept)
         return kept
 
     def rows(self, table: str) -> list[dict[str, Any]]:
-        """Return a table of the store as it is."""
+        """Return all rows of a table of the store."""
         with closing(sqlite3.connect(f"file:{self.host.state / 'hutch.db'}?mode=ro", uri=True)) as conn:
             conn.row_factory = sqlite3.Row
             return [dict(row) for row in conn.execute(f"SELECT * FROM {table}")]
@@ -503,7 +507,7 @@ def logs_of(on: Host) -> list[Path]:
 
 
 async def _gone(find: Callable[[], list[processes.Process]]) -> list[processes.Process]:
-    """Wait a while until `find` finds nothing; return what is left. It looks rarely, and in a thread: that costs."""
+    """Wait until `find` returns nothing, at most a few seconds; return what is left. `find` runs in a thread."""
     for _ in range(25):
         left = await anyio.to_thread.run_sync(find)
         if not left:

@@ -1,4 +1,4 @@
-"""Runs: many kills chosen by a seed, or a few named ones, and the report of what came of them."""
+"""Runs: many kills that a seed chooses, or a few named ones; then the report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.crash.harness.rig import Rig, rig
 from tests.crash.harness.verdict import CHECKS, Violation, judge, obedience
 
 HANGS = 200.0
-"""Seconds beyond the time of its kills after which a run is broken off: a harness that waits for ever finds nothing."""
+"""Seconds beyond the time for kills after which a run is aborted."""
 SETTLE = 60.0
 SHARES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
 
@@ -37,7 +37,7 @@ WEIGHTS = {"hutchd": 40, "executor": 20, "agent": 10, "client": 20, "spool": 5}
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run came to."""
+    """The result of a run."""
 
     seed: int
     kills: dict[str, int]
@@ -56,7 +56,7 @@ class Report:
         return {violation.word for violation in self.violations}
 
     def summary(self) -> dict[str, Any]:
-        """Return it as plain JSON."""
+        """Return the figures as plain JSON."""
         return {
             "seed": self.seed,
             "kills": sum(self.kills.values()),
@@ -78,7 +78,7 @@ class Report:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Return how many there are, the middle one, and the one that 99 of 100 do not exceed."""
+    """Return the count, the median, the 99th percentile and the maximum."""
     if not values:
         return {"count": 0}
     ordered = sorted(values)
@@ -94,7 +94,7 @@ async def crash(
     with_claude: bool = False,
     say: Callable[[dict[str, Any]], None] | None = None,
 ) -> Report:
-    """Kill at random until so many were killed, or so much time has passed."""
+    """Kill at random until `kills` processes were killed or `seconds` have passed."""
 
     began = time.monotonic()
 
@@ -118,7 +118,7 @@ async def _kill_something(one: Rig) -> None:
         failpoint = f"{name}:{one.rng.choice((1, 1, 2, 5, 20))}" if name is not None else None
         await one.kill_hutchd(failpoint, settled=one.rng.random() < 0.85)
         if name is not None and FAILPOINTS[name].process == "executor":
-            await one.kill_all_executors()  # those that come now pass there
+            await one.kill_all_executors()  # new executors will reach the failpoint
             await one.rest(1.0)
     else:
         await ACTIONS[action](one)
@@ -131,7 +131,7 @@ async def directed(
     settle: float = SETTLE,
     then: Callable[[Rig], Awaitable[None]] | None = None,
 ) -> Report:
-    """Do what `actions` name, a moment apart: `hutchd`, `hutchd@FAILPOINT:k`, `executor`, …; then judge."""
+    """Carry out `actions`, a moment apart: `hutchd`, `hutchd@FAILPOINT:k`, `executor`, …; then judge."""
 
     async def work(one: Rig) -> None:
         await one.going()

@@ -1,4 +1,4 @@
-"""What was promised against what is there. Pure: evidence in, violations out."""
+"""Compares the promises with the record. Pure: evidence in, violations out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Event = dict[str, Any]
 
 TERMINAL = frozenset({"completed", "failed", "stopped", "timed_out"})
 ALL = "all"
-"""What a party finished with that got everything; others name the last number of their session."""
+"""A party that received every event finishes with this; others with the last number of their session."""
 SAID_BY_HUTCHD = frozenset({"permission_asked", "permission_settled", "turn_ended", "notice"})
 DENIED = frozenset({"denied", "expired", "withdrawn"})
 
@@ -57,32 +57,32 @@ class Violation:
 
 @dataclass(slots=True)
 class Evidence:
-    """Everything that is known when all is over."""
+    """Everything that is known at the end of a run."""
 
     notes: dict[str, list[dict[str, Any]]]
-    """By party: the lines of its notebook."""
+    """The lines of each party's notebook."""
     histories: dict[str, list[Event]]
-    """By session: all its events as a client reads them; `"*"`: of all together."""
+    """All events of each session as a client reads them; under `"*"` those of all sessions."""
     turns: list[Row]
     permissions: list[Row]
     executors: list[Row]
     ran: dict[str, list[str]]
-    """By session: the keys that commands wrote, in order."""
+    """The keys that each session's commands wrote, in order."""
     witness: list[list[Any]]
     killed: set[str]
     """Executors that were killed on purpose."""
     hurt: set[str]
-    """Sessions whose agent was killed on purpose, and whose turns may fail by that."""
+    """Sessions whose agent was killed on purpose, so that their turns may fail."""
     seen: list[Violation] = field(default_factory=list)
-    """What was noticed on the way."""
+    """Violations that were noticed during the run."""
 
     @property
     def accepted(self) -> Iterator[tuple[str, str]]:
-        """Every (key, turn) that a party was told."""
+        """Every (key, turn) that a party received."""
         return ((line["accepted"], line["turn"]) for lines in self.notes.values() for line in lines if "turn" in line)
 
     def said(self, word: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Every line of any party that has `word`."""
+        """Every line of any notebook that has `word`."""
         return ((party, line) for party, lines in self.notes.items() for line in lines if word in line)
 
 
@@ -90,7 +90,7 @@ Check = Callable[[Evidence], Iterator[Violation]]
 
 
 def judge(evidence: Evidence, checks: Sequence[Check]) -> list[Violation]:
-    """Return every broken promise."""
+    """Return a violation for every broken promise."""
     return [*evidence.seen, *(violation for check in checks for violation in check(evidence))]
 
 
@@ -108,18 +108,18 @@ def _numbers(evidence: Evidence) -> Iterator[Violation]:
 
 
 def _all_together(evidence: Evidence) -> Iterator[Violation]:
-    """All sessions together hold what each of them holds, in one order."""
+    """The events of all sessions together are those of each session, in one order."""
     every = evidence.histories["*"]
     positions = [event["position"] for event in every]
     if positions != sorted(set(positions)):
         yield Violation("reordered", "the positions of all sessions do not rise")
     apart = {digest(event) for session, events in evidence.histories.items() if session != "*" for event in events}
     if apart != {digest(event) for event in every}:
-        yield Violation("gap", "what all sessions together hold is not what each holds")
+        yield Violation("gap", "the events of all sessions together are not those of each session")
 
 
 def _followers(evidence: Evidence) -> Iterator[Violation]:
-    """A follower got the events of the record, each once, in order, and at the end all of them."""
+    """A follower received the events of the record, each once, in order, and finally all of them."""
     record = {
         (event["session"], event["seq"]): digest(event) for events in evidence.histories.values() for event in events
     }
@@ -140,7 +140,7 @@ def _followers(evidence: Evidence) -> Iterator[Violation]:
             for line in got:
                 if record.get((line["session"], line["seq"])) != line["digest"]:
                     yield Violation(
-                        "lost_event", f"{who} got {line['session']}#{line['seq']}, which the record has not"
+                        "lost_event", f"{who} got {line['session']}#{line['seq']}, which is not in the record"
                     )
                     break
             there = [event[number] for event in evidence.histories.get(followed, [])]
@@ -149,17 +149,17 @@ def _followers(evidence: Evidence) -> Iterator[Violation]:
             if missing := {n for n in there if n <= upto} - set(numbers):
                 yield Violation("incomplete", f"{who} never got {len(missing)} events, the first is {min(missing)}")
     for party, line in evidence.said("cursor_refused"):
-        yield Violation("lost_event", f"{party} has a cursor that hutchd does not know: {line['why']}")
+        yield Violation("lost_event", f"{party} has a cursor that hutchd refuses: {line['why']}")
 
 
 def _prompts(evidence: Evidence) -> Iterator[Violation]:
-    """An accepted prompt is one turn, which ended."""
+    """An accepted prompt is one turn, and the turn has ended."""
     turns = {row["id"]: row for row in evidence.turns}
     told: dict[str, set[str]] = {}
     for key, turn in evidence.accepted:
         told.setdefault(key, set()).add(turn)
         if turn not in turns:
-            yield Violation("prompt_lost", f"{turn} for {key} was accepted, and is not there")
+            yield Violation("prompt_lost", f"{turn} for {key} was accepted, and is not in the record")
         elif turns[turn]["state"] not in TERMINAL:
             yield Violation("prompt_lost", f"{turn} for {key} is {turns[turn]['state']}")
     prompts = Counter((row["session"], row["prompt"]) for row in evidence.turns)
@@ -177,7 +177,7 @@ def _prompts(evidence: Evidence) -> Iterator[Violation]:
 
 
 def _runs(evidence: Evidence) -> Iterator[Violation]:
-    """No prompt runs twice, and no command that was not allowed."""
+    """No prompt runs twice, and no command runs that was not allowed."""
     for session, keys in evidence.ran.items():
         for key, count in Counter(keys).items():
             if count > 1:
@@ -187,11 +187,11 @@ def _runs(evidence: Evidence) -> Iterator[Violation]:
     key_of = {turn: key for key, turn in evidence.accepted}
     for row in evidence.turns:
         if row["id"] in asked - allowed and key_of.get(row["id"]) in evidence.ran.get(row["session"], []):
-            yield Violation("ran_unasked", f"{row['id']} ran what was not allowed")
+            yield Violation("ran_unasked", f"{row['id']} ran a command that was not allowed")
 
 
 def _turns(evidence: Evidence) -> Iterator[Violation]:
-    """A turn says what its script says, from the beginning, and wholly when it completed; it ends once."""
+    """A turn says the text of its script from the beginning, and all of it if it completed. It ends once."""
     key_of = {turn: key for key, turn in evidence.accepted}
     executor_of = {row["id"]: row["executor"] for row in evidence.turns}
     pids = {row["id"]: row["pid"] for row in evidence.executors}
@@ -224,24 +224,24 @@ def _turns(evidence: Evidence) -> Iterator[Violation]:
 
 
 def _decisions(evidence: Evidence) -> Iterator[Violation]:
-    """A question has one decision, the one that was accepted, told to all, and carried out."""
+    """A permission request has one decision: the accepted one. It is one event, and is carried out."""
     rows = {row["id"]: row for row in evidence.permissions}
     turns = {row["id"]: row for row in evidence.turns}
     accepted = Counter(line["answered"] for _, line in evidence.said("answered"))
     for party, line in (*evidence.said("answered"), *evidence.said("told")):
         permission = line.get("answered") or line["told"]
         if permission not in rows:
-            yield Violation("question_lost", f"{permission} was decided for {party}, and is not there")
+            yield Violation("question_lost", f"{permission} was decided for {party}, and is not in the record")
         elif rows[permission]["state"] != line["state"]:
             yield Violation(
-                "decision_changed", f"{permission} is {rows[permission]['state']}, {party} heard {line['state']}"
+                "decision_changed", f"{permission} is {rows[permission]['state']}, {party} received {line['state']}"
             )
     for permission, count in accepted.items():
         if count > 1:
             yield Violation("decision_changed", f"{permission} was decided {count} times")
     for party, line in evidence.said("asks"):
         if line["asks"] is not None and line["asks"] not in rows:
-            yield Violation("question_lost", f"{party} was asked {line['asks']}, which is not there")
+            yield Violation("question_lost", f"{party} was asked {line['asks']}, which is not in the record")
     for party, line in evidence.said("question_unknown"):
         yield Violation("question_lost", f"{party} answered {line['question_unknown']}, which hutchd does not know")
     settled = Counter(
@@ -253,20 +253,20 @@ def _decisions(evidence: Evidence) -> Iterator[Violation]:
     for row in rows.values():
         if row["state"] == "pending":
             if turns[row["turn"]]["state"] in TERMINAL:
-                yield Violation("question_left", f"{row['id']} waits, though its turn has ended")
+                yield Violation("question_left", f"{row['id']} still waits, though its turn has ended")
         elif settled[row["id"], row["state"]] != 1:
             yield Violation(
-                "decision_changed", f"{row['id']} is {row['state']}, told {settled[row['id'], row['state']]} times"
+                "decision_changed", f"{row['id']} is {row['state']}, with {settled[row['id'], row['state']]} events"
             )
         result = results.get(row["turn"])
         if result is not None and (row["state"] in DENIED) is (result.get("digest") is not None):
-            yield Violation("undelivered", f"{row['id']} is {row['state']}, what came of it: {result}")
+            yield Violation("undelivered", f"{row['id']} is {row['state']}, its result: {result}")
     for party, line in evidence.said("odd"):
         yield Violation("odd", f"{party}: {line['odd']}")
 
 
 def _receipts(evidence: Evidence) -> Iterator[Violation]:
-    """What an executor was told is durable, or had synced to its spool, is in the record."""
+    """Every event that an executor has a receipt for, or has synced to its spool, is in the record."""
     stored = {row["id"]: row["acked_n"] for row in evidence.executors}
     words = {"acked": "ack_not_durable", "spooled": "spool_lost"}
     highest: dict[tuple[str, str], int] = {}
@@ -279,9 +279,9 @@ def _receipts(evidence: Evidence) -> Iterator[Violation]:
 
 
 def _as_made(evidence: Evidence) -> Iterator[Violation]:
-    """Of what an executor made, the record has just what its receipt covers, whatever its kind: each once, in order.
+    """The record has the events that an executor made, up to its last receipt: each once, in order, of every kind.
 
-    How a turn ended hutchd may have said before its executor; then a notice stands for what that says.
+    If hutchd has ended a turn before its executor did, a notice takes the place of the executor's end.
     """
     made: dict[str, list[tuple[int, str, Any]]] = {}
     for line in evidence.witness:
@@ -314,7 +314,7 @@ def _is(event: Event, kind: str, data: Any) -> bool:
 
 
 def obedience(evidence: Evidence) -> Iterator[Violation]:
-    """An executor never serves a hutchd that is older than one it knew."""
+    """An executor never serves a hutchd that is older than one that it has served."""
     known: dict[str, int] = {}
     for name, executor, epoch in (line for line in evidence.witness if line[0] == "obeys"):
         if epoch < known.get(executor, 0):

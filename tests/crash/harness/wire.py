@@ -1,4 +1,4 @@
-"""The client's side of the wire in a few lines of its own, so that nothing hides what hutchd really sent."""
+"""A small client of its own: no library hides what hutchd really sent."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from anyio.abc import ByteStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 ANSWER = 20.0
-"""Seconds for an answer; after that the connection counts as lost."""
+"""Seconds to wait for an answer; then the connection is lost."""
 _FRAME = 64 << 20
 
 
 class LostError(Exception):
-    """The connection is gone, or never was."""
+    """The connection is lost, or could not be made."""
 
 
 class RefusedError(Exception):
-    """hutchd answered with an error; `reason` is its word."""
+    """hutchd answered with an error; `reason` is its stable word."""
 
     def __init__(self, error: dict[str, Any]) -> None:
         self.data: dict[str, Any] = error.get("data") or {}
@@ -33,7 +33,7 @@ class RefusedError(Exception):
 
 
 class Line:
-    """One connection, used by one task."""
+    """One connection. Only one task may use it."""
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
@@ -42,7 +42,7 @@ class Line:
         self._events: deque[dict[str, Any]] = deque()
 
     async def ask(self, method: str, **params: Any) -> Any:
-        """Make a call and return its result."""
+        """Call a method and return its result. RefusedError for an error, LostError if no answer comes."""
         self._number += 1
         await self._send({"id": self._number, "method": method, "params": params})
         with anyio.move_on_after(ANSWER):
@@ -55,7 +55,7 @@ class Line:
         raise LostError(f"no answer to {method}")
 
     async def event(self) -> dict[str, Any]:
-        """Return the next event of the follow on this connection."""
+        """Return the next event that this connection follows."""
         while not self._events:
             await self._receive()
         return self._events.popleft()
@@ -67,7 +67,7 @@ class Line:
             raise LostError from error
 
     async def _receive(self) -> dict[str, Any]:
-        """Take one frame: pings are answered, events kept."""
+        """Receive one frame. Answer it if it is a ping; keep it if it is an event."""
         try:
             frame: dict[str, Any] = json.loads(await self._lines.receive_until(b"\n", _FRAME))
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, anyio.IncompleteRead) as error:
@@ -84,7 +84,7 @@ class Line:
 
 @asynccontextmanager
 async def connect(path: Path) -> AsyncIterator[Line]:
-    """Give a connection; LostError when nobody listens. A connection that is left is cut off, as by a kill."""
+    """Yield a connection; LostError if nobody listens. At the end it is cut off, as by a kill."""
     try:
         stream = await anyio.connect_unix(str(path))
     except OSError as error:
@@ -97,7 +97,7 @@ async def connect(path: Path) -> AsyncIterator[Line]:
 
 
 async def history(line: Line, session: str) -> list[dict[str, Any]]:
-    """Return all events of a session, or of all (`"*"`)."""
+    """Return all events of a session, or of all sessions (`"*"`)."""
     found: list[dict[str, Any]] = []
     after = 0
     while True:
@@ -109,6 +109,6 @@ async def history(line: Line, session: str) -> list[dict[str, Any]]:
 
 
 def digest(event: dict[str, Any]) -> str:
-    """Return a mark of all that an event says, whichever way it came."""
+    """Return a hash of an event's content. It is the same for a followed event and one read from history."""
     said = {name: value for name, value in event.items() if name != "follow"}
     return sha1(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
