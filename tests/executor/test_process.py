@@ -98,7 +98,7 @@ async def test_a_hutchd_that_is_killed_before_the_boot_line_is_an_ordinary_end()
     ours, theirs = socket.socketpair()
     with ours, theirs:
         async with await anyio.open_process(
-            [sys.executable, "-P", "-m", "hutch_executor"], stdin=theirs, env=ENVIRONMENT, cwd="/"
+            [sys.executable, "-P", "-m", "hutch_executor"], stdin=theirs.fileno(), env=ENVIRONMENT, cwd="/"
         ) as process:
             theirs.close()
             await anyio.wait_readable(ours)
