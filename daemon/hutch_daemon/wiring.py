@@ -36,7 +36,8 @@ from hutch_daemon.environments.same_user import SameUser
 from hutch_daemon.environments.unix_user import UnixUser
 from hutch_daemon.events.fanout import Fanout, Room
 from hutch_daemon.events.journal import Journal
-from hutch_daemon.keys.broker import Broker, BrokerPaths
+from hutch_daemon.keys.broker import Broker
+from hutch_daemon.keys.broker_boot import BrokerPaths
 from hutch_daemon.keys.credential import Credential
 from hutch_daemon.keys.grants import Grants
 from hutch_daemon.keys.master import load_master_keys
@@ -47,6 +48,7 @@ from hutch_daemon.pool.pool import Pool
 from hutch_daemon.redaction import KnownSecrets
 from hutch_daemon.service import Service
 from hutch_daemon.services.conductor import Conductor
+from hutch_daemon.services.key_troubles import KeyTroubles
 from hutch_daemon.services.parts import About, Parts, awake_ms
 from hutch_daemon.settings import Settings, SettingsError, load
 from hutch_daemon.store import executors as executors_of
@@ -133,18 +135,19 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
         store = await stack.enter_async_context(Store.open(paths.state / "hutch.db", limits=limits))
         passed = _passed(service, paths, stack)
         master = load_master_keys(master_file(paths, settings), keyring=settings.keys.keyring)
-        vault = await Vault.load(store, master, paths.state / "vault.ledger")
         known = KnownSecrets()
-        vault.on_open = partial(_learn, known)
+        vault = await Vault.load(store, master, paths.state / "vault.ledger", opened=partial(_learn, known))
         mask_also(known.mask_text)
+        journal = Journal(store)
+        key_troubles = KeyTroubles(store, journal)
         broker = Broker(
             store,
-            vault,
             lambda: current.settings,
             BrokerPaths.under(paths.runtime, paths.state),
             partial(_holds, store),
-            everyone=paths.system,
             fresh=FreshKeys(vault, lambda: current.settings),
+            report=key_troubles.report,
+            everyone=paths.system,
         )
         fanout = Fanout(store, Room(bytes=settings.sockets.follower_bytes))
         places = _own_places(paths, settings), _own_programs()
@@ -166,12 +169,13 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
         clients: list[ClientSide] = []
         parts = Parts(
             store=store,
-            journal=Journal(store),
+            journal=journal,
             fanout=fanout,
             pool=pool,
             vault=vault,
             grants=Grants(store, vault, lambda: current.settings, broker),
             leases=broker,
+            key_troubles=key_troubles,
             settings=lambda: current.settings,
             account_of=_account_of,
             spool_dir=paths.state / "spool",
@@ -194,7 +198,7 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
         executor_listener = passed.get("executor") or stack.enter_context(listen(paths.executor_socket, world))
         await stack.enter_async_context(broker.running())
         if await store.read(keys.list_):
-            broker.want()
+            broker.request_start()
         await stack.enter_async_context(conductor.running())
         tasks = await stack.enter_async_context(anyio.create_task_group())
         executors = ExecutorSide(conductor, lambda: current.settings)

@@ -17,7 +17,7 @@ from hutch_daemon.environments.port import Account
 from hutch_daemon.environments.registry import Environments
 from hutch_daemon.events.fanout import Fanout
 from hutch_daemon.events.journal import Journal, event_json
-from hutch_daemon.keys.broker import LeaseHolder
+from hutch_daemon.keys.lease_book import LeaseHolder
 from hutch_daemon.keys.master import load_master_keys
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.pool import tokens
@@ -25,6 +25,7 @@ from hutch_daemon.pool.pool import Pool
 from hutch_daemon.redaction import KnownSecrets
 from hutch_daemon.services.access import Caller
 from hutch_daemon.services.conductor import Conductor
+from hutch_daemon.services.key_troubles import KeyTroubles
 from hutch_daemon.services.parts import About, Parts, awake_ms
 from hutch_daemon.settings import ExecutorSettings, PermissionSettings, Settings, TurnSettings
 from hutch_daemon.store.rows import SessionRow
@@ -70,12 +71,11 @@ class NoLeases:
 
     def __init__(self) -> None:
         self.ended: list[str] = []
-        self.on_key: Any = None
 
     async def state(self) -> m.BrokerState:
         return m.BrokerState("idle")
 
-    def want(self) -> None:
+    def request_start(self) -> None:
         return
 
     async def refresh_credential(self, credential: str) -> None:
@@ -153,14 +153,17 @@ class Stage:
                 limits=lambda: self.settings.bounds(system=self.mode == "system"),
                 clock=time.monotonic,
             )
+            journal = Journal(self.store)
+            self.key_troubles = KeyTroubles(self.store, journal)
             parts = Parts(
                 store=self.store,
-                journal=Journal(self.store),
+                journal=journal,
                 fanout=self.fanout,
                 pool=self.pool,
                 vault=vault,
                 grants=_DirectKeys(vault),
                 leases=self.leases,
+                key_troubles=self.key_troubles,
                 settings=lambda: self.settings,
                 account_of=self.account_of,
                 spool_dir=self.folder / "spool",

@@ -221,7 +221,7 @@ async def test_a_projects_file_that_cannot_be_read_makes_everything_ask(guarded:
             await hutch.answer_permission(deny(asked))
             await log.ended(turn)
 
-        assert "Everything asks" in asked.why
+        assert "Every call asks" in asked.why
         assert why in asked.why
         assert why in view.err
         assert "NOT in force" in view.out

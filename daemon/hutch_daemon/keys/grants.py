@@ -1,18 +1,20 @@
-"""What an executor may have of a key: a lease that works at the broker alone, or, by the owner's choice, the secret.
+"""Gives an executor a key: a lease that works only at the broker or, by the owner's choice, the secret itself.
 
-Every answer leaves a line in the audit, never the value.
+Every answer is audited, never with the secret.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from hutch_daemon.keys.broker import Broker, LeaseHolder
+from hutch_daemon.keys.broker import Broker
+from hutch_daemon.keys.lease_book import LeaseHolder
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.settings import Settings
-from hutch_daemon.store import audit
-from hutch_daemon.store.rows import AuditRow, SessionRow
+from hutch_daemon.store import audit, keys
+from hutch_daemon.store.rows import SessionRow
 from hutch_daemon.store.store import Store
+from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.times import now_ms
@@ -21,7 +23,7 @@ __all__ = ["Grants"]
 
 
 class Grants:
-    """Gives leases where there is a broker, else the secrets themselves."""
+    """Gives leases where there is a broker; otherwise the secrets themselves."""
 
     def __init__(
         self, store: Store, vault: Vault, settings: Callable[[], Settings], broker: Broker | None = None
@@ -35,7 +37,7 @@ class Grants:
     async def grant(self, session: SessionRow, provider: str, holder: LeaseHolder | None = None) -> m.KeyGrant:
         """Return what the session's executor gets; a lease is for the processes of `holder`.
 
-        `no_key`, `key_unreadable`; `agent_unavailable` when there is no broker to be had.
+        `no_key`, `key_unreadable`; `agent_unavailable` if no broker can be reached.
         """
         delivery, why = self.delivery(provider)
         key = None
@@ -47,48 +49,51 @@ class Grants:
             if delivery == "lease":
                 assert self._broker is not None
                 assert holder is not None, "a lease is for the processes of an executor"
-                given = await self._broker.lease(session, holder, provider, row)
+                grant = await self._broker.lease(session, holder, provider, row)
             else:
-                given = m.KeyGrant(
+                grant = m.KeyGrant(
                     delivery="direct",
                     value=credential.secret.reveal(),
                     base_url=credential.base_url or self._settings().provider(provider).base_url,
                     auth="api_key" if credential.kind == "api_key" else "bearer",
                 )
-                await self._vault.touch(row.id)
         except HutchError as error:
-            await self._note(session, provider, error.reason.word, key, holder)
+            await self._record(session, provider, error.reason.word, key, holder)
             raise
-        await self._note(session, provider, delivery, key, holder)
-        return given
+        await self._record(session, provider, delivery, key, holder)
+        return grant
 
     def delivery(self, provider: str) -> tuple[m.Delivery, str]:
-        """Return how a provider's keys are handed out, and why, a sentence."""
+        """Return how a provider's keys are handed out, and one sentence why."""
         if self._settings().provider(provider).delivery == "direct":
             return "direct", f'The settings say so: [providers.{provider}] delivery = "direct".'
         if self._broker is None:
             return "direct", "There is no broker here."
-        return "lease", "The broker puts the key in; the agent gets a lease that works there alone."
+        return "lease", "The broker puts the key in; the agent gets a lease that works only at the broker."
 
     async def explain(self, owner: int, provider: str, name: str | None = None) -> m.KeyExplained:
-        """Tell which key of `owner` would be used, why that one, and how it is handed out. `no_key`."""
+        """Return the key of `owner` that would be used, why this one, and how it is handed out. `no_key`."""
         chosen = await self._vault.choose(owner, provider, name)
         delivery, why = self.delivery(provider)
-        keys = await self._vault.list_(owner)
-        key = next(key for key in keys.keys if key.id == chosen.row.id)
+        owned = await self._vault.list_(owner)
+        key = next(key for key in owned.keys if key.id == chosen.row.id)
         return m.KeyExplained(key=key, why=chosen.why, delivery=delivery, delivery_why=why)
 
-    async def _note(
+    async def _record(
         self, session: SessionRow, provider: str, outcome: str, key: str | None, holder: LeaseHolder | None
     ) -> None:
-        line = AuditRow(
-            at=now_ms(),
-            owner=session.owner,
-            actor="executor",
-            action="get_api_key",
-            outcome=outcome,
-            session=session.id,
-            subject=key,
-            details={"provider": provider, **({"executor": holder.executor} if holder else {})},
-        )
-        await self._store.write(lambda tx: audit.write(tx, line))
+        def unit(tx: Tx) -> None:
+            audit.record(
+                tx,
+                actor="executor",
+                owner=session.owner,
+                action="get_api_key",
+                outcome=outcome,
+                session=session.id,
+                subject=key,
+                details={"provider": provider, **({"executor": holder.executor} if holder else {})},
+            )
+            if outcome == "direct" and key is not None:
+                keys.touch(tx, key, now_ms())
+
+        await self._store.write(unit)

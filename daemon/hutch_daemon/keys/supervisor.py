@@ -1,8 +1,8 @@
-"""The broker's process: found alive or started, watched, started again when it dies.
+"""The broker's process: links with a running one, or starts one.
 
-It outlives hutchd: it leads a session of its own, and a hutchd that starts finds it by its control socket. What it is
-told goes to its standard input as one line; its environment holds nothing but where programs and libraries are. One
-that is there but speaks another protocol, or knows another token, is ended and replaced: its leases die with it.
+The broker outlives hutchd: it leads a session of its own, and the next hutchd finds it by its control socket. Its boot
+line goes to its standard input; its environment holds only the paths of programs and libraries. A running broker that
+speaks another protocol or has another token is ended and replaced; its leases end with it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Link = Peer[None]
 
 
 def link_token(path: Path) -> str:
-    """Return what hutchd shows at the link, kept in a file beside the master key; made at first. Blocks."""
+    """Return the token by which the broker knows hutchd: a file beside the master key, made at first use. Blocks."""
     durable.write_new(path, new_token().encode())
     content = durable.read(path)
     assert content is not None
@@ -62,7 +62,7 @@ def link_token(path: Path) -> str:
 
 
 class BrokerProcess:
-    """Gives links to a broker, starting one where there is none."""
+    """Links with a broker; starts one if none runs."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class BrokerProcess:
         command: tuple[str, ...] = (sys.executable, "-m", "hutch_broker"),
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        """Start `command` with this boot line; its own words go to `log_path`."""
+        """Start brokers with `command` and this boot line; what they print goes to `log_path`."""
         self._boot = boot
         self._handlers = handlers
         self._log_path = log_path
@@ -84,7 +84,7 @@ class BrokerProcess:
 
     @asynccontextmanager
     async def linked(self) -> AsyncIterator[tuple[Link, link.BrokerWelcome]]:
-        """Be linked to a broker, one that is there or a new one. HutchError when neither is to be had."""
+        """Link with a running broker, or a new one. HutchError if neither can be reached."""
         stream = await self._dial() or await self._start()
         peer: Link = Peer(
             stream,
@@ -101,7 +101,7 @@ class BrokerProcess:
                 welcome: link.BrokerWelcome = await peer.call("hello", hello, _HELLO)
             except HutchError as error:
                 if error.reason in (Reason.TOKEN_UNKNOWN, Reason.PROTOCOL_MISMATCH):
-                    _log.warning("the broker that is there is not ours (%s): it is replaced", error)
+                    _log.warning("the running broker is not ours (%s): it is replaced", error)
                     self._end(stream)
                 raise
             yield peer, welcome
@@ -117,7 +117,7 @@ class BrokerProcess:
         return stream
 
     async def _start(self) -> SocketStream:
-        """Start one and wait until it can be dialled."""
+        """Start a broker and wait until it accepts the link."""
         self.starts += 1
         environ = {name: self._environ[name] for name in _ENVIRONMENT if name in self._environ}
         child = await to_thread.run_sync(self._spawn, environ)
@@ -160,18 +160,18 @@ class BrokerProcess:
         return child
 
     def reap(self) -> None:
-        """Take away what is left of those that ended."""
+        """Reap the children that ended."""
         self._children = [child for child in self._children if child.poll() is None]
 
-    def let_go(self) -> None:
-        """Leave a broker to itself: it goes on, and another hutchd may find it."""
+    def leave_running(self) -> None:
+        """Leave the broker running without us; the next hutchd finds it."""
         self.reap()
         for child in self._children:
-            child.returncode = 0  # else it would be complained about
+            child.returncode = 0  # otherwise Popen warns that the child still runs
 
     @staticmethod
     def _end(stream: SocketStream) -> None:
-        """End the process that listens at the other end of the link."""
+        """Terminate the process that listens at the other end."""
         with suppress(ProcessLookupError, PermissionError, HutchError):
             os.kill(_other_end(stream).pid, signal.SIGTERM)
 
@@ -180,5 +180,5 @@ class BrokerProcess:
 
 
 def _other_end(stream: SocketStream) -> Credentials:
-    """Return who listens at the other end of the link; HutchError when the kernel does not say."""
+    """Return the process that listens at the other end; HutchError if the kernel does not say."""
     return peer_credentials(stream.extra(SocketAttribute.raw_socket))  # noqa: S610  # anyio, not Django

@@ -1,13 +1,13 @@
-"""The vault: credentials by owner, provider and name, sealed in the database; and sealed texts of other parts.
+"""The vault: credentials by owner, provider and name, sealed in the database; it also seals texts for other parts.
 
 What is always true:
 
-- The database, its log and its backups hold envelopes only; an envelope opens only where it was made for.
-- Who revealed a secret got it as `Secret`; no error, log or reply of the vault holds one.
-- What the ledger does not vouch for is refused, whatever the database says.
-- During a rotation of the master key everything stays readable, whenever it is interrupted.
+- The database, its log and its backups hold only envelopes; an envelope opens only in the place it was made for.
+- Secrets leave the vault as `Secret`; no error, log or reply of the vault holds one.
+- A row that the ledger does not vouch for is refused, whatever the database says.
+- During a rotation of the master key everything stays readable, wherever it is interrupted.
 
-Changes happen one after the other. A change that was begun is carried out although its caller is cancelled.
+Changes happen one after the other, and complete even if their caller is cancelled.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from hutch_daemon.store import meta
 from hutch_daemon.store.records import Executes
 from hutch_daemon.store.rows import KeyRow
 from hutch_daemon.store.store import Store
+from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import failpoint
@@ -39,50 +40,59 @@ from hutch_shared.ids import new_id
 from hutch_shared.secret import Secret
 from hutch_shared.times import now_ms, to_wire
 
-__all__ = ["Chosen", "Vault", "session_context"]
+__all__ = ["Chosen", "Vault", "WithKey", "session_context"]
 
 T = TypeVar("T")
 _BATCH: Final = 100
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HINTED: Final = 20
-"""Only of a secret that is at least that long the last characters are shown."""
+"""Secrets of at least this length show their last characters."""
+
+WithKey = Callable[[Tx, KeyRow], object]
+"""What a caller adds to the transaction that changes a credential: audit lines, events."""
+
+Opened = Callable[[str, Credential], object]
+"""Takes each credential that is opened, by its id, before anybody gets it."""
+
+
+def _nothing(*_: object) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Which credential is used, and why it is that one."""
+    """The credential that is used, and why this one."""
 
     row: KeyRow
     why: str
 
 
 def session_context(session: str) -> str:
-    """Return what a session's sealed settings are sealed for; a rotation of the master key finds them by it."""
+    """Return the purpose that a session's settings are sealed for; a rotation of the master key finds them by it."""
     return f"session/{session}"
 
 
 class Vault:
-    """Made by `load` alone."""
+    """Made by `load`."""
 
-    def __init__(self, store: Store, master: MasterKeys, ledger: Ledger) -> None:
+    def __init__(self, store: Store, master: MasterKeys, ledger: Ledger, opened: Opened) -> None:
         """Use what `load` has read."""
         self._store = store
         self._master = master
         self._ledger = ledger
+        self._opened = opened
         self._lock = anyio.Lock()
-        self.on_open: Callable[[str, Credential], None] = lambda key, credential: None
-        """Told of each credential that is opened, by its id, before anybody gets it."""
 
     @classmethod
-    async def load(cls, store: Store, master: MasterKeys, ledger: Path) -> Vault:
-        """Read the ledger, note what a crash kept out of it, and finish a rotation that was interrupted."""
-        found = await store.read(rows.list_)
-        highest = max((row.version for row in found), default=0)
-        opened = await to_thread.run_sync(Ledger.open, ledger, master.all(), highest)
-        vault = cls(store, master, opened)
-        late = [(row.id, row.version) for row in found if row.version > opened.epoch]
+    async def load(cls, store: Store, master: MasterKeys, ledger: Path, *, opened: Opened = _nothing) -> Vault:
+        """Read the ledger, add what a crash kept out of it, and finish an interrupted rotation."""
+        stored = await store.read(rows.list_)
+        highest = max((row.version for row in stored), default=0)
+        read = await to_thread.run_sync(Ledger.open, ledger, master.all(), highest)
+        vault = cls(store, master, read, opened)
+        late = [(row.id, row.version) for row in stored if row.version > read.epoch]
         if late:
-            await to_thread.run_sync(opened.keep, master.current, late)
+            await to_thread.run_sync(read.keep, master.current, late)
         if master.older:
             await vault.rewrap_all()
         return vault
@@ -93,7 +103,7 @@ class Vault:
         return self._master.source
 
     async def notices(self) -> tuple[str, ...]:
-        """Return what an administrator should look at, a sentence each."""
+        """Return one sentence for each problem that an administrator should look at."""
         if self._ledger.trouble:
             return (self._ledger.trouble,)
         past = [row for row in await self._store.read(rows.list_) if not self._holds(row)]
@@ -115,23 +125,28 @@ class Vault:
         base_url: str | None = None,
         expires_at: int | None = None,
         refresh: Refresh | None = None,
+        also: WithKey = _nothing,
     ) -> m.ApiKey:
-        """Keep a credential in place of what was there under that name. `secret_of` checks what people typed.
+        """Store a credential; it replaces the one of that name. Typed secrets were checked by `secret_of`.
 
-        INVALID_PARAMS for a URL that a key may not go to; STORE_UNAVAILABLE when it is not durable.
+        `also` runs in the transaction. INVALID_PARAMS for a URL that a key may not go to; STORE_UNAVAILABLE if the
+        credential is not durable.
         """
         for word in (provider, name):
             if not _NAME.fullmatch(word):
                 raise HutchError(
-                    Reason.INVALID_PARAMS, f"{word!r} is no name for a provider or key: use letters, digits, . _ and -."
+                    Reason.INVALID_PARAMS, f"{word!r} cannot name a provider or key: use letters, digits, . _ and -."
                 )
         base_url = None if base_url is None else check_url(base_url)
         if refresh is not None:
             check_url(refresh.url)
-        return await self.put_credential(owner, provider, name, Credential(secret, kind, base_url, expires_at, refresh))
+        credential = Credential(secret, kind, base_url, expires_at, refresh)
+        return await self.put_credential(owner, provider, name, credential, also=also)
 
-    async def put_credential(self, owner: int, provider: str, name: str, credential: Credential) -> m.ApiKey:
-        """Keep a credential that was checked before."""
+    async def put_credential(
+        self, owner: int, provider: str, name: str, credential: Credential, *, also: WithKey = _nothing
+    ) -> m.ApiKey:
+        """Store a checked credential, as `put` does."""
         text = credential.secret.reveal()
         async with self._changing():
             before = await self._store.read(lambda conn: rows.get(conn, owner, provider, name))
@@ -154,61 +169,66 @@ class Vault:
             )
             sealed = envelope.seal_envelope(self._master.current.key, _purpose(row), pack(credential))
             row = replace(row, wrapped=sealed[: envelope.HEAD], sealed=sealed[envelope.HEAD :])
-            await self._store.write(lambda tx: rows.put(tx, row))
+
+            def unit(tx: Tx) -> None:
+                rows.put(tx, row)
+                also(tx, row)
+
+            await self._store.write(unit)
             failpoint("keys.put.stored")
-            await self._note(partial(self._ledger.keep, self._master.current, [(row.id, row.version)]))
+            await self._in_ledger(partial(self._ledger.keep, self._master.current, [(row.id, row.version)]))
         return self._shown(row, chosen=False)
 
     async def reveal(self, owner: int, provider: str, name: str | None = None) -> tuple[KeyRow, Credential]:
-        """Return the credential that is used: the named one, else the chosen one, else the only or the default one.
-
-        NO_KEY when there is none; KEY_UNREADABLE when it does not open or is not the present one.
-        """
+        """Return the credential that `choose` picks. NO_KEY; KEY_UNREADABLE if it does not open or is an old one."""
         row = (await self.choose(owner, provider, name)).row
-        if not self._holds(row):  # it may have been replaced in this very moment
+        if not self._holds(row):  # it may just have been replaced
             row = (await self.choose(owner, provider, name)).row
         return row, self.open_row(row)
 
     async def reveal_id(self, credential: str) -> tuple[KeyRow, Credential]:
-        """Return the credential of this id, as it is now; errors as `reveal`."""
+        """Return the credential of this id; errors as `reveal`."""
         row = await self._by_id(credential)
         if not self._holds(row):
             row = await self._by_id(credential)
         return row, self.open_row(row)
 
     async def choose(self, owner: int, provider: str, name: str | None = None) -> Chosen:
-        """Tell which credential is used and why; NO_KEY with the names there are when it cannot be told."""
-        found = await self._store.read(lambda conn: rows.list_(conn, owner, provider))
+        """Return the named credential, or the one chosen by `use`, the only one, or the one named default, and why.
+
+        NO_KEY with the existing names if none of these exists.
+        """
+        stored = await self._store.read(lambda conn: rows.list_(conn, owner, provider))
         preferred = await self._store.read(lambda conn: meta.get(conn, _choice(owner, provider)))
-        by_name = {row.name: row for row in found}
+        by_name = {row.name: row for row in stored}
         there = ", ".join(by_name) or "none"
         if name is not None:
             if name not in by_name:
-                raise HutchError(Reason.NO_KEY, f"You have no key named {name} for {provider}; there is: {there}.")
+                raise HutchError(Reason.NO_KEY, f"You have no key named {name} for {provider}; you have: {there}.")
             return Chosen(by_name[name], f"the session asks for {name}")
         if preferred in by_name:
             return Chosen(by_name[preferred], f"you chose {preferred} with `hutch key use`")
-        if len(found) == 1:
-            return Chosen(found[0], f"it is your only key for {provider}")
+        if len(stored) == 1:
+            return Chosen(stored[0], f"it is your only key for {provider}")
         if "default" in by_name:
-            return Chosen(by_name["default"], "none was chosen, and one is named default")
-        if not found:
+            return Chosen(by_name["default"], "no key was chosen, and one is named default")
+        if not stored:
             raise HutchError(Reason.NO_KEY, f"You have no key for {provider}; add one with `hutch key add {provider}`.")
         raise HutchError(
             Reason.NO_KEY,
-            f"You have several keys for {provider} ({there}): say which with `hutch key use {provider} NAME`.",
+            f"You have several keys for {provider} ({there}): choose one with `hutch key use {provider} NAME`.",
         )
 
     def open_row(self, row: KeyRow) -> Credential:
         """Open a credential's envelope; KEY_UNREADABLE."""
         if not self._holds(row):
             why = self._ledger.trouble or (
-                f"The stored key {row.name} for {row.provider} is an old one that was replaced or deleted since: the "
-                "database seems to be put back from a backup. Add the key anew."
+                f"The stored key {row.name} for {row.provider} was replaced or deleted later: the database "
+                "seems to come from a backup. Add the key again."
             )
             raise HutchError(Reason.KEY_UNREADABLE, why)
         credential = unpack(self._open(_purpose(row), row.wrapped + row.sealed, row.master))
-        self.on_open(row.id, credential)
+        self._opened(row.id, credential)
         return credential
 
     async def _by_id(self, credential: str) -> KeyRow:
@@ -219,74 +239,82 @@ class Vault:
 
     async def list_(self, owner: int) -> m.ApiKeys:
         """Return the owner's credentials without their secrets."""
-        found = await self._store.read(lambda conn: rows.list_(conn, owner))
         keys = []
-        for row in found:
+        for row in await self._store.read(lambda conn: rows.list_(conn, owner)):
             preferred = await self._store.read(lambda conn, row=row: meta.get(conn, _choice(owner, row.provider)))  # type: ignore[misc]
             keys.append(self._shown(row, chosen=preferred == row.name))
         return m.ApiKeys(keys=tuple(keys))
 
-    async def use(self, owner: int, provider: str, name: str) -> None:
-        """Make one of the owner's credentials the one that sessions use that name none. NO_KEY."""
-        await self.choose(owner, provider, name)
-        await self._store.write(lambda tx: meta.put(tx, _choice(owner, provider), name))
+    async def use(self, owner: int, provider: str, name: str, *, also: WithKey = _nothing) -> None:
+        """Choose the credential for sessions that name none. `also` runs in the transaction. NO_KEY."""
+        row = (await self.choose(owner, provider, name)).row
 
-    async def delete(self, owner: int, provider: str, name: str) -> KeyRow:
-        """Forget a credential, for good; return what it was. NO_KEY.
+        def unit(tx: Tx) -> None:
+            meta.put(tx, _choice(owner, provider), name)
+            also(tx, row)
 
-        It is struck from the ledger first: from then on it holds no more, whatever becomes of the database.
+        await self._store.write(unit)
+
+    async def delete(self, owner: int, provider: str, name: str, *, also: WithKey = _nothing) -> KeyRow:
+        """Delete a credential for good; return its row. `also` runs in the transaction. NO_KEY.
+
+        It is struck from the ledger first: from then on it is refused, whatever happens to the database.
         """
         async with self._changing():
             row = await self._store.read(lambda conn: rows.get(conn, owner, provider, name))
             if row is None:
                 raise HutchError(Reason.NO_KEY, f"You have no key named {name} for {provider}.")
-            await self._note(partial(self._ledger.strike, self._master.current, row.id))
+            await self._in_ledger(partial(self._ledger.strike, self._master.current, row.id))
             failpoint("keys.delete.struck")
-            await self._store.write(lambda tx: rows.delete(tx, owner, provider, name))
+
+            def unit(tx: Tx) -> None:
+                rows.delete(tx, owner, provider, name)
+                also(tx, row)
+
+            await self._store.write(unit)
         return row
 
-    async def touch(self, credential: str) -> None:
-        """Count a use."""
-        await self._store.write(lambda tx: rows.touch(tx, credential, now_ms()))
-
-    # ------------------------------------------------------------ sealed texts of other parts
+    # ------------------------------------------------------------ texts of other parts
 
     def seal(self, context: str, plain: bytes) -> bytes:
-        """Seal for one place. Only what is sealed for a `session_context` outlives a rotation of the master key."""
+        """Seal for one place. Only texts sealed for a `session_context` survive a rotation of the master key."""
         return envelope.seal_envelope(self._master.current.key, context, plain)
 
     def open(self, context: str, sealed: bytes) -> bytes:
-        """Open what was sealed for that place; KEY_UNREADABLE."""
+        """Open a text that was sealed for that place; KEY_UNREADABLE."""
         return self._open(context, sealed, None)
 
     # ------------------------------------------------------------ the master key
 
-    async def rotate_master(self) -> int:
-        """Put a new master key in the old one's place; return how many envelopes were wrapped anew.
+    async def rotate_master(self, *, also: Callable[[Tx], object] = _nothing) -> int:
+        """Replace the master key; return the number of rewrapped envelopes. The vault stays usable meanwhile.
 
-        MasterKeyError where the key is not ours to change. Work goes on meanwhile. Interrupted, it goes on at the next
-        `load`; until its end both keys open what they sealed, and then the old one is gone.
+        An interrupted rotation continues at the next `load`. Both keys open their envelopes until its end; then the
+        old key is destroyed. `also` runs in a transaction after all envelopes are under the new key, before that.
+        MasterKeyError if Hutch cannot change the key.
         """
         async with self._changing():
             await to_thread.run_sync(self._master.begin_rotation)
             failpoint("keys.rotate.begun")
-        return await self.rewrap_all()
+        return await self.rewrap_all(also)
 
-    async def rewrap_all(self) -> int:
-        """Bring every envelope under the key in use, then let the older keys that are ours go."""
+    async def rewrap_all(self, also: Callable[[Tx], object] | None = None) -> int:
+        """Rewrap every envelope under the current key, then destroy older keys that Hutch can change."""
         async with self._changing():
             count = 0
             while wrapped := await self._each(self._rewrap_keys) + await self._each(self._rewrap_sessions):
-                count += wrapped  # what was sealed just before the key changed may have been stored behind our back
+                count += wrapped  # an envelope sealed before the key changed may have been stored after its batch
             failpoint("keys.rotate.wrapped")
-            await self._note(partial(self._ledger.write, self._master.current))
+            await self._in_ledger(partial(self._ledger.write, self._master.current))
+            if also is not None:
+                await self._store.write(also)
             failpoint("keys.rotate.ledger")
             await to_thread.run_sync(self._master.finish_rotation)
             failpoint("keys.rotate.finished")
         return count
 
     async def _each(self, step: Callable[[Executes, str], tuple[int, str | None]]) -> int:
-        """Walk a table in batches, a short transaction each, so that others' writes go on between."""
+        """Walk a table in batches, one short transaction each, so that other writes run between them."""
         count, after = 0, ""
         while True:
             done, last = await self._store.write(partial(_at, step, after))
@@ -320,7 +348,7 @@ class Vault:
         return count, batch[-1][0] if batch else None
 
     def _rewrapped(self, purpose: str, sealed: bytes) -> bytes | None:
-        """Return the envelope under the key in use; None when it is, or when no key opens it."""
+        """Return the envelope under the current key; None if it is under it already, or no key opens it."""
         for key in self._master.all():
             try:
                 wrapped = envelope.rewrap(key.key, self._master.current.key, purpose, sealed)
@@ -370,7 +398,7 @@ class Vault:
                 yield
 
     @staticmethod
-    async def _note(change: Callable[[], T]) -> T:
+    async def _in_ledger(change: Callable[[], T]) -> T:
         try:
             return await to_thread.run_sync(change)
         except OSError as error:

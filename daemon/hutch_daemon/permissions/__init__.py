@@ -1,1 +1,1 @@
-"""Decides each tool call from the owner's rules (`policy`) and asks a person for the rest (`desk`)."""
+"""Decides each tool call by the owner's rules (`policy`); the user decides the rest (`approvals`)."""

@@ -1,4 +1,4 @@
-"""Hosts of web addresses, read so that no client can read another one."""
+"""Hosts of web addresses. A host is accepted only if every client reads the same one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _UNSEEN = re.compile(r"[\x00-\x20\x7f-\xa0\u00ad\u200b-\u200f\u2028-\u202f\u2060
 
 
 class NotAnAddressError(ValueError):
-    """The address is not one that all clients read alike; the text says why, for a person."""
+    """Clients could read the address differently; the text tells the user why."""
 
 
 def canonical_host(text: str) -> str:
-    """A host in lower case ASCII, without a final dot, IP addresses in their one form. Raises `NotAnAddressError`."""
+    """The host in lower-case ASCII without a final dot, an IP address in canonical form. Raises `NotAnAddressError`."""
     host = text.strip("[]") if text.startswith("[") else text
     host = host.rstrip(".") if host.endswith(".") and not host.endswith("..") else host
     try:
@@ -36,34 +36,34 @@ def canonical_host(text: str) -> str:
         try:
             host = idna.encode(host, uts46=True).decode("ascii")
         except (idna.IDNAError, UnicodeError) as error:
-            raise NotAnAddressError("the host is not a name in any script") from error
+            raise NotAnAddressError("the host is not a valid name") from error
     host = host.lower()
     if len(host) > 253 or not _HOST.fullmatch(host):
-        raise NotAnAddressError("the host is not a name")
+        raise NotAnAddressError("the host is not a valid name")
     return host
 
 
 def host_of(url: str) -> str:
-    """The host of a web address that every client reads alike. Raises `NotAnAddressError`."""
+    """The host of a web address that every client reads the same way. Raises `NotAnAddressError`."""
     if len(url) > 8192 or _UNSEEN.search(url) or "\\" in url:
-        raise NotAnAddressError("the address holds characters that clients read differently, or is over 8,192 long")
+        raise NotAnAddressError("the address has characters that clients read differently, or is longer than 8,192")
     try:
         parsed = URL(url)
         scheme, host, user, port = parsed.scheme, parsed.raw_host, parsed.raw_user, parsed.explicit_port
     except ValueError as error:
-        raise NotAnAddressError("not an address") from error
+        raise NotAnAddressError("it is not an address") from error
     if scheme not in {"http", "https"}:
-        raise NotAnAddressError("not a web address")
+        raise NotAnAddressError("it is not a web address")
     authority = _AUTHORITY.search(url)
     if user is not None or authority is None or "@" in authority.group(1):
         raise NotAnAddressError("the address names a user before the host")
     if not host or "%" in authority.group(1) or port == 0:
-        raise NotAnAddressError("the address names no plain host")
+        raise NotAnAddressError("the address has no plain host")
     return canonical_host(host)
 
 
 def possible_hosts(url: str) -> frozenset[str]:
-    """Every host that some client might read in the text; for rules that deny or ask. Never raises."""
+    """Every host that a client might read in the text, for rules that deny or ask. Never raises."""
     shown = _UNSEEN.sub("", url[:8192])
     candidates: set[str] = set()
     for authority in _AUTHORITY.findall(shown):

@@ -1,7 +1,7 @@
-"""Rules that allow, held against a command line that is understood; narrow.
+"""Matches rules that allow with an understood command line, narrowly.
 
-A line is allowed only if both readings give the same commands, each of them has a rule, and each file that it is
-connected to by a redirection may be written.
+A line is allowed only if both readings give the same commands, a rule allows each command, and each redirection target
+may be written.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ _HARMLESS_TEXT = (
     "PYTHONDONTWRITEBYTECODE PYTHONHASHSEED PYTHONUTF8 GOOS GOARCH GOMAXPROCS CGO_ENABLED"
 )
 _HARMLESS_VARIABLES = frozenset(_HARMLESS_TEXT.split())
-"""Variables that only change what a program prints, or for which of a few known ends it works."""
+"""Variables that change only a program's output, or select one of a few known modes."""
 _WHOLE = "the whole command"
 
 
 def oddity(line: str) -> str | None:
-    """Why the text is no line that could be understood, before any grammar."""
+    """Why the text cannot be understood, before any grammar reads it; None if it may be."""
     if len(line) > LONGEST:
-        return f"the line is over {LONGEST:,} characters long"
+        return f"the line is longer than {LONGEST:,} characters"
     if _CONTROL.search(line):
-        return "the line holds control characters"
+        return "the line contains control characters"
     return None
 
 
 def allowing(
     policy: Policy, line: str, context: CallContext
 ) -> tuple[tuple[RuleHit, ...] | None, str, tuple[Suggestion, ...]]:
-    """The rules that allow the line, one for each part; else None, why not, and rules that would allow it."""
+    """The rules that allow the line, one per command; otherwise None, why not, and rules that would allow it."""
     if context.cwd == context.workspace:
-        # Elsewhere the same words may name other programs and files.
+        # In another directory the same words may name other programs and files.
         for rule in policy.allow.commands:
             if not rule.open and rule.line and rule.line == line.strip():
                 return (RuleHit(rule.origin, "the whole line"),), "", ()
@@ -58,7 +58,7 @@ def allowing(
         return None, f"the line is not understood: {error}", _this_line(line, context)
     simple = [command for command in commands if command.words]
     if not simple:
-        return None, "the line holds no command", ()
+        return None, "the line contains no command", ()
     if [(c.words, c.reads, c.writes) for c in simple] != [(c.words, c.reads, c.writes) for c in find(line).commands]:
         return None, "the line can be read in more than one way", _this_line(line, context)
     walk = _Allowing(policy, context, (context.cwd,), (context.cwd,), [], [], [], [])
@@ -70,16 +70,16 @@ def allowing(
 
 
 def _this_line(line: str, context: CallContext) -> tuple[Suggestion, ...]:
-    """The exact line as a rule, if it can be one."""
+    """A rule for exactly this line, if a rule can say it."""
     text = line.strip()
     if context.cwd != context.workspace or "\n" in text or "*" in text or len(text) > 500 or oddity(text):
         return ()
-    return (Suggestion(rule=f"Bash({text})", note="only this very line"),)
+    return (Suggestion(rule=f"Bash({text})", note="only this exact line"),)
 
 
 @dataclass(slots=True)
 class _Allowing:
-    """The walk over an understood line: which directory it is in, what was allowed, what still has no rule."""
+    """Walks an understood line: the directory it is in, what is allowed, and what no rule allows."""
 
     policy: Policy
     context: CallContext
@@ -90,7 +90,7 @@ class _Allowing:
     refusals: list[str]
     proposals: list[Suggestion]
     linked: str = ""
-    """A program that ran earlier in the line and may have changed where a path leads."""
+    """A program earlier in the line that may have changed where a path leads."""
 
     def walk(self, commands: tuple[SimpleCommand, ...]) -> None:
         before = ""
@@ -102,7 +102,7 @@ class _Allowing:
             elif command.words:
                 self._command(command, alone=before != "|" and command.then not in {"|", "&"})
             if command.then in {";", "||", "&"}:
-                # What comes next runs whether or not a `cd` before it worked.
+                # The next command runs even if a `cd` before it failed.
                 self.here = self.seen
             before = command.then
 
@@ -113,12 +113,12 @@ class _Allowing:
         for assignment in command.assigns:
             name = assignment.partition("=")[0]
             if name not in _HARMLESS_VARIABLES:
-                self.refusals.append(f"`{name}` is set for a command, and may change what it runs")
+                self.refusals.append(f"`{name}` is set for a command and may change what it runs")
         hit, reason = self._ruled(command.words)
         if hit is None:
             self.refusals.append(reason)
             proposal = suggestions.of_command(command.words)
-            if proposal is not None and self._elsewhere(tuple(word.text for word in command.words)) is None:
+            if proposal is not None and self._other_file_here(tuple(word.text for word in command.words)) is None:
                 self.proposals.append(proposal)
         else:
             self.hits.append(hit)
@@ -137,28 +137,28 @@ class _Allowing:
     def _keep_off(self, word: Word, program: str) -> None:
         for text in as_paths(word.text):
             if not word.sure and (name := may_become_protected(text)) is not None:
-                self.refusals.append(f"`{text}` may stand for {name}, which can make programs run")
+                self.refusals.append(f"`{text}` may expand to {name}, which can make programs run")
             for base in self.here:
-                for path in self.context.path_target(text, base).both:
+                for path in self.context.target(text, base).both:
                     name = protected_name(path)
-                    # To most programs `HEAD` is no file.
+                    # For most programs `HEAD` is not a file.
                     if name is not None and (name != GIT_HEAD or program in _NAMES_FILES):
-                        self.refusals.append(f"`{text}` is or lies in {name}, which can make programs run")
+                        self.refusals.append(f"`{text}` is {name} or lies in it, which can make programs run")
 
     def _enter(self, command: SimpleCommand, *, alone: bool) -> None:
         words = command.words
         plain_form = len(words) == 2 and words[1].sure and words[1].text and not words[1].text.startswith(("-", "+"))
         if not plain_form or not alone or command.writes or command.reads or command.assigns:
-            self.refusals.append("`cd` to a place that is not plain")
+            self.refusals.append("`cd` does not go to one plain directory")
             return
         if self.linked:
             self.refusals.append(f"`{self.linked}` earlier in the line may change where `cd` leads")
             return
-        places = [self.context.path_target(words[1].text, base) for base in self.here]
-        if not all(found.within(self.context.workspace) for found in places):
+        targets = [self.context.target(words[1].text, base) for base in self.here]
+        if not all(found.within(self.context.workspace) for found in targets):
             self.refusals.append(f"`cd {words[1].text}` leaves the work directory")
             return
-        self.here = tuple(dict.fromkeys(found.written for found in places))
+        self.here = tuple(dict.fromkeys(found.written for found in targets))
         self.seen = tuple(dict.fromkeys((*self.seen, *self.here)))
         if len(self.seen) > MOST_DIRECTORIES:
             self.refusals.append("the line changes its directory too often")
@@ -173,26 +173,26 @@ class _Allowing:
             self.refusals.append(f"`{target}` is a device")
             return
         for base in self.here:
-            hit, reason = allowed_path(self.policy, ("edit",), self.context.path_target(target, base), self.context)
+            hit, reason = allowed_path(self.policy, ("edit",), self.context.target(target, base), self.context)
             if hit is None:
                 self.refusals.append(f"it writes `{target}`: {reason}")
                 return
             self.hits.append(hit)
 
     def _ruled(self, words: tuple[Word, ...]) -> tuple[RuleHit | None, str]:
-        """The rule that allows this command, as it stands or through its wrappers; else why none does."""
+        """The rule that allows this command, whole or inside its wrappers; otherwise why none does."""
         argv = tuple(word.text for word in words)
         for rule in self.policy.allow.commands:
-            if rule.exact and rule.spells(words) is not None and self._elsewhere(argv) is None:
+            if rule.exact and rule.spells(words) is not None and self._other_file_here(argv) is None:
                 return RuleHit(rule.origin, _WHOLE), ""
         inner = unwrap(argv)
         if inner is None:
-            return None, f"`{argv[0]}` is not used in a plain way"
+            return None, f"`{argv[0]}` has options that are not plain"
         words = self._from_here(words[len(argv) - len(inner) :])
         inner = tuple(word.text for word in words)
         if not words[0].sure or "~" in words[0].text[:1]:
             return None, "the name of the program is not plain"
-        if (stray := self._elsewhere(inner)) is not None:
+        if (stray := self._other_file_here(inner)) is not None:
             return None, stray
         reason = f"no rule allows `{shown(SimpleCommand(words))}`"
         for rule in self.policy.allow.commands:
@@ -202,25 +202,25 @@ class _Allowing:
             objection = None if rule.exact else (_open_to_names(words, spelled) or veto(inner, spelled))
             if objection is None:
                 return RuleHit(rule.origin, _WHOLE if rule.exact else shown(SimpleCommand(words))), ""
-            reason = f"`{rule.origin.text}` does not reach so far: {objection}"
+            reason = f"`{rule.origin.text}` does not cover this: {objection}"
         return None, reason
 
     def _from_here(self, words: tuple[Word, ...]) -> tuple[Word, ...]:
-        """`git -C directory status` as `git status`, where `cd directory` would pass and git puts no files there."""
+        """Read `git -C directory status` as `git status`, if `cd directory` passes and git creates no files there."""
         if len(words) < 4 or words[0].text != "git" or words[1].text != "-C":
             return words
         directory, rest = words[2], words[3:]
         if not directory.sure or not directory.text or self.linked or rest[0].text in _GIT_PUTS:
             return words
-        if not all(self.context.path_target(directory.text, base).within(self.context.workspace) for base in self.here):
+        if not all(self.context.target(directory.text, base).within(self.context.workspace) for base in self.here):
             return words
         return (words[0], *rest)
 
-    def _elsewhere(self, argv: tuple[str, ...]) -> str | None:
-        """Why a rule does not mean this program or script: its name leads from the work directory, not from here."""
+    def _other_file_here(self, argv: tuple[str, ...]) -> str | None:
+        """Why a rule does not mean this script, or None: rules name relative paths from the work directory."""
         if all(base == self.context.workspace for base in self.here) or (script := script_of(argv)) is None:
             return None
-        return f"`{script}` is another file here than in the work directory"
+        return f"`{script}` is a different file here than in the work directory"
 
 
 _NAMES_FILES = CHANGES_PATHS | {"tee", "touch"}
@@ -228,7 +228,7 @@ _GIT_PUTS = frozenset(["mv", "clone", "init", "apply", "worktree", "bundle", "ch
 
 
 def _may_write(words: tuple[Word, ...]) -> bool:
-    """Whether files that the program is given may be written anywhere: most of git writes only what it tracks."""
+    """Whether the program may write any file that it is given; most of git writes only tracked files."""
     argv = unwrap(tuple(word.text for word in words)) or (words[0].text,)
     if base_name(argv[0]) == "git":
         return subcommand(argv) in _GIT_PUTS
@@ -236,24 +236,24 @@ def _may_write(words: tuple[Word, ...]) -> bool:
 
 
 def _open_to_names(words: tuple[Word, ...], spelled: int) -> str | None:
-    """Why a file name pattern in the command is more than a name: what it expands to could be read as an option."""
+    """Why a file name pattern is unsafe, or None: a name that it matches could be read as an option."""
     program = lookup(words[0].text)
     if program.kind is ProgramKind.READS and not (program.short or program.long or program.words or program.check):
         return None
     for word in words[max(1, spelled) :]:
         if not word.sure and word.text[:1] in "*?[-":
-            return f"a file name that `{word.text}` stands for may be read as an option"
+            return f"a file name that matches `{word.text}` may be read as an option"
     return None
 
 
 def allowed_path(
-    policy: Policy, actions: tuple[str, ...], spot: PathTarget, context: CallContext
+    policy: Policy, actions: tuple[str, ...], target: PathTarget, context: CallContext
 ) -> tuple[RuleHit | None, str]:
-    """The rule that allows an action at a place, as it is written and as it is; else why none does."""
-    if spot.real is None:
-        return None, f"nobody could tell what {spot.written} resolves to"
+    """The rule that allows an action on a path, as written and as resolved; otherwise why none does."""
+    if target.real is None:
+        return None, f"{target.written} could not be resolved"
     hit: RuleHit | None = None
-    for path in spot.both:
+    for path in target.both:
         guarded = protected_name(path) if "edit" in actions else None
         hit = None
         for rule in policy.allow.paths:

@@ -1,4 +1,4 @@
-"""What the rules say of a call, and where it happens."""
+"""What the rules say about a call, and where the call happens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hutch_shared.messages import Suggestion
 
 
 class RuleHit(NamedTuple):
-    """A rule that matched, and what it matched, for people."""
+    """A rule that matched, and what it matched, for users."""
 
     origin: Origin
     what: str
@@ -20,29 +20,29 @@ class RuleHit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """All that the rules say of a call. What to do with it is the mode's business."""
+    """Everything the rules say about a call. The mode decides what follows."""
 
     denied: RuleHit | None = None
     asked: RuleHit | None = None
     allowed: tuple[RuleHit, ...] | None = None
-    """None: not allowed by rules, `refused` tells why. Empty: allowed by what is built in."""
+    """None: no rule allows it, and `refused` says why. Empty: it is allowed without a rule."""
     refused: str = ""
     doubt: str | None = None
-    """Why it cannot be shown that no rule denies it or asks; None if that was shown."""
+    """Why a rule might deny it or ask after all; None if certainly none does."""
     destroys: str | None = None
-    """Why a person decides even where nothing else asks: it would remove the root or the home."""
+    """Why the user must decide in every mode: it would remove the root or the home; None otherwise."""
     programs: tuple[tuple[str, ...], ...] = ()
     suggestions: tuple[Suggestion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """Where a call happens. All directories are absolute and resolved; `real` maps paths to what they resolve to."""
+    """Where a call happens. All directories are absolute and resolved; `real` maps paths to resolved paths."""
 
     cwd: str
     home: str
     workspace: str
     real: Mapping[str, str]
 
-    def path_target(self, word: str, cwd: str | None = None) -> PathTarget:
+    def target(self, word: str, cwd: str | None = None) -> PathTarget:
         return path_target(word, cwd or self.cwd, self.home, self.real)

@@ -1,7 +1,7 @@
-"""Runs test cases of a policy, each a line of JSON with its rules, mode, call and the answers that are right.
+"""Runs test cases of a policy. A case is a line of JSON with rules, mode, call and the right decisions.
 
-A case names `id`, `rules` (`allow`, `ask`, `deny`), `mode`, `tool` and `input` in Claude's words, `cwd`, and `want`. It
-may name `home`, `real` (path → what it resolves to; others resolve to themselves), `ok` (other right answers), `why`.
+A case has `id`, `rules` (`allow`, `ask`, `deny`), `mode`, `tool` and `input` as Claude names them, `cwd`, `want`.
+It may have `home`, `real` (path → resolved path; others resolve to themselves), `ok` (other right decisions), `why`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Case(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """What was decided for one case."""
+    """The verdict on one case."""
 
     case: Case
     verdict: Verdict
@@ -51,11 +51,11 @@ class CaseResult:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All results. Those that are wrong are counted apart: not every mistake weighs the same."""
+    """All results. Wrong ones are listed by kind, because mistakes differ in weight."""
 
     results: tuple[CaseResult, ...]
     unreadable: tuple[str, ...]
-    """Lines that are no case, and why."""
+    """Lines that are not a case, and why."""
 
     def _ids(self, decided: str, wanted: set[str]) -> tuple[str, ...]:
         return tuple(
@@ -70,27 +70,27 @@ class Report:
 
     @property
     def unsafe_allows(self) -> tuple[str, ...]:
-        """Ids: allowed, though a person should have been asked or it should have been denied."""
+        """Ids of cases that were allowed but should have been asked or denied."""
         return self._ids("allow", {"ask", "deny"})
 
     @property
     def missed_denies(self) -> tuple[str, ...]:
-        """Ids: asked, though it should have been denied."""
+        """Ids of cases that were asked but should have been denied."""
         return self._ids("ask", {"deny"})
 
     @property
     def needless_asks(self) -> tuple[str, ...]:
-        """Ids: asked, though it should have been allowed."""
+        """Ids of cases that were asked but should have been allowed."""
         return self._ids("ask", {"allow"})
 
     @property
     def needless_denies(self) -> tuple[str, ...]:
-        """Ids: denied, though it should have been allowed or asked."""
+        """Ids of cases that were denied but should have been allowed or asked."""
         return self._ids("deny", {"allow", "ask"})
 
     @property
     def safe(self) -> bool:
-        """Whether nothing was let through that should not have been, and every line could be read."""
+        """Whether nothing passed that should not have, and every line was readable."""
         return not (self.unsafe_allows or self.missed_denies or self.unreadable)
 
 
@@ -104,7 +104,7 @@ def run_case(case: Case) -> CaseResult:
 
 
 def run_cases(lines: Iterable[str | bytes]) -> Report:
-    """Run the cases of a JSONL text, blank lines aside. A line that is no case makes the report unsafe."""
+    """Run the cases of JSONL lines; blank lines are skipped. A line that is not a case makes the report unsafe."""
     results: list[CaseResult] = []
     unreadable: list[str] = []
     for number, line in enumerate(lines, 1):

@@ -1,7 +1,7 @@
-"""A command line held against the rules: what in it is denied, what asks, and whether all of it is allowed.
+"""Matches a command line with the rules: whether a part is denied or asks, and whether all of it is allowed.
 
-Two readings of the same line. The generous one finds what may run (`searching`), for rules that deny or ask
-(`forbidding`); the strict one understands the line, for rules that allow (`allowing`).
+The line is read twice. The generous reading finds everything that may run (`searching`), for rules that deny or ask
+(`forbidding`); the strict reading understands the line, for rules that allow (`allowing`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hutch_shared.messages import Suggestion
 
 
 def assess(policy: Policy, line: str, context: CallContext) -> Assessment:
-    """Hold a command line against the rules. Takes any text; never raises."""
+    """Match a command line with the rules. Takes any text; never raises."""
     commands, complete = everything_in(line)
     directories = directories_of(commands, context.cwd, context.home)
     programs = tuple(tuple(word.text for word in command.words) for command in commands if command.words)

@@ -1,4 +1,4 @@
-"""Rules that deny or ask, held against all that a command line may run."""
+"""Matches rules that deny or ask with everything that a command line may run."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _TREE_OPTIONS = re.compile(r"-[A-Za-z]*[rR][A-Za-z]*|--recursive|--r[a-z]*")
 def forbidding(
     rules: RuleSet, commands: tuple[SimpleCommand, ...], directories: tuple[str, ...], context: CallContext
 ) -> tuple[RuleHit | None, str | None]:
-    """The first rule that matches any of the commands, their files or addresses; else why one might."""
-    # `Read` alone in deny is about the agent's own tools: nearly every command reads some file.
+    """The first rule that matches a command, one of its files or addresses; otherwise why one might, or None."""
+    # `Read` alone in deny means the agent's own tools: nearly every command reads some file.
     of_paths = [rule for rule in rules.paths if rule.action == "edit" or (rule.pattern and rule.action == "read")]
     doubt: str | None = None
     for rule in rules.commands:
@@ -31,7 +31,7 @@ def forbidding(
             if fit == "yes":
                 return RuleHit(rule.origin, shown(command)), None
             if fit == "maybe" or (fit == "no" and _may_run(command, rule)):
-                doubt = doubt or f"`{shown(command)}` might be what `{rule.origin.text}` is about"
+                doubt = doubt or f"`{shown(command)}` might match `{rule.origin.text}`"
         if not rule.words:
             return RuleHit(rule.origin, "every command"), None
     if of_paths:
@@ -50,7 +50,7 @@ def forbidding(
 
 
 def _may_run(command: SimpleCommand, rule: CommandRule) -> bool:
-    """Whether a program that the table does not know is given the name of the rule's program, as a wrapper would be."""
+    """Whether a program without a row gets the name of the rule's program as a word, as a wrapper would."""
     if not command.words or is_known(command.words[0].text):
         return False
     return any(rule.program.literal and rule.program.fits(base_name(word.text).lower()) for word in command.words[1:])
@@ -70,22 +70,22 @@ def _forbidden_files(
                 doubt = doubt or f"`{word.text}` might name a file of `{concerned[0].origin.text}`"
             for text in as_paths(word.text):
                 for directory in directories:
-                    spot = context.path_target(text, directory)
-                    if spot.real is None:
-                        doubt = doubt or f"nobody could tell what `{text}` resolves to"
-                    for path in spot.both:
+                    target = context.target(text, directory)
+                    if target.real is None:
+                        doubt = doubt or f"`{text}` could not be resolved"
+                    for path in target.both:
                         for rule in concerned:
                             if rule.covers(path, context.workspace):
                                 return RuleHit(rule.origin, path), None
                             if below and rule.may_lie_below(path, context.workspace):
-                                doubt = doubt or f"what lies below `{text}` may include files of `{rule.origin.text}`"
+                                doubt = doubt or f"`{text}` may contain files of `{rule.origin.text}`"
         if below and rules and len(command.words) < 3:
             doubt = doubt or f"`{shown(command)}` may read files of `{rules[0].origin.text}`"
     return None, doubt
 
 
 def _reads_below(command: SimpleCommand) -> bool:
-    """Whether the command reads whole directories."""
+    """Whether the command reads everything below its operands."""
     if not command.words:
         return False
     options = READS_BELOW.get(base_name(command.words[0].text))
@@ -99,7 +99,7 @@ def _reads_below(command: SimpleCommand) -> bool:
 
 
 def destroys(commands: tuple[SimpleCommand, ...], directories: tuple[str, ...], context: CallContext) -> str | None:
-    """Why a person decides whatever the mode: the command would remove the root, the home or what holds it."""
+    """Why the user must decide in every mode: the command would remove the root, the home or a directory above it."""
     for command in commands:
         if not command.words:
             continue
@@ -111,9 +111,9 @@ def destroys(commands: tuple[SimpleCommand, ...], directories: tuple[str, ...], 
             if word.text.startswith("-"):
                 continue
             if not word.sure and (name == "rm" and word.text[:1] in "$`{\"'"):
-                return f"`{shown(command)}` removes a directory whose name is not known"
+                return f"`{shown(command)}` removes a directory whose name is unknown"
             emptied = _ALL_IN_IT.sub("", word.text) or ("/" if word.text.startswith("/") else ".")
             for directory in directories:
-                if any(inside(context.home, path) for path in context.path_target(emptied, directory).both):
+                if any(inside(context.home, path) for path in context.target(emptied, directory).both):
                     return f"`{shown(command)}` removes the root or the home"
     return None

@@ -1,8 +1,8 @@
-"""Where rules come from, and how they become one policy.
+"""Compiles the rules of all layers into one policy.
 
-Five layers, merged: host, account, project, session, and what people answered. No layer outranks another one; that
-deny beats ask beats allow is what keeps the host's word. Two things are tied to a layer: only the host can forbid the
-mode `bypass`, and a project's own file can allow nothing unless its owner trusted it.
+There are five layers: host, account, project, session, and the answers of users. No layer outranks another; the host's
+rules hold because deny beats ask beats allow. Two things depend on the layer: only the host can forbid the mode
+`bypass`, and a project's file can allow nothing until the session's owner trusts it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from hutch_daemon.permissions.rules import (
 
 _EFFECTS: tuple[Effect, ...] = ("deny", "ask", "allow")
 LARGEST_FILE = 64 * 1024
-"""Characters of a policy file."""
+"""Size limit of a policy file, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The rules of one place. `base`: the directory in which `/x` in its path rules begins. `origin`: for people."""
+    """The rules of one source. `base`: where `/x` in its path rules starts; `origin`: its name for users."""
 
     name: LayerName
     allow: tuple[str, ...] = ()
@@ -41,16 +41,16 @@ class Layer:
     base: str = "/"
     origin: str = ""
     trusted: bool = False
-    """Of a project: its owner has said yes to this very file, by its digest. Others are trusted by where they stand."""
+    """For a project: its owner trusted exactly this file, by its digest. Other layers need no trust."""
     forbid_bypass: bool = False
-    """Of the host: the mode `bypass` is taken for `ask`."""
+    """For the host: the mode `bypass` works as `ask`."""
     broken: str = ""
-    """Why the file could not be read as a policy: what it denies is not known, so everything asks."""
+    """Why the file could not be read as a policy. What it denies is unknown, so every call asks."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuleSet:
-    """Rules of one effect, by what they are about, each kind in the order of the layers."""
+    """The rules of one effect by their subject, each in the order of the layers."""
 
     commands: tuple[CommandRule, ...]
     paths: tuple[PathRule, ...]
@@ -72,24 +72,24 @@ class RuleSet:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Compiled rules. Immutable, so that one can be kept for as long as its layers are the same."""
+    """Compiled rules. Immutable, so callers can cache it while the layers stay the same."""
 
     allow: RuleSet
     ask: RuleSet
     deny: RuleSet
     problems: tuple[str, ...]
-    """What could not be read, for people."""
+    """What could not be read, in sentences for users."""
     broken: str | None
-    """Why everything asks: a rule that asks or denies could not be read. None if all could."""
+    """Why every call asks: a rule that asks or denies could not be read. None if all were read."""
     bypass_forbidden: bool
     home: str
 
 
 def compile_policy(layers: Sequence[Layer], *, bypass_forbidden: bool = False, home: str) -> Policy:
-    """Merge layers into a policy. Never raises for a bad rule: `problems` tells.
+    """Merge layers into a policy. A bad rule does not raise: it is listed in `problems`.
 
-    A bad rule that allows is left out; a bad one that asks or denies makes everything ask. `home` is where
-    `~/` begins, absolute and resolved.
+    A bad rule that allows is left out; a bad rule that asks or denies makes every call ask. `home` is where
+    `~/` starts, absolute and resolved.
     """
     rules: dict[Effect, list[Rule]] = {"allow": [], "ask": [], "deny": []}
     problems: list[str] = []
@@ -102,7 +102,7 @@ def compile_policy(layers: Sequence[Layer], *, bypass_forbidden: bool = False, h
         if untrusted and layer.allow:
             count = len(layer.allow)
             subject = "1 rule that allows is" if count == 1 else f"{count} rules that allow are"
-            problems.append(f"{where}: {subject} left out until the project is trusted")
+            problems.append(f"{where}: {subject} ignored until the project is trusted")
         for effect in _EFFECTS:
             if untrusted and effect == "allow":
                 continue
@@ -113,7 +113,7 @@ def compile_policy(layers: Sequence[Layer], *, bypass_forbidden: bool = False, h
                 except BadRuleError as error:
                     problems.append(f"{where}: {effect} {text!r}: {error}")
                     if effect != "allow":
-                        broken = broken or f"{where} holds a rule to {effect} that cannot be read: {text!r}"
+                        broken = broken or f"{where} has a rule to {effect} that cannot be read: {text!r}"
                 else:
                     rules[effect].append(rule)
     return Policy(
@@ -130,17 +130,17 @@ def compile_policy(layers: Sequence[Layer], *, bypass_forbidden: bool = False, h
 def parse_policy_toml(
     text: str, name: LayerName, base: str, origin: str, *, trusted: bool = False
 ) -> tuple[Layer, tuple[str, ...]]:
-    """A policy file and what is wrong with it, for people. Never raises: a file that is no policy is a broken layer.
+    """The layer in a policy file, and its problems for users. Never raises: an unreadable file is a broken layer.
 
-    The file holds a table `[permissions]` with lists `allow`, `ask` and `deny`; the host's also `forbid_bypass`.
+    The file has a table `[permissions]` with lists `allow`, `ask` and `deny`; the host's file also `forbid_bypass`.
     """
     if len(text) > LARGEST_FILE:
-        return _broken(name, base, origin, f"over {LARGEST_FILE} characters")
+        return _broken(name, base, origin, f"it is longer than {LARGEST_FILE} characters")
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
         return _broken(
-            name, base, origin, str(error) if isinstance(error, tomllib.TOMLDecodeError) else "not a TOML file"
+            name, base, origin, str(error) if isinstance(error, tomllib.TOMLDecodeError) else "it is not a TOML file"
         )
     problems = _unknown(data, ("permissions",), origin)
     table = data.get("permissions", {})
@@ -149,18 +149,18 @@ def parse_policy_toml(
     known = (*_EFFECTS, "forbid_bypass") if name == "host" else _EFFECTS
     unknown = _unknown(table, known, f"{origin}: [permissions]")
     lists: dict[str, tuple[str, ...]] = {}
-    # What an unknown key was to deny is not known either.
-    broken = "it holds a key that is not known" if problems or unknown else ""
+    # An unknown key may have been meant to deny something.
+    broken = "it has an unknown key" if problems or unknown else ""
     for effect in _EFFECTS:
         given = table.get(effect, [])
         if isinstance(given, list) and all(isinstance(rule, str) for rule in given):
             lists[effect] = tuple(given)
         else:
-            problems.append(f"{origin}: {effect} is not a list of texts")
-            broken = broken or (f"{effect} is not a list of texts" if effect != "allow" else "")
+            problems.append(f"{origin}: {effect} is not a list of strings")
+            broken = broken or (f"{effect} is not a list of strings" if effect != "allow" else "")
     forbid = table.get("forbid_bypass", False) if name == "host" else False
     if not isinstance(forbid, bool):
-        problems.append(f"{origin}: forbid_bypass is neither true nor false; taken as true")
+        problems.append(f"{origin}: forbid_bypass is neither true nor false; it is read as true")
         forbid = True
     layer = Layer(name, base=base, origin=origin, trusted=trusted, forbid_bypass=forbid, broken=broken, **lists)
     return layer, (*problems, *unknown)
@@ -175,6 +175,6 @@ def _unknown(table: dict[str, Any], known: tuple[str, ...], where: str) -> list[
     for key in table:
         if key not in known:
             nearest = difflib.get_close_matches(key[:100], known, 1, 0.5)
-            hint = f"; do you mean {nearest[0]}?" if nearest else f"; known are {', '.join(known)}"
+            hint = f"; did you mean {nearest[0]}?" if nearest else f"; known keys: {', '.join(known)}"
             problems.append(f"{where}: unknown key {key[:100]!r}{hint}")
     return problems

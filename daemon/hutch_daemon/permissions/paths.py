@@ -1,8 +1,8 @@
-"""Path rules and the paths they are held against; lexical only, the caller brings what links resolve to.
+"""Path patterns, and the paths they are matched with. Lexical only: the caller resolves links.
 
-A pattern is written as in .gitignore: `//abs` from the file system's root, `~/x` from the home, `/x` from where the
-rule stands, `a/b` from the work directory, a bare `name` at any depth. It holds for what it names and all below it.
-Patterns match name by name, `**` any number of names; the time is bounded by names × names.
+A pattern is written as in .gitignore: `//abs` from the file system's root, `~/x` from the home, `/x` from the base of
+the rule's layer, `a/b` from the work directory, a bare `name` at any depth. It covers what it names and everything
+below. Patterns match name by name, `**` any number of names; the time is at most names × names.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _PROTECTED_TEXT = (
     ".pnpmfile.cjs .curlrc .wgetrc .vimrc .exrc .gdbinit .lldbinit .tmux.conf .psqlrc .sqliterc .mailcap"
 )
 _PROTECTED = frozenset(_PROTECTED_TEXT.split())
-"""Files that make a program, a shell or an agent run something, or hold an agent's own rules."""
+"""Files that make a program, a shell or an agent run something, or contain an agent's own rules."""
 GIT_HEAD = "head"
-"""A directory in which a file of this name lies may be a repository for git, with settings that run programs."""
+"""git may take a directory with a file of this name for a repository, with settings that run programs."""
 _PROTECTED_FIRST = frozenset(name.partition("/")[0] for name in _PROTECTED if name.startswith("."))
 _MAGIC = re.compile(r"[*?\[]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -34,37 +34,37 @@ _SKIPPED_BY_FILESYSTEMS = "Cf"
 
 
 class BadPatternError(ValueError):
-    """A path pattern that cannot be read; the text says why."""
+    """The path pattern cannot be read; the text says why."""
 
 
 def plain(path: str) -> str:
-    """An absolute path without `.`, `..` and doubled slashes, as text says it."""
+    """An absolute path without `.`, `..` and double slashes, computed from its text alone."""
     if path[:1] == "/" and "//" not in path and "/." not in path and path[-1] != "/":
         return path
     return posixpath.normpath("/" + path.lstrip("/"))
 
 
 def absolute(word: str, cwd: str, home: str) -> str:
-    """Where a word leads that is taken for a path. `..` stays, so that whoever resolves links does it in order."""
+    """The absolute path that a word means. `..` stays, so that the resolver follows links in order."""
     if word == "~" or word.startswith("~/"):
         word = home + word[1:]
     return word if word.startswith("/") else cwd.rstrip("/") + "/" + word
 
 
 def can_be_path(text: str) -> bool:
-    """Whether a file could have this name, and it can be sent to whoever looks."""
+    """Whether a file can have this name, and the name can be sent to the resolver."""
     return 0 < len(text) <= 4096 and "\0" not in text and not _SURROGATE.search(text)
 
 
 def inside(path: str, directory: str) -> bool:
-    """Whether a plain path is the directory or below it."""
+    """Whether a plain path is the directory or lies below it."""
     root = directory.rstrip("/")
     return path == root or path.startswith(root + "/")
 
 
 @lru_cache(maxsize=4096)
 def folded(text: str) -> str:
-    """As file systems see it that ignore case, composition and invisible characters."""
+    """The text as a file system reads it that ignores case, composition and invisible characters."""
     if text.isascii():
         return text.lower()
     seen = "".join(char for char in text if unicodedata.category(char) != _SKIPPED_BY_FILESYSTEMS)
@@ -76,7 +76,7 @@ def names_of(path: str) -> tuple[str, ...]:
 
 
 def protected_name(path: str) -> str | None:
-    """The part of the path that makes a write to it one for a person, or None."""
+    """The part of the path because of which only a rule for it allows writing; None if there is none."""
     names = names_of(folded(path))
     for at, name in enumerate(names):
         trimmed = name.rstrip(". ")
@@ -88,9 +88,9 @@ def protected_name(path: str) -> str | None:
 
 
 def may_become_protected(pattern: str) -> str | None:
-    """The protected name that a file name pattern might stand for as the shell expands it, or None.
+    """A protected name that the shell could expand this file name pattern to, or None.
 
-    What begins with a dot is found only by a pattern that begins with one.
+    The shell matches a name that starts with a dot only by a pattern that starts with one.
     """
     for name in names_of(folded(pattern)):
         if name.startswith(".") and _MAGIC.search(name):
@@ -103,7 +103,7 @@ def may_become_protected(pattern: str) -> str | None:
 class _Name:
     text: str
     matches: Callable[[str], object] | None
-    """None for `**`, else a matcher of one name."""
+    """Matches one name; None for `**`."""
 
 
 def _name(text: str) -> _Name:
@@ -116,10 +116,10 @@ def _name(text: str) -> _Name:
 
 @dataclass(frozen=True, slots=True)
 class PathPattern:
-    """One compiled pattern. `names` are from the root; `anywhere` lets them begin in any directory below it."""
+    """A compiled pattern. `names` start at the root; with `anywhere`, in any directory below it."""
 
     root: tuple[str, ...] | None
-    """None: the work directory of the call that is judged."""
+    """None: the work directory of the judged call."""
     names: tuple[_Name, ...]
     anywhere: bool
     fold: bool
@@ -185,16 +185,16 @@ def _leads(pattern: tuple[_Name, ...], names: tuple[str, ...]) -> bool:
 
 
 def compile_pattern(text: str, *, base: str, home: str, fold: bool) -> PathPattern:
-    """Read a pattern. `fold`: compare as a file system without case would (for rules that deny or ask).
+    """Compile a pattern. `fold`: ignore case as some file systems do, for rules that deny or ask.
 
     Raises `BadPatternError`. All directories are absolute and resolved.
     """
     if not text or len(text) > 1000 or any(ord(char) < 32 for char in text):
-        raise BadPatternError("the path is empty, over 1,000 characters, or holds control characters")
+        raise BadPatternError("the path is empty, longer than 1,000 characters, or has control characters")
     if text.startswith("!"):
         raise BadPatternError("a path rule cannot be negated")
     if text.startswith("~") and not text.startswith("~/") and text != "~":
-        raise BadPatternError("only `~/` is read, not another person's home")
+        raise BadPatternError("only `~/` is read, not another user's home")
     rest = text.removeprefix("./")
     anywhere = False
     root: str | None
@@ -208,11 +208,11 @@ def compile_pattern(text: str, *, base: str, home: str, fold: bool) -> PathPatte
         root = base
     else:
         anywhere = text == rest and rest != "**" and "/" not in rest.rstrip("/")
-        # A bare name that is denied is denied in every directory, one that is allowed in those of the work directory.
+        # A bare name is denied in every directory, but allowed only below the work directory.
         root = "/" if anywhere and fold else None
     names = names_of(rest)
     if ".." in names:
-        raise BadPatternError("`..` in a path rule")
+        raise BadPatternError("a path rule cannot contain `..`")
     names = tuple(name for name in names if name != ".")
     if fold:
         names = tuple(folded(name) for name in names)
@@ -222,11 +222,11 @@ def compile_pattern(text: str, *, base: str, home: str, fold: bool) -> PathPatte
 
 @dataclass(frozen=True, slots=True)
 class PathTarget:
-    """A path as it was written and as it is: both must be allowed, either may be denied."""
+    """A path as written and as resolved: a rule must allow both; one of them is enough to deny."""
 
     written: str
     real: str | None
-    """None: nobody resolved it, so nothing can be allowed there."""
+    """None: it was not resolved, so nothing can be allowed there."""
 
     @property
     def both(self) -> tuple[str, ...]:
@@ -237,7 +237,7 @@ class PathTarget:
 
 
 def path_target(word: str, cwd: str, home: str, real: Mapping[str, str]) -> PathTarget:
-    """The place a word leads to; `real` has it under what `absolute` gives, or its plain form."""
+    """The path that a word means; its resolved form is in `real` under its absolute or its plain form."""
     key = absolute(word, cwd, home)
     written = plain(key)
     found = real.get(key, real.get(written))

@@ -1,16 +1,16 @@
 """Decides a tool call from the owner's rules: pure, reads no clock and no file.
 
-What decides, in this order: a rule that denies; a rule that asks; a rule to deny or ask that nobody could read; the
-mode. Specificity never counts, nor the layer in which a rule stands. What no rule and no mode settles is asked, and
-where nobody may be asked it is denied.
+The first of these decides: a rule that denies; a rule that asks; a rule to deny or ask that could not be read; the
+mode; a rule that allows. Specificity and layer of a rule do not count. A call that nothing settles asks the user; in
+the mode `unattended` it is denied.
 
-| mode | passes without a rule | asks whatever the rules allow |
+| mode | passes without a rule | always asks, even where a rule allows it |
 |---|---|---|
 | ask | reading and searching inside the work directory | |
 | accept_edits | that, and editing inside the work directory | |
 | plan | reading and searching inside the work directory | commands, edits, tools of servers |
-| bypass | everything that cannot be denied or asked about | removing the root or the home |
-| unattended | | (nothing: what would ask is denied) |
+| bypass | everything that no rule can deny or ask about | removing the root or the home |
+| unattended | | (nothing: a call that would ask is denied) |
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is decided, by which rule, and why."""
+    """A decision, the rule that made it, and why."""
 
     decision: Literal["allow", "ask", "deny"]
     rule: str | None
-    """The text of the rule that decided; None if none did."""
+    """The text of the rule that decided; None if no rule did."""
     layer: str | None
     why: str
-    """One sentence for a person."""
+    """One sentence for the user."""
     suggestions: tuple[Suggestion, ...] = ()
-    """Rules that `always` could add, narrow ones; only with `ask`."""
+    """Narrow rules that `always` could add; only with `ask`."""
     programs: tuple[tuple[str, ...], ...] = ()
     """The commands that were judged, each as its words."""
 
 
 def paths_to_resolve(call: ToolCall, cwd: str, home: str) -> tuple[str, ...]:
-    """The absolute paths that `judge` will look for in `real`; to be resolved by the account, links followed in order.
+    """The absolute paths that `judge` needs in `real`. The session's account resolves them, following links in order.
 
     Bounded to about 200. `cwd` and `home` are absolute and resolved.
     """
@@ -79,9 +79,9 @@ def judge(
 ) -> Verdict:
     """Decide a call. Never raises, whatever the call holds.
 
-    `real` gives for each of `paths_to_resolve` what it resolves to, for the session's account; a path that is missing
-    there can be denied but not allowed. `cwd`, `home` and `workspace` are absolute and resolved. `workspace` is where
-    path rules such as `src/**` begin and what `accept_edits` opens.
+    `real` maps each of `paths_to_resolve` to its resolved path, as the session's account sees it; a path missing there
+    can be denied but not allowed. `cwd`, `home` and `workspace` are absolute and resolved. Path rules such as `src/**`
+    start at `workspace`, and `accept_edits` opens it.
     """
     context = CallContext(cwd, home, workspace, real)
     return _settle(policy, call, mode, _look(policy, call, context, mode))
@@ -94,17 +94,20 @@ def _look(policy: Policy, call: ToolCall, context: CallContext, mode: Permission
     named = _by_name(policy, call)
     match call.action:
         case "run_command":
-            found = assess(policy, call.command, context) if call.command else Assessment(refused="it names no command")
+            if not call.command:
+                assessment = Assessment(refused="the call names no command")
+            else:
+                assessment = assess(policy, call.command, context)
         case "read" | "edit":
-            found = _files(policy, call, context, mode)
+            assessment = _files(policy, call, context, mode)
         case "search":
-            found = _files(policy, call, context, mode) if call.paths else named
+            assessment = _files(policy, call, context, mode) if call.paths else named
         case "fetch":
-            found = _address(policy, call)
+            assessment = _address(policy, call)
         case _:
             return named
     # A rule may also name the agent's tool itself.
-    return replace(found, denied=found.denied or named.denied, asked=found.asked or named.asked)
+    return replace(assessment, denied=assessment.denied or named.denied, asked=assessment.asked or named.asked)
 
 
 def _by_name(policy: Policy, call: ToolCall) -> Assessment:
@@ -131,15 +134,15 @@ _TOOL = {"read": "Read", "edit": "Edit", "search": "Grep"}
 
 def _files(policy: Policy, call: ToolCall, context: CallContext, mode: PermissionMode) -> Assessment:
     if not call.paths or not all(map(can_be_path, call.paths)):
-        return Assessment(refused="it names no file", doubt="it names no file")
-    places = [context.path_target(path) for path in call.paths]
+        return Assessment(refused="the call names no file", doubt="the call names no file")
+    targets = [context.target(path) for path in call.paths]
     forbids = _FORBIDS[call.action]
 
     def first(rules: RuleSet) -> RuleHit | None:
         for rule in rules.paths:
             if rule.action in forbids:
-                for spot in places:
-                    for path in spot.both:
+                for target in targets:
+                    for path in target.both:
                         if rule.covers(path, context.workspace):
                             return RuleHit(rule.origin, path)
         return None
@@ -147,36 +150,36 @@ def _files(policy: Policy, call: ToolCall, context: CallContext, mode: Permissio
     denied, asked = first(policy.deny), first(policy.ask)
     if denied or asked:
         return Assessment(denied=denied, asked=asked)
-    lost = next((spot.written for spot in places if spot.real is None), None)
+    lost = next((target.written for target in targets if target.real is None), None)
     if lost is not None:
-        reason = f"nobody could tell what {lost} resolves to"
+        reason = f"{lost} could not be resolved"
         return Assessment(refused=reason, doubt=reason)
     unsure = _may_search(policy, context, call) if call.action == "search" else None
     hits: list[RuleHit] = []
-    for spot in places:
-        hit, reason = allowed_path(policy, _ALLOWS[call.action], spot, context)
-        if hit is not None and not (unsure and _may_be_meant(policy, hit)):
+    for target in targets:
+        hit, reason = allowed_path(policy, _ALLOWS[call.action], target, context)
+        if hit is not None and not (unsure and _allowed_by_reading(policy, hit)):
             hits.append(hit)
         elif unsure:
             return Assessment(refused=unsure, doubt=unsure)
-        elif not (spot.within(context.workspace) and _passes(call, mode) and not _guarded(call, spot.both)):
-            proposal = None if _guarded(call, spot.both) else suggestions.of_path(_TOOL[call.action], spot.written)
+        elif not (target.within(context.workspace) and _passes(call, mode) and not _guarded(call, target.both)):
+            proposal = None if _guarded(call, target.both) else suggestions.of_path(_TOOL[call.action], target.written)
             return Assessment(refused=reason, suggestions=() if proposal is None else (proposal,))
     return Assessment(allowed=tuple(hits))
 
 
-def _may_be_meant(policy: Policy, hit: RuleHit) -> bool:
-    """Whether an allowed search was allowed for reading only: a rule for searches is meant for all that lies below."""
+def _allowed_by_reading(policy: Policy, hit: RuleHit) -> bool:
+    """Whether a rule for reading allowed the search. A rule for searches means everything below, so it suffices."""
     return any(rule.action != "search" for rule in policy.allow.paths if rule.origin == hit.origin)
 
 
 def _may_search(policy: Policy, context: CallContext, call: ToolCall) -> str | None:
-    """Why a search may show what a rule keeps from being read, though the place where it begins is not denied."""
+    """Why a search may show files that a rule denies to read, though its start is not denied; None if it cannot."""
     for rule in (*policy.deny.paths, *policy.ask.paths):
         if rule.action in {"read", "search"}:
             for path in call.paths:
-                if any(rule.may_lie_below(spot, context.workspace) for spot in context.path_target(path).both):
-                    return f"what lies below {path} may include files of `{rule.origin.text}`"
+                if any(rule.may_lie_below(target, context.workspace) for target in context.target(path).both):
+                    return f"{path} may contain files of `{rule.origin.text}`"
     return None
 
 
@@ -219,55 +222,55 @@ def _address(policy: Policy, call: ToolCall) -> Assessment:
 # ---------------------------------------------------------------- what follows from it
 
 
-def _settle(policy: Policy, call: ToolCall, mode: PermissionMode, found: Assessment) -> Verdict:
-    if found.denied is not None:
-        return _by_rule("deny", found.denied, found)
-    if found.asked is not None:
-        return _ask(mode, _by_rule("ask", found.asked, found))
+def _settle(policy: Policy, call: ToolCall, mode: PermissionMode, assessment: Assessment) -> Verdict:
+    if assessment.denied is not None:
+        return _by_rule("deny", assessment.denied, assessment)
+    if assessment.asked is not None:
+        return _ask(mode, _by_rule("ask", assessment.asked, assessment))
     if policy.broken is not None:
         return _ask(
-            mode, Verdict("ask", None, None, f"Everything asks, because {policy.broken}.", programs=found.programs)
+            mode, Verdict("ask", None, None, f"Every call asks, because {policy.broken}.", programs=assessment.programs)
         )
-    reason = _for_a_person(call, mode, found)
+    reason = _always_asks(call, mode, assessment)
     if reason is None and mode == "bypass" and not policy.bypass_forbidden:
-        if found.doubt is None or not (policy.deny or policy.ask or call.action == "run_command"):
-            return Verdict(
-                "allow", None, None, "The mode bypass asks about nothing that no rule names.", (), found.programs
-            )
-        reason = f"In the mode bypass it must be plain that no rule denies it: {found.doubt}"
-    if reason is None and found.allowed is not None:
-        if not found.allowed:
+        if assessment.doubt is None or not (policy.deny or policy.ask or call.action == "run_command"):
+            why = "No rule denies this or asks about it, and the mode bypass allows the rest."
+            return Verdict("allow", None, None, why, (), assessment.programs)
+        reason = f"In the mode bypass it must be certain that no rule denies it: {assessment.doubt}"
+    if reason is None and assessment.allowed is not None:
+        if not assessment.allowed:
             why = f"In the mode {mode} this needs no rule inside the work directory."
-            return Verdict("allow", None, None, why, (), found.programs)
-        return _by_rule("allow", found.allowed[-1], found)
-    sentence = _sentence(reason or found.refused)
-    return _ask(mode, Verdict("ask", None, None, sentence, found.suggestions if reason is None else (), found.programs))
+            return Verdict("allow", None, None, why, (), assessment.programs)
+        return _by_rule("allow", assessment.allowed[-1], assessment)
+    sentence = _sentence(reason or assessment.refused)
+    suggested = assessment.suggestions if reason is None else ()
+    return _ask(mode, Verdict("ask", None, None, sentence, suggested, assessment.programs))
 
 
-def _for_a_person(call: ToolCall, mode: PermissionMode, found: Assessment) -> str | None:
-    """Why a person decides whatever the rules allow, or None."""
+def _always_asks(call: ToolCall, mode: PermissionMode, assessment: Assessment) -> str | None:
+    """Why the user must decide even where a rule allows the call, or None."""
     if call.action in {"question", "plan"}:
-        return "only a person can answer it"
-    if found.destroys is not None:
-        return found.destroys
+        return "only the user can answer it"
+    if assessment.destroys is not None:
+        return assessment.destroys
     if mode == "plan" and call.action in {"run_command", "edit", "mcp", "other"}:
-        return "the mode plan runs no command and changes nothing by itself"
+        return "in the mode plan every command and change needs the user"
     return None
 
 
-def _by_rule(decision: Literal["allow", "ask", "deny"], hit: RuleHit, found: Assessment) -> Verdict:
+def _by_rule(decision: Literal["allow", "ask", "deny"], hit: RuleHit, assessment: Assessment) -> Verdict:
     verb = {"allow": "allows", "ask": "asks about", "deny": "denies"}[decision]
     what = hit.what if len(hit.what) <= 200 else hit.what[:199] + "…"
     why = f"{hit.origin.text} ({hit.origin.source}) {verb} {what}."
-    return Verdict(decision, hit.origin.text, hit.origin.layer, why, (), found.programs)
+    return Verdict(decision, hit.origin.text, hit.origin.layer, why, (), assessment.programs)
 
 
 def _ask(mode: PermissionMode, verdict: Verdict) -> Verdict:
-    """A question, or where nobody may be asked its refusal."""
+    """The verdict; in the mode `unattended` it denies instead of asking."""
     if mode != "unattended":
         return verdict
     return replace(
-        verdict, decision="deny", why=f"Nobody is asked in the mode unattended. {verdict.why}", suggestions=()
+        verdict, decision="deny", why=f"The mode unattended denies what would ask. {verdict.why}", suggestions=()
     )
 
 

@@ -1,8 +1,8 @@
-"""Rules as people write them (Claude Code's syntax), read into types.
+"""Rules as users write them (Claude Code's syntax), parsed into types.
 
-A rule is `Tool` or `Tool(specifier)`. The tool may go by Claude's name or by the common action; what is kept is the
-action. Rules that allow are read narrowly, rules that ask or deny broadly: where the same text could mean two things,
-the first kind takes the smaller one and the second kind the larger one.
+A rule is `Tool` or `Tool(specifier)`. The tool is named as Claude names it or by the common action; the type keeps the
+action. Rules that allow are read narrowly, rules that ask or deny broadly: if a text can mean two things, a rule that
+allows gets the smaller meaning and a rule that asks or denies the larger one.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ LONGEST_RULE = 4_000
 
 
 class BadRuleError(ValueError):
-    """The text is no rule; the message says why, for a person."""
+    """The text is not a rule; the message tells the user why."""
 
 
 class _MoreThanACommandError(BadRuleError):
-    """The text is a line of shell, but not one simple command."""
+    """The text is a shell line, but not one simple command."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a rule stands, for people: its text, its layer, and the layer's own name for itself."""
+    """Where a rule comes from, for users: its text, its layer, and the layer's name for itself."""
 
     text: str
     layer: LayerName
@@ -43,7 +43,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Glob:
-    """Text with stars; each star stands for any characters. Matching takes linear time."""
+    """Text with stars; each star matches any characters. Matching takes linear time."""
 
     pieces: tuple[str, ...]
 
@@ -76,19 +76,19 @@ _ANY = Glob(("", ""))
 
 @dataclass(frozen=True, slots=True)
 class CommandRule:
-    """A command of given words. `open`: further words may follow. `line`: what was written, for an exact line."""
+    """A command of these words. `open`: more words may follow. `line`: the text as written, for an exact line."""
 
     origin: Origin
     words: tuple[Glob, ...]
     open: bool
     line: str
     program: Glob
-    """Its program for ask and deny: by its base name, in any case."""
+    """Its program for ask and deny: the base name, in any case."""
     exact: bool = False
-    """Whether it spells a whole command, letter by letter."""
+    """The rule spells a whole command, letter by letter."""
 
     def spells(self, argv: tuple[Word, ...]) -> int | None:
-        """For allow: how many words at the beginning of the command the rule spells; None if it does not fit."""
+        """For allow: how many words at the start of the command the rule spells; None if the rule does not match."""
         if self.words and self.words[0].pieces[0] != argv[0].text:
             return None
         if len(argv) < len(self.words) or (not self.open and len(argv) != len(self.words)):
@@ -102,7 +102,7 @@ class CommandRule:
         return spelled
 
     def forbids(self, argv: tuple[Word, ...]) -> Fit:
-        """For ask and deny: whether the command is one of these, its options in any order and place."""
+        """For ask and deny: whether the rule matches the command, with options in any order and place."""
         if not self.words:
             return "yes"
         if not argv or not argv[0].sure:
@@ -144,7 +144,7 @@ def _loosely(program: Glob) -> Glob:
 
 
 def _has_option(option: Glob, words: tuple[Word, ...]) -> bool:
-    """Whether an option is among the words: a long one abbreviated or with a value, short ones in any bundle."""
+    """Whether the words contain the option: a long one abbreviated or with a value, short ones in any bundle."""
     given = [word.text for word in words if word.text.startswith("-")]
     if not option.literal:
         return any(option.fits(text) for text in given)
@@ -161,7 +161,7 @@ def _has_option(option: Glob, words: tuple[Word, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PathRule:
-    """Files of a pattern; None is all. `action`: what may be done with them."""
+    """The files of a pattern; None: all files. `action`: what the rule is about."""
 
     origin: Origin
     action: Literal["read", "edit", "search"]
@@ -176,7 +176,7 @@ class PathRule:
 
 @dataclass(frozen=True, slots=True)
 class HostRule:
-    """A host, or all hosts below one; None is all."""
+    """A host, or all hosts below it; None: all hosts."""
 
     origin: Origin
     host: str | None
@@ -188,7 +188,7 @@ class HostRule:
 
 @dataclass(frozen=True, slots=True)
 class NameRule:
-    """A tool by its name: those of MCP servers (whole servers too), and what has no finer rules."""
+    """A tool by its name: tools of MCP servers (also whole servers), and tools that have no finer rules."""
 
     origin: Origin
     name: Glob
@@ -224,24 +224,24 @@ _STARS = re.compile(r"\*+")
 
 
 def parse_rule(text: str, effect: Effect, layer: LayerName, source: str, *, base: str, home: str) -> Rule:
-    """Read one rule. `base` is where `/x` begins. Raises `BadRuleError`."""
+    """Parse one rule. `base` is where `/x` starts. Raises `BadRuleError`."""
     origin = Origin(text, layer, source, effect)
     if len(text) > LONGEST_RULE or any(ord(char) < 32 and char not in "\t\n" for char in text):
-        raise BadRuleError("longer than 4,000 characters, or with control characters")
+        raise BadRuleError("it is longer than 4,000 characters, or has control characters")
     match = _SHAPE.fullmatch(text.strip())
     if match is None:
-        raise BadRuleError("not of the form Tool or Tool(specifier)")
+        raise BadRuleError("it is not of the form Tool or Tool(specifier)")
     tool, specifier = match.group(1), match.group(2)
     kind = _TOOLS.get(tool, "name")
     if specifier is not None and not specifier.strip():
-        raise BadRuleError("nothing between the parentheses; for every call write the tool's name alone")
+        raise BadRuleError("nothing is between the parentheses; for every call write only the tool's name")
     if kind == "command":
         return _command_rule(origin, specifier)
     if kind == "fetch":
         return _host_rule(origin, specifier)
     if kind == "name":
         if specifier is not None:
-            raise BadRuleError(f"{tool} takes no specifier: known are Bash, Read, Edit, Grep, Glob and WebFetch")
+            raise BadRuleError(f"{tool} takes no specifier; these do: Bash, Read, Edit, Grep, Glob and WebFetch")
         return _name_rule(origin, tool)
     if specifier is None or specifier == "*":
         return PathRule(origin, kind, None)
@@ -267,21 +267,21 @@ def _command_rule(origin: Origin, specifier: str | None) -> CommandRule:
     except _MoreThanACommandError:
         if is_open or origin.effect != "allow":
             raise
-        # Not a simple command: the rule is this very line, and nothing else.
+        # Not a simple command: the rule means exactly this line.
         return CommandRule(origin, (), False, line, _ANY)
     if not words:
-        raise BadRuleError("no words before the star")
+        raise BadRuleError("no word is before the star")
     if origin.effect == "allow" and not words[0].literal:
         raise BadRuleError("a rule that allows must name its program without a star")
     if not is_open and len(words[-1].pieces) > 1 and not words[-1].pieces[-1] and words[-1].pieces[0]:
-        # `npm run test*`: the star at the end also stands for further words.
+        # `npm run test*`: the star at the end also matches more words.
         is_open = True
     exact = not is_open and all(word.literal for word in words)
     return CommandRule(origin, words, is_open, line, _loosely(words[0]), exact)
 
 
 def _rule_words(text: str) -> tuple[Glob, ...]:
-    """The words of a rule, quotes and backslashes read as the shell does; a star outside quotes is a star."""
+    """The words of a rule. Quotes and backslashes work as in the shell; a star outside quotes is a wildcard."""
     words: list[Glob] = []
     pieces: list[str] | None = None
     quote = ""
@@ -294,13 +294,13 @@ def _rule_words(text: str) -> tuple[Glob, ...]:
                 quote = ""
                 continue
             if quote == '"' and char in "$`":
-                raise _MoreThanACommandError("an expansion inside quotes")
+                raise _MoreThanACommandError("there is an expansion inside quotes")
             if quote == '"' and char == "\\" and text[at : at + 1] in tuple('$`"\\'):
                 char = text[at]
                 at += 1
         elif char in " \t\n":
             if char == "\n":
-                raise _MoreThanACommandError("more than one line")
+                raise _MoreThanACommandError("it is more than one line")
             if pieces is not None:
                 words.append(Glob(tuple(pieces)))
             pieces = None
@@ -311,11 +311,11 @@ def _rule_words(text: str) -> tuple[Glob, ...]:
             continue
         elif char in "|&;<>()`$":
             raise _MoreThanACommandError(
-                f"`{char}` outside quotes: a rule names one command, a line of several is judged part by part"
+                f"`{char}` is outside quotes: a rule names one command; a line of several is judged command by command"
             )
         elif char == "\\":
             if at == len(text):
-                raise BadRuleError("a backslash at the end")
+                raise BadRuleError("a backslash is at the end")
             char = text[at]
             at += 1
         elif char == "*":
@@ -335,7 +335,7 @@ def _host_rule(origin: Origin, specifier: str | None) -> HostRule:
         return HostRule(origin, None, False)
     kind, _, host = specifier.partition(":")
     if kind != "domain" or not host:
-        raise BadRuleError("WebFetch rules read WebFetch(domain:example.com)")
+        raise BadRuleError("a rule for WebFetch is written WebFetch(domain:example.com)")
     below = host.startswith("*.")
     host = host.removeprefix("*.")
     try:
@@ -347,11 +347,11 @@ def _host_rule(origin: Origin, specifier: str | None) -> HostRule:
 def _name_rule(origin: Origin, tool: str) -> NameRule:
     name = tool
     if not tool.startswith("mcp__") and "*" in tool:
-        raise BadRuleError("a star in the name of a tool; only tools of MCP servers may be named so")
+        raise BadRuleError("only the names of MCP tools may contain a star")
     if tool.startswith("mcp__"):
         server, found, of_server = tool[5:].partition("__")
         if not server or (origin.effect == "allow" and "*" in server) or (found and not of_server):
-            raise BadRuleError("a rule of an MCP server reads mcp__server, mcp__server__* or mcp__server__tool")
+            raise BadRuleError("a rule for an MCP server is written mcp__server, mcp__server__* or mcp__server__tool")
         if not found and not server.endswith("*"):
             name = f"mcp__{server}__*"
     if origin.effect != "allow":

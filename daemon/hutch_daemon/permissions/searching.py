@@ -1,4 +1,4 @@
-"""What a command line may run, and which files it may touch: generous, for rules that deny or ask."""
+"""What a command line may run, and which files it may use. Generous, for rules that deny or ask."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hutch_daemon.permissions.shell.words import SimpleCommand, Word
 from hutch_daemon.permissions.wrappers import LOOKED_THROUGH, hidden_commands
 
 NOWHERE = frozenset(["/dev/null", "/dev/stdout", "/dev/stderr", "/dev/stdin", "/dev/tty"])
-"""Files that are none."""
+"""Names that are not files."""
 _MOST_HIDDEN = 400
-"""Commands found inside commands before the search gives up, and says so."""
+"""Commands inside commands. After this many the search ends as incomplete."""
 _MOST_HIDDEN_WORDS = 2_500
-"""The words of those commands; a wrapper of wrappers has its words again in each of them."""
+"""Words of those commands; nested wrappers repeat their words in each."""
 MOST_DIRECTORIES = 8
-"""Directories that a line may go through before it is not followed any more."""
+"""Directories that are followed in a line."""
 _MOST_PATHS = 200
 _LONGEST_PATH = 1024
 _TAKES_NO_FILE = PRINTS_ITS_WORDS | LOOKED_THROUGH
@@ -28,7 +28,7 @@ _IN_PLACE = re.compile(r"-[A-Za-z]*i|--in-place|inplace")
 
 
 def everything_in(line: str) -> tuple[tuple[SimpleCommand, ...], bool]:
-    """The commands of a line and those inside them (`sudo x`, `sh -c x`, `find -exec x`); whether that is all."""
+    """The commands of a line and inside them (`sudo x`, `sh -c x`, `find -exec x`), and whether these are all."""
     found = find(line)
     complete = found.complete
     commands = list(found.commands)
@@ -40,16 +40,16 @@ def everything_in(line: str) -> tuple[tuple[SimpleCommand, ...], bool]:
         if not argv or not command.words[0].sure:
             complete = complete and not argv
             continue
-        behind, lines = hidden_commands(argv, budget_of_words)
-        budget -= len(behind) + len(lines)
-        budget_of_words -= sum(map(len, behind))
+        inside, lines = hidden_commands(argv, budget_of_words)
+        budget -= len(inside) + len(lines)
+        budget_of_words -= sum(map(len, inside))
         if budget < 0 or budget_of_words < 0:
             return tuple(dict.fromkeys(commands)), False
-        if not behind and not lines:
+        if not inside and not lines:
             continue
-        inner = [SimpleCommand(command.words[len(argv) - len(words) :]) for words in behind]
+        inner = [SimpleCommand(command.words[len(argv) - len(words) :]) for words in inside]
         for text in lines:
-            # A text that is no line of shell (a host, a user) reads as a command too; that only denies more.
+            # A text that is not a shell line (a host, a user) is read as a command too; that only denies more.
             inner += find(text[:LONGEST]).commands
         commands += inner
         pending += inner
@@ -57,7 +57,7 @@ def everything_in(line: str) -> tuple[tuple[SimpleCommand, ...], bool]:
 
 
 def directories_of(commands: tuple[SimpleCommand, ...], cwd: str, home: str) -> tuple[str, ...]:
-    """Directories in which parts of the line may run, as far as `cd` names them."""
+    """Directories in which parts of the line may run, as `cd` names them."""
     seen = [cwd]
     for command in commands:
         if len(command.words) == 2 and command.words[0].text in {"cd", "pushd"} and len(seen) < MOST_DIRECTORIES:
@@ -66,7 +66,7 @@ def directories_of(commands: tuple[SimpleCommand, ...], cwd: str, home: str) -> 
 
 
 def as_paths(word: str) -> Iterator[str]:
-    """The ways in which a program may take a word for the name of a file."""
+    """The file names that a program may read in a word."""
     if len(word) > _LONGEST_PATH or not can_be_path(word):
         return
     if not word.startswith("-"):
@@ -79,7 +79,7 @@ def as_paths(word: str) -> Iterator[str]:
 
 
 def operands_of(command: SimpleCommand) -> Iterator[tuple[Word, bool, bool]]:
-    """Words of a command that may be files; whether it may read and whether it may write them."""
+    """Words of a command that may be files; for each, whether it may be read and whether it may be written."""
     for word in command.reads:
         yield word, True, False
     for word in command.writes:
@@ -98,7 +98,7 @@ def operands_of(command: SimpleCommand) -> Iterator[tuple[Word, bool, bool]]:
 
 
 def paths_of(line: str, cwd: str, home: str) -> tuple[str, ...]:
-    """Absolute paths that the judgement of the line will ask about; bounded. Their `..` are still in them."""
+    """Absolute paths that judging the line needs, a bounded number. They still contain `..`."""
     commands, _ = everything_in(line)
     directories = directories_of(commands, cwd, home)
     paths: dict[str, None] = {}
@@ -113,6 +113,6 @@ def paths_of(line: str, cwd: str, home: str) -> tuple[str, ...]:
 
 
 def shown(command: SimpleCommand) -> str:
-    """The command for people, cut where it is long."""
+    """The command for users, cut if it is long."""
     text = " ".join(word.text for word in command.words)
     return text if len(text) <= 120 else text[:119] + "…"

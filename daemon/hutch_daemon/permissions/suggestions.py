@@ -1,7 +1,7 @@
 """Narrow rules that are safe to accept with `always`.
 
-For a command: program, sub-command and script name where that is all that matters, else exactly these words; nothing
-that an open rule could be bent with. A suggestion is made only if the rule it proposes would allow what was asked.
+For a command: program, sub-command and script name if these suffice, otherwise exactly these words. A suggested open
+rule lets no option or word pass that could write files or run programs. A suggested rule always allows the call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hutch_daemon.permissions.shell.words import Word
 from hutch_shared.messages import Suggestion
 
 _RUNS_REPOSITORY_CODE = "allows code in this repository to run"
-_ONLY_THIS = "only this very command"
+_ONLY_THIS = "only this exact command"
 _SCRIPT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/@-]*")
 _OPEN_BY_SUBCOMMAND: dict[str, frozenset[str]] = {
     "git": frozenset(
@@ -45,7 +45,7 @@ _MODULES = frozenset(["pytest", "unittest", "mypy", "ruff", "black", "build", "c
 
 
 def of_command(argv: tuple[Word, ...]) -> Suggestion | None:
-    """What to propose for one command that no rule allowed, or None if nothing narrow would do."""
+    """The suggestion for a command that no rule allows, or None if no narrow rule would allow it."""
     if not argv or not all(word.sure for word in argv):
         return None
     words = [word.text for word in argv]
@@ -62,7 +62,7 @@ def of_command(argv: tuple[Word, ...]) -> Suggestion | None:
 
 
 def _stem(words: list[str]) -> list[str] | None:
-    """The words to which any others may be added, or None if only the whole command is narrow enough."""
+    """The first words of a safe open rule, or None if only a rule for the whole command is narrow enough."""
     name = words[0]
     if name in _TEST_PROGRAMS:
         return [name]
@@ -82,7 +82,7 @@ def _stem(words: list[str]) -> list[str] | None:
 
 
 def of_path(tool: str, path: str) -> Suggestion | None:
-    """This one file, named from the file system's root; None where its name cannot stand in a rule."""
+    """A rule for this one file, from the file system's root; None if a rule cannot contain its name."""
     if any(ord(char) < 32 for char in path) or len(path) > 500:
         return None
     spelled = re.sub(r"([*?\[])", r"[\1]", path)
@@ -94,7 +94,7 @@ def of_host(host: str) -> Suggestion:
 
 
 def of_tool(name: str) -> Suggestion | None:
-    """A tool of an MCP server, or another one, by its whole name."""
+    """A rule for a tool by its whole name; None if a rule cannot contain the name."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.\-]*", name):
         return None
     return Suggestion(rule=name, note="every call of this tool, whatever its input")

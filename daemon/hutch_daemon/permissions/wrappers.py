@@ -1,7 +1,7 @@
-"""Programs that run the command behind them.
+"""Programs that run the command after them.
 
-For rules that allow, five are looked through, and only where they are used in a plain way. For rules that deny or ask,
-whatever a program may run counts.
+For rules that allow, five wrappers are looked through, and only if their options are plain. For rules that deny or ask,
+every command that a program might run counts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DURATION = re.compile(r"[0-9]+(\.[0-9]+)?[smhd]?")
 
 
 def unwrap(argv: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The command behind `timeout nice time nohup stdbuf`, however many; None where their options are not plain."""
+    """The command after `timeout nice time nohup stdbuf`, also nested; None if their options are not plain."""
     while argv and argv[0] in LOOKED_THROUGH:
         name, at = argv[0], 1
         while at < len(argv) and argv[at].startswith("-"):
@@ -77,12 +77,12 @@ WRAPPERS: Mapping[str, int] = MappingProxyType(
         **dict.fromkeys(names("docker podman nerdctl kubectl oc ip"), 2),
     }
 )
-"""Programs that run the command behind them, and how many operands of their own may come first."""
+"""Programs that run the command after them, and how many of their own operands may come first."""
 SHELLS = names(
     "bash sh zsh dash ksh fish ash su eval env watch ssh script flock trap alias xargs parallel sg runuser busybox "
     "hyperfine watchexec nodemon concurrently mosh autossh"
 )
-"""Programs that read some of their words as a line of shell."""
+"""Programs that read some of their words as a shell line."""
 _SUB_RUNS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         **dict.fromkeys(names("npm pnpm yarn bun composer lerna"), names("exec x dlx")),
@@ -92,15 +92,15 @@ _SUB_RUNS: Mapping[str, frozenset[str]] = MappingProxyType(
         ),
     }
 )
-"""Programs with sub-commands that run the command behind them."""
+"""Programs with sub-commands that run the command after them."""
 _HIDES = SHELLS | frozenset(WRAPPERS) | frozenset(_SUB_RUNS) | names("find gfind fd fdfind git")
 _FIND_RUNS = names("-exec -execdir -ok -okdir -x --exec -X --exec-batch")
 
 
 def hidden_commands(argv: tuple[str, ...], most: int) -> tuple[list[tuple[str, ...]], list[str]]:
-    """What a command may run besides itself: commands, and texts that a shell reads; generous.
+    """What a command may run besides itself: commands, and texts that a shell reads. Generous.
 
-    Commands that have more than `most` words together are cut short behind the one that is too many.
+    The list ends with the command that brings the words of all of them above `most`.
     """
     name = base_name(argv[0])
     commands: list[tuple[str, ...]] = []

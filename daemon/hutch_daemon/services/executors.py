@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import anyio
 import structlog
 
-from hutch_daemon.keys.broker import LeaseHolder
+from hutch_daemon.keys.lease_book import LeaseHolder
 from hutch_daemon.permissions.approvals import Approvals
 from hutch_daemon.pool import tokens
 from hutch_daemon.pool.executor import Executor, ExecutorPeer

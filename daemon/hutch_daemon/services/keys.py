@@ -1,36 +1,25 @@
-"""What people ask and change about their keys. A secret goes in and never comes back."""
+"""Users' methods for their keys. A secret goes in and never comes back."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from typing import get_args
 
 from hutch_daemon.keys.credential import Refresh, secret_of
+from hutch_daemon.keys.vault import WithKey
 from hutch_daemon.services.access import Caller, SessionOf
 from hutch_daemon.services.parts import Parts
 from hutch_daemon.store import audit
-from hutch_daemon.store.rows import AuditRow, KeyRow
+from hutch_daemon.store.rows import KeyRow
 from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
 from hutch_shared.agents import provider_of
 from hutch_shared.broker_link import DialectName
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.events import Notice
-from hutch_shared.times import from_wire, now_ms
+from hutch_shared.times import from_wire
 
 __all__ = ["KeySide"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanting:
-    """A key that is needed and cannot be had, and the sessions whose people were told."""
-
-    owner: int
-    trouble: str
-    told: frozenset[str]
 
 
 class KeySide:
@@ -38,17 +27,14 @@ class KeySide:
 
     def __init__(self, parts: Parts, session_of: SessionOf) -> None:
         self._settings = parts.settings
-        self._store = parts.store
         self._vault = parts.vault
         self._grants = parts.grants
         self._leases = parts.leases
-        self._journal = parts.journal
+        self._troubles = parts.key_troubles
         self._session_of = session_of
-        self._wanting: dict[str, _Wanting] = {}
-        parts.leases.on_key = self._note_key
 
     async def put_api_key(self, caller: Caller, params: m.PutApiKey) -> m.ApiKey:
-        """Keep a credential of the caller; one for a provider that nothing is known of could never be used."""
+        """Store a credential of the caller. An unknown provider is refused: its key could never be used."""
         known = {*get_args(DialectName), *self._settings().providers}
         if params.provider not in known:
             near = get_close_matches(params.provider, known, 1)
@@ -76,10 +62,9 @@ class KeySide:
             base_url=params.base_url,
             expires_at=expires_at,
             refresh=refresh,
+            also=self._recorded(caller, "put_api_key", "stored"),
         )
-        await self._note(caller, "put_api_key", "stored", f"{params.provider}/{params.name}")
-        await self._settle(kept.id)
-        self._leases.want()
+        self._leases.request_start()
         await self._leases.refresh_credential(kept.id)
         return kept
 
@@ -89,16 +74,16 @@ class KeySide:
 
     async def delete_api_key(self, caller: Caller, params: m.DeleteApiKey) -> m.Nothing:
         """Forget a credential of the caller."""
-        row = await self._vault.delete(caller.uid, params.provider, params.name)
+        row = await self._vault.delete(
+            caller.uid, params.provider, params.name, also=self._recorded(caller, "delete_api_key", "deleted")
+        )
         await self._leases.revoke_credential(row.id)
-        await self._settle(row.id)
-        await self._note(caller, "delete_api_key", "deleted", f"{params.provider}/{params.name}")
         return m.Nothing()
 
     async def use_api_key(self, caller: Caller, params: m.UseApiKey) -> m.Nothing:
         """Choose the credential of sessions that name none."""
-        await self._vault.use(caller.uid, params.provider, params.name)
-        await self._note(caller, "use_api_key", "chosen", f"{params.provider}/{params.name}")
+        also = partial(_record, caller, "use_api_key", "chosen")
+        await self._vault.use(caller.uid, params.provider, params.name, also=also)
         return m.Nothing()
 
     async def explain_key(self, caller: Caller, params: m.ExplainKey) -> m.KeyExplained:
@@ -115,41 +100,34 @@ class KeySide:
 
     async def rotate_master_key(self, caller: Caller, params: m.Nothing) -> m.MasterRotated:
         """Put a new master key in the old one's place."""
-        wrapped = await self._vault.rotate_master()
-        await self._note(caller, "rotate_master_key", "rotated", self._vault.master_source)
+
+        def also(tx: Tx) -> None:
+            audit.record(
+                tx,
+                actor=str(caller),
+                owner=caller.uid,
+                action="rotate_master_key",
+                outcome="rotated",
+                subject=self._vault.master_source,
+            )
+
+        wrapped = await self._vault.rotate_master(also=also)
         return m.MasterRotated(self._vault.master_source, wrapped)
 
     def notices(self, owner: int | None) -> tuple[str, ...]:
-        """Return which keys of `owner`, or of anybody, are needed and cannot be had."""
-        return tuple(one.trouble for one in self._wanting.values() if owner in (None, one.owner))
+        """Return a sentence for each key of `owner` that agents need and cannot use; None: of all owners."""
+        return self._troubles.sentences(owner)
 
-    async def _note_key(self, key: KeyRow, sessions: Sequence[str], trouble: str) -> None:
-        """Ask the owner of a key that cannot be had, once in each session that waits for it, until it can."""
-        if not trouble:
-            await self._settle(key.id)
-            return
-        before = self._wanting.get(key.id)
-        told = before.told if before is not None else frozenset()
-        self._wanting[key.id] = _Wanting(key.owner, trouble, told | set(sessions))
-        details = {"provider": key.provider, "name": key.name}
-        await self._say(set(sessions) - told, Notice("key_needed", trouble, details))
+    def _recorded(self, caller: Caller, action: str, outcome: str) -> WithKey:
+        """Return what the transaction also stores that replaces or deletes a key."""
 
-    async def _settle(self, key: str) -> None:
-        """Ask no more for a key: there is another secret in its place, or it is gone."""
-        if (before := self._wanting.pop(key, None)) is not None:
-            await self._say(before.told, Notice("key_settled", "The key that was needed is there, or was deleted."))
+        def also(tx: Tx, row: KeyRow) -> None:
+            _record(caller, action, outcome, tx, row)
+            self._troubles.settle(tx, row.id)
 
-    async def _say(self, sessions: Collection[str], notice: Notice) -> None:
-        def unit(tx: Tx) -> None:
-            for session in sessions:
-                with suppress(HutchError):  # it was removed meanwhile
-                    self._journal.append(tx, session, None, "notice", notice)
+        return also
 
-        if sessions:
-            await self._store.write(unit)
 
-    async def _note(self, caller: Caller, action: str, outcome: str, subject: str) -> None:
-        row = AuditRow(
-            at=now_ms(), owner=caller.uid, actor=str(caller), action=action, outcome=outcome, subject=subject
-        )
-        await self._store.write(lambda tx: audit.write(tx, row))
+def _record(caller: Caller, action: str, outcome: str, tx: Tx, row: KeyRow) -> None:
+    subject = f"{row.provider}/{row.name}"
+    audit.record(tx, actor=str(caller), owner=caller.uid, action=action, outcome=outcome, subject=subject)

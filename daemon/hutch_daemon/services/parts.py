@@ -14,11 +14,12 @@ from hutch_daemon.environments.port import Account
 from hutch_daemon.environments.registry import Environments
 from hutch_daemon.events.fanout import Fanout
 from hutch_daemon.events.journal import Journal
-from hutch_daemon.keys.broker import KeyReport, LeaseHolder
+from hutch_daemon.keys.lease_book import LeaseHolder
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.redaction import KnownSecrets
 from hutch_daemon.services.account_map import may_run_as
+from hutch_daemon.services.key_troubles import KeyTroubles
 from hutch_daemon.settings import LimitSettings, Settings
 from hutch_daemon.store.rows import SessionRow
 from hutch_daemon.store.store import Store
@@ -48,9 +49,7 @@ class KeyGrants(Protocol):
 class Leases(Protocol):
     """Ends what agents may do with keys: the broker."""
 
-    on_key: KeyReport
-
-    def want(self) -> None: ...
+    def request_start(self) -> None: ...
     async def refresh_credential(self, credential: str) -> None: ...
     async def revoke_credential(self, credential: str) -> int: ...
     async def revoke_executor(self, executor: str) -> int: ...
@@ -79,6 +78,7 @@ class Parts:
     vault: Vault
     grants: KeyGrants
     leases: Leases
+    key_troubles: KeyTroubles
     settings: Callable[[], Settings]
     account_of: Callable[[int], Account]
     spool_dir: Path

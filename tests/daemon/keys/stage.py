@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hutch_daemon.keys.broker import Broker, BrokerPaths, LeaseHolder
+from hutch_daemon.keys.broker import Broker
+from hutch_daemon.keys.broker_boot import BrokerPaths
 from hutch_daemon.keys.grants import Grants
+from hutch_daemon.keys.key_supply import KeyReport
+from hutch_daemon.keys.lease_book import LeaseHolder
 from hutch_daemon.keys.master import MasterKeys, load_master_keys
 from hutch_daemon.keys.oauth import FreshKeys
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.settings import Settings
 from hutch_daemon.store import sessions
-from hutch_daemon.store.rows import SessionRow
+from hutch_daemon.store.rows import KeyRow, SessionRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
 from hutch_shared.secret import Secret
@@ -25,6 +28,10 @@ from hutch_shared.unix import start_time
 OWNER = os.getuid()
 KEY = "sk-rehearsal-0123456789"
 HOLDER = LeaseHolder("x-1", os.getuid(), os.getpid(), start_time(os.getpid()) or 0)
+
+
+async def report_nothing(key: KeyRow, sessions: Sequence[str], trouble: str) -> None:
+    """Ignore a key's trouble."""
 
 
 @dataclass
@@ -42,16 +49,16 @@ class VaultStage:
         self.vault = await Vault.load(self.store, self.master, self.folder / "vault.ledger")
         return self.vault
 
-    def broker(self, settings: Settings, holds: Any) -> Broker:
+    def broker(self, settings: Settings, holds: Any, report: KeyReport = report_nothing) -> Broker:
         """Return hutchd's side of a broker on these."""
         return Broker(
             self.store,
-            self.vault,
             lambda: settings,
             BrokerPaths.under(self.folder, self.folder),
             holds,
             environ={"PATH": os.defpath},
             fresh=FreshKeys(self.vault, lambda: settings),
+            report=report,
         )
 
     def grants(self, settings: Settings, broker: Broker | None = None) -> Grants:

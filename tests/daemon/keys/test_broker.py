@@ -17,6 +17,7 @@ import pytest
 
 from hutch_daemon.keys.broker import Broker
 from hutch_daemon.keys.credential import Refresh
+from hutch_daemon.keys.key_supply import KeyReport
 from hutch_daemon.settings import BrokerSettings, PriceSettings, ProviderSettings, Settings
 from hutch_daemon.store import audit, usage
 from hutch_daemon.store.rows import KeyRow
@@ -27,7 +28,7 @@ from hutch_shared.secret import Secret
 from hutch_shared.times import now_ms
 from hutch_shared.unix import connect, peer_credentials
 from tests.broker.stage import closed_port, parsed, read_all, read_until, request
-from tests.daemon.keys.stage import HOLDER, KEY, OWNER, VaultStage, keep_session, session, vault_stage
+from tests.daemon.keys.stage import HOLDER, KEY, OWNER, VaultStage, keep_session, report_nothing, session, vault_stage
 from tests.rehearsal import Pause, Say, Stall, Usage, serve
 
 pytestmark = pytest.mark.system
@@ -56,14 +57,14 @@ def settings_for(url: str, **broker: Any) -> Settings:
 
 @asynccontextmanager
 async def working(
-    folder: Path, url: str, holds: Callable[..., Any] = always, **broker: Any
+    folder: Path, url: str, holds: Callable[..., Any] = always, report: KeyReport = report_nothing, **broker: Any
 ) -> AsyncIterator[tuple[VaultStage, Broker]]:
     settings = settings_for(url, **broker)
     pid = None
     try:
         async with vault_stage(folder) as stage:
             await stage.put()
-            async with stage.broker(settings, holds).running() as running:
+            async with stage.broker(settings, holds, report).running() as running:
                 try:
                     yield stage, running
                 finally:
@@ -296,15 +297,17 @@ async def test_a_replaced_key_is_used_from_the_next_request_on(folder: Path) -> 
 
 async def test_a_key_that_cannot_be_had_is_asked_for_and_waited_for(folder: Path) -> None:
     """Its owner is told in the sessions that use it; the request is held, and goes on with what the owner stores."""
-    async with serve(key=KEY, script=lambda _: SAY) as model, working(folder, model.url) as (stage, broker):
-        told: list[tuple[str, tuple[str, ...], str]] = []
-        asked = anyio.Event()
+    told: list[tuple[str, tuple[str, ...], str]] = []
+    asked = anyio.Event()
 
-        async def on_key(row: KeyRow, sessions: Sequence[str], trouble: str) -> None:
-            told.append((row.name, tuple(sessions), trouble))
-            asked.set()
+    async def report(row: KeyRow, sessions: Sequence[str], trouble: str) -> None:
+        told.append((row.name, tuple(sessions), trouble))
+        asked.set()
 
-        broker.on_key = on_key
+    async with (
+        serve(key=KEY, script=lambda _: SAY) as model,
+        working(folder, model.url, report=report) as (stage, broker),
+    ):
         refresh = Refresh(Secret("refresh-1"), f"http://127.0.0.1:{closed_port()}/token", "client")
         await stage.put(secret="access-1", kind="oauth", expires_at=now_ms(), refresh=refresh)
         grant = await broker.lease(session(), HOLDER, "anthropic", await row_of(stage))

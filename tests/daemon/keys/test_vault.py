@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,8 +92,8 @@ async def test_a_name_is_a_plain_word(stage: VaultStage, name: str) -> None:
         await stage.put(name)
 
 
-async def test_which_key_is_used_is_told_with_the_reason(stage: VaultStage) -> None:
-    """Named by the session, chosen by the owner, the only one, the default one; else it is asked."""
+async def test_the_chosen_key_comes_with_the_reason(stage: VaultStage) -> None:
+    """The session names it, the owner chose it, it is the only one, or the default one; otherwise NO_KEY."""
     why = []
     await stage.put("work", "sk-work")
     why.append((await stage.vault.choose(OWNER, "anthropic")).why)
@@ -109,7 +110,7 @@ async def test_which_key_is_used_is_told_with_the_reason(stage: VaultStage) -> N
     assert several.value.reason is Reason.NO_KEY
     assert [words.split(",")[0] for words in why] == [
         "it is your only key for anthropic",
-        "none was chosen",
+        "no key was chosen",
         "you chose home with `hutch key use`",
         "the session asks for work",
     ]
@@ -306,3 +307,36 @@ async def test_a_change_killed_half_way_is_done_or_undone(tmp_path: Path) -> Non
     assert codes == [-9, -9]
     assert new == "sk-new"
     assert refused.value.reason is Reason.KEY_UNREADABLE
+
+
+async def test_a_change_and_what_goes_with_it_are_stored_together_or_not_at_all(stage: VaultStage) -> None:
+    """If the caller's part of the transaction fails, the vault's part is not stored either."""
+
+    def refuse(*_: object) -> None:
+        raise HutchError(Reason.WRONG_STATE)
+
+    await stage.put("work", "sk-work")
+    await stage.put("home", "sk-home")
+    for change in (
+        lambda: stage.put("new", "sk-new", also=refuse),
+        lambda: stage.vault.use(OWNER, "anthropic", "work", also=refuse),
+    ):
+        with pytest.raises(HutchError):
+            await change()
+
+    listed = (await stage.vault.list_(OWNER)).keys
+    assert [(key.name, key.chosen) for key in listed] == [("home", False), ("work", False)]
+
+
+async def test_a_rotation_is_recorded_after_all_envelopes_are_under_the_new_key(stage: VaultStage) -> None:
+    """The caller's part runs once, when no envelope is left under the old master key."""
+    kept = await stage.put()
+    marks: list[str] = []
+
+    def record(tx: Any) -> None:
+        marks.extend(row.master for row in rows.KEYS.all(tx))
+
+    await stage.vault.rotate_master(also=record)
+
+    (row,) = await stage.store.read(lambda conn: rows.KEYS.all(conn, "WHERE id = ?", (kept.id,)))
+    assert marks == [row.master] == [stage.master.current.mark]

@@ -70,8 +70,8 @@ def test_a_repository_allows_itself_nothing() -> None:
     assert decide([untrusted], "rm x").decision == "deny"
     several = replace(untrusted, allow=("Bash(make all)", "Bash(make)"))
     (one,), (two,) = (compile_policy([layer], home="/").problems for layer in (untrusted, several))
-    assert one.endswith(": 1 rule that allows is left out until the project is trusted")
-    assert two.endswith(": 2 rules that allow are left out until the project is trusted")
+    assert one.endswith(": 1 rule that allows is ignored until the project is trusted")
+    assert two.endswith(": 2 rules that allow are ignored until the project is trusted")
 
 
 def test_a_bad_rule_that_allows_is_left_out_and_told() -> None:
@@ -80,7 +80,7 @@ def test_a_bad_rule_that_allows_is_left_out_and_told() -> None:
 
     assert decide(layers, "ls").decision == "allow"
     assert compile_policy(layers, home="/").problems == (
-        "mine: allow 'Bash(ls': not of the form Tool or Tool(specifier)",
+        "mine: allow 'Bash(ls': it is not of the form Tool or Tool(specifier)",
     )
 
 
@@ -111,14 +111,14 @@ def test_a_policy_file_is_read() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[permission]\n", "unknown key 'permission'; do you mean permissions?"),
-        ("[permissions]\ndenied = []\n", "unknown key 'denied'; do you mean deny?"),
-        ("[permissions]\nforbid_bypass = true\n", "unknown key 'forbid_bypass'; known are deny, ask, allow"),
-        ("[permissions]\ndeny = 'x'\n", "deny is not a list of texts"),
+        ("[permission]\n", "unknown key 'permission'; did you mean permissions?"),
+        ("[permissions]\ndenied = []\n", "unknown key 'denied'; did you mean deny?"),
+        ("[permissions]\nforbid_bypass = true\n", "unknown key 'forbid_bypass'; known keys: deny, ask, allow"),
+        ("[permissions]\ndeny = 'x'\n", "deny is not a list of strings"),
         ("permissions = 3\n", "permissions is not a table"),
         ("nonsense", "file: Expected"),
         ("x = " + "[" * 30_000, "not a TOML file"),
-        ("#" * (LARGEST_FILE + 1), "over 65536 characters"),
+        ("#" * (LARGEST_FILE + 1), "longer than 65536 characters"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_told_and_everything_asks(text: str, problem: str) -> None:

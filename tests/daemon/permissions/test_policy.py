@@ -49,7 +49,7 @@ def test_a_rule_that_does_not_reach_says_why() -> None:
     """Where a rule fits but its program could be bent, the question names both."""
     verdict = decide(Layer("account", allow=("Bash(sort:*)",)), "Bash", "sort -o x y")
 
-    assert verdict.why == "`Bash(sort:*)` does not reach so far: sort -o may write files or run programs."
+    assert verdict.why == "`Bash(sort:*)` does not cover this: sort -o may write files or run programs."
 
 
 def test_a_path_that_nobody_resolved_is_not_allowed() -> None:
@@ -180,7 +180,7 @@ def test_unattended_never_asks() -> None:
     verdict = decide(Layer("account"), "Bash", "git status", "unattended")
 
     assert (verdict.decision, verdict.suggestions) == ("deny", ())
-    assert verdict.why == "Nobody is asked in the mode unattended. No rule allows `git status`."
+    assert verdict.why == "The mode unattended denies what would ask. No rule allows `git status`."
 
 
 @pytest.mark.parametrize("mode", get_args(PermissionMode))
@@ -218,3 +218,61 @@ def test_a_rule_means_the_script_in_the_work_directory(rule: str, line: str) -> 
     elsewhere = decide(layer, "Bash", line, cwd="/w/sub")
     assert (elsewhere.decision, elsewhere.suggestions) == ("ask", ())
     assert decide(layer, "Bash", "ls x", cwd="/w/sub").decision == "allow"
+
+
+BYPASS = Layer("account", allow=("Bash",))
+HOME = "/home/u"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "rm -rf /",
+        "rm -r ~",
+        "rm --recursive /home",
+        "rm -R /home/u/*",
+        "rm -rf $HOME",
+        'rm -rf "$X"',
+        "rm -rf `pwd`",
+        "find / -delete",
+        "find ~ -name x -delete",
+        "cd / && rm -rf *",
+        "sudo rm -rf /",
+    ],
+)
+def test_removing_the_root_or_the_home_asks_in_the_mode_bypass(line: str) -> None:
+    """Even a rule that allows every command does not open it."""
+    assert decide(BYPASS, "Bash", line, "bypass").decision == "ask"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "rm -rf build",
+        "rm /home/u/x",
+        "rm -f ~",  # no tree: rm refuses a directory
+        "rm -rf ~/project",
+        "rm -rf x*",  # names in the work directory
+        "find . -name x",
+        "find / -name x",  # removes nothing
+        "find ~/project -delete",
+        "find $X -name x",
+        "find x* -delete",
+        "ls -R /",
+        "ls -delete /",  # not find
+        "cp -r / x",
+        "chmod -R 755 *",
+        "grep -r $X .",
+    ],
+)
+def test_other_commands_pass_in_the_mode_bypass(line: str) -> None:
+    """Only `rm` of a tree and `find -delete` are looked at, and only where they hit the root, the home or above."""
+    verdict = decide(Layer("account"), "Bash", line, "bypass")
+
+    assert verdict.decision == "allow", verdict.why
+
+
+def test_a_find_that_deletes_below_an_unknown_name_is_not_taken_for_the_home() -> None:
+    """An unknown name asks for `rm` only; `find` resolves its start itself and names it."""
+    assert decide(Layer("account"), "Bash", "find $X -delete", "bypass").decision == "allow"
+    assert decide(Layer("account"), "Bash", "rm -rf $X", "bypass").decision == "ask"

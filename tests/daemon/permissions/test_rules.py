@@ -102,7 +102,7 @@ def test_what_is_no_rule_is_refused(text: str) -> None:
 def test_a_line_of_several_commands_denies_nothing() -> None:
     """Only a rule that allows may be an exact line: what is to be denied is named command by command."""
     assert rule("Bash(a && b)").line == "a && b"
-    with pytest.raises(BadRuleError, match="part by part"):
+    with pytest.raises(BadRuleError, match="command by command"):
         rule("Bash(a && b)", "deny")
 
 

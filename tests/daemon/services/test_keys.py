@@ -29,7 +29,7 @@ async def test_the_owner_is_asked_once_in_each_session(stage: Stage) -> None:
     async with stage.hutchd():
         session = await stage.open()
         row = await stored(stage)
-        tell = stage.leases.on_key
+        tell = stage.key_troubles.report
         for _ in range(3):
             await tell(row, (session.id,), "The log-in could not be refreshed.")
         asked = await words(stage, session)
@@ -48,7 +48,7 @@ async def test_others_are_not_told_of_a_key(stage: Stage) -> None:
     """Whose key it is sees the notice, and an admin does."""
     async with stage.hutchd():
         row = await stored(stage)
-        await stage.leases.on_key(row, ("s-0000000000000000",), "The log-in could not be refreshed.")
+        await stage.key_troubles.report(row, ("s-0000000000000000",), "The log-in could not be refreshed.")
         other = replace(stage.me, uid=stage.me.uid + 1)
         seen = [
             "The log-in could not be refreshed." in (await stage.conductor.get_status(who, m.Nothing())).notices

@@ -153,7 +153,7 @@ async def test_a_projects_file_that_cannot_be_used_makes_everything_ask(stage: S
         await stage.answer(asked, "deny")
         await stage.ended(turn)
 
-        assert "Everything asks" in asked.why
+        assert "Every call asks" in asked.why
         assert "it is not a regular file" in asked.why
         assert view.problems == ("/work/.hutch/policy.toml: it is not a regular file",)
 

@@ -38,7 +38,7 @@ def _compiler(argv: Argv, spelled: int) -> str | None:
 
 
 def _answers(argv: Argv, spelled: int) -> str | None:
-    """Programs that read further words from files (`@file`)."""
+    """For programs that read more words from files (`@file`)."""
     word = next((word for word in argv[1:] if word.startswith("@")), None)
     return None if word is None else f"{base_name(argv[0])} reads options from {word}"
 
@@ -51,18 +51,18 @@ _RUNNER_OPTIONS = re.compile(
 
 
 def _runner(argv: Argv, spelled: int) -> str | None:
-    """Runners of tasks with many options that run or load something: only plain ones pass."""
+    """For task runners, whose many options run or load something: only plain options pass."""
     word = next((w for w in argv[spelled:] if w.startswith("-") and not _RUNNER_OPTIONS.fullmatch(w)), None)
     return _targets(argv, spelled) if word is None else f"{base_name(argv[0])} {word} may change what it runs"
 
 
 def _dotnet(argv: Argv, spelled: int) -> str | None:
     word = next((word for word in argv[1:] if word.startswith("@") or re.match(r"/[A-Za-z]+:", word)), None)
-    return None if word is None else f"dotnet {word} may change what is run"
+    return None if word is None else f"dotnet {word} may change what it runs"
 
 
 def _gh(argv: Argv, spelled: int) -> str | None:
-    return "gh hands on to git what stands behind `--`" if "--" in argv else None
+    return "gh passes words after `--` to git" if "--" in argv else None
 
 
 def _eslint(argv: Argv, spelled: int) -> str | None:

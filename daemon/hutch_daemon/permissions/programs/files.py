@@ -21,12 +21,12 @@ def _sed(argv: Argv, spelled: int) -> str | None:
         if re.fullmatch(r"-[nErsuz]*e", word):
             scripts.append(next(words, ""))
         elif word.startswith("-") and not re.fullmatch(r"-[nErsuz]+|--quiet|--silent|--regexp-extended", word):
-            return "sed writes files and runs programs by its options"
+            return "sed options can write files and run programs"
         elif not word.startswith("-"):
             operands.append(word)
     scripts = scripts or operands[:1]
     if not scripts or not all(_SED_PRINTS.fullmatch(text) or _SED_REPLACES.fullmatch(text) for text in scripts):
-        return "a sed script can write files and run programs; only plain ones are told apart"
+        return "a sed script can write files and run programs, and this one is not a plain one"
     return None
 
 
@@ -36,12 +36,12 @@ def _awk(argv: Argv, spelled: int) -> str | None:
         if word in {"-F", "-v"}:
             next(words, None)
         elif word.startswith("-") and not re.match(r"-[Fv].", word):
-            return "awk loads programs by its options"
+            return "awk options can load programs"
         elif not word.startswith("-"):
             if re.search(r"[|>@`]|system|getline|ARGV|close|PROCINFO", re.sub(r"\|\||>=", "", word)):
-                return "an awk program can write files and run programs; only plain ones are told apart"
-            return "options behind an awk program" if any(rest.startswith("-") for rest in words) else None
-    return "awk without a program"
+                return "an awk program can write files and run programs, and this one is not a plain one"
+            return "options come after the awk program" if any(rest.startswith("-") for rest in words) else None
+    return "awk has no program"
 
 
 _TAR_BUNDLE = re.compile(r"[A-Za-z]*[FI][A-Za-z]*")
@@ -49,13 +49,13 @@ _TAR_BUNDLE = re.compile(r"[A-Za-z]*[FI][A-Za-z]*")
 
 def _tar(argv: Argv, spelled: int) -> str | None:
     if any(":" in word for word in argv[1:]):
-        return "tar runs a remote shell for an archive with a colon in its name"
+        return "tar runs a remote shell for an archive whose name has a colon"
     return "tar runs a program" if len(argv) > 1 and _TAR_BUNDLE.fullmatch(argv[1]) else None
 
 
 def _uniq(argv: Argv, spelled: int) -> str | None:
     operands = [word for word in argv[1:] if not word.startswith(("-", "+"))]
-    return "the second file of uniq is written" if len(operands) > 1 else None
+    return "uniq writes its second file" if len(operands) > 1 else None
 
 
 _PRINTF_SETS = re.compile(r"%[^A-Za-z%]*[hlLjzt]*n|%\(")
@@ -64,12 +64,12 @@ _EVALUATES = re.compile(r"\[.*[$`]", re.DOTALL)
 
 def _printf(argv: Argv, spelled: int) -> str | None:
     if any(word.startswith("-v") for word in argv[1:2]) or any(_PRINTF_SETS.search(word) for word in argv[1:3]):
-        return "printf sets variables: by -v, and by %n in its format"
+        return "printf can set variables (-v, %n)"
     return _evaluates(argv, spelled)
 
 
 def _evaluates(argv: Argv, spelled: int) -> str | None:
-    """Where shells want a number, they evaluate the index of an array, and what is substituted in it."""
+    """Where a number is expected, shells evaluate an array index and the substitutions in it."""
     word = next((word for word in argv[1:] if _EVALUATES.search(word)), None)
     return None if word is None else f"{argv[0]} may evaluate {word}"
 

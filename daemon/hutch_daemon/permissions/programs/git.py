@@ -60,7 +60,7 @@ def _git(argv: Argv, spelled: int) -> str | None:
         return (
             None
             if all(not w.startswith("-") or w in _GIT_CONFIG_FLAGS for w in argv[at + 2 :])
-            else "git config with options"
+            else "git config has an option that is not plain"
         )
     if sub in _EXACT_GIT:
         return f"git {sub} runs programs or settings"
@@ -75,7 +75,7 @@ def _git(argv: Argv, spelled: int) -> str | None:
         "ls-remote",
         "archive",
     }:
-        return "a git address that runs a program"
+        return "a git address with `::` runs a program"
     return option_of(argv[at:], _GIT_SHORT.get(sub, ""), _GIT_LONG, frozenset())
 
 

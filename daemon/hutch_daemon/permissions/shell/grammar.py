@@ -1,8 +1,8 @@
 """The generous reading: finds every command that a line might run, for rules that deny or ask.
 
-The grammar is tree-sitter-bash. It reads more than bash does (it takes a carriage return for a blank, gives no node for
-back-ticks in a here-document), so it never decides alone that a line is harmless: `reader` must have read the same.
-Walks are iterative: what comes in may be nested as deep as the line is long.
+The grammar is tree-sitter-bash. It differs from bash (it reads a carriage return as a blank, and has no node for
+back-ticks in a here-document), so it never decides alone that a line is harmless: `reader` must find the same commands.
+Walks are iterative, because a line can nest as deep as it is long.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ENDS_WITH_COMMAND = frozenset({"list", "pipeline", "negated_command", "redirect
 LONGEST = 10_000
 """Characters; longer lines are read roughly."""
 MOST_LOOKED_AT = 20_000
-"""Characters; what is behind them is not read at all, and the line never passes."""
+"""Characters; the rest of a longer line is not read, and the line never passes."""
 LONGEST_BARE = 2_000
 """Characters outside plain quotes. The grammar may take quadratic time over them: over 400 ms for 8,000."""
 MOST_OPENERS = 250
@@ -49,14 +49,14 @@ _WORDS = frozenset(_WORDS_TEXT.split())
 
 @dataclass(frozen=True, slots=True)
 class ParsedLine:
-    """All commands in the line, wherever they stand; `complete` is False where some may have been missed."""
+    """All commands of a line at any depth; `complete` is False if some may be missing."""
 
     commands: tuple[SimpleCommand, ...]
     complete: bool
 
 
 def find(line: str) -> ParsedLine:
-    """Every command in the line and in what it substitutes. Never raises: takes any text."""
+    """Every command in the line and in its substitutions. Takes any text; never raises."""
     return _find(line[:MOST_LOOKED_AT])
 
 
@@ -76,26 +76,26 @@ def _find(line: str) -> ParsedLine:
 
 
 def _roughly(line: str) -> tuple[SimpleCommand, ...]:
-    """What may be commands when there is no grammar to tell: the text between operators, without its quotes."""
+    """Possible commands, found without the grammar: the texts between operators, without quotes."""
     bare = _QUOTES.sub("", line)
     pieces = dict.fromkeys(piece.strip() for piece in _CUTS.split(bare))
     return tuple(SimpleCommand(tuple(Word(word) for word in piece.split())) for piece in pieces if piece)
 
 
 def _parsed(line: str) -> tuple[list[SimpleCommand], bool, list[str]]:
-    """The commands, whether the grammar read all of it, and texts in it that the shell would read as lines."""
+    """The commands, whether the grammar read the whole line, and texts in it that the shell reads as lines."""
     source = line.encode("utf-8", "replace")
     root = Parser(_LANGUAGE).parse(source).root_node
     complete = not root.has_error
     commands: list[SimpleCommand] = []
     rest: list[str] = []
-    for link in _walk(root):
-        node = link.node
+    for path in _walk(root):
+        node = path.node
         kind = node.type
         if kind in _COMMANDS or (kind == "ERROR" and node.named_child_count):
-            commands.append(_command(link, source))
-        elif kind == "file_redirect" and not _belongs_to_command(link):
-            # `>f` alone, or behind a group: no program, but still a file.
+            commands.append(_command(path, source))
+        elif kind == "file_redirect" and not _belongs_to_command(path):
+            # `>f` alone or after a group: no program, but a file.
             reads: list[Word] = []
             writes: list[Word] = []
             extra: list[Word] = []
@@ -108,25 +108,25 @@ def _parsed(line: str) -> tuple[list[SimpleCommand], bool, list[str]]:
 
 
 class _NodePath(NamedTuple):
-    """A node and the way down to it; asking the tree for a parent would walk from the root each time."""
+    """A node and the nodes above it. (The tree finds a parent only by a walk from the root.)"""
 
     node: Node
     up: _NodePath | None
 
 
 def _walk(root: Node) -> Iterator[_NodePath]:
-    """All nodes that may hold commands, from the first to the last, without recursion."""
+    """All nodes that may contain commands, in the order of the text, without recursion."""
     stack = [_NodePath(root, None)]
     while stack:
-        link = stack.pop()
-        yield link
+        path = stack.pop()
+        yield path
         stack.extend(
-            _NodePath(child, link) for child in reversed(link.node.named_children) if child.type not in _LEAVES
+            _NodePath(child, path) for child in reversed(path.node.named_children) if child.type not in _LEAVES
         )
 
 
 def _belongs_to_command(redirect: _NodePath) -> bool:
-    """Whether the redirection is one that `_command` gathers with its command."""
+    """Whether `_command` collects this redirection with its command."""
     if redirect.up is None or redirect.up.node.type == "command":
         return redirect.up is not None
     body = redirect.up.node.child_by_field_name("body")
@@ -135,9 +135,9 @@ def _belongs_to_command(redirect: _NodePath) -> bool:
     return body is not None and body.type in _COMMANDS
 
 
-def _redirects_around(link: _NodePath) -> Iterator[Node]:
-    """The grammar puts `a && b >f` as (`a && b`) `>f`; bash gives the redirection, and words behind it, to `b`."""
-    here = link
+def _redirects_around(path: _NodePath) -> Iterator[Node]:
+    """Redirections of enclosing nodes: the grammar reads `a && b >f` as (`a && b`) `>f`, bash redirects only `b`."""
+    here = path
     while (up := here.up) is not None:
         if up.node.type == "redirected_statement" and up.node.child_by_field_name("body") == here.node:
             yield from (part for part in up.node.named_children if part.type.endswith("redirect"))
@@ -146,15 +146,15 @@ def _redirects_around(link: _NodePath) -> Iterator[Node]:
         here = up
 
 
-def _command(link: _NodePath, source: bytes) -> SimpleCommand:
-    node = link.node
+def _command(path: _NodePath, source: bytes) -> SimpleCommand:
+    node = path.node
     words: list[Word] = []
     reads: list[Word] = []
     writes: list[Word] = []
     assigns: list[str] = []
     parts = list(node.children if node.type != "ERROR" else node.named_children)
     if node.type in _COMMANDS:
-        parts += _redirects_around(link)
+        parts += _redirects_around(path)
     for part in parts:
         kind = part.type
         if kind == "command_name":
@@ -166,7 +166,7 @@ def _command(link: _NodePath, source: bytes) -> SimpleCommand:
         elif kind == "file_redirect":
             _redirect(part, source, words, reads, writes)
         elif kind == "heredoc_redirect":
-            # Words behind `<<EOF` on the same line belong to the command.
+            # Words after `<<EOF` on the same line belong to the command.
             words += [word_of(child, source) for child in part.named_children if child.type in _WORDS]
             for child in part.named_children:
                 if child.type == "file_redirect":
@@ -175,7 +175,7 @@ def _command(link: _NodePath, source: bytes) -> SimpleCommand:
 
 
 def _redirect(node: Node, source: bytes, words: list[Word], reads: list[Word], writes: list[Word]) -> None:
-    """Words that follow a redirection hang under it: the first is the file, the others are the command's."""
+    """Collect a redirection. The grammar puts later words of the command under it: only the first is the file."""
     targets = node.children_by_field_name("destination")
     operator = next((child.type for child in node.children if not child.is_named), "")
     if not targets:
@@ -193,7 +193,7 @@ def _text(node: Node, source: bytes) -> str:
 
 
 def word_of(node: Node, source: bytes) -> Word:
-    """The word a node stands for, as the shell would hand it on when that can be told from the text."""
+    """The word of a node as the program gets it, if the text alone determines it."""
     kind = node.type
     text = _text(node, source)
     if _NOTHING_TO_READ.fullmatch(text) and kind in {"word", "number"}:

@@ -1,10 +1,10 @@
-"""The strict reading: understands a subset of bash exactly, and refuses all else.
+"""The strict reading: understands a subset of bash exactly and refuses everything else.
 
 The subset: simple commands joined by `;`, newline, `&&`, `||`, `|`, `|&` and `&`, and parentheses around them; words of
 plain characters, single quotes, double quotes without expansions, backslashes; file name patterns and `$?`, which is a
 number (the word is then not sure); redirections to and from named files and descriptors; comments; leading assignments
-of plain values. Every rule here is narrower than bash's: whoever widens one shows by
-`tests/daemon/permissions/differential.py` that it holds.
+of plain values. Every rule here is narrower than bash's. A change that widens one must pass
+`tests/daemon/permissions/differential.py`.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\[.*\])?\+?=", re.DOTALL)
 _DESCRIPTOR = re.compile(r"[0-9-](?=[\s|&;)]|$)")
 _OWN_HOME = re.compile(r"~(?=[/\s|&;<>)]|$)")
 _GOES_ON = re.compile(r"(,|\.\.).*\}", re.DOTALL)
-"""Behind braces: bash takes `{a}b,c}` for the braces of `a}b` and `c`, whatever of it is quoted."""
+"""After a closing brace: bash reads `{a}b,c}` as braces around `a}b` and `c`, even where parts are quoted."""
 _PLAIN_RUN = re.compile(r"[A-Za-z0-9_./:,@%+-]+")
 
 
 class NotUnderstoodError(Exception):
-    """The line is outside the subset; the text says where, for a person."""
+    """The line is outside the subset; the text tells the user why."""
 
 
 @dataclass(slots=True)
 class _Parts:
-    """A simple command while it is read."""
+    """A simple command that is being read."""
 
     words: list[Word] = field(default_factory=list)
     reads: list[Word] = field(default_factory=list)
@@ -55,7 +55,7 @@ class _Reader:
         self.parts = _Parts()
         self.depth = 0
         self.after: Joint = ";"
-        """The joint before the present place: decides whether a command may or must stand here."""
+        """The joint before the current position: it decides whether a command may or must come next."""
 
     def read(self) -> tuple[SimpleCommand, ...]:
         line, end = self.line, len(self.line)
@@ -105,7 +105,7 @@ class _Reader:
             raise NotUnderstoodError("`;;` outside a case")
         self.at += len(text)
         if text == "\n":
-            # A newline ends a command; after an operator or another newline it says nothing.
+            # A newline ends a command; after an operator or another newline it means nothing.
             self._end(";", may_be_empty=True)
             return
         self._end(_JOINTS[text], may_be_empty=False)
@@ -139,14 +139,14 @@ class _Reader:
         if operator == ">&":
             match = _DESCRIPTOR.match(line, self.at)
             if match is None:
-                raise NotUnderstoodError("`>&` to something else than a descriptor")
+                raise NotUnderstoodError("`>&` to something other than a descriptor")
             self.at = match.end()
             return
         while self.at < len(line) and line[self.at] in _BLANK:
             self.at += 1
         target, _ = self._take()
         if not target.text or not target.sure or target.text[0] == "!":
-            # zsh takes `>!f` for `>|f`.
+            # zsh reads `>!f` as `>|f`.
             raise NotUnderstoodError("a redirection to a name that is not plain")
         (self.parts.reads if operator == "<" else self.parts.writes).append(target)
 
@@ -183,7 +183,7 @@ class _Reader:
         parts.words.append(word)
 
     def _take(self) -> tuple[Word, bool]:
-        """Read one word; also whether any of it was quoted."""
+        """Read one word; return it and whether a part of it was quoted."""
         line, end, start = self.line, len(self.line), self.at
         out: list[str] = []
         sure = True
@@ -240,7 +240,7 @@ class _Reader:
                 out.append(char)
                 self.at += 1
             elif char == "=" and self.at == start:
-                raise NotUnderstoodError("a word that some shells look up")
+                raise NotUnderstoodError("a word that starts with `=`, which some shells expand")
             else:
                 if not char.isascii() and unicodedata.category(char)[0] in "ZC":
                     raise NotUnderstoodError("an invisible character outside quotes")
@@ -255,7 +255,7 @@ class _Reader:
         return Word(text, sure), quoted
 
     def _double_quoted(self) -> tuple[str, bool]:
-        """Read up to the closing quote; also whether the text is exactly what the program gets."""
+        """Read up to the closing quote; return the text and whether it is exactly what the program gets."""
         line = self.line
         out: list[str] = []
         sure = True
@@ -286,8 +286,8 @@ class _Reader:
 
 
 def understand(line: str) -> tuple[SimpleCommand, ...]:
-    """The simple commands of a line in the order in which they are written.
+    """The simple commands of a line, in the order of the text. Parentheses appear as commands without words.
 
-    Raises `NotUnderstoodError` for whatever is outside the subset. Parentheses appear as commands without words.
+    Raises `NotUnderstoodError` for a line outside the subset.
     """
     return _Reader(line).read()

@@ -1,7 +1,7 @@
-"""What both readings of a line are made of.
+"""Words and commands, the result of both readings of a line.
 
-A `Word` is *sure* when its text is exactly what the program will get. One that the shell would still change (a
-variable, a substitution, a file name pattern, braces) is not: its text is then what was written.
+A `Word` is *sure* if its text is exactly what the program gets. A word that the shell still changes (a variable, a
+substitution, a file name pattern, braces) is not sure; its text is what was written.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 Joint = Literal["", "&&", "||", ";", "|", "&", "(", ")"]
-"""What follows a command; the parentheses stand for themselves."""
+"""What follows a command; a parenthesis is a command without words."""
 
 
 class Word(NamedTuple):
@@ -18,7 +18,7 @@ class Word(NamedTuple):
 
 
 class SimpleCommand(NamedTuple):
-    """One simple command: its words, the files it is connected to, the variables set for it, and what follows it."""
+    """One simple command: its words, the files it is redirected from and to, its variables, and what follows it."""
 
     words: tuple[Word, ...]
     reads: tuple[Word, ...] = ()

@@ -1,0 +1,63 @@
+"""What a starting broker gets: the paths of its files, and the boot line made from the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hutch_daemon.keys.supervisor import link_token
+from hutch_daemon.settings import Settings
+from hutch_shared import broker_link as link
+
+__all__ = ["BrokerPaths", "boot_line"]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerPaths:
+    """The broker's files: `socket` alone in a directory of its own, the others in directories closed to agents."""
+
+    socket: Path
+    control: Path
+    token: Path
+    log: Path
+
+    @classmethod
+    def under(cls, runtime: Path, state: Path) -> BrokerPaths:
+        """Return the usual paths."""
+        return cls(
+            socket=runtime / "broker" / "broker.sock",
+            control=runtime / "broker-control.sock",
+            token=state / "broker.token",
+            log=state / "broker.log",
+        )
+
+
+def boot_line(settings: Settings, paths: BrokerPaths, environ: Mapping[str, str], *, everyone: bool) -> link.BrokerBoot:
+    """Return the boot line. Proxies come from `environ` (`HTTPS_PROXY`, `NO_PROXY`) unless the settings name one.
+
+    Blocks: reads the link's token, or makes it.
+    """
+    chosen = settings.broker
+    proxies = {name[:-6].lower(): value for name, value in environ.items() if name.lower().endswith("_proxy") and value}
+    if chosen.proxy is not None:
+        proxies = {**proxies, "https": chosen.proxy}
+    return link.BrokerBoot(
+        token=link_token(paths.token),
+        control=str(paths.control),
+        socket=str(paths.socket),
+        everyone=everyone,
+        tcp=chosen.tcp,
+        ca_file=chosen.ca_file,
+        proxies=proxies,
+        prices={
+            model: link.Price(price.input, price.output, price.cache_read, price.cache_write)
+            for provider in settings.providers.values()
+            for model, price in provider.prices.items()
+        },
+        connect_timeout=chosen.connect_timeout,
+        first_byte_timeout=chosen.first_byte_timeout,
+        chunk_timeout=chosen.chunk_timeout,
+        key_timeout=chosen.key_timeout,
+        body=chosen.body,
+    )

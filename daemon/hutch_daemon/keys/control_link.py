@@ -1,0 +1,141 @@
+"""Keeps hutchd linked with a broker: starts the process when asked to, and links again when the link is lost."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+import anyio
+
+from hutch_daemon.keys.broker_boot import BrokerPaths, boot_line
+from hutch_daemon.keys.supervisor import BrokerProcess, Link
+from hutch_daemon.settings import Settings
+from hutch_shared import broker_link as link
+from hutch_shared import messages as m
+from hutch_shared.backoff import Backoff
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.rpc.dispatch import Handler
+
+__all__ = ["CALL_TIMEOUT", "ControlLink"]
+
+_log: Final = logging.getLogger(__name__)
+CALL_TIMEOUT: Final = 30.0
+"""Seconds in which the broker must answer a call."""
+
+Agree = Callable[[Link, link.BrokerWelcome], Awaitable[None]]
+"""Brings a broker that was linked to the present state. The link serves other calls after it returns."""
+
+
+class ControlLink:
+    """One link at a time."""
+
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        paths: BrokerPaths,
+        handlers: Mapping[str, Handler[None]],
+        agree: Agree,
+        *,
+        everyone: bool = False,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        """`handlers` answer the broker. `everyone`: agents of other accounts dial its socket."""
+        self._settings = settings
+        self._paths = paths
+        self._handlers = handlers
+        self._agree = agree
+        self._everyone = everyone
+        self._environ = environ
+        self.reporting: Link | None = None
+        """The link that records arrive on, from before both sides agreed."""
+        self._agreed: Link | None = None
+        """The same link once both sides agreed."""
+        self._up = anyio.Event()
+        self._start_requested = anyio.Event()
+        self.port: int | None = None
+        """The broker's port on the loopback interface."""
+        self.trouble = "it is starting"
+        """Why there is no link."""
+
+    @property
+    def up(self) -> bool:
+        """Whether the broker takes calls."""
+        return self._agreed is not None
+
+    @property
+    def start_requested(self) -> bool:
+        """Whether a broker should run."""
+        return self._start_requested.is_set()
+
+    def request_start(self) -> None:
+        """Start the broker's process if none runs."""
+        self._start_requested.set()
+
+    async def wait_up(self) -> bool:
+        """Wait up to half a minute for the link; return whether it is up."""
+        with anyio.move_on_after(CALL_TIMEOUT):
+            await self._up.wait()
+        return self.up
+
+    async def call(self, name: str, params: m.Wire, timeout: float = CALL_TIMEOUT) -> m.Wire:
+        """Call the broker. HutchError: its error, or there is no link."""
+        if self._agreed is None:
+            raise HutchError(Reason.CONNECTION_LOST, f"There is no broker: {self.trouble}.")
+        result: m.Wire = await self._agreed.call(name, params, timeout)
+        return result
+
+    async def send(self, name: str, params: m.Wire) -> None:
+        """Call the broker if there is one; `agree` makes up for a call that it missed."""
+        if self._agreed is not None:
+            try:
+                await self._agreed.call(name, params, CALL_TIMEOUT)
+            except HutchError as error:
+                _log.warning("the broker did not take %s: %s", name, error)
+
+    async def run(self) -> None:
+        """Keep a broker linked until cancelled."""
+        self._paths.socket.parent.mkdir(parents=True, exist_ok=True)
+        self._paths.socket.parent.chmod(0o755 if self._everyone else 0o700)
+        if not self._paths.control.exists():  # a broker of an earlier hutchd may listen there: link with it at once
+            await self._start_requested.wait()
+        process = BrokerProcess(
+            boot_line(self._settings(), self._paths, self._environ, everyone=self._everyone),
+            self._handlers,
+            log_path=self._paths.log,
+            environ=self._environ,
+        )
+        backoff = Backoff(0.1, 30.0)
+        try:
+            while True:
+                await self._link_once(process, backoff)
+                await anyio.sleep(backoff.next())
+        finally:
+            process.leave_running()
+
+    async def _link_once(self, process: BrokerProcess, backoff: Backoff) -> None:
+        """Link with a broker; return when the link is lost or could not be made."""
+        try:
+            async with process.linked() as (peer, welcome):
+                self.reporting = peer
+                await self._agree(peer, welcome)
+                self.port = welcome.port
+                self._agreed = peer
+                self.trouble = ""
+                self._up.set()
+                backoff.reset()
+                await peer.wait_closed()
+                _log.warning("the broker is gone (%s)", peer.why)
+                self.trouble = "it went away and is started again"
+        except HutchError as error:
+            self.trouble = error.message
+            _log.warning("no broker: %s", error)
+        finally:
+            self._agreed = None
+            if self._up.is_set():  # an event that is not set may have waiters
+                self._up = anyio.Event()
+            process.reap()
+
+    def __repr__(self) -> str:
+        return f"<ControlLink {'up' if self.up else self.trouble}>"

@@ -1,0 +1,66 @@
+"""Stores the broker's request records: usage for forwarded requests, audit lines for refused ones; each exactly once.
+
+The broker numbers its records within its run and repeats them until they are acknowledged. The number of the newest
+stored record is kept in the same transaction, so that a repeated record is skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from hutch_daemon.store import audit, meta, sessions, usage
+from hutch_daemon.store.rows import UsageRow
+from hutch_daemon.store.tx import Tx
+from hutch_shared import broker_link as link
+
+__all__ = ["store_records"]
+
+_STORED: Final = "broker_booked"
+
+
+def store_records(tx: Tx, reported: link.Records, leases: Mapping[str, link.Lease]) -> None:
+    """Store those of the records that were not stored before. `leases` are the live ones, by id."""
+    run, _, last = (meta.get(tx, _STORED) or "").rpartition(" ")
+    for record in reported.records:
+        if run == reported.run and record.n <= int(last):
+            continue
+        of = leases.get(record.lease) or sessions.get(tx, record.session)
+        owner = of.owner if of is not None else 0
+        if record.refused is not None:
+            _refusal(tx, record, owner)
+        else:
+            usage.add(tx, _usage(record, reported.run, owner, of.account if of is not None else ""))
+    meta.put(tx, _STORED, f"{reported.run} {reported.records[-1].n}")
+
+
+def _usage(record: link.Record, run: str, owner: int, account: str) -> UsageRow:
+    return UsageRow(
+        at=record.at,
+        owner=owner,
+        account=account,
+        session=record.session,
+        turn=None,
+        model=record.model,
+        source="broker",
+        request=f"{run}-{record.n}",
+        input_tokens=record.input,
+        output_tokens=record.output,
+        cache_read_tokens=record.cache_read,
+        cache_write_tokens=record.cache_write,
+        usd=record.usd,
+    )
+
+
+def _refusal(tx: Tx, record: link.Record, owner: int) -> None:
+    audit.record(
+        tx,
+        at=record.at,
+        actor=f"uid {record.uid}" if record.uid is not None else "nobody known",
+        owner=owner,
+        action="broker_request",
+        outcome="refused",
+        session=record.session or None,
+        subject=record.lease or None,
+        details={"why": record.refused, "path": record.path, "pid": record.pid, "times": record.times},
+    )

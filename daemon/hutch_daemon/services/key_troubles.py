@@ -1,0 +1,64 @@
+"""Keys that agents need and cannot use: their owners are asked once in each session, until the key is replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from hutch_daemon.events.journal import Journal
+from hutch_daemon.store.rows import KeyRow
+from hutch_daemon.store.store import Store
+from hutch_daemon.store.tx import Tx
+from hutch_shared.errors import HutchError
+from hutch_shared.events import Notice
+
+__all__ = ["KeyTroubles"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Trouble:
+    owner: int
+    sentence: str
+    sessions: frozenset[str]
+    """Sessions that have the notice."""
+
+
+class KeyTroubles:
+    """The keys in trouble, by id. They are forgotten when hutchd ends: the broker asks for a key again."""
+
+    def __init__(self, store: Store, journal: Journal) -> None:
+        """Start without any."""
+        self._store = store
+        self._journal = journal
+        self._troubles: dict[str, _Trouble] = {}
+
+    async def report(self, key: KeyRow, sessions: Sequence[str], sentence: str) -> None:
+        """Note that a key cannot be used and why, or with "" that it can. Notices are durable when this returns."""
+        if not sentence:
+            if key.id in self._troubles:
+                await self._store.write(lambda tx: self.settle(tx, key.id))
+            return
+        before = self._troubles.get(key.id)
+        asked = before.sessions if before is not None else frozenset()
+        self._troubles[key.id] = _Trouble(key.owner, sentence, asked | set(sessions))
+        notice = Notice("key_needed", sentence, {"provider": key.provider, "name": key.name})
+        if fresh := set(sessions) - asked:
+            await self._store.write(lambda tx: self._append(tx, fresh, notice))
+
+    def settle(self, tx: Tx, key: str) -> None:
+        """In the transaction that replaces or deletes a key: end its trouble, and say so in its sessions."""
+        trouble = self._troubles.get(key)
+        if trouble is not None:
+            settled = Notice("key_settled", "The key that was needed is there, or was deleted.")
+            self._append(tx, trouble.sessions, settled)
+            tx.after_commit(lambda: self._troubles.pop(key, None))
+
+    def sentences(self, owner: int | None) -> tuple[str, ...]:
+        """Return the troubles of an owner's keys; None: of all keys."""
+        return tuple(trouble.sentence for trouble in self._troubles.values() if owner in (None, trouble.owner))
+
+    def _append(self, tx: Tx, sessions: Collection[str], notice: Notice) -> None:
+        for session in sessions:
+            with suppress(HutchError):  # it was removed meanwhile
+                self._journal.append(tx, session, None, "notice", notice)
