@@ -38,7 +38,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class CaseResult:
+class CaseVerdict:
     """The verdict on one case."""
 
     case: Case
@@ -53,7 +53,7 @@ class CaseResult:
 class Report:
     """All results. Wrong ones are listed by kind, because mistakes differ in weight."""
 
-    results: tuple[CaseResult, ...]
+    results: tuple[CaseVerdict, ...]
     unreadable: tuple[str, ...]
     """Lines that are not a case, and why."""
 
@@ -94,18 +94,18 @@ class Report:
         return not (self.unsafe_allows or self.missed_denies or self.unreadable)
 
 
-def run_case(case: Case) -> CaseResult:
+def run_case(case: Case) -> CaseVerdict:
     layer = Layer("session", case.rules.allow, case.rules.ask, case.rules.deny, base=case.cwd, origin="case")
     call = to_call(case.tool, case.input, case.id, case.cwd)
     real = {path: path for path in paths_to_resolve(call, case.cwd, case.home)} | case.real
     policy = compile_policy([layer], home=case.home)
     verdict = judge(policy, call, mode=case.mode, cwd=case.cwd, real=real, home=case.home, workspace=case.cwd)
-    return CaseResult(case, verdict)
+    return CaseVerdict(case, verdict)
 
 
 def run_cases(lines: Iterable[str | bytes]) -> Report:
     """Run the cases of JSONL lines; blank lines are skipped. A line that is not a case makes the report unsafe."""
-    results: list[CaseResult] = []
+    results: list[CaseVerdict] = []
     unreadable: list[str] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():

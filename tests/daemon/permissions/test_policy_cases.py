@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hutch_daemon.permissions.cases import CaseResult, Report, run_cases
+from hutch_daemon.permissions.cases import CaseVerdict, Report, run_cases
 
 CASES = Path(__file__).resolve().parents[1] / "policy_cases"
 FIELD = run_cases((CASES / "field.jsonl").read_bytes().splitlines())
@@ -15,7 +15,7 @@ OWN = run_cases((CASES / "own.jsonl").read_bytes().splitlines())
 
 
 @pytest.mark.parametrize("result", [*FIELD.results, *OWN.results], ids=lambda result: result.case.id)
-def test_case_is_decided_as_wanted(result: CaseResult) -> None:
+def test_case_is_decided_as_wanted(result: CaseVerdict) -> None:
     """Each case gets the answer it wants, or another one that it calls right."""
     assert result.verdict.decision in {result.case.want, *result.case.ok}, result.verdict.why
 
