@@ -1,6 +1,6 @@
-"""Writes hutchd's own events, reads pages, and spells events for the wire.
+"""Appends hutchd's own events, reads pages of history, and encodes events for the wire.
 
-An executor's payload is never decoded here: its bytes are spliced into the envelope as they came.
+An executor's payload is not decoded here: its bytes are copied into the envelope as they arrived.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class Journal:
-    """The typed front of the events in a store."""
+    """The events of a store."""
 
     def __init__(self, store: Store) -> None:
         """Write to and read from `store`."""
@@ -31,7 +31,7 @@ class Journal:
 
     @property
     def id(self) -> str:
-        """The journal's id, which cursors name."""
+        """The journal's id, which cursors contain."""
         return self._store.journal
 
     def append(self, tx: Tx, session: str, turn: str | None, kind: EventKind, data: msgspec.Struct) -> StoredEvent:
@@ -42,13 +42,13 @@ class Journal:
         return events.append(tx, session, turn, kind, data)
 
     async def seq_range(self, session: str, owner: int | None = None) -> SeqRange:
-        """Return the newest and the oldest number of a session or of `"*"`. HutchError(NOT_FOUND)."""
+        """Return the numbers of a session or of `"*"`. HutchError(NOT_FOUND)."""
         return await self._store.read(partial(events.seq_range, session=session, owner=owner))
 
     async def read(
         self, session: str, after: int, *, limit: int = 1000, skip: Collection[str] = (), owner: int | None = None
     ) -> Page:
-        """Return a page of history as `store.events.read` does, but never an empty one while there is more."""
+        """Return a page of history as `store.events.read` does, but no empty page while more events follow."""
         while True:
             page = await self._store.read(
                 partial(events.read, session=session, after=after, limit=limit, skip=skip, owner=owner)
@@ -58,9 +58,9 @@ class Journal:
             after = page.cursor
 
     async def prune(self, *, before: int | None = None, max_bytes: int | None = None) -> int:
-        """Remove events from before a time, and the oldest while the database is over `max_bytes`; return how many.
+        """Remove events older than `before` (ms), and the oldest while the database is over `max_bytes`; return how many.
 
-        Works in short transactions, so that others get between.
+        It works in short transactions, so that other writers get their turn.
         """
         total = 0
         while count := await self._store.write(partial(events.prune, before=before, max_bytes=max_bytes)):
@@ -74,12 +74,12 @@ def event_json(event: StoredEvent) -> bytes:
 
 
 def event_frame(event: StoredEvent, follow: int) -> bytes:
-    """Return the whole line of the notification `event` that brings it to a follow."""
+    """Return the line of the notification `event` for the follow `follow`."""
     return b'{"jsonrpc":"2.0","method":"event","params":{"follow":%d,%b}\n' % (follow, _inside(event))
 
 
 def _inside(event: StoredEvent) -> bytes:
-    """Return the object without its opening brace. Session and kind are our own words; the turn may be anybody's."""
+    """Return the object without its opening brace. Only the turn is encoded: an executor may report any text as one."""
     turn = b"" if event.turn is None else b'"turn":%b,' % _ENCODER.encode(event.turn)
     return b'"session":"%b","seq":%d,"position":%d,"at":"%b","kind":"%b",%b%b}' % (
         event.session.encode(), event.seq, event.position, _time(event.at), event.kind.encode(), turn, event.body,

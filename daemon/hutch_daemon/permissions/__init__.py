@@ -1,1 +1,1 @@
-"""Decides each tool call by the owner's rules (`policy`); the user decides the rest (`approvals`)."""
+"""Judges each tool call by the owner's rules (`policy`) and asks a user about the rest (`approvals`)."""

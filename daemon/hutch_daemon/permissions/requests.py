@@ -15,7 +15,8 @@ import msgspec
 
 from hutch_daemon.permissions.policy import Verdict
 from hutch_daemon.permissions.rules import BadRuleError, parse_rule
-from hutch_daemon.store.rows import PermissionRow, RuleRow, SessionRow, to_message
+from hutch_daemon.store.records import to_message
+from hutch_daemon.store.rows import PermissionRow, RuleRow, SessionRow
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.rpc.envelope import is_sound

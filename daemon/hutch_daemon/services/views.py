@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from hutch_daemon.pool.executor import Executor
 from hutch_daemon.store import permissions, turns, usage
-from hutch_daemon.store.rows import AuditRow, SessionRow, TurnRow, UsageTotal, to_message
+from hutch_daemon.store.records import to_message
+from hutch_daemon.store.rows import AuditRow, SessionRow, TurnRow, UsageTotal
 from hutch_shared import messages as m
 from hutch_shared.events import UsageSeen
 

@@ -67,8 +67,9 @@ def read(
     after: int = 0,
     limit: int = 1000,
 ) -> tuple[tuple[AuditRow, ...], bool]:
-    """Return lines in order, numbered higher than `after`, of the filters; None is no restriction. As many as fit into
-    an answer, and whether there are more.
+    """Return lines numbered above `after`, in order, and whether more exist; None does not restrict.
+
+    As many lines as fit into an answer, and at most `limit`.
     """
     chosen = {
         "owner = ?": owner,

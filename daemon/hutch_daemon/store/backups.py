@@ -1,4 +1,4 @@
-"""Copies of the whole database, and the way back from one."""
+"""Copies of the whole database, and how to restore one."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["copy", "restore"]
 
 
 def copy(source: Path, target: Path) -> int:
-    """Copy the database at `source`, which may be in use, to the new file `target` (0600); return its size, synced.
+    """Copy the database at `source`, which may be in use, to the new file `target` (0600), synced; return its size.
 
-    HutchError: CONFLICT when `target` exists, STORE_UNAVAILABLE when either disk refuses; then no `target` is left.
+    HutchError: CONFLICT if `target` exists, STORE_UNAVAILABLE if a disk fails; then no `target` is left.
     """
     try:
         os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
@@ -33,7 +33,7 @@ def copy(source: Path, target: Path) -> int:
         with closing(database.connect_reader(source)) as old, closing(sqlite3.connect(target)) as new:
             new.execute("PRAGMA synchronous = FULL")
             old.backup(new)
-            new.execute("PRAGMA journal_mode = DELETE")  # one file, without a log beside it
+            new.execute("PRAGMA journal_mode = DELETE")  # a single file without a log
         database.sync_directory(target.parent)
         return target.stat().st_size
     except BaseException as error:
@@ -47,11 +47,11 @@ def copy(source: Path, target: Path) -> int:
 
 
 def restore(backup: Path, path: Path) -> Path | None:
-    """Put the copy `backup` in place of the database at `path`, which must not be in use; return where that went.
+    """Replace the database at `path`, which must not be in use, by the copy `backup`; return where the old one went.
 
-    The journal gets a new id; executors' tokens and leases are void, and turns that were under way have failed as
-    `outcome_unknown`. HutchError: NOT_FOUND without the copy, WRONG_STATE while a hutchd runs, STORE_UNAVAILABLE when
-    the copy is damaged; then nothing was changed.
+    The journal gets a new id; tokens and leases of executors become void; turns that were under way fail as
+    `outcome_unknown`. HutchError: NOT_FOUND without the copy, WRONG_STATE while a hutchd runs, STORE_UNAVAILABLE if the
+    copy is damaged. Then nothing was changed.
     """
     if not backup.is_file():
         raise HutchError(Reason.NOT_FOUND, f"There is no file {backup}.")
@@ -82,7 +82,7 @@ def restore(backup: Path, path: Path) -> Path | None:
 
 
 def _move_aside(path: Path) -> Path | None:
-    """Rename the database and its log, so that nothing is destroyed."""
+    """Rename the database and its log instead of deleting them; return the new name."""
     if not path.exists():
         return None
     aside = path.with_name(f"{path.name}.before-restore-{secrets.token_hex(4)}")

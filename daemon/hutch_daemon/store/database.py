@@ -1,9 +1,9 @@
-"""The database file: made, opened, checked, brought to the present schema. No threads, no policy of failure.
+"""The database file: create it, open it, check it, migrate it to the latest schema. No threads.
 
-A new database is made beside its place and moved there when it is whole; so whatever lies there was whole once, and a
-file without a proper beginning is damage, never a fresh start. An existing one is migrated step by step, each step in
-one transaction. While a connection is open the file is never opened by other means: closing any descriptor of it
-would drop the process's locks.
+A new database is created under another name and renamed when it is complete. So every file at the path was complete
+once, and one without a valid header is damaged, never new. An existing database is migrated step by step, each step in
+one transaction. While a connection is open, the file is not opened by other means: closing any descriptor of it would
+drop the locks of the process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hutch_shared.ids import new_id
 
 __all__ = ["LATEST", "check", "connect_reader", "connect_writer", "prepare", "sync_directory", "truncate_wal", "wal_of"]
 
-_APPLICATION: Final = 0x48746368  # "Htch": tells our files from any other SQLite database
+_APPLICATION: Final = 0x48746368  # "Htch": distinguishes our files from other SQLite databases
 _BUSY_MS: Final = 250
 _CHECK_SECONDS: Final = 0.5
 
@@ -37,7 +37,7 @@ def _migrations() -> list[tuple[int, str]]:
 
 
 LATEST: Final = max(number for number, _ in _migrations())
-"""The schema that this code knows."""
+"""The latest schema that this code knows."""
 
 
 def wal_of(path: Path) -> Path:
@@ -46,16 +46,16 @@ def wal_of(path: Path) -> Path:
 
 
 def prepare(path: Path) -> None:
-    """See to it that a sound database of the present schema lies at `path`; its directory must exist and be locked.
+    """Make sure that a sound database of the latest schema lies at `path`; its directory must exist and be locked.
 
-    HutchError(STORE_UNAVAILABLE): damaged, of a newer schema, not a database of ours, or the disk refuses.
+    HutchError(STORE_UNAVAILABLE) if it is damaged, of a newer schema or not one of ours, or if the disk fails.
     """
     try:
         if not path.exists():
             _make(path)
         if path.stat().st_size == 0:
             raise unavailable(StoreFault.CORRUPT, f"{path} is empty")
-        with closing(connect_reader(path)) as conn:  # whose closing does not touch what may be damaged
+        with closing(connect_reader(path)) as conn:  # closing a reader does not write to a file that may be damaged
             check(conn, path)
         with closing(connect_writer(path)) as conn:
             for number, script in _migrations():
@@ -68,23 +68,23 @@ def prepare(path: Path) -> None:
 
 
 def connect_writer(path: Path) -> sqlite3.Connection:
-    """Open the one read-write connection; each commit is on the disk when it returns. Never makes a file."""
+    """Open the read-write connection; a commit that returns is on the disk. Never creates a file."""
     return _connect(path, "rw", "journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "cache_size = -16384")
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
-    """Open a connection that can only read; it may be used from any thread, by one at a time."""
+    """Open a read-only connection; any thread may use it, one at a time."""
     return _connect(path, "ro", "query_only = ON")
 
 
 def truncate_wal(conn: sqlite3.Connection) -> bool:
-    """Bring all of the write-ahead log into the database, synced, and empty it; False if a reader is in the way."""
+    """Checkpoint the whole write-ahead log with a sync, and empty it; False if a reader prevents it."""
     busy: int = conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
     return not busy
 
 
 def sync_directory(folder: Path) -> None:
-    """Make names in `folder` durable."""
+    """Make the names in `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -141,9 +141,9 @@ def _migrate(conn: sqlite3.Connection, number: int, script: str) -> None:
 
 
 def check(conn: sqlite3.Connection, path: Path, *, seconds: float = _CHECK_SECONDS) -> None:
-    """Refuse what is not ours, is newer than this code, or shows damage in a look that lasts `seconds` at most.
+    """Check that the database is ours, of a known schema, and undamaged as far as `seconds` of checking show.
 
-    HutchError(STORE_UNAVAILABLE), with `detail` where it is damage; sqlite3.Error where it cannot even be read.
+    HutchError(STORE_UNAVAILABLE) otherwise, with `detail` for damage; sqlite3.Error if it cannot be read.
     """
     application = conn.execute("PRAGMA application_id").fetchone()[0]
     schema = conn.execute("PRAGMA user_version").fetchone()[0]
@@ -162,7 +162,7 @@ def check(conn: sqlite3.Connection, path: Path, *, seconds: float = _CHECK_SECON
 
 
 def _damage(conn: sqlite3.Connection, seconds: float) -> Iterator[str]:
-    """Yield what `quick_check` finds in the time it has; a large database is looked at in part."""
+    """Yield what `quick_check` finds within `seconds`, which may cover only a part of a large database."""
     until = time.monotonic() + seconds
     conn.set_progress_handler(lambda: time.monotonic() > until, 1000)
     try:

@@ -1,8 +1,8 @@
-"""The table of events: numbered without gaps in each session (`seq`), in one order over all of them (`position`).
+"""The table of events: each has a number without gaps in its session (`seq`) and one over all sessions (`position`).
 
-The writer's thread is the only one that gives numbers, in the transaction that stores the event: positions rise in
-the order of commits, and none is used again. `after` and cursors are seqs, or positions where all sessions (`"*"`) are
-read; after a session was removed or pruned, positions have holes, seqs never.
+Only the writer's thread assigns numbers, in the transaction that stores the event: positions rise in the order of
+commits, and none is used again. `after` and cursors are seqs, or positions for all sessions (`"*"`). Removing or
+pruning a session leaves holes in the positions, never in the seqs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 EVERY: Final = "*"
-"""In place of a session: all of them."""
+"""Stands for all sessions."""
 _PAGE_BYTES: Final = 1 << 20
 _ENCODER: Final = msgspec.json.Encoder()
 _COLUMNS: Final = "position, session, seq, owner, turn, at, kind"
@@ -47,12 +47,12 @@ _INSERTS: Final = {
     many: f"INSERT INTO events ({_COLUMNS}, body) VALUES {', '.join(many * ['(?, ?, ?, ?, ?, ?, ?, ?)'])}"  # noqa: S608
     for many in (64, 8, 1)
 }
-"""Statements for so many events: a row costs less than half in one of many rows, and few statements stay prepared."""
+"""Statements by their number of rows. A row of a large statement costs less than half, and three stay prepared."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeqRange:
-    """The numbers of the newest event and of the oldest one that is kept (`head` + 1 where there is none)."""
+    """The number of the newest event, and that of the oldest one kept (`head` + 1 if none is)."""
 
     head: int
     oldest: int
@@ -60,7 +60,7 @@ class SeqRange:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Events in order. Everything up to `cursor` is covered, skipped kinds too; `more` may lie beyond it."""
+    """Events in order, with all of them up to `cursor` except skipped kinds. `more`: others may follow it."""
 
     events: tuple[StoredEvent, ...]
     cursor: int
@@ -68,7 +68,7 @@ class Page:
 
 
 def body_of(event: ReportedEvent) -> bytes:
-    """Return the event's payload as it is kept and sent: the very bytes it came in."""
+    """Return the event's payload as it is stored and sent: the bytes in which it arrived."""
     if event.native is UNSET:
         return b'"data":%b' % bytes(event.data)
     return b'"data":%b,"native":%b' % (bytes(event.data), bytes(event.native))
@@ -90,11 +90,11 @@ def append(
 def append_reported(
     tx: Tx, executor: str, session: str, events: Sequence[ReportedEvent]
 ) -> tuple[list[StoredEvent], int]:
-    """Append what an executor reports of a session; return the new events and the number up to which all is stored.
+    """Append an executor's report of a session; return the new events, and the number up to which all are stored.
 
-    Events numbered at or below the executor's receipt were stored before and are dropped; the receipt moves in this
-    very transaction. HutchError: NOT_FOUND without executor or session; INVALID_REQUEST for a gap in the numbers;
-    INVALID_PARAMS for a time that is none.
+    Events numbered at or below the executor's receipt were stored before and are dropped. The receipt moves in the same
+    transaction. HutchError: NOT_FOUND without executor or session; INVALID_REQUEST for a gap in the numbers;
+    INVALID_PARAMS for a time that cannot be read.
     """
     record = tx.execute("SELECT acked_n FROM executors WHERE id = ?", (executor,)).fetchone()
     if record is None:
@@ -119,13 +119,12 @@ def append_reported(
 
 
 def seq_range(on: Executes, session: str, owner: int | None = None) -> SeqRange:
-    """Return head and oldest of a session or, for `"*"`, of the journal.
+    """Return the numbers of a session or, for `"*"`, of the journal.
 
-    With `owner`, a session of somebody else is NOT_FOUND, as is one that does not exist.
+    HutchError(NOT_FOUND) for a missing session and, with `owner`, for another owner's.
     """
     if session == EVERY:
-        record = on.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
-        return SeqRange(0 if record is None else record[0], int(meta.get(on, "floor") or 0) + 1)
+        return SeqRange(_position(on), int(meta.get(on, "floor") or 0) + 1)
     record = on.execute(
         "SELECT head_seq, floor_seq FROM sessions WHERE id = ? AND owner = ifnull(?, owner)", (session, owner)
     ).fetchone()
@@ -135,7 +134,7 @@ def seq_range(on: Executes, session: str, owner: int | None = None) -> SeqRange:
 
 
 def compacted(oldest: int) -> HutchError:
-    """Return the refusal of a cursor below the floor, which names the oldest number that is left."""
+    """Return the refusal of a cursor before the oldest number that is kept."""
     return HutchError(Reason.COMPACTED, f"Events before {oldest} are no longer kept; go on from there.", oldest=oldest)
 
 
@@ -149,11 +148,11 @@ def read(
     owner: int | None = None,
     max_bytes: int = _PAGE_BYTES,
 ) -> Page:
-    """Return what follows `after` in a session, or for `"*"` in all sessions of `owner` (None: of everybody).
+    """Return the events after `after` in a session, or for `"*"` in all sessions of `owner` (None: of all users).
 
-    At most `limit` events are looked at, those of kinds in `skip` included, and the page ends with the event that
-    takes it over `max_bytes`. HutchError: NOT_FOUND without the session, COMPACTED (`oldest`) when events after
-    `after` are no longer kept.
+    At most `limit` events are read, including those of kinds in `skip`, and the page ends with the event that takes it
+    over `max_bytes`. HutchError: NOT_FOUND without the session, COMPACTED (`oldest`) if events after `after` are no
+    longer kept.
     """
     oldest = seq_range(on, session, owner).oldest
     if after < oldest - 1:
@@ -184,15 +183,15 @@ def read(
 
 
 def found_after(on: Executes, position: int) -> list[StoredEvent]:
-    """Return all events beyond a position."""
+    """Return all events after a position."""
     where = "WHERE position > ? ORDER BY position"
     return [StoredEvent(*record) for record in on.execute(f"SELECT {_COLUMNS}, body FROM events {where}", (position,))]  # noqa: S608 as above
 
 
 def prune(tx: Executes, *, before: int | None = None, max_bytes: int | None = None) -> int:
-    """Remove some of the oldest events: those from before that time, or any while the database is over `max_bytes`.
+    """Remove some of the oldest events: older than `before` (ms), or any while the database is over `max_bytes`.
 
-    Return how many went; call it again, in a transaction of its own, until it is 0.
+    Return how many were removed; call it again, in a new transaction, until it returns 0.
     """
     excess = 0 if max_bytes is None else _bytes_used(tx) - max_bytes
     oldest = tx.execute(
@@ -221,7 +220,7 @@ def _append(tx: Tx, session: str, parts: Sequence[tuple[str | None, int, EventKi
         raise HutchError(Reason.NOT_FOUND)
     head, owner = record
     failpoint("events.insert")
-    position = seq_range(tx, EVERY).head
+    position = _position(tx)
     first = head - len(parts)
     stored = [
         StoredEvent(position + step, session, first + step, owner, turn, at, kind, body)
@@ -230,6 +229,12 @@ def _append(tx: Tx, session: str, parts: Sequence[tuple[str | None, int, EventKi
     _insert(tx, stored)
     tx.events += stored
     return stored
+
+
+def _position(on: Executes) -> int:
+    """Return the highest position that was ever assigned."""
+    record = on.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
+    return 0 if record is None else int(record[0])
 
 
 def _insert(on: Executes, events: Sequence[StoredEvent]) -> None:
@@ -246,7 +251,7 @@ def _insert(on: Executes, events: Sequence[StoredEvent]) -> None:
 
 
 def _bytes_used(on: Executes) -> int:
-    """Return the database's size without the pages that are free to be used again."""
+    """Return the size of the database without its free pages."""
     pages, free, size = (
         on.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
     )

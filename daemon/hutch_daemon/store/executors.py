@@ -27,38 +27,38 @@ EXECUTORS: Final = RowMapping("executors", ExecutorRow)
 
 
 def insert(tx: Executes, row: ExecutorRow) -> None:
-    """Keep a launch record: it is committed before the process is started."""
+    """Store a launch record; it is committed before the process starts."""
     failpoint("executors.insert")
     EXECUTORS.insert(tx, row)
 
 
 def get(on: Executes, executor: str) -> ExecutorRow | None:
-    """Return the executor of exactly this id."""
+    """Return the executor with this id."""
     return EXECUTORS.one(on, "WHERE id = ?", (executor,))
 
 
 def by_token_hash(on: Executes, token_hash: bytes) -> ExecutorRow | None:
-    """Return the executor whose token has this hash, whatever became of it."""
+    """Return the executor whose token has this hash, even if it is gone."""
     return EXECUTORS.one(on, "WHERE token_hash = ?", (token_hash,))
 
 
 def live(on: Executes) -> tuple[ExecutorRow, ...]:
-    """Return the executors that are not known to be gone, oldest first."""
+    """Return the executors that are not gone, oldest first."""
     return EXECUTORS.all(on, "WHERE state <> 'gone' ORDER BY created_at, id")
 
 
 def with_spool(on: Executes) -> tuple[ExecutorRow, ...]:
-    """Return the executors that are gone and whose spool was not brought in, oldest first."""
+    """Return the executors that are gone and whose spool is not stored yet, oldest first."""
     return EXECUTORS.all(on, "WHERE state = 'gone' AND spool IS NOT NULL ORDER BY created_at, id")
 
 
 def leased_to(on: Executes, session: str) -> ExecutorRow | None:
-    """Return the executor that may speak for a session."""
+    """Return the executor that has the lease of a session."""
     return EXECUTORS.one(on, "WHERE session = ?", (session,))
 
 
 def update(tx: Executes, executor: str, **fields: Any) -> ExecutorRow:
-    """Set columns; return the row as it is then. HutchError(NOT_FOUND)."""
+    """Set columns and return the changed row. HutchError(NOT_FOUND)."""
     EXECUTORS.update(tx, fields, "WHERE id = ?", (executor,))
     row = get(tx, executor)
     if row is None:
@@ -67,9 +67,9 @@ def update(tx: Executes, executor: str, **fields: Any) -> ExecutorRow:
 
 
 def lease(tx: Executes, executor: str, session: str, at: int) -> str | None:
-    """Give the session to the executor; return the one that had it and is superseded, if there was another.
+    """Lease the session to the executor; return the id of the executor that loses it, if another had it.
 
-    HutchError: NOT_FOUND without the executor; WRONG_STATE when it has another session.
+    HutchError: NOT_FOUND without the executor; WRONG_STATE if it has the lease of another session.
     """
     row = get(tx, executor)
     if row is None:
@@ -87,11 +87,11 @@ def lease(tx: Executes, executor: str, session: str, at: int) -> str | None:
 
 
 def release(tx: Executes, executor: str) -> bool:
-    """Take the executor's session from it; tell whether it had one."""
+    """End the executor's lease; return whether it had one."""
     changes = {"session": None, "leased_at": None}
     return EXECUTORS.update(tx, changes, "WHERE id = ? AND session IS NOT NULL", (executor,)) > 0
 
 
 def forget(tx: Executes, before: int) -> int:
-    """Remove executors that went before that time and whose spool is gone too; return how many."""
+    """Remove the executors that have been gone since before `before` (ms) and have no spool; return how many."""
     return EXECUTORS.delete(tx, "WHERE state = 'gone' AND gone_at < ? AND spool IS NULL", (before,))

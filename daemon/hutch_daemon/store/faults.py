@@ -1,4 +1,4 @@
-"""What can go wrong with the disk under the store, as a table: how it is recognised, said, and healed.
+"""The faults of the disk under the store, as a table: how each is recognised, described and healed.
 
 SQLite's result codes are from https://www.sqlite.org/rescode.html; the low byte is the primary one.
 """
@@ -16,23 +16,26 @@ __all__ = ["Cure", "StoreFault", "fault_of", "fault_of_os", "unavailable"]
 
 
 class Cure(Enum):
-    """How a fault is healed, tried once a second."""
+    """How a fault is healed; the writer tries it every half second."""
 
     PROBE = "a small write succeeds on the same connection; after a full disk, there is also room for more than that"
-    REOPEN = "everything is closed; the database is opened, checked and written anew"
-    NONE = "a person has to act; hutchd must be started again"
+    REOPEN = "everything is closed; the database is reopened and its log written into it"
+    NONE = "a person has to act and restart hutchd"
 
 
 class StoreFault(Enum):
-    """A reason why nothing can be stored, in words for its reader, with its cure."""
+    """A reason why nothing can be stored: a sentence for its reader, and its cure."""
 
-    FULL = ("The disk is full; nothing was accepted. It goes on by itself when there is space.", Cure.PROBE)
-    BUSY = ("Another process holds the database; nothing was accepted. It goes on when that one lets go.", Cure.PROBE)
+    FULL = ("The disk is full; nothing was accepted. The store resumes by itself when there is space.", Cure.PROBE)
+    BUSY = (
+        "Another process holds the database; nothing was accepted. The store resumes when it is released.",
+        Cure.PROBE,
+    )
     HELD = ("A reader holds the write-ahead log at its full size; nothing was accepted.", Cure.PROBE)
     READ_ONLY = ("The database cannot be written to; nothing was accepted. Make its file system writable.", Cure.REOPEN)
     IO = ("The disk reports errors; nothing was accepted. See the system's log.", Cure.REOPEN)
     CORRUPT = (
-        "The database is damaged; it was left as it is, and nothing was accepted. `hutch doctor` tells the way back.",
+        "The database is damaged and was left as it is; nothing was accepted. `hutch doctor` says how to restore it.",
         Cure.NONE,
     )
 
@@ -63,7 +66,7 @@ _BY_ERRNO: Final[dict[int, StoreFault]] = {
 
 
 def fault_of(error: BaseException) -> StoreFault | None:
-    """Return the fault that an error of SQLite stands for; None where the statement is to blame, not the disk."""
+    """Return the fault that an error of SQLite stands for; None if the statement is to blame, not the disk."""
     if not isinstance(error, sqlite3.Error):
         return None
     return _BY_CODE.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
@@ -75,5 +78,5 @@ def fault_of_os(error: OSError) -> StoreFault:
 
 
 def unavailable(fault: StoreFault, detail: str = "") -> HutchError:
-    """Return a fresh `store_unavailable` that says what is wrong."""
+    """Return a new `store_unavailable` error that names the fault."""
     return HutchError(Reason.STORE_UNAVAILABLE, fault.sentence, fault=fault.name.lower(), detail=detail)

@@ -1,4 +1,4 @@
-"""The table of credentials, in their envelopes."""
+"""The table of credentials, each encrypted in its envelope."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ KEYS: Final = RowMapping("keys", KeyRow)
 
 
 def put(tx: Executes, row: KeyRow) -> None:
-    """Keep `row` in place of what its owner had for the provider under that name."""
+    """Store `row`; it replaces the owner's credential of that provider and name."""
     delete(tx, row.owner, row.provider, row.name)
     KEYS.insert(tx, row)
 
 
 def get(on: Executes, owner: int, provider: str, name: str) -> KeyRow | None:
-    """Return the credential of that name."""
+    """Return the owner's credential of that provider and name."""
     return KEYS.one(on, "WHERE owner = ? AND provider = ? AND name = ?", (owner, provider, name))
 
 
 def list_(on: Executes, owner: int | None = None, provider: str | None = None) -> tuple[KeyRow, ...]:
-    """Return credentials by owner, provider and name; None is no restriction."""
+    """Return credentials, ordered by owner, provider and name; None does not restrict."""
     return KEYS.all(
         on,
         "WHERE owner = ifnull(?, owner) AND provider = ifnull(?, provider) ORDER BY owner, provider, name",
@@ -33,10 +33,10 @@ def list_(on: Executes, owner: int | None = None, provider: str | None = None) -
 
 
 def delete(tx: Executes, owner: int, provider: str, name: str) -> bool:
-    """Remove a credential; tell whether there was one."""
+    """Remove a credential; return whether it existed."""
     return KEYS.delete(tx, "WHERE owner = ? AND provider = ? AND name = ?", (owner, provider, name)) > 0
 
 
 def touch(tx: Executes, key: str, at: int) -> None:
-    """Count a use."""
+    """Count a use of the credential at `at` (ms)."""
     tx.execute("UPDATE keys SET uses = uses + 1, last_used_at = ? WHERE id = ?", (at, key))

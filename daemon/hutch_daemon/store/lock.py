@@ -1,4 +1,4 @@
-"""One hutchd to a state directory: a lock that dies with its process, unlike a file that merely exists."""
+"""One hutchd for each state directory: a lock that the kernel releases when its process ends."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["hold"]
 
 @contextmanager
 def hold(path: Path) -> Iterator[None]:
-    """Hold the lock file at `path`, made 0600; HutchError(WRONG_STATE) if another has it.
+    """Hold the lock file at `path`, which is created with mode 0600.
 
-    HutchError(STORE_UNAVAILABLE) when it cannot be made there.
+    HutchError: WRONG_STATE if another process holds it, STORE_UNAVAILABLE if it cannot be created.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -8,11 +8,11 @@ __all__ = ["get", "put"]
 
 
 def get(on: Executes, key: str) -> str | None:
-    """Return the value kept under `key`."""
+    """Return the value stored under `key`."""
     record = on.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
     return None if record is None else str(record[0])
 
 
 def put(tx: Executes, key: str, value: str) -> None:
-    """Keep `value` under `key`, in place of what was there."""
+    """Store `value` under `key`; replace an earlier one."""
     tx.execute("INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, value))

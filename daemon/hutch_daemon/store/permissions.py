@@ -1,4 +1,4 @@
-"""The table of questions; one decision each, the first one."""
+"""The table of permission requests. Each has one decision, the first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PERMISSIONS: Final = RowMapping("permissions", PermissionRow)
 
 
 def insert(tx: Executes, row: PermissionRow) -> tuple[PermissionRow, bool]:
-    """Insert `row`; return it and True, or what the same executor's same ask made before, and False."""
+    """Insert `row` and return it with True, or return the request that the same ask made before, with False."""
     made = by_ask(tx, row.executor, row.ask)
     if made is not None:
         return made, False
@@ -26,12 +26,12 @@ def insert(tx: Executes, row: PermissionRow) -> tuple[PermissionRow, bool]:
 
 
 def get(on: Executes, permission: str) -> PermissionRow | None:
-    """Return the question of exactly this id."""
+    """Return the request with this id."""
     return PERMISSIONS.one(on, "WHERE id = ?", (permission,))
 
 
 def by_ask(on: Executes, executor: str, ask: str) -> PermissionRow | None:
-    """Return the question that an executor's ask made."""
+    """Return the request that an executor's ask made."""
     return PERMISSIONS.one(on, "WHERE executor = ? AND ask = ?", (executor, ask))
 
 
@@ -44,7 +44,7 @@ def list_(
     state: m.PermissionState | None = "pending",
     limit: int = 200,
 ) -> tuple[PermissionRow, ...]:
-    """Return questions, oldest first, of an owner, a session, a turn, in a state; None is no restriction."""
+    """Return requests, oldest first, of an owner, a session and a turn, in a state; None does not restrict."""
     where, values = _where(owner, session, turn, state)
     return PERMISSIONS.all(on, f"{where} LIMIT ?", (*values, limit))
 
@@ -58,16 +58,16 @@ def page(
     after: str | None,
     limit: int,
 ) -> tuple[tuple[PermissionRow, ...], bool]:
-    """Return as many of these questions as fit into an answer, and whether there are more; those beyond `after` only.
+    """Return as many of these requests after `after` as fit into an answer, and whether more exist.
 
-    HutchError(NOT_FOUND) when there is no question `after`, or it is not the owner's.
+    HutchError(NOT_FOUND) if the request `after` does not exist or belongs to another owner.
     """
     last = None
     if after is not None:
-        theirs = "WHERE id = ? AND session IN (SELECT id FROM sessions WHERE owner = ifnull(?, owner))"
-        last = PERMISSIONS.one(on, theirs, (after, owner))
+        owned = "WHERE id = ? AND session IN (SELECT id FROM sessions WHERE owner = ifnull(?, owner))"
+        last = PERMISSIONS.one(on, owned, (after, owner))
         if last is None:
-            raise HutchError(Reason.NOT_FOUND, f"There is no question {after} to go on from.")
+            raise HutchError(Reason.NOT_FOUND, f"There is no permission request {after} to continue from.")
     where, values = _where(owner, session, None, state, last)
     return PERMISSIONS.page(on, where, values, limit)
 
@@ -82,7 +82,9 @@ def _where(
     terms: list[str] = []
     values: list[object] = []
     if state is not None:
-        terms.append("state = 'pending'" if state == "pending" else "state = ?")  # the literal admits a partial index
+        terms.append(
+            "state = 'pending'" if state == "pending" else "state = ?"
+        )  # with the literal, SQLite can use the partial index
         values += [] if state == "pending" else [state]
     for column, value in (("session", session), ("turn", turn)):
         if value is not None:
@@ -99,7 +101,7 @@ def _where(
 
 
 def pending(on: Executes, session: str) -> int:
-    """Return how many questions of a session wait."""
+    """Return the number of pending requests of a session."""
     count: int = on.execute(
         "SELECT count(*) FROM permissions WHERE session = ? AND state = 'pending'", (session,)
     ).fetchone()[0]
@@ -107,7 +109,7 @@ def pending(on: Executes, session: str) -> int:
 
 
 def settle(tx: Executes, permission: str, state: m.PermissionState, **fields: Any) -> tuple[PermissionRow, bool]:
-    """Move a pending question to `state` with `fields`; return what stands, and whether it is this decision.
+    """Move a pending request to `state` with `fields`; return the request, and whether this decision was the first.
 
     HutchError(NOT_FOUND).
     """

@@ -1,6 +1,6 @@
-"""Short reads beside the writer: a few read-only connections, each read one consistent snapshot with a deadline.
+"""Short reads beside the writer: a few read-only connections; each read is a consistent snapshot with a deadline.
 
-A snapshot holds the write-ahead log, so that no read may last: SQLite stops it when its time is up.
+A snapshot holds the write-ahead log, so no read may take long: SQLite interrupts it at its deadline.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ __all__ = ["Readers"]
 T = TypeVar("T")
 _READ_SECONDS: Final = 5.0
 _REOPENING: Final = 10.0
-"""Seconds that a read waits while all is closed for a moment."""
-_STEPS: Final = 10_000  # of SQLite's machine between two looks at the clock: well below a millisecond
+"""Seconds that a read waits while the writer reopens the database."""
+_STEPS: Final = 10_000
+"""Steps of SQLite's virtual machine between two looks at the clock: well below a millisecond."""
 
 
 class Readers:
-    """Connections made when they are first needed. All methods may be called from any thread; they block."""
+    """Connections, opened when they are first needed. All methods block and may be called from any thread."""
 
     def __init__(self, path: Path, *, seconds: float = _READ_SECONDS) -> None:
         """Read the database at `path`; no read lasts longer than `seconds`."""
@@ -38,9 +39,9 @@ class Readers:
         self._open = True
 
     def run(self, unit: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `unit` on one snapshot and return what it returns.
+        """Run `unit` on one snapshot and return its result.
 
-        HutchError: TIMED_OUT when it takes too long, STORE_UNAVAILABLE where the disk fails or all is closed for good.
+        HutchError: TIMED_OUT if it takes too long, STORE_UNAVAILABLE if the disk fails or the database stays closed.
         """
         try:
             conn = self._take()
@@ -64,7 +65,10 @@ class Readers:
             raise unavailable(fault, str(error)) from error
 
     def close(self, wait: float = 1.0) -> bool:
-        """Interrupt what runs and close all; later reads wait for `reopen`. False if one did not end in `wait` s."""
+        """Interrupt all reads and close their connections; later reads wait for `reopen`.
+
+        False if a read did not end within `wait` seconds.
+        """
         with self._changed:
             self._open = False
             for conn in self._busy:
@@ -75,7 +79,7 @@ class Readers:
             return ended
 
     def reopen(self) -> None:
-        """Take reads again after `close`."""
+        """Accept reads again after `close`."""
         with self._changed:
             self._open = True
             self._changed.notify_all()

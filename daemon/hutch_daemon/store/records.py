@@ -1,6 +1,7 @@
-"""Rows to columns and back, once for all tables: a `RowMapping` is made from a row class and knows its statements.
+"""Rows to columns and back, and rows to messages, once for all tables.
 
-SQL text here is joined from names in the code alone; values always go as parameters.
+A `RowMapping` is made from a row class (`rows`) and a table; it has their statements. So a new column takes two places:
+a migration and the field of its row class. SQL text is joined from names in the code alone; values are parameters.
 """
 
 from __future__ import annotations
@@ -13,21 +14,24 @@ from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-__all__ = ["Executes", "RowMapping"]
+from hutch_shared.times import to_wire
+
+__all__ = ["Executes", "RowMapping", "to_message"]
 
 R = TypeVar("R")
+W = TypeVar("W", bound=msgspec.Struct)
 _PAGE_BYTES: Final = 2 << 20
 _PLAIN = frozenset((int, float, str, bytes, type(None)))
 
 
 class Executes(Protocol):
-    """What runs a statement: the unit of work (`Tx`), or the connection that a read gets."""
+    """Runs a statement: the `Tx` of a unit of work, or the connection that a read gets."""
 
     def execute(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ..., /) -> sqlite3.Cursor: ...
 
 
 class RowMapping(Generic[R]):
-    """One table and its row class. `assigned` is a column that SQLite gives when it is 0 in the row to insert."""
+    """A table and its row class. SQLite assigns the column `assigned` of a row that is inserted with 0 there."""
 
     def __init__(self, name: str, row: type[R], *, assigned: str | None = None) -> None:
         hints = typing.get_type_hints(row)
@@ -68,8 +72,8 @@ class RowMapping(Generic[R]):
     def page(self, on: Executes, tail: str, values: Sequence[Any], limit: int) -> tuple[tuple[R, ...], bool]:
         """Return the first rows that `tail` (without LIMIT) selects, and whether there are more.
 
-        They are `limit` at most and end with the one that takes them over 2 MiB, so that an answer made of them fits
-        into a frame.
+        The page has at most `limit` rows and ends with the row that takes it over 2 MiB, so that an answer with it
+        fits into a frame.
         """
         rows: list[R] = []
         size = 0
@@ -85,9 +89,9 @@ class RowMapping(Generic[R]):
         return next(self.iterate(on, tail, values), None)
 
     def update(self, tx: Executes, changes: Mapping[str, Any], tail: str, values: Sequence[Any]) -> int:
-        """Set columns on the rows that `tail` (`WHERE …`) selects; return how many they were.
+        """Set columns of the rows that `tail` (`WHERE …`) selects; return how many rows it selected.
 
-        KeyError when a change names no column.
+        KeyError if a change names no column.
         """
         unknown = changes.keys() - set(self.columns)
         if unknown:
@@ -99,7 +103,7 @@ class RowMapping(Generic[R]):
         return tx.execute(f"UPDATE {self.name} SET {sets} {tail}", [*new, *values]).rowcount  # noqa: S608 as above
 
     def delete(self, tx: Executes, tail: str, values: Sequence[Any]) -> int:
-        """Delete the rows that `tail` (`WHERE …`) selects; return how many they were."""
+        """Delete the rows that `tail` (`WHERE …`) selects; return how many rows it selected."""
         return tx.execute(f"DELETE FROM {self.name} {tail}", values).rowcount  # noqa: S608 as above
 
     def _made(self, record: Sequence[Any]) -> R:
@@ -115,8 +119,24 @@ class RowMapping(Generic[R]):
         return msgspec.json.encode(value).decode()
 
 
+def to_message(message: type[W], row: Any, **given: Any) -> W:
+    """Return the message whose fields are the row's of the same names; times become the wire's.
+
+    `given` has the fields that the row lacks, or that clients see differently. AttributeError for a field of neither.
+    """
+    for name in message.__struct_fields__:
+        if name not in given:
+            given[name] = _on_wire(name, getattr(row, name))
+    return message(**given)
+
+
+def _on_wire(name: str, value: Any) -> Any:
+    is_time = isinstance(value, int) and (name == "at" or name.endswith("_at"))
+    return to_wire(value) if is_time else value
+
+
 def _is_plain(hint: Any) -> bool:
-    """Tell whether SQLite keeps values of this type by itself: unions and literals of plain types too."""
+    """Tell whether SQLite stores values of this type as they are; so it does unions and literals of plain types."""
     origin = typing.get_origin(hint)
     if origin is Literal:
         return all(type(word) in _PLAIN for word in typing.get_args(hint))

@@ -1,9 +1,9 @@
-"""Room on the disk that the store holds back, so that it can always put its log in order.
+"""Disk space that the store reserves, so that it can empty its log on a full disk.
 
-On a full disk the write-ahead log can be the only thing that could shrink, and what is in it cannot be brought into the
-database, which would grow by it. The reserve is given back for that, and taken again from what the emptied log leaves.
-It is at least as large as what a log holds, except while a reader holds the log. It is given back, too, for as long as
-hutchd does not run: a new one finds room to begin.
+On a full disk the write-ahead log may be the only file that can shrink; but to empty it, the database must grow. The
+store releases the reserve for this and takes it again from the space that the emptied log frees. The reserve is at
+least as large as a log, except while a reader holds the log. It is released while hutchd does not run, so that the next
+one has room to start.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ __all__ = ["Reserve"]
 
 _LARGEST: Final = 16 << 20
 _SHARE: Final = 4
-"""Of a small disk it takes one part in so many."""
+"""The reserve is at most this fraction (1/n) of the disk."""
 _OF_LOG: Final = 4
-"""The log is brought into the database when it has the size of one part in so many of the reserve."""
+"""The log is checkpointed when it reaches this fraction (1/n) of the reserve."""
 _OF_ROOM: Final = 8
-"""And what was stopped by a full disk goes on when there is room for one part in so many."""
+"""After a full disk, the store resumes when this fraction (1/n) of the reserve is free beyond it."""
 
 
 class Reserve:
-    """A file beside the database. All calls block; none raises."""
+    """A file beside the database. All methods block; none raises."""
 
     def __init__(self, database: Path) -> None:
-        """Take nothing yet, and give back what an earlier one left."""
+        """Take no space yet; release what an earlier process left."""
         self._path = database.with_name(database.name + "-reserve")
-        self.give_back()
+        self.release()
 
     @property
     def size(self) -> int:
-        """Bytes that it should have on this disk."""
+        """The bytes to reserve on this disk."""
         try:
             disk = os.statvfs(self._path.parent)
         except OSError:
@@ -44,11 +44,14 @@ class Reserve:
 
     @property
     def log(self) -> int:
-        """Bytes of log that are brought into the database; some more may come before that was done."""
+        """The size of the log in bytes at which it is checkpointed; it may grow somewhat larger before that is done."""
         return self.size // _OF_LOG
 
     def take(self, *, with_room: bool = False) -> bool:
-        """Take it whole, or leave it; False where the disk has not that (nor, `with_room`, some more to go on with)."""
+        """Take the whole reserve or nothing; False if the disk lacks the space.
+
+        `with_room`: also require the space in which the store can resume.
+        """
         size = self.size
         try:
             descriptor = os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -58,12 +61,12 @@ class Reserve:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            self.give_back()
+            self.release()
             return error.errno not in (errno.ENOSPC, errno.EDQUOT)
         return True
 
-    def give_back(self) -> None:
-        """Let the disk have it."""
+    def release(self) -> None:
+        """Release the reserve."""
         with suppress(OSError):
             self._path.unlink()
 

@@ -1,19 +1,16 @@
-"""What the tables hold, as values: one frozen dataclass per table, its fields the table's columns in order.
+"""The rows of the tables: one frozen dataclass for each table; its fields are the table's columns in order.
 
-Times are whole milliseconds since 1970, lifetimes milliseconds of awake monotonic time of one boot. A field whose
-type is not a plain SQLite one (int, float, str, bytes, bool) is kept as JSON and comes back as its type.
+Times are whole milliseconds since 1970. Lifetimes are milliseconds of the awake monotonic time of one boot. A field
+whose type is not one of SQLite's (int, float, str, bytes, bool) is stored as JSON and read back as its type.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
-
-import msgspec
+from typing import Any, Literal
 
 from hutch_shared import messages as m
 from hutch_shared.events import UsageSeen
-from hutch_shared.times import to_wire
 
 __all__ = [
     "AuditRow",
@@ -28,17 +25,14 @@ __all__ = [
     "TurnRow",
     "UsageRow",
     "UsageTotal",
-    "to_message",
 ]
-
-W = TypeVar("W", bound=msgspec.Struct)
 
 RuleEffect = Literal["allow", "ask", "deny"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRow:
-    """A session. `options.mcp_servers` is empty here; what it held is in `sealed`, by the vault."""
+    """A session. `options.mcp_servers` is empty here; the vault encrypts its content into `sealed`."""
 
     id: str
     name: str
@@ -63,18 +57,18 @@ class SessionRow:
     idempotency_key: str | None = None
     closed_at: int | None = None
     head_seq: int = 0
-    """seq of the newest event; moved by the event tables' functions alone."""
+    """seq of the newest event; only `store.events` changes it."""
     floor_seq: int = 0
     """seq of the newest event that is no longer kept."""
     turns: int = 0
-    """Number of the newest turn; moved by `turns.insert` alone."""
+    """Number of the newest turn; only `turns.insert` changes it."""
     mode_before_plan: m.PermissionMode | None = None
-    """What the mode becomes again when a plan is approved; None is `ask`."""
+    """The mode to return to when a plan is approved; None means `ask`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRow:
-    """A turn. `number` is given by the store: 1, 2, 3 … in its session."""
+    """A turn. The store assigns `number`: 1, 2, 3 … in its session."""
 
     id: str
     session: str
@@ -95,7 +89,7 @@ class TurnRow:
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """An event as it is kept. `body` is `"data":…` with, if there is one, `,"native":…`: the bytes as they came."""
+    """A stored event. `body` is `"data":…`, followed by `,"native":…` if it has one: the bytes as they arrived."""
 
     position: int
     session: str
@@ -112,7 +106,7 @@ class StoredEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PermissionRow:
-    """A question: what was asked, why, and, once it is settled, what stands."""
+    """A permission request: the call, why it was asked, and the decision once it is settled."""
 
     id: str
     session: str
@@ -144,7 +138,7 @@ class PermissionRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorRow:
-    """An executor: its launch record, its token (a hash, never itself), its lease (`session`) and its receipt."""
+    """An executor: its launch record, the hash of its token, its lease (`session`) and its receipt."""
 
     id: str
     account: str
@@ -155,23 +149,23 @@ class ExecutorRow:
     token_hash: bytes
     state: m.ExecutorState = "starting"
     boot_id: str = ""
-    """The boot that `token_until` counts in, and that the process was started in."""
+    """The boot in which the process started; `token_until` is a time of it."""
     token_until: int = 0
-    """The token holds until this many milliseconds of awake monotonic time of `boot_id`."""
+    """When the token expires, in awake monotonic milliseconds of `boot_id`."""
     token_uses: int = 0
     token_max_uses: int = 1
     pid: int | None = None
     start_time: int | None = None
     launched: dict[str, Any] | None = None
-    """What the environment needs to adopt it again."""
+    """What the environment needs to adopt the process again."""
     protocol: int = m.PROTOCOL
     version: str = ""
     epoch: int = 0
-    """The daemon epoch that started it."""
+    """The epoch of the hutchd that started it."""
     session: str | None = None
     leased_at: int | None = None
     acked_n: int = 0
-    """The highest of its event numbers that is stored; moved by `events.append_reported` alone."""
+    """The receipt: the highest stored number of its events; only `events.append_reported` changes it."""
     spool: str | None = None
     log_path: str | None = None
     gone_at: int | None = None
@@ -180,7 +174,7 @@ class ExecutorRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRow:
-    """A credential in its envelope: `sealed` under a data key, that key in `wrapped` under the master key `master`."""
+    """An encrypted credential: `sealed` under a data key, which is `wrapped` under the master key `master`."""
 
     id: str
     owner: int
@@ -200,7 +194,7 @@ class KeyRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleRow:
-    """A rule that a person added: of an account, of a project (`project`) of it, or of one session (`session`)."""
+    """A rule that a user added: for everything, for one `project` directory, or for one `session`."""
 
     owner: int
     effect: RuleEffect
@@ -210,12 +204,12 @@ class RuleRow:
     project: str | None = None
     session: str | None = None
     origin: str = ""
-    """Where it came from, such as the permission that was answered with `always`."""
+    """Where the rule comes from, such as the permission request that was answered with `always`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustRow:
-    """That an owner trusts the policy file at `path` while it has exactly this digest."""
+    """An owner's trust in the policy file at `path`, as long as it has exactly this digest."""
 
     owner: int
     path: str
@@ -225,7 +219,7 @@ class TrustRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRow:
-    """Who decided or did what. `number` orders them; `owner` is the uid whose matter it was."""
+    """A line of the audit: `actor` did `action`, which concerns the user with the uid `owner`. `number` orders lines."""
 
     at: int
     owner: int
@@ -253,7 +247,7 @@ class UsageRow:
     source: Literal["agent", "broker"] = "agent"
     number: int = 0
     request: str | None = None
-    """The reporter's own name of the record: one that comes again is not counted again."""
+    """The reporter's name of the record; a record with the same name is not counted twice."""
     input_tokens: int = 0
     output_tokens: int = 0
     cache_read_tokens: int = 0
@@ -263,25 +257,9 @@ class UsageRow:
 
 @dataclass(frozen=True, slots=True)
 class UsageTotal:
-    """A line of a usage table: what it is of, over how many turns and rows, how much."""
+    """A line of a usage table: `usage` of the session, account, day or model `of`, over `turns` turns and `rows` rows."""
 
     of: str
     turns: int
     rows: int
     usage: UsageSeen
-
-
-def to_message(message: type[W], row: Any, **given: Any) -> W:
-    """Return the message whose fields are the row's of the same names; times become the wire's.
-
-    `given` has the fields that the row lacks, or that clients see differently. AttributeError for a field of neither.
-    """
-    for name in message.__struct_fields__:
-        if name not in given:
-            given[name] = _on_wire(name, getattr(row, name))
-    return message(**given)
-
-
-def _on_wire(name: str, value: Any) -> Any:
-    is_time = isinstance(value, int) and (name == "at" or name.endswith("_at"))
-    return to_wire(value) if is_time else value

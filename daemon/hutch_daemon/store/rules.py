@@ -1,4 +1,4 @@
-"""The table of rules that people added, and that of project files they trust."""
+"""The table of rules that users added, and the table of project files that they trust."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TRUST: Final = RowMapping("trust", TrustRow)
 
 
 def add(tx: Executes, row: RuleRow) -> bool:
-    """Add a rule; False if its owner has it already, for the same project and session."""
+    """Add a rule; False if its owner has it already for the same project and session."""
     if _same(tx, row.owner, row.effect, row.rule, row.project, row.session):
         return False
     RULES.insert(tx, row)
@@ -24,7 +24,7 @@ def add(tx: Executes, row: RuleRow) -> bool:
 def remove(
     tx: Executes, owner: int, effect: RuleEffect, rule: str, *, project: str | None = None, session: str | None = None
 ) -> bool:
-    """Remove exactly this rule; tell whether there was one."""
+    """Remove exactly this rule; return whether it existed."""
     found = _same(tx, owner, effect, rule, project, session)
     for row in found:
         RULES.delete(tx, "WHERE number = ?", (row.number,))
@@ -32,7 +32,7 @@ def remove(
 
 
 def list_(on: Executes, owner: int, *, project: str | None = None, session: str | None = None) -> tuple[RuleRow, ...]:
-    """Return what holds for the owner there, as added: rules for everywhere, of that project, of that session."""
+    """Return the owner's rules that hold in that project and session, in the order in which they were added."""
     return RULES.all(
         on,
         "WHERE owner = ? AND (project IS NULL OR project = ?) AND (session IS NULL OR session = ?) ORDER BY number",
@@ -41,23 +41,23 @@ def list_(on: Executes, owner: int, *, project: str | None = None, session: str 
 
 
 def trust(tx: Executes, row: TrustRow) -> None:
-    """Trust a file of one digest; other digests of the path are trusted no more."""
+    """Trust a file with one digest; a digest that was trusted before for its path no longer is."""
     distrust(tx, row.owner, row.path)
     TRUST.insert(tx, row)
 
 
 def distrust(tx: Executes, owner: int, path: str) -> bool:
-    """Trust the file no longer; tell whether it was."""
+    """Stop trusting the file; return whether it was trusted."""
     return TRUST.delete(tx, "WHERE owner = ? AND path = ?", (owner, path)) > 0
 
 
 def is_trusted(on: Executes, owner: int, path: str, digest: str) -> bool:
-    """Tell whether the owner trusts the file at `path` with exactly this digest."""
+    """Return whether the owner trusts the file at `path` with exactly this digest."""
     return TRUST.one(on, "WHERE owner = ? AND path = ? AND digest = ?", (owner, path, digest)) is not None
 
 
 def list_trusted(on: Executes, owner: int) -> tuple[TrustRow, ...]:
-    """Return what the owner trusts, by path."""
+    """Return the files that the owner trusts, by path."""
     return TRUST.all(on, "WHERE owner = ? ORDER BY path", (owner,))
 
 

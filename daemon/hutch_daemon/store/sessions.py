@@ -18,9 +18,9 @@ _LISTED: Final = "WHERE owner = ifnull(?, owner) AND state = ifnull(?, state) OR
 
 
 def insert(tx: Executes, row: SessionRow) -> tuple[SessionRow, bool]:
-    """Insert `row`; return it and True, or the one that its owner's idempotency key made before, and False.
+    """Insert `row` and return it with True, or return the session that the same idempotency key made, with False.
 
-    HutchError(CONFLICT) when the owner has an open session of that name, or used the key with another agent or cwd.
+    HutchError(CONFLICT) if the owner has an open session of that name or used the key for another agent or cwd.
     """
     if row.idempotency_key is not None:
         made = SESSIONS.one(tx, "WHERE owner = ? AND idempotency_key = ?", (row.owner, row.idempotency_key))
@@ -38,22 +38,22 @@ def insert(tx: Executes, row: SessionRow) -> tuple[SessionRow, bool]:
 
 
 def count_open(on: Executes, account: str) -> int:
-    """Return how many open sessions an account has."""
+    """Return the number of open sessions of an account."""
     found = on.execute("SELECT count(*) FROM sessions WHERE account = ? AND state = 'open'", (account,)).fetchone()
     return int(found[0])
 
 
 def get(on: Executes, session: str) -> SessionRow | None:
-    """Return the session of exactly this id."""
+    """Return the session with this id."""
     return SESSIONS.one(on, "WHERE id = ?", (session,))
 
 
 def find(on: Executes, owner: int | None, ref: str, *, first: int | None = None) -> SessionRow:
-    """Return the session that `ref` means: an id, a prefix of one (4 characters or more), or a name.
+    """Return the session that `ref` names: an id, a prefix of an id (4 characters or more), or a name.
 
-    Only those of `owner`; None sees all. Who sees all means their own, those of `first`, before anybody else's, so that
-    nobody can take a name that an administrator uses. Among several of one name the open one is meant, else the newest.
-    HutchError: NOT_FOUND; INVALID_PARAMS when it could be several.
+    Only sessions of `owner` are searched; None searches all, and then first those of `first`, so that no user can take
+    a name that an administrator uses. Of several sessions with the name, the open one is returned, or the newest.
+    HutchError: NOT_FOUND; INVALID_PARAMS if several sessions match.
     """
     if owner is None and first is not None:
         try:
@@ -71,7 +71,7 @@ def find(on: Executes, owner: int | None, ref: str, *, first: int | None = None)
             raise _ambiguous(ref, named)
         return named[0]
     if len(ref) >= _PREFIX:
-        # a range, not LIKE: it uses the index and knows no wildcards
+        # a range, not LIKE: it uses the index and has no wildcards
         begun = SESSIONS.all(
             on, f"WHERE id >= ? AND id < ? {mine} ORDER BY id LIMIT 5", (ref, f"{ref}\U0010ffff", *values)
         )
@@ -85,24 +85,24 @@ def find(on: Executes, owner: int | None, ref: str, *, first: int | None = None)
 def list_(
     on: Executes, owner: int | None = None, state: m.SessionState | None = None, limit: int = 200
 ) -> tuple[SessionRow, ...]:
-    """Return sessions, newest first: of `owner` (None: of all), in `state` (None: in any)."""
+    """Return sessions, newest first: of `owner` (None: of all users), in `state` (None: in any)."""
     return SESSIONS.all(on, f"{_LISTED} LIMIT ?", (owner, state, limit))
 
 
 def page(
     on: Executes, owner: int | None, state: m.SessionState | None, limit: int
 ) -> tuple[tuple[SessionRow, ...], bool]:
-    """Return as many of these sessions as fit into an answer, newest first, and whether there are more."""
+    """Return as many of these sessions as fit into an answer, newest first, and whether more exist."""
     return SESSIONS.page(on, _LISTED, (owner, state), limit)
 
 
 def in_directory(on: Executes, cwd: str) -> tuple[SessionRow, ...]:
-    """Return the open sessions that work in `cwd`, oldest first."""
+    """Return the open sessions whose directory is `cwd`, oldest first."""
     return SESSIONS.all(on, "WHERE cwd = ? AND state = 'open' ORDER BY created_at", (cwd,))
 
 
 def update(tx: Executes, session: str, **fields: Any) -> SessionRow:
-    """Set columns; return the row as it is then. HutchError(NOT_FOUND)."""
+    """Set columns and return the changed row. HutchError(NOT_FOUND)."""
     SESSIONS.update(tx, fields, "WHERE id = ?", (session,))
     row = get(tx, session)
     if row is None:
@@ -111,7 +111,10 @@ def update(tx: Executes, session: str, **fields: Any) -> SessionRow:
 
 
 def delete(tx: Executes, session: str) -> bool:
-    """Remove a session with its turns, questions, rules and events; audit and usage stay. False if there was none."""
+    """Remove a session with its turns, permission requests, rules and events; audit and usage stay.
+
+    False if it did not exist.
+    """
     tx.execute("DELETE FROM events WHERE session = ?", (session,))
     return SESSIONS.delete(tx, "WHERE id = ?", (session,)) > 0
 

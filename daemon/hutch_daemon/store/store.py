@@ -1,14 +1,14 @@
-"""The durable record: one SQLite database, one thread that writes, short reads beside it.
+"""The durable record: one SQLite database, one thread that writes, and short reads beside it.
 
 What is always true:
 
 - `write` returns after its commit reached the disk (WAL, synchronous=FULL), or raises and nothing was acknowledged.
-- Units that wait at the same time share a commit, each in a savepoint of its own. A lone unit commits at once.
+- Units that wait at the same time share a commit, each in its own savepoint. A lone unit commits at once.
 - On the event loop, in the order of commits: a commit's events go to the sinks, then its effects run
   (`Tx.after_commit`), then each `write` of it returns.
 - A read sees whole commits only.
 
-While the store cannot write, each `write` is refused at once; `faults` has what can be wrong and how it heals.
+While the store cannot write, it refuses each `write` at once; `faults` lists the causes and how they heal.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _LIMITS: Final = StoreLimits()
 
 
 class Store:
-    """The front of it, for the event loop it was opened on. Made by `Store.open` alone."""
+    """The store as the event loop uses it. Only `Store.open` makes one."""
 
     def __init__(self, path: Path, limits: StoreLimits, reserve: Reserve) -> None:
-        """Open a prepared and locked database; `open` does all of that."""
+        """Open a database that is prepared and locked."""
         self.path = path
         self._loop = asyncio.get_running_loop()
         self._sinks: list[Sink] = []
@@ -67,10 +67,10 @@ class Store:
     @classmethod
     @asynccontextmanager
     async def open(cls, path: Path, *, limits: StoreLimits = _LIMITS) -> AsyncIterator[Store]:
-        """Open the database at `path` (made if missing; its directory must be there) and begin a new epoch.
+        """Open the database at `path` and start a new epoch; a missing one is made in its existing directory.
 
-        On leaving, what was handed over is still committed and everything closed. HutchError: WRONG_STATE when another
-        hutchd has it, STORE_UNAVAILABLE when it is damaged, of a newer Hutch, or the disk refuses.
+        Leaving commits the units that were handed over, runs their effects, and closes everything. HutchError:
+        WRONG_STATE if another hutchd uses it, STORE_UNAVAILABLE if it is damaged or of a newer Hutch or the disk fails.
         """
         with hold(path.with_name(path.name + ".lock")):
             reserve = Reserve(path)
@@ -89,39 +89,39 @@ class Store:
             except BaseExceptionGroup as group:
                 if len(group.exceptions) > 1:
                     raise
-                raise group.exceptions[0] from None  # what the body raised, as it raised it
+                raise group.exceptions[0] from None  # the body's exception, unwrapped
 
     @property
     def journal(self) -> str:
-        """The journal's id: cursors name it; a restored database has another."""
+        """The journal's id, which cursors name. A restored database has a new one."""
         return self._writer.journal
 
     @property
     def epoch(self) -> int:
-        """How often this journal was opened, this time included."""
+        """How many times this journal was opened, including this time."""
         return self._writer.epoch
 
     @property
     def available(self) -> bool:
-        """Whether it can write, as far as is known."""
+        """Whether no fault is known that prevents writing."""
         return self._writer.fault is None
 
     @property
     def writing(self) -> bool:
-        """Whether the writer's thread lives: also while a fault keeps it from writing."""
+        """Whether the writer's thread runs; it does so even while a fault prevents writing."""
         return self._writing
 
     def on_committed(self, sink: Sink) -> None:
-        """Have `sink` called with the events of each commit that has any. It must neither block nor raise."""
+        """Call `sink` with the events of each commit that has any. It must neither block nor raise."""
         self._sinks.append(sink)
 
     async def write(self, unit: Callable[[Tx], T]) -> T:
-        """Run `unit` on the writer's thread in a transaction; return what it returned, once that is durable.
+        """Run `unit` on the writer's thread in a transaction; return its result once it is durable.
 
-        An exception of the unit undoes that unit alone and is raised here. A cancelled caller learns nothing: the unit
-        is carried out all the same. With 1024 units waiting, a further one waits for room. HutchError: SHUTTING_DOWN
-        when it is closed, STORE_UNAVAILABLE when it could not be made durable. After a failed sync and then a crash a
-        unit refused so may be found done (its bytes had reached the disk): units that are tried again must bear that.
+        An exception of the unit undoes this unit alone and is raised here. If the caller is cancelled, the unit still
+        runs; `Tx.after_commit` is the place for what follows. While 1024 units wait, a further one waits for room.
+        HutchError: SHUTTING_DOWN after closing, STORE_UNAVAILABLE if the unit could not be made durable. A unit that is
+        tried again after STORE_UNAVAILABLE may find itself stored: its bytes can have reached the disk before a crash.
         """
         async with self._room:
             self._check_open()
@@ -132,9 +132,9 @@ class Store:
             return await receipt
 
     async def read(self, unit: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `unit` in a thread on one consistent snapshot; return what it returned. Keep it short: read pages.
+        """Run `unit` in a thread on one consistent snapshot; return its result. Keep it short: read pages.
 
-        Reads go on while the store cannot write. HutchError: TIMED_OUT after `StoreLimits.read_seconds`,
+        Reads work while the store cannot write. HutchError: TIMED_OUT after `StoreLimits.read_seconds`,
         STORE_UNAVAILABLE when the disk fails. A cancelled caller waits for the unit to end.
         """
         self._check_open()
@@ -146,7 +146,7 @@ class Store:
             raise
 
     def status(self) -> m.StoreStatus:
-        """Say how it is: no disk access but three look-ups of sizes."""
+        """Return the store's state; of the disk, this looks only at file sizes."""
         fault = self._writer.fault
         return m.StoreStatus(
             ok=fault is None,
@@ -159,9 +159,9 @@ class Store:
         )
 
     async def backup(self, target: Path) -> m.BackupDone:
-        """Write a consistent copy to the new file `target` (0600), synced, while work goes on.
+        """Write a consistent, synced copy to the new file `target` (0600) while the store is in use.
 
-        HutchError: CONFLICT when it exists, STORE_UNAVAILABLE when it cannot be written or read.
+        HutchError: CONFLICT if `target` exists, STORE_UNAVAILABLE if reading or writing fails.
         """
         self._check_open()
         size = await to_thread.run_sync(backups.copy, self.path, target)
@@ -182,8 +182,8 @@ class Store:
             raise HutchError(Reason.SHUTTING_DOWN)
 
     def _deliver(self, events: list[StoredEvent], effects: list[Effect], results: list[JobResult]) -> None:
-        """Bring a commit's events, effects and results to the event loop (called on the writer's thread)."""
-        with suppress(RuntimeError):  # the loop is gone, and so are all who waited
+        """Bring a commit's events, effects and results to the event loop. Called on the writer's thread."""
+        with suppress(RuntimeError):  # the loop is closed, so no caller waits any more
             self._loop.call_soon_threadsafe(self._settle, events, effects, results)
 
     def _settle(self, events: list[StoredEvent], effects: list[Effect], results: list[JobResult]) -> None:

@@ -1,4 +1,4 @@
-"""The table of turns: a session's queue, and the compare-and-set that every move of a state goes through."""
+"""The table of turns: a session's queue, and the compare-and-set that every change of state uses."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _ACTIVE: Final = "state IN ('dispatching', 'running', 'stopping')"
 
 
 def insert(tx: Executes, row: TurnRow) -> tuple[TurnRow, bool]:
-    """Queue `row` with the session's next number; return it and True, or the turn its key made before, and False.
+    """Queue `row` under the session's next number and return it with True.
 
-    HutchError: NOT_FOUND without the session, SESSION_CLOSED, CONFLICT when the key was used for another prompt.
+    If its idempotency key made a turn before, return that turn with False. HutchError: NOT_FOUND without the session,
+    SESSION_CLOSED, CONFLICT if the key was used for another prompt.
     """
     if row.idempotency_key is not None:
         made = TURNS.one(tx, "WHERE session = ? AND idempotency_key = ?", (row.session, row.idempotency_key))
@@ -45,7 +46,7 @@ def insert(tx: Executes, row: TurnRow) -> tuple[TurnRow, bool]:
 
 
 def get(on: Executes, turn: str) -> TurnRow | None:
-    """Return the turn of exactly this id."""
+    """Return the turn with this id."""
     return TURNS.one(on, "WHERE id = ?", (turn,))
 
 
@@ -55,18 +56,18 @@ def list_(on: Executes, session: str, limit: int = 200) -> tuple[TurnRow, ...]:
 
 
 def page(on: Executes, session: str, limit: int) -> tuple[tuple[TurnRow, ...], bool]:
-    """Return the newest turns of a session that fit into an answer, oldest first, and whether there are older ones."""
+    """Return the newest turns that fit into an answer, oldest first, and whether older ones exist."""
     found, more = TURNS.page(on, "WHERE session = ? ORDER BY number DESC", (session,), limit)
     return found[::-1], more
 
 
 def next_queued(on: Executes, session: str) -> TurnRow | None:
-    """Return the oldest turn that waits."""
+    """Return the oldest queued turn of a session."""
     return TURNS.one(on, "WHERE session = ? AND state = 'queued' ORDER BY number LIMIT 1", (session,))
 
 
 def queued(on: Executes, session: str) -> int:
-    """Return how many turns wait."""
+    """Return the number of queued turns of a session."""
     count: int = on.execute("SELECT count(*) FROM turns WHERE session = ? AND state = 'queued'", (session,)).fetchone()[
         0
     ]
@@ -74,7 +75,7 @@ def queued(on: Executes, session: str) -> int:
 
 
 def active(on: Executes, session: str) -> TurnRow | None:
-    """Return the turn that is dispatching, running or stopping; there is never more than one."""
+    """Return the session's turn that is dispatching, running or stopping; there is at most one."""
     return TURNS.one(on, f"WHERE session = ? AND {_ACTIVE}", (session,))
 
 
@@ -84,9 +85,9 @@ def live(on: Executes) -> tuple[TurnRow, ...]:
 
 
 def move(tx: Executes, turn: str, from_states: Collection[m.TurnState], to_state: m.TurnState, **fields: Any) -> bool:
-    """Move a turn to `to_state` with `fields` if it is in one of `from_states`; tell whether it was (compare-and-set).
+    """Move a turn to `to_state` with `fields` if its state is in `from_states`; return whether it was.
 
-    sqlite3.IntegrityError when another turn of the session is active already.
+    A compare-and-set. sqlite3.IntegrityError if another turn of the session is active already.
     """
     marks = ", ".join("?" for _ in from_states)
     return (
@@ -96,6 +97,6 @@ def move(tx: Executes, turn: str, from_states: Collection[m.TurnState], to_state
 
 
 def update(tx: Executes, turn: str, **fields: Any) -> bool:
-    """Set columns other than the state; tell whether there is such a turn."""
+    """Set columns other than the state; return whether the turn exists."""
     assert "state" not in fields
     return TURNS.update(tx, fields, "WHERE id = ?", (turn,)) > 0

@@ -1,13 +1,12 @@
-"""The writer's side, on its own thread: takes units, commits them in groups, says what became of each.
+"""The writer's thread: takes units of work, commits them in groups, and delivers each unit's result.
 
-A group is what waits when the thread is free: while one commit is under way the next group gathers, so that a lone
-unit is never delayed and a busy store makes few commits. Its bounds are 10 ms of work and 256 units.
+A group is the units that wait when the thread becomes free: the next group gathers while one commit is under way. So a
+lone unit is never delayed, and a busy store makes few commits. A group is bounded by 10 ms of work and by 256 units.
 
-After a fault (`faults`) the open transaction is gone and none of its units is acknowledged. A failed sync is never
-tried again: everything is closed, reopened, and what was committed is written from the log into the database with a
-sync of its own; only then it goes on. If the index of the log was lost meanwhile, a refused group whose bytes reached
-the log is found there: its events are published then, and its senders, who try again, meet the usual checks for what
-is stored already.
+After a fault (`faults`) the open transaction is lost and none of its units is acknowledged. A failed sync is never
+repeated: the writer closes everything, reopens it, and writes the commits in the log into the database with a sync of
+its own before it continues. A refused group can turn out to be stored, if its bytes reached the log and the log's index
+was lost. Then its events are published and its effects run; senders that try again meet the checks for duplicates.
 """
 
 from __future__ import annotations
@@ -40,25 +39,25 @@ log = structlog.get_logger("hutchd.store")
 _GROUP_SECONDS: Final = 0.010
 _GROUP_UNITS: Final = 256
 _LOG_PAGES: Final = 1000
-"""Pages in the log with which SQLite begins to bring it into the database, unless the disk is small."""
+"""Pages in the log at which SQLite starts a checkpoint, unless the disk is small."""
 _HEAL_SECONDS: Final = 0.5
 _TRUNCATE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """How large things may become, in bytes, and how long a read may take, in seconds."""
+    """Bounds of the store: sizes in bytes, times in seconds."""
 
     wal: int = 64 << 20
-    """Beyond it the write-ahead log is emptied as soon as no reader is in the way."""
+    """A larger write-ahead log is emptied as soon as no reader holds it."""
     wal_held: int = 512 << 20
-    """Beyond it nothing is accepted any more until the reader that holds the log is gone."""
+    """With a larger log the store refuses all writes until the reader that holds the log is gone."""
     read_seconds: float = 5.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """A unit of work and the receipt its result goes to."""
+    """A unit of work and the future that receives its result."""
 
     unit: Callable[[Tx], Any]
     receipt: Any
@@ -66,7 +65,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """What became of a job: a value, or an error."""
+    """The result of a job: a value or an error."""
 
     job: Job
     value: Any = None
@@ -74,21 +73,21 @@ class JobResult:
 
 
 Deliver = Callable[[list[StoredEvent], list[Effect], list[JobResult]], None]
-"""Takes a commit's events, what follows it, and what became of its units."""
+"""Takes a commit's events, its effects and the results of its units."""
 
 
 class Writer:
-    """Owns the read-write connection. `run` is the thread; the rest may be called from any thread."""
+    """Owns the read-write connection. `run` is the thread; the other methods may be called from any thread."""
 
     def __init__(self, path: Path, readers: Readers, deliver: Deliver, limits: StoreLimits, reserve: Reserve) -> None:
-        """Open the database at `path` (see `database.prepare`) and begin a new epoch. sqlite3.Error if that fails.
+        """Open the database at `path` (see `database.prepare`), start a new epoch and take the reserve.
 
-        `reserve`, which is not taken yet, is taken then.
+        sqlite3.Error if the database cannot be opened.
         """
         self.fault: StoreFault | None = None
         self.detail = ""
         self.position = 0
-        """Of the newest committed event."""
+        """The position of the newest committed event."""
         self._path = path
         self._wal = wal_of(path)
         self._readers = readers
@@ -99,7 +98,7 @@ class Writer:
         self._heal_at = 0.0
         self._truncate_at = 0.0
         self._refused: Tx | None = None
-        """The transaction whose commit failed; reopening the database can show that it was stored all the same."""
+        """The transaction whose commit failed last; reopening the database may show that it was stored."""
         self._reserve = reserve
         self._conn = self._connect()
         try:
@@ -125,11 +124,11 @@ class Writer:
         self._inbox.put(job)
 
     def report(self, fault: StoreFault) -> None:
-        """Say that a reader met damage: nothing more is written on top of it."""
+        """Report damage that a reader met: nothing more is written on top of it."""
         self._inbox.put(fault)
 
     def stop(self) -> None:
-        """Let `run` end when what was handed over before is done."""
+        """Let `run` end after the jobs that were handed over before."""
         self._inbox.put(None)
 
     def run(self) -> None:
@@ -147,10 +146,10 @@ class Writer:
                 self._conn.close()
         with suppress(sqlite3.Error):
             self._conn.close()
-        self._reserve.give_back()
+        self._reserve.release()
 
     def _turn(self) -> None:
-        """Do what comes next: a group, or an attempt to heal."""
+        """Do the next thing: commit a group, or try to heal."""
         try:
             item = self._inbox.get(timeout=None if self.fault is None else max(0.0, self._heal_at - time.monotonic()))
         except queue.Empty:
@@ -200,7 +199,7 @@ class Writer:
             jobs.append(following)
 
     def _next(self) -> Job | None:
-        """Return the next job that waits, if there is one and it may join the group."""
+        """Return the next waiting job that may join the group, or None."""
         with suppress(queue.Empty):
             item = self._inbox.get_nowait()
             if isinstance(item, Job):
@@ -212,7 +211,7 @@ class Writer:
         return None
 
     def _run(self, job: Job, tx: Tx) -> JobResult:
-        """Run a unit in its savepoint. sqlite3.Error where the disk is to blame: then the whole group is lost."""
+        """Run a unit in its savepoint. sqlite3.Error if the disk fails: then the whole group is lost."""
         events_before, effects_before = len(tx.events), len(tx.effects)
         self._conn.execute("SAVEPOINT unit")
         try:
@@ -229,7 +228,7 @@ class Writer:
         return JobResult(job, value)
 
     def _fail(self, fault: StoreFault, detail: str) -> None:
-        """Stop accepting. What was in the open transaction is gone."""
+        """Refuse writes from now on. The open transaction is rolled back."""
         if self.fault is None or fault.cure is Cure.NONE:
             self.fault, self.detail = fault, detail
             log.error("store_unavailable", fault=fault.name.lower(), detail=detail)
@@ -258,8 +257,8 @@ class Writer:
         self.fault, self.detail, self._refused = None, "", None
 
     def _make_room(self) -> bool:
-        """Empty the log, which gives room back; tell whether there is enough to go on without stopping at once."""
-        self._reserve.give_back()
+        """Empty the log to free space; tell whether there is enough to continue for more than a moment."""
+        self._reserve.release()
         self._empty_wal()
         if self._reserve.take(with_room=True):
             return True
@@ -267,7 +266,7 @@ class Writer:
         return False
 
     def _empty_wal(self) -> None:
-        """Bring the log into the database as far as readers and the disk let it be."""
+        """Checkpoint as much of the log as readers and the disk allow."""
         try:
             truncate_wal(self._conn)
         except sqlite3.Error as error:
@@ -275,9 +274,10 @@ class Writer:
                 raise
 
     def _reopen(self) -> bool:
-        """Close everything, open it again, make what is there durable, and publish what never was.
+        """Close everything, reopen it, make its content durable and publish the events that were never published.
 
-        While that fails reads go on: what was refused is not in the index of the log, which is kept.
+        False if that has to be tried again. Reads continue meanwhile: the log's index, which is kept, does not contain
+        the refused group.
         """
         ended = self._readers.close()
         try:
@@ -301,7 +301,7 @@ class Writer:
         return True
 
     def _effects_of_found(self) -> list[Effect]:
-        """Return what follows the refused commit if its events turned out to be stored."""
+        """Return the effects of the refused transaction if its events turned out to be stored."""
         refused, self._refused = self._refused, None
         if refused is None or not refused.events or refused.events[-1].position > self.position:
             return []
@@ -309,17 +309,17 @@ class Writer:
 
     @contextmanager
     def _log_in_use(self) -> Iterator[None]:
-        """Stay a user of the log while the writing connection is closed.
+        """Keep the log in use while the writing connection is closed.
 
-        The last user that may write empties the log into the database when it closes; and who opens a log that nobody
-        uses takes all that can be read in it for committed, what was refused too.
+        The last connection that may write checkpoints the log when it closes. A connection that opens an unused log
+        takes everything readable in it as committed, including a refused group.
         """
         with closing(connect_reader(self._path)) as user:
-            user.execute("PRAGMA user_version").fetchone()  # the least that opens the log
+            user.execute("PRAGMA user_version").fetchone()  # the cheapest statement that opens the log
             yield
 
     def _bound_wal(self) -> None:
-        """Empty the write-ahead log when it has grown beyond its bound; stop accepting when that never succeeds."""
+        """Empty a log that has outgrown its bound; refuse writes if readers prevent this for too long."""
         now = time.monotonic()
         try:
             size = os.stat(self._wal).st_size
