@@ -58,9 +58,10 @@ class Journal:
             after = page.cursor
 
     async def prune(self, *, before: int | None = None, max_bytes: int | None = None) -> int:
-        """Remove events older than `before` (ms), and the oldest while the database is over `max_bytes`; return how many.
+        """Remove events older than `before` (ms) and, while the database is over `max_bytes`, the oldest.
 
-        It works in short transactions, so that other writers get their turn.
+        Return how many were removed. It works in short transactions, so that
+        other writers get their turn.
         """
         total = 0
         while count := await self._store.write(partial(events.prune, before=before, max_bytes=max_bytes)):
