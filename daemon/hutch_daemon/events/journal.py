@@ -60,8 +60,8 @@ class Journal:
     async def prune(self, *, before: int | None = None, max_bytes: int | None = None) -> int:
         """Remove events older than `before` (ms) and, while the database is over `max_bytes`, the oldest.
 
-        Return how many were removed. It works in short transactions, so that
-        other writers get their turn.
+        Return how many were removed. It works in short transactions, so that other writers
+        get their turn.
         """
         total = 0
         while count := await self._store.write(partial(events.prune, before=before, max_bytes=max_bytes)):

@@ -82,9 +82,8 @@ def _where(
     terms: list[str] = []
     values: list[object] = []
     if state is not None:
-        terms.append(
-            "state = 'pending'" if state == "pending" else "state = ?"
-        )  # with the literal, SQLite can use the partial index
+        # With the literal, SQLite can use the partial index.
+        terms.append("state = 'pending'" if state == "pending" else "state = ?")
         values += [] if state == "pending" else [state]
     for column, value in (("session", session), ("turn", turn)):
         if value is not None:

@@ -219,7 +219,7 @@ class TrustRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRow:
-    """A line of the audit: `actor` did `action`, which concerns the user with the uid `owner`. `number` orders lines."""
+    """A line of the audit: `actor` did `action`, which concerns the user with uid `owner`. `number` orders lines."""
 
     at: int
     owner: int
@@ -257,7 +257,7 @@ class UsageRow:
 
 @dataclass(frozen=True, slots=True)
 class UsageTotal:
-    """A line of a usage table: `usage` of the session, account, day or model `of`, over `turns` turns and `rows` rows."""
+    """The usage of one session, account, day or model (`of`), summed over `turns` turns and `rows` records."""
 
     of: str
     turns: int
