@@ -23,6 +23,7 @@ from hutch_broker.proxy import Proxy, upstream_session
 from hutch_broker.request_log import RequestLog
 from hutch_shared.broker_link import BrokerBoot
 from hutch_shared.ids import new_token
+from hutch_shared.latch import Latch
 from hutch_shared.rpc.stream import accept
 from hutch_shared.times import now_ms
 from hutch_shared.unix import listen
@@ -34,11 +35,11 @@ __all__ = ["serving"]
 async def serving(boot: BrokerBoot) -> AsyncIterator[anyio.Event]:
     """Serve while the block runs; the event is set when the broker is to end. WRONG_STATE when one is there already."""
     ended = anyio.Event()
-    changed = _Bell()
+    changed = Latch()
     leases = LeaseTable(monotonic)
     request_log = RequestLog(boot.records, now_ms)
     control = Control(boot, leases, request_log, new_token()[:12], ended.set)
-    control.on_change(changed.ring)
+    control.on_change(changed.notify)
     prices = PriceTable(boot.prices)
     socket_path = Path(boot.socket)
     with listen(Path(boot.control)) as listener:
@@ -78,30 +79,14 @@ async def _accept(listening: socket.socket, server: AgentServer) -> None:
             await loop.connect_accepted_socket(server, await accept(listening))
 
 
-class _Bell:
-    """Rings for one listener; what rang before it listens is not lost."""
-
-    def __init__(self) -> None:
-        self._rung = anyio.Event()
-
-    def ring(self) -> None:
-        """Wake the listener."""
-        self._rung.set()
-
-    async def heard(self) -> None:
-        """Return when it rang."""
-        await self._rung.wait()
-        self._rung = anyio.Event()
-
-
-async def _keep_time(leases: LeaseTable, control: Control, changed: _Bell, linger: float, ended: anyio.Event) -> None:
+async def _keep_time(leases: LeaseTable, control: Control, changed: Latch, linger: float, ended: anyio.Event) -> None:
     """End leases when their time is up, and the broker when nobody needs it any more."""
     while True:
         leases.end_expired()
         alone = not leases and not control.linked
         pause = linger if alone else leases.next_end()
         with anyio.move_on_after(pause) as waited:
-            await changed.heard()
+            await changed.wait()
         if alone and waited.cancelled_caught:
             ended.set()
             return

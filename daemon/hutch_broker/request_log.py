@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-import anyio
 import msgspec
 
 from hutch_shared.broker_link import Record
+from hutch_shared.latch import Latch
 
 __all__ = ["RequestLog"]
 
@@ -40,7 +40,7 @@ class RequestLog:
         self.last = 0
         """The newest record's number."""
         self._open: dict[tuple[str, str, int | None], _Counted] = {}
-        self._fresh = anyio.Event()
+        self._added = Latch()
         self.requests = 0
         self.refused = 0
 
@@ -68,7 +68,7 @@ class RequestLog:
             counted.record = msgspec.structs.replace(counted.record, times=counted.record.times + 1)
         elif len(self._open) < _KINDS and len(self._kept) < self._limit + _KINDS:
             self._open[kind] = _Counted(record, self._now() + _WINDOW_MS)
-            self._wake()
+            self._added.notify()
 
     def close_windows(self, *, all_: bool = False) -> float | None:
         """Number the refusals that were counted long enough; return seconds until the next ones are, None for none."""
@@ -91,16 +91,12 @@ class RequestLog:
 
     async def wait(self) -> None:
         """Return when something was added since the last `wait` returned."""
-        await self._fresh.wait()
-        self._fresh = anyio.Event()
+        await self._added.wait()
 
     def _keep(self, record: Record) -> None:
         self.last += 1
         self._kept.append(msgspec.structs.replace(record, n=self.last))
-        self._wake()
-
-    def _wake(self) -> None:
-        self._fresh.set()
+        self._added.notify()
 
     def __repr__(self) -> str:
         return f"<RequestLog at {self.last}, {len(self._kept)} unacknowledged>"
