@@ -1,12 +1,12 @@
-"""Known secrets, found in what agents say, in the forms in which they usually get about. Pure.
+"""Finds known secrets in what agents write, in the forms in which they usually leak. Pure.
 
-Theory. A secret is looked for as it is, backwards, in hexadecimal, in base64 at each of the three places that it can
-have in a longer text, as in a URL and as in JSON. What matches whole is masked. Looking is done by halves of each form,
-without the part that all keys of a maker begin with: so what was cut or broken over two lines is noticed too, and since
-it cannot be masked well, its text must be withheld.
+Theory. A secret is searched for as it is, reversed, in hexadecimal, in base64 at each of its three alignments in a
+longer text, escaped for a URL, and escaped for JSON. A whole match is masked. The search is for halves of each form,
+without the prefix that all keys of a provider share. So a secret that was cut or broken over two lines is found, too;
+it cannot be masked reliably, so its text must be withheld.
 
-A batch is looked through at once, without its line ends: a long text takes less time for each byte than a short one.
-What only comes together over several events has been stored by then: `Splits` notices that.
+A batch is searched at once, without its line ends: a long text costs less for each byte than a short one. `Splits`
+finds a secret that arrives in pieces over several events, of which the first are stored by then.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ __all__ = ["MASK", "KnownSecrets", "Masked", "Splits", "forms"]
 
 MASK: Final = b"[masked by hutch]"
 _COMMON: Final = 14
-"""Characters that keys may begin with in common (`sk-ant-api03-`)."""
+"""Length of the prefix that keys of a provider may share (`sk-ant-api03-`)."""
 _SHORT: Final = 20
-"""A secret that has not so many more characters is looked for in one piece."""
+"""A secret with fewer characters after the prefix is searched for as a whole, not by halves."""
 _KEPT: Final = 64
-"""Secrets that are remembered; the ones that were used longest ago are forgotten first."""
+"""The number of secrets remembered; the least recently used is forgotten first."""
 _STREAMS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """A text without the secret. `whole` False: something of it is left that cannot be masked."""
+    """A masked text. `whole` is False if a part of the secret is left in it that cannot be masked."""
 
     text: bytes
     key: str
@@ -48,7 +48,7 @@ class _Needles:
 
 
 def forms(secret: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield each form of a secret by its name, the inner part alone where the rest depends on what is around it."""
+    """Yield the forms of a secret with their names; only the inner part of a form whose ends depend on its context."""
     yield "plain", secret
     text = secret.decode()
     once = json.dumps(text)[1:-1]
@@ -81,10 +81,10 @@ def _needles(secret: bytes) -> _Needles:
 
 
 class KnownSecrets:
-    """The secrets that were handed out or used, by the id of their key. Shown to nobody."""
+    """The secrets that were handed out or used, with the ids of their keys. Its repr shows none."""
 
     def __init__(self) -> None:
-        """Know none."""
+        """Start without secrets."""
         self._known: OrderedDict[str, tuple[str, _Needles]] = OrderedDict()
 
     def __bool__(self) -> bool:
@@ -95,11 +95,11 @@ class KnownSecrets:
 
     @property
     def reach(self) -> int:
-        """The length of the longest piece that is looked for."""
+        """The length of the longest piece that is searched for."""
         return max((len(piece) for _, needles in self._known.values() for piece in needles.pieces), default=0)
 
     def learn(self, key: str, secret: str) -> None:
-        """Look for this secret from now on; a replaced one is looked for still. One under 8 characters is none."""
+        """Search for this secret from now on, and still for the one it replaces. Under 8 characters it is ignored."""
         if len(secret) < 8:
             return
         if secret not in self._known:
@@ -109,7 +109,7 @@ class KnownSecrets:
         self._known.move_to_end(secret)
 
     def find(self, *texts: bytes) -> str | None:
-        """Return the key of which something is in one of `texts`. This is the hot path."""
+        """Return the key of a secret of which a piece is in one of `texts`, or None. This is the hot path."""
         if not self._known:
             return None
         joined = b"\0".join(texts)
@@ -122,7 +122,7 @@ class KnownSecrets:
         return None
 
     def mask(self, text: bytes) -> Masked | None:
-        """Return `text` with every secret masked, or None when there is none in it."""
+        """Return `text` with every secret masked, or None if it contains none."""
         key = self.find(text)
         if key is None:
             return None
@@ -134,7 +134,7 @@ class KnownSecrets:
         return Masked(text, key, found or "broken", self.find(text) is None)
 
     def mask_text(self, text: str) -> str:
-        """Return a text for people without secrets; one that cannot be masked well is withheld."""
+        """Return a text for people with its secrets masked; withhold it if a secret cannot be masked whole."""
         masked = self.mask(text.encode(errors="replace"))
         if masked is None:
             return text
@@ -142,26 +142,26 @@ class KnownSecrets:
 
 
 class Splits:
-    """Notices a secret that comes in pieces over the texts of one stream, of many streams at once."""
+    """Finds secrets that arrive in pieces over the texts of a stream; it watches many streams at once."""
 
     def __init__(self, known: KnownSecrets) -> None:
-        """Look for what is `known`."""
+        """Search for the secrets in `known`."""
         self._known = known
         self._tails: OrderedDict[object, bytes] = OrderedDict()
 
     def feed(self, stream: object, text: str) -> str | None:
-        """Take the next text of a stream; return the key that has come together with it. Each is told once.
+        """Take the next text of a stream; return the key of a secret that it completes. Each is returned once.
 
-        A stream that was not fed while many others were is forgotten.
+        A stream that is not fed while many others are is forgotten.
         """
-        said = self._tails.pop(stream, b"") + text.encode(errors="replace")
-        key = self._known.find(said)
-        self._tails[stream] = b"" if key is not None else said[-self._known.reach :]
+        seen = self._tails.pop(stream, b"") + text.encode(errors="replace")
+        key = self._known.find(seen)
+        self._tails[stream] = b"" if key is not None else seen[-self._known.reach :]
         if len(self._tails) > _STREAMS:
             self._tails.popitem(last=False)
         return key
 
     def forget(self, streams: Iterable[object]) -> None:
-        """Let streams go that have ended."""
+        """Forget streams that have ended."""
         for stream in streams:
             self._tails.pop(stream, None)

@@ -1,4 +1,4 @@
-"""Followers: history then live, each event once, nobody slowed by anybody."""
+"""Followers: history, then live events, each once; no follower slows another."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def opened(store: Store) -> Store:
 
 
 async def take(follower: Follower, count: int) -> list[int]:
-    """Return the numbers of the next `count` events (or some more, as they come)."""
+    """Return the numbers of the next events, at least `count`."""
     got: list[int] = []
     with anyio.fail_after(30):
         while len(got) < count:
@@ -30,7 +30,7 @@ async def take(follower: Follower, count: int) -> list[int]:
 
 
 async def test_history_is_followed_by_what_comes(opened: Store) -> None:
-    """From the cursor on, first what is stored, then what is committed."""
+    """A follower gets the stored events after its cursor, then those that are committed."""
     fanout = Fanout(opened)
     await report(opened, 1, 2, 3)
     async with fanout.follow("s-aaaa", 1) as follower:
@@ -43,7 +43,7 @@ async def test_history_is_followed_by_what_comes(opened: Store) -> None:
 
 
 async def test_a_follow_may_start_at_the_present(opened: Store) -> None:
-    """-1 is the head of the moment."""
+    """The cursor -1 means the newest event at that time."""
     fanout = Fanout(opened)
     await report(opened, 1, 2)
     async with fanout.follow("s-aaaa", -1) as follower:
@@ -53,7 +53,7 @@ async def test_a_follow_may_start_at_the_present(opened: Store) -> None:
 
 
 async def test_waiting_ends_with_the_next_commit(opened: Store) -> None:
-    """A follower that has everything waits, and wakes."""
+    """A follower without new events waits and is woken by the next."""
     fanout = Fanout(opened)
     got: list[int] = []
 
@@ -70,7 +70,7 @@ async def test_waiting_ends_with_the_next_commit(opened: Store) -> None:
 
 
 async def test_all_sessions_are_followed_in_one_order(opened: Store) -> None:
-    """`"*"` follows by position, for everybody's events or for one owner's."""
+    """`"*"` follows by position, the events of all users or of one owner."""
     await with_session(opened, "s-bbbb", "x-2", owner=2000)
     fanout = Fanout(opened)
     await report(opened, 1)
@@ -85,7 +85,7 @@ async def test_all_sessions_are_followed_in_one_order(opened: Store) -> None:
 
 
 async def test_skipped_kinds_are_not_sent_and_move_the_cursor(opened: Store) -> None:
-    """In history and live alike."""
+    """Skipped kinds are skipped in history and live."""
     fanout = Fanout(opened)
     await report(opened, 1, kind="text_delta")
     await report(opened, 2)
@@ -99,7 +99,7 @@ async def test_skipped_kinds_are_not_sent_and_move_the_cursor(opened: Store) -> 
 
 
 async def test_a_laggard_costs_its_room_and_misses_nothing(opened: Store) -> None:
-    """One that does not read keeps no more than its bound in memory, and later reads all from the store."""
+    """A follower that does not read keeps at most its bound in memory; later it reads all events from the store."""
     fanout = Fanout(opened, Room(events=8, bytes=1000))
     async with fanout.follow("s-aaaa") as slow, fanout.follow("s-aaaa") as fast:
         await report(opened, 1)
@@ -116,7 +116,7 @@ async def test_a_laggard_costs_its_room_and_misses_nothing(opened: Store) -> Non
 
 
 async def test_a_large_event_passes_a_small_room(opened: Store) -> None:
-    """A bound in bytes never holds up a single event."""
+    """An event larger than the bound in bytes still passes."""
     fanout = Fanout(opened, Room(events=8, bytes=1000))
     async with fanout.follow("s-aaaa") as follower:
         await report(opened, 1, 2, size=50_000)
@@ -136,7 +136,7 @@ async def test_a_large_event_passes_a_small_room(opened: Store) -> None:
     ],
 )
 async def test_a_cursor_that_cannot_be_kept_is_refused(opened: Store, session: str, after: int, reason: Reason) -> None:
-    """What is gone, not there or not yet there is said at the start."""
+    """A cursor or session that is gone, missing or in the future is refused at the start."""
     fanout = Fanout(opened)
     await report(opened, 1, 2, 3)
     await opened.write(partial(events.prune, before=AT + 2))
@@ -150,7 +150,7 @@ async def test_a_cursor_that_cannot_be_kept_is_refused(opened: Store, session: s
 
 
 async def test_somebody_elses_session_cannot_be_followed(opened: Store) -> None:
-    """It looks like one that does not exist."""
+    """Another owner's session looks like a missing one."""
     with pytest.raises(HutchError) as caught:
         async with Fanout(opened).follow("s-aaaa", owner=2000):
             pass
@@ -159,7 +159,7 @@ async def test_somebody_elses_session_cannot_be_followed(opened: Store) -> None:
 
 
 async def test_a_laggard_whose_events_are_gone_is_told_its_cursor(opened: Store) -> None:
-    """Retention that overtakes a follower ends the follow; nothing is skipped in silence."""
+    """If retention removes events that a follower needs, the follow ends; none is skipped silently."""
     fanout = Fanout(opened, Room(events=1))
     async with fanout.follow("s-aaaa") as follower:
         await report(opened, 1)
@@ -175,7 +175,7 @@ async def test_a_laggard_whose_events_are_gone_is_told_its_cursor(opened: Store)
 
 @pytest.mark.parametrize("why", ["session_removed", "shutting_down"])
 async def test_a_waiting_follower_is_told_of_the_end(opened: Store, why: str) -> None:
-    """Removal of its session and the end of hutchd reach it at once."""
+    """Removing its session or stopping hutchd ends a follow at once."""
     fanout = Fanout(opened)
     await report(opened, 1)
     caught: list[tuple[str, int]] = []
@@ -205,7 +205,7 @@ async def test_a_waiting_follower_is_told_of_the_end(opened: Store, why: str) ->
 
 
 async def test_a_closed_fanout_takes_no_new_followers(opened: Store) -> None:
-    """After the end none can begin."""
+    """After closing, a new follow is refused."""
     fanout = Fanout(opened)
     fanout.close()
 
@@ -217,7 +217,7 @@ async def test_a_closed_fanout_takes_no_new_followers(opened: Store) -> None:
 
 
 async def test_who_can_answer_is_counted(opened: Store) -> None:
-    """Followers of the session and those of all sessions count, where they may see it; coming and going is told."""
+    """Followers of the session and of all sessions count if they may see it; listeners hear of changes."""
     fanout = Fanout(opened)
     counts: list[tuple[int, int]] = []
     fanout.on_presence(lambda: counts.append((fanout.answering("s-aaaa", 1000), fanout.answering("s-bbbb", 2000))))
@@ -233,7 +233,7 @@ async def test_who_can_answer_is_counted(opened: Store) -> None:
 
 
 async def test_a_cancelled_wait_loses_nothing(opened: Store) -> None:
-    """After a cancel the next call gives what the cancelled one would have."""
+    """After a cancel, the next call returns the events of the cancelled one."""
     fanout = Fanout(opened)
     await report(opened, 1)
     async with fanout.follow("s-aaaa") as follower:

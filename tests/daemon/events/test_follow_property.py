@@ -1,4 +1,4 @@
-"""Whatever followers do while events come, each gets each event once and in order."""
+"""Whatever followers do while events are committed, each gets each event once and in order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ habits = st.tuples(st.sampled_from(["s-aaaa", "s-bbbb", "*"]), st.lists(st.integ
 def test_each_event_reaches_each_follower_once_and_in_order(
     batches: list[tuple[str, int]], followers: list[tuple[str, list[int]]], room: int
 ) -> None:
-    """History, live, lagging and coming back again, over one session or all: no gap, no duplicate."""
+    """History, live, lagging and returning, for one session or all: no gap and no duplicate."""
     totals = {name: sum(count for session, count in batches if session == name) for name in SESSIONS}
     totals["*"] = sum(totals.values())
     seen: list[list[int]] = [[] for _ in followers]

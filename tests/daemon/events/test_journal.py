@@ -1,4 +1,4 @@
-"""The journal: hutchd's own events, and how events are spelled for the wire."""
+"""The journal: hutchd's own events, and how events are encoded for the wire."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STORED = StoredEvent(
 
 
 def test_an_event_is_spelled_with_its_payload_as_it_came() -> None:
-    """The envelope is ours; data and native are the bytes that were kept."""
+    """The envelope is hutchd's; data and native are the stored bytes."""
     text = (
         b'{"session":"s-aaaa","seq":3,"position":7,"at":"2026-01-31T12:00:00.123Z","kind":"text","turn":"t-1",'
         b'"data":{"text" : "h\xc3\xa9"},"native":[ 1]}'
@@ -50,7 +50,7 @@ def test_a_spelled_event_reads_back_as_the_wire_type(turn: str | None) -> None:
 
 
 async def test_an_event_of_hutchds_own_is_kept_in_the_unit_that_makes_it_true(store: Store) -> None:
-    """It is stored with its data, and goes when the unit fails."""
+    """The event is stored with its data, or not at all if the unit fails."""
     journal = Journal(store)
     await with_session(store)
     started = TurnStarted(prompt="go", number=1)
@@ -84,7 +84,7 @@ async def test_no_event_goes_to_a_session_that_is_not_there(store: Store) -> Non
 
 
 async def test_a_page_of_history_is_not_empty_while_there_is_more(store: Store) -> None:
-    """A poller that skips kinds always gets on."""
+    """A client that polls and skips kinds always makes progress."""
     journal = Journal(store)
     await with_session(store)
     await report(store, *range(1, 8), kind="text_delta")
@@ -97,7 +97,7 @@ async def test_a_page_of_history_is_not_empty_while_there_is_more(store: Store) 
 
 
 async def test_pruning_goes_on_until_it_is_done(store: Store) -> None:
-    """However many events are too old, they all go, in short steps."""
+    """All events that are too old are removed, in short steps."""
     journal = Journal(store)
     await with_session(store)
     await report(store, *range(1, 1201))

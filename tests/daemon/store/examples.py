@@ -1,4 +1,4 @@
-"""Rows to put into a store, whole and plausible, each field open to change."""
+"""Complete, plausible rows for a store; tests change the fields that matter to them."""
 
 from __future__ import annotations
 

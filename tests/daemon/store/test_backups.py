@@ -1,4 +1,4 @@
-"""Copies of the database, and the way back."""
+"""Copies of the database, and how to restore one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.daemon.store.examples import AT, permission_row, report, with_session
 
 
 async def test_a_backup_is_one_whole_file_of_its_moment(store: Store, tmp_path: Path) -> None:
-    """It is taken while work goes on, readable by its owner alone, with nothing beside it."""
+    """It is made while the store is in use; only its owner can read it, and it is a single file."""
     folder = tmp_path / "backups"
     folder.mkdir()
     await with_session(store)
@@ -34,7 +34,7 @@ async def test_a_backup_is_one_whole_file_of_its_moment(store: Store, tmp_path: 
 
 
 async def test_a_backup_never_overwrites(store: Store, tmp_path: Path) -> None:
-    """A file that exists is left alone, a link too."""
+    """An existing file is not touched, nor is a link."""
     (tmp_path / "there").write_text("mine")
     os.symlink(tmp_path / "elsewhere", tmp_path / "link")
     reasons = []
@@ -49,7 +49,7 @@ async def test_a_backup_never_overwrites(store: Store, tmp_path: Path) -> None:
 
 
 async def test_a_backup_into_nowhere_leaves_the_store_alone(store: Store, tmp_path: Path) -> None:
-    """A target that cannot be written is said; the store goes on."""
+    """A target that cannot be written is reported; the store keeps working."""
     with pytest.raises(HutchError) as caught:
         await store.backup(tmp_path / "none" / "copy.db")
 
@@ -58,7 +58,7 @@ async def test_a_backup_into_nowhere_leaves_the_store_alone(store: Store, tmp_pa
 
 
 async def test_a_restored_journal_is_another_one_and_trusts_no_executor(tmp_path: Path) -> None:
-    """The record comes back under a new journal id; tokens, leases, live turns and open questions do not."""
+    """The record returns under a new journal id, without tokens, leases, live turns and pending permission requests."""
     path, copy = tmp_path / "hutch.db", tmp_path / "copy.db"
     async with Store.open(path) as store:
         await with_session(store)
@@ -93,7 +93,7 @@ async def test_a_restored_journal_is_another_one_and_trusts_no_executor(tmp_path
 
 
 async def test_nothing_is_restored_under_a_running_daemon(store: Store, tmp_path: Path) -> None:
-    """The lock keeps the database in use."""
+    """A database that is locked is in use and cannot be replaced."""
     await store.backup(tmp_path / "copy.db")
 
     with pytest.raises(HutchError) as caught:
@@ -103,7 +103,7 @@ async def test_nothing_is_restored_under_a_running_daemon(store: Store, tmp_path
 
 
 async def test_a_damaged_copy_replaces_nothing(tmp_path: Path) -> None:
-    """What lies there stays when the copy is no database."""
+    """If the copy is not a database, the current one stays."""
     path, copy = tmp_path / "hutch.db", tmp_path / "copy.db"
     async with Store.open(path) as store:
         journal = store.journal

@@ -1,4 +1,4 @@
-"""Databases that must not be opened, and what is said of them."""
+"""Databases that must not be opened, and the errors that say so."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_damage_is_named_and_the_file_left_as_it_is(tmp_path: Path, harm: 
 
 
 async def test_a_log_without_its_database_is_no_fresh_start(tmp_path: Path) -> None:
-    """A lost database is noticed while its log is still there."""
+    """A missing database beside an existing log is damage."""
     path = tmp_path / "hutch.db"
     database.wal_of(path).write_bytes(b"x")
 
@@ -85,7 +85,7 @@ async def test_a_log_without_its_database_is_no_fresh_start(tmp_path: Path) -> N
 
 
 async def test_a_newer_schema_is_refused_with_both_numbers(tmp_path: Path) -> None:
-    """An older Hutch leaves a newer one's database alone."""
+    """An older Hutch does not open the database of a newer one."""
     path = tmp_path / "hutch.db"
     await filled(path)
     with closing(sqlite3.connect(path)) as conn:
@@ -97,7 +97,7 @@ async def test_a_newer_schema_is_refused_with_both_numbers(tmp_path: Path) -> No
 
 
 async def test_what_is_left_of_an_unfinished_start_is_made_anew(tmp_path: Path) -> None:
-    """A new database takes its place only when it is whole."""
+    """A new database appears at its path only when it is complete."""
     path = tmp_path / "hutch.db"
     path.with_name("hutch.db.new").write_bytes(b"half")
 
@@ -114,7 +114,7 @@ async def test_a_missing_directory_is_said(tmp_path: Path) -> None:
 
 
 async def test_commits_are_synced_and_foreign_keys_kept(store: Store) -> None:
-    """The settings that durability hangs on are in force on the writing connection."""
+    """The writing connection has the settings on which durability depends."""
     names = ("journal_mode", "synchronous", "foreign_keys")
     found = await store.write(lambda tx: [tx.execute(f"PRAGMA {name}").fetchone()[0] for name in names])
 

@@ -56,7 +56,7 @@ async def test_payloads_are_kept_as_the_bytes_they_came_in(opened: Store) -> Non
 
 
 async def test_an_event_that_comes_again_is_acknowledged_and_not_stored(opened: Store) -> None:
-    """Numbers at or below the receipt are dropped, those beyond it stored."""
+    """Events numbered at or below the receipt are dropped; later ones are stored."""
     await report(opened, 1, 2, 3)
     again, acked = await opened.write(
         partial(events.append_reported, executor="x-1", session="s-aaaa", events=reported(2, 3))
@@ -104,7 +104,7 @@ async def test_reports_of_nobody_and_for_nothing_are_refused(opened: Store, exec
 
 
 async def test_pages_cover_history_once(opened: Store) -> None:
-    """Page after page by cursor gives each event once, in order; the last one says so."""
+    """Paging by cursor returns each event once and in order; the last page says that it is the last."""
     await report(opened, *range(1, 8))
     seen: list[int] = []
     after, pages, more = 0, 0, True
@@ -128,7 +128,7 @@ async def test_a_page_ends_with_the_event_that_fills_it(opened: Store) -> None:
 
 
 async def test_skipped_kinds_move_the_cursor(opened: Store) -> None:
-    """A page of skipped events alone is empty and covers them."""
+    """A page that contains only skipped events is empty, and its cursor is after them."""
     await report(opened, 1, 2, kind="text_delta")
     await report(opened, 3)
 
@@ -140,7 +140,7 @@ async def test_skipped_kinds_move_the_cursor(opened: Store) -> None:
 
 
 async def test_all_sessions_are_read_by_position_and_owner(opened: Store) -> None:
-    """`"*"` gives everybody's events to who may see all, else the owner's."""
+    """`"*"` returns the events of all users, or with an owner that owner's."""
     await with_session(opened, "s-bbbb", "x-2", owner=2000)
     await report(opened, 1)
     await report(opened, 1, session="s-bbbb", executor="x-2")
@@ -162,7 +162,7 @@ async def test_somebody_elses_session_looks_like_none(opened: Store) -> None:
 
 
 async def test_pruning_by_age_keeps_the_young_and_tells_old_cursors(opened: Store) -> None:
-    """Cursors below the floor get `compacted` with the oldest number left, by seq and by position."""
+    """A cursor before the oldest event kept gets `compacted` with its number, by seq and by position."""
     await with_session(opened, "s-bbbb", "x-2")
     await report(opened, 1, 2)
     await report(opened, 1, session="s-bbbb", executor="x-2")
@@ -184,7 +184,7 @@ async def test_pruning_by_age_keeps_the_young_and_tells_old_cursors(opened: Stor
 
 
 async def test_pruning_by_size_goes_from_the_oldest(opened: Store) -> None:
-    """Events go until the database fits; their pages are used again."""
+    """Events are removed until the database fits its bound; their pages are reused."""
     await report(opened, *range(1, 101), size=20_000)
 
     total = 0
@@ -200,7 +200,7 @@ async def test_pruning_by_size_goes_from_the_oldest(opened: Store) -> None:
 
 
 async def test_numbers_go_on_after_everything_was_pruned(opened: Store) -> None:
-    """An emptied record still counts from where it was."""
+    """Numbers continue after all events were removed."""
     await report(opened, 1, 2)
     await opened.write(partial(events.prune, before=AT * 2))
 

@@ -21,7 +21,7 @@ async def two(store: Store) -> Store:
 
 
 async def test_a_session_has_one_executor_and_the_former_is_superseded(two: Store) -> None:
-    """A lease takes the session from who had it, and names that one."""
+    """A lease takes the session from the executor that had it and returns that executor."""
     nobody = await two.write(partial(executors.lease, executor="x-1", session="s-aaaa", at=AT))
     same = await two.write(partial(executors.lease, executor="x-1", session="s-aaaa", at=AT))
     former = await two.write(partial(executors.lease, executor="x-2", session="s-aaaa", at=AT + 5))
@@ -36,7 +36,7 @@ async def test_a_session_has_one_executor_and_the_former_is_superseded(two: Stor
 
 
 async def test_an_executor_serves_one_session(two: Store) -> None:
-    """It gets another only after it was released."""
+    """An executor gets another session only after it was released."""
     await with_session(two, "s-bbbb", "x-3")
     await two.write(partial(executors.lease, executor="x-1", session="s-aaaa", at=AT))
     with pytest.raises(HutchError) as caught:
@@ -49,7 +49,7 @@ async def test_an_executor_serves_one_session(two: Store) -> None:
 
 
 async def test_a_launch_record_comes_back_whole_and_is_found_by_token(two: Store) -> None:
-    """What adoption needs survives as it was."""
+    """What adoption needs is stored and read back unchanged."""
     launched = {"cgroup": "/hutch/x-1", "pidfd": None}
     updated = await two.write(
         partial(executors.update, executor="x-1", pid=42, start_time=7, boot_id="b", launched=launched, state="ready")
@@ -61,7 +61,7 @@ async def test_a_launch_record_comes_back_whole_and_is_found_by_token(two: Store
 
 
 async def test_only_the_gone_are_not_live_and_only_the_settled_are_forgotten(two: Store) -> None:
-    """An executor whose spool may still be brought in is kept."""
+    """An executor whose spool may still be stored is not removed."""
     await two.write(partial(executors.update, executor="x-1", state="gone", gone_at=AT, spool="/spool/x-1"))
     await two.write(partial(executors.update, executor="x-2", state="quarantined"))
     live = await two.read(executors.live)

@@ -1,4 +1,4 @@
-"""Killed at a named place, in a real process: what was acknowledged is there, once."""
+"""A process killed at a named place: what was acknowledged is stored, once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ anyio.run(main)
 
 
 def run_until_killed(path: Path, **environment: str) -> list[str]:
-    """Run the reporter and return the lines that it managed to print; it must have been killed, if it was to be."""
+    """Run the reporter and return the lines that it printed; with a failpoint it must have been killed."""
     clean = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "daemon"), str(ROOT / "shared")]),
@@ -76,7 +76,7 @@ async def what_is_there(path: Path) -> tuple[list[int], int]:
 async def test_what_was_acknowledged_survives_a_kill_and_nothing_is_doubled(
     tmp_path: Path, place: str, acked: int, stored: int
 ) -> None:
-    """The receipt on disk agrees with the events on disk, and reaches at least as far as what was told to anybody."""
+    """The receipt on disk agrees with the events on disk and covers everything that was acknowledged."""
     lines = run_until_killed(tmp_path / "hutch.db", HUTCH_FAILPOINT=place)
 
     seqs, receipt = await what_is_there(tmp_path / "hutch.db")
@@ -88,7 +88,7 @@ async def test_what_was_acknowledged_survives_a_kill_and_nothing_is_doubled(
 @pytest.mark.system
 @pytest.mark.parametrize("place", ["store.before_migration", "store.in_migration", "store.before_new_database"])
 async def test_a_start_that_was_killed_is_begun_anew(tmp_path: Path, place: str) -> None:
-    """A database that was never whole is not there."""
+    """A database that was never complete does not exist."""
     lines = run_until_killed(tmp_path / "hutch.db", HUTCH_FAILPOINT=place)
 
     assert lines == []

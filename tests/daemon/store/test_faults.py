@@ -72,7 +72,7 @@ async def limit_pages(store: Store, pages: int) -> None:
 
 
 async def test_a_full_disk_refuses_and_heals_when_there_is_space(opened: Store) -> None:
-    """What did not fit is neither stored nor published; the same report goes through afterwards."""
+    """What did not fit is neither stored nor published; the same report succeeds afterwards."""
     published: list[StoredEvent] = []
     opened.on_committed(published.extend)
     await limit_pages(opened, 1)  # SQLite takes the present size
@@ -90,7 +90,7 @@ async def test_a_full_disk_refuses_and_heals_when_there_is_space(opened: Store) 
 
 
 async def test_one_unit_that_does_not_fit_takes_no_other_for_done(opened: Store) -> None:
-    """When a group fails, none of its units was acknowledged and none is there."""
+    """When a group fails, none of its units is acknowledged and none is stored."""
     await limit_pages(opened, 1)
     outcomes: dict[str, bool] = {}
 
@@ -115,7 +115,7 @@ async def test_one_unit_that_does_not_fit_takes_no_other_for_done(opened: Store)
 
 
 async def test_a_lock_of_another_process_refuses_until_it_is_gone(opened: Store) -> None:
-    """A writer from outside holds up nothing for longer than a moment, and is said."""
+    """A foreign writer delays nothing for longer than a moment, and the error names it."""
     with closing(sqlite3.connect(opened.path, isolation_level=None)) as stranger:
         stranger.execute("BEGIN IMMEDIATE")
         error = await refused(opened, 3)
@@ -130,7 +130,7 @@ async def test_a_lock_of_another_process_refuses_until_it_is_gone(opened: Store)
 
 
 async def test_after_an_io_error_the_database_is_reopened_before_it_goes_on(opened: Store) -> None:
-    """A write that the kernel refuses is never taken for stored; senders who try again lose and double nothing."""
+    """A write that the kernel refuses is never taken as stored; senders that try again lose and repeat nothing."""
     published: list[StoredEvent] = []
     opened.on_committed(published.extend)
     with largest_file(opened.status().wal_bytes + 50_000):
@@ -147,7 +147,7 @@ async def test_after_an_io_error_the_database_is_reopened_before_it_goes_on(open
 
 
 async def test_another_database_in_its_place_is_not_written_to(opened: Store, tmp_path: Path) -> None:
-    """When it reopens, it must find its own journal."""
+    """After reopening, the store must find its own journal."""
     other = tmp_path / "other" / "hutch.db"
     other.parent.mkdir()
     async with Store.open(other):
@@ -165,7 +165,7 @@ async def test_another_database_in_its_place_is_not_written_to(opened: Store, tm
 
 
 async def test_damage_seen_by_a_reader_stops_writing_and_nothing_is_touched(tmp_path: Path) -> None:
-    """Nothing more goes into a damaged file, not even what is still in the log, until a person acts."""
+    """Nothing more is written into a damaged file, not even the content of the log, until a person acts."""
     path = tmp_path / "hutch.db"
     overwrite = "import os, sys; f = open(sys.argv[1], 'r+b'); f.seek(8192); f.write(os.urandom(1_000_000))"
     async with Store.open(path) as store:
@@ -202,7 +202,7 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(folder: Path, but: int = 0) -> Path:
-    """Take the space of a file system, but so many bytes; return the file that has it."""
+    """Fill a file system except for `but` bytes; return the file that takes the space."""
     filler = folder / "filler"
     disk = os.statvfs(folder)
     with filler.open("wb") as file:
@@ -211,7 +211,7 @@ def fill(folder: Path, but: int = 0) -> Path:
 
 
 async def test_a_really_full_file_system_heals_when_space_comes_back(tiny: Path) -> None:
-    """Refused with `store_unavailable`, readable meanwhile, and good again after a file is removed."""
+    """Writes get `store_unavailable`, reads work, and the store recovers after a file is removed."""
     async with Store.open(tiny / "hutch.db") as store:
         await with_session(store)
         await report(store, 1)
@@ -228,7 +228,7 @@ async def test_a_really_full_file_system_heals_when_space_comes_back(tiny: Path)
 
 
 async def test_a_large_log_is_brought_in_on_a_full_file_system(tiny: Path) -> None:
-    """There is room held back for that: else the log would hold the very space that it needs to shrink."""
+    """The reserve is for this: without it, the log would occupy the space that it needs to shrink."""
     async with Store.open(tiny / "hutch.db") as store:
         await with_session(store)
         with closing(sqlite3.connect(f"file:{store.path}?mode=ro", uri=True)) as reader:
@@ -251,7 +251,7 @@ async def test_a_large_log_is_brought_in_on_a_full_file_system(tiny: Path) -> No
 
 
 async def test_the_reserve_is_there_while_the_store_is_open(tiny: Path) -> None:
-    """Its room is free for the start of the next one, also after a kill, and for others when none runs."""
+    """Its space is free when hutchd starts, even after a kill, and for others while none runs."""
     reserve = tiny / "hutch.db-reserve"
     reserve.write_bytes(bytes(3_900_000))
     async with Store.open(tiny / "hutch.db"):

@@ -1,4 +1,4 @@
-"""The table of questions."""
+"""The table of permission requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.daemon.store.examples import AT, permission_row, with_session, with_t
 
 @pytest.fixture
 async def asked(store: Store) -> Store:
-    """Two questions of a turn, one of another session."""
+    """Two requests of a turn and one of another session."""
     await with_session(store)
     await with_session(store, "s-bbbb", "x-2", owner=2000)
     await with_turn(store, "t-1")
@@ -30,7 +30,7 @@ async def asked(store: Store) -> Store:
 
 
 async def test_pages_join_without_a_gap(asked: Store) -> None:
-    """One goes on after the last question of a page, and the last page says that it is the last."""
+    """The next page starts after the last request of a page; the last page says that it is the last."""
     found: list[str] = []
     more, after = True, None
     while more:
@@ -42,7 +42,7 @@ async def test_pages_join_without_a_gap(asked: Store) -> None:
 
 
 async def test_a_page_is_bounded_in_bytes_and_never_empty(asked: Store) -> None:
-    """Huge calls come in pages of their own; what is left out is said."""
+    """Huge calls fill pages of their own, and each page says whether more follow."""
     call = m.ToolCall("c", "edit", "Write", {"content": "x" * (3 << 20)})
     for row in (permission_row("p-4", call=call, asked_at=AT + 4), permission_row("p-5", call=call, asked_at=AT + 5)):
         await asked.write(partial(permissions.insert, row=row))
@@ -57,7 +57,7 @@ async def test_a_page_is_bounded_in_bytes_and_never_empty(asked: Store) -> None:
 
 @pytest.mark.parametrize("after", ["p-none", "p-3"])
 async def test_one_goes_on_only_from_a_question_of_ones_own(asked: Store, after: str) -> None:
-    """What is somebody else's looks like what does not exist."""
+    """Another user's request looks like a missing one."""
     with pytest.raises(HutchError) as caught:
         await asked.read(partial(permissions.page, owner=1000, session=None, state=None, after=after, limit=1))
 
@@ -65,7 +65,7 @@ async def test_one_goes_on_only_from_a_question_of_ones_own(asked: Store, after:
 
 
 async def test_an_ask_that_comes_again_is_the_same_question(asked: Store) -> None:
-    """After a reconnect the executor's ask finds its record, and what was decided."""
+    """After a reconnect the executor's ask finds its record and the decision."""
     await asked.write(partial(permissions.settle, permission="p-1", state="denied", message="no"))
 
     row, fresh = await asked.write(partial(permissions.insert, row=permission_row("p-9", ask="a-p-1")))
@@ -74,7 +74,7 @@ async def test_an_ask_that_comes_again_is_the_same_question(asked: Store) -> Non
 
 
 async def test_the_first_decision_stands(asked: Store) -> None:
-    """Of two decisions one wins; the other learns what stands."""
+    """Of two decisions the first stands; the second gets the request as it stands."""
     first, won = await asked.write(
         partial(permissions.settle, permission="p-1", state="allowed", updated_input={"command": "ls -l"}, scope="once")
     )
@@ -86,7 +86,7 @@ async def test_the_first_decision_stands(asked: Store) -> None:
 
 
 async def test_settling_what_is_not_there_is_an_error(asked: Store) -> None:
-    """A dead id never succeeds."""
+    """An id that does not exist is never settled."""
     with pytest.raises(HutchError) as caught:
         await asked.write(partial(permissions.settle, permission="p-none", state="denied"))
 
@@ -107,7 +107,7 @@ async def test_settling_what_is_not_there_is_an_error(asked: Store) -> None:
     ],
 )
 async def test_questions_are_listed_oldest_first(asked: Store, filters: dict[str, object], ids: list[str]) -> None:
-    """By default those that wait; owner, session, turn, state and limit restrict."""
+    """The default is pending requests; owner, session, turn, state and limit restrict."""
     await asked.write(partial(permissions.settle, permission="p-1", state="withdrawn"))
 
     rows = await asked.read(partial(permissions.list_, **filters))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Rows and columns are the same thing."""
+"""A row class and its table agree, and values survive the way there and back."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_a_table_has_the_columns_of_its_row_in_order(store: Store, table: 
 
 
 async def test_structured_fields_come_back_as_their_types(store: Store) -> None:
-    """JSON columns are decoded to what the row class says."""
+    """JSON columns are decoded to the types of the row class."""
     session = session_row(
         options=m.AgentOptions(model="opus", allowed_tools=("Read",)),
         rules=m.Rules(deny=("Bash(rm:*)",)),
@@ -66,6 +66,6 @@ async def test_absent_and_true_values_come_back(store: Store) -> None:
 
 
 async def test_a_change_of_no_column_is_refused(store: Store) -> None:
-    """A misspelt field is a mistake of the code, not a silent success."""
+    """A misspelt field raises instead of changing nothing."""
     with pytest.raises(KeyError, match="nmae"):
         await store.write(lambda tx: SESSIONS.update(tx, {"nmae": "x"}, "WHERE id = ?", ("s",)))

@@ -61,7 +61,7 @@ async def test_a_session_is_found_by_id_prefix_or_name(filled: Store, owner: int
 async def test_a_reference_that_is_nobodys_or_several_is_an_error(
     filled: Store, owner: int | None, ref: str, reason: Reason
 ) -> None:
-    """What is not yours looks like what does not exist; what is ambiguous is not guessed."""
+    """Another user's session looks like a missing one; an ambiguous reference is refused."""
     with pytest.raises(HutchError) as caught:
         await filled.read(partial(sessions.find, owner=owner, ref=ref))
 
@@ -80,14 +80,14 @@ async def test_a_reference_that_is_nobodys_or_several_is_an_error(
     ],
 )
 async def test_who_sees_all_means_their_own_first(filled: Store, first: int, ref: str, found: str) -> None:
-    """A name that another user took as well does not lead an administrator away from their own session."""
+    """An administrator's own session is found first, even if another user has one of the same name."""
     row = await filled.read(partial(sessions.find, owner=None, ref=ref, first=first))
 
     assert row.id == found
 
 
 async def test_an_open_name_is_taken_until_it_closes(filled: Store) -> None:
-    """Two open sessions of an owner never share a name; a closed one gives it up and is found no more by it."""
+    """Two open sessions of an owner never share a name; closing a session frees its name."""
     again = partial(sessions.insert, row=session_row("s-new", name="work", created_at=AT + 9))
     with pytest.raises(HutchError) as caught:
         await filled.write(again)
@@ -130,7 +130,7 @@ async def test_lists_are_filtered_and_newest_first(filled: Store, unit: Callable
 
 
 async def test_a_removed_session_takes_its_record_along_and_frees_its_executor(store: Store) -> None:
-    """Turns and events go with the session; the executor has no lease any more."""
+    """Removing a session removes its turns and events, and ends its executor's lease."""
     await with_session(store)
     await with_turn(store)
     await report(store, 1, 2)
@@ -149,7 +149,7 @@ async def test_a_removed_session_takes_its_record_along_and_frees_its_executor(s
 
 
 async def test_positions_are_not_used_again_after_a_removal(store: Store) -> None:
-    """A cursor over all sessions stays good when the newest events were removed."""
+    """A cursor over all sessions stays valid when the newest events are removed."""
     await with_session(store)
     await report(store, 1, 2, 3)
     await store.write(partial(sessions.delete, session="s-aaaa"))

@@ -1,4 +1,4 @@
-"""The store's front: commits in groups, publishing in order, short reads, one owner."""
+"""The store: commits in groups, publishing in order, short reads, one owner."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_what_was_written_is_there_after_reopening(tmp_path: Path) -> None
 
 
 async def test_a_unit_returns_its_value_and_reads_its_own_writes(store: Store) -> None:
-    """What the unit returns comes back once it is durable."""
+    """`write` returns the unit's result once it is durable."""
 
     def unit(tx: Tx) -> str | None:
         meta.put(tx, "k", "v")
@@ -54,7 +54,7 @@ async def test_a_unit_returns_its_value_and_reads_its_own_writes(store: Store) -
 
 
 async def test_a_failing_unit_is_undone_alone(store: Store) -> None:
-    """Of a group that shares a commit, only the unit that raised leaves no trace, its events included."""
+    """Of the units that share a commit, only the one that raises leaves no trace, nor do its events."""
     await with_session(store)
     published: list[StoredEvent] = []
     store.on_committed(published.extend)
@@ -92,7 +92,7 @@ async def test_a_failing_unit_is_undone_alone(store: Store) -> None:
 
 
 async def test_a_broken_constraint_is_its_callers(store: Store) -> None:
-    """An error of the statement is no fault of the store."""
+    """An error of a statement is not a fault of the store."""
     with pytest.raises(sqlite3.IntegrityError):
         await store.write(lambda tx: tx.execute("INSERT INTO meta VALUES ('k', NULL)"))
 
@@ -101,7 +101,7 @@ async def test_a_broken_constraint_is_its_callers(store: Store) -> None:
 
 
 async def test_events_are_published_in_order_before_their_writes_return(store: Store) -> None:
-    """Whoever learns that a write is done finds its events published."""
+    """When a write returns, its events have been published."""
     await with_session(store)
     published: list[int] = []
     store.on_committed(lambda batch: published.extend(event.position for event in batch))
@@ -121,7 +121,7 @@ async def test_events_are_published_in_order_before_their_writes_return(store: S
 
 
 async def test_units_that_wait_share_commits(store: Store) -> None:
-    """What gathered while a commit was under way makes few commits, of at most 256 units each."""
+    """Units that gather during a commit make few commits, of at most 256 units each."""
     gate = threading.Event()
     groups: list[Tx] = []
 
@@ -142,7 +142,7 @@ async def test_units_that_wait_share_commits(store: Store) -> None:
 
 
 async def test_a_cancelled_caller_does_not_undo_its_unit(store: Store) -> None:
-    """The unit is carried out all the same; the caller learns nothing."""
+    """The unit still runs; the caller learns nothing."""
     started, gate = threading.Event(), threading.Event()
 
     def unit(tx: Tx) -> None:
@@ -161,7 +161,7 @@ async def test_a_cancelled_caller_does_not_undo_its_unit(store: Store) -> None:
 
 
 async def test_leaving_commits_what_was_handed_over_and_refuses_the_rest(tmp_path: Path) -> None:
-    """Nothing that was accepted is dropped at the end."""
+    """Closing drops no unit that was accepted."""
     path = tmp_path / "hutch.db"
     async with anyio.create_task_group() as tasks:
         async with Store.open(path) as store:
@@ -179,7 +179,7 @@ async def test_leaving_commits_what_was_handed_over_and_refuses_the_rest(tmp_pat
 
 
 async def test_a_second_daemon_on_the_directory_is_refused(store: Store) -> None:
-    """The lock names who has it, and is free again afterwards."""
+    """The error names the process that holds the lock."""
     with pytest.raises(HutchError, match=r"Another hutchd \(pid \d+\)") as caught:
         async with Store.open(store.path):
             pass
@@ -198,7 +198,7 @@ async def test_a_read_cannot_write(store: Store) -> None:
 
 
 async def test_a_read_is_one_snapshot(store: Store) -> None:
-    """What is committed while it runs is not seen by it."""
+    """A read does not see what is committed while it runs."""
     await store.write(put("k", "old"))
     begun, gate = threading.Event(), threading.Event()
     seen: list[str | None] = []
@@ -220,7 +220,7 @@ async def test_a_read_is_one_snapshot(store: Store) -> None:
 
 
 async def test_a_read_that_never_ends_is_stopped(tmp_path: Path) -> None:
-    """A reader has a deadline, so that it cannot hold the log for ever; the next read is served."""
+    """A read has a deadline, so that it cannot hold the log for ever; the next read works."""
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
     async with Store.open(tmp_path / "hutch.db", limits=StoreLimits(read_seconds=0.05)) as store:
         with pytest.raises(HutchError) as caught:
@@ -231,7 +231,7 @@ async def test_a_read_that_never_ends_is_stopped(tmp_path: Path) -> None:
 
 
 async def test_the_log_is_emptied_beyond_its_bound(tmp_path: Path) -> None:
-    """When no reader is in the way, a log that has grown too large is emptied by the commit that made it so."""
+    """If no reader holds it, a log beyond its bound is emptied by the commit that exceeded it."""
     async with Store.open(tmp_path / "hutch.db", limits=StoreLimits(wal=200_000)) as store:
         await with_session(store)
         await report(store, *range(1, 101), size=5000)
@@ -242,7 +242,7 @@ async def test_the_log_is_emptied_beyond_its_bound(tmp_path: Path) -> None:
 
 
 async def test_a_reader_that_holds_the_log_stops_writing_before_the_disk_is_full(tmp_path: Path) -> None:
-    """Another process's endless snapshot bounds the log by refusal; when it goes, writing goes on by itself."""
+    """While another process holds a snapshot, writes are refused at the log's bound; when it ends, they resume."""
     async with Store.open(tmp_path / "hutch.db", limits=StoreLimits(wal=100_000, wal_held=400_000)) as store:
         await with_session(store)
         stranger = sqlite3.connect(store.path, isolation_level=None)

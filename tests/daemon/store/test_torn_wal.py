@@ -19,7 +19,7 @@ SECTOR = 512
 
 @pytest.mark.parametrize("rest", ["missing", "zeros", "noise"])
 async def test_a_commit_torn_at_any_sector_is_there_whole_or_not_at_all(tmp_path: Path, rest: str) -> None:
-    """Whatever part of the last transaction reached the log, those before are whole, and numbers and receipt agree."""
+    """Whatever part of the last transaction is in the log, earlier ones are complete; numbers and receipt agree."""
     live, copy = tmp_path / "live", tmp_path / "copy"
     live.mkdir()
     async with Store.open(live / "hutch.db") as store:

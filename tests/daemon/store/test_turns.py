@@ -21,7 +21,7 @@ async def opened(store: Store) -> Store:
 
 
 async def test_turns_are_numbered_and_queued_in_order(opened: Store) -> None:
-    """A session's turns are 1, 2, 3 …; the oldest that waits comes next."""
+    """A session's turns are numbered 1, 2, 3 …; the oldest queued one is next."""
     rows = [await with_turn(opened, f"t-{letter}") for letter in "cab"]
     following = await opened.read(partial(turns.next_queued, session="s-aaaa"))
     waiting = await opened.read(partial(turns.queued, session="s-aaaa"))
@@ -32,7 +32,7 @@ async def test_turns_are_numbered_and_queued_in_order(opened: Store) -> None:
 
 
 async def test_a_page_has_the_newest_turns_that_fit(opened: Store) -> None:
-    """Bounded by number and by bytes, oldest of them first; older ones are said to be there."""
+    """A page is bounded by number and by bytes, oldest first, and says whether older turns exist."""
     for name, size in (("t-1", 1), ("t-2", 3 << 20), ("t-3", 1)):
         await with_turn(opened, name, prompt="x" * size)
 
@@ -44,7 +44,7 @@ async def test_a_page_has_the_newest_turns_that_fit(opened: Store) -> None:
 
 
 async def test_an_idempotency_key_queues_one_turn(opened: Store) -> None:
-    """Repeating a submission gives the turn it made; another prompt under the key is a conflict."""
+    """Repeating a submission returns the turn it made; another prompt under the same key is a conflict."""
     first, fresh = await opened.write(partial(turns.insert, row=turn_row("t-1", idempotency_key="k")))
     again, not_fresh = await opened.write(partial(turns.insert, row=turn_row("t-2", idempotency_key="k")))
     with pytest.raises(HutchError) as caught:
@@ -71,7 +71,7 @@ async def test_no_turn_goes_to_a_session_that_is_closed_or_not_there(
 
 
 async def test_the_first_terminal_state_stands(opened: Store) -> None:
-    """A move is made only from the states named, with its fields; a second writer is told that it lost."""
+    """A turn moves only from the states named; a second writer learns that it was not the first."""
     await with_turn(opened)
     usage = UsageSeen(input_tokens=3, usd=0.5, total=True)
     started = await opened.write(lambda tx: turns.move(tx, "t-1", ["queued"], "dispatching", executor="x-1"))
@@ -97,7 +97,7 @@ async def test_the_first_terminal_state_stands(opened: Store) -> None:
 
 
 async def test_a_session_never_has_two_active_turns(opened: Store) -> None:
-    """The database itself refuses a second turn under way, and undoes nothing else."""
+    """The database itself refuses a second active turn; nothing else is undone."""
     await with_turn(opened, "t-1")
     await with_turn(opened, "t-2")
     await opened.write(lambda tx: turns.move(tx, "t-1", ["queued"], "running"))
