@@ -1,8 +1,8 @@
 """The settings of hutchd: one TOML file and a few environment variables, read into frozen types.
 
-A key that is not known refuses the file and names the nearest one that is: a misspelt limit is no missing limit.
-Durations are seconds, sizes bytes. The file is `HUTCH_CONFIG`, else `hutch.toml` in the configuration directory; a file
-that does not exist means the defaults. SIGHUP reads it again; what only counts at start says so below.
+An unknown key refuses the whole file and names the nearest known one, so that a misspelt limit is not a missing limit.
+Durations are in seconds, sizes in bytes. The file is `HUTCH_CONFIG`, or `hutch.toml` in the configuration directory; if
+it does not exist, the defaults apply. SIGHUP reads it again; a setting that is read only at start says so below.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Bytes = Annotated[int, Meta(ge=1024)]
 
 
 class SettingsError(ValueError):
-    """The settings cannot be used; the text is a sentence for the person who wrote them."""
+    """The settings cannot be used; the text is a sentence for their author."""
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,22 +57,22 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class SocketSettings(_Section, frozen=True, kw_only=True):
-    """`[sockets]`: bounds of connections. Count at start: the frame limits."""
+    """`[sockets]`: limits of connections. The frame limits are read at start."""
 
     client_frame: Bytes = 4 * 1024 * 1024
     executor_frame: Bytes = 32 * 1024 * 1024
     connections: Count = 4000
     connections_per_uid: Count = 1024
     first_frame: Seconds = 5.0
-    """A connection that has not sent one complete frame by then is closed."""
+    """A connection that has not sent a complete frame after this time is closed."""
     hello: Seconds = 2.0
-    """The same at the executor socket, where the first frame must be `hello`."""
+    """The same for the executor socket, where the first frame must be `hello`."""
     frame_timeout: Seconds = 30.0
     ping_interval: Seconds = 30.0
     ping_timeout: Seconds = 20.0
     unread_timeout: Seconds = 60.0
     follower_bytes: Bytes = 1024 * 1024
-    """What one follower may have waiting in memory; beyond it, it reads from the store."""
+    """Events that wait in memory for one follower; a follower further behind reads from the store."""
 
 
 class ExecutorSettings(_Section, frozen=True, kw_only=True):
@@ -82,48 +82,48 @@ class ExecutorSettings(_Section, frozen=True, kw_only=True):
     """Warm executors per account and agent."""
     spare_agents: tuple[str, ...] = ("claude",)
     maximum: Count = 64
-    """Sessions beyond it wait for an executor."""
+    """Executors at once; further sessions wait for one."""
     idle_timeout: Seconds = 900.0
-    """A leased executor whose session is idle that long is let go; the next prompt resumes in another."""
+    """An executor is ended when its session was idle for this time; the next prompt resumes in another one."""
     hello_timeout: Seconds = 30.0
     prepare_timeout: Seconds = 60.0
     adopt_timeout: Seconds = 15.0
     drain_timeout: Seconds = 30.0
     heartbeat_timeout: Seconds = 60.0
     lost_timeout: Seconds = 30.0
-    """How long a live executor may be without its connection before its turn is settled as lost."""
+    """How long a live executor may be without a connection before its turn fails as lost."""
     start_attempts: Count = 5
     start_window: Seconds = 60.0
-    """More failed starts than `start_attempts` in this time stop further ones until it has passed."""
+    """After `start_attempts` failed starts within this time, none is tried until it has passed."""
     memory: Bytes | None = None
-    """Memory of all executors together: spares are not started beyond it."""
+    """Memory of all executors together; none is started while they use that much."""
     output: Bytes = 1024 * 1024
-    """How much of an executor's own output is kept in its log file."""
+    """How much of an executor's own output its log file keeps."""
     spool: Bytes = 256 * 1024 * 1024
 
 
 class TurnSettings(_Section, frozen=True, kw_only=True):
-    """`[turns]`: one prompt and what follows."""
+    """`[turns]`: limits of one turn."""
 
     timeout: Seconds = 24 * 3600.0
     interrupt_grace: Seconds = 10.0
-    """An agent that has not stopped by then is killed with all its processes."""
+    """An agent that has not stopped after this time is killed with all its processes."""
     queued_per_session: Count = 100
     prompt: Bytes = 2 * 1024 * 1024
     retries: Annotated[int, Meta(ge=0, le=20)] = 2
-    """How often the agent repeats a request that the provider failed."""
+    """How often the agent repeats a request that failed at the provider."""
     stream_idle: Seconds = 90.0
-    """A stream of the provider that is silent that long is taken for dead."""
+    """A stream of the provider that is silent for this time counts as broken."""
 
 
 class PermissionSettings(_Section, frozen=True, kw_only=True):
-    """`[permissions]`: what is asked, of whom, for how long."""
+    """`[permissions]`: how tool calls are decided, and how long a permission request waits."""
 
     mode: Literal["ask", "accept_edits", "plan", "bypass", "unattended"] = "ask"
     when_nobody: Literal["wait", "deny", "stop"] = "wait"
     expiry: Seconds = 600.0
     return_grace: Seconds = 5.0
-    """For `deny` and `stop`: how long after the last client went somebody still counts as there."""
+    """For `deny` and `stop`: a user counts as present until this time after their last client disconnected."""
     host_policy: str | None = None
     """Default: `policy.toml` beside the settings in system mode, /etc/hutch/policy.toml in user mode."""
     notify: tuple[str, ...] = ()
@@ -132,7 +132,7 @@ class PermissionSettings(_Section, frozen=True, kw_only=True):
 
 
 class PriceSettings(_Section, frozen=True, kw_only=True):
-    """`[providers.NAME.prices.MODEL]`: US dollars for a million tokens, ahead of the table that comes along."""
+    """`[providers.NAME.prices.MODEL]`: US dollars for a million tokens; takes precedence over the built-in table."""
 
     input: Annotated[float, Meta(ge=0)]
     output: Annotated[float, Meta(ge=0)]
@@ -144,11 +144,11 @@ class ProviderSettings(_Section, frozen=True, kw_only=True):
     """`[providers.NAME]`."""
 
     base_url: str | None = None
-    """Where keys that name no base URL of their own are sent."""
+    """Where requests go whose key names no base URL of its own."""
     delivery: Literal["lease", "direct"] = "lease"
-    """`direct` hands the secret itself to the agent, which can then read it: the session says so."""
+    """`direct` gives the agent the secret itself, which it can then read; the session says so."""
     dialect: Literal["anthropic", "openai", "gemini", "bedrock", "vertex"] | None = None
-    """Whose API it speaks; default: that of the provider of this name."""
+    """The API that it speaks; default: the API of the provider with this name."""
     prices: dict[str, PriceSettings] = {}
     """By model."""
 
@@ -157,7 +157,7 @@ class KeySettings(_Section, frozen=True, kw_only=True):
     """`[keys]`."""
 
     master: str | None = None
-    """File of the master key; default `master.key` in the state directory, made at first start."""
+    """File of the master key; default `master.key` in the state directory, which hutchd makes at its first start."""
     keyring: bool = False
     """Keep the master key in the OS keyring instead (`pip install 'hutch[keyring]'`)."""
     refuse_exposed: bool = False
@@ -165,20 +165,20 @@ class KeySettings(_Section, frozen=True, kw_only=True):
 
 
 class BrokerSettings(_Section, frozen=True, kw_only=True):
-    """`[broker]`: the process that puts the keys in. Counts when the broker starts."""
+    """`[broker]`: the process that puts the keys into requests. Read when the broker starts."""
 
     tcp: bool = False
     """Listen on the loopback interface too, for agents that cannot dial a Unix socket."""
     ca_file: str | None = None
-    """Certificates that are trusted beside the system's."""
+    """Certificates that are trusted in addition to the system's."""
     proxy: str | None = None
-    """Default: HTTPS_PROXY and NO_PROXY as hutchd finds them."""
+    """Default: HTTPS_PROXY and NO_PROXY of hutchd's environment."""
     lease: Annotated[float, Meta(ge=1)] = 3600.0
-    """How long a lease holds without hutchd, which renews it while its executor lives."""
+    """How long a lease is valid unless hutchd renews it, which it does while the executor lives."""
     requests: Count = 1000
-    """So many requests a lease may make without hutchd."""
+    """Requests that a lease allows before hutchd must extend it."""
     usd: Annotated[float, Meta(gt=0)] = 5.0
-    """In a session with a budget: so many dollars of it a lease has in advance."""
+    """In a session with a budget: the US dollars of it that a lease gets in advance."""
     body: Bytes = 32 * 1024 * 1024
     connect_timeout: Seconds = 10.0
     first_byte_timeout: Seconds = 600.0
@@ -187,69 +187,69 @@ class BrokerSettings(_Section, frozen=True, kw_only=True):
 
 
 class SandboxSettings(_Section, frozen=True, kw_only=True):
-    """`[sandbox]`: the walls around an agent. Paths are absolute, or below the account's home with `~/`."""
+    """`[sandbox]`: the sandbox of an agent. Paths are absolute, or below the account's home with `~/`."""
 
     mode: Literal["auto", "require", "off"] = "auto"
-    """`auto` has sessions without walls where there can be none, and says so; `require` refuses them."""
+    """`auto` runs sessions without a sandbox where the host allows none, and says so; `require` refuses them."""
     home: Literal["tools", "read_only", "hidden"] = "tools"
-    """What an agent sees of the account's home: known homes of developers' tools; all but secrets; nothing."""
+    """What an agent sees of the account's home: the known folders of developer tools; all but secrets; nothing."""
     show: tuple[str, ...] = ()
-    """What else it may read …"""
+    """Further paths that it may read."""
     write: tuple[str, ...] = ()
-    """… and change, beside its working directory."""
+    """Further paths that it may read and change, in addition to its working directory."""
     hide: tuple[str, ...] = ()
-    """What it may not see, whatever shows it."""
+    """Paths that it never sees, even where another setting shows them."""
     network: Literal["full", "allow-list", "broker-only"] = "full"
-    """What it reaches: all that the host does; HTTP(S) at the hosts in `allow`; only the model, by the broker."""
+    """What it reaches: all that the host reaches; HTTP(S) at the hosts in `allow`; its model alone, by the broker."""
     allow: tuple[str, ...] = ()
-    """Hosts for `allow-list`: `example.com`, `*.example.com` (its subdomains), each with `:port` or for 80 and 443."""
+    """Hosts for `allow-list`: `example.com`, `*.example.com` (its subdomains); ports 80 and 443, or `:port`."""
 
     def __post_init__(self) -> None:
-        """Refuse entries that name no host."""
+        """Refuse entries of `allow` that name no host."""
         AllowList.read(self.allow)
 
 
 class IsolationSettings(_Section, frozen=True, kw_only=True):
-    """`[isolation]`: the least that separates a session from others. What a host cannot give is refused."""
+    """`[isolation]`: the lowest isolation level of a session. A level that the host cannot offer is refused."""
 
     require: Literal["strict", "account", "reduced"] | None = None
     """Default: `account` in system mode, `reduced` in user mode. A session may ask for more."""
     launcher: Literal["unit", "sudo"] = "unit"
-    """How hutchd reaches hutch-launcher: at the socket of its unit, or through one sudo rule. Counts at start."""
+    """How hutchd reaches hutch-launcher: at the socket of its unit, or through one sudo rule. Read at start."""
     launcher_socket: str = "/run/hutch-launcher/launcher.sock"
-    """Counts at start."""
+    """Read at start."""
     launcher_command: str | None = None
-    """For `sudo`: the command of the rule; default `hutch-launcher` beside hutchd. Counts at start."""
+    """For `sudo`: the command of the rule; default `hutch-launcher` beside hutchd. Read at start."""
 
 
 class AccountSettings(_Section, frozen=True, kw_only=True):
-    """`[accounts]`: which person's agents run as which Unix account, and what of that account's set-up they have."""
+    """`[accounts]`: the account that each user's agents run as, and which of that account's settings they get."""
 
     map: dict[str, str] = {}
-    """Person to account, by name; who is not named is his own account."""
+    """User to account, by name. The agents of a user who is not named run as the user's own account."""
     run_as: dict[str, tuple[str, ...]] = {}
-    """Person to the accounts that he may name with `--account`; admins may name any."""
+    """User to the accounts that the user may name with `--account`; admins may name any."""
     dedicated: tuple[str, ...] = ()
-    """Accounts that nobody but Hutch uses: what is left of them is swept away when their last session ends. The
-    launcher's own list must name them too."""
+    """Accounts that only Hutch uses: when their last session ends, what is left of them is removed. The launcher's
+    own list must name them too."""
     path: Literal["login", "fixed"] = "login"
-    """PATH of agents under other accounts: as the account's login shell sets it, or the launcher's own."""
+    """PATH of agents under other accounts: the one that the account's login shell sets, or the launcher's own."""
     umask: Annotated[str, Meta(pattern="^(auto|0?[0-7]{3})$")] = "auto"
-    """Of agents under other accounts. `auto`: 002 where the working directory is setgid and its group may write, so
-    that a shared tree stays shared; else 022."""
+    """umask of agents under other accounts. `auto`: 002 where the working directory is setgid and its group may write,
+    so that a shared tree stays shared; 022 elsewhere."""
     instructions: Literal["all", "project", "none"] = "all"
-    """Which CLAUDE.md files an agent is given: the account's and the project's, the project's, none."""
+    """The CLAUDE.md files that an agent gets: the account's and the project's; the project's; none."""
 
 
 class LimitSettings(_Section, frozen=True, kw_only=True):
-    """`[limits]`: bounds of one session's processes, and of one account."""
+    """`[limits]`: limits of one session's processes, and of one account."""
 
     memory: Bytes | None = None
     """Of a session; default: half of the machine's in system mode, none in user mode."""
     pids: Annotated[int, Meta(ge=16)] | None = None
     """Processes and threads of a session; default: 4096 in system mode, none in user mode."""
     cpu_weight: Annotated[int, Meta(ge=1, le=10_000)] = 100
-    """A session's share of a busy machine, against the others'."""
+    """A session's share of a busy machine, relative to other sessions."""
     open_files: Annotated[int, Meta(ge=256)] = 65536
     """Of each process."""
     sessions: Count | None = None
@@ -259,13 +259,13 @@ class LimitSettings(_Section, frozen=True, kw_only=True):
 
 
 class StoreSettings(_Section, frozen=True, kw_only=True):
-    """`[store]`: what is kept."""
+    """`[store]`: how long and how much is kept."""
 
     keep_days: Annotated[float, Meta(gt=0)] | None = None
     keep_bytes: Bytes | None = None
     wal_bytes: Bytes = 64 * 1024 * 1024
-    """Beyond it the write-ahead log is emptied; at eight times as much, held by a reader, nothing is accepted.
-    Counts at start."""
+    """A write-ahead log larger than this is emptied. While a reader prevents that and the log is eight times as large,
+    nothing is accepted. Read at start."""
 
 
 class LogSettings(_Section, frozen=True, kw_only=True):
@@ -276,14 +276,14 @@ class LogSettings(_Section, frozen=True, kw_only=True):
 
 
 class AdminSettings(_Section, frozen=True, kw_only=True):
-    """`[admins]`: who sees and steers everything, beside uid 0."""
+    """`[admins]`: the users who, like uid 0, see and control every session."""
 
     users: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
 
 
 class Settings(_Section, frozen=True, kw_only=True):
-    """All of it."""
+    """All sections of the file."""
 
     sockets: SocketSettings = SocketSettings()
     executors: ExecutorSettings = ExecutorSettings()
@@ -301,7 +301,7 @@ class Settings(_Section, frozen=True, kw_only=True):
     admins: AdminSettings = AdminSettings()
 
     def bounds(self, *, system: bool) -> LimitSettings:
-        """Return the limits with their defaults filled in; in user mode there are none but those that are given."""
+        """Return the limits with the defaults of system mode filled in; user mode has only those that are given."""
         if not system:
             return self.limits
         given = self.limits
@@ -315,17 +315,17 @@ class Settings(_Section, frozen=True, kw_only=True):
         )
 
     def provider(self, name: str) -> ProviderSettings:
-        """Return the provider's settings, or the defaults."""
+        """Return the settings of a provider, or the defaults."""
         return self.providers.get(name, ProviderSettings())
 
 
 def load(path: Path, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Read `path`, if it is there, and `HUTCH_LOG_LEVEL`; SettingsError with a sentence otherwise."""
+    """Read `path`, if it exists, and `HUTCH_LOG_LEVEL`; raise SettingsError if the settings cannot be used."""
     return parse(read(path), str(path), environ)
 
 
 def read(path: Path) -> str:
-    """Return the text of the file, empty where there is none; SettingsError when it cannot be read."""
+    """Return the text of the file, empty if it does not exist; raise SettingsError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -335,7 +335,7 @@ def read(path: Path) -> str:
 
 
 def parse(text: str, origin: str, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Turn TOML into settings. `origin` names the file in the errors."""
+    """Convert TOML to settings. `origin` names the file in errors."""
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -344,20 +344,20 @@ def parse(text: str, origin: str, environ: Mapping[str, str] = os.environ) -> Se
         logs = tree.setdefault("logs", {})
         if isinstance(logs, dict):
             logs["level"] = level
-    _refuse_unknown(tree, Settings, "", origin)
+    _require_known(tree, Settings, "", origin)
     try:
         return msgspec.convert(tree, Settings)
     except msgspec.ValidationError as error:
         raise SettingsError(f"{origin}: {error}") from None
 
 
-def _refuse_unknown(tree: Any, kind: Any, where: str, origin: str) -> None:
-    """Walk keys beside the types and name the first key that is not known, with the nearest one that is."""
+def _require_known(tree: Any, kind: Any, where: str, origin: str) -> None:
+    """Raise SettingsError for the first unknown key, with the nearest known one."""
     if not isinstance(tree, dict):
         return
     if typing.get_origin(kind) is dict:
         for name, value in tree.items():
-            _refuse_unknown(value, typing.get_args(kind)[1], f"{where}{name}.", origin)
+            _require_known(value, typing.get_args(kind)[1], f"{where}{name}.", origin)
         return
     if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
         return
@@ -367,11 +367,11 @@ def _refuse_unknown(tree: Any, kind: Any, where: str, origin: str) -> None:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"did you mean {where}{near[0]}?" if near else f"known here: {', '.join(sorted(known))}."
             raise SettingsError(f"{origin}: there is no setting {where}{name}; {hint}")
-        _refuse_unknown(value, _plain(known[name]), f"{where}{name}.", origin)
+        _require_known(value, _plain(known[name]), f"{where}{name}.", origin)
 
 
 def _plain(kind: Any) -> Any:
-    """Take `X` out of `X | None`."""
+    """Return `X` of `X | None`."""
     if isinstance(kind, types.UnionType):
         return next((one for one in typing.get_args(kind) if one is not type(None)), kind)
     return kind

@@ -165,6 +165,8 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
             output_dir=paths.state / "executors",
             account_of=_account_of,
             limits=lambda: current.settings.bounds(system=paths.system),
+            on_change=lambda executor: conductor.executor_changed(executor),
+            on_notice=lambda word, message: conductor.noticed(word, message),
         )
         clients: list[ClientSide] = []
         parts = Parts(

@@ -152,6 +152,8 @@ class Stage:
                 output_dir=self.folder / "output",
                 limits=lambda: self.settings.bounds(system=self.mode == "system"),
                 clock=time.monotonic,
+                on_change=lambda executor: self.conductor.executor_changed(executor),
+                on_notice=lambda word, message: self.conductor.noticed(word, message),
             )
             journal = Journal(self.store)
             self.key_troubles = KeyTroubles(self.store, journal)

@@ -1,9 +1,9 @@
-"""One executor as the pool knows it in memory; what must outlive hutchd is in its row."""
+"""One executor in memory. What must outlive hutchd is in its row in the store."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import anyio
 import msgspec
@@ -17,17 +17,17 @@ from hutch_shared.errors import HutchError, Reason
 __all__ = ["Executor", "ExecutorKey", "ExecutorPeer"]
 
 _log = structlog.get_logger(__name__)
-_TELL_TIMEOUT = 10.0
+_MODE_TIMEOUT: Final = 10.0
 
 
 class ExecutorPeer(Protocol):
     """The connection on which an executor dialled in."""
 
     async def call(self, name: str, params: msgspec.Struct, timeout: float, /) -> Any:
-        """Ask it; the result as the table of methods types it, or `HutchError`."""
+        """Make a request; return the result, typed as the table of methods says, or raise `HutchError`."""
 
     async def notify(self, name: str, params: msgspec.Struct, /) -> None:
-        """Tell it."""
+        """Send a notification."""
 
     def close(self) -> None:
         """End the connection soon; returns at once."""
@@ -35,7 +35,7 @@ class ExecutorPeer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorKey:
-    """What a spare is good for: executors of one account, agent and environment are interchangeable."""
+    """Executors of one key are interchangeable: a spare may serve any session of its key."""
 
     account: Account
     agent: str
@@ -52,6 +52,8 @@ class Executor:
         "acked",
         "adopted",
         "attached",
+        "checked",
+        "checking",
         "connected",
         "detail",
         "disconnected",
@@ -63,6 +65,7 @@ class Executor:
         "key",
         "killed",
         "launched",
+        "launching",
         "peer",
         "prepared",
         "protocol",
@@ -81,22 +84,27 @@ class Executor:
         self.environment = environment
         self.state: m.ExecutorState = EXECUTOR.start
         self.launched: Launched | None = None
+        self.launching = False
+        """Its start has not come to an end, in an executor or a recorded failure."""
         self.peer: ExecutorPeer | None = None
         self.session: str | None = None
         self.turn: str | None = None
-        """The turn that it said, at its latest hello, that it runs."""
+        """The turn that it runs, by its latest hello."""
         self.prepared = False
         self.adopted = False
         self.started = anyio.Event()
-        """Set when its start has come to an end: `launched` is what there is of it."""
+        """Set when its environment has started it or failed to: `launched` names what there is of it."""
+        self.checking = False
+        self.checked = now
+        """When the last check for what is left of a quarantined executor ended."""
         self.connected = anyio.Event()
         """Set at the first hello, or when it ended without one."""
         self.disconnected = anyio.Event()
-        """Set when the connection at hand is over and was read to its end; a new one brings a new event."""
+        """Set when its connection is over and was read to its end. A new connection brings a new event."""
         self.attached = 0
-        """How often it has said hello; tells two connections apart."""
+        """How often it has said hello: this tells two connections apart."""
         self.ended = anyio.Event()
-        """Set when it is gone or quarantined; then `killed` says what was found."""
+        """Set when it is gone or quarantined; then `killed` says what was found of it."""
         self.killed: Killed | None = None
         self.heard = now
         self.since = now
@@ -104,7 +112,7 @@ class Executor:
         self.acked = 0
         self.rss = 0
         self.renew_at = 0
-        """Milliseconds awake: when its token has lived half its time."""
+        """When half the lifetime of its token is over, in milliseconds awake."""
         self.protocol = m.PROTOCOL
         self.detail = ""
 
@@ -119,20 +127,23 @@ class Executor:
         return self.state in ("draining", "gone", "quarantined")
 
     async def call(self, method: str, params: msgspec.Struct, timeout: float) -> Any:
-        """Ask it; `connection_lost` when it has no connection."""
+        """Make a request; `connection_lost` when it has no connection."""
         if self.peer is None:
             raise HutchError(Reason.CONNECTION_LOST, "The executor has no connection at the moment.")
         return await self.peer.call(method, params, timeout)
 
-    async def tell_mode(self, session: str, mode: m.PermissionMode) -> None:
-        """Tell the agent its mode. What counts is how hutchd judges; one that misses it learns it at its next start."""
+    async def send_mode(self, session: str, mode: m.PermissionMode) -> None:
+        """Send the agent its mode.
+
+        hutchd judges by the mode in any case; an agent that misses it gets it when it starts next.
+        """
         try:
-            await self.call("set_permission_mode", m.SetMode(session, mode), _TELL_TIMEOUT)
+            await self.call("set_permission_mode", m.SetMode(session, mode), _MODE_TIMEOUT)
         except HutchError as error:
-            _log.info("an executor was not told its mode", executor=self.id, error=error.message)
+            _log.info("an executor did not take its mode", executor=self.id, error=error.message)
 
     def status(self) -> m.ExecutorStatus:
-        """Tell people."""
+        """Return what clients are shown."""
         return m.ExecutorStatus(
             id=self.id,
             account=self.key.account.name,

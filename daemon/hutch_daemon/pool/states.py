@@ -1,4 +1,4 @@
-"""The states of an executor. A slot is free again only when it is `gone`: when that was shown."""
+"""The states of an executor. Its slot is free only when it is `gone`: when a look found nothing left of it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The tokens of executors: what is stored, and when one is good. Pure; no clock is read here.
+"""The tokens of executors: what is stored of one, and whether it admits a hello. Pure; reads no clock.
 
-A token is 256 random bits. Only its SHA-256 is stored: a token is no password, one hash is enough. Lifetimes count
-milliseconds awake: the machine's monotonic clock, which stands still while the machine sleeps and which no clock
-setting moves. It starts anew with each boot, so a token's record names the boot that it counts in.
+A token is 256 random bits, and only its SHA-256 is stored. Unlike a password it cannot be guessed, so one hash is
+enough. Lifetimes are in milliseconds awake: the machine's monotonic clock, which stands still while the machine sleeps
+and does not follow the time of day. It starts over with each boot, so a token's row names the boot that it counts in.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from hutch_shared.errors import HutchError, Reason
 from hutch_shared.ids import new_token
 from hutch_shared.secret import Secret
 
-__all__ = ["LIFETIME", "MAXIMUM_USES", "Issued", "admit", "hash_of", "issue", "renewed"]
+__all__ = ["LIFETIME", "MAXIMUM_USES", "IssuedToken", "admit", "hash_of", "issue", "renewed"]
 
 LIFETIME: Final = 24 * 3600 * 1000
 """Milliseconds awake."""
 MAXIMUM_USES: Final = 10_000
-"""Successful hellos. An executor that dials in that often is out of order."""
+"""Successful hellos. An executor that dials in more often than that is broken."""
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
+class IssuedToken:
     """A fresh token, and what is stored of it."""
 
     secret: Secret
@@ -39,17 +39,17 @@ def hash_of(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
-def issue(now: int, *, lifetime: int = LIFETIME, maximum: int = MAXIMUM_USES) -> Issued:
-    """Make a token that holds from `now` for `lifetime`."""
+def issue(now: int, *, lifetime: int = LIFETIME, maximum: int = MAXIMUM_USES) -> IssuedToken:
+    """Make a token that is valid from `now` for `lifetime`."""
     secret = Secret(new_token())
-    return Issued(secret, hash_of(secret.reveal()), now + lifetime, maximum)
+    return IssuedToken(secret, hash_of(secret.reveal()), now + lifetime, maximum)
 
 
 def admit(row: ExecutorRow, now: int, boot_id: str, *, proven: bool) -> None:
-    """Return when the token of `row` is good for one more hello; else `token_unknown` (revoked) or `token_expired`.
+    """Return if the token of `row` admits one more hello; raise `token_unknown` (revoked) or `token_expired` if not.
 
-    `proven` says that the peer is the very process of a leased launch record: it is admitted after an outage in which
-    nobody could renew its token, also when the time is over.
+    `proven`: the peer is the very process of a leased launch record. It is admitted even after the token expired,
+    since during an outage hutchd could not renew it.
     """
     if row.state in ("gone", "quarantined"):
         raise HutchError(Reason.TOKEN_UNKNOWN, "The token was revoked: its executor was given up.")
@@ -60,8 +60,8 @@ def admit(row: ExecutorRow, now: int, boot_id: str, *, proven: bool) -> None:
 
 
 def renewed(row: ExecutorRow, now: int, *, lifetime: int = LIFETIME) -> int | None:
-    """Return the new expiry of a token that has lived half its time, None while it need not move.
+    """Return a token's new expiry, or None while more than half of its lifetime is left.
 
-    The token stays the same, so that a crash between two writes locks nobody out.
+    The token stays the same, so that a crash between two writes locks no executor out.
     """
     return now + lifetime if row.token_until - now < lifetime // 2 else None

@@ -115,8 +115,6 @@ class Conductor:
         self._tasks: anyio.abc.TaskGroup | None = None
         self._draining = False
         self._notices: dict[str, str] = {}
-        parts.pool.on_change = self._executor_changed
-        parts.pool.on_notice = self._noticed
         parts.fanout.on_presence(self._presence_changed)
 
     # ------------------------------------------------------------ life
@@ -338,7 +336,7 @@ class Conductor:
     async def _tell_mode(self, row: SessionRow) -> None:
         executor = self._parts.pool.of_session(row.id)
         if executor is not None and executor.prepared:
-            await executor.tell_mode(row.id, row.permission_mode)
+            await executor.send_mode(row.id, row.permission_mode)
 
     # ------------------------------------------------------------ turns
 
@@ -612,7 +610,7 @@ class Conductor:
                 await loop.run()
             except Exception:  # noqa: BLE001 the border of one session
                 _log.exception("a session's task broke", loop=repr(loop))
-                self._noticed(f"broken:{loop.session}", f"The session {loop.session} met a bug; the log has it.")
+                self.noticed(f"broken:{loop.session}", f"The session {loop.session} met a bug; the log has it.")
                 await anyio.sleep(pause)
                 pause = min(pause * 2, 60.0)
             else:
@@ -631,7 +629,8 @@ class Conductor:
         if (loop := self._loops.get(session)) is not None:
             loop.want_stop(turn, "interrupted")
 
-    def _executor_changed(self, executor: Executor) -> None:
+    def executor_changed(self, executor: Executor) -> None:
+        """Wake whoever waits for an executor whose state or connection changed."""
         if executor.session is not None:
             self._poke(executor.session)
         if executor.peer is not None:
@@ -659,7 +658,8 @@ class Conductor:
                 _log.error("what an executor left is not cleared up", executor=executor.id, error=error.message)
             self._spools.look()
 
-    def _noticed(self, word: str, message: str) -> None:
+    def noticed(self, word: str, message: str) -> None:
+        """Keep a notice for administrators; a later one of the same word replaces it."""
         _log.warning("notice", word=word, message=message)
         self._notices.pop(word, None)
         self._notices[word] = message

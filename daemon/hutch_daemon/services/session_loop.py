@@ -450,7 +450,7 @@ class SessionLoop:
             )
         )
         if row.permission_mode != session.permission_mode:  # it was changed meanwhile, and nobody told the agent
-            await executor.tell_mode(row.id, row.permission_mode)
+            await executor.send_mode(row.id, row.permission_mode)
 
     # ------------------------------------------------------------ the end
 

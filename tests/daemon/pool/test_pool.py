@@ -10,7 +10,6 @@ import pytest
 
 from hutch_daemon.machine import IllegalMoveError
 from hutch_daemon.pool.executor import ExecutorKey
-from hutch_daemon.pool.start_history import FIRST_PAUSE, StartHistory
 from hutch_daemon.pool.states import EXECUTOR
 from hutch_daemon.settings import ExecutorSettings
 from hutch_shared import messages as m
@@ -116,7 +115,7 @@ async def test_an_idle_executor_is_let_go(stage: Stage) -> None:
 
 async def test_a_spare_too_many_is_let_go(stage: Stage) -> None:
     """After idle_timeout those go that nobody wants to have in stock; the stock stays."""
-    stage.settings = settings(executors=executors(spares=2))
+    stage.settings = settings(executors=executors(spares=2, lost_timeout=2.0))
     async with stage.hutchd():
         stage.pool.warm([key(stage)])
         await until(lambda: [one.state for one in stage.pool.all()] == ["ready", "ready"])
@@ -225,22 +224,6 @@ async def test_stopping_ends_the_spares(stage: Stage) -> None:
         await anyio.lowlevel.checkpoint()
 
         assert len(stage.host.started) == 1
-
-
-def test_the_pause_between_starts_doubles_and_then_stops() -> None:
-    """Each failure doubles the pause; the limit blocks until the oldest counted failure is out of the window."""
-    starts = StartHistory()
-    pauses = []
-    for now in (100.0, 101.0, 102.0):
-        starts = starts.failed(now, "no", 60.0)
-        pauses.append(starts.not_before(4, 60.0) - now)
-
-    blocked = starts.failed(103.0, "no", 60.0)
-
-    assert pauses == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
-    assert blocked.blocked(4)
-    assert blocked.not_before(4, 60.0) == 160.0
-    assert not blocked.failed(200.0, "no", 60.0).blocked(4)
 
 
 def test_a_slot_is_free_only_when_it_was_shown() -> None:

@@ -1,0 +1,141 @@
+"""How executors end: watched until their process ends, asked or killed, shown to be gone, else quarantined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import anyio
+import structlog
+
+from hutch_daemon.environments.port import Exited, Killed, Launched
+from hutch_daemon.pool.executor import Executor
+from hutch_daemon.pool.roster import Roster
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError
+from hutch_shared.times import now_ms
+
+__all__ = ["Ender", "Spawn"]
+
+_READ_TO_END: Final = 5.0
+"""Seconds to read what an executor that has ended still left in its socket."""
+_WATCH_PAUSE: Final = 1.0
+_SPARE_DELAY: Final = 0.5
+"""Seconds before a spare that is gone is replaced."""
+_log = structlog.get_logger(__name__)
+
+Spawn = Callable[..., None]
+"""Starts a task of the pool: a function and its arguments."""
+
+
+class Ender:
+    """Ends the executors of a roster, each in a task of its own."""
+
+    def __init__(self, roster: Roster, spawn: Spawn) -> None:
+        self._roster = roster
+        self._spawn = spawn
+
+    def __repr__(self) -> str:
+        return f"<Ender of {self._roster!r}>"
+
+    def retire(self, executor: Executor, detail: str, grace: float = 0.0) -> None:
+        """End an executor in the background; nothing happens if it is ending already.
+
+        With `grace` it is asked first and has that many seconds; without, it is killed at once.
+        """
+        if executor.over:
+            return
+        executor.move("draining", self._roster.clock())
+        executor.detail = detail
+        self._spawn(self.end, executor, grace)
+        self._roster.report(executor)
+
+    async def watch(self, executor: Executor) -> None:
+        """Wait until the executor's process ends, then end what it left."""
+        assert executor.launched is not None
+        exited: Exited | None = None
+        while exited is None:
+            try:
+                exited = await executor.environment.wait(executor.launched)
+            except OSError as error:  # hutchd has no descriptor left: try again
+                _log.error("an executor cannot be watched", executor=executor.id, error=str(error))
+                await anyio.sleep(_WATCH_PAUSE)
+        self.retire(executor, "its process ended" + (f" with {exited.code}" if exited.code is not None else ""))
+
+    async def end(self, executor: Executor, grace: float) -> None:
+        """Carry out the end of a draining executor."""
+        await executor.started.wait()  # a start under way must finish before there is something to end
+        launched = executor.launched
+        assert launched is not None
+        await self._roster.save(executor, state="draining", detail=executor.detail)
+        if grace > 0 and executor.peer is not None:
+            await self._ask(executor, launched, grace)
+        killed = await self._kill(executor, launched)
+        if executor.peer is not None:
+            with anyio.move_on_after(_READ_TO_END):
+                await executor.disconnected.wait()
+        if executor.peer is not None:
+            executor.peer.close()
+        executor.killed = killed
+        executor.move("gone" if killed.verified else "quarantined", self._roster.clock())
+        if not killed.verified:
+            executor.checked = self._roster.clock()
+            left = f"these processes could not be ended: {killed.left}" if killed.left else "what is left is unknown"
+            executor.detail = f"{executor.detail}; {left}"
+            self._roster.notice("quarantined", f"{executor.id}: {executor.detail}")
+        await self._settle(executor)
+        executor.ended.set()
+        executor.connected.set()
+        self._roster.report(executor)
+
+    def check(self, executor: Executor) -> None:
+        """Try again, in the background, to end what is left of a quarantined executor."""
+        executor.checking = True
+        self._spawn(self._check, executor)
+
+    async def _check(self, executor: Executor) -> None:
+        assert executor.launched is not None
+        try:
+            killed = await self._kill(executor, executor.launched)
+            if killed.verified:
+                executor.killed = killed
+                executor.move("gone", self._roster.clock())
+                await self._settle(executor)
+                self._roster.report(executor)
+        finally:
+            executor.checking, executor.checked = False, self._roster.clock()
+
+    async def _ask(self, executor: Executor, launched: Launched, grace: float) -> None:
+        with anyio.move_on_after(grace):
+            try:
+                await executor.call("shutdown", m.Shutdown(executor.detail), grace)
+                await executor.environment.wait(launched)
+            except HutchError as error:
+                _log.info("executor did not take its shutdown", executor=executor.id, error=error.message)
+
+    async def _kill(self, executor: Executor, launched: Launched) -> Killed:
+        try:
+            return await executor.environment.kill(launched)
+        except OSError as error:
+            _log.error("an executor cannot be ended", executor=executor.id, error=str(error))
+            return Killed(verified=False, left=(launched.pid,))
+
+    async def _settle(self, executor: Executor) -> None:
+        """Store that the executor is gone, which frees its slot, or quarantined."""
+        fields: dict[str, Any] = {"state": executor.state, "session": None, "detail": executor.detail}
+        if executor.state != "gone":
+            await self._roster.save(executor, **fields)
+            return
+        await self._roster.save(executor, **fields, gone_at=now_ms())
+        self._roster.delay_spare(executor.key, _SPARE_DELAY)
+        self._roster.remove(executor)
+        await self._sweep(executor)
+        self._roster.changed.notify()
+
+    async def _sweep(self, executor: Executor) -> None:
+        """Remove what is left of a dedicated account once its last executor is gone."""
+        account = executor.key.account
+        if self._roster.of_account(account.uid):
+            return
+        if why := await executor.environment.sweep(account):
+            self._roster.notice(f"sweep:{account.name}", f"What {account.name} left could not be swept away: {why}")

@@ -1,0 +1,81 @@
+"""Sessions that wait for an executor, oldest first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+import anyio
+
+from hutch_daemon.pool.executor import Executor, ExecutorKey
+from hutch_daemon.pool.view import LeaseView
+
+__all__ = ["Lease", "WaitingLeases"]
+
+
+class Lease:
+    """A session that waits for an executor: at the end it has one, or an error."""
+
+    def __init__(self, session: str, key: ExecutorKey) -> None:
+        self.session = session
+        self.key = key
+        self.executor: Executor | None = None
+        self._error: Exception | None = None
+        self._settled = anyio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.session} {self.key}: {self.executor or self._error or 'waiting'}>"
+
+    def grant(self, executor: Executor) -> None:
+        """End the wait with an executor."""
+        self.executor = executor
+        self._settled.set()
+
+    def refuse(self, error: Exception) -> None:
+        """End the wait with an error, which `wait` raises."""
+        self._error = error
+        self._settled.set()
+
+    async def wait(self) -> Executor:
+        """Return the executor, or raise the error. Cancelled, `executor` may be there already."""
+        await self._settled.wait()
+        if self.executor is None:
+            assert self._error is not None
+            raise self._error
+        return self.executor
+
+
+class WaitingLeases:
+    """The queue. `changed` is called when a lease joins or leaves it by itself."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self._numbers = count(1)
+        self._leases: dict[int, Lease] = {}
+
+    def __repr__(self) -> str:
+        return f"<WaitingLeases {len(self._leases)}>"
+
+    async def wait(self, lease: Lease) -> Executor:
+        """Queue a lease and wait for its end; see `Lease.wait`. Cancelled, the lease leaves the queue."""
+        number = next(self._numbers)
+        self._leases[number] = lease
+        self._changed()
+        try:
+            return await lease.wait()
+        finally:
+            self._leases.pop(number, None)
+            self._changed()
+
+    def take(self, number: int) -> Lease:
+        """Return a lease and take it out of the queue."""
+        return self._leases.pop(number)
+
+    def take_first(self, key: ExecutorKey) -> Lease | None:
+        """Return the oldest lease of a key, or None, and take it out of the queue."""
+        number = next((number for number, lease in self._leases.items() if lease.key == key), None)
+        return None if number is None else self._leases.pop(number)
+
+    def view(self) -> tuple[LeaseView, ...]:
+        """Return what waits, oldest first."""
+        return tuple(LeaseView(number, lease.key) for number, lease in self._leases.items())

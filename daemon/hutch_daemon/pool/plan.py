@@ -1,0 +1,246 @@
+"""What is due in the pool: `plan(state, now)` returns the acts to carry out and when to look again. Pure.
+
+The pool plans whenever something changed, and at `Plan.look_at`. Carrying a plan out changes the state, so the pool
+plans again, until nothing is due. The rules:
+
+- Executors that are silent, lost, given up, idle or surplus are ended, and quarantined ones are checked again.
+- A waiting lease gets a ready executor of its key, the oldest lease first.
+- While a key fails to start too often its leases are refused; while hutchd stops, every lease is.
+- A lease without an executor on its way has one started, where there is room. Where there is none, a spare of another
+  key is ended for it, or the executor that has been idle longest. An executor that is ending anyway makes room too.
+- Spares are started last: one at a time for each key, and only where there is room.
+
+At most `starts_at_once` executors start at the same time, and a quarter of that for an account other than hutchd's: a
+failing account must not starve the others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from hutch_daemon.pool.executor import ExecutorKey
+from hutch_daemon.pool.start_history import NO_FAILURES
+from hutch_daemon.pool.view import ExecutorView, LeaseView, Plan, PoolState, Retirement
+from hutch_daemon.settings import ExecutorSettings
+
+__all__ = ["look_interval", "plan"]
+
+_INTERVAL: Final = 5.0
+_SHORTEST_INTERVAL: Final = 0.05
+
+
+def plan(state: PoolState, now: float) -> Plan:
+    """Return what is due in this state at this time."""
+    overdue = _overdue(state, now)
+    check = tuple(
+        one.id
+        for one in state.executors
+        if one.state == "quarantined" and not one.checking and _check_at(state, one) <= now
+    )
+    look_at = _look_at(state, now)
+    if state.stopping:
+        return Plan(overdue, check, refuse=tuple(lease.number for lease in state.leases), look_at=look_at)
+    ending = {one.executor for one in overdue}
+    hand_out = _hand_out(state, ending)
+    served = dict(hand_out)
+    waiting = [lease for lease in state.leases if lease.number not in served]
+    refused = [lease for lease in waiting if _is_blocked(state, lease.key, now)]
+    waiting = [lease for lease in waiting if lease not in refused]
+    starts, evicted = _starts(state, waiting, ending, set(served.values()), now)
+    return Plan(
+        retire=(*overdue, *evicted),
+        check=check,
+        hand_out=tuple(hand_out),
+        refuse=tuple(lease.number for lease in refused),
+        start=tuple(starts),
+        abandon=tuple(_unneeded(state, waiting, ending)),
+        look_at=look_at,
+    )
+
+
+def look_interval(settings: ExecutorSettings) -> float:
+    """Return the seconds between two looks when nothing happens."""
+    return max(_SHORTEST_INTERVAL, min(_INTERVAL, settings.heartbeat_timeout / 4, settings.lost_timeout / 4))
+
+
+# ---------------------------------------------------------------- time
+
+
+def _overdue(state: PoolState, now: float) -> tuple[Retirement, ...]:
+    """Return how the executors are ended whose time is over."""
+    found = [retired for one in state.executors if (retired := _timed_out(state.settings, one, now)) is not None]
+    ending = {one.executor for one in found}
+    ready = Counter(one.key for one in state.executors if one.state == "ready" and one.id not in ending)
+    for one in state.executors:  # after a restart of hutchd, several may have been started for one session
+        kept = state.settings.spares if state.wants_spares(one.key) else 0
+        is_old = one.state == "ready" and one.id not in ending and now - one.since >= state.settings.idle_timeout
+        if is_old and ready[one.key] > kept:
+            ready[one.key] -= 1
+            found.append(Retirement(one.id, "no session needed it", 2.0))
+    return tuple(found)
+
+
+def _timed_out(settings: ExecutorSettings, one: ExecutorView, now: float) -> Retirement | None:
+    if one.state in ("ready", "leased") and now - one.heard >= settings.heartbeat_timeout:
+        return Retirement(one.id, f"it was silent for {settings.heartbeat_timeout:.0f} s")
+    if one.state == "starting" and now - one.since >= settings.hello_timeout + settings.lost_timeout:
+        return Retirement(one.id, "its start was given up")
+    if one.state == "detached" and now - one.since >= settings.lost_timeout:
+        return Retirement(one.id, f"it had no connection for {settings.lost_timeout:.0f} s")
+    if one.state == "leased" and one.idle_since is not None and now - one.idle_since >= settings.idle_timeout:
+        return Retirement(one.id, "its session was idle", 5.0)
+    return None
+
+
+def _is_check_due(state: PoolState, one: ExecutorView, now: float) -> bool:
+    return one.state == "quarantined" and not one.checking and _check_at(state, one) <= now
+
+
+def _check_at(state: PoolState, one: ExecutorView) -> float:
+    return one.checked + look_interval(state.settings)
+
+
+def _look_at(state: PoolState, now: float) -> float:
+    """Return when the plan can first differ without a change of the state."""
+    times = (at for at in _times(state) if at > now)
+    return min(times, default=now + look_interval(state.settings))
+
+
+def _times(state: PoolState) -> Iterator[float]:
+    settings = state.settings
+    for one in state.executors:
+        if one.state in ("ready", "leased"):
+            yield one.heard + settings.heartbeat_timeout
+        if one.state == "ready":
+            yield one.since + settings.idle_timeout
+        if one.state == "leased" and one.idle_since is not None:
+            yield one.idle_since + settings.idle_timeout
+        if one.state == "starting":
+            yield one.since + settings.hello_timeout + settings.lost_timeout
+        if one.state == "detached":
+            yield one.since + settings.lost_timeout
+        if one.state == "quarantined":
+            yield _check_at(state, one)
+    for lease in state.leases:
+        yield state.retry_at(lease.key)
+    for key in state.kept:
+        yield max(state.retry_at(key), state.spare_at.get(key, 0.0))
+
+
+# ---------------------------------------------------------------- leases and starts
+
+
+def _hand_out(state: PoolState, ending: set[str]) -> list[tuple[int, str]]:
+    ready = [one for one in state.executors if one.state == "ready" and one.id not in ending]
+    found: list[tuple[int, str]] = []
+    for lease in state.leases:
+        if (one := next((one for one in ready if one.key == lease.key), None)) is not None:
+            ready.remove(one)
+            found.append((lease.number, one.id))
+    return found
+
+
+def _is_blocked(state: PoolState, key: ExecutorKey, now: float) -> bool:
+    history = state.histories.get(key, NO_FAILURES)
+    return history.blocked(state.settings.start_attempts) and state.retry_at(key) > now
+
+
+class _Room:
+    """How many executors more may be started, in all and of each account; takes account of what is planned."""
+
+    def __init__(self, state: PoolState) -> None:
+        self._state = state
+        self._count = len(state.executors)
+        self._of_account = Counter(one.key.account.uid for one in state.executors)
+        self._starting = Counter(one.key.account.uid for one in state.executors if one.launching)
+        self._memory = sum(one.rss for one in state.executors)
+
+    def is_full(self) -> bool:
+        """Tell whether there is room for no account at all."""
+        settings = self._state.settings
+        return self._count >= settings.maximum or (settings.memory is not None and self._memory >= settings.memory)
+
+    def has_place(self, uid: int) -> bool:
+        """Tell whether an account may have one executor more."""
+        limit = self._state.account_limit
+        return not self.is_full() and (limit is None or self._of_account[uid] < limit)
+
+    def may_start(self, uid: int) -> bool:
+        """Tell whether a start of an account may begin now."""
+        at_once = self._state.starts_at_once
+        share = at_once if uid == self._state.own_uid else max(1, at_once // 4)
+        return self._starting.total() < at_once and self._starting[uid] < share
+
+    def take(self, uid: int) -> None:
+        """Count a start."""
+        self._count += 1
+        self._of_account[uid] += 1
+        self._starting[uid] += 1
+
+
+def _starts(
+    state: PoolState, waiting: Iterable[LeaseView], ending: set[str], served: set[str], now: float
+) -> tuple[list[ExecutorKey], list[Retirement]]:
+    """Return the keys to start, leases before spares, and the executors that are ended to make room for leases."""
+    room = _Room(state)
+    on_their_way = Counter(
+        one.key for one in state.executors if one.launching and (one.state == "starting" or one.over)
+    )
+    makes_room = {one.id for one in state.executors if one.state == "draining"} | ending
+    starts: list[ExecutorKey] = []
+    evicted: list[Retirement] = []
+    for lease in waiting:
+        key, uid = lease.key, lease.key.account.uid
+        if on_their_way[key] > 0:
+            on_their_way[key] -= 1
+        elif state.retry_at(key) > now:
+            continue
+        elif not room.has_place(uid):
+            among = [one for one in state.executors if room.is_full() or one.key.account.uid == uid]
+            if (one := next((one for one in among if one.id in makes_room), None)) is not None:
+                makes_room.remove(one.id)  # its place is for this lease
+            elif (one := _victim(among, key, served | {one.executor for one in evicted})) is not None:
+                evicted.append(Retirement(one.id, "its slot was needed", 2.0 if one.state == "ready" else 5.0))
+        elif room.may_start(uid):
+            room.take(uid)
+            starts.append(key)
+    gone = ending | served | {one.executor for one in evicted}
+    starts += _spares(state, room, starts, gone, now)
+    return starts, evicted
+
+
+def _spares(state: PoolState, room: _Room, starts: list[ExecutorKey], gone: set[str], now: float) -> list[ExecutorKey]:
+    """Return the keys of which a spare is started, after `starts` for leases."""
+    found: list[ExecutorKey] = []
+    for key in state.kept:
+        spares = [one for one in state.executors if one.key == key and one.session is None and not one.over]
+        spares = [one for one in spares if one.id not in gone]
+        if not state.wants_spares(key) or len(spares) >= state.settings.spares:
+            continue
+        if key in starts or any(one.state == "starting" for one in spares):
+            continue
+        uid, at = key.account.uid, max(state.retry_at(key), state.spare_at.get(key, 0.0))
+        if at <= now and room.has_place(uid) and room.may_start(uid):
+            room.take(uid)
+            found.append(key)
+    return found
+
+
+def _victim(among: Iterable[ExecutorView], key: ExecutorKey, taken: set[str]) -> ExecutorView | None:
+    """Return whom to end for a lease of `key`: a spare of another key, else the one that has been idle longest."""
+    free = [one for one in among if one.id not in taken]
+    spare = next((one for one in free if one.state == "ready" and one.key != key), None)
+    idle = (one for one in free if one.state == "leased" and one.idle_since is not None)
+    return spare or min(idle, key=lambda one: one.idle_since or 0.0, default=None)
+
+
+def _unneeded(state: PoolState, waiting: Iterable[LeaseView], ending: set[str]) -> Iterator[str]:
+    """Return the newest starts beyond what leases wait for, of keys that no spares are kept of."""
+    needed = Counter(lease.key for lease in waiting)
+    for one in state.executors:
+        if one.state == "starting" and one.id not in ending and not state.wants_spares(one.key):
+            needed[one.key] -= 1
+            if needed[one.key] < 0:
+                yield one.id

@@ -1,0 +1,250 @@
+"""How executors start: a row, a process with its boot line, a hello; and what follows when that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import anyio
+import structlog
+
+from hutch_daemon.environments.port import Environment, Launched, LaunchSpec
+from hutch_daemon.environments.registry import Environments
+from hutch_daemon.pool.ending import Ender, Spawn
+from hutch_daemon.pool.executor import Executor, ExecutorKey
+from hutch_daemon.pool.roster import Roster
+from hutch_daemon.pool.start_history import NO_FAILURES, StartHistory
+from hutch_daemon.pool.tokens import IssuedToken
+from hutch_daemon.settings import ExecutorSettings, LimitSettings
+from hutch_daemon.store import executors
+from hutch_daemon.store.rows import ExecutorRow
+from hutch_daemon.store.store import Store
+from hutch_shared import messages as m
+from hutch_shared.backoff import Backoff
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.failpoints import failpoint
+from hutch_shared.ids import new_id
+from hutch_shared.times import now_ms
+
+__all__ = ["FIRST_PAUSE", "StartContext", "Starter", "launched_as_stored"]
+
+FIRST_PAUSE: Final = 0.25
+_LONGEST_PAUSE: Final = 30.0
+_SPARE_PAUSE: Final = 1.0
+"""Seconds until a spare that did not start is tried again, at the least."""
+_HEARTBEAT: Final = 5.0
+"""Seconds between an executor's heartbeats, or a quarter of the heartbeat timeout if that is less."""
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StartContext:
+    """What every start needs of this hutchd."""
+
+    environments: Environments
+    settings: Callable[[], ExecutorSettings]
+    limits: Callable[[], LimitSettings]
+    issue: Callable[[], IssuedToken]
+    socket: str
+    """Where executors dial in."""
+    server_uid: int
+    boot_id: str
+    output_dir: Path
+    """Where each executor's own output goes, one file each."""
+
+
+class Starter:
+    """Starts executors, each in a task of its own, and keeps the history of failed starts by key."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        ender: Ender,
+        store: Store,
+        context: StartContext,
+        spawn: Spawn,
+        refuse: Callable[[ExecutorKey, Exception], bool],
+    ) -> None:
+        """`refuse` gets what ended a start for good; it returns whether a lease of that key was refused with it."""
+        self._roster = roster
+        self._ender = ender
+        self._store = store
+        self._context = context
+        self._spawn = spawn
+        self._refuse = refuse
+        self._scopes: dict[str, anyio.CancelScope] = {}
+        self._backoffs: dict[ExecutorKey, Backoff] = {}
+        self.histories: dict[ExecutorKey, StartHistory] = {}
+        self._stopped = False
+
+    def __repr__(self) -> str:
+        return f"<Starter {len(self._scopes)} starting, {len(self.histories)} keys with failures>"
+
+    def start(self, key: ExecutorKey) -> None:
+        """Start an executor in the background. It has its slot when this returns, and is `ready` after its hello."""
+        try:
+            environment = self._context.environments.choose(key.environment, key.account)
+        except HutchError as error:
+            self._failed(key, error)
+            return
+        executor = Executor(new_id("executor"), key, environment, self._roster.clock())
+        executor.launching = True
+        self._roster.add(executor)
+        self._spawn(self._run, executor)
+
+    def stop(self) -> None:
+        """Record no failures any more: hutchd ends the starts that are under way."""
+        self._stopped = True
+
+    def abandon(self, executor: Executor) -> None:
+        """Give up a start; what it has started so far is ended."""
+        if (scope := self._scopes.get(executor.id)) is not None:
+            scope.cancel()
+
+    def blocked_error(self, key: ExecutorKey) -> HutchError:
+        """Return what a lease is told while no start of its key is tried."""
+        history, settings = self.histories.get(key, NO_FAILURES), self._context.settings()
+        pause = history.not_before(settings.start_attempts, settings.start_window) - self._roster.clock()
+        times = len(history.failures)
+        return HutchError(
+            Reason.AGENT_UNAVAILABLE,
+            f"{key} could not be started{f' {times} times' if times > 1 else ''}; the next try is in {pause:.0f} s."
+            f" {history.error}",
+            retry_after=round(pause, 1),
+        )
+
+    async def _run(self, executor: Executor) -> None:
+        with anyio.CancelScope() as scope:
+            self._scopes[executor.id] = scope
+            try:
+                await self._start(executor)
+            except HutchError as error:
+                self._failed(executor.key, error)
+            except Exception as error:  # a bug ends the lease's session task, which reports it
+                if not self._refuse(executor.key, error):
+                    raise
+            else:
+                self.histories.pop(executor.key, None)
+                self._backoffs.pop(executor.key, None)
+            finally:
+                del self._scopes[executor.id]
+                executor.launching = False
+                self._roster.changed.notify()
+
+    def _failed(self, key: ExecutorKey, error: HutchError) -> None:
+        """Record a failed start: what another try may mend is tried again, anything else refuses a lease."""
+        if self._stopped:
+            return
+        self._roster.delay_spare(key, _SPARE_PAUSE)
+        if error.reason is not Reason.AGENT_UNAVAILABLE:
+            if not self._refuse(key, error):
+                _log.warning("a spare executor did not start", executor_key=str(key), error=error.message)
+            self._roster.changed.notify()
+            return
+        settings = self._context.settings()
+        limit, window = settings.start_attempts, settings.start_window
+        backoff = self._backoffs.get(key)
+        if backoff is None:
+            backoff = Backoff(FIRST_PAUSE, _LONGEST_PAUSE, jitter=0.0, clock=self._roster.clock)
+            self._backoffs[key] = backoff
+        history = self.histories.get(key, NO_FAILURES)
+        history = history.failed(self._roster.clock(), error.message, window, backoff.next())
+        self.histories[key] = history
+        failures = len(history.failures)
+        _log.warning("executor did not start", executor_key=str(key), error=error.message, failures=failures)
+        if failures == limit:
+            self._roster.notice("start_loop", f"{key} failed to start {limit} times in {window:.0f} s. {error.message}")
+
+    async def _start(self, executor: Executor) -> None:
+        """Start a process and wait for its hello; HutchError when there is none. Cancelled, the process is ended."""
+        timeout = self._context.settings().hello_timeout
+        token = self._context.issue()
+        row, spec = self._row(executor, token), self._spec(executor, token)
+        executor.launched = launched_as_stored(row)
+        try:
+            await self._store.write(lambda tx: executors.insert(tx, row))
+            executor.launched = launched = await executor.environment.start(spec)
+            failpoint("pool.started")
+            executor.started.set()
+            await self._store.write(
+                lambda tx: executors.update(
+                    tx, executor.id, pid=launched.pid, start_time=launched.start_time, launched=dict(launched.state)
+                )
+            )
+        except BaseException as error:
+            executor.started.set()
+            self._ender.retire(executor, str(error) or "its start was given up")
+            raise
+        self._spawn(self._ender.watch, executor)
+        try:
+            with anyio.move_on_after(timeout):
+                await executor.connected.wait()
+        except BaseException:
+            self._ender.retire(executor, "its start was given up")
+            raise
+        if not executor.connected.is_set():
+            self._ender.retire(executor, f"it did not say hello within {timeout:.0f} s")
+        if executor.over:
+            raise HutchError(
+                Reason.AGENT_UNAVAILABLE,
+                f"The executor did not come up: {executor.detail}. Its output: {spec.log_path}",
+            )
+
+    def _row(self, executor: Executor, token: IssuedToken) -> ExecutorRow:
+        key = executor.key
+        return ExecutorRow(
+            id=executor.id,
+            account=key.account.name,
+            uid=key.account.uid,
+            agent=key.agent,
+            environment=key.environment,
+            created_at=now_ms(),
+            token_hash=token.hash,
+            boot_id=self._context.boot_id,
+            token_until=token.until,
+            token_max_uses=token.maximum,
+            epoch=self._store.epoch,
+            log_path=str(self._log_path(executor)),
+        )
+
+    def _spec(self, executor: Executor, token: IssuedToken) -> LaunchSpec:
+        key, settings, limits = executor.key, self._context.settings(), self._context.limits()
+        memory = limits.memory or settings.memory
+        boot = m.Boot(
+            executor=executor.id,
+            token=token.secret.reveal(),
+            socket=self._context.socket,
+            server_uid=self._context.server_uid,
+            agent=key.agent,
+            daemon_epoch=self._store.epoch,
+            memory_limit=settings.memory if _has_cgroup(executor.environment) else memory,
+            heartbeat=min(_HEARTBEAT, settings.heartbeat_timeout / 4),
+        )
+        return LaunchSpec(
+            executor.id,
+            key.account,
+            key.agent,
+            boot,
+            key.account.home,
+            self._log_path(executor),
+            {},
+            memory_limit=memory,
+            pids=limits.pids,
+            cpu_weight=limits.cpu_weight,
+            open_files=limits.open_files,
+        )
+
+    def _log_path(self, executor: Executor) -> Path:
+        return self._context.output_dir / f"{executor.id}.log"
+
+
+def _has_cgroup(environment: Environment) -> bool:
+    return environment.isolation_offered().cgroup
+
+
+def launched_as_stored(row: ExecutorRow) -> Launched:
+    """Return what a row tells of an executor's process: enough to look for what it started."""
+    state = row.launched or {}
+    return Launched(row.id, row.pid or 0, row.start_time or 0, row.boot_id, row.uid, state)

@@ -1,0 +1,282 @@
+"""What is due in the pool: one row for each case, from a state and a time to what is carried out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hutch_daemon.environments.port import Account
+from hutch_daemon.pool.executor import ExecutorKey
+from hutch_daemon.pool.plan import look_interval, plan
+from hutch_daemon.pool.start_history import NO_FAILURES, StartHistory
+from hutch_daemon.pool.view import ExecutorView, LeaseView, Plan, PoolState, Retirement
+from hutch_daemon.settings import ExecutorSettings
+
+NOW = 1000.0
+HUTCH, ALICE, BOB = (Account(uid, uid, name, "/") for uid, name in ((990, "hutch"), (1001, "alice"), (1002, "bob")))
+CLAUDE = ExecutorKey(ALICE, "claude", "unix-user")
+SCRIPT = ExecutorKey(ALICE, "script", "unix-user")
+BOBS = ExecutorKey(BOB, "claude", "unix-user")
+OWN = ExecutorKey(HUTCH, "claude", "same-user")
+SETTINGS = ExecutorSettings(
+    spares=1,
+    maximum=4,
+    idle_timeout=900.0,
+    hello_timeout=30.0,
+    heartbeat_timeout=60.0,
+    lost_timeout=30.0,
+    start_attempts=3,
+    start_window=60.0,
+)
+
+
+def executor(name: str, state: Any = "leased", key: ExecutorKey = CLAUDE, **changes: Any) -> ExecutorView:
+    """Return an executor that was heard just now; a leased one serves a session that works."""
+    fields: dict[str, Any] = {
+        "session": f"s-{name}" if state == "leased" else None,
+        "launching": state == "starting",
+        "heard": NOW,
+        "since": NOW,
+        "checked": NOW,
+    }
+    return ExecutorView(name, key, state, **(fields | changes))
+
+
+def pool(*executors: ExecutorView, leases: tuple[ExecutorKey, ...] = (), **changes: Any) -> PoolState:
+    """Return a pool whose leases are numbered 1, 2, 3 …"""
+    waiting = tuple(LeaseView(number, key) for number, key in enumerate(leases, 1))
+    state = PoolState(SETTINGS, HUTCH.uid, 8, executors=executors, leases=waiting)
+    return replace(state, **changes)
+
+
+def failed(*times: float) -> StartHistory:
+    """Return a history with failures at these times, after each of which a second passes."""
+    history = NO_FAILURES
+    for at in times:
+        history = history.failed(at, "no", SETTINGS.start_window, 1.0)
+    return history
+
+
+def due(state: PoolState, now: float = NOW) -> Plan:
+    """Return the plan without its time."""
+    return replace(plan(state, now), look_at=0.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "after", "detail", "grace"),
+    [
+        (executor("x"), 60.0, "it was silent for 60 s", 0.0),
+        (executor("x", "ready", OWN), 60.0, "it was silent for 60 s", 0.0),
+        (executor("x", "starting"), 60.0, "its start was given up", 0.0),
+        (executor("x", "detached", session="s-1"), 30.0, "it had no connection for 30 s", 0.0),
+        (executor("x", idle_since=NOW, heard=NOW + 899.0), 900.0, "its session was idle", 5.0),
+        (executor("x", "ready", SCRIPT, heard=NOW + 899.0), 900.0, "no session needed it", 2.0),
+    ],
+)
+def test_an_executor_is_ended_when_its_time_is_over(one: ExecutorView, after: float, detail: str, grace: float) -> None:
+    """Not before; and the pool looks again at that time, even if nothing happens until then."""
+    state = pool(one, leases=(CLAUDE,) if one.state == "starting" else ())
+
+    assert due(state, NOW + after - 0.5).retire == ()
+    assert due(state, NOW + after).retire == (Retirement("x", detail, grace),)
+    assert plan(state, NOW + after - 0.5).look_at == NOW + after
+
+
+def test_without_anything_to_wait_for_the_pool_looks_now_and_then() -> None:
+    """At least every five seconds, and a few times in each timeout."""
+    assert plan(pool(), NOW).look_at == NOW + 5.0
+    assert look_interval(ExecutorSettings(heartbeat_timeout=4.0)) == 1.0
+    assert look_interval(ExecutorSettings(lost_timeout=0.001)) == 0.05
+
+
+def test_a_quarantined_executor_is_checked_again() -> None:
+    """An interval after the last check ended; one check at a time."""
+    one = executor("x", "quarantined")
+
+    assert due(pool(one)) == Plan()
+    assert due(pool(one), NOW + 5.0) == Plan(check=("x",))
+    assert due(pool(replace(one, checking=True)), NOW + 5.0) == Plan()
+
+
+def test_the_oldest_lease_gets_a_ready_executor_of_its_key() -> None:
+    """An executor of another key serves none; the next lease of the key gets a start."""
+    state = pool(executor("script", "ready", SCRIPT), executor("claude", "ready"), leases=(CLAUDE, CLAUDE))
+
+    assert due(state) == Plan(hand_out=((1, "claude"),), start=(CLAUDE,))
+
+
+def test_an_executor_that_is_ended_is_not_handed_out() -> None:
+    """A silent spare serves nobody."""
+    state = pool(executor("x", "ready", heard=0.0), leases=(CLAUDE,))
+
+    assert due(state) == Plan(retire=(Retirement("x", "it was silent for 60 s"),), start=(CLAUDE,))
+
+
+def test_a_lease_with_a_start_under_way_gets_no_second_one() -> None:
+    """Two leases and one start: one start more."""
+    assert due(pool(executor("x", "starting"), leases=(CLAUDE,))) == Plan()
+    assert due(pool(executor("x", "starting"), leases=(CLAUDE, CLAUDE))) == Plan(start=(CLAUDE,))
+
+
+def test_a_lease_waits_for_the_end_of_a_start_that_was_given_up() -> None:
+    """Whether that failed decides when the next one may be tried."""
+    assert due(pool(executor("x", "draining", launching=True), leases=(CLAUDE,))) == Plan()
+    assert due(pool(executor("x", "draining"), leases=(CLAUDE,))) == Plan(start=(CLAUDE,))
+
+
+def test_a_start_that_nothing_needs_any_more_is_abandoned() -> None:
+    """The newest one, and none whose executor is kept as a spare."""
+    first, second = executor("first", "starting"), executor("second", "starting")
+
+    assert due(pool(first, second, leases=(CLAUDE,))) == Plan(abandon=("second",))
+    assert due(pool(executor("x", "starting", OWN), kept=(OWN,))) == Plan()
+
+
+FULL = tuple(executor(f"x{at}") for at in range(SETTINGS.maximum - 1))
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        (executor("last"), ()),
+        (executor("last", "ready", SCRIPT), (Retirement("last", "its slot was needed", 2.0),)),
+        (executor("last", idle_since=NOW - 1.0), (Retirement("last", "its slot was needed", 5.0),)),
+        (executor("last", "draining"), ()),
+        (executor("last", "quarantined"), ()),
+    ],
+    ids=["all work", "a spare", "an idle one", "one that ends anyway", "a quarantined one"],
+)
+def test_a_lease_without_room_takes_the_place_of_a_spare_or_an_idle_executor(
+    last: ExecutorView, expected: tuple[Retirement, ...]
+) -> None:
+    """Never of one that works; an executor that is ending makes room without another one."""
+    assert due(pool(*FULL, last, leases=(BOBS,))) == Plan(retire=expected)
+
+
+def test_a_spare_goes_before_idle_executors_and_of_those_the_longest_idle() -> None:
+    """One for each lease that has no room."""
+    spare = executor("spare", "ready", SCRIPT)
+    short, long = executor("short", idle_since=NOW - 1.0), executor("long", idle_since=NOW - 2.0)
+    state = pool(short, long, spare, executor("works"), leases=(BOBS, BOBS, CLAUDE))
+
+    assert [one.executor for one in due(state).retire] == ["spare", "long", "short"]
+    assert [one.executor for one in due(replace(state, leases=state.leases[:1])).retire] == ["spare"]
+
+
+def test_an_account_at_its_own_limit_ends_one_of_its_own() -> None:
+    """And the others' leases do not wait for it."""
+    idle, others = executor("idle", idle_since=NOW), executor("others", key=BOBS, idle_since=NOW - 5.0)
+    state = pool(idle, others, leases=(CLAUDE, BOBS), account_limit=1)
+
+    assert due(state).retire == (
+        Retirement("idle", "its slot was needed", 5.0),
+        Retirement("others", "its slot was needed", 5.0),
+    )
+    assert due(pool(idle, leases=(CLAUDE, BOBS), account_limit=1)).start == (BOBS,)
+
+
+def test_memory_counts_as_room() -> None:
+    """Where executors use as much as they may, none is started."""
+    state = pool(executor("x", rss=2048), leases=(BOBS,))
+
+    assert due(replace(state, settings=ExecutorSettings(memory=2048))).start == ()
+    assert due(state).start == (BOBS,)
+
+
+def test_a_failing_account_does_not_starve_the_others() -> None:
+    """It has a quarter of the starts at once, also for starts that were given up and still hang."""
+    hanging = (executor("x1", "starting"), executor("x2", "draining", launching=True))
+    state = pool(*hanging, leases=(CLAUDE, CLAUDE, CLAUDE, BOBS))
+
+    assert due(state).start == (BOBS,)
+
+
+def test_no_more_executors_start_at_once_than_the_host_takes() -> None:
+    """hutchd's own account may use all of them."""
+    state = pool(leases=(OWN, OWN, OWN, BOBS), starts_at_once=2)
+
+    assert due(state).start == (OWN, OWN)
+
+
+def test_after_a_failure_a_lease_waits_for_the_pause() -> None:
+    """Other keys do not; the pool looks again when the pause is over."""
+    state = pool(leases=(CLAUDE, BOBS), histories={CLAUDE: failed(NOW - 0.25)})
+
+    assert due(state) == Plan(start=(BOBS,))
+    assert plan(state, NOW).look_at == NOW + 0.75
+    assert due(state, NOW + 0.75).start == (CLAUDE, BOBS)
+
+
+def test_after_too_many_failures_leases_are_refused_until_the_window_has_passed() -> None:
+    """A ready executor serves them all the same."""
+    state = pool(leases=(CLAUDE, BOBS), histories={CLAUDE: failed(NOW - 3.0, NOW - 2.0, NOW - 1.0)})
+
+    assert due(state) == Plan(refuse=(1,), start=(BOBS,))
+    assert due(state, NOW + 57.0).start == (CLAUDE, BOBS)
+    with_spare = replace(state, executors=(executor("x", "ready"),))
+    assert due(with_spare) == Plan(hand_out=((1, "x"),), start=(BOBS,))
+
+
+def test_a_spare_is_started_once_its_delay_is_over() -> None:
+    """One that was handed out is replaced a little later."""
+    state = pool(kept=(OWN,), spare_at={OWN: NOW + 0.5})
+
+    assert due(state) == Plan()
+    assert plan(state, NOW).look_at == NOW + 0.5
+    assert due(state, NOW + 0.5) == Plan(start=(OWN,))
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        pool(executor("x", "ready", OWN), kept=(OWN,)),
+        pool(executor("x", "starting", OWN), kept=(OWN,)),
+        pool(executor("x", "detached", OWN), kept=(OWN,)),
+        pool(*(executor(f"x{at}") for at in range(4)), kept=(OWN,)),
+        pool(kept=(CLAUDE,)),
+        pool(kept=(ExecutorKey(HUTCH, "script", "same-user"),)),
+        pool(kept=(OWN,), histories={OWN: failed(NOW)}),
+        pool(kept=(OWN,), stopping=True),
+    ],
+    ids=[
+        "one is ready",
+        "one starts",
+        "one may come back",
+        "no room",
+        "account without a session",
+        "agent without spares",
+        "after a failure",
+        "hutchd stops",
+    ],
+)
+def test_no_spare_is_started(state: PoolState) -> None:
+    """Where there is one, where there is no room for it, and where none is wanted."""
+    assert due(state) == Plan()
+
+
+def test_another_account_keeps_its_spare_while_it_has_a_session() -> None:
+    """Without one the spare is surplus, and so is a spare beyond the number that is kept."""
+    ready, old = executor("spare", "ready", since=NOW - 900.0), executor("old", "ready", OWN, since=NOW - 900.0)
+
+    assert due(pool(ready, executor("works"), kept=(CLAUDE,))) == Plan()
+    assert due(pool(ready, kept=(CLAUDE,))).retire == (Retirement("spare", "no session needed it", 2.0),)
+    assert due(pool(old, kept=(OWN,))) == Plan()
+    two = due(pool(old, replace(old, id="other"), executor("new", "ready", OWN), kept=(OWN,)))
+    assert [one.executor for one in two.retire] == ["old", "other"]
+
+
+def test_leases_go_before_spares() -> None:
+    """The last slot is the session's; with room for both, both start."""
+    state = pool(*FULL, leases=(BOBS,), kept=(OWN,))
+
+    assert due(state).start == (BOBS,)
+    assert due(replace(state, executors=())).start == (BOBS, OWN)
+
+
+def test_while_hutchd_stops_every_lease_is_refused() -> None:
+    """Nothing is started or handed out; what is overdue still ends."""
+    state = pool(executor("x", "ready"), executor("silent", heard=0.0), leases=(CLAUDE, BOBS), stopping=True)
+
+    assert due(state) == Plan(retire=(Retirement("silent", "it was silent for 60 s"),), refuse=(1, 2))
