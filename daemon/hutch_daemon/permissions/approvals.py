@@ -27,17 +27,15 @@ from functools import partial
 from typing import Final
 
 import anyio
-import msgspec
 import structlog
 
 from hutch_daemon.permissions import requests
 from hutch_daemon.permissions.judging import CallJudge, PolicyOf, Requester
 from hutch_daemon.permissions.pending import PendingAsks, UnstoredDenial
-from hutch_daemon.permissions.policy import Verdict
 from hutch_daemon.permissions.requests import PendingRequest, Settlement, permission_view
+from hutch_daemon.permissions.transactions import RequestTransactions, record_verdict, turn_runs
 from hutch_daemon.settings import PermissionSettings
-from hutch_daemon.store import audit, events, permissions, rules, sessions, turns
-from hutch_daemon.store.records import Executes
+from hutch_daemon.store import permissions, sessions
 from hutch_daemon.store.rows import PermissionRow, SessionRow
 from hutch_daemon.store.store import Store
 from hutch_daemon.store.tx import Tx
@@ -45,8 +43,6 @@ from hutch_shared import messages as m
 from hutch_shared.backoff import Backoff
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.events import PermissionAsked, PermissionSettled
-from hutch_shared.failpoints import failpoint
 from hutch_shared.ids import new_id
 from hutch_shared.latch import Latch
 from hutch_shared.times import now_ms
@@ -84,9 +80,9 @@ class Approvals:
         self._judge = CallJudge(store, policy_of)
         self._somebody_there = somebody_there
         self._stop_turn = stop_turn
-        self._plan_approved = plan_approved
         self._clock = clock
         self._pending = PendingAsks()
+        self._transactions = RequestTransactions(self._pending, stop_turn, plan_approved)
         self._changed = Latch()
         self._tasks: anyio.abc.TaskGroup | None = None
 
@@ -124,7 +120,7 @@ class Approvals:
         """
         digest = input_digest(params.call.agent_tool, params.call.input)
         runs, made = await self._store.read(
-            lambda conn: (_runs(conn, requester.id, params), permissions.by_ask(conn, requester.id, params.ask))
+            lambda conn: (turn_runs(conn, requester.id, params), permissions.by_ask(conn, requester.id, params.ask))
         )
         if not runs:
             return requests.too_late(params, digest)
@@ -137,7 +133,7 @@ class Approvals:
         if params.kind != "tool" and verdict.decision == "allow":
             verdict = replace(verdict, decision="ask")  # a rule may let an agent ask its user, but cannot answer
         if verdict.decision != "ask":
-            record = partial(_record_verdict, session=session, executor=requester.id, params=params, verdict=verdict)
+            record = partial(record_verdict, session=session, executor=requester.id, params=params, verdict=verdict)
             if not await self._store.write(partial(record, digest=digest)):
                 return requests.too_late(params, digest)
             return requests.decided_by_policy(params, verdict, digest)
@@ -151,25 +147,13 @@ class Approvals:
             now=now_ms(),
             expiry=settings.expiry,
         )
-        kept = await self._store.write(partial(self._record_request, row=row, params=params, settings=settings))
+        wait = partial(self._wait_for, settings=settings)
+        kept = await self._store.write(partial(self._transactions.record, row=row, params=params, after=wait))
         if kept is None:
             return requests.too_late(params, digest)
         if kept.id == row.id and settings.notify and self._tasks is not None:
             self._tasks.start_soon(self._notify, requester, kept)
         return await self._decision(kept)
-
-    def _record_request(
-        self, tx: Tx, row: PermissionRow, params: m.RequestPermission, settings: PermissionSettings
-    ) -> PermissionRow | None:
-        """Record a request with its event; return what the same ask recorded before, or None if its turn is over."""
-        if not _runs(tx, row.executor, params):
-            return None
-        kept, fresh = permissions.insert(tx, row)
-        if fresh:
-            asked = PermissionAsked(msgspec.to_builtins(permission_view(kept)))
-            events.append(tx, kept.session, kept.turn, "permission_asked", asked)
-            tx.after_commit(partial(self._wait_for, kept, settings))
-        return kept
 
     def _wait_for(self, row: PermissionRow, settings: PermissionSettings) -> None:
         now = self._clock()
@@ -230,7 +214,9 @@ class Approvals:
         rule = requests.rule_of_answer(session, row, params, now_ms())
         settlement = requests.settlement_of_answer(params, by, digest, rule)
         try:
-            settled, won = await self._store.write(partial(self._settle, permission=row.id, settlement=settlement))
+            settled, won = await self._store.write(
+                partial(self._transactions.settle, permission=row.id, settlement=settlement)
+            )
         except HutchError as error:
             if error.reason is not Reason.STORE_UNAVAILABLE or params.decision != "deny":
                 raise
@@ -238,41 +224,6 @@ class Approvals:
         if not won:
             raise requests.already_settled(settled)
         return permission_view(settled)
-
-    def _settle(self, tx: Tx, permission: str, settlement: Settlement) -> tuple[PermissionRow, bool]:
-        """Settle a request with its event, the rule that it adds and its audit line; wake the ask after the commit.
-
-        Return the request as it stands and whether this settlement was the first.
-        """
-        row, won = permissions.settle(tx, permission, settlement.state, settled_at=now_ms(), **settlement.columns())
-        tx.after_commit(partial(self._pending.settle, row))
-        if not won:
-            return row, False
-        settled = PermissionSettled(row.id, row.state, settlement.settled_by, row.message)
-        events.append(tx, row.session, row.turn, "permission_settled", settled)
-        rule = settlement.rule
-        if rule is not None:
-            rules.add(tx, rule)
-        if row.kind == "plan" and row.state == "allowed":
-            self._plan_approved(tx, row.session, settlement.settled_by)
-        session = sessions.get(tx, row.session)
-        assert session is not None, "a request's record has its session's"
-        audit.record(
-            tx,
-            actor=settlement.settled_by,
-            owner=session.owner,
-            action="permission",
-            outcome=row.state,
-            session=row.session,
-            subject=row.id,
-            rule=rule.rule if rule is not None else row.rule,
-            digest=row.decided_digest or row.digest,
-            details={"tool": row.call.agent_tool, "kind": row.kind, "scope": row.scope or "once"},
-        )
-        if settlement.stop_reason is not None:
-            tx.after_commit(partial(self._stop_turn, row.session, row.turn, settlement.stop_reason))
-        failpoint("desk.settle")
-        return row, True
 
     async def _deny_unstored(self, row: PermissionRow, settlement: Settlement) -> tuple[PermissionRow, bool]:
         """Let a denial hold in memory until it can be stored. If hutchd dies before, the request is pending again."""
@@ -291,7 +242,7 @@ class Approvals:
         """Withdraw the pending requests of a turn in the transaction that ends it. A denial that was first stands."""
         for row in permissions.list_(tx, turn=turn, state="pending", limit=1_000_000):
             denial = self._pending.denial(row.id)
-            self._settle(tx, row.id, requests.withdrawn(why) if denial is None else denial.settlement)
+            self._transactions.settle(tx, row.id, requests.withdrawn(why) if denial is None else denial.settlement)
 
     async def withdraw_of(self, executor: str, why: str) -> None:
         """Withdraw the pending requests of an executor."""
@@ -337,7 +288,7 @@ class Approvals:
     async def _carry_out(self, row: PermissionRow, settlement: Settlement) -> None:
         """Settle a request; if its record was removed, wake its ask with the settlement as it would have been."""
         try:
-            await self._store.write(partial(self._settle, permission=row.id, settlement=settlement))
+            await self._store.write(partial(self._transactions.settle, permission=row.id, settlement=settlement))
         except HutchError as error:
             if error.reason is not Reason.NOT_FOUND:
                 raise
@@ -356,34 +307,3 @@ class Approvals:
             backoff.reset()
             with anyio.move_on_after(max(0.0, until - self._clock())):
                 await self._changed.wait()
-
-
-def _runs(on: Executes, executor: str, params: m.RequestPermission) -> bool:
-    """Tell whether the turn that asks was given to this executor and is not being stopped."""
-    turn = turns.get(on, params.turn)
-    return (
-        turn is not None
-        and (turn.session, turn.executor) == (params.session, executor)
-        and turn.state in ("dispatching", "running")
-    )
-
-
-def _record_verdict(
-    tx: Tx, *, session: SessionRow, executor: str, params: m.RequestPermission, verdict: Verdict, digest: str
-) -> bool:
-    """Record what the policy decides by itself; False, and nothing recorded, if the turn does not run any more."""
-    if not _runs(tx, executor, params):
-        return False
-    audit.record(
-        tx,
-        actor="rule" if verdict.rule is not None else f"mode {session.permission_mode}",
-        owner=session.owner,
-        action="permission",
-        outcome="allowed" if verdict.decision == "allow" else "denied",
-        session=session.id,
-        subject=params.call.call_id,
-        rule=verdict.rule,
-        digest=digest,
-        details={"tool": params.call.agent_tool, "why": verdict.why, "layer": verdict.layer or ""},
-    )
-    return True

@@ -1,0 +1,119 @@
+"""The transactions of a permission request: a verdict of the policy, a new request, its settlement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from hutch_daemon.permissions.pending import PendingAsks
+from hutch_daemon.permissions.policy import Verdict
+from hutch_daemon.permissions.requests import Settlement, permission_view
+from hutch_daemon.store import audit, events, permissions, rules, sessions, turns
+from hutch_daemon.store.records import Executes
+from hutch_daemon.store.rows import PermissionRow, SessionRow
+from hutch_daemon.store.tx import Tx
+from hutch_shared import messages as m
+from hutch_shared.events import PermissionAsked, PermissionSettled
+from hutch_shared.failpoints import failpoint
+from hutch_shared.times import now_ms
+
+__all__ = ["RequestTransactions", "record_verdict", "turn_runs"]
+
+
+class RequestTransactions:
+    """Each method is a unit of work, or a part of one; what follows the commit is registered with it."""
+
+    def __init__(
+        self,
+        pending: PendingAsks,
+        stop_turn: Callable[[str, str, str], None],
+        plan_approved: Callable[[Tx, str, str], None],
+    ) -> None:
+        """Wake the asks in `pending`; the other parameters are those of `Approvals`."""
+        self._pending = pending
+        self._stop_turn = stop_turn
+        self._plan_approved = plan_approved
+
+    def record(
+        self, tx: Tx, row: PermissionRow, params: m.RequestPermission, after: Callable[[PermissionRow], None]
+    ) -> PermissionRow | None:
+        """Record a request with its event; `after(row)` runs after the commit.
+
+        Return what the same ask recorded before, if it did, or None if its turn is over.
+        """
+        if not turn_runs(tx, row.executor, params):
+            return None
+        kept, fresh = permissions.insert(tx, row)
+        if fresh:
+            asked = PermissionAsked(msgspec.to_builtins(permission_view(kept)))
+            events.append(tx, kept.session, kept.turn, "permission_asked", asked)
+            tx.after_commit(partial(after, kept))
+        return kept
+
+    def settle(self, tx: Tx, permission: str, settlement: Settlement) -> tuple[PermissionRow, bool]:
+        """Settle a request with its event, the rule that it adds and its audit line; wake the ask after the commit.
+
+        Return the request as it stands and whether this settlement was the first.
+        """
+        row, won = permissions.settle(tx, permission, settlement.state, settled_at=now_ms(), **settlement.columns())
+        tx.after_commit(partial(self._pending.settle, row))
+        if not won:
+            return row, False
+        settled = PermissionSettled(row.id, row.state, settlement.settled_by, row.message)
+        events.append(tx, row.session, row.turn, "permission_settled", settled)
+        rule = settlement.rule
+        if rule is not None:
+            rules.add(tx, rule)
+        if row.kind == "plan" and row.state == "allowed":
+            self._plan_approved(tx, row.session, settlement.settled_by)
+        session = sessions.get(tx, row.session)
+        assert session is not None, "a request's record has its session's"
+        audit.record(
+            tx,
+            actor=settlement.settled_by,
+            owner=session.owner,
+            action="permission",
+            outcome=row.state,
+            session=row.session,
+            subject=row.id,
+            rule=rule.rule if rule is not None else row.rule,
+            digest=row.decided_digest or row.digest,
+            details={"tool": row.call.agent_tool, "kind": row.kind, "scope": row.scope or "once"},
+        )
+        if settlement.stop_reason is not None:
+            tx.after_commit(partial(self._stop_turn, row.session, row.turn, settlement.stop_reason))
+        failpoint("desk.settle")
+        return row, True
+
+
+def turn_runs(on: Executes, executor: str, params: m.RequestPermission) -> bool:
+    """Tell whether the turn that asks was given to this executor and is not being stopped."""
+    turn = turns.get(on, params.turn)
+    return (
+        turn is not None
+        and (turn.session, turn.executor) == (params.session, executor)
+        and turn.state in ("dispatching", "running")
+    )
+
+
+def record_verdict(
+    tx: Tx, *, session: SessionRow, executor: str, params: m.RequestPermission, verdict: Verdict, digest: str
+) -> bool:
+    """Record what the policy decides by itself; False, and nothing recorded, if the turn does not run any more."""
+    if not turn_runs(tx, executor, params):
+        return False
+    audit.record(
+        tx,
+        actor="rule" if verdict.rule is not None else f"mode {session.permission_mode}",
+        owner=session.owner,
+        action="permission",
+        outcome="allowed" if verdict.decision == "allow" else "denied",
+        session=session.id,
+        subject=params.call.call_id,
+        rule=verdict.rule,
+        digest=digest,
+        details={"tool": params.call.agent_tool, "why": verdict.why, "layer": verdict.layer or ""},
+    )
+    return True
