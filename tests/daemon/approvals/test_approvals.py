@@ -1,4 +1,4 @@
-"""Dialogues about questions: an executor asks, the policy or a person decides."""
+"""Dialogues about permission requests: an executor asks, and the policy or a user decides."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def command(line: str, call_id: str = "c-1") -> m.ToolCall:
 
 
 class Asks:
-    """A play that asks for calls, all at once, and keeps what was decided."""
+    """A play that asks for calls, all at once, and keeps the decisions."""
 
     def __init__(self, *calls: m.ToolCall, go_on: bool = False, **changes: Any) -> None:
         self.calls, self.changes, self.go_on = calls, changes, go_on
@@ -44,8 +44,8 @@ class Asks:
         return TurnEnded("completed", "done", "Done.")
 
 
-async def test_a_rule_decides_without_a_question(stage: Stage) -> None:
-    """What the policy allows or denies is answered at once and stands in the audit with its rule."""
+async def test_a_rule_decides_without_a_request(stage: Stage) -> None:
+    """What the policy allows or denies is decided at once and recorded in the audit with its rule."""
     asks = stage.host.play = Asks(command("git status"), command("rm x", "c-2"))
     async with stage.hutchd():
         session = await stage.open(rules=m.Rules(allow=("Bash(git status:*)",), deny=("Bash(rm:*)",)))
@@ -61,8 +61,8 @@ async def test_a_rule_decides_without_a_question(stage: Stage) -> None:
         assert "permission_asked" not in await stage.kinds(session)
 
 
-async def test_a_question_is_allowed(stage: Stage) -> None:
-    """The answer reaches the waiting call with the judged input and its digest; both are events and one audit line."""
+async def test_a_request_is_allowed(stage: Stage) -> None:
+    """The decision reaches the waiting call with the judged input and its digest; events and audit record it."""
     asks = stage.host.play = Asks(command("make"))
     async with stage.hutchd():
         session = await stage.open()
@@ -85,8 +85,8 @@ async def test_a_question_is_allowed(stage: Stage) -> None:
         assert [(entry.outcome, entry.actor) for entry in page.entries] == [("allowed", str(stage.me))]
 
 
-async def test_a_question_is_denied_with_a_message(stage: Stage) -> None:
-    """The message goes to the agent, and the turn goes on."""
+async def test_a_request_is_denied_with_a_message(stage: Stage) -> None:
+    """The agent gets the message, and the turn continues."""
     asks = stage.host.play = Asks(command("make"))
     async with stage.hutchd():
         turn = await stage.submit(await stage.open())
@@ -111,8 +111,8 @@ async def test_deny_and_interrupt_stops_the_turn(stage: Stage) -> None:
         assert "interrupt_turn" in [name for name, _ in stage.executor.calls]
 
 
-async def test_the_first_answer_wins_and_the_second_is_told(stage: Stage) -> None:
-    """A late answer gets already_settled with what stands."""
+async def test_the_first_decision_stands_and_the_second_is_refused(stage: Stage) -> None:
+    """A late decision gets already_settled with the request as it stands."""
     stage.host.play = Asks(command("make"))
     async with stage.hutchd():
         await stage.submit(await stage.open())
@@ -135,7 +135,7 @@ async def test_the_first_answer_wins_and_the_second_is_told(stage: Stage) -> Non
         assert len(page.entries) == 1
 
 
-async def test_parallel_questions_are_answered_in_any_order(stage: Stage) -> None:
+async def test_parallel_requests_are_decided_in_any_order(stage: Stage) -> None:
     """Each call gets its own decision."""
     asks = stage.host.play = Asks(*(command(f"make {number}", f"c-{number}") for number in range(4)))
     async with stage.hutchd():
@@ -199,7 +199,7 @@ async def test_an_edited_input_runs_in_place_of_the_asked_one(stage: Stage) -> N
 async def test_an_edited_input_is_judged_as_an_asked_one(
     stage: Stage, tool: str, given: dict[str, Any], harmless: dict[str, Any], bad: dict[str, Any] | None, rule: str
 ) -> None:
-    """What is denied when it is asked is denied when a person writes it, by the same rule; what is not may run."""
+    """A rule denies an input to the user who writes it as it does to the agent; other inputs may run."""
     calls = [to_call(tool, one, f"c-{n}", "/w") for n, one in enumerate((given, bad)) if one is not None]
     asks = stage.host.play = Asks(*calls, cwd="/w")
     async with stage.hutchd():
@@ -219,7 +219,7 @@ async def test_an_edited_input_is_judged_as_an_asked_one(
 
 
 async def test_a_question_with_choices_is_answered(stage: Stage) -> None:
-    """A question wants answers: it can be answered or denied, not allowed, whatever the rules say."""
+    """A question can be answered or denied, but not allowed, whatever the rules say."""
     call = m.ToolCall("c-1", "question", "AskUserQuestion", {"questions": []})
     asks = stage.host.play = Asks(call, kind="question", questions=(m.Question("Which?", choices=(m.Choice("a"),)),))
     async with stage.hutchd():
@@ -236,7 +236,7 @@ async def test_a_question_with_choices_is_answered(stage: Stage) -> None:
 
 
 async def test_always_adds_a_rule_for_the_project_and_session_for_the_session(stage: Stage) -> None:
-    """The next call of its kind is not asked about: in that directory, or in that session alone."""
+    """The next such call is allowed without a request: in that directory, or in that session alone."""
     asks = stage.host.play = Asks(command("git fetch origin"))
     async with stage.hutchd():
         here = await stage.open(name="here")
@@ -260,7 +260,7 @@ async def test_always_adds_a_rule_for_the_project_and_session_for_the_session(st
 
 
 async def test_a_rule_that_cannot_be_read_is_refused(stage: Stage) -> None:
-    """Nothing is decided by an answer whose rule is none."""
+    """A decision with an invalid rule decides nothing."""
     stage.host.play = Asks(command("make"))
     async with stage.hutchd():
         await stage.submit(await stage.open())
@@ -273,8 +273,8 @@ async def test_a_rule_that_cannot_be_read_is_refused(stage: Stage) -> None:
         assert (await stage.pending()).id == asked.id
 
 
-async def test_an_unanswered_question_expires(stage: Stage) -> None:
-    """When its time is over it is expired, the call is refused, the turn goes on, and a late answer is told so."""
+async def test_an_undecided_request_expires(stage: Stage) -> None:
+    """At its deadline the call is denied, the turn continues, and a late decision is refused."""
     clock = stage.clock = FakeClock()
     asks = stage.host.play = Asks(command("make"))
     async with stage.hutchd():
@@ -297,7 +297,7 @@ async def test_an_unanswered_question_expires(stage: Stage) -> None:
 
 
 async def test_with_nobody_there_deny_is_applied_at_once(stage: Stage) -> None:
-    """A session that says deny does not wait for a person who is not there."""
+    """A session that says deny does not wait for a user who is not there."""
     asks = stage.host.play = Asks(command("make"))
     async with stage.hutchd():
         session = await stage.open(when_nobody="deny")
@@ -310,7 +310,7 @@ async def test_with_nobody_there_deny_is_applied_at_once(stage: Stage) -> None:
 
 
 async def test_with_somebody_there_it_waits_until_they_go(stage: Stage) -> None:
-    """A follower that can answer is somebody; when the last one has gone, the policy for nobody is applied."""
+    """A follower that can decide counts as somebody; when the last one leaves, the policy for nobody applies."""
     asks = stage.host.play = Asks(command("make"))
     async with stage.hutchd():
         session = await stage.open(when_nobody="deny")
@@ -325,7 +325,7 @@ async def test_with_somebody_there_it_waits_until_they_go(stage: Stage) -> None:
 
 
 async def test_with_nobody_there_stop_stops_the_turn(stage: Stage) -> None:
-    """A session that says stop refuses the call and stops the turn."""
+    """A session that says stop denies the call and stops the turn."""
     stage.host.play = Asks(command("make"), go_on=True)
     async with stage.hutchd():
         ended = await stage.ended(await stage.submit(await stage.open(when_nobody="stop")))
@@ -334,7 +334,7 @@ async def test_with_nobody_there_stop_stops_the_turn(stage: Stage) -> None:
 
 
 async def test_somebody_notified_counts_as_there(stage: Stage) -> None:
-    """With a notify command that ran, the question waits; the command runs through the executor."""
+    """After a notify command that worked, the request waits; the executor runs the command."""
     stage.settings = settings(permissions=PermissionSettings(notify=("tell",), return_grace=0.001))
     stage.host.play = Asks(command("make"))
     async with stage.hutchd():
@@ -346,8 +346,8 @@ async def test_somebody_notified_counts_as_there(stage: Stage) -> None:
         assert "run_notify" in [name for name, _ in stage.executor.calls]
 
 
-async def test_questions_of_a_dead_executor_are_withdrawn(stage: Stage) -> None:
-    """Nobody can be allowed what nobody can run any more."""
+async def test_requests_of_a_dead_executor_are_withdrawn(stage: Stage) -> None:
+    """A call that cannot run any more cannot be allowed."""
     stage.host.play = Asks(command("make"))
     async with stage.hutchd():
         session = await stage.open()
@@ -364,7 +364,7 @@ async def test_questions_of_a_dead_executor_are_withdrawn(stage: Stage) -> None:
 
 
 async def test_after_an_interrupt_nothing_more_is_allowed(stage: Stage) -> None:
-    """Questions of a turn that is being stopped are withdrawn, and new ones refused."""
+    """Requests of a turn that is being stopped are withdrawn, and new ones are denied."""
     stage.host.play = Asks(command("make"))
     async with stage.hutchd():
         session = await stage.open(rules=m.Rules(allow=("Bash(ls:*)",)))
@@ -380,7 +380,7 @@ async def test_after_an_interrupt_nothing_more_is_allowed(stage: Stage) -> None:
 
 
 async def test_the_mode_can_change_in_mid_turn(stage: Stage) -> None:
-    """The next call is judged by the new mode; the change is an event, in the audit, and told to the executor."""
+    """The next call is judged by the new mode; the change is an event and reaches the executor."""
     stage.host.play = Asks(command("make"))
     async with stage.hutchd():
         session = await stage.open()
@@ -398,7 +398,7 @@ async def test_the_mode_can_change_in_mid_turn(stage: Stage) -> None:
 
 
 async def test_the_host_may_forbid_bypass(stage: Stage) -> None:
-    """Then it can neither be opened with nor changed to."""
+    """Then no session can be opened with it or changed to it."""
     (stage.folder / "policy.toml").write_text("[permissions]\nforbid_bypass = true\n")
     async with stage.hutchd():
         session = await stage.open()
@@ -415,7 +415,7 @@ async def test_the_host_may_forbid_bypass(stage: Stage) -> None:
 
 
 async def test_a_projects_file_only_tightens_until_it_is_trusted(stage: Stage) -> None:
-    """What an untrusted file allows is asked; once its digest is trusted it counts."""
+    """What an untrusted file allows is asked; once its digest is trusted, it is allowed."""
     text = '[permissions]\nallow = ["Bash(git fetch:*)"]\n'
     digest = hashlib.sha256(text.encode()).hexdigest()
     asks = stage.host.play = Asks(
@@ -437,7 +437,7 @@ async def test_a_projects_file_only_tightens_until_it_is_trusted(stage: Stage) -
 
 @pytest.mark.parametrize("cwd", ["/work", "/elsewhere"])
 async def test_trust_is_in_a_text_at_its_place(stage: Stage, cwd: str) -> None:
-    """Neither another text under a trusted digest nor a trusted file in another project's session is trusted."""
+    """Another text with a trusted digest is not trusted, nor is a trusted file in another project's session."""
     trusted, other = "[permissions]\n", '[permissions]\nallow = ["Bash(git fetch:*)"]\n'
     text = other if cwd == "/work" else trusted + other.removeprefix(trusted)
     claimed = trusted if cwd == "/work" else text
@@ -452,7 +452,7 @@ async def test_trust_is_in_a_text_at_its_place(stage: Stage, cwd: str) -> None:
 
 
 class _AskTwice:
-    """A play that makes one ask, and makes it again about other things."""
+    """A play that makes one ask, and makes it again about other calls."""
 
     def __init__(self, *others: dict[str, Any]) -> None:
         self.others = others
@@ -470,7 +470,7 @@ class _AskTwice:
 
 
 async def test_a_decision_is_about_what_was_asked(stage: Stage) -> None:
-    """An ask that is made again about another input, or as another kind, gets nothing of what was decided."""
+    """The same ask for another input or of another kind does not get the decision."""
     asks = stage.host.play = _AskTwice({"call": command("rm -r /work")}, {"kind": "plan"})
     async with stage.hutchd():
         turn = await stage.submit(await stage.open())
@@ -481,8 +481,8 @@ async def test_a_decision_is_about_what_was_asked(stage: Stage) -> None:
         assert asks.refused == ["conflict", "conflict"]
 
 
-async def test_an_agent_that_does_not_stop_gets_no_leave_meanwhile(stage: Stage) -> None:
-    """While its turn is being stopped a call that a rule allows is denied, and nobody is asked about another."""
+async def test_an_agent_that_does_not_stop_is_allowed_nothing(stage: Stage) -> None:
+    """While its turn is being stopped, a call that a rule allows is denied, and no request is made for another."""
     stage.host.play = never_end
     async with stage.hutchd():
         session = await stage.open(rules=m.Rules(allow=("Bash(ls:*)",)))
@@ -499,7 +499,7 @@ async def test_an_agent_that_does_not_stop_gets_no_leave_meanwhile(stage: Stage)
 
 
 class _SlowPaths:
-    """A play that asks for an edit whose paths take long to look up, and goes on asking when its turn is over."""
+    """A play that asks for an edit whose paths take long to resolve, and still asks when its turn is over."""
 
     def __init__(self) -> None:
         self.resolves = anyio.Event()
@@ -518,7 +518,7 @@ class _SlowPaths:
 
 @pytest.mark.parametrize("allow", [(), ("Edit(**)",)])
 async def test_nothing_is_allowed_or_asked_after_an_interrupt(stage: Stage, allow: tuple[str, ...]) -> None:
-    """A call that was still being judged when its turn was stopped is denied, whatever the rules allow."""
+    """A call that is being judged when its turn is stopped is denied, whatever the rules allow."""
     play = stage.host.play = _SlowPaths()
     stage.host.slow_paths = anyio.Event()
     async with stage.hutchd():
@@ -536,7 +536,7 @@ async def test_nothing_is_allowed_or_asked_after_an_interrupt(stage: Stage, allo
 
 
 async def test_a_mode_counts_for_a_call_that_is_being_judged(stage: Stage) -> None:
-    """What is set while the account looks up paths is in force when they are judged."""
+    """A mode that is set while the account resolves paths is in force when the call is judged."""
     play = stage.host.play = _SlowPaths()
     stage.host.slow_paths = anyio.Event()
     async with stage.hutchd():
@@ -551,8 +551,8 @@ async def test_a_mode_counts_for_a_call_that_is_being_judged(stage: Stage) -> No
         assert not play.decided
 
 
-async def test_what_goes_on_is_not_stopped(stage: Stage) -> None:
-    """An answer that allows and interrupts at once is refused, and nothing is decided."""
+async def test_only_a_denial_stops_the_turn(stage: Stage) -> None:
+    """A decision that allows and interrupts is refused, and nothing is decided."""
     stage.host.play = Asks(command("make"))
     async with stage.hutchd():
         await stage.submit(await stage.open())
@@ -567,7 +567,7 @@ async def test_what_goes_on_is_not_stopped(stage: Stage) -> None:
 
 @pytest.mark.parametrize(("depth", "shown"), [(57, True), (58, False)])
 async def test_what_cannot_be_shown_is_not_asked(stage: Stage, depth: int, shown: bool) -> None:
-    """A question that no client could take is refused: it would hide all others from whoever decides."""
+    """A request that no client could read is refused: it would hide all others from the user."""
     deep: dict[str, Any] = {}
     for _ in range(depth - 1):
         deep = {"in": deep}
@@ -586,7 +586,7 @@ async def test_what_cannot_be_shown_is_not_asked(stage: Stage, depth: int, shown
 
 
 class _AskDeep:
-    """A play that makes one ask and notes whether it was taken."""
+    """A play that makes one ask and notes whether it was accepted."""
 
     def __init__(self, call: m.ToolCall) -> None:
         self.call = call
