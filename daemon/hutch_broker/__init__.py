@@ -1,1 +1,1 @@
-"""The model-traffic proxy: leases come in, real keys go out, to the provider and nowhere else."""
+"""The proxy for model traffic: agents show leases, and the provider alone gets the real key."""

@@ -1,4 +1,4 @@
-"""`python -m hutch_broker`: started by hutchd, which writes one line to its standard input. No arguments, no files."""
+"""`python -m hutch_broker`: hutchd starts it and writes one line to its standard input. No arguments, no files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LONGEST = 1 << 20
 
 
 def main() -> int:
-    """Serve until told to end. Codes: 0 ended as told, 2 no usable boot line, 3 another broker is there."""
+    """Serve until a signal or hutchd ends it. Exit codes: 0 ended, 2 unusable boot line, 3 another broker runs."""
     os.umask(0o077)
     forbid_dumps()
     forbid_new_privileges()
@@ -33,7 +33,7 @@ def main() -> int:
     try:
         boot = msgspec.json.decode(line, type=BrokerBoot)
     except msgspec.DecodeError:
-        sys.stderr.write("hutch-broker is started by hutchd, which tells it what to do on standard input\n")
+        sys.stderr.write("hutchd starts hutch-broker, with a boot line on its standard input\n")
         return 2
     if boot.protocol != PROTOCOL:
         return 2
@@ -48,18 +48,18 @@ async def _serve(boot: BrokerBoot) -> int:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             async with serving(boot) as ended, anyio.create_task_group() as tasks:
 
-                async def heed() -> None:
+                async def end_on_sigterm() -> None:
                     async for number in signals:
                         if number == signal.SIGTERM:
                             ended.set()
 
-                async def spare_the_collector() -> None:
+                async def freeze_heap() -> None:
                     await load_table()
                     gc.collect()
-                    gc.freeze()  # what stays: looking at all of it takes tens of milliseconds, in which no stream moves
+                    gc.freeze()  # collecting these lasting objects would stop every stream for tens of milliseconds
 
-                tasks.start_soon(heed)
-                tasks.start_soon(spare_the_collector)
+                tasks.start_soon(end_on_sigterm)
+                tasks.start_soon(freeze_heap)
                 await ended.wait()
                 tasks.cancel_scope.cancel()
     except HutchError as error:

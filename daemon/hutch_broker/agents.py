@@ -1,4 +1,4 @@
-"""The agents' side: the server at `broker.sock`, with the deadlines that its library does not have."""
+"""The server at `broker.sock` for agents, with the deadlines that its library lacks."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from hutch_shared.unix import PATH_LIMIT, check_directory
 __all__ = ["BACKLOG", "AgentServer", "bind_agents", "unbind"]
 
 BACKLOG: Final = 1024
-"""Connections that wait to be accepted; with few of them whoever dials in a crowd blocks."""
+"""Connections that wait to be accepted; with a short queue, dialling blocks when many agents dial at once."""
 _LINGER: Final = 2.0
-"""Seconds that the rest of a refused body is read, so that the answer arrives."""
+"""Seconds in which the rest of a refused body is read, so that the agent gets the answer."""
 
 Answer = Callable[[web.BaseRequest, BrokerPeer], Awaitable[web.StreamResponse]]
 
 
 class _Connection(RequestHandler):
-    """A connection that must send its next head within a time, counted from its first byte, or from connecting."""
+    """A connection with a deadline for its next request head, from its first byte or from connecting."""
 
-    __slots__ = ("_deadline", "_patience", "peer")
+    __slots__ = ("_deadline", "_head_timeout", "peer")
 
-    def __init__(self, manager: Any, *, patience: float, **more: Any) -> None:
+    def __init__(self, manager: Any, *, head_timeout: float, **more: Any) -> None:
         super().__init__(manager, **more)
         self.peer = BrokerPeer(None, None)
-        self._patience = patience
+        self._head_timeout = head_timeout
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -55,7 +55,7 @@ class _Connection(RequestHandler):
             self._arm()
 
     def _arm(self) -> None:
-        self._deadline = self._loop.call_later(self._patience, self._late)
+        self._deadline = self._loop.call_later(self._head_timeout, self._late)
 
     def _disarm(self) -> None:
         if self._deadline is not None:
@@ -64,21 +64,21 @@ class _Connection(RequestHandler):
 
     def _late(self) -> None:
         self._deadline = None
-        if self._waiter is not None and not self._waiter.done():  # it waits for a head, and answers nothing
+        if self._waiter is not None and not self._waiter.done():  # it waits for a head and answers no request
             self.force_close()
 
 
 class AgentServer(web.Server):
-    """Makes connections; `answer` gets each request and who dialled."""
+    """Makes connections; `answer` gets each request and the peer that dialled."""
 
     def __init__(self, answer: Answer, *, header_timeout: float, idle_timeout: float) -> None:
-        """Take requests; a hang-up cancels the answer that is under way."""
+        """Serve requests; a hang-up cancels the running answer."""
 
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
             return await answer(request, cast("_Connection", request.protocol).peer)
 
         silent = logging.getLogger(f"{__name__}.http")
-        silent.disabled = True  # it would log headers with its exceptions
+        silent.disabled = True  # it would log headers in its exceptions
         super().__init__(
             handle,
             handler_cancellation=True,
@@ -90,14 +90,14 @@ class AgentServer(web.Server):
             max_line_size=16384,
             max_field_size=65536,
         )
-        self._patience = header_timeout
+        self._head_timeout = header_timeout
 
     def __call__(self) -> RequestHandler:
-        return _Connection(self, loop=self._loop, patience=self._patience, **self._kwargs)
+        return _Connection(self, loop=self._loop, head_timeout=self._head_timeout, **self._kwargs)
 
 
 def bind_agents(path: Path, *, everyone: bool) -> socket.socket:
-    """Return the socket that agents dial. The caller is the one broker of this path: it holds the link's lock."""
+    """Return the socket that agents dial. The caller holds the control link's lock: no other broker has it."""
     check_directory(path.parent)
     if len(os.fsencode(path)) > PATH_LIMIT:
         raise ValueError(f"the socket path {path} is longer than this system takes ({PATH_LIMIT} bytes)")
@@ -115,5 +115,5 @@ def bind_agents(path: Path, *, everyone: bool) -> socket.socket:
 
 
 def unbind(path: Path) -> None:
-    """Take the socket's name away."""
+    """Remove the socket's name."""
     path.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""The whole broker, put together: two sockets, what is between them, and when it ends.
+"""The whole broker: its two sockets, the parts between them, and its end.
 
-It ends when it is told to, or when for a while it had neither a lease nor a hutchd: then nobody can miss it.
+It ends on request, or after a while without a lease and without a hutchd.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ __all__ = ["serving"]
 
 @asynccontextmanager
 async def serving(boot: BrokerBoot) -> AsyncIterator[anyio.Event]:
-    """Serve while the block runs; the event is set when the broker is to end. WRONG_STATE when one is there already."""
+    """Serve while the block runs; the event is set when the broker should end. WRONG_STATE if another broker runs."""
     ended = anyio.Event()
     changed = Latch()
     leases = LeaseTable(monotonic)
     request_log = RequestLog(boot.records, now_ms)
-    control = Control(boot, leases, request_log, new_token()[:12], ended.set)
-    control.on_change(changed.notify)
+    control = Control(boot, leases, request_log, new_token()[:12], shut_down=ended.set, changed=changed.notify)
     prices = PriceTable(boot.prices)
     socket_path = Path(boot.socket)
     with listen(Path(boot.control)) as listener:
@@ -71,7 +70,7 @@ async def serving(boot: BrokerBoot) -> AsyncIterator[anyio.Event]:
 
 
 async def _accept(listening: socket.socket, server: AgentServer) -> None:
-    """Take connections until cancelled. Where no descriptors are left they wait; asyncio would fill the log instead."""
+    """Accept connections until cancelled. If no descriptors are left they wait; asyncio would flood the log."""
     loop = asyncio.get_running_loop()
     with listening:
         listening.setblocking(False)
@@ -80,7 +79,7 @@ async def _accept(listening: socket.socket, server: AgentServer) -> None:
 
 
 async def _keep_time(leases: LeaseTable, control: Control, changed: Latch, linger: float, ended: anyio.Event) -> None:
-    """End leases when their time is up, and the broker when nobody needs it any more."""
+    """End leases at their time, and the broker when it is alone for `linger` seconds."""
     while True:
         leases.end_expired()
         alone = not leases and not control.linked

@@ -1,7 +1,7 @@
-"""hutchd's side: the private link, where leases come in and records go out.
+"""The control link to hutchd: leases come in, records go out.
 
-Nothing but `hello` is answered before it has shown the token, to a process of our own uid or root. The link that said
-hello last is the one that counts: an earlier one is closed. Without a link everything goes on but what must be asked.
+Only processes of our own uid or root may connect, and only `hello` with the token is answered first. The newest link
+that said hello replaces the one before. Without a link the broker serves on, except for keys that it must ask for.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _LIMITS: Final = PeerLimits(frame=64 << 20)
 
 
 @dataclass(slots=True, eq=False)
-class _Visitor:
-    """The context of one connection."""
+class _LinkState:
+    """The state of one connection."""
 
     trusted: bool = False
     agreed: bool = False
-    """It said which leases hold: from then on it can tell what a record is of."""
+    """It sent its leases: from then on it can assign records."""
 
 
 class Control:
@@ -50,39 +50,37 @@ class Control:
         leases: LeaseTable,
         request_log: RequestLog,
         run: str,
+        *,
         shut_down: Callable[[], None],
+        changed: Callable[[], None],
     ) -> None:
-        """Serve these; `run` names this run. `shut_down` begins the end."""
+        """`run` names this run. `shut_down` ends the broker. `changed` is called when leases or the link changed."""
         self._boot = boot
         self._leases = leases
         self._request_log = request_log
         self._run = run
         self._shut_down = shut_down
-        self._peer: Peer[_Visitor] | None = None
+        self._peer: Peer[_LinkState] | None = None
         self._linked = anyio.Event()
-        self._changed: Callable[[], None] = lambda: None
+        self._changed = changed
         self.port: int | None = None
         self.agreed = anyio.Event()
-        """Set once a hutchd said which leases hold: before that nobody can tell what is no lease."""
+        """Set once a hutchd sent its leases: before that an unknown lease may still be valid."""
 
     @property
     def linked(self) -> bool:
-        """Whether hutchd is there."""
+        """Whether hutchd is linked."""
         return self._peer is not None
 
-    def on_change(self, changed: Callable[[], None]) -> None:
-        """Have `changed` called when leases or the link changed."""
-        self._changed = changed
-
     async def ask(self, need: link.NeedKey) -> link.Key:
-        """Ask hutchd for a key, waiting for hutchd too; its error, or `connection_lost`, is raised."""
+        """Ask hutchd for a key, waiting for a link first. Raises hutchd's error, or `connection_lost`."""
         while self._peer is None:
             await self._linked.wait()
         key: link.Key = await self._peer.call("need_key", need)
         return key
 
     async def serve(self, listener: Listener) -> None:
-        """Take links until cancelled."""
+        """Accept links until cancelled."""
         async with anyio.create_task_group() as tasks:
             while True:
                 sock = await accept(listener.socket)
@@ -96,17 +94,17 @@ class Control:
                 tasks.start_soon(self._talk, SocketStream(sock), tasks)
 
     async def _talk(self, stream: SocketStream, tasks: TaskGroup) -> None:
-        visitor = _Visitor()
-        peer: Peer[_Visitor] = Peer(
+        state = _LinkState()
+        peer: Peer[_LinkState] = Peer(
             stream,
             takes=link.TO_BROKER,
             sends=link.FROM_BROKER,
-            context=visitor,
+            context=state,
             handlers={
                 "hello": lambda one, params: self._hello(one, params, peer),
                 "keep_leases": lambda one, params: self._keep(one, params, peer, tasks),
                 "ack_records": self._acknowledged,
-                **{name: self._trusted(act) for name, act in self._acts().items()},
+                **{name: self._trusted(method) for name, method in self._methods().items()},
             },
             limits=_LIMITS,
             timeouts=_TIMEOUTS,
@@ -119,7 +117,7 @@ class Control:
                 self._linked = anyio.Event()
                 self._changed()
 
-    def _acts(self) -> dict[str, Callable[[Any], Any]]:
+    def _methods(self) -> dict[str, Callable[[Any], Any]]:
         return {
             "put_lease": self._leases.put,
             "refill": self._leases.refill,
@@ -134,38 +132,38 @@ class Control:
             "shutdown": lambda _: self._shut_down(),
         }
 
-    def _trusted(self, act: Callable[[Any], Any]) -> Callable[[_Visitor, Any], Any]:
-        def handler(visitor: _Visitor, params: Any) -> Any:
-            if not visitor.trusted:
+    def _trusted(self, method: Callable[[Any], Any]) -> Callable[[_LinkState, Any], Any]:
+        def handler(state: _LinkState, params: Any) -> Any:
+            if not state.trusted:
                 raise HutchError(Reason.HELLO_FIRST)
-            result = act(params)
+            result = method(params)
             self._changed()
             return Nothing() if result is None else result
 
         return handler
 
-    def _acknowledged(self, visitor: _Visitor, params: link.AckRecords) -> None:
-        if visitor.trusted:
+    def _acknowledged(self, state: _LinkState, params: link.AckRecords) -> None:
+        if state.trusted:
             self._request_log.acknowledge(params.n)
 
-    def _keep(self, visitor: _Visitor, params: link.LeaseIds, peer: Peer[_Visitor], tasks: TaskGroup) -> link.Ended:
-        if not visitor.trusted:
+    def _keep(self, state: _LinkState, params: link.LeaseIds, peer: Peer[_LinkState], tasks: TaskGroup) -> link.Ended:
+        if not state.trusted:
             raise HutchError(Reason.HELLO_FIRST)
         ended = self._leases.keep(params.leases)
         self._changed()
-        if not visitor.agreed:
-            visitor.agreed = True
+        if not state.agreed:
+            state.agreed = True
             self.agreed.set()
             tasks.start_soon(self._report, peer)
         return ended
 
-    def _hello(self, visitor: _Visitor, hello: link.BrokerHello, peer: Peer[_Visitor]) -> link.BrokerWelcome:
+    def _hello(self, state: _LinkState, hello: link.BrokerHello, peer: Peer[_LinkState]) -> link.BrokerWelcome:
         if not hmac.compare_digest(hello.token.encode(), self._boot.token.encode()):
             raise HutchError(Reason.TOKEN_UNKNOWN)
         if hello.protocol != link.PROTOCOL:
             raise HutchError(Reason.PROTOCOL_MISMATCH)
-        if not visitor.trusted:
-            visitor.trusted = True
+        if not state.trusted:
+            state.trusted = True
             if self._peer is not None:
                 self._peer.close("another hutchd took over")
             self._peer = peer
@@ -180,20 +178,20 @@ class Control:
             port=self.port,
         )
 
-    async def _report(self, peer: Peer[_Visitor]) -> None:
-        """Tell what there is to account for, in order, while this link counts."""
-        told = 0
+    async def _report(self, peer: Peer[_LinkState]) -> None:
+        """Report records in order while this is the current link."""
+        sent = 0
         try:
             while self._peer is peer:
                 pause = self._request_log.close_windows()
-                if batch := self._request_log.after(told):
+                if batch := self._request_log.after(sent):
                     await peer.notify("report_records", link.Records(run=self._run, records=batch))
-                    told = batch[-1].n
+                    sent = batch[-1].n
                     continue
                 with anyio.move_on_after(pause):
                     await self._request_log.wait()
         except HutchError:
-            return  # the link is gone; the next one is told all that was not acknowledged
+            return  # the link is lost; the next one gets every record that was not acknowledged
 
     def __repr__(self) -> str:
         return f"<Control {'linked' if self.linked else 'alone'}>"

@@ -1,4 +1,4 @@
-"""What differs from provider to provider, as a table: where it is, its models' paths, where a key stands. Pure."""
+"""The differences between providers as a table: base URL, paths of the model API, header of the key. Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Dialect:
     """One provider's API."""
 
     base_url: str | None
-    """None: only what the credential or the settings name."""
+    """None: the credential or the settings must name it."""
     paths: re.Pattern[str]
-    """Method and path of all that is answered, `POST /v1/…`; the query is no part of it."""
+    """Method and path of the served requests, `POST /v1/…`, without the query."""
     key_header: str
     usage: UsageStyle | None
     prices: str | None
@@ -76,12 +76,12 @@ _OAUTH_BETA: Final = "oauth-2025-04-20"
 
 
 def is_path_of(dialect: DialectName, method: str, path: str) -> bool:
-    """Tell whether this is a request that a model API answers. Dots and blanks in the path never pass."""
+    """Return whether this is a request of a model API. Paths with dot segments or blanks never pass."""
     return DIALECTS[dialect].paths.fullmatch(f"{method} {path}") is not None
 
 
 def upstream_url(dialect: DialectName, base_url: str | None, target: str) -> str | None:
-    """Return where a request goes; None when nothing says where. A `/v1` that both have stands once."""
+    """Return the URL of a request; None if no base URL is known. A `/v1` in both parts is used once."""
     base = base_url or DIALECTS[dialect].base_url
     if base is None:
         return None
@@ -92,7 +92,7 @@ def upstream_url(dialect: DialectName, base_url: str | None, target: str) -> str
 
 
 def credential_headers(dialect: DialectName, key: Key, beta: str | None) -> list[tuple[str, str]]:
-    """Return the headers that a key goes in with. `beta` is the agent's own `anthropic-beta`, which stays."""
+    """Return the headers that carry a key. `beta` is the agent's own `anthropic-beta`, which is kept."""
     header = DIALECTS[dialect].key_header
     if key.kind == "api_key" and header != "authorization":
         return [(header, key.secret)]

@@ -1,7 +1,7 @@
-"""What a request must look like, before anybody is asked for a key. Pure.
+"""Checks the form of a request, before a key is requested. Pure.
 
-A request that two readers could understand differently is refused, not repaired: what is refused here was not looked
-at by the provider. The parser before it has refused broken headers and `Content-Length` with `Transfer-Encoding`.
+A request that two parsers could read differently is refused, not repaired, and never reaches the provider. The HTTP
+parser has already refused broken headers and `Content-Length` together with `Transfer-Encoding`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LEFT_OUT: Final = _CREDENTIALS | {
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The status and a sentence that answer instead of the provider; `kind` is its API's word for it."""
+    """The answer in place of the provider's: a status, the API's word for the error, and a sentence."""
 
     status: int
     kind: str
@@ -51,32 +51,32 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """A request that may be looked at further."""
+    """The checked head of a request."""
 
     token: str
     path: str
     length: int | None
-    """Bytes of the body; None when they are not known beforehand, 0 when there is none."""
+    """Bytes of the body; 0 without a body, None if the length is not known beforehand."""
     expects: bool
-    """It waits for `100 Continue`."""
+    """The agent waits for `100 Continue`."""
 
 
 def judge(method: str, target: str, headers: Sequence[Header], limit: int) -> RequestHead | Refusal:
-    """Tell what a request wants, or why it is refused. `headers` as they came, names in any case."""
+    """Return the checked head, or why the request is refused. `headers` as they came, names in any case."""
     named: dict[str, list[str]] = {}
     for name, value in headers:
         named.setdefault(name.lower(), []).append(value)
     if method not in ("GET", "POST"):
-        return _bad(405, f"{method[:20]} is no method of a model API.")
+        return _bad(405, f"{method[:20]} is not a method of a model API.")
     if not _TARGET.fullmatch(target) or _DOTS.search(target):
         return _bad(400, "The request's target is not a plain path of a model API.")
     if len(named.get("host", ())) != 1:
-        return _bad(400, "A request has exactly one Host.")
+        return _bad(400, "A request needs exactly one Host.")
     if "upgrade" in named or "upgrade" in ",".join(named.get("connection", ())).lower():
-        return _bad(400, "There is nothing to upgrade to here.")
+        return _bad(400, "Connections cannot be upgraded here.")
     expects = [value.lower() for value in named.get("expect", ())]
     if expects not in ([], ["100-continue"]):
-        return _bad(417, "Only 100-continue can be expected.")
+        return _bad(417, "Expect can only be 100-continue.")
     coding = [value.lower() for value in named.get("transfer-encoding", ())]
     if coding not in ([], ["chunked"]) or (coding and "content-length" in named):
         return _bad(400, "The length of the body is not clear.")
@@ -89,19 +89,19 @@ def judge(method: str, target: str, headers: Sequence[Header], limit: int) -> Re
         return _bad(413, f"A request has at most {limit} bytes.")
     shown = [(name, value) for name in _CREDENTIALS & named.keys() for value in named[name]]
     if len(shown) > 1:
-        return _bad(400, "More than one credential is shown.")
+        return _bad(400, "The request has more than one credential.")
     if not shown:
-        return Refusal(401, "authentication_error", "No lease is shown.")
+        return Refusal(401, "authentication_error", "The request has no lease.")
     name, value = shown[0]
     if name == "authorization":
         scheme, _, value = value.partition(" ")
         if scheme.lower() != "bearer":
-            return Refusal(401, "authentication_error", "A lease is shown as Bearer or as the provider's key.")
+            return Refusal(401, "authentication_error", "Send the lease as Bearer token or as the provider's key.")
     return RequestHead(value.strip(), target.partition("?")[0], length, bool(expects))
 
 
 def forwarded(headers: Iterable[Header]) -> list[Header]:
-    """Return the headers that go on: none of the connection, none with a credential, none that asks to compress."""
+    """Return the headers to forward: not those of the connection, of credentials, or of compression."""
     kept = [(name, value) for name, value in headers if name.lower() not in _LEFT_OUT]
     named = {
         word.strip().lower() for name, value in headers if name.lower() == "connection" for word in value.split(",")

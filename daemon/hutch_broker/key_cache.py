@@ -1,7 +1,7 @@
-"""Secrets, just in time: asked of hutchd when a lease is first used, held in memory while the lease lives.
+"""Secrets of leases: requested from hutchd at first use, kept in memory while the lease lives.
 
-One question is under way for a lease, however many requests wait for it; a request that goes away takes nothing from
-the others. The owner may have to unlock something first, so a request waits for up to a minute, its body unread.
+All requests of a lease wait for one call to hutchd; a request that is cancelled does not cancel the call. The owner may
+have to act first, so a request waits up to a minute, with its body unread.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from hutch_shared.errors import HutchError, Reason
 __all__ = ["KeyCache"]
 
 _EARLY = 60.0
-"""Seconds before its end a token is exchanged for a fresh one."""
+"""A token is requested again this many seconds before it expires."""
 
 
 @dataclass(slots=True)
-class _Flight:
-    landed: anyio.Event = field(default_factory=anyio.Event)
+class _KeyCall:
+    done: anyio.Event = field(default_factory=anyio.Event)
     outcome: Key | HutchError = field(default_factory=lambda: HutchError(Reason.TIMED_OUT))
 
 
 class KeyCache:
-    """Asks `ask`, for at most `timeout` seconds; flights run in `tasks`."""
+    """The keys of live leases, and the calls for missing ones."""
 
     def __init__(
         self,
@@ -38,27 +38,27 @@ class KeyCache:
         tasks: TaskGroup,
         clock: Callable[[], float],
     ) -> None:
-        """Begin without any."""
+        """Request keys with `ask`, for at most `timeout` seconds; the calls run in `tasks`."""
         self._ask = ask
         self._timeout = timeout
         self._tasks = tasks
         self._clock = clock
-        self._flights: dict[str, _Flight] = {}
+        self._calls: dict[str, _KeyCall] = {}
 
     async def of(self, held: HeldLease) -> Key:
-        """Return the lease's key, waiting for it; HutchError when it is not to be had."""
+        """Return the lease's key, waiting for it; HutchError if it is not available."""
         if held.key is not None and (held.key_until is None or self._clock() < held.key_until):
             return held.key
-        flight = self._flights.get(held.lease.id)
-        if flight is None:
-            flight = self._flights[held.lease.id] = _Flight()
-            self._tasks.start_soon(self._fly, held, flight)
-        await flight.landed.wait()
-        if isinstance(flight.outcome, HutchError):
-            raise flight.outcome
-        return flight.outcome
+        call = self._calls.get(held.lease.id)
+        if call is None:
+            call = self._calls[held.lease.id] = _KeyCall()
+            self._tasks.start_soon(self._request, held, call)
+        await call.done.wait()
+        if isinstance(call.outcome, HutchError):
+            raise call.outcome
+        return call.outcome
 
-    async def _fly(self, held: HeldLease, flight: _Flight) -> None:
+    async def _request(self, held: HeldLease, call: _KeyCall) -> None:
         try:
             with anyio.move_on_after(self._timeout):
                 key = await self._ask(NeedKey(lease=held.lease.id, rejected=held.rejected))
@@ -66,9 +66,9 @@ class KeyCache:
                 held.key_until = None
                 if key.expires_in is not None:
                     held.key_until = self._clock() + max(key.expires_in - _EARLY, key.expires_in / 2)
-                flight.outcome = key
+                call.outcome = key
         except HutchError as error:
-            flight.outcome = error
+            call.outcome = error
         finally:
-            del self._flights[held.lease.id]
-            flight.landed.set()
+            del self._calls[held.lease.id]
+            call.done.set()

@@ -1,8 +1,8 @@
-"""The leases that live, what is left of each, and who is using them now. No I/O: it is told the time.
+"""The live leases, their allowances, and their open streams. No I/O; the clock is a parameter.
 
-A lease ends once and for all: by its expiry, by a revoke, or because hutchd no longer lists it. Ending cuts its open
-streams at once. Allowances are prepaid: a request is reserved before it goes out and settled when it is over; what a
-lease owes in dollars is not known before that, so each request in flight reserves what the last ones cost.
+A lease ends for good when it expires, is revoked, or is missing from hutchd's list. Its open streams are cut at once.
+Allowances are prepaid: a request reserves before it goes out and settles when it is over. Its dollars are known only
+then, so each open request reserves what the last one cost.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _PREFIX: Final = "hutch-"
 _ID: Final = 18
 """Length of a lease's id."""
 _RESERVE: Final = 0.05
-"""Dollars that a request reserves while nothing is known of the lease's requests."""
+"""Dollars that a lease's first request reserves."""
 
 
 def lease_id_in(token: str) -> str:
-    """Return the id that a token (`hutch-<id>-<secret>`) names; it proves nothing."""
+    """Return the lease id in a token (`hutch-<id>-<secret>`), without checking the token."""
     return token[len(_PREFIX) : len(_PREFIX) + _ID] if token.startswith(_PREFIX) else ""
 
 
 @dataclass(slots=True, eq=False)
 class HeldLease:
-    """A lease with its state. `cut` holds what ends each open stream of it."""
+    """A lease with its state. `cut` has one function per open stream, which cuts the stream."""
 
     lease: Lease
     ends_at: float
@@ -47,7 +47,7 @@ class HeldLease:
     cut: set[Callable[[], None]] = field(default_factory=set)
 
     def reserve(self, cut: Callable[[], None]) -> float | Refusal:
-        """Begin a request; return the dollars to settle it with, or why it may not begin."""
+        """Start a request; return the reserved dollars, to pass to `settle`, or why it may not start."""
         if self.requests < 1:
             return Refusal(429, "rate_limit_error", "The lease's allowance of requests is used up for the moment.")
         if self.usd is not None and self.usd - self.reserved <= 0:
@@ -59,7 +59,7 @@ class HeldLease:
         return reserve
 
     def settle(self, cut: Callable[[], None], reserve: float, usd: float | None) -> None:
-        """End a request. Where there is a budget, a price that is not known takes all that is left of it."""
+        """End a request that cost `usd`. With a budget, an unknown price uses up the rest of it."""
         self.cut.discard(cut)
         self.reserved = max(0.0, self.reserved - reserve)
         if self.usd is not None:
@@ -68,7 +68,7 @@ class HeldLease:
                 self.usual = usd
 
     def forget_key(self, *, rejected: bool = False) -> None:
-        """Ask for the key anew before it is used again."""
+        """Drop the key, so that the next request asks for it."""
         self.key = None
         self.rejected = rejected
 
@@ -77,15 +77,15 @@ class HeldLease:
 
 
 class LeaseTable:
-    """All of them, by id."""
+    """Live leases by id."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Go by `clock`, monotonic seconds."""
+        """`clock` returns monotonic seconds."""
         self._clock = clock
         self._held: dict[str, HeldLease] = {}
 
     def put(self, state: LeaseState) -> None:
-        """Take a lease in, or set what is left of one."""
+        """Add a lease, or set the allowance and end of an existing one."""
         ends_at = self._clock() + state.expires_in
         held = self._held.get(state.lease.id)
         if held is None:
@@ -94,7 +94,7 @@ class LeaseTable:
             held.ends_at, held.requests, held.usd = ends_at, state.requests, state.usd
 
     def refill(self, refill: Refill) -> None:
-        """Add to an allowance and move the end; a lease that is not there is left alone."""
+        """Add to an allowance and move the end. An unknown lease is ignored."""
         if (held := self.get(refill.lease)) is not None:
             held.requests += refill.requests
             if refill.usd is not None:
@@ -103,7 +103,7 @@ class LeaseTable:
                 held.ends_at = self._clock() + refill.expires_in
 
     def end(self, leases: Iterable[str]) -> Ended:
-        """End these, and cut their open streams."""
+        """End these leases, and cut their open streams."""
         count = streams = 0
         for lease in leases:
             if (held := self._held.pop(lease, None)) is not None:
@@ -115,38 +115,38 @@ class LeaseTable:
         return Ended(leases=count, streams=streams)
 
     def keep(self, leases: Iterable[str]) -> Ended:
-        """End all but these."""
+        """End all leases except these."""
         return self.end(self._held.keys() - set(leases))
 
     def end_expired(self) -> Ended:
-        """End those whose time is up."""
+        """End the leases that have expired."""
         now = self._clock()
         return self.end([lease for lease, held in self._held.items() if held.ends_at <= now])
 
     def next_end(self) -> float | None:
-        """Return in how many seconds the next one's time is up."""
+        """Return the seconds until the next lease expires; None without leases."""
         return min((held.ends_at - self._clock() for held in self._held.values()), default=None)
 
     def get(self, lease: str) -> HeldLease | None:
-        """Return a lease that lives."""
+        """Return a live lease; None if it ended or expired."""
         held = self._held.get(lease)
         return held if held is not None and held.ends_at > self._clock() else None
 
     def of_token(self, token: str) -> HeldLease | None:
-        """Return the lease that a token proves."""
+        """Return the lease that a token proves; None if it proves none."""
         held = self.get(lease_id_in(token))
         digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
         proven = hmac.compare_digest(digest, held.lease.token_hash if held else "0" * len(digest))
         return held if proven else None
 
     def drop_keys(self, credential: str) -> None:
-        """Forget a credential's secret in every lease that stands for it."""
+        """Drop a credential's secret in each of its leases."""
         for held in self._held.values():
             if held.lease.credential == credential:
                 held.forget_key()
 
     def states(self) -> tuple[LeaseState, ...]:
-        """Return all that live, with what is left of them."""
+        """Return the live leases with their allowances."""
         now = self._clock()
         return tuple(
             LeaseState(

@@ -1,7 +1,7 @@
-"""The key does not come back: where a provider's answer repeats it, stars stand in its place. Pure.
+"""Replaces the key by stars where a provider's answer repeats it. Pure.
 
-A gateway that answers with the headers it got would tell the agent the key. The length stays, so that nothing else of
-the answer changes.
+A gateway that echoes request headers would reveal the key to the agent. The length stays the same, so that nothing
+else in the answer changes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ __all__ = ["Mask"]
 
 
 class Mask:
-    """Hides one secret in a stream of bytes; what may be its beginning is held back until more has come."""
+    """Hides one secret in a byte stream. Bytes that may be its start are held back until more arrive."""
 
     __slots__ = ("_first", "_held", "_secret", "_stars")
 
@@ -22,11 +22,11 @@ class Mask:
         self._held = b""
 
     def text(self, text: str) -> str:
-        """Return a header's value without it."""
+        """Return a header's value without the secret."""
         return text.replace(self._secret.decode(), self._stars.decode())
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return what may go out now."""
+        """Return the bytes that may go out now."""
         if self._held:
             chunk = self._held + chunk
             self._held = b""
@@ -41,6 +41,6 @@ class Mask:
         return chunk
 
     def rest(self) -> bytes:
-        """Return what was held back, at the end."""
+        """At the end of the stream: return the bytes that were held back."""
         held, self._held = self._held, b""
         return held

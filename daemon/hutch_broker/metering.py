@@ -1,8 +1,8 @@
-"""Token counts, read off a response as it passes. Pure: bytes go in as they come, in any pieces, and nothing changes.
+"""Counts tokens in a response while it streams. Pure: bytes come in pieces of any size, and are not changed.
 
-Only lines that hold the provider's word for usage are decoded: a stream has thousands of lines, and few of those. In
-the text of an answer the word stands with escaped quotes, so a line of text is not taken for one. What is counted is
-what the provider counts: the last word on each number stands.
+Only lines that contain the provider's word for usage are decoded: few of a stream's thousands of lines do. In the text
+of an answer the word has escaped quotes, so a line of text does not match. The provider's counts are used: the last
+value of each number is the final one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WORD: Final[dict[UsageStyle, bytes]] = {
 
 @dataclass(frozen=True, slots=True)
 class TokenCount:
-    """What a request used. `known`: the provider said so. Cached tokens are not in `input`."""
+    """The tokens that a request used. `known`: the provider reported them. Cached tokens are not in `input`."""
 
     known: bool = False
     model: str = ""
@@ -40,17 +40,17 @@ class TokenCount:
 
 
 class StreamMeter(Protocol):
-    """Listens to the bytes of one response."""
+    """Counts one response."""
 
     def feed(self, chunk: bytes) -> None:
-        """Take the next bytes."""
+        """Count the next bytes."""
 
     def result(self) -> TokenCount:
-        """Return what was counted; after the last bytes, or where the response broke off."""
+        """Return the count, after the last bytes or where the response broke off."""
 
 
 def meter_for(style: UsageStyle | None, content_type: str, content_encoding: str) -> StreamMeter:
-    """Return what counts a response of this kind; of one that cannot be read nothing is known."""
+    """Return the meter for a response of this type; one that cannot be decoded gives an unknown count."""
     kind = content_type.partition(";")[0].strip().lower()
     if style is None or kind not in ("text/event-stream", "application/json"):
         return _Nothing()
@@ -73,7 +73,7 @@ class _Nothing:
 
 
 class _Lines:
-    """Server-sent events: a line holds one JSON value."""
+    """Server-sent events: each line has one JSON value."""
 
     def __init__(self, style: UsageStyle) -> None:
         self._style = style
@@ -88,7 +88,7 @@ class _Lines:
             self._grow(chunk)
             return
         block = self._begun + chunk[:end]
-        if self._skipping:  # the line that was too long ends here
+        if self._skipping:  # the overlong line ends here
             block = block.partition(b"\n")[2]
             self._skipping = False
         self._begun = b""
@@ -133,7 +133,7 @@ class _Whole:
 
 
 class _Inflated:
-    """Opens what is compressed, for the meter alone. A piece that would grow beyond all measure ends the counting."""
+    """Decompresses for the meter only. A piece that grows beyond the limit ends the counting."""
 
     def __init__(self, meter: StreamMeter) -> None:
         self._meter = meter
@@ -167,7 +167,7 @@ def _counted(style: UsageStyle, before: TokenCount, text: bytes) -> TokenCount:
 
 
 def _anthropic(before: TokenCount, value: Mapping[str, Any]) -> TokenCount:
-    """`message_start` has the message, `message_delta` the usage so far; a whole message has both."""
+    """`message_start` contains the message, `message_delta` the usage so far; a whole message contains both."""
     message = value.get("message") if isinstance(value.get("message"), dict) else value
     assert message is not None
     usage = message.get("usage")
@@ -185,7 +185,7 @@ def _anthropic(before: TokenCount, value: Mapping[str, Any]) -> TokenCount:
 
 
 def _openai(before: TokenCount, value: Mapping[str, Any]) -> TokenCount:
-    """Chat completions say `prompt_tokens`, responses `input_tokens`; both count cached ones in."""
+    """Chat completions have `prompt_tokens`, responses `input_tokens`; both include cached tokens."""
     inner = value.get("response") if isinstance(value.get("response"), dict) else value
     assert inner is not None
     usage = inner.get("usage")
@@ -210,13 +210,13 @@ def _gemini(before: TokenCount, value: Mapping[str, Any]) -> TokenCount:
         return before
     whole = _number(usage, "promptTokenCount", before.input + before.cache_read)
     cached = min(whole, _number(usage, "cachedContentTokenCount", before.cache_read))
-    said = _number(usage, "candidatesTokenCount", 0) + _number(usage, "thoughtsTokenCount", 0)
+    output = _number(usage, "candidatesTokenCount", 0) + _number(usage, "thoughtsTokenCount", 0)
     return replace(
         before,
         known=True,
         model=_text(value, "modelVersion") or before.model,
         input=whole - cached + _number(usage, "toolUsePromptTokenCount", 0),
-        output=said or before.output,
+        output=output or before.output,
         cache_read=cached,
     )
 

@@ -1,6 +1,6 @@
-"""What tokens cost: the settings' own prices first, then a maintained table that comes with a package, offline.
+"""Prices of tokens: from the settings, or else from the maintained table of a package, offline.
 
-The table takes a quarter of a second to load, so that a thread does it; a look-up takes a tenth of a millisecond.
+The table loads in a quarter of a second, on a thread; a look-up takes a tenth of a millisecond.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class PriceTable:
     """Prices by provider and model."""
 
     def __init__(self, own: Mapping[str, Price]) -> None:
-        """Let `own`, by model, come first."""
+        """`own` prices, by model, take precedence over the table."""
         self._own = own
         self._known: dict[tuple[str, str], bool] = {}
         self.loaded = anyio.Event()
-        """Set once the table is in memory: before that a look-up would hold everybody up."""
+        """Set once the table is in memory: an earlier look-up would block every stream."""
 
     async def load(self) -> None:
-        """Have the table in memory."""
+        """Load the table."""
         await load_table()
         self.loaded.set()
 
     def usd(self, provider: str | None, tokens: TokenCount) -> float | None:
-        """Return what the tokens cost; None when that is not known."""
+        """Return the price of the tokens in US dollars; None if it is unknown."""
         if not tokens.known:
             return None
         own = self._own.get(tokens.model)
@@ -56,7 +56,7 @@ class PriceTable:
         return _from_table(provider, tokens)
 
     def knows(self, provider: str | None, body: bytes) -> bool:
-        """Tell whether the model that a request's first bytes name has a price; True where they name none."""
+        """Return whether the model named in a request's first bytes has a price; True if they name no model."""
         named = _MODEL.search(body)
         if named is None:
             return True
@@ -70,7 +70,7 @@ class PriceTable:
 
 
 async def load_table() -> None:
-    """Have the maintained table in memory, once for all."""
+    """Load the maintained table into memory."""
     await to_thread.run_sync(_table)
 
 

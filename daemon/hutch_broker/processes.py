@@ -1,8 +1,8 @@
-"""Whether the process at the other end is one that the lease was made for.
+"""Checks that the process at the other end of a connection may use a lease.
 
-The kernel tells who dialled. A process belongs to an executor when it is in the group that was made for it, or when
-its line of parents leads to the executor: executors adopt what their descendants leave behind. What cannot be looked
-up does not belong.
+The kernel names the process that dialled. It belongs to an executor if it is in the executor's cgroup, or if the
+executor is among its ancestors: executors adopt orphans of their descendants. A process that cannot be looked up does
+not belong.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ __all__ = ["BrokerPeer", "admit", "belongs", "peer_of"]
 
 @dataclass(slots=True)
 class BrokerPeer:
-    """Who dialled. `pid` None: over TCP, where the kernel tells the uid alone; both None: nobody knows."""
+    """The process that dialled. `pid` None: over TCP, where the kernel names only the uid; both None: unknown."""
 
     uid: int | None
     pid: int | None
     tcp: bool = False
     admitted: str = ""
-    """The lease that it was found to belong to. A connection stays its process's, so that is looked up once."""
+    """The lease that it belongs to. A connection keeps its process, so this is looked up once."""
 
 
 def peer_of(sock: socket.socket) -> BrokerPeer:
-    """Return who dialled; a look-up that fails gives nobody, who is refused."""
+    """Return the process that dialled; a failed look-up gives an unknown peer, which is refused."""
     if sock.family != socket.AF_UNIX:
         return BrokerPeer(_uid_over_tcp(sock), None, tcp=True)
     try:
@@ -42,14 +42,17 @@ def peer_of(sock: socket.socket) -> BrokerPeer:
 
 
 def admit(peer: BrokerPeer, lease: Lease) -> bool:
-    """Tell whether the peer belongs to the lease, and remember that it does."""
+    """Return whether the peer belongs to the lease, and remember it."""
     if peer.admitted != lease.id and belongs(peer, lease):
         peer.admitted = lease.id
     return peer.admitted == lease.id
 
 
 def belongs(peer: BrokerPeer, lease: Lease, groups: Callable[[int], frozenset[str]] | None = None) -> bool:
-    """Tell whether the peer is of the lease's account and family. `groups` gives the parts of a process's cgroups."""
+    """Return whether the peer has the lease's uid and is a process of its holder.
+
+    `groups` returns the path components of a process's cgroups.
+    """
     if peer.uid != lease.uid:
         return False
     if peer.tcp:
@@ -70,7 +73,7 @@ def _cgroup_parts(pid: int) -> set[str]:
 
 
 def _uid_over_tcp(sock: socket.socket) -> int | None:
-    """Return the uid of the socket at the other end of a connection within this machine."""
+    """Return the uid of the socket at the other end of a loopback connection."""
     try:
         there, here = sock.getpeername()[1], sock.getsockname()[1]
         lines = Path("/proc/net/tcp").read_text().splitlines()[1:]

@@ -1,12 +1,13 @@
-"""One request: judged, matched with its lease and its process, forwarded with the key, streamed back, accounted for.
+"""Serves one request: checks it, its lease and its process, forwards it with the key, streams back, records it.
 
 What is always true:
 
-- A key goes to the URL that came with it and nowhere else: no redirect is followed, no cookie kept.
-- Nothing of a request but its path, query, body and harmless headers reaches the provider.
-- Bytes of the answer pass as they come. Where the provider breaks off, the agent's stream breaks; it never ends well.
-- Whoever goes away, agent or lease, takes the provider's side along at once.
-- No exception of a client or server library is logged or shown: their texts may hold headers.
+- A key goes only to the URL that came with it: no redirect is followed, no cookie is kept.
+- Only path, query, body and harmless headers of a request reach the provider.
+- Bytes of the answer pass as they arrive. If the provider breaks off, the agent's stream breaks too: it never looks
+  complete.
+- When the agent hangs up or the lease ends, the request to the provider is aborted at once.
+- No exception of a client or server library is logged or shown: its text may contain headers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from time import monotonic
 from traceback import extract_tb
 from typing import Final
-from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]  # typeshed has it not
+from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]  # not in typeshed
 
 import aiohttp
 import anyio
@@ -46,13 +47,13 @@ __all__ = ["Proxy", "upstream_session"]
 _log: Final = logging.getLogger(__name__)
 _LOOKED_AT: Final = 65536
 _STARTING: Final = 30.0
-"""Seconds that a request waits for the leases, in a broker that has just been started."""
+"""Seconds in which a request waits for the leases of a broker that just started."""
 _UPSTREAM_IDLE: Final = 4.0
-"""Seconds that an idle connection is used again; a provider closes it later, and a POST must not meet that."""
+"""Idle connections are reused for this many seconds. Providers close them later; a POST must not race with that."""
 
 
 def upstream_session(boot: BrokerBoot) -> aiohttp.ClientSession:
-    """Return the client to providers. It verifies TLS, keeps no cookie, knows no environment."""
+    """Return the HTTP client for providers. It verifies TLS, keeps no cookies and ignores the environment."""
     trusted = ssl.create_default_context()
     if boot.ca_file is not None:
         trusted.load_verify_locations(boot.ca_file)
@@ -75,7 +76,7 @@ def upstream_session(boot: BrokerBoot) -> aiohttp.ClientSession:
 
 @dataclass(slots=True)
 class _Body:
-    """The request's body on its way, counted: larger than allowed it ends with an error, and so does the request."""
+    """The request's body while it is sent. Above the allowed size it fails, and the request with it."""
 
     request: web.BaseRequest
     first: bytes
@@ -83,7 +84,7 @@ class _Body:
     fault: Refusal | None = None
 
     def whole(self, length: int | None) -> bytes | None:
-        """Return all of it where it came along with the head, as most do: nothing needs to stream it then."""
+        """Return the whole body if it arrived with the head, as most do; None if it must be streamed."""
         return self.first if len(self.first) == length else None
 
     async def pieces(self) -> AsyncIterator[bytes]:
@@ -92,7 +93,7 @@ class _Body:
             while piece:
                 self.left -= len(piece)
                 if self.left < 0:
-                    self.fault = Refusal(413, "request_too_large", "The request is larger than this broker takes.")
+                    self.fault = Refusal(413, "request_too_large", "The request is larger than the broker accepts.")
                     raise ValueError(self.fault.why)
                 yield piece
                 piece = await self.request.content.readany()
@@ -102,14 +103,14 @@ class _Body:
 
 
 class _Streamed(web.StreamResponse):
-    """Its head waits for the first write: what came in one piece goes out in one."""
+    """Sends its head with the first write, so that one piece from the provider is one piece for the agent."""
 
     _send_headers_immediately = False
 
 
 @dataclass(slots=True)
 class _Exchange:
-    """What is known of a request by now, for its record."""
+    """The state of a request, for its record."""
 
     request: web.BaseRequest
     peer: BrokerPeer
@@ -122,13 +123,13 @@ class _Exchange:
     meter: StreamMeter | None = None
 
     def cut(self) -> None:
-        """End the agent's connection; its handler is cancelled by that, and takes the provider's side along."""
+        """Abort the agent's connection. This cancels its handler, which aborts the request to the provider."""
         if (transport := self.request.transport) is not None:
             transport.abort()
 
 
 class Proxy:
-    """Answers what comes at the agents' socket."""
+    """Answers the requests of agents."""
 
     def __init__(
         self,
@@ -140,10 +141,7 @@ class Proxy:
         session: aiohttp.ClientSession,
         agreed: anyio.Event,
     ) -> None:
-        """Put the parts together.
-
-        `agreed`: the leases that hold are here. After a start they are not yet, and agents of before dial already.
-        """
+        """`agreed` is set once the leases are known: after a restart, agents may dial before hutchd sent them."""
         self._boot = boot
         self._leases = leases
         self._keys = keys
@@ -153,81 +151,86 @@ class Proxy:
         self._agreed = agreed
 
     async def handle(self, request: web.BaseRequest, peer: BrokerPeer) -> web.StreamResponse:
-        """Answer one request. Nothing but a cancellation is raised."""
+        """Answer one request. Raises nothing, except when it is cancelled."""
         exchange = _Exchange(request, peer, request.raw_path.partition("?")[0][:200], monotonic(), now_ms())
         try:
             return await self._handle(exchange)
-        except Exception as error:  # noqa: BLE001  # a bug of ours; its text may hold a header: its place is logged
+        except Exception as error:  # noqa: BLE001  # a bug; its text may contain a header, so only its place is logged
             where = ", ".join(f"{Path(at.filename).name}:{at.lineno}" for at in extract_tb(error.__traceback__))
             _log.error("%s at %s", type(error).__name__, where)
             exchange.cut()
-            return _answer(Refusal(500, "api_error", "Something went wrong inside."))
+            return _answer(Refusal(500, "api_error", "The broker failed; its log has the place."))
 
     async def _handle(self, exchange: _Exchange) -> web.StreamResponse:
         request = exchange.request
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.raw_headers]
-        wanted = judge(request.method, request.raw_path, headers, self._boot.body)
-        if isinstance(wanted, Refusal):
-            return self._refused(exchange, wanted)
+        head = judge(request.method, request.raw_path, headers, self._boot.body)
+        if isinstance(head, Refusal):
+            return self._refused(exchange, head)
         if not self._agreed.is_set():
             with anyio.move_on_after(_STARTING):
                 await self._agreed.wait()
-        held = self._admit(exchange, wanted)
+        held = self._admit(exchange, head)
         if isinstance(held, Refusal):
-            return self._refused(exchange, held, lease_id_in(wanted.token))
+            return self._refused(exchange, held, lease_id_in(head.token))
         reserve = held.reserve(exchange.cut)
         if isinstance(reserve, Refusal):
             return self._refused(exchange, reserve, held.lease.id)
         exchange.held, exchange.reserve = held, reserve
         try:
-            return await self._serve(exchange, held, wanted, headers)
+            return await self._serve(exchange, held, head, headers)
         finally:
             self._settle(exchange, held)
 
-    def _admit(self, exchange: _Exchange, wanted: RequestHead) -> HeldLease | Refusal:
-        """Find the lease, and tell whether this process may use it for this."""
-        held = self._leases.of_token(wanted.token)
+    def _admit(self, exchange: _Exchange, head: RequestHead) -> HeldLease | Refusal:
+        """Return the lease, or why this process may not use it for this request."""
+        held = self._leases.of_token(head.token)
         if held is None and not self._agreed.is_set():
-            return Refusal(503, "api_error", "The broker has just been started; try again.")
+            return Refusal(503, "api_error", "The broker has just started; try again.")
         if held is None:
-            return Refusal(401, "authentication_error", "The lease is not known here, or has ended.")
+            return Refusal(401, "authentication_error", "The lease is unknown, or has ended.")
         if not admit(exchange.peer, held.lease):
-            return Refusal(403, "permission_error", "The lease is another session's: this process is not of it.")
-        if not is_path_of(held.lease.dialect, exchange.request.method, wanted.path):
-            return Refusal(404, "not_found_error", f"No model of {held.lease.provider} answers there.")
+            return Refusal(
+                403,
+                "permission_error",
+                "The lease belongs to another session than this process.",
+            )
+        if not is_path_of(held.lease.dialect, exchange.request.method, head.path):
+            return Refusal(404, "not_found_error", f"{held.lease.provider} has no model API at this path.")
         if self._request_log.full:
-            return Refusal(503, "api_error", "Usage cannot be accounted for at the moment; try again.")
+            return Refusal(503, "api_error", "Usage cannot be recorded at the moment; try again.")
         return held
 
     async def _serve(
-        self, exchange: _Exchange, held: HeldLease, wanted: RequestHead, headers: list[tuple[str, str]]
+        self, exchange: _Exchange, held: HeldLease, head: RequestHead, headers: list[tuple[str, str]]
     ) -> web.StreamResponse:
         try:
             key = await self._keys.of(held)
             if not self._prices.loaded.is_set():
                 await self._prices.loaded.wait()
         except HutchError as error:
-            return self._refused(exchange, Refusal(503, "api_error", f"The key is not to be had now: {error}"))
+            return self._refused(exchange, Refusal(503, "api_error", f"The key is not available: {error}"))
         lease = held.lease
         if self._leases.get(lease.id) is not held:
             return self._refused(exchange, Refusal(401, "authentication_error", "The lease has ended."))
         url = upstream_url(lease.dialect, key.base_url, exchange.request.raw_path)
         if url is None:
             return self._refused(exchange, Refusal(400, "invalid_request_error", "The key needs a base URL."))
-        if wanted.expects and (transport := exchange.request.transport) is not None:
+        if head.expects and (transport := exchange.request.transport) is not None:
             transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         body = None
-        if wanted.length != 0:
+        if head.length != 0:
             first = await exchange.request.content.readany()
             if held.usd is not None and not self._prices.knows(DIALECTS[lease.dialect].prices, first[:_LOOKED_AT]):
                 return self._refused(
-                    exchange, Refusal(402, "billing_error", "The session has a budget, and this model no known price.")
+                    exchange,
+                    Refusal(402, "billing_error", "The session has a budget, and the price of this model is unknown."),
                 )
             body = _Body(exchange.request, first, self._boot.body)
         going: CIMultiDict[str] = CIMultiDict(forwarded(headers))
         going["Accept-Encoding"] = "identity"
-        if wanted.length is not None and body is not None:
-            going["Content-Length"] = str(wanted.length)
+        if head.length is not None and body is not None:
+            going["Content-Length"] = str(head.length)
         for name, value in credential_headers(lease.dialect, key, going.get("anthropic-beta")):
             going[name] = value
         try:
@@ -235,7 +238,7 @@ class Proxy:
                 exchange.request.method,
                 URL(url, encoded=True),
                 headers=going,
-                data=None if body is None else body.whole(wanted.length) or body.pieces(),
+                data=None if body is None else body.whole(head.length) or body.pieces(),
                 allow_redirects=False,
                 proxy=self._proxy_for(url),
             )
@@ -260,7 +263,7 @@ class Proxy:
         """Stream the answer back."""
         exchange.status = upstream.status
         if 300 <= upstream.status < 400 and upstream.status != 304:
-            return _answer(Refusal(502, "api_error", "The provider answers with a redirect, which is not followed."))
+            return _answer(Refusal(502, "api_error", "The provider answered with a redirect, which is not followed."))
         if upstream.status == 401:
             held.forget_key(rejected=True)
         named = upstream.headers
@@ -281,16 +284,16 @@ class Proxy:
             assert writer is not None
             while not content.at_eof():
                 exchange.meter.feed(chunk)
-                await writer.write(mask.feed(chunk))  # the first time with the head, even where nothing came yet
+                await writer.write(mask.feed(chunk))  # the first write sends the head too, even with an empty chunk
                 chunk = await content.readany()
             exchange.meter.feed(chunk)
             await response.write_eof(mask.feed(chunk) + mask.rest())
         except (aiohttp.ClientError, TimeoutError, OSError):
-            exchange.cut()  # a stream that breaks off must not end well
+            exchange.cut()  # a broken stream must not look complete
         return response
 
     def _proxy_for(self, url: str) -> str | None:
-        """Return the proxy on the way to `url`. What is sent in clear, within this machine, never goes by one."""
+        """Return the proxy for `url`. Plain HTTP, which stays within this machine, uses none."""
         parts = URL(url, encoded=True)
         proxies = self._boot.proxies
         if parts.scheme != "https" or parts.host is None or proxy_bypass_environment(parts.host, proxies):
@@ -298,7 +301,7 @@ class Proxy:
         return proxies.get("https")
 
     def _refused(self, exchange: _Exchange, refusal: Refusal, lease: str = "") -> web.StreamResponse:
-        """Answer instead of the provider, and record that."""
+        """Answer in place of the provider, and record the refusal."""
         held = exchange.held or self._leases.get(lease)
         self._request_log.refuse(
             Record(
@@ -317,7 +320,7 @@ class Proxy:
         return _answer(refusal)
 
     def _settle(self, exchange: _Exchange, held: HeldLease) -> None:
-        """Account for a request that is over, however it ended. Nothing is awaited: no hang-up gets in between."""
+        """Settle and record a request that is over. Awaits nothing, so a hang-up cannot interrupt it."""
         dialect = DIALECTS[held.lease.dialect]
         tokens = exchange.meter.result() if exchange.meter is not None else TokenCount()
         free = exchange.status != 200 or exchange.request.method == "GET" or _is_counting(exchange.path)
@@ -351,7 +354,7 @@ def _is_counting(path: str) -> bool:
 
 
 def _answer(refusal: Refusal) -> web.Response:
-    """Say it in a form that the clients of all providers read. What may work in a moment says so."""
+    """Return the refusal in a form that every provider's client reads; temporary ones ask for a retry."""
     again = refusal.status in (429, 502, 503, 504)
     body = {
         "type": "error",

@@ -1,7 +1,7 @@
-"""What the broker has to account for: numbered, kept until hutchd has it, told again after a reconnect.
+"""Records of requests: numbered, kept until hutchd acknowledges them, reported again after a reconnect.
 
-When it is full nothing is forwarded any more: a request that could not be accounted for is not made. Refusals of one
-kind within a second are counted in one record, so that a loop that knocks does not fill it.
+When the log is full, requests are refused: a request that cannot be recorded is not forwarded. Equal refusals within
+a second share one record, so that an agent in a loop does not fill the log.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class _Counted:
 
 
 class RequestLog:
-    """Records in order. `n` grows by one with each."""
+    """Records in order; `n` grows by one with each."""
 
     def __init__(self, limit: int, now_ms: Callable[[], int]) -> None:
-        """Hold at most `limit` unacknowledged records, and a few refusals more."""
+        """Keep at most `limit` unacknowledged records, and a few more refusals."""
         self._limit = limit
         self._now = now_ms
         self._kept: deque[Record] = deque()
@@ -46,21 +46,21 @@ class RequestLog:
 
     @property
     def full(self) -> bool:
-        """Whether nothing more may be forwarded."""
+        """Whether requests must be refused."""
         return len(self._kept) >= self._limit
 
     @property
     def unacknowledged(self) -> int:
-        """How many records hutchd has not acknowledged."""
+        """The number of records that hutchd has not acknowledged."""
         return len(self._kept) + len(self._open)
 
     def forwarded(self, record: Record) -> None:
-        """Keep the record of a request that went out."""
+        """Add the record of a forwarded request."""
         self.requests += 1
         self._keep(record)
 
     def refuse(self, record: Record) -> None:
-        """Keep the record of a refusal, or count it with the one before."""
+        """Add the record of a refusal, or count it in an equal one."""
         self.refused += 1
         kind = (record.lease, record.refused or "", record.uid)
         counted = self._open.get(kind)
@@ -70,27 +70,27 @@ class RequestLog:
             self._open[kind] = _Counted(record, self._now() + _WINDOW_MS)
             self._added.notify()
 
-    def close_windows(self, *, all_: bool = False) -> float | None:
-        """Number the refusals that were counted long enough; return seconds until the next ones are, None for none."""
+    def close_windows(self) -> float | None:
+        """Number the refusals whose second is over; return the seconds until the next are due, or None."""
         now = self._now()
         for kind, counted in list(self._open.items()):
-            if all_ or counted.until <= now:
+            if counted.until <= now:
                 del self._open[kind]
                 self._keep(counted.record)
         return min(((counted.until - now) / 1000 for counted in self._open.values()), default=None)
 
     def after(self, n: int, limit: int = 200) -> tuple[Record, ...]:
-        """Return the records that come after `n`, at most so many."""
+        """Return at most `limit` records after `n`."""
         start = max(0, n - self._kept[0].n + 1) if self._kept else 0
         return tuple(islice(self._kept, start, start + limit))
 
     def acknowledge(self, n: int) -> None:
-        """Forget the records up to `n`."""
+        """Drop the records up to `n`."""
         while self._kept and self._kept[0].n <= n:
             self._kept.popleft()
 
     async def wait(self) -> None:
-        """Return when something was added since the last `wait` returned."""
+        """Return when a record was added since the last `wait` returned."""
         await self._added.wait()
 
     def _keep(self, record: Record) -> None:

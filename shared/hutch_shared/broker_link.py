@@ -1,8 +1,8 @@
-"""The private link between hutchd and hutch-broker: what crosses `broker-control.sock`, and the broker's boot line.
+"""The private link between hutchd and hutch-broker: the messages on `broker-control.sock`, and the broker's boot line.
 
-hutchd dials and says `hello` with the link's token first; nothing else is answered before. After it either side asks.
-Secrets cross this link only, broker-ward only. Usage and refusals are numbered by the broker, kept until hutchd has
-acknowledged them, and told again after a reconnect: a number tells what came before.
+hutchd dials and sends `hello` with the link's token; the broker answers nothing else before. Then both sides may call.
+Secrets cross only this link, and only towards the broker. The broker numbers its records, keeps them until hutchd
+acknowledges them, and reports them again after a reconnect: the number shows which ones hutchd already has.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DialectName = Literal["anthropic", "openai", "gemini", "bedrock", "vertex"]
 
 
 class Price(Wire, frozen=True, omit_defaults=True):
-    """US dollars for a million tokens; the cache's prices are the input's where they are not given."""
+    """US dollars per million tokens. Cache prices default to the price of input."""
 
     input: float
     output: float
@@ -54,21 +54,21 @@ class BrokerBoot(Wire, frozen=True, omit_defaults=True):
     """One JSON line on the starting broker's standard input."""
 
     token: str
-    """What hutchd will say at the link."""
+    """The token that hutchd sends in `hello`."""
     control: str
     socket: str
-    """Where agents dial; its directory holds nothing else and is made by hutchd."""
+    """The socket that agents dial, alone in a directory that hutchd made."""
     protocol: int = PROTOCOL
     everyone: bool = False
-    """Other accounts dial it too."""
+    """Agents of other accounts dial it too."""
     tcp: bool = False
     """Listen on a port of the loopback interface as well."""
     ca_file: str | None = None
-    """Certificates that are trusted beside the system's."""
+    """Certificates to trust besides the system's."""
     proxies: dict[str, str] = msgspec.field(default_factory=dict)
-    """By scheme (`http`, `https`); `no` holds the exceptions as in NO_PROXY."""
+    """By scheme (`http`, `https`); `no` has the exceptions, as in NO_PROXY."""
     prices: dict[str, Price] = msgspec.field(default_factory=dict)
-    """By model, ahead of the table that comes along."""
+    """By model; they take precedence over the built-in table."""
     header_timeout: float = 10.0
     idle_timeout: float = 75.0
     connect_timeout: float = 10.0
@@ -77,16 +77,16 @@ class BrokerBoot(Wire, frozen=True, omit_defaults=True):
     key_timeout: float = 60.0
     body: int = 32 * 1024 * 1024
     records: int = 100_000
-    """So many records are kept for hutchd; beyond it no request is taken, since it could not be accounted for."""
+    """The number of records kept for hutchd. At this limit requests are refused: they cannot be recorded."""
     linger: float = 60.0
-    """Without leases and without hutchd for so many seconds it ends."""
+    """After this many seconds without leases and without hutchd the broker ends."""
 
     def __repr__(self) -> str:
         return f"<BrokerBoot {self.socket}>"
 
 
 class Lease(Wire, frozen=True, omit_defaults=True):
-    """A lease as hutchd makes it. The family is the processes that may use it: the executor and what it started."""
+    """A lease as hutchd grants it. Its holder is the executor (uid, pid, start time) with its descendants."""
 
     id: str
     token_hash: str
@@ -102,13 +102,13 @@ class Lease(Wire, frozen=True, omit_defaults=True):
     pid: int
     start_time: int
     cgroup: str | None = None
-    """Name of a path component that its processes have in /proc/PID/cgroup, where the environment makes such groups."""
+    """A path component of the holder's processes in /proc/PID/cgroup, if the environment makes cgroups."""
     tcp: bool = False
-    """The agent cannot dial Unix sockets: the peer is told by its uid alone."""
+    """The agent cannot dial Unix sockets: only the peer's uid is checked."""
 
 
 class Refill(Wire, frozen=True, omit_defaults=True):
-    """Adds to a lease's allowance and moves its end. `usd` None leaves the dollars as they are (or unlimited)."""
+    """Adds to a lease's allowance and moves its end. `usd` None changes no dollars."""
 
     lease: str
     requests: int
@@ -121,7 +121,7 @@ class LeaseState(Wire, frozen=True, omit_defaults=True):
     expires_in: float
     requests: int
     usd: float | None = None
-    """None: not limited."""
+    """None: unlimited."""
     streams: int = 0
 
 
@@ -148,12 +148,12 @@ class BrokerHello(Wire, frozen=True, omit_defaults=True):
 
 class BrokerWelcome(Wire, frozen=True, omit_defaults=True):
     run: str
-    """Names this run of the broker; records are numbered in it."""
+    """The id of this run of the broker; records are numbered per run."""
     version: str
     pid: int
     leases: tuple[LeaseState, ...] = ()
     told: int = 0
-    """The newest record's number."""
+    """The number of the newest record."""
     port: int | None = None
 
 
@@ -167,11 +167,11 @@ class BrokerStatus(Wire, frozen=True, omit_defaults=True):
 class NeedKey(Wire, frozen=True, omit_defaults=True):
     lease: str
     rejected: bool = False
-    """The provider answered 401 to the key given last."""
+    """The provider answered 401 to the last key."""
 
 
 class Key(Wire, frozen=True, omit_defaults=True):
-    """The secret, for one lease. `base_url` is where it may go; None is the provider itself."""
+    """The secret of a lease. It may go to `base_url`; None: to the provider."""
 
     secret: str
     kind: CredentialKind
@@ -183,10 +183,10 @@ class Key(Wire, frozen=True, omit_defaults=True):
 
 
 class Record(Wire, frozen=True, omit_defaults=True):
-    """One request: forwarded (`status` is the provider's; 0 when it broke off before), or refused with a reason.
+    """One request: forwarded (`status` is the provider's, 0 without an answer), or refused with a reason.
 
-    `n` counts both. `lease` is empty for who showed none that is known. Tokens of the cache are not in `input`.
-    `usd` None: the price, or the usage itself, is not known.
+    `n` numbers both. `lease` is empty if the request had no known lease. Cached tokens are not in `input`. `usd` None:
+    the price or the usage is unknown.
     """
 
     n: int
@@ -207,7 +207,7 @@ class Record(Wire, frozen=True, omit_defaults=True):
     uid: int | None = None
     pid: int | None = None
     times: int = 1
-    """Refusals of one kind within a second are one record."""
+    """Equal refusals within a second share one record."""
 
 
 class Records(Wire, frozen=True, omit_defaults=True):
@@ -227,28 +227,33 @@ def _table(*rows: Method) -> Table:
     return {row.name: row for row in rows}
 
 
-_PING: Final = _ask("ping", Nothing, Pong, "Answers at once; says that the other side is alive and reads.")
+_PING: Final = _ask("ping", Nothing, Pong, "Answers at once, to show that the other side is alive and reads.")
 
 TO_BROKER: Final[Table] = _table(
     _PING,
-    _ask("hello", BrokerHello, BrokerWelcome, "First: proves hutchd, tells what the broker holds."),
+    _ask(
+        "hello",
+        BrokerHello,
+        BrokerWelcome,
+        "Comes first: proves that the caller is hutchd; returns the leases.",
+    ),
     _ask(
         "keep_leases",
         LeaseIds,
         Ended,
-        "Ends all but these, which it has; then it answers agents and tells records.",
+        "Ends all leases except these; then the broker answers agents and reports records.",
     ),
-    _ask("put_lease", LeaseState, Nothing, "Gives a lease, or what it is now."),
-    _ask("refill", Refill, Nothing, "Adds to an allowance, moves the end."),
+    _ask("put_lease", LeaseState, Nothing, "Adds a lease, or sets its allowance and end."),
+    _ask("refill", Refill, Nothing, "Adds to an allowance and moves the end."),
     _ask("end_leases", LeaseIds, Ended, "Ends leases; their open streams are cut before the reply."),
-    _ask("drop_keys", DropKeys, Nothing, "Forgets a credential's secret: it is asked for anew when it is needed."),
-    _ask("get_status", Nothing, BrokerStatus, "What it holds and did."),
+    _ask("drop_keys", DropKeys, Nothing, "Drops a credential's secret; the next use asks for it again."),
+    _ask("get_status", Nothing, BrokerStatus, "Returns leases and counts."),
     _ask("shutdown", Nothing, Nothing, "Ends the broker and every stream."),
     Method("ack_records", "notification", AckRecords, None, "All records up to n are durable."),
 )
 
 FROM_BROKER: Final[Table] = _table(
     _PING,
-    _ask("need_key", NeedKey, Key, "The secret that a lease stands for."),
+    _ask("need_key", NeedKey, Key, "Returns the secret of a lease."),
     Method("report_records", "notification", Records, None, "Records in order; the receipt is `ack_records`."),
 )

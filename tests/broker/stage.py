@@ -34,7 +34,7 @@ ASK = {
 
 @dataclass
 class Stage:
-    """What a test has at hand."""
+    """The broker, the link to it, and what arrived there."""
 
     boot: link.BrokerBoot
     base_url: str
@@ -63,7 +63,7 @@ class Stage:
             await self.peer.notify("ack_records", link.AckRecords(n=told.records[-1].n))
 
     async def recorded(self, count: int) -> list[link.Record]:
-        """Return the records once there are so many."""
+        """Return the records once there are `count`."""
         with anyio.fail_after(30):
             while len(self.records) < count:
                 await self._told.wait()

@@ -1,4 +1,4 @@
-"""Who may use a lease, for what, how long: in the real broker, with processes of our own."""
+"""Which processes may use a lease, for what and how long: in the real broker, with processes of our own."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ async def test_a_lease_ends_at_its_time_with_its_streams() -> None:
 
 
 def test_a_lease_whose_time_is_up_is_nothing_before_it_is_ended() -> None:
-    """From that very moment it proves nothing and is not told of; its streams are cut when it is ended."""
+    """From its end on a token proves nothing and the lease is not listed; its streams are cut when it is ended."""
     now = [0.0]
     leases = LeaseTable(lambda: now[0])
     token = "hutch-l-0123456789abcdef-secret"
@@ -310,7 +310,7 @@ async def test_a_new_hutchd_finds_the_leases_and_says_which_hold() -> None:
 
 
 async def test_a_broker_that_was_just_started_waits_for_the_leases() -> None:
-    """An agent of before is not told that its lease is none; it is answered once hutchd has said what holds."""
+    """After a restart an agent's request waits, and is answered once hutchd has sent the live leases."""
     async with serve(key=KEY, script=lambda _: SAY) as model, staged(model.url, agree=False) as stage:
         state, token = stage.made()
         stream = await stage.dial()

@@ -327,7 +327,7 @@ async def test_a_connection_carries_many_requests() -> None:
 
 
 async def test_a_half_head_is_cut_off() -> None:
-    """Who does not finish a request's head in time is disconnected; one that waits for its answer is not."""
+    """An agent that does not finish a request's head in time is disconnected; one that waits for its answer is not."""
     pause = Pause()
     async with serve(key=KEY, script=saying(pause, SAY)) as model, staged(model.url, header_timeout=0.2) as stage:
         _, token = await stage.lease()

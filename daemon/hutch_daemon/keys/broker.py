@@ -221,10 +221,6 @@ class Broker:
         """End an executor's leases; return how many. Their open streams are cut before this returns."""
         return await self._end(self._book.select(lambda lease: lease.executor == executor))
 
-    async def revoke_session(self, session: str) -> int:
-        """End a session's leases, as `revoke_executor` does."""
-        return await self._end(self._book.select(lambda lease: lease.session == session))
-
     async def revoke_credential(self, credential: str) -> int:
         """End the leases of a deleted credential, as `revoke_executor` does."""
         return await self._end(self._book.select(lambda lease: lease.credential == credential))

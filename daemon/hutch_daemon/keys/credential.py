@@ -1,6 +1,6 @@
-"""What is in an envelope: the secret, and with it all that decides where it may go.
+"""The content of an envelope: the secret, together with everything that decides where it may go.
 
-So nobody who can write to the database can send a key elsewhere.
+So a program that can write to the database cannot send a key elsewhere.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LONGEST: Final = 16384
 
 @dataclass(frozen=True, slots=True)
 class Refresh:
-    """How a new access token is had."""
+    """How a new access token is requested."""
 
     token: Secret
     url: str
@@ -34,14 +34,14 @@ class Refresh:
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A secret and what it is good for. `api_key` is sent as the provider wants its keys, the others as bearer."""
+    """A secret and its use. `api_key` is sent in the provider's own header, the other kinds as bearer token."""
 
     secret: Secret
     kind: CredentialKind = "api_key"
     base_url: str | None = None
-    """Where it may be sent instead of to the provider."""
+    """The URL that it may be sent to; None: the provider."""
     expires_at: int | None = None
-    """Milliseconds since 1970; of an access token."""
+    """The end of an access token, in ms since 1970."""
     refresh: Refresh | None = None
 
 
@@ -60,7 +60,7 @@ _decode: Final = msgspec.json.Decoder(_Packed).decode
 
 
 def pack(credential: Credential) -> bytes:
-    """Return the bytes that go into the envelope."""
+    """Return the bytes for the envelope."""
     refresh = credential.refresh
     return msgspec.json.encode(
         _Packed(
@@ -74,7 +74,7 @@ def pack(credential: Credential) -> bytes:
 
 
 def unpack(content: bytes) -> Credential:
-    """Return what was packed."""
+    """Return the credential that was packed."""
     packed = _decode(content)
     refresh = packed.refresh
     return Credential(
@@ -87,25 +87,25 @@ def unpack(content: bytes) -> Credential:
 
 
 def secret_of(text: str) -> Secret:
-    """Return `text` without one line end, checked: it must be able to stand in a header. INVALID_PARAMS otherwise."""
+    """Return `text` without its line end as a secret; INVALID_PARAMS if a header cannot contain it."""
     text = text.removesuffix("\n").removesuffix("\r")
     if len(text) > _LONGEST or not _SECRET.fullmatch(text):
         raise HutchError(
             Reason.INVALID_PARAMS,
-            f"A key is one line of at most {_LONGEST} printable ASCII characters without blanks; this is not one.",
+            f"A key is one line of at most {_LONGEST} printable ASCII characters without blanks.",
         )
     return Secret(text)
 
 
 def check_url(url: str) -> str:
-    """Return a URL that a key may be sent to: https, or http to this machine itself. INVALID_PARAMS otherwise."""
+    """Return the URL if a key may be sent there: https, or http to this machine itself. INVALID_PARAMS otherwise."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query or parts.fragment:
         raise HutchError(
             Reason.INVALID_PARAMS, "A base URL is https://host[:port][/path], without user, query or fragment."
         )
     if parts.scheme == "http" and not _is_loopback(parts.hostname):
-        raise HutchError(Reason.INVALID_PARAMS, f"A key is not sent in clear: use https:// for {parts.hostname}.")
+        raise HutchError(Reason.INVALID_PARAMS, f"A key is never sent unencrypted: use https:// for {parts.hostname}.")
     return url.rstrip("/")
 
 

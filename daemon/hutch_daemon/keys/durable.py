@@ -1,4 +1,4 @@
-"""Small secret files that are there whole or not at all, also after a power cut. Blocks: milliseconds."""
+"""Small secret files, written atomically and durably. Every function blocks for milliseconds."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["UnsafeFileError", "destroy", "read", "replace", "sync_directory", "w
 
 
 class UnsafeFileError(OSError):
-    """The file is not a plain file of ours that nobody else can touch."""
+    """The file is not a regular file that only we can read and write."""
 
 
 def read(path: Path) -> bytes | None:
-    """Return the content of a plain file of mode 0600 that we or root own, or None where there is none."""
+    """Return the content of a regular file with mode 0600, owned by us or root; None if it does not exist."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -25,12 +25,12 @@ def read(path: Path) -> bytes | None:
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o077:
-            raise UnsafeFileError(f"{path} must be a plain file of yours with mode 0600")
+            raise UnsafeFileError(f"{path} must be a regular file of yours with mode 0600")
         return file.read()
 
 
 def write_new(path: Path, content: bytes) -> bool:
-    """Make the file; False where one is there already, which stays as it is."""
+    """Create the file; return False if it exists, without changing it."""
     temporary = _written(path, content)
     failpoint("keys.file.written")
     try:
@@ -44,7 +44,7 @@ def write_new(path: Path, content: bytes) -> bool:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Put the content in place of what is there, in one step."""
+    """Replace the file's content atomically."""
     temporary = _written(path, content)
     failpoint("keys.file.written")
     try:
@@ -56,14 +56,14 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def destroy(descriptor: int) -> None:
-    """Overwrite an open file that has no name any more; a file system that copies on write may keep the old blocks."""
+    """Overwrite an open file that was deleted. A copy-on-write file system may keep the old blocks."""
     with contextlib.suppress(OSError):
         os.pwrite(descriptor, bytes(os.fstat(descriptor).st_size), 0)
         os.fsync(descriptor)
 
 
 def sync_directory(path: Path) -> None:
-    """Make names in the directory durable."""
+    """Make the names in a directory durable."""
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)

@@ -1,7 +1,7 @@
-"""Envelopes for secrets at rest: a data key for each record, itself wrapped by the master key. Pure.
+"""Envelopes for secrets at rest: each has its own data key, wrapped by the master key. Pure.
 
-AES-256-GCM. The associated data names what the envelope is for (owner, provider, id, version), so that a row moved to
-another place in the database does not open. A layout number comes first, so that a later layout can be told apart.
+AES-256-GCM. The associated data is the envelope's purpose (owner, provider, id, version), so a row that is moved to
+another place in the database does not open. The first byte is the layout's number, so that later layouts can differ.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _TAG: Final = 16
 _LAYOUT: Final = b"\x01"
 _WRAPPED: Final = _NONCE + KEY_BYTES + _TAG
 HEAD: Final = len(_LAYOUT) + _WRAPPED
-"""So many bytes of an envelope hang on the master key: all that `rewrap` changes."""
+"""The number of first bytes that depend on the master key: `rewrap` changes only these."""
 
 
 class SealError(ValueError):
-    """The envelope does not open: another master key, another place, or bytes that were changed."""
+    """The envelope does not open: another master key, another purpose, or changed bytes."""
 
 
 def seal_envelope(master: bytes, purpose: str, plain: bytes) -> bytes:
@@ -36,7 +36,7 @@ def seal_envelope(master: bytes, purpose: str, plain: bytes) -> bytes:
 
 
 def open_envelope(master: bytes, purpose: str, envelope: bytes) -> bytes:
-    """Return what was sealed for exactly this purpose, or raise SealError."""
+    """Return the text that was sealed for this purpose. Raises SealError."""
     data_key, rest = _unwrap(master, purpose, envelope)
     try:
         return AESGCM(data_key).decrypt(rest[:_NONCE], rest[_NONCE:], _bound("data", purpose))
@@ -45,7 +45,7 @@ def open_envelope(master: bytes, purpose: str, envelope: bytes) -> bytes:
 
 
 def rewrap(old_master: bytes, new_master: bytes, purpose: str, envelope: bytes) -> bytes:
-    """Return the same envelope under another master key; the secret itself is not opened for it."""
+    """Return the same envelope under another master key, without opening the secret."""
     data_key, rest = _unwrap(old_master, purpose, envelope)
     return _LAYOUT + _wrap(new_master, purpose, data_key) + rest
 
@@ -61,9 +61,9 @@ def _wrap(master: bytes, purpose: str, data_key: bytes) -> bytes:
 
 def _unwrap(master: bytes, purpose: str, envelope: bytes) -> tuple[bytes, bytes]:
     if envelope[:1] != _LAYOUT or len(envelope) < 1 + _WRAPPED + _NONCE + _TAG:
-        raise SealError("this is no envelope of a layout that is known here")
+        raise SealError("the envelope's layout is unknown")
     wrapped, rest = envelope[1 : 1 + _WRAPPED], envelope[1 + _WRAPPED :]
     try:
         return AESGCM(master).decrypt(wrapped[:_NONCE], wrapped[_NONCE:], _bound("wrap", purpose)), rest
     except InvalidTag:
-        raise SealError("it was sealed with another master key, or for another place") from None
+        raise SealError("it was sealed with another master key, or for another purpose") from None

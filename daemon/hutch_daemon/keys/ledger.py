@@ -1,13 +1,15 @@
-"""The vault's ledger: which credentials are alive, in which version; a file beside the master key.
+"""The vault's ledger: the live credentials with their versions, in a file beside the master key.
 
-Versions come from one counter of the whole vault, the epoch, and are bound into the envelopes. So a row can be judged:
+Versions count up in the whole vault (the last one is the epoch) and are part of each envelope's purpose. A row is
+valid if
 
-- its version is the one that the ledger has for it: it holds;
-- its version is above the ledger's epoch: it was written and the process died before the ledger was; it holds;
-- anything else is the past: a database put back from yesterday. It is refused, and stays so.
+- its version is the one that the ledger has for it, or
+- its version is above the ledger's epoch: hutchd died after the row was stored and before the ledger was written.
 
-A ledger that is missing or was changed vouches for nothing that is in the database. Who can put back the ledger and
-the database together can put back the past: that is the account of hutchd and root.
+Every other row is old, from a restored database, and is refused for good.
+
+A missing or changed ledger vouches for no row. Restoring the ledger together with the database restores old keys; only
+hutchd's account and root can do that.
 """
 
 from __future__ import annotations
@@ -35,19 +37,19 @@ _decode: Final = msgspec.json.Decoder(_Page).decode
 
 
 class Ledger:
-    """The ledger in memory and its file. Its methods block for a few milliseconds; the vault calls one at a time."""
+    """The ledger in memory and its file. Methods block for milliseconds; the vault makes one call at a time."""
 
     def __init__(self, path: Path, epoch: int, live: dict[str, int], trouble: str | None) -> None:
-        """Hold what `open` read."""
+        """Use what `open` read."""
         self.path = path
         self.epoch = epoch
         self.trouble = trouble
-        """Why nothing that is in the database holds; None when all is well."""
+        """Why every stored row is refused; None if the ledger is sound."""
         self._live = live
 
     @classmethod
     def open(cls, path: Path, keys: Sequence[MasterKey], highest: int) -> Ledger:
-        """Read the ledger. `highest` is the highest version in the database, 0 when it holds no credential."""
+        """Read the ledger. `highest` is the highest version in the database, 0 if it has no credentials."""
         content = durable.read(path)
         page = None if content is None else _page(content, keys)
         if page is not None:
@@ -57,27 +59,27 @@ class Ledger:
             fresh.write(keys[0])
             return fresh
         what = "is missing" if content is None else "was changed or belongs to another master key"
-        return cls(path, highest, {}, f"{path} {what}, so no stored key can be told from an old one: add the keys anew")
+        return cls(path, highest, {}, f"{path} {what}, so stored keys cannot be told from old ones: add the keys again")
 
     def holds(self, credential: str, version: int) -> bool:
-        """Tell whether a row of the database is the present, not the past."""
+        """Return whether a row of the database is valid."""
         return version > self.epoch or self._live.get(credential) == version
 
     def keep(self, key: MasterKey, rows: Iterable[tuple[str, int]]) -> None:
-        """Note versions that are in the database. OSError when it cannot be made durable: they hold all the same."""
+        """Add stored versions. OSError if the ledger cannot be made durable; the rows are valid all the same."""
         for credential, version in rows:
             self._live[credential] = version
             self.epoch = max(self.epoch, version)
         self.write(key)
 
     def strike(self, key: MasterKey, credential: str) -> None:
-        """Let a credential hold no more. OSError when that could not be made durable."""
+        """Make a credential invalid. OSError if that cannot be made durable."""
         self._live.pop(credential, None)
         self.epoch += 1
         self.write(key)
 
     def write(self, key: MasterKey) -> None:
-        """Write the file, vouched for by `key`."""
+        """Write the file, authenticated with `key`."""
         text = msgspec.json.encode(_Page(self.epoch, self._live))
         durable.replace(self.path, text + b"\n" + _mac(key, text) + b"\n")
 

@@ -1,14 +1,14 @@
-"""The master key: where it comes from, and how another one takes its place.
+"""The master key: its sources, and its rotation.
 
-The first of these that is there is in use; the others that are there still open what was sealed with them:
+The first of these that exists is used; the others still open envelopes that were sealed with them:
 
 1. A systemd credential named `hutch-master-key` (`LoadCredentialEncrypted=` in the unit), and `hutch-master-key-old`.
-2. The OS keyring, where the settings say so.
-3. A file of mode 0600, owned by the daemon's account, made at first start.
+2. The OS keyring, if the settings choose it.
+3. A file of mode 0600, owned by the daemon's account, made at the first start.
 
-A key file that others could read, or that is damaged, refuses to start: a new one would make every stored secret
-unreadable for good. A rotation makes the new key beside the old one (`….next`), seals anew what there is, and then
-puts it in the old one's place, which destroys the old one. Interrupted anywhere, it goes on at the next start.
+If the key file is damaged, or others can read it, hutchd does not start: a new key would make every stored secret
+unreadable for good. A rotation makes the new key beside the old one (`….next`), rewraps the envelopes, and then moves
+the new key over the old one, which destroys it. An interrupted rotation continues at the next start.
 """
 
 from __future__ import annotations
@@ -35,48 +35,48 @@ _SERVICE: Final = "hutch"
 
 
 class MasterKeyError(RuntimeError):
-    """There is no master key that can be used; the text says what to do."""
+    """No master key can be used; the text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class MasterKey:
-    """One master key: its bytes, and where they came from in words for `hutch status` and `hutch doctor`."""
+    """A master key: its bytes, and its source in words for `hutch status` and `hutch doctor`."""
 
     key: bytes = field(repr=False)
     source: str
 
     @property
     def mark(self) -> str:
-        """A name that tells it from others and nothing about it: rows say by it what they are wrapped with."""
+        """An id that reveals nothing about the key. Each row stores the mark of the key that it is wrapped with."""
         return hashlib.sha256(b"hutch/master/" + self.key).hexdigest()[:16]
 
     def __repr__(self) -> str:
         return f"MasterKey({self.source})"
 
 
-class _Home(Protocol):
-    """Where a master key is kept and can be changed."""
+class _KeyStore(Protocol):
+    """A place where a master key is kept and can be changed."""
 
     def read(self) -> MasterKey | None: ...
 
     def make(self) -> MasterKey:
-        """Keep a new key unless there is one; return the one that is kept then, durably."""
+        """Make a key if there is none; return the kept key, which is durable."""
         ...
 
-    def take_over(self, other: _Home) -> None:
-        """Move this key, which must be there, into the place of `other`, whose key is gone then. Atomic."""
+    def take_over(self, other: _KeyStore) -> None:
+        """Move this key over the key of `other`, which is destroyed. This key must exist. Atomic."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class _FileHome:
+class _FileStore:
     path: Path
 
     def read(self) -> MasterKey | None:
         try:
             text = durable.read(self.path)
         except durable.UnsafeFileError as error:
-            raise MasterKeyError(f"{error}: chmod 600 {self.path}, or look who made it") from None
+            raise MasterKeyError(f"{error}: run `chmod 600 {self.path}`, or find out who made it") from None
         except OSError as error:
             raise MasterKeyError(f"the master key {self.path} cannot be read: {error.strerror}") from None
         return None if text is None else MasterKey(_decode(text, str(self.path)), f"file {self.path}")
@@ -90,8 +90,8 @@ class _FileHome:
         assert found is not None
         return found
 
-    def take_over(self, other: _Home) -> None:
-        assert isinstance(other, _FileHome)
+    def take_over(self, other: _KeyStore) -> None:
+        assert isinstance(other, _FileStore)
         old = os.open(other.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             self.path.rename(other.path)
@@ -110,7 +110,7 @@ class _KeyringHome:
     def read(self) -> MasterKey | None:
         try:
             text = self.keyring.get_password(_SERVICE, self.name)
-        except Exception as error:  # noqa: BLE001  # its back ends raise what they like
+        except Exception as error:  # noqa: BLE001  # its back ends raise anything
             raise MasterKeyError(f"the keyring cannot be read: {type(error).__name__}") from None
         return None if text is None else MasterKey(_decode(text.encode(), f"keyring entry {self.name}"), "keyring")
 
@@ -123,7 +123,7 @@ class _KeyringHome:
             raise MasterKeyError("the keyring did not keep the master key")
         return made
 
-    def take_over(self, other: _Home) -> None:
+    def take_over(self, other: _KeyStore) -> None:
         assert isinstance(other, _KeyringHome)
         key = self.read()
         assert key is not None
@@ -131,7 +131,7 @@ class _KeyringHome:
         self.keyring.delete_password(_SERVICE, self.name)
 
     def set(self, text: str) -> None:
-        """Keep `text` in place of what was there."""
+        """Replace the kept text."""
         try:
             self.keyring.set_password(_SERVICE, self.name, text)
         except Exception as error:  # noqa: BLE001  # as above
@@ -140,42 +140,42 @@ class _KeyringHome:
 
 @dataclass(slots=True)
 class MasterKeys:
-    """The key in use, those that still open older envelopes, and the way from one to the next."""
+    """The current key, the older keys that still open envelopes, and the rotation between them."""
 
     current: MasterKey
     older: tuple[MasterKey, ...]
-    _homes: tuple[_Home, _Home] | None
-    """Where the key is, and where the next one is made; None where it is not ours to change."""
+    _stores: tuple[_KeyStore, _KeyStore] | None
+    """Where the key is kept, and where the next one is made; None if Hutch cannot change the key."""
 
     @property
     def source(self) -> str:
-        """Where the key in use comes from, in words."""
+        """The source of the current key, in words."""
         return self.current.source
 
     def all(self) -> tuple[MasterKey, ...]:
-        """Return the keys that may open an envelope, the one in use first."""
+        """Return the keys that may open an envelope, the current one first."""
         return self.current, *self.older
 
     def begin_rotation(self) -> None:
-        """Make the next key and use it from now on; one that was begun goes on. Blocks."""
-        if self._homes is None:
+        """Make the next key, or continue with one that exists, and use it from now on. Blocks."""
+        if self._stores is None:
             raise MasterKeyError(
-                f"the master key is a {self.source}: give the new one as {CREDENTIAL} and the one in use now as "
-                f"{CREDENTIAL}-old, restart hutchd, and take the old one out when `hutch doctor` says that it is unused"
+                f"the master key is a {self.source}: give the new one as {CREDENTIAL} and the current one as "
+                f"{CREDENTIAL}-old, restart hutchd, and remove the old one when `hutch doctor` reports it as unused"
             )
-        new = self._homes[1].make()
+        new = self._stores[1].make()
         if new.key != self.current.key:
             self.older = self.all()
             self.current = new
 
     def finish_rotation(self) -> None:
-        """Put the next key, when there is one, in the place of the old, which is gone then. Blocks."""
-        if self._homes is None or self._homes[1].read() is None:
+        """Move the next key, if there is one, over the old key, which is destroyed. Blocks."""
+        if self._stores is None or self._stores[1].read() is None:
             return
-        before = self._homes[0].read()
-        self._homes[1].take_over(self._homes[0])
+        before = self._stores[0].read()
+        self._stores[1].take_over(self._stores[0])
         self.older = tuple(one for one in self.older if before is None or one.key != before.key)
-        now = self._homes[0].read()
+        now = self._stores[0].read()
         assert now is not None
         self.current = now
 
@@ -184,18 +184,18 @@ class MasterKeys:
 
 
 def load_master_keys(path: Path, environ: Mapping[str, str] = os.environ, *, keyring: bool = False) -> MasterKeys:
-    """Return the keys that are there; where there is none, one is made: in the keyring if wanted, else in `path`."""
-    files = (_FileHome(path), _FileHome(path.with_name(f"{path.name}.next")))
-    homes: list[tuple[_Home, _Home]] = [files]
+    """Return the existing keys. If there is none, make one: in the keyring if `keyring`, otherwise in `path`."""
+    files = (_FileStore(path), _FileStore(path.with_name(f"{path.name}.next")))
+    stores: list[tuple[_KeyStore, _KeyStore]] = [files]
     if keyring:
         module = _keyring()
-        homes.insert(0, (_KeyringHome(module, "master-key"), _KeyringHome(module, "master-key.next")))
+        stores.insert(0, (_KeyringHome(module, "master-key"), _KeyringHome(module, "master-key.next")))
     given = list(_credentials(environ))
-    found = [(key, pair) for pair in homes for home in reversed(pair) if (key := home.read()) is not None]
-    if not given and not any(pair is homes[0] for _, pair in found):
-        found.insert(0, (homes[0][0].make(), homes[0]))
+    found = [(key, pair) for pair in stores for store in reversed(pair) if (key := store.read()) is not None]
+    if not given and not any(pair is stores[0] for _, pair in found):
+        found.insert(0, (stores[0][0].make(), stores[0]))
     keys = [*given, *(key for key, _ in found)]
-    return MasterKeys(keys[0], tuple(keys[1:]), None if given else homes[0])
+    return MasterKeys(keys[0], tuple(keys[1:]), None if given else stores[0])
 
 
 def _credentials(environ: Mapping[str, str]) -> list[MasterKey]:

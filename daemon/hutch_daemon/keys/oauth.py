@@ -1,8 +1,8 @@
-"""Access tokens that end, exchanged for fresh ones: one exchange at a time for a credential, however many wait for it.
+"""Refreshes access tokens: one exchange at a time for a credential; other callers wait for its result.
 
-A provider takes a refresh token once, and a race for it logs its owner out everywhere. So the exchange is not given
-up when who asked for it goes away, and the new tokens are stored before anybody uses them. A grant that Hutch
-refreshes is Hutch's alone: it must not be shared with a program that refreshes it too.
+A provider accepts a refresh token once, and a second use logs the owner out everywhere. So an exchange completes even
+if its caller is cancelled, and new tokens are stored before anybody uses them. Hutch must be the only program that
+refreshes the grant.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from hutch_shared.times import now_ms
 __all__ = ["FreshKeys"]
 
 _EARLY_MS: Final = 120_000
-"""A token that ends within this time is exchanged before it is given."""
+"""A token that expires within this time is refreshed first."""
 _RECENT: Final = 30.0
-"""Seconds in which a token that was rejected is not exchanged once more."""
+"""For this many seconds after a refresh, a rejected token is not refreshed again."""
 _TIMEOUT: Final = 30.0
 _LONGEST: Final = 1 << 20
 
 
 class FreshKeys:
-    """Gives the broker its keys, fresh where they can be refreshed."""
+    """Gives the broker keys, and refreshes the ones that can be refreshed."""
 
     def __init__(self, vault: Vault, settings: Callable[[], Settings]) -> None:
-        """Keep what is exchanged in `vault`."""
+        """Store new tokens in `vault`."""
         self._vault = vault
         self._settings = settings
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         self._exchanged: dict[str, float] = {}
 
     async def __call__(self, key: str, rejected: bool) -> link.Key:
-        """Return the key of a credential; `rejected`: the provider refused the last.
+        """Return the key of a credential; `rejected`: the provider refused the last one.
 
-        `no_key`, `key_unreadable`; where an exchange failed the latter is a sentence for the key's owner.
+        `no_key`; `key_unreadable`, with a sentence for the key's owner if a refresh failed.
         """
         row, credential = await self._vault.reveal_id(key)
         if credential.refresh is not None:
@@ -83,8 +83,9 @@ class FreshKeys:
         except HutchError as error:
             raise HutchError(
                 error.reason,
-                f"The log-in {row.name} for {row.provider} could not be refreshed: {error.message} Log in anew and"
-                f" store that with `hutch key add {row.provider} --name {row.name} --oauth`: what waits goes on then.",
+                f"The log-in {row.name} for {row.provider} could not be refreshed: {error.message} Log in again and"
+                f" store the new log-in with `hutch key add {row.provider} --name {row.name} --oauth`; waiting requests"
+                " then continue.",
             ) from None
         await self._vault.put_credential(row.owner, row.provider, row.name, credential)
         self._exchanged[key] = monotonic()
@@ -92,7 +93,7 @@ class FreshKeys:
 
 
 def _exchange(credential: Credential, refresh: Refresh, ca_file: str | None) -> Credential:
-    """Ask for new tokens. Blocks. No redirect is followed, and no text of the answer is shown."""
+    """Request new tokens. Blocks. Follows no redirect and shows no text of the answer."""
     trusted = ssl.create_default_context()
     if ca_file is not None:
         trusted.load_verify_locations(ca_file)
@@ -111,9 +112,9 @@ def _exchange(credential: Credential, refresh: Refresh, ca_file: str | None) -> 
         ends = now_ms() + int(float(answer["expires_in"]) * 1000) if "expires_in" in answer else None
     except urllib.error.HTTPError as error:
         error.close()
-        raise HutchError(Reason.KEY_UNREADABLE, f"its provider refuses (HTTP {error.code}).") from None
+        raise HutchError(Reason.KEY_UNREADABLE, f"the provider refused it (HTTP {error.code}).") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, HutchError):
-        raise HutchError(Reason.KEY_UNREADABLE, "there was no usable answer; the next request tries again.") from None
+        raise HutchError(Reason.KEY_UNREADABLE, "its answer is not usable; the next request tries again.") from None
     return replace(credential, secret=secret, expires_at=ends, refresh=replace(refresh, token=token))
 
 

@@ -102,7 +102,7 @@ async def ask(grant: m.KeyGrant) -> tuple[int, bytes]:
 
 
 async def booked(stage: VaultStage, count: int) -> list[Any]:
-    """Return the usage that was written down, once it is so many requests."""
+    """Return the stored usage once it counts that number of requests."""
     with anyio.fail_after(60):
         while True:
             rows = await stage.store.read(lambda conn: list(usage.USAGE.all(conn, "WHERE source = 'broker'")))
@@ -201,7 +201,7 @@ async def test_a_broker_outlives_hutchd_with_its_streams(folder: Path) -> None:
             rows = await booked(stage, 1)
             status, _ = await ask(grant)
             after = broker_pid(folder)
-            await broker.revoke_session("s-1")
+            await broker.revoke_executor("x-1")
             refused, _ = await ask(grant)
 
         assert b'"text":"two"' in rest
@@ -229,7 +229,7 @@ async def test_leases_that_a_new_hutchd_does_not_hold_die(folder: Path) -> None:
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["one hutchd", "a restart in between"])
 async def test_a_budget_ends_the_spending(folder: Path, restarts: bool) -> None:
-    """A session with a budget gets it in portions, and not a request more once it is spent, whoever restarts."""
+    """A session with a budget gets it in portions, and no request after it is spent, across restarts."""
     async with serve(key=KEY, script=lambda _: (Usage(input=30, output=0), SAY)) as model, vault_stage(folder) as stage:
         price = PriceSettings(input=1e6, output=0)  # a dollar a token
         provider = ProviderSettings(base_url=model.url, prices={"claude-sonnet-4-5": price})
@@ -250,12 +250,12 @@ async def test_a_budget_ends_the_spending(folder: Path, restarts: bool) -> None:
             grant = await broker.lease(row, HOLDER, "anthropic", await row_of(stage))
             await spend(broker, grant, 2 if restarts else 5)
             if not restarts:
-                await broker.revoke_session("s-1")
+                await broker.revoke_executor("x-1")
         if restarts:
             async with stage.broker(settings, always).running() as broker:
                 await refilled(broker)
                 await spend(broker, grant, 3)
-                await broker.revoke_session("s-1")
+                await broker.revoke_executor("x-1")
 
     assert statuses == [200, 200, 200, 200, 402]
 
@@ -270,7 +270,7 @@ async def test_a_lease_is_given_back_what_it_used(folder: Path) -> None:
             grant = await broker.lease(session(), HOLDER, "anthropic", await row_of(stage))
             statuses = [(await ask(grant))[0] for _ in range(2)]
             await refilled(broker, 20)
-            await broker.revoke_session("s-1")
+            await broker.revoke_executor("x-1")
 
     assert statuses == [200, 200]
 
@@ -296,7 +296,7 @@ async def test_a_replaced_key_is_used_from_the_next_request_on(folder: Path) -> 
 
 
 async def test_a_key_that_cannot_be_had_is_asked_for_and_waited_for(folder: Path) -> None:
-    """Its owner is told in the sessions that use it; the request is held, and goes on with what the owner stores."""
+    """Its owner is asked in the sessions that use it; the request waits for the new key."""
     told: list[tuple[str, tuple[str, ...], str]] = []
     asked = anyio.Event()
 
@@ -369,7 +369,7 @@ async def test_the_broker_cannot_be_looked_into_and_shows_no_key(folder: Path) -
 
 
 async def test_a_broker_without_descriptors_waits_for_some(folder: Path) -> None:
-    """Who dials then is answered once there are some again, and the log is not filled meanwhile."""
+    """An agent that dials then is answered once descriptors are free again; the log stays small meanwhile."""
     async with serve(key=KEY, script=lambda _: SAY) as model, working(folder, model.url) as (stage, broker):
         grant = await broker.lease(session(), HOLDER, "anthropic", await row_of(stage))
         pid = broker_pid(folder)

@@ -58,7 +58,7 @@ def test_a_systemd_credential_comes_first(tmp_path: Path) -> None:
 
 
 def test_a_file_from_before_still_opens_after_a_credential_came(tmp_path: Path) -> None:
-    """Moving to systemd's credentials loses nothing: the older keys that are there are kept at hand."""
+    """Moving to systemd's credentials loses nothing: the older keys still open their envelopes."""
     before = load_master_keys(tmp_path / "master.key", {})
     (tmp_path / CREDENTIAL).write_bytes(base64.b64encode(bytes(32)))
     (tmp_path / f"{CREDENTIAL}-old").write_bytes(base64.b64encode(b"1" * 32))

@@ -181,7 +181,7 @@ async def test_without_its_ledger_the_vault_vouches_for_nothing(tmp_path: Path, 
     else:
         ledger.write_bytes(ledger.read_bytes().replace(b'"epoch":1', b'"epoch":0'))
     async with vault_stage(tmp_path) as stage:
-        with pytest.raises(HutchError, match="add the keys anew"):
+        with pytest.raises(HutchError, match="add the keys again"):
             await secret(stage.vault)
         notices = await stage.vault.notices()
         await stage.put(secret="sk-anew")
@@ -194,7 +194,7 @@ async def test_without_its_ledger_the_vault_vouches_for_nothing(tmp_path: Path, 
 
 
 async def test_a_row_that_was_moved_or_changed_does_not_open(stage: VaultStage) -> None:
-    """Owner, provider, id and version are bound into the envelope: whoever writes to the database gains nothing."""
+    """Owner, provider, id and version are bound into the envelope: writing to the database gains nothing."""
     await stage.put()
     await stage.put(provider="openai", secret="sk-other")
     for change in ("owner = owner + 1", "provider = 'gemini'", "version = version + 1000", "id = 'k-x'"):

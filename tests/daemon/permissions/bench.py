@@ -1,4 +1,4 @@
-"""How long a judgement takes: the median for a typical line, read anew each time.
+"""How long a judgement takes: the median for a typical line, parsed each time.
 
 python tests/daemon/permissions/bench.py
 """

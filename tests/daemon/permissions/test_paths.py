@@ -41,7 +41,7 @@ from hutch_daemon.permissions.paths import (
     ],
 )
 def test_a_pattern_covers_what_it_names_and_all_below(pattern: str, path: str, covered: bool) -> None:
-    """Where a pattern begins is told by how it is written; one star is one name, two are any number."""
+    """The first characters of a pattern say where it starts; one star is one name, two are any number."""
     compiled = compile_pattern(pattern, base="/project", home="/home/u", fold=False)
 
     assert compiled.covers(path, "/w") is covered

@@ -1,4 +1,4 @@
-"""What is decided, and what is said about it."""
+"""Decisions, and the sentence that explains each."""
 
 from __future__ import annotations
 

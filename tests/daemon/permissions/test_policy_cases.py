@@ -37,7 +37,7 @@ def test_a_line_that_is_no_case_makes_the_report_unsafe() -> None:
 
 
 def test_mistakes_are_counted_by_their_kind() -> None:
-    """An unsafe allow, a missed deny, a needless ask and a needless deny are told apart by their ids."""
+    """An unsafe allow, a missed deny, a needless ask and a needless deny are listed apart, by their ids."""
     rules = {"allow": ["Bash(ls)"], "deny": ["Bash(rm)"]}
 
     def case(name: str, command: str, want: str) -> str:

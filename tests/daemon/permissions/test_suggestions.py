@@ -53,7 +53,7 @@ def test_a_proposal_is_narrow_and_enough(tool: str, text: str, rules: list[str])
 
 @pytest.mark.parametrize("text", ["npm run test", "make test", "python3 x.py", "./run.sh", "cargo test"])
 def test_a_proposal_says_when_it_lets_code_of_the_repository_run(text: str) -> None:
-    """Who accepts a rule for a script that the agent may edit is told."""
+    """A suggested rule for a script that the agent may edit says so."""
     assert "code in this repository" in decide("Bash", text).suggestions[0].note
 
 
