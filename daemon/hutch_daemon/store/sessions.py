@@ -3,18 +3,74 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import dataclass
 from typing import Any, Final
 
 from hutch_daemon.store.records import Executes, RowMapping
 from hutch_daemon.store.rows import SessionRow
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import UsageSeen
 
-__all__ = ["SESSIONS", "count_open", "delete", "find", "get", "in_directory", "insert", "list_", "page", "update"]
+__all__ = [
+    "SESSIONS",
+    "ActiveTurn",
+    "SessionActivity",
+    "activity",
+    "count_open",
+    "delete",
+    "find",
+    "get",
+    "in_directory",
+    "insert",
+    "list_",
+    "page",
+    "update",
+]
 
 SESSIONS: Final = RowMapping("sessions", SessionRow)
 _PREFIX: Final = 4
 _LISTED: Final = "WHERE owner = ifnull(?, owner) AND state = ifnull(?, state) ORDER BY created_at DESC, id"
+_ACTIVE: Final = "FROM turns WHERE session = :session AND state IN ('dispatching', 'running', 'stopping')"
+_ACTIVITY: Final = f"""
+    SELECT
+      (SELECT id {_ACTIVE}),
+      (SELECT state {_ACTIVE}),
+      (SELECT count(*) FROM turns WHERE session = :session AND state = 'queued'),
+      (SELECT count(*) FROM permissions WHERE session = :session AND state = 'pending'),
+      count(*), sum(input_tokens), sum(output_tokens), sum(cache_read_tokens), sum(cache_write_tokens), sum(usd)
+    FROM usage WHERE session = :session AND source = 'agent'
+"""  # noqa: S608 names of the code
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveTurn:
+    """The turn of a session that is dispatching, running or stopping."""
+
+    id: str
+    state: m.TurnState
+
+
+@dataclass(frozen=True, slots=True)
+class SessionActivity:
+    """What a session does now: its active turn, its queued turns, its pending requests, and its usage so far."""
+
+    active: ActiveTurn | None
+    queued: int
+    pending: int
+    usage: UsageSeen | None
+
+
+def activity(on: Executes, session: str) -> SessionActivity:
+    """Return what a session does now, in one statement; a missing session does nothing."""
+    record = on.execute(_ACTIVITY, {"session": session}).fetchone()
+    turn, state, queued, pending, reports, fresh, out, cache_read, cache_write, usd = record
+    return SessionActivity(
+        ActiveTurn(turn, state) if turn is not None else None,
+        queued,
+        pending,
+        UsageSeen(fresh, out, cache_read, cache_write, usd, total=True) if reports else None,
+    )
 
 
 def insert(tx: Executes, row: SessionRow) -> tuple[SessionRow, bool]:

@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 
-from hutch_daemon.store import events, executors, sessions
+from hutch_daemon.store import events, executors, permissions, sessions, turns
 from hutch_daemon.store.store import Store
 from hutch_daemon.store.tx import Tx
 from hutch_shared.errors import HutchError, Reason
-from tests.daemon.store.examples import AT, report, session_row, with_session, with_turn
+from tests.daemon.store.examples import AT, permission_row, report, session_row, with_session, with_turn
 
 
 @pytest.fixture
@@ -159,3 +159,17 @@ async def test_positions_are_not_used_again_after_a_removal(store: Store) -> Non
 
     assert (event.position, event.seq) == (4, 1)
     assert await store.read(partial(events.seq_range, session="*")) == events.SeqRange(head=4, oldest=1)
+
+
+async def test_the_activity_of_a_session_is_its_active_turn_and_what_waits(store: Store) -> None:
+    """The active turn, the number of queued turns and of pending requests, and no usage before any is reported."""
+    await with_session(store)
+    idle = await store.read(partial(sessions.activity, session="s-aaaa"))
+    for turn in ("t-1", "t-2", "t-3"):
+        await with_turn(store, turn)
+    await store.write(lambda tx: turns.move(tx, "t-1", {"queued"}, "dispatching", executor="x-1"))
+    await store.write(lambda tx: permissions.insert(tx, permission_row("p-1")))
+    busy = await store.read(partial(sessions.activity, session="s-aaaa"))
+
+    assert idle == sessions.SessionActivity(active=None, queued=0, pending=0, usage=None)
+    assert busy == sessions.SessionActivity(sessions.ActiveTurn("t-1", "dispatching"), queued=2, pending=1, usage=None)
