@@ -123,7 +123,7 @@ def test_the_sudo_way(made: World) -> None:
     wider = made.run("hutch doctor --system", code=None).out
 
     assert "ok  sudo rule: /opt/hutch/bin/hutch-launcher" in doctor
-    assert "ok  sudo's rules for hutch: exactly the one" in doctor
+    assert "ok  sudo's rules for hutch: exactly the needed rule" in doctor
     assert "ok  launcher: sudo -n -- /opt/hutch/bin/hutch-launcher" in doctor
     assert "with wildcards, which match more than they seem to: (root) NOPASSWD: /opt/hutch/bin/*" in wider
 
@@ -170,16 +170,16 @@ def test_each_thing_that_keeps_an_account_from_working_is_named(made: World) -> 
     second = made.run("hutch doctor --system", code=1).out
 
     assert "ok  account alice\n" in first
-    assert "!!  account bob\n    → Its home /home/bob is another's: chown bob /home/bob" in first
+    assert "!!  account bob\n    → Its home /home/bob belongs to another account: chown bob /home/bob" in first
     assert "!!  account carol\n    → It has expired" in first
-    assert "!!  account nobody-at-all\n    → The launcher's list names it, and there is no such account." in first
+    assert "!!  account nobody-at-all\n    → The launcher's list names it, but there is no such account." in first
     assert "!!  launcher: /run/hutch-launcher/launcher.sock\n    → hutch-launcher cannot be reached" in first
     assert "!!  account alice\n    → It cannot load the executor" in second
     assert "/opt/hutch/lib is closed to it (drwxr-x--- root root)" in second
     assert "chmod go-w /etc/hutch/launcher.toml" in second
-    assert "ok  record, keys, launcher: not looked at, which only root and hutch may\n" in as_bob
+    assert "ok  database, keys, launcher: not examined; only root and hutch may\n" in as_bob
     assert "ok  account alice\n" in as_bob
-    assert "!!  launcher's socket: /run/hutch-launcher/launcher.sock\n    → It is not there." in as_bob
+    assert "!!  launcher's socket: /run/hutch-launcher/launcher.sock\n    → It does not exist." in as_bob
 
 
 def test_the_world_is_no_part_of_the_machine(made: World) -> None:

@@ -1,11 +1,10 @@
-"""What `hutch doctor` cannot see from outside: settings, record and keys of this hutchd, and a host's many accounts.
+"""What `hutch doctor` cannot examine from outside: settings, database and keys of this hutchd, and a host's accounts.
 
-It looks and changes nothing, works whether a hutchd runs or not, and never stops at the first thing that is wrong.
-Each finding is a thing that was looked at, with advice where something is to be done about it; what this account may
-not look at is a finding too.
+The examination changes nothing, works whether hutchd runs or not, and goes on after the first fault. Each finding names
+what was examined, with advice if something is wrong. What this account may not examine is a finding too.
 
-The record is looked at as the account that it belongs to, so that nothing of another's is left in it. In system mode
-root therefore asks for that in a process under that account; anybody else gets the part that is for all to see.
+The state directory is examined as its owner, so that no file of another account is left in it. In system mode root
+starts a process under that account for this; any other account gets the part that everybody may see.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ __all__ = ["Finding", "as_service", "examine"]
 
 
 def examine(paths: Paths) -> Iterator[Finding]:
-    """Look at everything, one thing after the other. Takes up to a minute where the database is large."""
+    """Examine everything in turn. Takes up to a minute if the database is large."""
     yield Finding(f"hutchd {__version__}, Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}")
     settings, finding = _settings(paths.config)
     yield finding
@@ -54,7 +53,7 @@ def examine(paths: Paths) -> Iterator[Finding]:
 
 
 def as_service() -> Iterator[Finding]:
-    """Look at what only hutchd's own account may: the record, and what the launcher answers it."""
+    """Examine what only hutchd's own account may: the state directory, and the launcher's replies."""
     paths = find_paths(system=True)
     settings, _ = _settings(paths.config)
     yield from examine_record(paths, settings)
@@ -65,7 +64,9 @@ def _settings(path: Path) -> tuple[Settings, Finding]:
     try:
         return load(path), Finding(f"settings: {path}{'' if path.exists() else ' is not there: defaults'}")
     except (SettingsError, OSError) as error:
-        return Settings(), Finding(f"settings: {path}", f"{error} Mend it; `hutchd --check` says whether it is good.")
+        return Settings(), Finding(
+            f"settings: {path}", f"{error} Correct it; `hutchd --check` says whether it can be used."
+        )
 
 
 def _account(config: LauncherConfig | None) -> tuple[Who | None, Finding]:
@@ -75,22 +76,22 @@ def _account(config: LauncherConfig | None) -> tuple[Who | None, Finding]:
         who = Who.named(name)
     except KeyError:
         make = f"useradd --system --home-dir /var/lib/hutch --shell /usr/sbin/nologin {name}"
-        return None, Finding(f"account of hutchd: {name}", f"It is not there. Make it: {make}")
+        return None, Finding(f"account of hutchd: {name}", f"It does not exist. Make it: {make}")
     if who.uid == 0:
         return None, Finding(
-            f"account of hutchd: {name}", "It is root: hutchd of a host runs as an account of its own."
+            f"account of hutchd: {name}", "It is root: on a host, hutchd runs as an account of its own."
         )
     return who, Finding(f"account of hutchd: {name}")
 
 
 def _inside(paths: Paths, settings: Settings, account: Who) -> Iterator[Finding]:
-    """Look at what is hutchd's own, or say who may."""
+    """Examine what belongs to hutchd, or say who may."""
     if os.geteuid() == account.uid:
         yield from as_service()
     elif os.geteuid() == 0:
         yield from ask_as(account)
     else:
-        yield Finding(f"record, keys, launcher: not looked at, which only root and {account.name} may")
+        yield Finding(f"database, keys, launcher: not examined; only root and {account.name} may")
         yield from examine_socket(settings, account)
 
 
@@ -104,7 +105,7 @@ def _sockets(paths: Paths, owner: int) -> Iterator[Finding]:
         if found.st_uid in (0, os.geteuid()) or not paths.system:
             check_directory(paths.runtime)
         elif found.st_uid != owner or found.st_mode & 0o022:
-            yield Finding(subject, f"Others than hutchd can change it: chown {owner} and chmod go-w.")
+            yield Finding(subject, f"Other accounts than hutchd's can change it: chown {owner} and chmod go-w.")
             return
     except HutchError as error:
         yield Finding(subject, error.message)

@@ -1,6 +1,6 @@
-"""The accounts that the launcher's list names: whether agents can run as each, and whether in a sandbox.
+"""The accounts on the launcher's list: whether agents can run as each, and whether in a sandbox.
 
-As root it is really tried, in a process under that account; else owners and modes are looked at, which tells most.
+Root tries it in a process under that account. Other accounts check owners and modes, which finds most faults.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from hutch_shared.reach import Who, closed, members
 __all__ = ["examine_accounts"]
 
 _MOST: Final = 20
-"""So many accounts are looked at …"""
+"""Accounts examined at most."""
 _LONGEST: Final = 40.0
-"""… and for so many seconds."""
+"""Seconds after which no further account is examined."""
 _TRY: Final = 20.0
-_WALLS: Final = 60.0
+_SANDBOX: Final = 60.0
 _LOAD: Final = "import hutch_executor.run"
 _NO_SHELLS: Final = ("nologin", "false", "sync", "halt", "shutdown")
 _DAY: Final = 86_400
 CLOSED: Final = "hutch-python"
-"""A copy of the interpreter that accounts may execute and not read: the kernel lets nobody look into what it runs."""
+"""A copy of the interpreter that accounts may execute but not read: the kernel lets no process look into it."""
 _APPARMOR: Final = (
     "give bubblewrap a profile with `userns,` in it (/etc/apparmor.d/bwrap), or sysctl -w"
     " kernel.apparmor_restrict_unprivileged_userns=0"
@@ -51,7 +51,7 @@ _KERNEL: Final = (
 
 
 def examine_accounts(config: LauncherConfig, settings: Settings, paths: Paths) -> Iterator[Finding]:
-    """Look at each account, up to a number and for a time."""
+    """Examine each account, up to `_MOST` of them and for `_LONGEST` seconds."""
     if not config.interpreter:
         closed_copy = Path(sys.executable).with_name(CLOSED)
         python = str(closed_copy) if closed_copy.exists() else sys.executable
@@ -62,61 +62,61 @@ def examine_accounts(config: LauncherConfig, settings: Settings, paths: Paths) -
         try:
             names |= dict.fromkeys(members(group))
         except KeyError:
-            yield Finding(f"group {group}", "The launcher's list names it, and there is no such group.")
+            yield Finding(f"group {group}", "The launcher's list names it, but there is no such group.")
     deadline = time.monotonic() + _LONGEST
-    walled = False
+    sandbox_tried = False
     for at, name in enumerate(names):
         if at == _MOST or time.monotonic() > deadline:
-            yield Finding(f"{len(names) - at} more accounts: not looked at, since that would take too long")
+            yield Finding(f"{len(names) - at} more accounts: not examined, since that would take too long")
             break
         try:
             who = Who.named(name)
         except KeyError:
-            yield Finding(f"account {name}", "The launcher's list names it, and there is no such account.")
+            yield Finding(f"account {name}", "The launcher's list names it, but there is no such account.")
             continue
         advice = _refused(who, config) or _unusable(who, config)
         yield Finding(f"account {name}", advice)
-        if advice is None and not walled:
-            walled = True
-            yield _walls(who, config, paths)
+        if advice is None and not sandbox_tried:
+            sandbox_tried = True
+            yield _sandbox(who, config, paths)
 
 
 def _interpreter(path: Path) -> Finding:
-    """Tell whether accounts may only execute the interpreter of executors, and whether it is the one of now."""
+    """Return whether accounts may only execute the interpreter of executors, and whether it is the current one."""
     subject = f"executors run {path}"
     mend = f'install -m 711 "{os.path.realpath(sys.executable)}" "{Path(sys.executable).with_name(CLOSED)}"'
     try:
         if path.stat().st_mode & 0o044:
             return Finding(
                 subject,
-                "Accounts may read it, so that for a moment at its start an executor can be looked into by other"
-                f" sessions of its own account. As root: {mend}",
+                "Accounts may read it, so for a moment at its start other sessions of its account can look into an"
+                f" executor. As root: {mend}",
             )
         if os.geteuid() == 0 and path.name == CLOSED and path.read_bytes() != Path(sys.executable).read_bytes():
-            return Finding(subject, f"It is a copy of another Python than Hutch's present one. As root: {mend}")
+            return Finding(subject, f"It is a copy of another Python than Hutch now uses. As root: {mend}")
     except OSError as error:
-        return Finding(subject, f"It cannot be looked at: {error.strerror}.")
-    return Finding(f"{subject}, which accounts may run and not read")
+        return Finding(subject, f"It cannot be examined: {error.strerror}.")
+    return Finding(f"{subject}, which accounts may run but not read")
 
 
 def _refused(who: Who, config: LauncherConfig) -> str | None:
-    """Return why the launcher would refuse it, whatever else holds."""
+    """Return why the launcher would refuse an account, or None."""
     if who.uid == 0 or who.name == config.serve or who.name in config.deny:
         return "The launcher never starts agents as root, hutchd's account or one in `deny`: take it off the list."
     if not config.uid_min <= who.uid <= config.uid_max:
         return f"Its uid {who.uid} is not from {config.uid_min} to {config.uid_max}, so the launcher refuses it."
     if os.path.basename(who.shell) in _NO_SHELLS and who.name not in config.dedicated:
         return (
-            f"Its shell {who.shell} says that nobody works as it, so the launcher refuses it. If it is Hutch's alone,"
+            f"Its shell {who.shell} admits no login, so the launcher refuses it. If only Hutch uses the account,"
             " name it in `dedicated`."
         )
     if _expired(who.name):
-        return "It has expired, so the launcher refuses it: usermod --expiredate '' if it should not have."
+        return "It has expired, so the launcher refuses it. To reopen it: usermod --expiredate ''"
     return None
 
 
 def _expired(name: str) -> bool:
-    """Tell whether /etc/shadow, where it can be read, says that an account is over."""
+    """Return whether an account has expired, by /etc/shadow if that can be read."""
     try:
         lines = Path("/etc/shadow").read_text().splitlines()
     except OSError:
@@ -129,7 +129,7 @@ def _expired(name: str) -> bool:
 
 
 def _unusable(who: Who, config: LauncherConfig) -> str | None:
-    """Return what keeps an executor from running as it, or from working there."""
+    """Return what keeps an executor from running as an account, or None."""
     if why := _code(who, config):
         return f"{why} Install Hutch, and the Python it runs with, where every account may read it."
     try:
@@ -137,12 +137,12 @@ def _unusable(who: Who, config: LauncherConfig) -> str | None:
     except OSError as error:
         return f"Its home {who.home} cannot be used ({error.strerror}): agents keep their conversations there."
     if home.st_uid != who.uid:
-        return f"Its home {who.home} is another's: chown {who.name} {who.home}"
+        return f"Its home {who.home} belongs to another account: chown {who.name} {who.home}"
     return None
 
 
 def _code(who: Who, config: LauncherConfig) -> str | None:
-    """Return why the interpreter or the code is closed to it: tried as root, else by owners and modes."""
+    """Return why an account cannot read the interpreter or the code: tried as root, or by owners and modes."""
     python = config.interpreter
     places = ((python, 1), (sysconfig.get_path("stdlib"), 5), (sysconfig.get_path("purelib"), 5), (shared_file, 4))
     if os.geteuid() == 0:
@@ -162,42 +162,40 @@ def _code(who: Who, config: LauncherConfig) -> str | None:
     return f"It cannot run the executor: {why}." if why else None
 
 
-def _walls(who: Who, config: LauncherConfig, paths: Paths) -> Finding:
-    """Tell whether agents of an account can have a sandbox; it is the host, not the account, that decides."""
+def _sandbox(who: Who, config: LauncherConfig, paths: Paths) -> Finding:
+    """Return whether agents can have a sandbox. That depends on the host, so one account is enough to try it."""
     subject = "isolation strict: a sandbox for agents"
     program = shutil.which("bwrap", path=config.path)
     if program is None:
         install = "apt-get install bubblewrap" if shutil.which("apt-get") else "install the package bubblewrap"
-        return Finding(subject, f"bubblewrap (bwrap) is not installed, without which no session is strict: {install}")
+        return Finding(subject, f"bubblewrap (bwrap) is not installed; without it no session is strict: {install}")
     if os.geteuid() != 0:
         if found := _kernel():
             return Finding(subject, found)
-        return Finding(f"{subject}: {program} is there; not tried, which only root can as another account")
+        return Finding(f"{subject}: {program} is installed; not tried: only root can try it as another account")
     spec = m.SandboxSpec(program, (str(paths.state), str(paths.runtime)), ())
     command = (config.interpreter, "-P", "-s", "-m", "hutch_executor.sandbox", "--no-new-privileges")
     try:
-        done = run_as(who, command, timeout=_WALLS, given=msgspec.json.encode(spec), path=config.path)
+        done = run_as(who, command, timeout=_SANDBOX, given=msgspec.json.encode(spec), path=config.path)
     except (OSError, subprocess.TimeoutExpired) as error:
         return Finding(subject, f"It could not be tried: {error}.")
     try:
         trouble = msgspec.json.decode(done.stdout, type=dict[str, str])
     except msgspec.DecodeError:
-        trouble = {
-            "full": " ".join(done.stderr.decode(errors="replace").strip().splitlines()[-1:]) or "it says nothing"
-        }
+        trouble = {"full": " ".join(done.stderr.decode(errors="replace").strip().splitlines()[-1:]) or "no output"}
     if why := trouble.pop("full", ""):
-        advice = _kernel() or "In a container, /proc must not be covered and user namespaces be allowed."
+        advice = _kernel() or "In a container, /proc must not be masked, and user namespaces must be allowed."
         return Finding(subject, f"{program} does not work as {who.name}: {why.rstrip('.')}. {advice}")
     fewer = "".join(f'; not with [sandbox] network = "{network}": {why}' for network, why in trouble.items())
     return Finding(f"{subject}: {program} works, tried as {who.name}{fewer}")
 
 
 def _kernel() -> str | None:
-    """Return what of the kernel's settings forbids user namespaces, and how to allow them."""
+    """Return the kernel setting that forbids user namespaces and how to change it, or None."""
     for name, bad, way in _KERNEL:
         try:
             if Path("/proc/sys", name).read_text().strip() == bad:
-                return f"{name.replace('/', '.')} is {bad}, so that accounts can make no sandbox: {way}"
+                return f"{name.replace('/', '.')} is {bad}, so accounts cannot make a sandbox: {way}"
         except OSError:
             continue
     return None

@@ -1,4 +1,4 @@
-"""Having something looked at as another account: in a process of its own, with that account's rights alone."""
+"""Examinations as another account: in a process of its own, with the rights of that account alone."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _PLACES: Final = ("HUTCH_CONFIG", "HUTCH_STATE_DIR", "HUTCH_RUNTIME_DIR")
 def run_as(
     who: Who, command: Sequence[str], *, timeout: float, given: bytes = b"", path: str = os.defpath
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a command as an account, with its groups of now, no privilege, and nothing of our environment but places.
+    """Run a command as an account, with its current groups, no privilege, and only `_PLACES` of our environment.
 
-    Only root can. TimeoutExpired after `timeout` seconds (it is killed), OSError when it cannot be started.
+    Only root can. TimeoutExpired after `timeout` seconds, when it is killed; OSError when it cannot be started.
     """
     environ = {"PATH": path, "HOME": who.home, "USER": who.name, "LOGNAME": who.name, "LANG": "C.UTF-8"}
     environ |= {name: os.environ[name] for name in _PLACES if name in os.environ}
@@ -49,8 +49,8 @@ def run_as(
 
 
 def ask_as(account: Who) -> Iterator[Finding]:
-    """Have hutchd's account look at what is its own."""
-    subject = f"hutchd's own look as {account.name}"
+    """Have hutchd's account examine what belongs to it."""
+    subject = f"examination as {account.name}"
     try:
         done = run_as(account, (sys.executable, "-P", "-c", _SERVICE), timeout=_EXAMINATION)
         found = msgspec.json.decode(done.stdout, type=list[Finding])

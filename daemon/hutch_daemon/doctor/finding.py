@@ -1,4 +1,4 @@
-"""What was found."""
+"""The result of one examination."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Finding"]
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What was looked at; `advice` is a sentence, or None when all is well."""
+    """`subject` names what was examined; `advice` says what to do, or is None if nothing is wrong."""
 
     subject: str
     advice: str | None = None

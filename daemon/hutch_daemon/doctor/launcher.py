@@ -1,7 +1,6 @@
-"""hutch-launcher, as far as it can be seen from beside it: its configuration, its socket, what it answers hutchd.
+"""Examinations of hutch-launcher from outside: its configuration, its socket, its replies to hutchd.
 
-The launcher reads its configuration itself and imports nothing of ours, nor we of it; what is read here is for advice
-alone.
+The launcher reads its configuration itself: neither side imports the other. What is read here serves advice alone.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class LauncherConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_config(path: Path = Path(LAUNCHER_CONFIG)) -> tuple[LauncherConfig | None, list[Finding]]:
-    """Read it; None where it cannot be read or used."""
+    """Read the configuration; None if it cannot be read or used."""
     subject = f"launcher's list: {path}"
     try:
         with path.open("rb") as file:
@@ -52,28 +51,30 @@ def read_config(path: Path = Path(LAUNCHER_CONFIG)) -> tuple[LauncherConfig | No
             found = os.fstat(file.fileno())
     except FileNotFoundError:
         return None, [
-            Finding(subject, "It is not there: `hutch service install --system` writes it, or do it by hand.")
+            Finding(subject, "It does not exist: `hutch service install --system` writes it, or write it by hand.")
         ]
     except PermissionError:
-        return None, [Finding(f"{subject}: not looked at, which you may not")]
+        return None, [Finding(f"{subject}: not examined; you may not read it")]
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         return None, [Finding(subject, f"The launcher cannot use it: {error}.")]
     if unsafe := _unsafe(path, found):
         return config, [Finding(subject, unsafe)]
     if not config.users and not config.groups:
-        return config, [Finding(subject, "Nobody may run agents yet: name accounts in `users` or groups in `groups`.")]
+        return config, [
+            Finding(subject, "No account may run agents yet: name accounts in `users` or groups in `groups`.")
+        ]
     return config, [Finding(subject)]
 
 
 def _unsafe(path: Path, found: os.stat_result) -> str | None:
     """Return why the launcher would not trust the file."""
     if not stat.S_ISREG(found.st_mode) or path.is_symlink():
-        return "It is no regular file: the launcher refuses it."
+        return "It is not a regular file, so the launcher refuses it."
     for place, one in ((path, found), (path.parent, path.parent.stat())):
         if one.st_uid != 0:
-            return f"{place} is not root's, so the launcher refuses it: chown root:root {place}"
+            return f"{place} does not belong to root, so the launcher refuses it: chown root:root {place}"
         if one.st_mode & 0o022:
-            return f"Others than root may write to {place}, so the launcher refuses it: chmod go-w {place}"
+            return f"Other accounts than root may write to {place}, so the launcher refuses it: chmod go-w {place}"
     return None
 
 
@@ -83,7 +84,7 @@ def command_of(settings: Settings) -> str:
 
 
 def examine_launcher(settings: Settings) -> list[Finding]:
-    """Ask it, as hutchd does. Takes up to ten seconds where it does not answer."""
+    """Ask the launcher, as hutchd does. Takes up to ten seconds if it does not answer."""
     sudo = settings.isolation.launcher == "sudo"
     way = ("sudo", "-n", "--", command_of(settings)) if sudo else Path(settings.isolation.launcher_socket)
     subject = f"launcher: {' '.join(way) if isinstance(way, tuple) else way}"
@@ -95,27 +96,29 @@ def examine_launcher(settings: Settings) -> list[Finding]:
     finally:
         launcher.close()
     if reply.status is not LauncherStatus.DONE:
-        return [Finding(subject, reply.text or "It answers that it can do nothing.")]
+        return [Finding(subject, reply.text or "It replies that it can do nothing.")]
     group = read_abilities(reply.text)
     findings = [Finding(subject, None if group.caps else group.why or "It lacks the rights to become another account.")]
     if not group.cgroup:
         why = group.why or "It can make no cgroup"
         findings.append(
             Finding(
-                "isolation account: not to be had",
-                f"{why.rstrip('.')}. Run it as its unit, which systemd delegates a cgroup to, or as root.",
+                "isolation account: not available",
+                f"{why.rstrip('.')}. Run it as its unit, to which systemd delegates a cgroup, or as root.",
             )
         )
         return findings
     missing = [one for one in _ALL if one not in group.limits]
-    bounds = f"cgroup {group.cgroup} at {group.root}, which can bound {', '.join(group.limits) or 'nothing'}"
-    advice = f"Limits of {' and '.join(missing)} do not hold here: {group.why or 'no such controller is delegated.'}"
+    bounds = f"cgroup {group.cgroup} at {group.root}, which can limit {', '.join(group.limits) or 'nothing'}"
+    advice = (
+        f"Limits of {' and '.join(missing)} are not enforced here: {group.why or 'no such controller is delegated.'}"
+    )
     findings.append(Finding(f"isolation account: {bounds}", advice if missing else None))
     return findings
 
 
 def examine_socket(settings: Settings, account: Who) -> list[Finding]:
-    """Look at its socket from outside, as anybody may."""
+    """Examine the launcher's socket from outside, as every account may."""
     if settings.isolation.launcher == "sudo":
         return []
     path = Path(settings.isolation.launcher_socket)
@@ -123,13 +126,17 @@ def examine_socket(settings: Settings, account: Who) -> list[Finding]:
     try:
         found = path.lstat()
     except FileNotFoundError:
-        return [Finding(subject, f"It is not there. {_start(settings)}")]
+        return [Finding(subject, f"It does not exist. {_start(settings)}")]
     except OSError as error:
-        return [Finding(f"{subject}: not looked at ({error.strerror})")]
+        return [Finding(f"{subject}: not examined ({error.strerror})")]
     if not stat.S_ISSOCK(found.st_mode):
-        return [Finding(subject, "It is no socket: remove it.")]
+        return [Finding(subject, "It is not a socket: remove it.")]
     if found.st_uid not in (0, account.uid) or found.st_mode & 0o077:
-        return [Finding(subject, f"Others than {account.name} may dial it: chmod 600 and chown {account.name}.")]
+        return [
+            Finding(
+                subject, f"Other accounts than {account.name} may connect to it: chmod 600 and chown {account.name}."
+            )
+        ]
     return [Finding(subject)]
 
 

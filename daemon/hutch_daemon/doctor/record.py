@@ -1,4 +1,4 @@
-"""The record of this hutchd: its directory, database, master key, and the space that is left."""
+"""The state directory of this hutchd: its permissions, the database, the master key, and the free space."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _FEW_FILES: Final = 1000
 
 
 def examine_record(paths: Paths, settings: Settings) -> Iterator[Finding]:
-    """Look at all of it, as the account that it belongs to."""
+    """Examine the state directory, as the account that owns it."""
     if not paths.state.exists():
-        yield Finding(f"state: {paths.state} is not there yet; hutchd makes it")
+        yield Finding(f"state: {paths.state} does not exist yet; hutchd makes it")
         return
     yield _private(paths.state)
     if paths.state.is_dir() and os.access(paths.state, os.R_OK | os.X_OK):
@@ -39,15 +39,15 @@ def examine_record(paths: Paths, settings: Settings) -> Iterator[Finding]:
 
 
 def _private(folder: Path) -> Finding:
-    """Look whether only one account can read or change a directory and what lies in it."""
+    """Return whether only one account can read or change a directory and its entries."""
     try:
         open_to_others = [path for path in (folder, *folder.iterdir()) if stat.S_IMODE(path.lstat().st_mode) & 0o066]
         foreign = [path for path in folder.iterdir() if path.lstat().st_uid != folder.lstat().st_uid]
     except OSError as error:
-        return Finding(f"state: {folder}", f"It cannot be looked at: {error.strerror}. Ask whom it belongs to.")
+        return Finding(f"state: {folder}", f"It cannot be examined: {error.strerror}. Ask its owner.")
     advice = None
     if open_to_others:
-        advice = f"Others can get at {_few(open_to_others)}: take that away with `chmod go=`."
+        advice = f"Other accounts can read or change {_few(open_to_others)}: forbid that with `chmod go=`."
     elif foreign:
         advice = f"{_few(foreign)} belongs to another account than the directory: give it back with `chown`."
     return Finding(f"state: {folder}", advice)
@@ -56,42 +56,42 @@ def _private(folder: Path) -> Finding:
 def _database(path: Path) -> Iterator[Finding]:
     subject = f"database: {path}"
     if not path.exists() and not database.wal_of(path).exists():
-        yield Finding(f"{subject} is not there yet; hutchd makes it")
+        yield Finding(f"{subject} does not exist yet; hutchd makes it")
         return
     size = path.stat().st_size if path.exists() else 0
     try:
         if not size:
-            raise sqlite3.DatabaseError("it is empty, or gone while its write-ahead log is there")
+            raise sqlite3.DatabaseError("it is empty, or missing while its write-ahead log exists")
         with closing(database.connect_reader(path)) as conn:
             database.check(conn, path, seconds=_CHECK_SECONDS)
             schema = conn.execute("PRAGMA user_version").fetchone()[0]
     except HutchError as error:
         named = error.details.get("detail")
-        yield Finding(subject, _way_back(path, str(named)) if named is not None else error.message)
+        yield Finding(subject, _recovery(path, str(named)) if named is not None else error.message)
     except sqlite3.Error as error:
         damaged = fault_of(error) in (None, StoreFault.CORRUPT)
-        yield Finding(subject, _way_back(path, str(error)) if damaged else f"It cannot be read: {error}.")
+        yield Finding(subject, _recovery(path, str(error)) if damaged else f"It cannot be read: {error}.")
     else:
         yield Finding(f"{subject}, {size:,} bytes, schema {schema}, sound")
     kept = sorted(path.parent.glob(f"{path.name}.before-restore-*[0-9a-f]"))
     if kept:
-        yield Finding(f"kept from earlier restores: {_few(kept)}; remove them when nothing in them is missed")
+        yield Finding(f"kept from earlier restores: {_few(kept)}; remove them when you need nothing of them")
 
 
-def _way_back(path: Path, damage: str) -> str:
+def _recovery(path: Path, damage: str) -> str:
     wal = database.wal_of(path)
     return (
-        f"It is damaged ({damage}). It was kept as it is: {path}"
+        f"It is damaged ({damage}). It was left as it is: {path}"
         + (f" with {wal.name} beside it" if wal.exists() else "")
-        + ". The way back: `hutch daemon stop` if one runs, then `hutch daemon restore BACKUP`, which keeps this file"
-        " too. Without a backup: move it and its -wal away, and hutchd begins an empty record."
+        + ". To recover: `hutch daemon stop` if hutchd runs, then `hutch daemon restore BACKUP`, which keeps this file"
+        " too. Without a backup, move it and its -wal away: hutchd then starts with an empty database."
     )
 
 
 def _master_key(paths: Paths, settings: Settings) -> Finding:
     path = master_file(paths, settings)
     if settings.keys.keyring or "CREDENTIALS_DIRECTORY" in os.environ:
-        return Finding("master key: not a file; `hutch status` says where a running hutchd has it from")
+        return Finding("master key: not a file; `hutch status` says where a running hutchd got it")
     if path.exists():
         try:
             return Finding(f"master key: {load_master_keys(path).source}")
@@ -100,10 +100,10 @@ def _master_key(paths: Paths, settings: Settings) -> Finding:
     if _keys_stored(paths.state / "hutch.db"):
         return Finding(
             f"master key: {path} is missing",
-            "No stored key can be opened without it: put it back from where you keep a copy, before hutchd makes"
-            " another one; or add the keys anew.",
+            "Without it no stored key can be opened: restore it from your copy before hutchd makes another one, or add"
+            " the keys again.",
         )
-    return Finding(f"master key: {path} is not there yet; hutchd makes it")
+    return Finding(f"master key: {path} does not exist yet; hutchd makes it")
 
 
 def _keys_stored(path: Path) -> bool:
@@ -117,11 +117,13 @@ def _keys_stored(path: Path) -> bool:
 def _space(folder: Path) -> Finding:
     there = os.statvfs(folder)
     free = there.f_bavail * there.f_frsize
-    subject = f"space: {free >> 20:,} MiB free where {folder} is"
+    subject = f"space: {free >> 20:,} MiB free at {folder}"
     if free < _LITTLE_SPACE:
-        return Finding(subject, "Make room: on a full disk hutchd accepts nothing. It goes on by itself then.")
+        return Finding(
+            subject, "Free some space: on a full disk hutchd accepts nothing. It goes on by itself afterwards."
+        )
     if there.f_files and there.f_favail < _FEW_FILES:
-        return Finding(subject, f"Only {there.f_favail} more files can be made there: remove some.")
+        return Finding(subject, f"Only {there.f_favail} more files fit on this disk: remove some.")
     return Finding(subject)
 
 

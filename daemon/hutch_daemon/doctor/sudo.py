@@ -1,4 +1,4 @@
-"""The sudo rule, where hutchd reaches the launcher by one: that it is there, exactly it, and of the right program."""
+"""The sudo rule by which hutchd reaches the launcher: that it exists, allows nothing else and names a safe program."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def sudo_rule(paths: Paths) -> str:
 
 
 def examine_sudo(settings: Settings, account: Who | None) -> Iterator[Finding]:
-    """Look at the rule: nothing where the launcher has a unit and there is no rule."""
+    """Examine the rule; no finding if the launcher has a unit and there is no rule."""
     used = settings.isolation.launcher == "sudo"
     file = Path(sudoers.FILE)
     if not used and not file.exists():
@@ -40,12 +40,12 @@ def examine_sudo(settings: Settings, account: Who | None) -> Iterator[Finding]:
     if used and _UNIT.exists() and "NoNewPrivileges=yes" in _UNIT.read_text(errors="replace").splitlines():
         yield Finding(
             'settings: [isolation] launcher = "sudo"',
-            f"{_UNIT} forbids sudo (NoNewPrivileges), and has the launcher's own unit beside it: take the line out.",
+            f"{_UNIT} forbids sudo (NoNewPrivileges), being written for the launcher's own unit: remove that line.",
         )
     if account is None:
         return
     if os.geteuid() not in (0, account.uid):
-        yield Finding(f"sudo's rules: not looked at, which only root and {account.name} may")
+        yield Finding(f"sudo's rules: not examined; only root and {account.name} may")
     elif shutil.which("sudo") is None:
         yield Finding("sudo's rules", "sudo is not installed.")
     else:
@@ -53,17 +53,19 @@ def examine_sudo(settings: Settings, account: Who | None) -> Iterator[Finding]:
 
 
 def _program(command: str) -> str | None:
-    """Return why root should not run it."""
+    """Return why root should not run this command, or None."""
     path = Path(os.path.realpath(command))
     if not path.is_file():
-        return "It is not there."
+        return "It does not exist."
     found = path.stat()
     if found.st_uid != 0 or found.st_mode & 0o022:
-        return f"Others than root can change {path}, and would be root by this rule: chown root, chmod go-w."
+        return (
+            f"Other accounts than root can change {path}, and would become root by this rule: chown root, chmod go-w."
+        )
     try:
         check_directory(path.parent)
     except HutchError as error:
-        return f"Others could put another program there, and would be root by this rule: {error.message}"
+        return f"Other accounts could replace it, and would become root by this rule: {error.message}"
     return None
 
 
@@ -76,11 +78,9 @@ def _rules(command: str, account: Who) -> Iterator[Finding]:
         return
     faults = sudoers.faults(sudoers.allowed(done.stdout), command)
     for fault in faults:
-        yield Finding(
-            f"sudo's rules for {account.name}", f"{fault} `hutch doctor --sudo` shows the one that is needed."
-        )
+        yield Finding(f"sudo's rules for {account.name}", f"{fault} `hutch doctor --sudo` shows the needed rule.")
     if not faults:
-        yield Finding(f"sudo's rules for {account.name}: exactly the one")
+        yield Finding(f"sudo's rules for {account.name}: exactly the needed rule")
     if os.geteuid() == 0:
         file = Path(sudoers.FILE)
         try:
@@ -88,5 +88,5 @@ def _rules(command: str, account: Who) -> Iterator[Finding]:
             good = whole == sudoers.rule(command, account.name)
         except (OSError, HutchError):
             return
-        advice = "It is not as `hutch doctor --sudo` prints it: the rule works only with the Defaults beside it."
+        advice = "It differs from what `hutch doctor --sudo` prints: the rule works only together with its Defaults."
         yield Finding(f"sudo's file: {file}", None if good else advice)

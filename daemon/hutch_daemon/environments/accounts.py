@@ -1,4 +1,4 @@
-"""Unix accounts, looked up afresh each time: a new group membership counts from the next executor on."""
+"""Unix accounts, looked up each time: a new group membership takes effect with the next executor."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["account_name", "account_named", "account_of", "groups_of", "uid_of"]
 
 
 def account_of(uid: int, *, home: str | None = None) -> Account:
-    """Return the account; `isolation_unavailable` when there is none. `home` replaces the one that the system names."""
+    """Return the account; `isolation_unavailable` when there is none. `home` replaces the one of the system."""
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
         if uid != os.getuid() or home is None:
             raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"There is no account with the uid {uid}.") from None
-        return Account(uid, os.getgid(), f"uid-{uid}", home)  # a container often runs with a bare number
+        return Account(uid, os.getgid(), f"uid-{uid}", home)  # in a container the uid often has no entry
     groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
     return Account(uid, entry.pw_gid, entry.pw_name, home or entry.pw_dir, entry.pw_shell or "/bin/sh", groups)
 
@@ -33,7 +33,7 @@ def account_named(name: str) -> Account:
 
 
 def account_name(uid: int) -> str:
-    """Return the account's name, or its number where it has none."""
+    """Return the account's name, or its uid if it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -41,7 +41,7 @@ def account_name(uid: int) -> str:
 
 
 def uid_of(name: str) -> int | None:
-    """Return the uid of the account of that name, or None where there is none."""
+    """Return the uid of the account of that name, or None."""
     try:
         return pwd.getpwnam(name).pw_uid
     except (KeyError, ValueError):  # a name that no account can have, such as one with a NUL

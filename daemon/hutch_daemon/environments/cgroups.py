@@ -1,8 +1,9 @@
-"""A cgroup per executor, where the host lets us have one: membership that a process cannot shed by forking.
+"""A cgroup per executor, where the host allows it: a process cannot leave its cgroup by forking.
 
-Version 2 where a child of our own group can be made (a delegated tree, or root), with `cgroup.kill`; else the version 1
-`freezer` hierarchy, where a frozen group cannot outrun its killer. Neither: `find_root` returns None, and ancestry and
-the mark in the environment must do.
+hutchd uses cgroup version 2 with `cgroup.kill` if it can make a child of its own cgroup (in a delegated tree, or as
+root). Otherwise it uses the version 1 `freezer` hierarchy, where the processes of a frozen group cannot fork faster
+than they are killed. If neither works, `find_root` returns None, and processes are found by descent and by the mark in
+their environment.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ _PREFIX = "hutch-"
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """One executor's own group."""
+    """The cgroup of one executor."""
 
     path: Path
     version: Version
 
     def enter(self, pid: int) -> None:
-        """Move a process in; what it starts from then on is born there."""
+        """Move a process in; what it starts from then on starts there too."""
         (self.path / "cgroup.procs").write_text(str(pid))
 
     def pids(self) -> set[int]:
-        """Return its processes, zombies left out by the kernel; the empty set when the group is gone."""
+        """Return its processes without zombies; the empty set when the group is gone."""
         try:
             return {int(line) for line in (self.path / "cgroup.procs").read_text().split()} - {0}
         except (FileNotFoundError, OSError):
             return set()
 
     def kill(self, deadline: float) -> bool:
-        """End all processes in it and remove it; False when some are left at `deadline` (monotonic). Blocks."""
+        """End all its processes and remove it; return False if some are left at `deadline` (monotonic). Blocks."""
         pause = 0.001
         while self.path.exists():
             self._kill_once()
@@ -71,7 +72,7 @@ class Cgroup:
 
 @dataclass(frozen=True, slots=True)
 class CgroupRoot:
-    """Where groups of executors are made."""
+    """The directory in which the cgroups of executors are made."""
 
     path: Path
     version: Version
@@ -79,7 +80,7 @@ class CgroupRoot:
     def make(
         self, executor: str, memory: int | None = None, pids: int | None = None, cpu_weight: int | None = None
     ) -> Cgroup | None:
-        """Make the group of an executor; None when the host refuses it now. Limits are held where they can be."""
+        """Make an executor's cgroup with those limits that the host can enforce; None if the host refuses."""
         group = self.of(executor)
         try:
             group.path.mkdir()
@@ -88,21 +89,21 @@ class CgroupRoot:
         if self.version == 2:
             for name, value in (("memory.max", memory), ("pids.max", pids), ("cpu.weight", cpu_weight)):
                 if value is not None:
-                    with contextlib.suppress(OSError):  # that controller is not delegated to us
+                    with contextlib.suppress(OSError):  # this controller is not delegated to us
                         (group.path / name).write_text(str(value))
         return group
 
     def of(self, executor: str) -> Cgroup:
-        """Return the group that an executor has here, if it has one."""
+        """Return an executor's cgroup here, which may not exist."""
         return Cgroup(self.path / f"{_PREFIX}{executor}", self.version)
 
     def find(self, path: str) -> Cgroup:
-        """Return the group that a launch record names."""
+        """Return the cgroup that a launch record names."""
         return Cgroup(Path(path), self.version)
 
 
 def find_root() -> CgroupRoot | None:
-    """Look for a place where groups can be made: our own group, in version 2 first. Tries it and cleans up."""
+    """Return a directory in which cgroups can be made: hutchd's own cgroup, version 2 first. Makes one to try it."""
     own = _own_groups()
     for version, mount in _mounts():
         path = own.get("" if version == 2 else "freezer")
@@ -122,7 +123,7 @@ def find_root() -> CgroupRoot | None:
 
 
 def of_process(pid: int) -> tuple[str, ...]:
-    """Return the executors in whose groups `pid` is. A hutchd inside a session of another has more than one."""
+    """Return the executors whose cgroups `pid` is in: several for a hutchd that runs in a session of another one."""
     try:
         text = Path(f"/proc/{pid}/cgroup").read_text()
     except OSError:
@@ -132,7 +133,7 @@ def of_process(pid: int) -> tuple[str, ...]:
 
 
 def _own_groups() -> dict[str, str]:
-    """Return our path in each hierarchy, by controller; version 2 has the empty name."""
+    """Return hutchd's path in each hierarchy by controller; version 2 has the empty name."""
     groups: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -142,7 +143,7 @@ def _own_groups() -> dict[str, str]:
 
 
 def _mounts() -> list[tuple[Version, Path]]:
-    """Return where version 2 and the version 1 freezer are mounted, in the order in which they are wanted."""
+    """Return where version 2 and the version 1 freezer are mounted, version 2 first."""
     found: list[tuple[Version, Path]] = []
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/mounts").read_text().splitlines():

@@ -1,8 +1,8 @@
-"""Hands a starting executor its boot line, which holds the token, once nobody of its account can look into it.
+"""Hands a starting executor its boot line, which holds the token, once no process of its account can look into it.
 
-An executor forbids that before it imports much and then writes one byte to its standard input, a socket. The kernel
-tells whether it is so: what is not dumpable has its /proc entries owned by root. One that is traced got its tracer
-before that and gets no token. (proc(5), PR_SET_DUMPABLE in prctl(2))
+An executor makes itself non-dumpable before it imports much, and then writes one byte to its standard input, a socket.
+hutchd checks that with the kernel: root owns the /proc entries of a process that is not dumpable. A tracer may have
+attached earlier, so a traced executor gets no token. (proc(5), PR_SET_DUMPABLE in prctl(2))
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TRACER: Final = re.compile(rb"^TracerPid:\s*(\d+)$", re.MULTILINE)
 
 
 def read_line(sock: socket.socket, deadline: float, limit: int = 64 * 1024) -> bytes:
-    """Return the line that an executor says next, without its end; empty when none comes. Blocks."""
+    """Return the next line of an executor without its end, or nothing if none comes before `deadline`. Blocks."""
     line = b""
     while b"\n" not in line and len(line) < limit and _readable(sock, deadline):
         try:
@@ -42,8 +42,8 @@ def read_line(sock: socket.socket, deadline: float, limit: int = 64 * 1024) -> b
 def hand_over(sock: socket.socket, pid: int, uid: int, boot: m.Boot, deadline: float) -> None:
     """Give the executor `pid` of the account `uid` its boot line over `sock`. Blocks up to `deadline` (monotonic).
 
-    `agent_unavailable` when it ends or does not say that it is ready; `isolation_unavailable` when it can be looked
-    into. The caller closes `sock`, and ends the executor when this raises.
+    `agent_unavailable` when it ends or does not become ready; `isolation_unavailable` when others could look into it.
+    The caller closes `sock`, and ends the executor when this raises.
     """
     if not _readable(sock, deadline):
         raise HutchError(Reason.AGENT_UNAVAILABLE, "The executor did not come up in time.")
@@ -69,16 +69,16 @@ def _readable(sock: socket.socket, deadline: float) -> bool:
 
 
 def _why_open(pid: int, uid: int) -> str | None:
-    """Return what lets others of the account look into the process, as far as the system tells."""
+    """Return why other processes of the account could look into this one, or None if they cannot."""
     entry = Path("/proc", str(pid))
     try:
-        owner = (entry / "environ").stat().st_uid  # of the directory itself it is always the account
+        owner = (entry / "environ").stat().st_uid  # /proc/PID itself always belongs to the account
         tracer = _TRACER.search((entry / "status").read_bytes())
     except FileNotFoundError:
         return None if not Path("/proc/self").exists() else "is gone"
     except OSError:
         return "cannot be looked at by hutchd"
-    if uid != 0 and owner == uid:  # of root itself it cannot be told
+    if uid != 0 and owner == uid:  # for root there is no difference to see
         return "could be looked into by other processes of its account"
     if tracer is not None and int(tracer[1]) not in (0, os.getpid()):
         return "is traced by another process"

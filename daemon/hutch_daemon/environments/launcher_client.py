@@ -1,11 +1,11 @@
-"""hutchd's side of hutch-launcher, the one privileged part: start as another account, kill, sweep.
+"""The client of hutch-launcher, the one privileged part: start as another account, kill, sweep.
 
-One packet asks, one answers, on a connection that is made when it is needed and again when it broke. What is asked is
-fixed in size and meaning; which program is started, and whether as this account, the launcher decides alone. Calls
-block for as long as the launcher takes (milliseconds) and belong into worker threads.
+Each request and each reply is one packet, on a connection that is made when it is needed, and again after it broke.
+Packets are fixed in size and meaning. The launcher alone decides which program it starts, and as which accounts. Calls
+block for as long as the launcher takes (milliseconds): make them in worker threads.
 
-Two ways lead to it: the socket of its unit, or one sudo rule, by which hutchd starts it with the connection as its
-standard input.
+hutchd reaches it in one of two ways: at the socket of its unit, or through one sudo rule, by which hutchd starts it
+with the connection as its standard input.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _REPLY: Final = struct.Struct(">8sBxxxIIIIQ476s")
 _MAGIC: Final = b"hutchL01"
 _NOBODY: Final = 0xFFFF_FFFF
 _DEADLINE: Final = 10.0
-"""Seconds for one answer."""
+"""Seconds until a reply must be there."""
 _STARTING: Final = 3
-"""Connections for starts."""
+"""Number of connections for starts."""
 
 
 class LauncherRequest(IntEnum):
-    """What can be asked."""
+    """The requests that there are."""
 
     PROBE = 1
     START = 2
@@ -58,7 +58,7 @@ class LauncherRequest(IntEnum):
 
 
 class LauncherStatus(IntEnum):
-    """How it answers."""
+    """How a request went."""
 
     DONE = 0
     NOT_YET = 1
@@ -67,30 +67,30 @@ class LauncherStatus(IntEnum):
 
 
 class LauncherAbilities(msgspec.Struct, frozen=True):
-    """What a launcher can do here, as it says itself."""
+    """What a launcher can do on this host, by its own account."""
 
     cgroup: Literal["v2", "v1", ""] = ""
     limits: tuple[str, ...] = ()
-    """Which of memory, pids and cpu it can bound."""
+    """Which of memory, pids and cpu it can limit."""
     spool: str = ""
-    """Below it each account has a directory of its own, named by its uid."""
+    """Each account has a directory below it, named by its uid."""
     root: str = ""
     caps: bool = False
     why: str = ""
-    """What is missing, a sentence."""
+    """A sentence that says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class LauncherReply:
-    """One answer."""
+    """The reply to one request."""
 
     status: LauncherStatus
     pid: int
     left: int
     oom: int
-    """How many processes the memory limit ended."""
+    """Number of processes that the kernel ended for the memory limit."""
     full: int
-    """How often the limit of processes was met."""
+    """Number of times that the limit of processes was reached."""
     start_time: int
     text: str
 
@@ -105,10 +105,10 @@ class Started:
 
 
 class LauncherClient:
-    """The connections: some for starts, which take as long as an account's home does, and one for all else.
+    """Connections to the launcher: some for starts, which may wait for an account's home, and one for everything else.
 
-    Thread-safe. An account has one start at a time under way, so that one whose home hangs holds up itself alone. By
-    sudo there is one connection for everything.
+    Thread-safe. Starts of one account happen one at a time, so that an account whose home hangs delays only itself.
+    Through sudo there is one connection for everything.
     """
 
     def __init__(self, way: Path | Sequence[str]) -> None:
@@ -122,7 +122,7 @@ class LauncherClient:
         self._starts_of: dict[int, threading.Lock] = {}
 
     def probe(self, uid: int | None = None) -> LauncherReply:
-        """Ask what it can do; with `uid`, whether it would start executors as that account (`REFUSED`)."""
+        """Ask what it can do; with `uid`, whether it starts executors as that account (`REFUSED` if not)."""
         return self._line.ask(LauncherRequest.PROBE, _NOBODY if uid is None else uid)[0]
 
     def start(
@@ -136,7 +136,7 @@ class LauncherClient:
         cpu_weight: int | None = None,
         open_files: int | None = None,
     ) -> Started | LauncherReply:
-        """Start an executor whose output goes to the descriptor `output`; the reply alone when it did not start."""
+        """Start an executor whose output goes to the descriptor `output`; return only the reply if it did not start."""
         bounds = (memory or 0, pids or 0, cpu_weight or 0, open_files or 0)
         with self._starts_of.setdefault(uid, threading.Lock()):
             line = self._free.get()
@@ -151,21 +151,21 @@ class LauncherClient:
         return reply
 
     def kill(self, uid: int, executor: str) -> LauncherReply:
-        """Have one round of ending done; `LauncherStatus.NOT_YET` while something is left."""
+        """Do one round of ending an executor; `LauncherStatus.NOT_YET` while something is left."""
         return self._line.ask(LauncherRequest.KILL, uid, executor)[0]
 
     def sweep(self, uid: int) -> LauncherReply:
-        """Have one round of sweeping done for an account that is Hutch's alone."""
+        """Do one round of sweeping a dedicated account."""
         return self._line.ask(LauncherRequest.SWEEP, uid)[0]
 
     def close(self) -> None:
-        """End the connections. What was started lives on."""
+        """Close the connections. Executors live on."""
         for line in self._lines:
             line.close()
 
 
 class _LauncherConnection:
-    """One connection, made when it is needed and again when it broke."""
+    """One connection, made when it is needed, and again after it broke."""
 
     def __init__(self, way: Path | Sequence[str]) -> None:
         self._way = way if isinstance(way, Path) else tuple(way)
@@ -185,7 +185,7 @@ class _LauncherConnection:
         bounds: tuple[int, int, int, int] = (0, 0, 0, 0),
         descriptors: tuple[int, ...] = (),
     ) -> tuple[LauncherReply, list[int]]:
-        """Ask once; where the connection turns out to be gone before it took the question, once more on a new one."""
+        """Send a request and return the reply; if the old connection turns out to be gone, ask again on a new one."""
         packet = _REQUEST.pack(_MAGIC, request, uid, executor.encode("ascii"), *bounds, 0)
         with self._lock:
             for last in (False, True):
@@ -202,7 +202,7 @@ class _LauncherConnection:
                     return self._answer(sock)
                 except OSError as error:
                     self._drop()
-                    # whether a start was carried out is not known then: it is never asked for twice
+                    # a start may have been carried out, so it is never sent twice
                     if last or fresh or request is LauncherRequest.START:
                         raise self._unreachable(error) from error
         raise AssertionError("the second try returns or raises")
@@ -240,7 +240,7 @@ class _LauncherConnection:
     def _sudo(self, command: Sequence[str]) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            # not in hutchd's own session: a signal to its group must not end the launcher in the middle of a start
+            # in a session of its own: a signal to hutchd's group must not end the launcher during a start
             self._process = subprocess.Popen(
                 command,
                 stdin=theirs.fileno(),
@@ -261,7 +261,7 @@ class _LauncherConnection:
             self._sock = None
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(1.0)  # it ends with its connection; sudo and all
+                self._process.wait(1.0)  # it ends with its connection, and so does sudo
             self._process = None
 
     def _unreachable(self, error: OSError) -> HutchError:
@@ -276,7 +276,7 @@ class _LauncherConnection:
 
 
 def read_abilities(text: str) -> LauncherAbilities:
-    """Return what a probe said; one that cannot be read says that nothing can be done."""
+    """Return the abilities in the reply to a probe; none if the reply cannot be read."""
     try:
         return msgspec.json.decode(text, type=LauncherAbilities)
     except msgspec.DecodeError:
@@ -284,7 +284,7 @@ def read_abilities(text: str) -> LauncherAbilities:
 
 
 def cgroup_dir(reply: LauncherReply) -> str | None:
-    """Return the directory of a started executor's cgroup, if it has one."""
+    """Return the directory of a started executor's cgroup, or None."""
     try:
         found: Any = msgspec.json.decode(reply.text)
     except msgspec.DecodeError:

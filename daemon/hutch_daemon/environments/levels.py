@@ -1,12 +1,12 @@
-"""How well a session is separated: one of three levels, decided here alone from what was probed. Pure.
+"""The isolation level of a session, decided here alone from what was probed. Pure.
 
-| level | other account than hutchd's | cgroup of its own | sandbox with its own processes and view of the files |
+| level | account other than hutchd's | cgroup of its own | sandbox with its own processes and view of the files |
 |---|---|---|---|
 | `strict` | yes | yes | yes |
-| `account` | yes | yes | where it can be had |
-| `reduced` | one of them is missing | | where it can be had |
+| `account` | yes | yes | if the host allows it |
+| `reduced` | one of the two is missing | | if the host allows it |
 
-What is asked for is the least that is accepted: a session that cannot have it is refused with what is missing.
+A session that cannot have the level that was asked for is refused, with what is missing.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _NETWORK: Final = {
 
 
 def highest(*levels: m.IsolationLevel | None) -> m.IsolationLevel:
-    """Return the highest of those that were asked for."""
+    """Return the highest of the levels that were asked for; `reduced` if none was."""
     return max((one for one in levels if one is not None), key=ORDER.index, default="reduced")
 
 
 def is_less(level: m.IsolationLevel, than: m.IsolationLevel) -> bool:
-    """Tell whether a level separates less than another."""
+    """Tell whether a level is lower than another."""
     return ORDER.index(level) < ORDER.index(than)
 
 
 def level_of(
     offer: IsolationOffer, sandbox: m.SandboxSpec | None, no_sandbox: str, asked: m.IsolationLevel, kind: str = ""
 ) -> m.Isolation:
-    """Return what a session has in an environment with these walls, or without, and then `no_sandbox` says why.
+    """Return the isolation of a session with this sandbox; without one, `no_sandbox` says why.
 
-    `kind` names the sandbox for people.
+    `kind` names the sandbox in the text.
     """
     apart, cgroup = offer.separate_account, offer.cgroup
     why = [offer.why]
@@ -70,7 +70,7 @@ def level_of(
 
 
 def require_level(having: m.Isolation) -> None:
-    """Refuse, with `isolation_unavailable`, what is less than was asked for."""
+    """Raise `isolation_unavailable` if the level is lower than the one that was asked for."""
     if having.asked is not None and is_less(having.level, having.asked):
         raise HutchError(
             Reason.ISOLATION_UNAVAILABLE,

@@ -1,4 +1,4 @@
-"""Executors that are processes of this host, whoever they run as: looked at, waited for, found again."""
+"""What environments on this host share: executors are its processes, whichever account they run as."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ __all__ = ["NO_PLACES", "Local", "Places", "open_output", "refused_start"]
 
 
 Places = tuple[Sequence[str], Sequence[str]]
-"""What no agent may see, and programs of Hutch that none may change."""
+"""Paths that no agent may see, and programs of Hutch that no agent may change."""
 NO_PLACES: Final[Places] = ((), ())
 
 
 class Local:
-    """What environments of this host share."""
+    """The base of environments whose executors are processes of this host."""
 
     def __init__(self, output: int) -> None:
-        """`output` bounds an executor's log file in bytes."""
+        """`output` limits an executor's log file, in bytes."""
         self._output = output
         self._boot = boot_id()
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         """Executors that are children of hutchd itself."""
 
     async def poll(self, launched: Launched) -> Alive | Exited:
-        """Look at the process; a child of ours that ended is taken away."""
+        """Look at the process, and reap it if it is a child of hutchd that ended."""
         process = self._executor(launched)
         if process is not None and not process.dead:
             return Alive()
@@ -51,7 +51,7 @@ class Local:
             handle = None
         try:
             while isinstance(result := await self.poll(launched), Alive):
-                assert handle is not None, "what lives has a pidfd"
+                assert handle is not None, "a living process has a pidfd"
                 await anyio.wait_readable(handle)
             return result
         finally:
@@ -59,7 +59,7 @@ class Local:
                 os.close(handle)
 
     def adopt(self, state: Mapping[str, Any]) -> Launched | None:
-        """Find the executor of a launch record again."""
+        """Look for the process of a launch record."""
         try:
             launched = Launched(
                 str(state["executor"]),
@@ -83,7 +83,7 @@ class Local:
         )
 
     def trim_output(self, launched: Launched) -> None:
-        """Keep the newest half of the bound when the log has outgrown it; the executor appends, so it goes on."""
+        """Cut a log that is over its limit down to the newest half of it. The executor appends, so it can go on."""
         path = launched.state.get("log")
         with contextlib.suppress(OSError):
             handle = os.open(str(path), os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -95,7 +95,7 @@ class Local:
                     log.write(tail)
 
     def _executor(self, launched: Launched) -> ProcessEntry | None:
-        """Return the process of `launched`, a zombie too; None when that pid is nobody's or another's."""
+        """Return the process of `launched`, even a zombie; None if the pid is free or belongs to another process."""
         if launched.boot_id != self._boot:
             return None
         process = look_up(launched.pid)
@@ -103,13 +103,13 @@ class Local:
 
 
 def open_output(path: Path) -> int:
-    """Return a descriptor that appends to an executor's log, which is made; OSError when it cannot be."""
+    """Return a descriptor that appends to an executor's log, made if it is missing; OSError if that fails."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def refused_start(error: OSError) -> HutchError:
-    """Return what is said of an executor that cannot be started."""
+    """Return the error of an executor that cannot be started."""
     return HutchError(
         Reason.AGENT_UNAVAILABLE, f"The executor cannot be started: {error.strerror or type(error).__name__}."
     )

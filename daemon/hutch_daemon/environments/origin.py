@@ -1,4 +1,4 @@
-"""Whose process is that? Tells a process of a session from a person, for the peers of the client socket."""
+"""Which session a process belongs to, if any: this tells agents from users at the client socket."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def insider_of(
     mark: Callable[[int, str], str | None] = environ_mark,
     group: Callable[[int], tuple[str, ...]] = cgroups.of_process,
 ) -> str | None:
-    """Return the executor that `pid` belongs to, else None.
+    """Return the executor that `pid` belongs to, or None.
 
-    HutchError(NOT_ALLOWED) when its line of descent cannot be told, or it has ended: it may have handed its connection
-    to one that hides behind it. That it lives still, the caller has to see afterwards.
+    `not_allowed` when the parents of `pid` cannot be found, as when it has ended: it may have passed its connection on
+    to a process that hides behind it. The caller checks afterwards that `pid` still lives.
 
-    `executors` maps the pids of live executors to their ids. Asked in the order of what is hardest to shed: the cgroup,
-    the line of descent, the mark in the environment of any process of that line.
+    `executors` maps the pids of live executors to their ids. The traces are tried from the one that is hardest to get
+    rid of: the cgroup, the line of parents, the mark in the environment of a process in that line.
     """
     known = frozenset(executors.values())
     for executor in group(pid):
         if executor in known:
             return executor
     descent = line(pid)
-    if not descent and line(os.getpid()):  # where not even ours is found there is no such look-up to go by
+    if not descent and line(os.getpid()):  # a system that does not even tell our own parents has no such look-up
         raise HutchError(Reason.NOT_ALLOWED, "Nobody can tell whose process made this connection.")
     for one in descent:
         if one in executors:

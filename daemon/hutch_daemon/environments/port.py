@@ -1,7 +1,7 @@
-"""The port to where executors run: start one, see whether it lives, end it with all that it started, find it again.
+"""The port to where executors run: start one, see whether it lives, end it with all that it started, adopt it.
 
-What an environment promises is verified, not hoped for: `kill` says `verified` only when it looked and nothing was
-left. `Launched.state` is all that a restarted hutchd has to find an executor again.
+An environment verifies what it reports: `kill` says `verified` only after a look that found nothing left.
+`Launched.state` is all that a restarted hutchd has to find an executor by.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """What to start. `env` is all that the process gets beside the environment's own allow-list and `MARK`."""
+    """What to start. The process gets `env`, `MARK` and the variables on the environment's allow-list, no others."""
 
     executor: str
     account: Account
     agent: str
     boot: m.Boot
-    """Holds the token: it goes to standard input and nowhere else."""
+    """Holds the token, so it goes to standard input and nowhere else."""
     cwd: str
     log_path: Path
     env: Mapping[str, str]
     memory_limit: int | None = None
-    """Bytes; this and what follows is held where the environment has the means."""
+    """Bytes. An environment enforces this and the next limits as far as its host can."""
     pids: int | None = None
     cpu_weight: int | None = None
     """1 to 10,000; None is 100."""
@@ -62,7 +62,7 @@ class Launched:
     executor: str
     pid: int
     start_time: int
-    """Of the process, in the kernel's ticks since boot: tells it from another one of the same pid."""
+    """In the kernel's ticks since boot: it tells the process from a later one with the same pid."""
     boot_id: str
     uid: int
     state: Mapping[str, Any]
@@ -70,40 +70,40 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """The process is there and no zombie."""
+    """The process exists and is not a zombie."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """It is gone; `code` as `Popen.returncode` has it, None where nobody can know (it was not our child)."""
+    """The process is gone. `code` is like `Popen.returncode`, or None for a process that was not hutchd's child."""
 
     code: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """`verified`: it was looked for and nothing of it is left. `left` names pids that could not be ended."""
+    """`verified`: a look found nothing left of the executor. `left` names pids that could not be ended."""
 
     verified: bool
     left: tuple[int, ...] = ()
     over: str = ""
-    """A sentence, when the kernel ended something of it for a limit."""
+    """A sentence if the kernel ended a process of the executor for a limit, or the empty string."""
 
 
 @dataclass(frozen=True, slots=True)
 class IsolationOffer:
-    """What an environment puts between a session, others and Hutch by itself, as it was probed."""
+    """What an environment isolates sessions by, without a sandbox, according to the last probe."""
 
     separate_account: bool
     """Sessions run as other accounts than hutchd's."""
     cgroup: bool
-    """Each executor has a cgroup of its own, whose limits and end count for all that it starts."""
+    """Each executor has a cgroup of its own, whose limits and end apply to all that the executor starts."""
     why: str
-    """What that means, a sentence."""
+    """A sentence that says what this means for a session."""
     insiders: str
-    """How a process of a session is told from a person at the client socket."""
+    """How a process of a session is told from a user at the client socket."""
     missing: str = ""
-    """What more would take, and how to get it."""
+    """What is missing for a higher isolation level, and how to get it."""
 
 
 class Environment(Protocol):
@@ -121,22 +121,22 @@ class Environment(Protocol):
         """
 
     def isolation_offered(self) -> IsolationOffer:
-        """Tell what separates sessions here, by the newest probe."""
+        """Return what isolates sessions here, according to the last probe."""
 
     async def check_account(self, account: Account) -> None:
         """Return if executors may run as this account here; `isolation_unavailable` with the reason if not."""
 
     async def probe_sandbox(self, account: Account) -> SandboxProbe:
-        """Return what walls can be put around an account's agents; tried once for each, by really putting them up.
+        """Return whether an account's agents can have a sandbox: a trial run as the account, whose result is kept.
 
-        `isolation_unavailable` when nobody can try it.
+        `isolation_unavailable` when there can be no trial.
         """
 
     def last_probe(self) -> SandboxProbe:
-        """Return what was found last, for whichever account."""
+        """Return the result of the last probe, of whichever account."""
 
     def spool_of(self, account: Account, executor: str) -> Path | None:
-        """Return the directory that an executor makes for its spool itself; None where hutchd makes it one."""
+        """Return the directory that an executor makes for its spool itself, or None if hutchd makes it."""
 
     async def start(self, spec: LaunchSpec) -> Launched:
         """Start an executor and hand it its boot line.
@@ -148,22 +148,22 @@ class Environment(Protocol):
         """Tell whether the executor itself lives; never waits."""
 
     async def wait(self, launched: Launched) -> Exited:
-        """Return when the executor itself has ended. Costs nothing while it lives; may be cancelled."""
+        """Return when the executor itself has ended. Does not poll; may be cancelled."""
 
     async def kill(self, launched: Launched) -> Killed:
-        """End the executor and everything that it started, and look whether that is so. Has its own deadline."""
+        """End the executor and everything that it started, and verify it. Has its own deadline."""
 
     async def sweep(self, account: Account) -> str:
-        """Remove what is left of an account that is Hutch's alone; return what was wrong. Others are left as they are.
+        """Remove what is left of a dedicated account; return what went wrong, or the empty string.
 
-        Called when no executor of the account is left.
+        Other accounts are left as they are. Called when no executor of the account is left.
         """
 
     def adopt(self, state: Mapping[str, Any]) -> Launched | None:
-        """Return the executor of a launch record, if it is the very process (pid, start time, boot, uid), else None."""
+        """Return the executor of a launch record if the very process lives (pid, start time, boot, uid), or None."""
 
     def owns(self, launched: Launched, pid: int) -> bool:
         """Tell whether `pid` is the executor or something that it started."""
 
     def trim_output(self, launched: Launched) -> None:
-        """Keep the executor's own output within its bound."""
+        """Cut the executor's own output down to its limit."""

@@ -1,7 +1,7 @@
-"""Which processes there are, whose they are; and ending them without a mix-up.
+"""The processes of this host: which there are, which belong together, and how to signal exactly the right one.
 
-A bare pid names nobody: it is reused. A process here is a pid with its start time, and a signal goes through a pidfd
-that was opened before the start time was looked at again. A zombie is dead: only its parent can take it away.
+The kernel reuses pids, so a process here is a pid with its start time. A signal goes through a pidfd that was opened
+before the start time was compared again. A zombie counts as dead: only its parent can reap it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class ProcessEntry:
-    """One process as it was when it was looked at."""
+    """One process at the time of the look."""
 
     pid: int
     parent: int
@@ -31,28 +31,28 @@ class ProcessEntry:
 
     @property
     def dead(self) -> bool:
-        """A zombie, or about to be none any more."""
+        """Whether it is a zombie or vanishing."""
         return self.state in "ZXx"
 
 
 def look_up(pid: int) -> ProcessEntry | None:
-    """Return the process, a zombie too; None when there is none."""
+    """Return the process, even a zombie; None when there is none."""
     try:
         stat = (_PROC / str(pid) / "stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = stat[stat.rindex(b")") + 2 :].split()  # the name before it may hold anything
+    fields = stat[stat.rindex(b")") + 2 :].split()  # the name before it may contain any character
     return ProcessEntry(pid, int(fields[1]), int(fields[19]), fields[0].decode())
 
 
 def scan() -> dict[int, ProcessEntry]:
-    """Return every process that lives, by pid."""
+    """Return every living process by pid."""
     found = (look_up(int(name)) for name in os.listdir(_PROC) if name.isdigit())
     return {one.pid: one for one in found if one is not None and not one.dead}
 
 
 def descendants(processes: dict[int, ProcessEntry], roots: Iterable[int]) -> set[int]:
-    """Return the pids in `processes` whose line of parents leads to one of `roots`, without the roots themselves."""
+    """Return the pids in `processes` that descend from one of `roots`, without the roots."""
     children: dict[int, list[int]] = {}
     for one in processes.values():
         children.setdefault(one.parent, []).append(one.pid)
@@ -67,7 +67,7 @@ def descendants(processes: dict[int, ProcessEntry], roots: Iterable[int]) -> set
 
 
 def environ_mark(pid: int, name: str) -> str | None:
-    """Return a variable of the environment that `pid` was started with; None when it cannot be read or is not there."""
+    """Return a variable of the environment that `pid` was started with; None if it is missing or cannot be read."""
     try:
         environ = (_PROC / str(pid) / "environ").read_bytes()
     except OSError:
@@ -80,7 +80,7 @@ def environ_mark(pid: int, name: str) -> str | None:
 
 
 def signal_it(process: ProcessEntry, number: signal.Signals) -> None:
-    """Signal exactly this process; one that is gone, or whose pid is another's by now, is left alone."""
+    """Signal exactly this process: nothing happens if it is gone or its pid was reused."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         handle = os.pidfd_open(process.pid)
         try:
@@ -94,7 +94,7 @@ def signal_it(process: ProcessEntry, number: signal.Signals) -> None:
 def end_all(find: Callable[[], Iterable[ProcessEntry]], deadline: float) -> tuple[int, ...]:
     """Kill what `find` finds until two looks in a row find nothing; return the pids left at `deadline` (monotonic).
 
-    Blocks: it belongs into a worker thread.
+    Blocks: call it in a worker thread.
     """
     empty = 0
     pause = 0.001

@@ -1,8 +1,8 @@
-"""Executors as the very account that hutchd runs as: a session, a process group and, where there is one, a cgroup each.
+"""Executors as hutchd's own account: each has a Unix session, a process group and, if the host allows it, a cgroup.
 
-What belongs to an executor is found three ways at once: its cgroup; its line of descent, which holds because an
-executor is a subreaper, so that a double-forked child comes back to it; and the mark in the environment, which a child
-inherits. `kill` stops the executor first, so that it starts nothing more, ends the rest, and the executor last.
+The processes of an executor are found in three ways at once: by its cgroup; by descent, which double-forked children do
+not escape, since an executor is a subreaper; and by the mark in the environment, which children inherit. `kill` stops
+the executor first, so that it starts nothing more, then ends the others, and the executor last.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from hutch_shared.failpoints import VARIABLES
 __all__ = ["ARGV", "READY", "SameUser"]
 
 ARGV: Final = (sys.executable, "-P", "-m", "hutch_executor")
-"""-P: nothing is imported from the directory in which it starts."""
+"""-P: Python imports nothing from the directory in which it starts."""
 _INHERITED: Final = frozenset(
     {"PATH", "LANG", "LANGUAGE", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR"}
     | {f"XDG_{name}" for name in ("RUNTIME_DIR", "CONFIG_HOME", "CACHE_HOME", "DATA_HOME")}
@@ -50,7 +50,7 @@ _INHERITED: Final = frozenset(
 _INHERITED_PREFIX: Final = "LC_"
 _KILL_DEADLINE: Final = 5.0
 READY: Final = 30.0
-"""Seconds for an executor to say that it is ready for its boot line."""
+"""Seconds until an executor must be ready for its boot line."""
 
 
 class SameUser(Local):
@@ -66,13 +66,13 @@ class SameUser(Local):
         cgroup: bool = True,
         places: Places = NO_PLACES,
     ) -> None:
-        """`output` bounds an executor's log file in bytes; `cgroup=False` does without cgroups.
+        """`output` limits an executor's log file, in bytes; `cgroup=False` does without cgroups.
 
-        `places` are what no agent may see and what none may change.
+        `places` are the paths that no agent may see, and those that none may change.
         """
         super().__init__(output)
         self._places = places
-        self._walls: SandboxProbe | None = None
+        self._probed: SandboxProbe | None = None
         self._trying = anyio.Lock()
         self._argv = tuple(argv)
         self._root = cgroups.find_root() if cgroup else None
@@ -87,7 +87,7 @@ class SameUser(Local):
         return ""
 
     def isolation_offered(self) -> IsolationOffer:
-        """Tell that there is none to speak of, and how processes of a session are known."""
+        """Return that sessions share hutchd's account, and how their processes are known."""
         if self._root is not None:
             insiders = f"by cgroup (version {self._root.version}), by descent and by a mark in the environment"
         else:
@@ -102,7 +102,7 @@ class SameUser(Local):
         )
 
     async def check_account(self, account: Account) -> None:
-        """Refuse all but hutchd's own account."""
+        """Accept hutchd's own account alone."""
         if not self.serves(account):
             raise HutchError(
                 Reason.ISOLATION_UNAVAILABLE,
@@ -116,26 +116,26 @@ class SameUser(Local):
 
     async def _probe_sandbox(self) -> SandboxProbe:
         async with self._trying:
-            if self._walls is None:
-                self._walls = await probe(*self._places)
-            return self._walls
+            if self._probed is None:
+                self._probed = await probe(*self._places)
+            return self._probed
 
     def last_probe(self) -> SandboxProbe:
-        """Return what was found, if it was tried."""
-        return self._walls or SandboxProbe()
+        """Return the result of the trial, if there was one."""
+        return self._probed or SandboxProbe()
 
     def spool_of(self, account: Account, executor: str) -> Path | None:
-        """Have hutchd make it: the account is its own."""
+        """Return None: the account is hutchd's own."""
         return None
 
     async def sweep(self, account: Account) -> str:
-        """Leave everything: the account is a person's."""
+        """Leave everything: the account is a user's."""
         return ""
 
     async def start(self, spec: LaunchSpec) -> Launched:
         """Start an executor; see the port."""
         await self.check_account(spec.account)
-        return await anyio.to_thread.run_sync(self._start, spec)  # not cancellable: what it forks it also records
+        return await anyio.to_thread.run_sync(self._start, spec)  # not cancellable: a forked process must be recorded
 
     def _start(self, spec: LaunchSpec) -> Launched:
         group = self._root.make(spec.executor, spec.memory_limit, spec.pids, spec.cpu_weight) if self._root else None
@@ -159,7 +159,7 @@ class SameUser(Local):
             process = look_up(child.pid)
             assert process is not None, "a child that was not waited for has an entry in /proc"
             if group is not None:
-                group.enter(child.pid)  # before it gets its boot line, so before it starts anything
+                group.enter(child.pid)  # before its boot line, so before it starts anything
             hand_over(ours, child.pid, spec.account.uid, spec.boot, time.monotonic() + READY)
         except (OSError, HutchError) as error:
             if child is not None:
@@ -195,7 +195,7 @@ class SameUser(Local):
         return {"PATH": os.defpath, **inherited, **own, **spec.env, MARK: spec.executor}
 
     async def kill(self, launched: Launched) -> Killed:
-        """Stop the executor, end what it started, end it, look again."""
+        """Stop the executor, end what it started, end the executor, look again."""
         return await anyio.to_thread.run_sync(self._kill, launched)
 
     def _kill(self, launched: Launched) -> Killed:
@@ -218,14 +218,14 @@ class SameUser(Local):
         return Killed(verified=not left, left=tuple(sorted(set(left))))
 
     def _group(self, launched: Launched) -> cgroups.Cgroup | None:
-        """Return its group, also of a start that was not recorded; the group of one that has none is empty."""
+        """Return its cgroup, even of a start that was not recorded; that of an executor without one is empty."""
         if self._root is None:
             return None
         path = launched.state.get("cgroup")
         return self._root.find(path) if path else self._root.of(launched.executor)
 
     def _members(self, launched: Launched, *, with_executor: bool) -> list[ProcessEntry]:
-        """Look for everything that belongs to an executor. hutchd itself never does."""
+        """Look for every process of an executor; hutchd itself is never one."""
         if launched.boot_id != self._boot:
             return []
         processes = scan()

@@ -1,9 +1,9 @@
-"""Whether there can be walls around agents here: tried once, by really putting them up, and said in one sentence.
+"""Whether agents can have a sandbox here: one trial run, and one sentence that says why not.
 
-The executor puts them up (bubblewrap), so it is asked to try: its own program runs a small command inside walls that
-hide what is Hutch's, as the account, once with each network, and tells what does not hold. What a session gets follows
-from that and from the settings; nothing else decides it. bubblewrap is looked at again for each session: it may be
-taken away while hutchd runs. No session falls back to less than it was told then: `lost` says that none is to start.
+The executor makes the sandbox (with bubblewrap), so the executor's own program tries it: as the account, it runs a
+small command in a sandbox that hides Hutch's own paths, once with each network, and reports what does not work. That
+and the settings decide what a session gets. bubblewrap may be removed while hutchd runs, so it is checked again for
+each session: `lost` then says why no session may start, instead of one that has less than it was promised.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ __all__ = ["PROBE_COMMAND", "SandboxProbe", "TrialRun", "probe"]
 
 PROBE_COMMAND = (sys.executable, "-P", "-m", "hutch_executor.sandbox")
 TrialRun = Callable[[m.SandboxSpec], Awaitable[str]]
-"""Has an account try walls; returns what it said: a JSON object with what does not hold, by network."""
+"""Has an account try the sandbox; returns a JSON object: why it does not work, by network."""
 _DEADLINE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxProbe:
-    """What was found: with `program` the walls hold, else `why` says why they do not."""
+    """The result of a probe: the sandbox works if there is a `program`; otherwise `why` says why it does not."""
 
     program: str | None = None
     why: str = "No sandbox was looked for."
     hide: tuple[str, ...] = ()
-    """What is Hutch's, and no agent's to see."""
+    """Paths of Hutch that no agent may see."""
     show: tuple[str, ...] = ()
     """Programs of Hutch, which no agent may change."""
     unavailable_networks: Mapping[str, str] = field(default_factory=dict)
-    """Why there can be no walls with a network that `[sandbox] network` may ask for; empty where all hold."""
+    """Why the sandbox does not work with a network that `[sandbox] network` may ask for."""
 
     def spec_for(self, cwd: str, home: str, settings: SandboxSettings) -> tuple[m.SandboxSpec | None, str]:
-        """Return the walls of a session in `cwd` of the account with this home, or None and why there are none."""
+        """Return the sandbox of a session in `cwd` of the account with this home, or None and why there is none."""
 
         def absolute(paths: Sequence[str]) -> tuple[str, ...]:
             return tuple(join(home, path[2:]) if path.startswith("~/") else path for path in paths)
@@ -73,7 +73,7 @@ class SandboxProbe:
         )
 
     def lost(self) -> str:
-        """Return a sentence when there were walls at the start and cannot be any more; else nothing. Cheap."""
+        """Return a sentence if the sandbox worked and bubblewrap is gone since, or the empty string. Cheap."""
         if self.program is None or os.access(self.program, os.X_OK):
             return ""
         return (
@@ -95,14 +95,14 @@ class SandboxProbe:
 async def probe(
     hide: Sequence[str], show: Sequence[str], *, command: Sequence[str] = PROBE_COMMAND, trial: TrialRun | None = None
 ) -> SandboxProbe:
-    """Look for bubblewrap and try whether its walls hold, with each network: for this account, or for that of `trial`.
+    """Look for bubblewrap and try its sandbox with each network: as this account, or as that of `trial`.
 
-    Takes part of a second, and a minute where something hangs. Raises only what `trial` raises.
+    Takes a fraction of a second, or a minute if something hangs. Raises only what `trial` raises.
     """
     program = shutil.which("bwrap")
     if program is None:
         return SandboxProbe(why="There is no sandbox around the agent: bubblewrap (bwrap) is not installed.")
-    hide = tuple(dict.fromkeys((*hide, *map(realpath, hide))))  # a working directory may contain it by either name
+    hide = tuple(dict.fromkeys((*hide, *map(realpath, hide))))  # a working directory may contain it under either name
     spec = m.SandboxSpec(program, hide, tuple(show))
     said = await (trial(spec) if trial is not None else _run(command, msgspec.json.encode(spec)))
     try:
@@ -116,7 +116,7 @@ async def probe(
 
 
 async def _run(command: Sequence[str], question: bytes = b"") -> str:
-    """Return what the command says, or how it failed."""
+    """Return the output of a command, or how it failed."""
     try:
         with anyio.fail_after(_DEADLINE):
             done = await anyio.run_process(command, input=question, stderr=subprocess.PIPE, check=False)

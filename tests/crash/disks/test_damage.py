@@ -72,7 +72,7 @@ async def stopped() -> AsyncIterator[Host]:
 async def test_a_database_that_cannot_be_used_is_named_and_kept(
     stopped: Host, tmp_path: Path, harm: Harm, says: str, advises: str
 ) -> None:
-    """hutchd does not start and says which file it is; `hutch doctor` tells the way back; not a byte is changed."""
+    """hutchd does not start and says which file it is; `hutch doctor` tells how to recover; not a byte is changed."""
     copy = replace(stopped, root=tmp_path)
     for folder in (copy.home, copy.work, copy.runtime):
         folder.mkdir()
@@ -185,7 +185,7 @@ async def test_doctor_names_what_is_wrong_with_settings_places_and_keys(stopped:
     assert "did you mean turns.timeout?" in advice["settings"]
     assert "hutch.db.lock" in advice["state"]
     assert "chmod go-w" in advice["sockets"]
-    assert "put it back" in advice["master key"]
+    assert "restore it" in advice["master key"]
     assert "hutch daemon start" in next(text for text in advice.values() if "Start it" in text)
     assert not (copy.state / "master.key").exists()
 
