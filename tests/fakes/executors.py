@@ -371,8 +371,5 @@ class FakeHost:
         spec = executor.spec
         return Launched(spec.executor, executor.pid, 1, self.boot_id, spec.account.uid, dict(state))
 
-    def owns(self, launched: Launched, pid: int) -> bool:
-        return pid == launched.pid
-
     def trim_output(self, launched: Launched) -> None:
         return None

@@ -11,11 +11,10 @@ from typing import Any, Final
 
 import anyio
 
-from hutch_daemon.environments import cgroups
-from hutch_daemon.environments.port import MARK, Alive, Exited, Launched
-from hutch_daemon.environments.processes import ProcessEntry, environ_mark, look_up
+from hutch_daemon.environments.port import Alive, Exited, Launched
+from hutch_daemon.environments.processes import ProcessEntry, look_up
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.unix import ancestors, boot_id
+from hutch_shared.unix import boot_id
 
 __all__ = ["NO_PLACES", "Local", "Places", "open_output", "refused_start"]
 
@@ -73,14 +72,6 @@ class Local:
             return None
         process = self._executor(launched)
         return launched if process is not None and not process.dead else None
-
-    def owns(self, launched: Launched, pid: int) -> bool:
-        """Look at cgroup, descent and mark."""
-        return (
-            launched.executor in cgroups.of_process(pid)
-            or (self._executor(launched) is not None and launched.pid in ancestors(pid))
-            or environ_mark(pid, MARK) == launched.executor
-        )
 
     def trim_output(self, launched: Launched) -> None:
         """Cut a log that is over its limit down to the newest half of it. The executor appends, so it can go on."""

@@ -162,8 +162,5 @@ class Environment(Protocol):
     def adopt(self, state: Mapping[str, Any]) -> Launched | None:
         """Return the executor of a launch record if the very process lives (pid, start time, boot, uid), or None."""
 
-    def owns(self, launched: Launched, pid: int) -> bool:
-        """Tell whether `pid` is the executor or something that it started."""
-
     def trim_output(self, launched: Launched) -> None:
         """Cut the executor's own output down to its limit."""

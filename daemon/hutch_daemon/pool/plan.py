@@ -34,11 +34,7 @@ _SHORTEST_INTERVAL: Final = 0.05
 def plan(state: PoolState, now: float) -> Plan:
     """Return what is due in this state at this time."""
     overdue = _overdue(state, now)
-    check = tuple(
-        one.id
-        for one in state.executors
-        if one.state == "quarantined" and not one.checking and _check_at(state, one) <= now
-    )
+    check = tuple(one.id for one in state.executors if _is_check_due(state, one, now))
     look_at = _look_at(state, now)
     if state.stopping:
         return Plan(overdue, check, refuse=tuple(lease.number for lease in state.leases), look_at=look_at)

@@ -14,6 +14,7 @@ import anyio
 import pytest
 
 from hutch_daemon.environments.accounts import account_of
+from hutch_daemon.environments.origin import insider_of
 from hutch_daemon.environments.port import MARK, Account, Alive, Exited, Launched, LaunchSpec
 from hutch_daemon.environments.processes import look_up
 from hutch_daemon.environments.same_user import SameUser
@@ -86,11 +87,11 @@ async def test_nothing_of_an_executor_is_left_after_kill(tmp_path: Path, cgroup:
         files = [tmp_path / f"child-{number}" for number in range(3)]
         await until(lambda: all(file.exists() for file in files))
         children = [int(file.read_text()) for file in files]
-        owned = [environment.owns(launched, pid) for pid in (*children, os.getpid())]
+        owners = [insider_of(pid, {launched.pid: launched.executor}) for pid in (*children, os.getpid())]
 
         killed = await environment.kill(launched)
 
-        assert owned == [True, True, True, False]
+        assert owners == [launched.executor] * 3 + [None]
         assert killed.verified
         assert killed.left == ()
         assert [one for pid in children if (one := look_up(pid)) is not None and not one.dead] == []
