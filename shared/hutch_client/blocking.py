@@ -17,7 +17,7 @@ from hutch_shared.errors import HutchError, Reason
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["PROTOCOL", "Connection"]
+__all__ = ["PROTOCOL", "BlockingConnection"]
 
 PROTOCOL: Final = 1
 """The same number as `messages.PROTOCOL`, whose import would take longer than the whole command."""
@@ -26,7 +26,7 @@ _FRAME_LIMIT: Final = 64 << 20
 _LOST: Final = "hutchd closed the connection before it answered. Look at `hutch daemon logs`."
 
 
-class Connection:
+class BlockingConnection:
     """A connection that has been greeted. Not for threads; a context manager that closes it."""
 
     def __init__(self, path: Path | None = None, *, timeout: float = 60.0) -> None:

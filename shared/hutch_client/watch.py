@@ -29,7 +29,7 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import KINDS, Event, PermissionAsked, PermissionSettled, TurnEnded
 
-__all__ = ["Manner", "Watch", "json_line"]
+__all__ = ["TurnWatch", "WatchOptions", "json_line"]
 
 _AGAIN_WITHIN: Final = 1.5
 _NEWS: Final = ("permission_asked", "permission_settled", "turn_ended")
@@ -39,7 +39,7 @@ _ASKED_AGAIN: Final = (Reason.INVALID_PARAMS, Reason.INVALID_RULE, Reason.POLICY
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class WatchOptions:
     """How to watch: what is printed, and whether the person can be asked."""
 
     output: str = "text"
@@ -77,16 +77,16 @@ def json_line(event: Event) -> str:
     return json.dumps(json.loads(line))  # a stream of another encoding: escaped, nothing gets lost
 
 
-class Watch:
+class TurnWatch:
     """Watches one session until a turn ends, the session goes or the person leaves; `run` gives the exit code."""
 
-    def __init__(self, hutch: HutchClient, session: str, manner: Manner, *, turn: str | None = None) -> None:
+    def __init__(self, hutch: HutchClient, session: str, options: WatchOptions, *, turn: str | None = None) -> None:
         """Watch `turn` to its end, or the session for as long as the person stays."""
         self._hutch = hutch
         self._session = session
-        self._manner = manner
+        self._options = options
         self._turn = turn
-        self._screen = Screen(manner.console())
+        self._screen = Screen(options.console())
         self._console = self._screen.console
         self._code = exits.OK
         self._waiting: dict[str, m.Permission] = {}
@@ -98,13 +98,13 @@ class Watch:
     async def run(self, after: int, journal: str | None = None) -> int:
         """Watch from the cursor on. Ctrl-C detaches and says how to stop the turn; a second one interrupts it."""
         params: m.FollowEvents | None = m.FollowEvents(
-            self._session, after=after, journal=journal, skip=self._manner.skip, answers=self._manner.interactive
+            self._session, after=after, journal=journal, skip=self._options.skip, answers=self._options.interactive
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._mind_interrupts, tasks.cancel_scope)
-            if self._manner.output == "text":
+            if self._options.output == "text":
                 tasks.start_soon(self._screen.spin)
-            if self._manner.interactive:
+            if self._options.interactive:
                 tasks.start_soon(self._answer_questions)
             if self._turn is not None:
                 tasks.start_soon(self._tell_why_it_waits)
@@ -131,22 +131,22 @@ class Watch:
 
     async def _show(self, follow: Follow, head: int, waiting: Sequence[m.Permission]) -> None:
         """Show the history up to `head`, ask what has been `waiting` since then, and go on with what comes."""
-        if not self._manner.interactive or follow.after >= head:
+        if not self._options.interactive or follow.after >= head:
             self._ask(*waiting)
         if self._code == exits.NEEDS_ANSWER:
             return
         async for event in follow:
             if self._turn is None or event.turn in (None, self._turn):
                 self._take(event, is_news=event.seq > head)
-            if event.seq == head and self._manner.interactive:
+            if event.seq == head and self._options.interactive:
                 self._ask(*waiting)
             if self._code == exits.NEEDS_ANSWER or (event.kind == "turn_ended" and event.turn == self._turn):
                 return
 
     def _take(self, event: Event, *, is_news: bool) -> None:
-        if self._manner.output == "jsonl":
+        if self._options.output == "jsonl":
             print(json_line(event), flush=True)
-        elif self._manner.output == "text":
+        elif self._options.output == "text":
             self._screen.write(self._console.feed(event))
         if event.kind == "permission_asked" and is_news:
             self._ask(msgspec.convert(_data(event, PermissionAsked).permission, m.Permission))
@@ -163,15 +163,15 @@ class Watch:
         for asked in questions:
             if self._turn not in (None, asked.turn) or asked.id in self._settled:
                 continue
-            if self._manner.interactive:
+            if self._options.interactive:
                 self._waiting[asked.id] = asked
                 self._news.set()
                 continue
-            if self._manner.output == "text":
+            if self._options.output == "text":
                 self._screen.write(self._console.question(asked))
             verb = "answer" if asked.kind == "question" else "approve"
             self._screen.say(f"Waits for an answer: `hutch {verb} {asked.id}` or `hutch deny {asked.id}`.")
-            if self._manner.questions == "refuse":
+            if self._options.questions == "refuse":
                 self._code = exits.NEEDS_ANSWER
 
     def _settle(self, permission: str) -> None:
@@ -248,7 +248,7 @@ class Watch:
             if self._begun.is_set():
                 return
             self._console.doing = words
-            if not told and not (sys.stderr.isatty() and self._manner.output == "text"):
+            if not told and not (sys.stderr.isatty() and self._options.output == "text"):
                 told = True
                 self._screen.say(f"The turn has not started yet: {words}")
             await long_enough()

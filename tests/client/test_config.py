@@ -98,8 +98,8 @@ def test_origins_are_there_for_programs_too(config: Config, settings: Path) -> N
     [
         ("limits.memry", "There is no setting limits.memry. Did you mean limits.memory?"),
         ("xyz", "There is no setting xyz. `hutch config show` lists them."),
-        ("a..b", "`a..b` is no name of a setting: SECTION or SECTION.KEY."),
-        ("a = 1 #", "`a = 1 #` is no name of a setting: SECTION or SECTION.KEY."),
+        ("a..b", "`a..b` is not the name of a setting. Give SECTION or SECTION.KEY."),
+        ("a = 1 #", "`a = 1 #` is not the name of a setting. Give SECTION or SECTION.KEY."),
     ],
 )
 def test_a_name_that_no_setting_has_is_refused(config: Config, name: str, said: str) -> None:

@@ -120,10 +120,10 @@ def _questions(_: str) -> Offer:
 
 def _asked(method: str, what: str, **params: Any) -> list[dict[str, Any]]:
     """Return the records that hutchd has now; none where it does not answer at once."""
-    from hutch_client.blocking import Connection  # late: most completions ask nobody
+    from hutch_client.blocking import BlockingConnection  # late: most completions ask nobody
 
     try:
-        with Connection(timeout=_PATIENCE) as hutch:
+        with BlockingConnection(timeout=_PATIENCE) as hutch:
             found: list[dict[str, Any]] = hutch.call(method, **params)[what]
             return found
     except (HutchError, OSError):

@@ -1,15 +1,14 @@
 """config show, path, check: the settings of hutchd, and where each of them comes from.
 
-They are read by hutchd's own program, which alone knows them and their defaults; no hutchd needs to run. What it says
-is what a hutchd that started here and now would have.
+hutchd's own program reads them: only it knows the settings and their defaults. It prints the settings that a hutchd
+would have if it started here and now. No hutchd needs to run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hutch_client import exits
 from hutch_client.commands import Command, group, output
@@ -19,6 +18,10 @@ from hutch_client.tables import print_json
 from hutch_client.untrusted import one_line, plain
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.paths import find_host, find_paths
+
+if TYPE_CHECKING:
+    from tomlkit.container import Container
+    from tomlkit.items import Table
 
 __all__ = ["COMMANDS"]
 
@@ -35,7 +38,7 @@ def _which(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--system",
         action="store_true",
-        help="those of the host's hutchd (default: yours, or the host's where it is the one that you talk to)",
+        help="the settings of the host's hutchd (default: yours, or the host's if you use that one)",
     )
 
 
@@ -45,10 +48,12 @@ def _is_system(given: argparse.Namespace) -> bool:
 
 def _show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "setting", metavar="SECTION[.KEY]", nargs="?", help="that alone, such as limits or limits.memory"
+        "setting", metavar="SECTION[.KEY]", nargs="?", help="print only this, such as limits or limits.memory"
     )
     parser.add_argument(
-        "--origin", action="store_true", help="with where each is from: file:line, environment, default"
+        "--origin",
+        action="store_true",
+        help="with where each value comes from: file:line, environment, default",
     )
     _which(parser)
     output(parser, "text", "json")
@@ -56,8 +61,8 @@ def _show_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _show(given: argparse.Namespace) -> int:
     asked = _key(given.setting) if given.setting else ()
-    told = json.loads(run_hutchd("--show-config", system=_is_system(given)))
-    settings = [_setting(one, told["file"]) for one in told["settings"]]
+    shown = json.loads(run_hutchd("--show-config", system=_is_system(given)))
+    settings = [_setting(one, shown["file"]) for one in shown["settings"]]
     chosen = [one for one in settings if one.key[: len(asked)] == asked]
     if not chosen:
         raise HutchError(Reason.INVALID_PARAMS, _unknown(asked, settings))
@@ -67,10 +72,9 @@ def _show(given: argparse.Namespace) -> int:
         print_json(chosen[0].value if chosen[0].key == asked else _values(_tree(chosen, below=len(asked))))
     else:
         if not asked:
-            print(f"# {one_line(told['file'])}{'' if told['there'] else ' is not there: all of this is default'}")
-            print("# No setting holds a secret: model keys are kept by `hutch key`, and encrypted.\n")
-        lines = [*_toml(_tree(chosen), (), origin=given.origin)]
-        print("\n".join(lines).strip("\n"))
+            print(f"# {one_line(shown['file'])}{'' if shown['there'] else ' does not exist: these are the defaults'}")
+            print("# No setting holds a secret: `hutch key` stores model keys, encrypted.\n")
+        print(_toml(chosen, origin=given.origin))
     return exits.OK
 
 
@@ -87,7 +91,7 @@ def _key(text: str) -> tuple[str, ...]:
         ((name, tree),) = tree.items()
         key.append(name)
     if tree != 0:
-        raise HutchError(Reason.INVALID_PARAMS, f"`{text}` is no name of a setting: SECTION or SECTION.KEY.")
+        raise HutchError(Reason.INVALID_PARAMS, f"`{text}` is not the name of a setting. Give SECTION or SECTION.KEY.")
     return tuple(key)
 
 
@@ -100,17 +104,17 @@ def _unknown(asked: tuple[str, ...], settings: list[_Setting]) -> str:
     return f"There is no setting {_dotted(asked)}. {hint}"
 
 
-def _setting(told: dict[str, Any], file: str) -> _Setting:
-    key = tuple(told["key"])
-    record = {**told, "key": _dotted(key)}
-    match told["from"]:
+def _setting(shown: dict[str, Any], file: str) -> _Setting:
+    key = tuple(shown["key"])
+    record = {**shown, "key": _dotted(key)}
+    match shown["from"]:
         case "file":
-            origin, record["file"] = f"{file}:{told['line']}", file
+            origin, record["file"] = f"{file}:{shown['line']}", file
         case "environment":
-            origin = f"environment: {told['variable']}"
+            origin = f"environment: {shown['variable']}"
         case _:
             origin = "default"
-    return _Setting(key, told["value"], origin, record)
+    return _Setting(key, shown["value"], origin, record)
 
 
 def _tree(settings: list[_Setting], below: int = 0) -> dict[str, Any]:
@@ -128,52 +132,51 @@ def _values(tree: dict[str, Any]) -> dict[str, Any]:
     return {name: one.value if isinstance(one, _Setting) else _values(one) for name, one in tree.items()}
 
 
-def _toml(tree: dict[str, Any], table: tuple[str, ...], *, origin: bool) -> list[str]:
-    """Return the lines of `tree`. A setting without a value stands there as a comment: TOML has no word for it."""
+def _toml(settings: list[_Setting], *, origin: bool) -> str:
+    """Return settings as a TOML file. A setting without a value is a comment there: TOML has no null."""
+    from tomlkit import document, dumps
+
+    file = document()
+    _fill(file, _tree(settings), origin=origin)
+    text = dumps(file).strip("\n")
+    return "".join(one if one == "\n" or one.isprintable() else f"\\U{ord(one):08x}" for one in text)
+
+
+def _fill(table: Container | Table, tree: dict[str, Any], *, origin: bool) -> None:
+    """Add settings to a table, then the tables below it."""
+    from tomlkit import comment, item, key, nl
+    from tomlkit import table as new_table
+
     here = [one for one in tree.values() if isinstance(one, _Setting)]
-    lines = [f"{_name(one.key[-1])} = {_literal(one.value)}" for one in here if one.value is not None]
-    if origin:
-        valued = (one for one in here if one.value is not None)
-        width = min(max(map(len, lines), default=0), _FAR)
-        lines = [f"{line:<{width}}  # {one_line(one.origin)}" for line, one in zip(lines, valued, strict=True)]
-    lines += [f"# {_name(one.key[-1])} is not set" for one in here if one.value is None]
+    lines = [(one, key(one.key[-1]), item(one.value)) for one in here if one.value is not None]
+    width = max((len(f"{name.as_string()} = {value.as_string()}") for _, name, value in lines), default=0)
+    for one, name, value in lines:
+        if origin:
+            used = len(f"{name.as_string()} = {value.as_string()}")
+            value.comment(one_line(one.origin))
+            value.trivia.comment_ws = " " * max(2, min(width, _COLUMN) - used + 2)
+        table.add(name, value)
+    for one in here:
+        if one.value is None:
+            table.add(comment(f"{_dotted(one.key[-1:])} is not set"))
     if here:
-        lines = [*([f"[{_dotted(table)}]"] if table else []), *lines, ""]
-    for name, inner in tree.items():
-        if not isinstance(inner, _Setting):
-            lines += _toml(inner, (*table, name), origin=origin)
-    return lines
+        table.add(nl())
+    for child, below in tree.items():
+        if not isinstance(below, _Setting):
+            inner = new_table()
+            _fill(inner, below, origin=origin)
+            table.add(key(child), inner)
 
 
-_FAR: Final = 60
-_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
+_COLUMN: Final = 60
+"""Comments are aligned up to this column; beyond it they follow their value."""
 
 
-def _dotted(key: tuple[str, ...]) -> str:
-    return ".".join(map(_name, key))
+def _dotted(names: tuple[str, ...]) -> str:
+    """Return a key as TOML spells it."""
+    from tomlkit import key
 
-
-def _name(name: str) -> str:
-    return name if _BARE.fullmatch(name) else _quoted(name)
-
-
-def _literal(value: Any) -> str:
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case str():
-            return _quoted(value)
-        case list():
-            return f"[{', '.join(map(_literal, value))}]"
-        case dict():
-            return "{}"
-        case _:
-            return repr(value)
-
-
-def _quoted(text: str) -> str:
-    """Return a basic string of TOML; what JSON escapes TOML reads, and nothing gets out that drives a terminal."""
-    return "".join(one if one.isprintable() else f"\\U{ord(one):08x}" for one in json.dumps(text, ensure_ascii=False))
+    return key(names).as_string()
 
 
 def _path(given: argparse.Namespace) -> int:
@@ -187,8 +190,10 @@ def _check(given: argparse.Namespace) -> int:
 
 
 _VERBS = {
-    "show": Command(_show_arguments, _show, "Print the settings in force as TOML, on request with where each is from."),
-    "path": Command(_which, _path, "Print where the settings file is, or would be."),
-    "check": Command(_which, _check, "Say whether the settings can be used; exit 2 and the reason when not."),
+    "show": Command(
+        _show_arguments, _show, "Print the settings in force as TOML; with --origin, also where each is from."
+    ),
+    "path": Command(_which, _path, "Print the path of the settings file."),
+    "check": Command(_which, _check, "Check the settings; exit 2 with the reason if they cannot be used."),
 }
 COMMANDS = {"config": group(_VERBS, "Show and check the settings of hutchd; no hutchd needs to run.")}

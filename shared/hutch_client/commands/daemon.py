@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hutch_client import exits
-from hutch_client.blocking import PROTOCOL, Connection
+from hutch_client.blocking import PROTOCOL, BlockingConnection
 from hutch_client.commands import Command, group, number, output, seconds
 from hutch_client.commands.sessions import isolation_fields
 from hutch_client.endpoint import is_named, socket_path
@@ -35,7 +35,7 @@ def _nothing(parser: argparse.ArgumentParser) -> None:
 
 
 def _status(given: argparse.Namespace) -> int:
-    with Connection() as hutch:
+    with BlockingConnection() as hutch:
         status = hutch.call("get_status")
     if given.output == "json":
         print_json(status)
@@ -100,7 +100,7 @@ def _broker_words(broker: dict[str, Any] | None) -> str | None:
 def _version(given: argparse.Namespace) -> int:
     told: dict[str, Any] = {"client": {"version": __version__, "protocol": PROTOCOL}}
     try:
-        with Connection() as hutch:
+        with BlockingConnection() as hutch:
             told["daemon"] = hutch.server
     except HutchError as error:
         told["daemon"], why = None, error.message
@@ -171,7 +171,7 @@ def _examine(*, system: bool) -> Iterator[tuple[str, str | None]]:
     yield f"hutch {__version__} looks for hutchd at {path}", None
     yield from _examine_inside(path)
     try:
-        with Connection(path) as hutch:
+        with BlockingConnection(path) as hutch:
             yield f"hutchd {hutch.server['version']} answers", None
             status = hutch.call("get_status")
             keys = hutch.call("list_api_keys")["keys"]
@@ -275,7 +275,7 @@ _GRACE = 30.0  # over the time it was given: to close what is open
 
 
 def _stop(given: argparse.Namespace) -> int:
-    with Connection() as hutch:
+    with BlockingConnection() as hutch:
         pid = hutch.call("get_status")["pid"]
         started = start_time(pid)
         hutch.call("stop_daemon", how=given.how, timeout=given.timeout)
@@ -323,7 +323,7 @@ def _backup_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _backup(given: argparse.Namespace) -> int:
-    with Connection(timeout=3600.0) as hutch:
+    with BlockingConnection(timeout=3600.0) as hutch:
         done = hutch.call("backup_store", path=os.path.abspath(given.path))
     if os.access(os.path.dirname(done["path"]), os.X_OK) and not os.path.lexists(done["path"]):
         raise HutchError(

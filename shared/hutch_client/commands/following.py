@@ -15,7 +15,7 @@ from hutch_client.client import HutchClient
 from hutch_client.questions import headline
 from hutch_client.show import Screen
 from hutch_client.untrusted import escaped_json, one_line, plain
-from hutch_client.watch import Manner, Watch, json_line
+from hutch_client.watch import TurnWatch, WatchOptions, json_line
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import KINDS, Event, PermissionAsked
@@ -37,8 +37,8 @@ def attach(given: argparse.Namespace, *, look_back: int) -> int:
     async def watch(hutch: HutchClient) -> int:
         session = await hutch.get_session(given.session)
         since = max(0, session.head_seq - look_back) if given.since is None else given.since
-        manner = Manner(given.output, "refuse" if given.no_input else "inline")
-        return await Watch(hutch, session.id, manner).run(since, session.journal)
+        options = WatchOptions(given.output, "refuse" if given.no_input else "inline")
+        return await TurnWatch(hutch, session.id, options).run(since, session.journal)
 
     return _talk(watch)
 
@@ -48,10 +48,10 @@ def logs(given: argparse.Namespace) -> int:
 
     async def show(hutch: HutchClient) -> int:
         session = await hutch.get_session(given.session)
-        manner = Manner(given.output, "tell")
+        options = WatchOptions(given.output, "tell")
         if given.follow:
-            return await Watch(hutch, session.id, manner).run(given.since, session.journal)
-        screen = Screen(manner.console())
+            return await TurnWatch(hutch, session.id, options).run(given.since, session.journal)
+        screen = Screen(options.console())
         async for event in _history(hutch, session, given.since):
             if given.output == "jsonl":
                 print(json_line(event))

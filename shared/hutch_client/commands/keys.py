@@ -9,7 +9,7 @@ import sys
 from typing import Any, Final
 
 from hutch_client import exits
-from hutch_client.blocking import Connection
+from hutch_client.blocking import BlockingConnection
 from hutch_client.commands import Command, group, output
 from hutch_client.tables import fields, print_json, table
 from hutch_shared.errors import HutchError, Reason
@@ -61,7 +61,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add(given: argparse.Namespace) -> int:
-    with Connection() as hutch:  # first: a key is asked for only when there is somebody to take it
+    with BlockingConnection() as hutch:  # first: a key is asked for only when there is somebody to take it
         what = _read_log_in() if given.oauth else {"kind": given.kind, "secret": _read_key(given.provider).reveal()}
         stored = hutch.call("put_api_key", provider=given.provider, name=given.name, base_url=given.base_url, **what)
     print(f"Stored: {stored['provider']} {stored['name']} {_hint(stored['hint'])}".rstrip(), file=sys.stderr)
@@ -104,7 +104,7 @@ def _hint(hint: str) -> str:
 
 
 def _ls(given: argparse.Namespace) -> int:
-    with Connection() as hutch:
+    with BlockingConnection() as hutch:
         keys = hutch.call("list_api_keys")["keys"]
     if given.output == "json":
         print_json(keys)
@@ -134,13 +134,13 @@ def _use_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _use(given: argparse.Namespace) -> int:
-    with Connection() as hutch:
+    with BlockingConnection() as hutch:
         hutch.call("use_api_key", provider=given.provider, name=given.name)
     return exits.OK
 
 
 def _rm(given: argparse.Namespace) -> int:
-    with Connection() as hutch:
+    with BlockingConnection() as hutch:
         hutch.call("delete_api_key", provider=given.provider, name=given.name)
     return exits.OK
 
@@ -152,7 +152,7 @@ def _explain_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _explain(given: argparse.Namespace) -> int:
-    with Connection() as hutch:
+    with BlockingConnection() as hutch:
         told = hutch.call("explain_key", provider=given.provider, session=given.session)
     if given.output == "json":
         print_json(told)
@@ -178,7 +178,7 @@ def _nothing(parser: argparse.ArgumentParser) -> None:
 
 
 def _rotate(given: argparse.Namespace) -> int:
-    with Connection(timeout=600.0) as hutch:
+    with BlockingConnection(timeout=600.0) as hutch:
         done = hutch.call("rotate_master_key")
     wrapped = "1 envelope was" if done["wrapped"] == 1 else f"{done['wrapped']} envelopes were"
     print(

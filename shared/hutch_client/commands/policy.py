@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from hutch_client import exits
-from hutch_client.blocking import Connection
+from hutch_client.blocking import BlockingConnection
 from hutch_client.commands import Command, group, output
 from hutch_client.commands.sessions import MODES, real_directory
 from hutch_client.tables import count, fields, print_json
@@ -44,7 +44,7 @@ def _where(parser: argparse.ArgumentParser) -> None:
     place.add_argument("-C", "--directory", metavar="DIR", help="in this directory (default: the present one)")
 
 
-def _place(hutch: Connection, given: argparse.Namespace) -> dict[str, Any]:
+def _place(hutch: BlockingConnection, given: argparse.Namespace) -> dict[str, Any]:
     if given.session:
         session = hutch.call("get_session", session=given.session)
         place, cwd = {"session": session["id"]}, session["cwd"]
@@ -63,7 +63,7 @@ def _show_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _show(given: argparse.Namespace) -> int:
-    with Connection() as hutch:
+    with BlockingConnection() as hutch:
         view = hutch.call("show_policy", **_place(hutch, given))
     if given.output == "json":
         print_json(view)
@@ -108,7 +108,7 @@ def tool_input(tool: str, text: str) -> dict[str, Any]:
 
 def _explain(given: argparse.Namespace) -> int:
     asked = tool_input(given.tool, given.input)
-    with Connection() as hutch:
+    with BlockingConnection() as hutch:
         place = _place(hutch, given)
         told = hutch.call("explain_policy", agent_tool=given.tool, input=asked, mode=given.mode, **place)
     if given.output == "json":
@@ -145,7 +145,7 @@ def _test(given: argparse.Namespace) -> int:
         raise HutchError(Reason.INVALID_PARAMS, f"{given.file} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise HutchError(Reason.INVALID_PARAMS, f"{given.file} cannot be read: it is not UTF-8.") from None
-    with Connection(timeout=300.0) as hutch:
+    with BlockingConnection(timeout=300.0) as hutch:
         report = hutch.call("test_policy", cases=cases)
     bad = [(title, report.get(name, ())) for name, title in _FAULTS.items()]
     if given.output == "json":
@@ -177,7 +177,7 @@ def _change_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _change(given: argparse.Namespace, what: str) -> int:
     cwd = real_directory(given.directory) if given.directory else None
-    with Connection() as hutch:
+    with BlockingConnection() as hutch:
         view = hutch.call("change_rules", **{what: {given.effect: given.rules}}, cwd=cwd)
     for problem in view.get("problems", ()):
         print(f"! {one_line(problem)}", file=sys.stderr)
@@ -201,7 +201,7 @@ def _trust(given: argparse.Namespace, *, trust: bool) -> int:
         raise HutchError(
             Reason.INVALID_PARAMS, f"{project.path} cannot be used: {project.text.removeprefix(UNUSABLE)}."
         )
-    with Connection() as hutch:
+    with BlockingConnection() as hutch:
         hutch.call("trust_policy", path=project.path, digest=project.digest, trust=trust)
         problems = hutch.call("show_policy", cwd=cwd, project=project._asdict()).get("problems", ()) if trust else ()
     if trust:

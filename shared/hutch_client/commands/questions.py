@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from hutch_client import exits
-from hutch_client.blocking import Connection
+from hutch_client.blocking import BlockingConnection
 from hutch_client.commands import Command, output
 from hutch_client.questions import chosen, headline
 from hutch_client.tables import ago, count, print_json, print_lines, table
@@ -32,7 +32,7 @@ def _pending(given: argparse.Namespace) -> int:
         from hutch_client.commands import following
 
         return following.watch_pending(given.session, jsonl=given.output == "jsonl")
-    with Connection() as hutch:
+    with BlockingConnection() as hutch:
         session = given.session and hutch.call("get_session", session=given.session)["id"]
         found = _list(hutch, session=session, everything=given.all)
     if given.output != "text":
@@ -47,7 +47,7 @@ def _pending(given: argparse.Namespace) -> int:
     return exits.OK
 
 
-def _list(hutch: Connection, *, session: str | None = None, everything: bool = False) -> list[dict[str, Any]]:
+def _list(hutch: BlockingConnection, *, session: str | None = None, everything: bool = False) -> list[dict[str, Any]]:
     state = None if everything else "pending"
     found: list[dict[str, Any]] = []
     more, after = True, None
@@ -59,7 +59,7 @@ def _list(hutch: Connection, *, session: str | None = None, everything: bool = F
     return found
 
 
-def find_permission(hutch: Connection, ref: str) -> dict[str, Any]:
+def find_permission(hutch: BlockingConnection, ref: str) -> dict[str, Any]:
     """Return the pending question that `ref` names: its id, the beginning of one, or a session that asks one thing.
 
     Raises HutchError NOT_FOUND or INVALID_PARAMS (several).
@@ -80,7 +80,7 @@ def find_permission(hutch: Connection, ref: str) -> dict[str, Any]:
     return found[0]
 
 
-def _session(hutch: Connection, ref: str) -> str | None:
+def _session(hutch: BlockingConnection, ref: str) -> str | None:
     """Return the id of the session that `ref` names, if any."""
     try:
         return str(hutch.call("get_session", session=ref)["id"])
@@ -111,7 +111,7 @@ def _approve_arguments(parser: argparse.ArgumentParser) -> None:
 def _approve(given: argparse.Namespace) -> int:
     if given.rule and given.scope == "once":
         raise HutchError(Reason.INVALID_PARAMS, "--rule goes with --session or --always.")
-    with Connection() as hutch:
+    with BlockingConnection() as hutch:
         asked = find_permission(hutch, given.permission)
         if asked["kind"] == "question":
             raise HutchError(Reason.INVALID_PARAMS, f"This is a question: `hutch answer {asked['id']} ANSWER`.")
@@ -147,7 +147,7 @@ def _deny_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _deny(given: argparse.Namespace) -> int:
-    with Connection() as hutch:
+    with BlockingConnection() as hutch:
         asked = find_permission(hutch, given.permission)
         params = {"message": given.message, "interrupt": given.stop}
         hutch.call("answer_permission", permission=asked["id"], decision="deny", **params)
@@ -162,7 +162,7 @@ def _answer_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _answer(given: argparse.Namespace) -> int:
-    with Connection() as hutch:
+    with BlockingConnection() as hutch:
         asked = find_permission(hutch, given.permission)
         questions = asked.get("questions", ())
         if len(given.answers) != len(questions):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from hutch_client import exits
-from hutch_client.blocking import Connection
+from hutch_client.blocking import BlockingConnection
 from hutch_client.commands import Command, output
 from hutch_client.since import FORMS, read_since
 from hutch_client.tables import print_json, print_lines, table, usage_words
@@ -28,7 +28,7 @@ def _audit_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _audit(given: argparse.Namespace) -> int:
     since = given.since and read_since(given.since)
-    with Connection() as hutch:
+    with BlockingConnection() as hutch:
         session = given.session and hutch.call("get_session", session=given.session)["id"]
         entries = _entries(hutch, session=session, action=given.action, outcome=given.outcome, since=since)
         if given.output == "jsonl":
@@ -46,7 +46,7 @@ def _details(entry: dict[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in entry.get("details", {}).items() if value)
 
 
-def _entries(hutch: Connection, **filters: str | None) -> Iterator[dict[str, Any]]:
+def _entries(hutch: BlockingConnection, **filters: str | None) -> Iterator[dict[str, Any]]:
     after, more = 0, True
     while more:
         page = hutch.call("read_audit", after=after, **filters)
@@ -69,7 +69,7 @@ def _usage_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _usage(given: argparse.Namespace) -> int:
     since = given.since and read_since(given.since)
-    with Connection() as hutch:
+    with BlockingConnection() as hutch:
         session = given.session and hutch.call("get_session", session=given.session)["id"]
         rows = hutch.call("get_usage", by=given.by, session=session, since=since)["rows"]
     if given.output == "json":

@@ -16,7 +16,7 @@ from hutch_client.endpoint import socket_path
 from hutch_client.tables import print_json
 from hutch_client.untrusted import one_line
 from hutch_client.waiting import telling
-from hutch_client.watch import Manner, Watch
+from hutch_client.watch import TurnWatch, WatchOptions
 from hutch_shared import messages as m
 from hutch_shared.agents import DEFAULT_AGENT
 from hutch_shared.errors import HutchError, Reason
@@ -74,8 +74,8 @@ async def _talk(given: argparse.Namespace, opened: m.OpenSession | None, prompt:
         print(_headline(session), file=sys.stderr)
         if session.keys == "exposed" and session.isolation.keys_why:
             print(f"! {one_line(session.isolation.keys_why)}", file=sys.stderr)
-        manner = Manner(given.output, "refuse" if given.no_input else "inline", prompts=False)
-        code = await Watch(hutch, session.id, manner, turn=turn.id).run(session.head_seq, session.journal)
+        options = WatchOptions(given.output, "refuse" if given.no_input else "inline", prompts=False)
+        code = await TurnWatch(hutch, session.id, options, turn=turn.id).run(session.head_seq, session.journal)
         if given.output == "json":
             print_json(msgspec.to_builtins(await hutch.get_turn(turn.id)))
         return code

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from hutch_client import exits
-from hutch_client.blocking import Connection
+from hutch_client.blocking import BlockingConnection
 from hutch_client.commands import Command, number, output
 from hutch_client.tables import ago, fields, print_json, print_lines, table, usage_words
 from hutch_client.untrusted import one_line, plain
@@ -61,7 +61,7 @@ def _ps_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _ps(given: argparse.Namespace) -> int:
-    with Connection() as hutch:
+    with BlockingConnection() as hutch:
         found = hutch.call(
             "list_sessions", state=None if given.all else "open", all_owners=given.everyone, limit=given.limit
         )
@@ -132,7 +132,7 @@ def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _inspect(given: argparse.Namespace) -> int:
-    with Connection() as hutch:
+    with BlockingConnection() as hutch:
         session = hutch.call("get_session", session=given.session)
         found = hutch.call("list_turns", session=session["id"], limit=given.limit)
     turns = found["turns"]
@@ -212,7 +212,7 @@ def _mode_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _mode(given: argparse.Namespace) -> int:
-    with Connection() as hutch:
+    with BlockingConnection() as hutch:
         session = hutch.call("get_session", session=given.session)
         hutch.call("set_permission_mode", session=session["id"], mode=given.mode)
     return exits.OK
@@ -224,7 +224,7 @@ def _interrupt_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _interrupt(given: argparse.Namespace) -> int:
-    with Connection() as hutch:
+    with BlockingConnection() as hutch:
         session = hutch.call("get_session", session=given.session)
         if session["state"] == "closed":
             raise HutchError(Reason.SESSION_CLOSED, f"{given.session} is closed: nothing of it runs.")
@@ -254,7 +254,7 @@ def _stop_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _stop(given: argparse.Namespace) -> int:
-    with Connection(timeout=120.0) as hutch:
+    with BlockingConnection(timeout=120.0) as hutch:
 
         def stop(ref: str) -> None:
             try:
@@ -289,7 +289,7 @@ def _rm_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _rm(given: argparse.Namespace) -> int:
-    with Connection(timeout=120.0) as hutch:
+    with BlockingConnection(timeout=120.0) as hutch:
 
         def remove(ref: str) -> None:
             session = hutch.call("get_session", session=ref)
@@ -312,7 +312,7 @@ def _fork_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _fork(given: argparse.Namespace) -> int:
-    with Connection() as hutch:
+    with BlockingConnection() as hutch:
         print(hutch.call("fork_session", session=given.session, name=given.name)["id"])
     return exits.OK
 
