@@ -1,4 +1,4 @@
-"""The person's side of Hutch: `async with HutchClient.connect() as hutch: …`, and the command `hutch`."""
+"""The client of Hutch: `async with HutchClient.connect() as hutch: …`, and the command `hutch`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Follow", "HutchClient"]
 
 
 def __getattr__(name: str) -> object:
-    """Import the API when it is first asked for: the plain commands start without it."""
+    """Import the API on first use: most commands do not need it and start faster without."""
     if name in __all__:
         from hutch_client import client
 

@@ -1,4 +1,4 @@
-"""The command `hutch`: finds the module of the command, and turns what went wrong into a sentence and an exit code."""
+"""The command `hutch`: imports the module of the command and turns an error into a sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return its exit code."""
     mend_streams()
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks, at a Tab
+    if "_ARGCOMPLETE" in os.environ:  # the shell completes a line
         from hutch_client.commands.completion import answer
 
         answer()
@@ -44,14 +44,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(_sentence(error), exits.of_error(error))
     except KeyboardInterrupt:
         return exits.INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has gone: nothing is wrong, and nobody to tell
+    except BrokenPipeError:  # the reader of our output has closed it: no error
         write_nowhere()
         return exits.OK
     except OSError as error:
         if error.errno not in _CANNOT_WRITE:
             raise
         write_nowhere()
-        return _complain(f"What was to be printed could not be written: {error.strerror}.", exits.FAILED)
+        return _complain(f"The output could not be written: {error.strerror}.", exits.FAILED)
     return code
 
 
@@ -60,7 +60,7 @@ _CANNOT_WRITE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def _overview() -> str:
-    lines = ["usage: hutch COMMAND …      `hutch COMMAND -h` tells more", ""]
+    lines = ["usage: hutch COMMAND …      `hutch COMMAND -h` explains it", ""]
     for title, commands in GROUPS.items():
         lines += [f"{title}:", *(f"  {name:<12}{doc}" for name, (_, doc) in commands.items()), ""]
     return "\n".join(lines).rstrip()
@@ -74,10 +74,10 @@ def _nearest(name: str) -> str:
 
 
 def _sentence(error: HutchError) -> str:
-    """Return what hutchd said, and the way on where it named none."""
+    """Return hutchd's message, with the next step if it names none."""
     if error.reason is not Reason.ISOLATION_UNAVAILABLE or "hutch doctor" in error.message:
         return error.message
-    return f"{error.message} `hutch status` says what this host gives, `hutch doctor` how to get what is missing."
+    return f"{error.message} `hutch status` shows what this host offers, `hutch doctor` how to get what is missing."
 
 
 def _complain(sentence: str, code: int) -> int:

@@ -1,8 +1,7 @@
-"""The plain client: one question, one answer, on a blocking socket.
+"""The blocking client: one request, one answer, on a socket.
 
-It is what most commands use, because it starts at once: it knows JSON and sockets and imports nothing else. Records
-stay the JSON objects that came (their shapes are `hutch_shared.messages`; members with default values are left out),
-since all that is done to them is to print them.
+Most commands use it, because it starts fast: it imports JSON and sockets only. Records stay JSON objects, since the
+commands only print them (their types are in `hutch_shared.messages`; members with default values are left out).
 """
 
 from __future__ import annotations
@@ -20,25 +19,26 @@ if TYPE_CHECKING:
 __all__ = ["PROTOCOL", "BlockingConnection"]
 
 PROTOCOL: Final = 1
-"""The same number as `messages.PROTOCOL`, whose import would take longer than the whole command."""
+"""Equal to `messages.PROTOCOL`. Importing that module would take longer than the whole command."""
 
 _FRAME_LIMIT: Final = 64 << 20
+_NOT_HUTCH: Final = "The server does not speak Hutch's protocol. Look at `hutch version`."
 _LOST: Final = "hutchd closed the connection before it answered. Look at `hutch daemon logs`."
 
 
 class BlockingConnection:
-    """A connection that has been greeted. Not for threads; a context manager that closes it."""
+    """A connection after the greeting, as a context manager that closes it. Not thread-safe."""
 
     def __init__(self, path: Path | None = None, *, timeout: float = 60.0) -> None:
         """Dial `path` (default: `endpoint.socket_path()`) and agree on the protocol. Each wait lasts ≤ `timeout` s."""
-        from hutch_client.endpoint import dial, socket_path  # late: half of what a command imports that only helps
+        from hutch_client.endpoint import dial, socket_path  # late: `hutch COMMAND -h` does not need it
 
         self._line = dial(path or socket_path(), timeout)
         self._timeout = timeout
         self._received = self._line.makefile("rb")
         self._number = 0
         self.server: dict[str, Any] = {}
-        """What hutchd said about itself: a `messages.Version`."""
+        """hutchd's greeting: a `messages.Version`."""
         try:
             self.server = self.call("get_version", protocol=PROTOCOL, client=f"hutch {__version__}")
         except BaseException:
@@ -46,9 +46,9 @@ class BlockingConnection:
             raise
 
     def call(self, method: str, /, **params: Any) -> dict[str, Any]:
-        """Ask and wait for the answer.
+        """Send a request and wait for the answer.
 
-        Raises HutchError: what hutchd said; CONNECTION_LOST when it went away; TIMED_OUT when it said nothing.
+        Raises HutchError: hutchd's error; CONNECTION_LOST if the connection ended; TIMED_OUT if no answer came.
         """
         self._number += 1
         try:
@@ -60,7 +60,7 @@ class BlockingConnection:
             raise HutchError(Reason.CONNECTION_LOST, _LOST) from None
 
     def wait_closed(self, timeout: float) -> bool:
-        """Wait until hutchd closes the connection; False when it did not in `timeout` seconds of silence."""
+        """Wait until hutchd closes the connection; False after `timeout` seconds without any data."""
         self._line.settimeout(timeout)
         try:
             while self._received.readline(_FRAME_LIMIT):
@@ -86,7 +86,7 @@ class BlockingConnection:
         self._line.sendall(json.dumps(message, separators=(",", ":")).encode() + b"\n")
 
     def _answer(self) -> dict[str, Any]:
-        """Read up to the answer of the present call; a ping in between is answered, all else is not for us."""
+        """Read up to the answer of the current call. Answer a ping; skip every other message."""
         while True:
             frame = self._received.readline(_FRAME_LIMIT)
             if not frame.endswith(b"\n"):
@@ -98,7 +98,10 @@ class BlockingConnection:
                 elif "method" not in message and message["id"] in (self._number, None):
                     return _result(message)
             except (ValueError, KeyError, TypeError, AttributeError):
-                raise HutchError(Reason.PARSE_ERROR, "What answers there does not speak Hutch's protocol.") from None
+                raise HutchError(
+                    Reason.PARSE_ERROR,
+                    _NOT_HUTCH,
+                ) from None
 
 
 def _result(message: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +111,7 @@ def _result(message: dict[str, Any]) -> dict[str, Any]:
     error = message["error"]
     details = dict(error.get("data") or {})
     try:
-        reason = Reason(details.pop("reason", None))  # type: ignore[call-arg]  # a look-up by value
+        reason = Reason(details.pop("reason", None))  # type: ignore[call-arg]  # look-up by value
     except ValueError:
         reason = Reason.INTERNAL
     raised = HutchError(reason, error["message"])

@@ -1,8 +1,8 @@
-"""Events become what a person reads. Pure: no terminal, no clock; `show` writes what is returned.
+"""Turns events into text for a terminal. Pure: no terminal, no clock; `show` writes the result.
 
-A piece is either data (the agent's own words: standard output) or talk (tools, questions, notices, the end: standard
-error). On a live console text comes as it is written; else only whole blocks are shown. Nothing that an agent wrote
-reaches a piece except through `untrusted`.
+A piece is either data (the agent's answer: standard output) or talk (tools, permission requests, notices, the end:
+standard error). A live console shows text as it arrives; otherwise only whole blocks are shown. Text of an agent
+reaches a piece only through `untrusted`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CALL_LINES: Final = 60
 _COLOURS: Final = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36}
 _VERBS: Final = {"run_command": "run", "read": "read", "edit": "edit", "fetch": "fetch", "search": "search"}
 _CONTENTS: Final = frozenset(("content", "old_string", "new_string", "edits", "new_source"))
-_TOLD: Final = _CONTENTS | {
+_SHOWN: Final = _CONTENTS | {
     *("command", "description", "timeout", "file_path", "notebook_path", "path", "url", "query", "pattern"),
     *("offset", "limit"),
 }
@@ -50,7 +50,7 @@ _ENDS: Final = {
 
 
 class Piece(NamedTuple):
-    """Text to be written as it stands."""
+    """Text to write unchanged."""
 
     to: Literal["data", "talk"]
     text: str
@@ -59,28 +59,28 @@ class Piece(NamedTuple):
 class Console:
     """Takes the events of one session in order and returns what to write for each.
 
-    `at_line_start` tells whether the next thing written starts a line, `doing` what the agent is busy with.
+    `at_line_start`: the next piece starts a line. `doing`: the agent's current work, in words.
     """
 
     def __init__(self, *, colour: bool = False, live: bool = False, prompts: bool = True, width: int = 100) -> None:
-        """Use colours; show text as it is written, and thinking; show prompts; cut tools' output to `width`."""
+        """`live` shows text as it arrives, and thinking; `width` limits the lines of tools' output."""
         self.doing = "starting"
         self.at_line_start = True
         self._colour = colour
         self._live = live
         self._prompts = prompts
         self.width = width
-        self._block: str | None = None  # what was written last; other things are set off by an empty line
-        self._written: dict[tuple[str, str | None], str] = {}  # text of blocks that are not yet whole
+        self._block: str | None = None  # the last block; an empty line separates it from a block of another kind
+        self._written: dict[tuple[str, str | None], str] = {}  # text so far of unfinished blocks
         self._calls: dict[str, str] = {}
         self._last_call: str | None = None
-        self._shown_whole: str | None = None  # the last call, unless some of it was left out
+        self._shown_whole: str | None = None  # the last call, if all of it was shown
         self._last_question: str | None = None
         self._spoke = False
         self._started_at: str | None = None
 
     def feed(self, event: Event) -> list[Piece]:
-        """Return the pieces for `event`. An event whose data does not fit its kind is named, not shown."""
+        """Return the pieces for `event`. If its data does not fit its kind, the pieces say so."""
         try:
             data = msgspec.json.decode(event.data, type=DATA_OF_KIND[event.kind])
             match data:
@@ -106,7 +106,7 @@ class Console:
                     return self._turn_ended(data, event.at)
         except msgspec.DecodeError:
             return self._talk("notice", self._paint("yellow", f"! event {event.seq} ({event.kind}) cannot be read"))
-        return []  # usage of single requests
+        return []  # usage of one model request
 
     # ------------------------------------------------------------ one method per kind
 
@@ -120,28 +120,28 @@ class Console:
         first, *rest = plain(turn.prompt).splitlines() or [""]
         return self._talk("prompt", *(self._paint("bold", line) for line in (f"❯ {first}", *(f"  {x}" for x in rest))))
 
-    def _text(self, kind: str, said: Text) -> list[Piece]:
+    def _text(self, kind: str, text: Text) -> list[Piece]:
         thinking = kind.startswith("thinking")
         self.doing = "thinking" if thinking else "writing"
         if thinking and not self._live:
             return []
         whole = not kind.endswith("_delta")
-        if said.parent is not None:  # a sub-agent's words are work, not the answer
+        if text.parent is not None:  # a sub-agent's text is not the answer
             if thinking or not whole:
                 return []
-            lines = plain(said.text).splitlines()[:_RESULT_LINES]
+            lines = plain(text.text).splitlines()[:_RESULT_LINES]
             return self._talk("sub", *(self._paint("dim", f"  ┊ {line}") for line in lines))
         if not whole and not self._live:
             return []
         block = "thinking" if thinking else "text"
-        key = (block, said.block)
+        key = (block, text.block)
         begun = self._written.get(key, "")
         if whole:
             self._written.pop(key, None)
-            rest = said.text[len(begun) :] if said.text.startswith(begun) else ""
+            rest = text.text[len(begun) :] if text.text.startswith(begun) else ""
         else:
-            self._written[key] = begun + said.text
-            rest = said.text
+            self._written[key] = begun + text.text
+            rest = text.text
         pieces = [] if begun and self._block == block else self._begin(block)
         words = plain(rest)
         if words:
@@ -154,10 +154,10 @@ class Console:
         return pieces
 
     def _tool_call(self, call: ToolCall, parent: str | None) -> list[Piece]:
-        if call.call_id in self._calls:  # its question came first and showed it
+        if call.call_id in self._calls:  # its permission request came first and showed it
             return []
         self._remember(call)
-        if call.action in ("question", "plan"):  # the question itself shows it
+        if call.action in ("question", "plan"):  # the request shows it
             return []
         head, *body = self._call_lines(call)
         if len(body) > _CALL_LINES:
@@ -178,7 +178,7 @@ class Console:
         return self._talk("tool", *(self._paint(colour, mark + line) for mark, line in zip(marks, shown, strict=True)))
 
     def question(self, asked: Permission) -> list[Piece]:
-        """Return what is asked, in full; nothing when that is what was written last."""
+        """Return the whole permission request; nothing if it was written last."""
         if self._last_question == asked.id:
             return []
         self.doing = "waiting for an answer"
@@ -198,7 +198,7 @@ class Console:
         if good and settled.by == "rule":
             return []
         words = f"  {'✓' if good else '✗'} {settled.state}"
-        if settled.state == "withdrawn":  # by no one: what stands there is why, and the message repeats it
+        if settled.state == "withdrawn":  # `by` holds the cause, and the message repeats it
             words += f": {one_line(settled.by)}"
         else:
             words += "" if settled.state == "expired" else f" by {one_line(settled.by)}"
@@ -240,7 +240,7 @@ class Console:
         return [f"{self._paint('blue', '●')} {self._paint('bold', one_line(verb))} {first}{note}", *body]
 
     def _begin(self, block: str) -> list[Piece]:
-        """End the line that stands open and set the new block off from another kind of block."""
+        """End an open line, and add an empty line after a block of another kind."""
         pieces = []
         if not self.at_line_start:
             pieces.append(Piece("data" if self._block == "text" else "talk", "\n"))
@@ -259,7 +259,7 @@ class Console:
 
 
 def question_lines(asked: Permission) -> list[tuple[str, str]]:
-    """Return (colour, line) for what is asked, why, and what `always` would add."""
+    """Return (colour, line) for a request: what, why, and which rule `always` would add."""
     lines: list[tuple[str, str]] = []
     if asked.kind == "plan":
         lines += [
@@ -269,7 +269,7 @@ def question_lines(asked: Permission) -> list[tuple[str, str]]:
     for question in asked.questions:
         lines += _choices(question)
     if asked.kind == "tool":
-        lines.append(("yellow", f"? May it? {asked.id}"))
+        lines.append(("yellow", f"? Allow? {asked.id}"))
     why = asked.why or (f"rule {asked.rule}" if asked.rule else "")
     if why:
         lines.append(("dim", f"    why: {one_line(why)}{f' ({one_line(asked.layer)})' if asked.layer else ''}"))
@@ -293,15 +293,15 @@ def _choices(question: Question) -> list[tuple[str, str]]:
 
 
 def _unseen(call: ToolCall) -> dict[str, Any]:
-    """Return the parameters that neither headline nor diff tell of: a person decides about them too."""
+    """Return the parameters that neither headline nor diff shows: the user decides about them too."""
     if call.action not in _VERBS:
         return {}
-    told = _TOLD if call.diff or call.action != "edit" else _TOLD - _CONTENTS
-    return {name: value for name, value in call.input.items() if name not in told and value not in (None, False, "")}
+    shown = _SHOWN if call.diff or call.action != "edit" else _SHOWN - _CONTENTS
+    return {name: value for name, value in call.input.items() if name not in shown and value not in (None, False, "")}
 
 
 def _headline(call: ToolCall) -> tuple[str, str]:
-    """Return the verb and what it is done to, in the common words where they are known."""
+    """Return the verb and its object, in Hutch's common words where they are known."""
     given = call.command or call.url or call.query or ", ".join(call.paths)
     match call.action:
         case "mcp":

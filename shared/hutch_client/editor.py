@@ -1,4 +1,4 @@
-"""The person's editor, for an input that is to be changed before it runs."""
+"""The user's editor, for changing a tool's input before it runs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["edit_input"]
 
 
 def edit_input(tool_input: dict[str, Any]) -> dict[str, Any]:
-    """Let the person edit the input in `$VISUAL`, `$EDITOR` or vi; blocks until the editor ends.
+    """Let the user edit the input in `$VISUAL`, `$EDITOR` or vi; block until the editor ends.
 
-    Raises HutchError INVALID_PARAMS when the editor fails or what it leaves is no input.
+    Raises HutchError INVALID_PARAMS if the editor fails or its text is not a valid input.
     """
     text, suffix = editable(tool_input)
     command = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
@@ -30,6 +30,8 @@ def edit_input(tool_input: dict[str, Any]) -> dict[str, Any]:
             with open(path, encoding="utf-8", errors="surrogateescape") as file:
                 return edited(tool_input, file.read())
         except (OSError, subprocess.CalledProcessError) as error:
-            raise HutchError(Reason.INVALID_PARAMS, f"The editor `{command[0]}` failed: {error}. Set EDITOR.") from None
+            raise HutchError(
+                Reason.INVALID_PARAMS, f"The editor `{command[0]}` failed: {error}. Set EDITOR to another one."
+            ) from None
         except ValueError as error:
-            raise HutchError(Reason.INVALID_PARAMS, f"What the editor left is no input: {error}") from None
+            raise HutchError(Reason.INVALID_PARAMS, f"The edited text is not a valid input: {error}") from None

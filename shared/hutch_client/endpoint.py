@@ -1,7 +1,7 @@
-"""Where hutchd listens, and whether what answers there may be told anything.
+"""The address of hutchd, and the check of the server behind it.
 
-A client hands out prompts, answers and keys, so it looks at the uid of whoever holds the listening end before it says
-a word. That must be the person itself, root, or the account that the system's state directory belongs to.
+A client sends prompts, decisions and keys. So before it sends anything it checks the uid of the process that listens:
+the caller's own, root's, or that of the account that owns the host's state directory.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _NAMED_BY: Final = ("HUTCH_HOST", "HUTCH_RUNTIME_DIR", "HUTCH_STATE_DIR")
 
 
 def is_named() -> bool:
-    """Tell whether the person said which hutchd is meant."""
+    """Return whether the environment names a hutchd."""
     return any(os.environ.get(name) for name in _NAMED_BY)
 
 
 def socket_path() -> Path:
-    """Return the client socket: the one that was named, else the user's own, else the host's where there is one."""
+    """Return the client socket: the one that the environment names, else the user's own, else the host's if it exists."""
     own = find_host()
     if is_named() or own.exists():
         return own
@@ -38,7 +38,7 @@ def socket_path() -> Path:
 
 
 def trusted_uids() -> frozenset[int]:
-    """Return who may serve us: whose the state directory is that we were told of (HUTCH_STATE_DIR) is one of them."""
+    """Return the uids accepted as server: root, the caller, and the owners of HUTCH_STATE_DIR and /var/lib/hutch."""
     found = {0, os.geteuid()}
     for state in (_SYSTEM_STATE, os.environ.get("HUTCH_STATE_DIR")):
         if state:
@@ -48,23 +48,28 @@ def trusted_uids() -> frozenset[int]:
 
 
 def dial(path: Path, timeout: float = 10.0, trusted: Container[int] | None = None) -> socket.socket:
-    """Return a connected socket whose other end is one of `trusted` (default: `trusted_uids`).
+    """Return a connected socket to a server with a uid of `trusted` (default: `trusted_uids()`).
 
-    Blocks at most `timeout` seconds, which stay set on the socket.
+    Blocks at most `timeout` seconds; the socket keeps this timeout.
 
-    Raises HutchError: CONNECTION_LOST when nothing answers there, NOT_ALLOWED when a stranger does or the socket is
-    not ours to open.
+    Raises HutchError: CONNECTION_LOST if nothing answers, NOT_ALLOWED if the server's uid is not trusted or the caller
+    may not open the socket.
     """
     try:
         line = connect(path, timeout)
     except PermissionError:
-        raise HutchError(Reason.NOT_ALLOWED, f"You may not open {path}: it is another account's.") from None
+        raise HutchError(
+            Reason.NOT_ALLOWED,
+            f"You may not open {path}: it belongs to another account. Unset HUTCH_HOST to use your own hutchd.",
+        ) from None
     except (FileNotFoundError, ConnectionRefusedError):
         raise HutchError(
             Reason.CONNECTION_LOST, f"No hutchd answers at {path}. Start one with `hutch daemon start`."
         ) from None
     except OSError as error:
-        raise HutchError(Reason.CONNECTION_LOST, f"No connection to {path}: {error}.") from None
+        raise HutchError(
+            Reason.CONNECTION_LOST, f"Cannot connect to {path}: {error}. `hutch doctor` looks for the cause."
+        ) from None
     try:
         uid = peer_credentials(line).uid
         if uid not in (trusted_uids() if trusted is None else trusted):

@@ -1,4 +1,4 @@
-"""What the command's exit code says."""
+"""The exit codes of `hutch`."""
 
 from __future__ import annotations
 

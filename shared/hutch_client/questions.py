@@ -1,4 +1,4 @@
-"""A question in words, what a person may type at it, and the `answer_permission` parameters that come of that."""
+"""Permission requests in words: what is requested, what a user types, and the `answer_permission` parameters of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DECISIONS: dict[str, dict[str, Any]] = {
 
 
 def headline(permission: dict[str, Any]) -> str:
-    """Return in one line what is asked."""
+    """Return in one line what is requested."""
     call = permission["call"]
     match permission["kind"]:
         case "question":
@@ -36,9 +36,9 @@ def headline(permission: dict[str, Any]) -> str:
 
 
 def read_reply(line: str) -> dict[str, Any] | Literal["edit"] | None:
-    """Return what the typed line decides (without the permission's id), `edit`, or None when it is no answer.
+    """Return the decision in a typed line (without the request's id), `edit`, or None if the line is not understood.
 
-    Only a refusal may carry more words: they are the message to the agent. An empty line decides nothing.
+    After a denial the rest of the line is a message to the agent. An empty line decides nothing.
     """
     word, _, message = line.strip().partition(" ")
     word, message = word.lower(), message.strip()
@@ -51,9 +51,9 @@ def read_reply(line: str) -> dict[str, Any] | Literal["edit"] | None:
 
 
 def chosen(labels: Sequence[str], line: str, *, several: bool = False) -> str | list[str] | None:
-    """Return the answer to a question with choices: a label by number or name, several of them by commas, or free text.
+    """Return the answer to a question: a label by number or name, several separated by commas, or free text.
 
-    None when nothing was typed or a number names no choice.
+    None if the line is empty or a number names no choice.
     """
     parts = [part.strip() for part in line.split(",")] if several else [line.strip()]
     answers = []
@@ -70,7 +70,7 @@ def chosen(labels: Sequence[str], line: str, *, several: bool = False) -> str | 
 
 
 def editable(tool_input: dict[str, Any]) -> tuple[str, str]:
-    """Return the text a person edits, and the suffix of its file: a command as it is, any other input as JSON."""
+    """Return the text to edit and the suffix of its file: a command as it is, any other input as JSON."""
     if isinstance(command := tool_input.get("command"), str):
         return command + "\n", ".sh"
     import json
@@ -79,7 +79,7 @@ def editable(tool_input: dict[str, Any]) -> tuple[str, str]:
 
 
 def edited(tool_input: dict[str, Any], text: str) -> dict[str, Any]:
-    """Return the input as the person left it. ValueError, with a sentence, when it is not an input any more."""
+    """Return the edited input. ValueError, with a sentence, if the text is not a valid input."""
     if not text.strip():
         raise ValueError("The text is empty.")
     if isinstance(tool_input.get("command"), str):

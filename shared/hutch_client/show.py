@@ -1,7 +1,7 @@
-"""Draws on the person's terminal what `console` says, keeps the line below it alive, and reads what is typed.
+"""Writes the console's pieces to the terminal, keeps the bottom line up to date, and reads what the user types.
 
-Standard output gets data, standard error all else. The bottom line (a spinner, or the prompt of a question) stands on
-standard error and only where that is a terminal; it is taken away before anything is written and put back after.
+Data goes to standard output, everything else to standard error. The bottom line (a spinner, or a prompt) exists only
+if standard error is a terminal; it is erased before each piece and drawn again after it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Screen:
         self._held: list[Piece] | None = None
 
     def write(self, pieces: Sequence[Piece]) -> None:
-        """Write pieces as they stand; the line below them moves down."""
+        """Write pieces unchanged, above the bottom line."""
         if self._held is not None:
             self._held += pieces
             return
@@ -56,13 +56,13 @@ class Screen:
             self._draw(self._question)
 
     def say(self, sentence: str) -> None:
-        """Say something of our own, on a line of its own. What strangers wrote must have been made plain."""
+        """Write a sentence of Hutch on a line of its own. Untrusted text in it must be `plain` already."""
         start = "" if self.console.at_line_start else "\n"
         self.console.at_line_start = True
         self.write([Piece("talk", f"{start}{sentence}\n")])
 
     async def spin(self) -> None:
-        """Show what the agent is doing until cancelled. Does nothing where there is no terminal."""
+        """Show what the agent is doing, until cancelled. Does nothing without a terminal."""
         if not self._is_terminal:
             return
         begun, doing = anyio.current_time(), ""
@@ -81,9 +81,9 @@ class Screen:
             self._clear()
 
     async def ask(self, prompt: str) -> str:
-        """Show `prompt` and return the line that is typed. Raises EOFError at the end of the input.
+        """Show `prompt` and return the typed line. Raises EOFError at the end of the input.
 
-        Cancelled: the prompt goes away.
+        On cancel the prompt disappears.
         """
         self._question = prompt
         self._clear()
@@ -94,18 +94,18 @@ class Screen:
             self._question = None
             self._clear()
             raise
-        self._question, self._bottom = None, ""  # the line break that was typed has moved it up
+        self._question, self._bottom = None, ""  # the typed line break has moved it up
         return line
 
     def forget_typed(self) -> None:
-        """Drop what was typed so far: it was not meant for the question that comes now."""
+        """Discard what was typed so far: it was not meant for the request that follows."""
         self._begun = b""
         if os.isatty(self._typed):
             termios.tcflush(self._typed, termios.TCIFLUSH)
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Leave the terminal to another program; what is written meanwhile is held back."""
+        """Give the terminal to another program; pieces are held back while the body runs."""
         self._clear()
         held: list[Piece] = []
         self._held = held

@@ -1,4 +1,4 @@
-"""The times that people type: `2h`, `yesterday`, a date, or a time as it stands on the wire."""
+"""Times as users type them: `2h`, `yesterday`, a date, or an RFC 3339 time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["FORMS", "read_since"]
 FORMS: Final = (
     "today, yesterday, 30min, 2h, 7d, 2w, a date (2026-01-31) or a time (2026-01-31T12:00, 2026-01-31T12:00:00Z)"
 )
-"""What is understood, for a help text and for the error."""
+"""The accepted forms, for help texts and errors."""
 
 _AGO: Final = re.compile(r"(\d{1,6})\s*(s|m|min|h|d|w)(?:\s+ago)?")
 _UNITS: Final = {"s": "seconds", "m": "minutes", "min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -21,9 +21,9 @@ _DAYS: Final = {"today": 0, "yesterday": 1}
 
 
 def read_since(text: str, now: datetime | None = None) -> str:
-    """Return the moment as RFC 3339 in UTC. Days begin at midnight where the person is; a time without offset is local.
+    """Return the time as RFC 3339 in UTC. A day begins at local midnight; a time without an offset is local.
 
-    `now` (default: the clock's) has an offset. Raises HutchError INVALID_PARAMS, which names the forms.
+    `now` (default: the clock's time) has an offset. Raises HutchError INVALID_PARAMS, which lists the forms.
     """
     now = now or datetime.now().astimezone()
     word = text.strip().lower()
@@ -36,4 +36,6 @@ def read_since(text: str, now: datetime | None = None) -> str:
             when = datetime.fromisoformat(text.strip())
         return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
     except (ValueError, OverflowError):
-        raise HutchError(Reason.INVALID_PARAMS, f"`{text}` is no time that is understood: give {FORMS}.") from None
+        raise HutchError(
+            Reason.INVALID_PARAMS, f"`{text}` is not a time that `hutch` understands. Give {FORMS}."
+        ) from None

@@ -1,4 +1,4 @@
-"""Starts the user's hutchd when there is none: detached from the terminal, its log in the state directory."""
+"""Starts the user's hutchd: detached from the terminal, its log in the state directory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from hutch_shared.paths import find_host, find_paths, make_private
 __all__ = ["HUTCHD", "is_running", "log_path", "log_tail", "run_hutchd", "start"]
 
 HUTCHD: Final = (sys.executable, "-P", "-m", "hutch_daemon")
-"""`-P`: a directory named hutch_daemon where the person stands must not be what runs."""
+"""`-P`: otherwise a directory hutch_daemon in the current directory would run."""
 
 _LOG_LIMIT: Final = 16 << 20
 _BETWEEN_LOOKS: Final = 0.02
 
 
 def is_running(path: Path) -> bool:
-    """Tell whether somebody we may talk to answers there. HutchError NOT_ALLOWED when it is a stranger."""
+    """Return whether a trusted hutchd answers there. HutchError NOT_ALLOWED if the server's uid is not trusted."""
     try:
         dial(path).close()
     except HutchError as error:
@@ -41,16 +41,19 @@ def log_path() -> Path:
 
 
 def start(argv: Sequence[str] = HUTCHD, *, timeout: float = 30.0) -> int | None:
-    """Start hutchd and return its pid as soon as it answers; None when another one answered first.
+    """Start hutchd and return its pid as soon as it answers; None if another hutchd answered first.
 
-    Raises HutchError CONNECTION_LOST, with the end of the log, when it ends or does not answer in `timeout` seconds
-    (then it is left running: it may only be slow).
+    Raises HutchError CONNECTION_LOST, with the end of the log, if it ends or does not answer within `timeout` seconds.
+    After a time-out it keeps running: it may only be slow.
     """
     path = socket_path()
     if is_running(path):
         return None
     if path == find_host({}, system=True):
-        raise HutchError(Reason.CONNECTION_LOST, f"This host's hutchd is not running ({path}): ask who runs the host.")
+        raise HutchError(
+            Reason.CONNECTION_LOST,
+            f"This host's hutchd is not running ({path}): ask the host's administrator to start it.",
+        )
     log = log_path()
     make_private(log.parent)
     if log.exists() and log.stat().st_size > _LOG_LIMIT:
@@ -62,11 +65,11 @@ def start(argv: Sequence[str] = HUTCHD, *, timeout: float = 30.0) -> int | None:
         )
     deadline = time.monotonic() + timeout
     while True:
-        ended = daemon.poll() is not None  # looked at first: what answers after that is not this one
+        ended = daemon.poll() is not None  # before the connection: what answers after its end is another one
         if is_running(path):
             if ended:
                 return None
-            daemon.returncode = 0  # it lives on without us: nothing is left to wait for
+            daemon.returncode = 0  # it outlives this process: Popen must not wait for it
             return daemon.pid
         if ended:
             raise HutchError(Reason.CONNECTION_LOST, f"hutchd did not start. {log} ends with:\n{log_tail(log, begin)}")
@@ -76,7 +79,7 @@ def start(argv: Sequence[str] = HUTCHD, *, timeout: float = 30.0) -> int | None:
 
 
 def log_tail(log: Path, begin: int = 0, lines: int = 20) -> str:
-    """Return the last lines of the log, of what was written after `begin`."""
+    """Return the last lines of the log, of the part after byte `begin`."""
     with open(log, "rb") as file:
         file.seek(max(begin, log.stat().st_size - (64 << 10)))
         return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])

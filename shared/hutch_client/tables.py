@@ -1,4 +1,4 @@
-"""Records as a table for people: columns as wide as they need, nothing that a stranger wrote gets out of its cell."""
+"""Records as tables for users. Columns are as wide as needed; untrusted text stays on one line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return lines without trailing blanks. The last column is not padded; a cell is one line."""
+    """Return the lines of a table, without trailing blanks. Each cell is one line."""
     cells = [list(heads), *([one_line(str(cell)) for cell in row] for row in rows)]
     widths = [max(len(line[at]) for line in cells) for at in range(len(heads) - 1)]
     return "\n".join(
@@ -26,7 +26,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def fields(pairs: Iterable[tuple[str, object]]) -> str:
-    """Return `name  value` lines; pairs whose value is empty or None are left out."""
+    """Return `name  value` lines; pairs with an empty value or None are left out."""
     kept = [(name, one_line(str(value))) for name, value in pairs if value not in (None, "", ())]
     width = max((len(name) for name, _ in kept), default=0)
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in kept)
@@ -59,7 +59,7 @@ def usage_words(usage: dict[str, Any] | None) -> str:
 
 
 def print_json(value: object) -> None:
-    """Print one JSON value on standard output, indented where a person looks at it."""
+    """Print one JSON value on standard output, indented on a terminal."""
     print(json.dumps(value, indent=2 if sys.stdout.isatty() else None))
 
 

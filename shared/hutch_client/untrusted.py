@@ -1,8 +1,8 @@
-"""Text that strangers wrote, made safe to print: agents, repositories and web pages may not drive the terminal.
+"""Makes untrusted text safe to print: agents, repositories and web pages must not control the terminal.
 
-What is always true: the text that comes out holds no control character but newline and tab, and nothing that changes
-the direction of writing. Prose loses whole escape sequences (`plain`); what a person decides about loses nothing, its
-control characters are shown (`visible`), so that nothing can hide inside a sequence.
+What is always true: the result has no control character except newline and tab, and no character that changes the
+writing direction. `plain` removes whole escape sequences from prose. `visible` keeps everything and shows control
+characters as escapes: it is for text that a user decides about, in which nothing may be hidden.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Says what a command waits for when it takes long: the person sees that it lives, and what to look at."""
+"""Says what a command waits for if that takes long."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import anyio
 from hutch_client.streams import columns
 from hutch_client.untrusted import one_line
 
-__all__ = ["long_enough", "telling"]
+__all__ = ["two_seconds", "waiting_for"]
 
 _LOOKS: Final = 20
 _BETWEEN: Final = 0.1
 _ERASE: Final = "\r\x1b[2K"
 
 
-async def long_enough() -> None:
-    """Return after about 2 s in which this process had time to work: a machine that stalls has not waited."""
+async def two_seconds() -> None:
+    """Return after about 2 s of running time: while the whole machine stalls, the time does not count."""
     for _ in range(_LOOKS):
         await anyio.sleep(_BETWEEN)
 
 
 @asynccontextmanager
-async def telling(what: Callable[[], str]) -> AsyncIterator[None]:
-    """Say `what` is waited for while the body takes longer than 2 s.
+async def waiting_for(what: Callable[[], str]) -> AsyncIterator[None]:
+    """While the body runs longer than 2 s, print what the command waits for on standard error.
 
-    On a terminal in a line that is kept up to date and taken away at the end, else in one line on standard error.
+    On a terminal it is one line that is updated, and erased at the end; elsewhere one line is printed once.
     """
     failure = None
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_tell, what)
+        tasks.start_soon(_report, what)
         try:
             yield
         except Exception as error:  # noqa: BLE001 - raised again below, as it is and not in a group
@@ -43,8 +43,8 @@ async def telling(what: Callable[[], str]) -> AsyncIterator[None]:
         raise failure
 
 
-async def _tell(what: Callable[[], str]) -> None:
-    await long_enough()
+async def _report(what: Callable[[], str]) -> None:
+    await two_seconds()
     if not sys.stderr.isatty():
         print(f"Waiting for {one_line(what())}", file=sys.stderr, flush=True)
         return

@@ -1,4 +1,4 @@
-"""The commands of `hutch`: which module has which. A module is imported when one of its commands is called."""
+"""The commands of `hutch` and their modules. A module is imported when one of its commands is called."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["GROUPS", "MODULES", "Command", "Parser", "group", "number", "output"
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse as the commands want it: options in full, and what is wrong said once, with the usage that it breaks."""
+    """argparse without abbreviated options; an error is printed once, with the usage of the verb it belongs to."""
 
     def __init__(self, **settings: Any) -> None:
-        """Take what ArgumentParser takes."""
+        """Take the arguments of ArgumentParser."""
         super().__init__(
             allow_abbrev=False, formatter_class=lambda prog: argparse.HelpFormatter(prog, width=_WIDTH), **settings
         )
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse; words too many are refused by the verb that they were given to, and not repeated where it says so."""
+        """Parse. Surplus words are an error of the verb that got them; its default `surplus` replaces the message."""
         given, surplus = self.parse_known_args(args, namespace)
         if surplus:
             parser = getattr(given, "parser", self)
-            parser.error(getattr(given, "surplus", None) or f"this is too much: {' '.join(surplus)}")
+            parser.error(getattr(given, "surplus", None) or f"unexpected: {' '.join(surplus)}")
         return given
 
 
@@ -36,7 +36,7 @@ _WIDTH: Final = max(40, min(100, columns(1, 102) - 2))
 
 
 class Command(NamedTuple):
-    """What a module says of each of its commands: its arguments, and what it does (returns the exit code)."""
+    """A command: its arguments, its function (which returns the exit code), and one sentence about it."""
 
     arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
@@ -45,25 +45,25 @@ class Command(NamedTuple):
 
 GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "Prompts": {
-        "run": ("run", "run a prompt in a new session, or in one that is there"),
-        "attach": ("follow", "watch a session live and answer its questions"),
+        "run": ("run", "run a prompt in a new or an existing session"),
+        "attach": ("follow", "watch a session live and decide its permission requests"),
         "logs": ("follow", "print what happened in a session"),
         "wait": ("follow", "wait until a session is idle"),
     },
-    "Questions": {
-        "pending": ("questions", "list what waits for an answer"),
-        "approve": ("questions", "let a tool call happen, or a plan go on"),
-        "deny": ("questions", "refuse it, with a message to the agent"),
+    "Permission requests": {
+        "pending": ("questions", "list the pending requests"),
+        "approve": ("questions", "allow a tool call or a plan"),
+        "deny": ("questions", "deny it, with a message to the agent"),
         "answer": ("questions", "answer an agent's question"),
     },
     "Sessions": {
         "ps": ("sessions", "list sessions"),
-        "inspect": ("sessions", "show all that is known of a session"),
-        "mode": ("sessions", "change a session's permission mode"),
-        "interrupt": ("sessions", "stop the running turn"),
-        "stop": ("sessions", "close a session and end its processes"),
-        "rm": ("sessions", "remove a closed session and its record"),
-        "fork": ("sessions", "open a session that goes on from another's conversation"),
+        "inspect": ("sessions", "show everything about a session"),
+        "mode": ("control", "change a session's permission mode"),
+        "interrupt": ("control", "stop the running turn"),
+        "stop": ("control", "close a session and end its processes"),
+        "rm": ("control", "remove a closed session and its record"),
+        "fork": ("control", "open a session that continues another's conversation"),
     },
     "Rules, keys and the record": {
         "policy": ("policy", "show, explain, test and change the rules"),
@@ -73,22 +73,22 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     },
     "The daemon": {
         "status": ("daemon", "health of hutchd"),
-        "doctor": ("daemon", "find what is wrong and say what to do"),
+        "doctor": ("doctor", "find problems and say what to do"),
         "daemon": ("daemon", "start, stop, run and back up hutchd"),
-        "service": ("service", "have systemd or launchd run hutchd"),
-        "config": ("config", "show hutchd's settings, and where each is from"),
-        "completion": ("completion", "print what lets your shell complete all this"),
-        "version": ("daemon", "versions of both sides"),
+        "service": ("service", "let systemd or launchd run hutchd"),
+        "config": ("config", "show hutchd's settings and their origins"),
+        "completion": ("completion", "print the completion script for your shell"),
+        "version": ("daemon", "versions of client and daemon"),
     },
 }
 MODULES: Final = {name: module for group in GROUPS.values() for name, (module, _) in group.items()}
 
 
 def group(verbs: dict[str, Command], doc: str) -> Command:
-    """Return the command that has `verbs` (`hutch key add`) and does what the chosen one does."""
+    """Return a command with verbs (`hutch key add`); it runs the chosen verb."""
 
     def arguments(parser: argparse.ArgumentParser) -> None:
-        choices = parser.add_subparsers(title="what to do", metavar="VERB")
+        choices = parser.add_subparsers(title="verbs", metavar="VERB")
         for name, command in verbs.items():
             child = choices.add_parser(name, help=command.doc, description=command.doc)
             command.arguments(child)
@@ -105,33 +105,33 @@ def group(verbs: dict[str, Command], doc: str) -> Command:
 
 
 def output(parser: argparse.ArgumentParser, *forms: str) -> None:
-    """Add `-o`, with the forms that the command knows; the first is the default."""
+    """Add `-o` with the formats of this command; the first is the default."""
     words = ", ".join(_FORMS[form] for form in forms)
     parser.add_argument("-o", "--output", choices=forms, default=forms[0], help=f"{words} (default: %(default)s)")
 
 
 _FORMS: Final = {
-    "text": "text for people",
+    "text": "text to read",
     "json": "one JSON value",
     "jsonl": "JSON lines",
 }
 
 
 def seconds(text: str) -> float:
-    """Read a length of time that an option gives; argparse says what is wrong."""
+    """Parse a duration for argparse."""
     try:
         length = float(text)
     except ValueError:
         length = math.nan
     if not 0 < length < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return length
 
 
 def number(text: str) -> int:
-    """Read a number of 0 or more."""
+    """Parse a whole number of 0 or more for argparse."""
     if not (text.isascii() and text.isdecimal() and len(text) < _DIGITS):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
     return int(text)
 
 

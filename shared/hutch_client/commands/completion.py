@@ -1,11 +1,11 @@
-"""completion: what a shell needs to complete `hutch`, and the answers to it.
+"""completion: the completion script for shells, and the completions that it asks for.
 
-The script that is printed only asks: at each Tab it runs `hutch` with the line in its environment (argcomplete's
-protocol), and `answer` looks at the parser of the command that stands there. So it knows every option that there is.
-Values come by metavar: a SESSION or QUESTION from hutchd, a FILE or DIR from the disk, an ACCOUNT from the system.
+At each Tab the script runs `hutch` with the line in the environment (argcomplete's protocol). `answer` reads the parser
+of the command on that line, so every option is known. The metavar of an argument gives its values: a SESSION or REQUEST
+from hutchd, a FILE or DIR from the disk, an ACCOUNT from the system.
 
-What is always true: one command's module is imported and no other; nothing is printed but completions; hutchd is
-waited for only a moment, and where it does not answer there is nothing to choose from.
+What is always true: only the module of the command is imported; only completions are printed; hutchd has half a second
+to answer, after which there are no values.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SHELLS: Final = {
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "\n".join(["for good:", *(f"  {line}" for line in _SHELLS.values())])
+    parser.epilog = "\n".join(["permanently:", *(f"  {line}" for line in _SHELLS.values())])
     parser.add_argument("shell", metavar="SHELL", choices=tuple(_SHELLS), help=", ".join(_SHELLS))
 
 
@@ -49,7 +49,7 @@ def _print(given: argparse.Namespace) -> int:
 
 
 def answer() -> NoReturn:
-    """Write the completions of the line in the environment to where argcomplete's script wants them, and end."""
+    """Write the completions of the line in the environment to the descriptor of argcomplete's script, and exit."""
     words = split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))[3]
     argcomplete.autocomplete(
         _parser(words[1] if len(words) > 1 else ""),
@@ -60,7 +60,7 @@ def answer() -> NoReturn:
 
 
 def _parser(chosen: str) -> Parser:
-    """Return a parser of the line that has the arguments of the command `chosen`, and of no other."""
+    """Return a parser of the line, with the arguments of the command `chosen` only."""
     root = Parser(prog="hutch")
     if chosen in MODULES:
         table: dict[str, Command] = importlib.import_module(f"hutch_client.commands.{MODULES[chosen]}").COMMANDS
@@ -73,14 +73,14 @@ def _parser(chosen: str) -> Parser:
     else:
         commands = {name: doc for group in GROUPS.values() for name, (_, doc) in group.items()}
         first: Any = root.add_argument("command")
-        first.completer = lambda **_: {**commands, "help": "say what a command is for"}
-        root.add_argument("--version", action="store_true", help="versions of both sides")
+        first.completer = lambda **_: {**commands, "help": "explain a command"}
+        root.add_argument("--version", action="store_true", help="versions of client and daemon")
     return root
 
 
 def _offer_values(parser: argparse.ArgumentParser, command: str) -> None:
-    """Give each argument what offers its values, also below a verb."""
-    for action in parser._actions:  # noqa: SLF001 - as argcomplete does: argparse shows them nowhere else
+    """Give each argument, also of verbs, a function that offers its values."""
+    for action in parser._actions:  # noqa: SLF001 - as argcomplete does: argparse has no public list
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - the same
             for verb in action.choices.values():
                 _offer_values(verb, command)
@@ -89,9 +89,9 @@ def _offer_values(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 Offer = Callable[..., dict[str, str]]
-"""Called with `prefix` and more; returns what may stand there, each with a word about it."""
+"""Called with `prefix` and other arguments; returns the values, each with a short description."""
 
-_PATIENCE: Final = 0.5
+_TIMEOUT: Final = 0.5
 _WITH_CLOSED: Final = ("audit", "fork", "inspect", "logs", "rm", "usage")
 
 
@@ -100,16 +100,16 @@ def _sessions(command: str) -> Offer:
         state = None if command in _WITH_CLOSED else "open"
         offered = {}
         for one in _asked("list_sessions", "sessions", state=state):
-            told = f"{one['state']}, {one['agent']} in {one_line(one['cwd'], 60)}"
-            offered[one["id"]] = f"{one_line(one['name'], 40)}: {told}"
+            description = f"{one['state']}, {one['agent']} in {one_line(one['cwd'], 60)}"
+            offered[one["id"]] = f"{one_line(one['name'], 40)}: {description}"
             if _is_plain(one["name"]):
-                offered.setdefault(one["name"], told)
+                offered.setdefault(one["name"], description)
         return offered
 
     return offer
 
 
-def _questions(_: str) -> Offer:
+def _requests(_: str) -> Offer:
     def offer(**_: Any) -> dict[str, str]:
         from hutch_client.questions import headline
 
@@ -119,11 +119,11 @@ def _questions(_: str) -> Offer:
 
 
 def _asked(method: str, what: str, **params: Any) -> list[dict[str, Any]]:
-    """Return the records that hutchd has now; none where it does not answer at once."""
-    from hutch_client.blocking import BlockingConnection  # late: most completions ask nobody
+    """Return hutchd's records; none if it does not answer in time."""
+    from hutch_client.blocking import BlockingConnection  # late: most completions need no hutchd
 
     try:
-        with BlockingConnection(timeout=_PATIENCE) as hutch:
+        with BlockingConnection(timeout=_TIMEOUT) as hutch:
             found: list[dict[str, Any]] = hutch.call(method, **params)[what]
             return found
     except (HutchError, OSError):
@@ -131,7 +131,7 @@ def _asked(method: str, what: str, **params: Any) -> list[dict[str, Any]]:
 
 
 def _is_plain(name: str) -> bool:
-    """Tell whether no shell makes anything else of the name; what others chose may not run when it is completed."""
+    """Return whether the name is safe in every shell: others choose names, and completing one must not run it."""
     return bool(name) and name[0] != "-" and all(one.isalnum() or one in "-_.+@" for one in name)
 
 
@@ -156,7 +156,7 @@ def _directories(_: str) -> Offer:
 
 
 def _beginning(prefix: str, *, directories: bool) -> Iterator[str]:
-    """Yield the paths that begin so, as they are typed; a directory ends with a slash."""
+    """Yield the paths with this prefix, as they are typed; a directory ends with a slash."""
     above, slash, begun = prefix.rpartition("/")
     try:
         with os.scandir(os.path.expanduser(above + slash) or ".") as there:
@@ -179,7 +179,7 @@ _OFFERS: Final[dict[str, Callable[[str], Offer]]] = {
     "AGENT": _agents,
     "DIR": _directories,
     "FILE": _files,
-    "QUESTION": _questions,
+    "REQUEST": _requests,
     "SESSION": _sessions,
 }
 

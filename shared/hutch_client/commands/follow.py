@@ -1,4 +1,4 @@
-"""attach, logs, wait: commands that go along with what happens. What they do is in `following`."""
+"""attach, logs, wait: the arguments of the commands that follow events. The work is in `following`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _LOOK_BACK = 50
 
 
 def _attach_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("session", metavar="SESSION", help="id, beginning of an id, or name")
+    parser.add_argument("session", metavar="SESSION", help="id, prefix of an id, or name")
     parser.add_argument(
-        "--since", type=number, metavar="SEQ", help=f"begin after this event (default: the last {_LOOK_BACK})"
+        "--since", type=number, metavar="SEQ", help=f"start after this event (default: show the last {_LOOK_BACK})"
     )
     output(parser, "text", "jsonl")
-    parser.add_argument("--no-input", action="store_true", help="exit 5 when something is asked")
+    parser.add_argument("--no-input", action="store_true", help="exit with 5 on a permission request")
 
 
 def _attach(given: argparse.Namespace) -> int:
@@ -27,10 +27,10 @@ def _attach(given: argparse.Namespace) -> int:
 
 
 def _logs_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("session", metavar="SESSION", help="id, beginning of an id, or name")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on with what comes")
+    parser.add_argument("session", metavar="SESSION", help="id, prefix of an id, or name")
+    parser.add_argument("-f", "--follow", action="store_true", help="continue with new events")
     parser.add_argument(
-        "--since", type=number, default=0, metavar="SEQ", help="begin after this event (default: the first)"
+        "--since", type=number, default=0, metavar="SEQ", help="start after this event (default: at the first)"
     )
     output(parser, "text", "jsonl")
 
@@ -42,10 +42,8 @@ def _logs(given: argparse.Namespace) -> int:
 
 
 def _wait_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("sessions", metavar="SESSION", nargs="+", help="id, beginning of an id, or name")
-    parser.add_argument(
-        "--timeout", type=seconds, metavar="S", help="give up after so many seconds, with exit code 124"
-    )
+    parser.add_argument("sessions", metavar="SESSION", nargs="+", help="id, prefix of an id, or name")
+    parser.add_argument("--timeout", type=seconds, metavar="S", help="give up after S seconds, with exit code 124")
 
 
 def _wait(given: argparse.Namespace) -> int:
@@ -55,7 +53,7 @@ def _wait(given: argparse.Namespace) -> int:
 
 
 COMMANDS = {
-    "attach": Command(_attach_arguments, _attach, "Watch a session live and answer its questions; Ctrl-C leaves."),
+    "attach": Command(_attach_arguments, _attach, "Watch a session live and decide its requests; Ctrl-C leaves."),
     "logs": Command(_logs_arguments, _logs, "Print what happened in a session."),
     "wait": Command(_wait_arguments, _wait, "Wait until sessions are idle; the exit code is that of the last turn."),
 }

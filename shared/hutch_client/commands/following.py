@@ -1,4 +1,4 @@
-"""attach, logs, wait, pending --watch, when their words are read: commands that go along with what happens."""
+"""attach, logs, wait, pending --watch: the commands that follow events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from hutch_client.client import HutchClient
 from hutch_client.questions import headline
 from hutch_client.show import Screen
 from hutch_client.untrusted import escaped_json, one_line, plain
-from hutch_client.watch import TurnWatch, WatchOptions, json_line
+from hutch_client.watch import TurnWatch
+from hutch_client.watch_options import WatchOptions, json_line
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import KINDS, Event, PermissionAsked
@@ -44,7 +45,7 @@ def attach(given: argparse.Namespace, *, look_back: int) -> int:
 
 
 def logs(given: argparse.Namespace) -> int:
-    """Print what happened in a session, and with `given.follow` what comes; return the exit code."""
+    """Print a session's events, with `given.follow` also new ones; return the exit code."""
 
     async def show(hutch: HutchClient) -> int:
         session = await hutch.get_session(given.session)
@@ -83,7 +84,7 @@ async def _history(hutch: HutchClient, session: m.Session, after: int) -> AsyncI
 
 
 def wait(given: argparse.Namespace) -> int:
-    """Wait until the sessions are idle; return what the last turns' ends say. HutchError TIMED_OUT."""
+    """Wait until the sessions are idle; return the exit code of their last turns. HutchError TIMED_OUT."""
 
     async def watch(hutch: HutchClient) -> int:
         code = exits.OK
@@ -92,14 +93,14 @@ def wait(given: argparse.Namespace) -> int:
                 for ref in given.sessions:
                     code = await _until_idle(hutch, ref) or code
         except TimeoutError:
-            raise HutchError(Reason.TIMED_OUT, f"Still busy after {given.timeout:g} s; it goes on.") from None
+            raise HutchError(Reason.TIMED_OUT, f"Still busy after {given.timeout:g} s. The turn goes on.") from None
         return code
 
     return _talk(watch)
 
 
 async def _until_idle(hutch: HutchClient, ref: str) -> int:
-    """Wait until nothing of the session runs or is queued; return what its last turn's end says."""
+    """Wait until no turn of the session runs or is queued; return the exit code of its last turn."""
     session = (await hutch.get_session(ref)).id
     skip = tuple(kind for kind in KINDS if kind != "turn_ended")
     async with hutch.follow(m.FollowEvents(session, after=-1, skip=skip)) as follow:
@@ -112,7 +113,7 @@ async def _until_idle(hutch: HutchClient, ref: str) -> int:
 
 
 def watch_pending(ref: str | None, *, jsonl: bool) -> int:
-    """Print what waits, then each new question as it comes, one a line, until the person leaves."""
+    """Print the pending permission requests, then each new one, one per line, until the user leaves."""
 
     async def watch(hutch: HutchClient) -> int:
         session = (await hutch.get_session(ref)).id if ref else None
@@ -121,17 +122,17 @@ def watch_pending(ref: str | None, *, jsonl: bool) -> int:
             seen = set()
             for waiting in await hutch.list_permissions(m.ListPermissions(session)):
                 seen.add(waiting.id)
-                _print_question(msgspec.to_builtins(waiting), jsonl=jsonl)
+                _print_request(msgspec.to_builtins(waiting), jsonl=jsonl)
             async for event in follow:
                 asked = msgspec.json.decode(event.data, type=PermissionAsked).permission
                 if asked["id"] not in seen and session in (None, event.session):
-                    _print_question(asked, jsonl=jsonl)
+                    _print_request(asked, jsonl=jsonl)
         return exits.OK
 
     return _talk(watch)
 
 
-def _print_question(asked: dict[str, object], *, jsonl: bool) -> None:
+def _print_request(asked: dict[str, object], *, jsonl: bool) -> None:
     if jsonl:
         print(escaped_json(json.dumps(asked)), flush=True)
     else:

@@ -1,5 +1,4 @@
-"""key: what models are used with. A secret comes from standard input or a hidden prompt, never from argv, which
-everybody can read."""
+"""key: model keys. A secret is read from standard input or a hidden prompt, never from argv: others can see argv."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ __all__ = ["COMMANDS"]
 
 _LONGEST: Final = 1 << 16
 _OAUTH: Final = ("refresh_token", "refresh_url", "client_id")
-"""Fields of a log-in that go on as they are; an answer of a token end point may hold more, which is left out."""
+"""Fields of a log-in that are passed on; a token endpoint may return others, which are dropped."""
 
 
 def _provider(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +29,7 @@ def _provider(parser: argparse.ArgumentParser) -> None:
 def _which(parser: argparse.ArgumentParser) -> None:
     _provider(parser)
     parser.add_argument(
-        "--name", default="default", help="where there are several of a provider (default: %(default)s)"
+        "--name", default="default", help="name of the key, if you have several of a provider (default: %(default)s)"
     )
 
 
@@ -41,27 +40,27 @@ def _output(parser: argparse.ArgumentParser) -> None:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     _which(parser)
     parser.set_defaults(
-        surplus="a key is never an argument, where others can see it: it is asked for, or read from standard input."
-        " If what you gave was one, your shell remembers it"
+        surplus="a key cannot be an argument, since others can see arguments. Give it on standard input or at the"
+        " prompt. If this was a key, your shell's history has it now"
     )
-    parser.add_argument("--base-url", metavar="URL", help="where it is sent instead of to the provider, and only there")
+    parser.add_argument("--base-url", metavar="URL", help="send the key only to this address, not to the provider")
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
         "--kind",
         choices=("api_key", "gateway", "oauth"),
         default="api_key",
-        help="gateway and oauth are sent as bearer tokens (default: %(default)s)",
+        help="gateway and oauth keys are sent as bearer tokens (default: %(default)s)",
     )
     how.add_argument(
         "--oauth",
         action="store_true",
-        help="read a log-in as a JSON object: access_token, and to have it refreshed refresh_token, refresh_url,"
+        help="read a log-in as a JSON object: access_token, and for refreshing it refresh_token, refresh_url,"
         " client_id and expires_in or expires_at",
     )
 
 
 def _add(given: argparse.Namespace) -> int:
-    with BlockingConnection() as hutch:  # first: a key is asked for only when there is somebody to take it
+    with BlockingConnection() as hutch:  # first: without a hutchd the user need not type the key
         what = _read_log_in() if given.oauth else {"kind": given.kind, "secret": _read_key(given.provider).reveal()}
         stored = hutch.call("put_api_key", provider=given.provider, name=given.name, base_url=given.base_url, **what)
     print(f"Stored: {stored['provider']} {stored['name']} {_hint(stored['hint'])}".rstrip(), file=sys.stderr)
@@ -79,12 +78,12 @@ def _read_key(provider: str) -> Secret:
     else:
         key = sys.stdin.readline(_LONGEST).strip()
     if not key:
-        raise HutchError(Reason.INVALID_PARAMS, "No key came on standard input.")
+        raise HutchError(Reason.INVALID_PARAMS, "There was no key on standard input.")
     return Secret(key)
 
 
 def _read_log_in() -> dict[str, Any]:
-    """Return the fields of `put_api_key` that a log-in in JSON gives; the text is never shown, whatever is wrong."""
+    """Read a log-in as JSON and return the fields of `put_api_key`. No error shows the text."""
     try:
         found = json.loads(sys.stdin.read(_LONGEST))
         what = {"kind": "oauth", "secret": found["access_token"], **{name: found.get(name) for name in _OAUTH}}
@@ -94,7 +93,7 @@ def _read_log_in() -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise HutchError(
             Reason.INVALID_PARAMS,
-            f"Give a JSON object on standard input: access_token, and to have it refreshed {', '.join(_OAUTH)} and"
+            f"Give a JSON object on standard input: access_token, and for refreshing it {', '.join(_OAUTH)} and"
             " expires_in (seconds) or expires_at (RFC 3339).",
         ) from None
 
@@ -147,25 +146,25 @@ def _rm(given: argparse.Namespace) -> int:
 
 def _explain_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("provider", nargs="?", metavar="PROVIDER", help="such as anthropic")
-    parser.add_argument("--session", metavar="SESSION", help="as this session does: id, beginning of an id, or name")
+    parser.add_argument("--session", metavar="SESSION", help="the key of this session: id, prefix of an id, or name")
     _output(parser)
 
 
 def _explain(given: argparse.Namespace) -> int:
     with BlockingConnection() as hutch:
-        told = hutch.call("explain_key", provider=given.provider, session=given.session)
+        explained = hutch.call("explain_key", provider=given.provider, session=given.session)
     if given.output == "json":
-        print_json(told)
+        print_json(explained)
         return exits.OK
-    key = told["key"]
+    key = explained["key"]
     print(
         fields(
             [
                 ("key", f"{key['provider']} {key['name']} {_hint(key['hint'])}".rstrip()),
-                ("why", told["why"]),
+                ("why", explained["why"]),
                 ("goes to", key.get("base_url") or "where [providers] in the settings says, else the provider itself"),
-                ("given as", told["delivery"]),
-                ("since", told["delivery_why"]),
+                ("given as", explained["delivery"]),
+                ("since", explained["delivery_why"]),
                 ("trouble", key.get("trouble")),
             ]
         )
@@ -182,8 +181,8 @@ def _rotate(given: argparse.Namespace) -> int:
         done = hutch.call("rotate_master_key")
     wrapped = "1 envelope was" if done["wrapped"] == 1 else f"{done['wrapped']} envelopes were"
     print(
-        f"The master key is a new one ({done['source']}); {wrapped} wrapped anew."
-        " A backup from before needs the old one: make a new backup.",
+        f"There is a new master key ({done['source']}); {wrapped} wrapped with it."
+        " Older backups need the old key: make a new backup.",
         file=sys.stderr,
     )
     return exits.OK
@@ -192,9 +191,9 @@ def _rotate(given: argparse.Namespace) -> int:
 _VERBS = {
     "add": Command(_add_arguments, _add, "Store a key, read from standard input or a hidden prompt."),
     "ls": Command(_output, _ls, "List keys, without their secrets; * marks the one you chose."),
-    "use": Command(_use_arguments, _use, "Choose the key of sessions that name none."),
-    "rm": Command(_which, _rm, "Forget a key, and end what uses it at once."),
-    "explain": Command(_explain_arguments, _explain, "Say which key is used, why, and what the agent gets of it."),
-    "rotate-master": Command(_nothing, _rotate, "Put a new master key in the old one's place, while work goes on."),
+    "use": Command(_use_arguments, _use, "Choose the key for sessions that name none."),
+    "rm": Command(_which, _rm, "Delete a key, and end its use at once."),
+    "explain": Command(_explain_arguments, _explain, "Show which key is used, why, and what the agent gets."),
+    "rotate-master": Command(_nothing, _rotate, "Replace the master key while hutchd works."),
 }
 COMMANDS = {"key": group(_VERBS, "Add, choose, explain and remove model keys.")}

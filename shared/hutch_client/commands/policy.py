@@ -1,4 +1,4 @@
-"""policy show, explain, test, add, remove, trust, distrust: the rules that decide, and how to try them."""
+"""policy: show, explain, test and change the rules."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def _output(parser: argparse.ArgumentParser) -> None:
 
 def _where(parser: argparse.ArgumentParser) -> None:
     place = parser.add_mutually_exclusive_group()
-    place.add_argument("--session", metavar="SESSION", help="in this session: id, beginning of an id, or name")
-    place.add_argument("-C", "--directory", metavar="DIR", help="in this directory (default: the present one)")
+    place.add_argument("--session", metavar="SESSION", help="in this session: id, prefix of an id, or name")
+    place.add_argument("-C", "--directory", metavar="DIR", help="in this directory (default: the current one)")
 
 
 def _place(hutch: BlockingConnection, given: argparse.Namespace) -> dict[str, Any]:
@@ -52,7 +52,9 @@ def _place(hutch: BlockingConnection, given: argparse.Namespace) -> dict[str, An
         cwd = real_directory(given.directory)
         place = {"cwd": cwd}
     project = read_project_file(cwd)
-    if project is None or (given.session and project.text.startswith(UNUSABLE)):  # its executor may see more than we do
+    if project is None or (
+        given.session and project.text.startswith(UNUSABLE)
+    ):  # the session's executor may be able to read the file
         return place
     return {**place, "project": project._asdict()}
 
@@ -90,7 +92,7 @@ def _explain_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def tool_input(tool: str, text: str) -> dict[str, Any]:
-    """Return the input that `text` stands for: a JSON object, or the tool's main parameter.
+    """Return the tool input that `text` gives: a JSON object, or the tool's main parameter.
 
     Raises HutchError INVALID_PARAMS.
     """
@@ -98,7 +100,7 @@ def tool_input(tool: str, text: str) -> dict[str, Any]:
         try:
             given: dict[str, Any] = json.loads(text)
         except ValueError as error:
-            raise HutchError(Reason.INVALID_PARAMS, f"The input is no JSON object: {error}.") from None
+            raise HutchError(Reason.INVALID_PARAMS, f"The input is not a JSON object: {error}.") from None
         return given
     name = _MAIN_PARAMETER.get(tool)
     if name is None:
@@ -110,23 +112,23 @@ def _explain(given: argparse.Namespace) -> int:
     asked = tool_input(given.tool, given.input)
     with BlockingConnection() as hutch:
         place = _place(hutch, given)
-        told = hutch.call("explain_policy", agent_tool=given.tool, input=asked, mode=given.mode, **place)
+        verdict = hutch.call("explain_policy", agent_tool=given.tool, input=asked, mode=given.mode, **place)
     if given.output == "json":
-        print_json(told)
+        print_json(verdict)
         return exits.OK
     print(
         fields(
             [
-                ("decision", told["decision"]),
-                ("rule", told.get("rule")),
-                ("layer", told.get("layer")),
-                ("why", told["why"]),
-                *(("program", " ".join(words)) for words in told.get("programs", ())),
+                ("decision", verdict["decision"]),
+                ("rule", verdict.get("rule")),
+                ("layer", verdict.get("layer")),
+                ("why", verdict["why"]),
+                *(("program", " ".join(words)) for words in verdict.get("programs", ())),
                 *(
                     ("always", " — ".join(filter(None, (one["rule"], one.get("note")))))
-                    for one in told.get("suggestions", ())
+                    for one in verdict.get("suggestions", ())
                 ),
-                *(("problem", problem) for problem in told.get("problems", ())),
+                *(("problem", problem) for problem in verdict.get("problems", ())),
             ]
         )
     )
@@ -156,8 +158,8 @@ def _test(given: argparse.Namespace) -> int:
             print(f"{title}: {len(ids)}{''.join(f' {one_line(one)}' for one in ids)}")
         for case in report.get("cases", ()):
             if not case["right"]:
-                told = f"{case['id']}: wanted {case['want']}, got {case['got']}: {case.get('why', '')}"
-                print(f"  {one_line(told)}")
+                line = f"{case['id']}: wanted {case['want']}, got {case['got']}: {case.get('why', '')}"
+                print(f"  {one_line(line)}")
     return exits.FAILED if report.get("unsafe_allows") or report.get("missed_denies") else exits.OK
 
 
@@ -172,7 +174,9 @@ def _read(path: str) -> str:
 def _change_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("effect", choices=_EFFECTS, help="deny beats ask, and ask beats allow")
     parser.add_argument("rules", metavar="RULE", nargs="+", help="such as 'Bash(npm run test:*)'")
-    parser.add_argument("-C", "--directory", metavar="DIR", help="for this project alone (default: for all of yours)")
+    parser.add_argument(
+        "-C", "--directory", metavar="DIR", help="only for this project (default: for all your projects)"
+    )
 
 
 def _change(given: argparse.Namespace, what: str) -> int:
@@ -186,7 +190,7 @@ def _change(given: argparse.Namespace, what: str) -> int:
 
 def _trust_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "path", metavar="DIR", nargs="?", default=".", help="the project (default: the present directory)"
+        "path", metavar="DIR", nargs="?", default=".", help="the project (default: the current directory)"
     )
 
 
@@ -194,7 +198,7 @@ def _trust(given: argparse.Namespace, *, trust: bool) -> int:
     cwd = os.path.realpath(given.path)
     project = read_project_file(cwd)
     if project is None and trust:
-        raise HutchError(Reason.NOT_FOUND, f"There is no policy to trust: {cwd} has no {'/'.join(POLICY_FILE)}.")
+        raise HutchError(Reason.NOT_FOUND, f"There is no policy file to trust: {cwd} has no {'/'.join(POLICY_FILE)}.")
     if project is None:
         project = PolicyFile(os.path.join(cwd, *POLICY_FILE), "", "")
     elif trust and project.text.startswith(UNUSABLE):
@@ -216,17 +220,19 @@ def _trust(given: argparse.Namespace, *, trust: bool) -> int:
 
 _VERBS = {
     "show": Command(_show_arguments, _show, "Show the rules in force, layer by layer."),
-    "explain": Command(_explain_arguments, _explain, "Say what would be decided for a tool call, and by which rule."),
+    "explain": Command(_explain_arguments, _explain, "Show the verdict on a tool call, and the rule behind it."),
     "test": Command(_test_arguments, _test, "Run cases; exit 1 on an unsafe allow or a missed deny."),
     "add": Command(_change_arguments, lambda given: _change(given, "add"), "Add rules of your own."),
     "remove": Command(_change_arguments, lambda given: _change(given, "remove"), "Remove rules of your own."),
     "trust": Command(
         _trust_arguments,
         lambda given: _trust(given, trust=True),
-        "Let a project's policy file allow things, as it is now.",
+        "Trust a project's policy file in its current content: then its allow rules apply.",
     ),
     "distrust": Command(
-        _trust_arguments, lambda given: _trust(given, trust=False), "Take that back: then it can only tighten."
+        _trust_arguments,
+        lambda given: _trust(given, trust=False),
+        "End that trust: then only its deny and ask rules apply.",
     ),
 }
 COMMANDS = {"policy": group(_VERBS, "Show, explain, test and change rules.")}

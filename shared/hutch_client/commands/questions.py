@@ -1,4 +1,4 @@
-"""pending, approve, deny, answer: what waits for a person, and the person's word."""
+"""pending, approve, deny, answer: permission requests, their decisions, and answers to agents' questions."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ __all__ = ["COMMANDS", "find_permission"]
 
 
 def _pending_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("session", metavar="SESSION", nargs="?", help="of one session alone")
-    parser.add_argument("-a", "--all", action="store_true", help="settled ones too")
-    parser.add_argument("-w", "--watch", action="store_true", help="go on and print each new question")
+    parser.add_argument("session", metavar="SESSION", nargs="?", help="only this session")
+    parser.add_argument("-a", "--all", action="store_true", help="settled requests too")
+    parser.add_argument("-w", "--watch", action="store_true", help="continue with each new request")
     output(parser, "text", "json", "jsonl")
 
 
 def _pending(given: argparse.Namespace) -> int:
     if given.watch:
         if given.all or given.output == "json":
-            raise HutchError(Reason.INVALID_PARAMS, "--watch goes with `-o text` and `-o jsonl`, and without --all.")
+            raise HutchError(Reason.INVALID_PARAMS, "--watch needs `-o text` or `-o jsonl`, and excludes --all.")
         from hutch_client.commands import following
 
         return following.watch_pending(given.session, jsonl=given.output == "jsonl")
@@ -43,7 +43,7 @@ def _pending(given: argparse.Namespace) -> int:
         (one["id"], one["session"], one["state"], ago(one["asked_at"], now), one_line(headline(one), 100))
         for one in found
     )
-    print(table(("QUESTION", "SESSION", "STATE", "AGE", "WHAT"), rows))
+    print(table(("REQUEST", "SESSION", "STATE", "AGE", "WHAT"), rows))
     return exits.OK
 
 
@@ -60,28 +60,28 @@ def _list(hutch: BlockingConnection, *, session: str | None = None, everything: 
 
 
 def find_permission(hutch: BlockingConnection, ref: str) -> dict[str, Any]:
-    """Return the pending question that `ref` names: its id, the beginning of one, or a session that asks one thing.
+    """Return the pending request that `ref` names: by its id, a prefix of its id, or its session if that has only one.
 
-    Raises HutchError NOT_FOUND or INVALID_PARAMS (several).
+    Raises HutchError NOT_FOUND, or INVALID_PARAMS if `ref` names several.
     """
     pending = _list(hutch)
     found = [one for one in pending if one["id"] == ref] or [one for one in pending if one["id"].startswith(ref)]
     if not found:
         settled = [one for one in _list(hutch, everything=True) if one["id"].startswith(ref)]
         if len(settled) == 1:
-            return settled[0]  # hutchd says what stands
+            return settled[0]  # hutchd answers with the decision that stands
         session = _session(hutch, ref)
         found = [one for one in pending if one["session"] == session]
     if not found:
-        raise HutchError(Reason.NOT_FOUND, f"Nothing waits for an answer under {ref}. `hutch pending` lists what does.")
+        raise HutchError(Reason.NOT_FOUND, f"There is no pending permission request {ref}. `hutch pending` lists them.")
     if len(found) > 1:
         ids = ", ".join(one["id"] for one in found)
-        raise HutchError(Reason.INVALID_PARAMS, f"{ref} stands for several questions: {ids}. Name one.")
+        raise HutchError(Reason.INVALID_PARAMS, f"{ref} names several permission requests: {ids}. Give one of these.")
     return found[0]
 
 
 def _session(hutch: BlockingConnection, ref: str) -> str | None:
-    """Return the id of the session that `ref` names, if any."""
+    """Return the id of the session that `ref` names, if there is one."""
     try:
         return str(hutch.call("get_session", session=ref)["id"])
     except HutchError as error:
@@ -92,7 +92,7 @@ def _session(hutch: BlockingConnection, ref: str) -> str | None:
 
 def _which(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "permission", metavar="QUESTION", help="id, beginning of an id, or a session that asks one thing"
+        "permission", metavar="REQUEST", help="id, prefix of an id, or a session with one pending request"
     )
 
 
@@ -101,20 +101,24 @@ def _approve_arguments(parser: argparse.ArgumentParser) -> None:
     scope = parser.add_mutually_exclusive_group()
     parser.set_defaults(scope="once")
     scope.add_argument(
-        "--session", action="store_const", dest="scope", const="session", help="for this session from now on"
+        "--session", action="store_const", dest="scope", const="session", help="from now on in this session"
     )
-    scope.add_argument("--always", action="store_const", dest="scope", const="always", help="always, in this project")
-    parser.add_argument("--rule", help="with --session or --always: this rule in place of the one suggested")
-    parser.add_argument("--edit", action="store_true", help="edit the input first, in $EDITOR")
+    scope.add_argument(
+        "--always", action="store_const", dest="scope", const="always", help="from now on in this project"
+    )
+    parser.add_argument("--rule", help="with --session or --always: this rule instead of the suggested one")
+    parser.add_argument("--edit", action="store_true", help="edit the input in $EDITOR first")
 
 
 def _approve(given: argparse.Namespace) -> int:
     if given.rule and given.scope == "once":
-        raise HutchError(Reason.INVALID_PARAMS, "--rule goes with --session or --always.")
+        raise HutchError(Reason.INVALID_PARAMS, "--rule needs --session or --always.")
     with BlockingConnection() as hutch:
         asked = find_permission(hutch, given.permission)
         if asked["kind"] == "question":
-            raise HutchError(Reason.INVALID_PARAMS, f"This is a question: `hutch answer {asked['id']} ANSWER`.")
+            raise HutchError(
+                Reason.INVALID_PARAMS, f"The agent asks a question. Answer it: `hutch answer {asked['id']} ANSWER`."
+            )
         changed = None
         if given.edit:
             from hutch_client.editor import edit_input
@@ -130,7 +134,7 @@ def _approve(given: argparse.Namespace) -> int:
 
 
 def _suggested(asked: dict[str, Any]) -> str:
-    """Return the rule that was seen with the question. HutchError INVALID_PARAMS when there was none."""
+    """Return the first rule that the request suggests. HutchError INVALID_PARAMS if it suggests none."""
     for suggestion in asked.get("suggestions", ()):
         return str(suggestion["rule"])
     raise HutchError(
@@ -142,7 +146,7 @@ def _suggested(asked: dict[str, Any]) -> str:
 
 def _deny_arguments(parser: argparse.ArgumentParser) -> None:
     _which(parser)
-    parser.add_argument("-m", "--message", help="what the agent is told")
+    parser.add_argument("-m", "--message", help="a message to the agent")
     parser.add_argument("--stop", action="store_true", help="stop the turn too")
 
 
@@ -175,15 +179,17 @@ def _answer(given: argparse.Namespace) -> int:
             labels = [choice["label"] for choice in question.get("choices", ())]
             answer = chosen(labels, line, several=question.get("several", False))
             if answer is None:
-                raise HutchError(Reason.INVALID_PARAMS, f"`{line}` is no answer: 1 to {len(labels)}, or words.")
+                raise HutchError(
+                    Reason.INVALID_PARAMS, f"`{line}` is not an answer. Give 1 to {len(labels)}, or your own words."
+                )
             answers[question["question"]] = answer
         hutch.call("answer_permission", permission=asked["id"], decision="answer", answers=answers)
     return exits.OK
 
 
 COMMANDS = {
-    "pending": Command(_pending_arguments, _pending, "List what waits for an answer."),
-    "approve": Command(_approve_arguments, _approve, "Let a tool call happen, or a plan go on."),
-    "deny": Command(_deny_arguments, _deny, "Refuse it."),
+    "pending": Command(_pending_arguments, _pending, "List pending permission requests."),
+    "approve": Command(_approve_arguments, _approve, "Allow a tool call or a plan."),
+    "deny": Command(_deny_arguments, _deny, "Deny it."),
     "answer": Command(_answer_arguments, _answer, "Answer an agent's question."),
 }

@@ -1,6 +1,6 @@
-"""audit and usage: the record of what was decided, and of what it cost.
+"""audit and usage: who decided what, and what it cost.
 
-What went by the broker is shown as the broker counted it, since an agent cannot change that.
+Usage is shown as the broker counted it, where it did: an agent cannot change the broker's count.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ __all__ = ["COMMANDS"]
 
 
 def _audit_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--session", metavar="SESSION", help="of one session: id, beginning of an id, or name")
-    parser.add_argument("--action", help="of one kind, such as permission, set_permission_mode, change_rules")
-    parser.add_argument("--outcome", help="with one outcome, such as allowed, denied, expired")
-    parser.add_argument("--since", metavar="TIME", help=f"since then: {FORMS}")
+    parser.add_argument("--session", metavar="SESSION", help="only this session: id, prefix of an id, or name")
+    parser.add_argument("--action", help="only this action, such as permission, set_permission_mode, change_rules")
+    parser.add_argument("--outcome", help="only this outcome, such as allowed, denied, expired")
+    parser.add_argument("--since", metavar="TIME", help=f"only since then: {FORMS}")
     output(parser, "text", "jsonl")
 
 
@@ -62,8 +62,8 @@ def _usage_arguments(parser: argparse.ArgumentParser) -> None:
         default="session",
         help="one row for each (default: %(default)s)",
     )
-    parser.add_argument("--session", metavar="SESSION", help="of one session: id, beginning of an id, or name")
-    parser.add_argument("--since", metavar="TIME", help=f"since then: {FORMS}")
+    parser.add_argument("--session", metavar="SESSION", help="only this session: id, prefix of an id, or name")
+    parser.add_argument("--since", metavar="TIME", help=f"only since then: {FORMS}")
     output(parser, "text", "json")
 
 
@@ -80,7 +80,7 @@ def _usage(given: argparse.Namespace) -> int:
         seen = row.get("broker") or row["usage"]
         usd = seen.get("usd")
         tokens = (f"{seen.get(name, 0):,}" for name in _TOKENS)
-        lines.append([row["of"], row["turns"], *tokens, "" if usd is None else f"{usd:.4f}", _otherwise(row)])
+        lines.append([row["of"], row["turns"], *tokens, "" if usd is None else f"{usd:.4f}", _difference(row)])
     print(table((given.by.upper(), "TURNS", "INPUT", "CACHE READ", "CACHE WRITE", "OUTPUT", "USD", ""), lines))
     return exits.OK
 
@@ -89,15 +89,15 @@ _TOKENS: Final = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "ou
 _CENT: Final = 0.01
 
 
-def _otherwise(row: dict[str, Any]) -> str:
-    """Return what the agent reports where that is not what the broker counted."""
-    counted, said = row.get("broker"), row["usage"]
+def _difference(row: dict[str, Any]) -> str:
+    """Return what the agent reports, if that differs from the broker's count."""
+    counted, reported = row.get("broker"), row["usage"]
     if counted is None:
         return "as the agent reports it"
-    dollars = abs((counted.get("usd") or 0.0) - (said.get("usd") or 0.0)) > _CENT
-    if not dollars and all(counted.get(name, 0) == said.get(name, 0) for name in _TOKENS):
+    dollars = abs((counted.get("usd") or 0.0) - (reported.get("usd") or 0.0)) > _CENT
+    if not dollars and all(counted.get(name, 0) == reported.get(name, 0) for name in _TOKENS):
         return ""
-    return f"the agent reports {usage_words(said) or 'nothing'}"
+    return f"the agent reports {usage_words(reported) or 'nothing'}"
 
 
 COMMANDS = {
@@ -105,6 +105,6 @@ COMMANDS = {
     "usage": Command(
         _usage_arguments,
         _usage,
-        "Tokens and dollars, and where agents report others than the broker.",
+        "Tokens and dollars, and where an agent's count differs from the broker's.",
     ),
 }

@@ -1,4 +1,4 @@
-"""run: a prompt, its stream, its questions, its end. What it does is in `running`."""
+"""run: the arguments of `hutch run`. The work is in `running`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["COMMANDS"]
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "prompt", metavar="PROMPT", nargs="?", help="what is to be done; - (or nothing, in a pipe): from standard input"
+        "prompt", metavar="PROMPT", nargs="?", help="the task; - (or nothing, in a pipe) reads it from standard input"
     )
-    parser.add_argument("-C", "--directory", metavar="DIR", help="work there (default: the present directory)")
-    parser.add_argument("--session", metavar="SESSION", help="go on in this session: id, beginning of an id, or name")
+    parser.add_argument("-C", "--directory", metavar="DIR", help="working directory (default: the current one)")
+    parser.add_argument("--session", metavar="SESSION", help="continue this session: id, prefix of an id, or name")
     parser.add_argument("--agent", metavar="AGENT", help=f"{', '.join(AGENTS)} (default: {DEFAULT_AGENT})")
     parser.add_argument("--name", help="name of the new session")
     parser.add_argument(
@@ -25,26 +25,30 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--isolation",
         choices=LEVELS,
-        help="the least that must separate it from others; refused where the host cannot give that (default: the"
-        " settings' isolation.require)",
+        help="the lowest isolation level; the session is refused if the host offers less (default: the setting"
+        " isolation.require)",
     )
-    parser.add_argument("--mode", choices=MODES, help="what may happen without asking")
+    parser.add_argument("--mode", choices=MODES, help="what runs without a permission request")
     parser.add_argument(
-        "--allow", action="append", default=[], metavar="RULE", help="lets it happen: 'Bash(npm test:*)'"
+        "--allow", action="append", default=[], metavar="RULE", help="allow it, such as 'Bash(npm test:*)'"
     )
-    parser.add_argument("--ask", action="append", default=[], metavar="RULE", help="asks, whatever allows it")
-    parser.add_argument("--deny", action="append", default=[], metavar="RULE", help="refuses it, whatever allows it")
+    parser.add_argument(
+        "--ask", action="append", default=[], metavar="RULE", help="always ask, even where another rule allows it"
+    )
+    parser.add_argument(
+        "--deny", action="append", default=[], metavar="RULE", help="deny it, even where another rule allows it"
+    )
     parser.add_argument("--model", help="the agent's model (default: the agent's own choice)")
-    parser.add_argument("--script", metavar="FILE", help="with --agent script: the JSON lines that it plays")
+    parser.add_argument("--script", metavar="FILE", help="with --agent script: the JSON lines to play")
     parser.add_argument(
         "--when-nobody",
         choices=("wait", "deny", "stop"),
-        help="what becomes of a question when nobody is there to answer (default: the settings' when_nobody)",
+        help="what happens to a permission request if no client can answer it (default: the setting when_nobody)",
     )
-    parser.add_argument("-d", "--detach", action="store_true", help="print the session's id and leave")
+    parser.add_argument("-d", "--detach", action="store_true", help="print the session's id and return at once")
     output(parser, "text", "jsonl", "json")
-    parser.add_argument("--no-input", action="store_true", help="exit 5 when something is asked")
-    parser.add_argument("--timeout", type=seconds, metavar="S", help="stop the turn after so many seconds")
+    parser.add_argument("--no-input", action="store_true", help="exit with 5 on a permission request")
+    parser.add_argument("--timeout", type=seconds, metavar="S", help="stop the turn after S seconds")
 
 
 def _run(given: argparse.Namespace) -> int:
@@ -53,4 +57,4 @@ def _run(given: argparse.Namespace) -> int:
     return running.run(given)
 
 
-COMMANDS = {"run": Command(_arguments, _run, "Run a prompt in a new session, or in one that is there.")}
+COMMANDS = {"run": Command(_arguments, _run, "Run a prompt in a new or an existing session.")}

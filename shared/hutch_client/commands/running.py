@@ -1,4 +1,4 @@
-"""`hutch run`, when its words are read: a session is opened or found, the prompt submitted, its turn watched."""
+"""`hutch run`: opens or finds a session, submits the prompt and watches its turn."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from hutch_client.commands.sessions import is_other_account, real_directory
 from hutch_client.endpoint import socket_path
 from hutch_client.tables import print_json
 from hutch_client.untrusted import one_line
-from hutch_client.waiting import telling
-from hutch_client.watch import TurnWatch, WatchOptions
+from hutch_client.waiting import waiting_for
+from hutch_client.watch import TurnWatch
+from hutch_client.watch_options import WatchOptions
 from hutch_shared import messages as m
 from hutch_shared.agents import DEFAULT_AGENT
 from hutch_shared.errors import HutchError, Reason
@@ -30,12 +31,14 @@ _OF_NEW_SESSIONS = (
 
 
 def run(given: argparse.Namespace) -> int:
-    """Do what `given`, the words of `commands.run`, say; return the exit code."""
+    """Run the command with the arguments of `commands.run`; return the exit code."""
     misplaced = [name for name in _OF_NEW_SESSIONS if getattr(given, name)] if given.session else []
     if misplaced:
         option = misplaced[0].replace("_", "-")
         raise HutchError(Reason.INVALID_PARAMS, f"--{option} is for a new session; {given.session} has its own.")
-    opened = None if given.session else _new_session(given)  # what is wrong with it is said before anything is begun
+    opened = (
+        None if given.session else _new_session(given)
+    )  # first: wrong arguments are reported before anything starts
     prompt = _read_prompt(given.prompt)
     _ensure_daemon()
     return anyio.run(_talk, given, opened, prompt)
@@ -43,31 +46,31 @@ def run(given: argparse.Namespace) -> int:
 
 def _read_prompt(prompt: str | None) -> str:
     if prompt is None and sys.stdin.isatty():
-        raise HutchError(Reason.INVALID_PARAMS, "What is to be done? Give a prompt: `hutch run 'fix the tests'`.")
+        raise HutchError(Reason.INVALID_PARAMS, "There is no prompt. Give one: `hutch run 'fix the tests'`.")
     text = sys.stdin.buffer.read().decode(errors="replace") if prompt in (None, "-") else prompt
     if not text or not text.strip():
-        raise HutchError(Reason.INVALID_PARAMS, "The prompt is empty.")
+        raise HutchError(Reason.INVALID_PARAMS, "The prompt is empty. Give the task in words.")
     return text
 
 
 def _ensure_daemon() -> None:
-    """Start the user's hutchd when there is none; what HUTCH_HOST names is somebody else's to start."""
+    """Start the user's hutchd if none runs. One that HUTCH_HOST names is not started."""
     if "HUTCH_HOST" not in os.environ and not starting.is_running(socket_path()):
         pid = starting.start()
         if pid is not None:
-            print(f"Started hutchd (pid {pid}); `hutch daemon stop` ends it.", file=sys.stderr)
+            print(f"Started hutchd (pid {pid}); `hutch daemon stop` stops it.", file=sys.stderr)
 
 
 async def _talk(given: argparse.Namespace, opened: m.OpenSession | None, prompt: str) -> int:
     async with HutchClient.connect() as hutch:
-        async with telling(lambda: _refusal(hutch)):
+        async with waiting_for(lambda: _refusal(hutch)):
             session = await (hutch.open_session(opened) if opened else _find(hutch, given.session))
         if session.warning:
             print(f"! {one_line(session.warning)}", file=sys.stderr)
-        async with telling(lambda: _refusal(hutch)):
+        async with waiting_for(lambda: _refusal(hutch)):
             turn = await hutch.submit_prompt(session.id, prompt, timeout=given.timeout)
         if session.active_turn is not None:
-            print("Queued: another turn of this session runs.", file=sys.stderr)
+            print("Queued: another turn of this session is running.", file=sys.stderr)
         if given.detach:
             print_json({"session": session.id, "turn": turn.id}) if given.output == "json" else print(session.id)
             return exits.OK
@@ -89,12 +92,12 @@ def _headline(session: m.Session) -> str:
 
 
 async def _find(hutch: HutchClient, ref: str) -> m.Session:
-    """Return the session that is to go on. HutchError SESSION_CLOSED, with what can be done instead."""
+    """Return the session to continue. HutchError SESSION_CLOSED, with the alternatives, if it is closed."""
     session = await hutch.get_session(ref)
     if session.state == "closed":
-        fork = f"`hutch fork {ref}` opens one that goes on from its conversation, and " if session.agent_session else ""
+        fork = f"`hutch fork {ref}` opens one that continues its conversation, and " if session.agent_session else ""
         raise HutchError(
-            Reason.SESSION_CLOSED, f"{ref} is closed: {fork}`hutch run` without --session begins a new one."
+            Reason.SESSION_CLOSED, f"{ref} is closed: {fork}`hutch run` without --session opens a new one."
         )
     return session
 
@@ -108,7 +111,7 @@ def _new_session(given: argparse.Namespace) -> m.OpenSession:
     script = given.script and os.path.abspath(given.script)
     if script and given.agent not in (None, "script"):
         raise HutchError(Reason.INVALID_PARAMS, f"--script is for `--agent script`, not for {given.agent}.")
-    if script and not given.account:  # what another account may read is for that account to find out
+    if script and not given.account:  # another account may be able to read what we cannot
         try:
             open(script, "rb").close()
         except OSError as error:

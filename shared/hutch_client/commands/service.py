@@ -158,8 +158,8 @@ def _plan_as_text(plan: Plan) -> list[str]:
                 lines.append(f"==> {path} <==\n{content}")
             case CopyFile(source, path, mode):
                 lines.append(f"copy: {source} to {path}, mode {mode:04o}")
-            case KeepFile(path, said):
-                lines.append(f"keep: {path}, {said}")
+            case KeepFile(path, outcome):
+                lines.append(f"keep: {path}, {outcome}")
             case RemoveFile(path):
                 lines.append(f"remove: {path}")
             case RunCommand(argv):

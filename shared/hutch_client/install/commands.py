@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["said", "try_command"]
+__all__ = ["failure_text", "try_command"]
 
 _TIMEOUT: Final = 120.0
 
@@ -19,6 +19,6 @@ def try_command(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(list(argv), 1, "", str(error))
 
 
-def said(done: subprocess.CompletedProcess[str]) -> str:
+def failure_text(done: subprocess.CompletedProcess[str]) -> str:
     """Return what a command printed about its failure."""
     return (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"

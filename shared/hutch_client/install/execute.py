@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from hutch_client.install.commands import said, try_command
+from hutch_client.install.commands import failure_text, try_command
 from hutch_client.install.plan import (
     AccountCanUse,
     AccountExists,
@@ -137,7 +137,7 @@ def _take(step: Step) -> None:
         case RunCommand(argv):
             done = try_command(argv)
             if done.returncode:
-                raise HutchError(Reason.WRONG_STATE, f"`{shlex.join(argv)}` failed: {said(done)}")
+                raise HutchError(Reason.WRONG_STATE, f"`{shlex.join(argv)}` failed: {failure_text(done)}")
         case KeepFile():
             pass
 

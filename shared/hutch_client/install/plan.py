@@ -158,11 +158,11 @@ class WriteFile:
 
     path: Path
     content: str
-    said: str = "written"
+    outcome: str = "written"
     mode: int = 0o644
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.said}"
+        return f"{self.path}: {self.outcome}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +170,10 @@ class KeepFile:
     """Leave a file as it is."""
 
     path: Path
-    said: str = "unchanged"
+    outcome: str = "unchanged"
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.said}"
+        return f"{self.path}: {self.outcome}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +183,10 @@ class CopyFile:
     source: Path
     path: Path
     mode: int
-    said: str
+    outcome: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.said}"
+        return f"{self.path}: {self.outcome}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,8 +279,8 @@ def plan_install(
         else:
             steps.append(WriteFile(path, text, f"written, for you to fill in{_purpose(place, path.name)}"))
     if place.interpreter is not None:
-        said = "a copy of the interpreter for executors: accounts may run it and not read it"
-        steps.append(CopyFile(interpreter, place.interpreter, 0o711, said))
+        outcome = "a copy of the interpreter for executors: accounts may run it and not read it"
+        steps.append(CopyFile(interpreter, place.interpreter, 0o711, outcome))
     if now:
         steps += [RunCommand(command) for command in place.start_commands]
         sentences.append("hutchd is started, now and at each boot." if place.system else "hutchd is started.")

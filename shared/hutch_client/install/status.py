@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from hutch_client.install.commands import said, try_command
+from hutch_client.install.commands import failure_text, try_command
 from hutch_client.install.place import UnitPlace
 from hutch_client.install.plan import FileState, Installed, InstalledFile, file_state
 from hutch_client.install.units import DAEMON, LABEL, LAUNCHER, SOCKETS
@@ -120,7 +120,7 @@ def _file(path: Path, text: str) -> InstalledFile:
 def _ask_systemd(place: UnitPlace) -> ManagerStatus:
     asked = try_command([*place.systemctl, "show", f"--property={_SHOWN}", *place.units])
     if asked.returncode:
-        return ManagerStatus(trouble=said(asked))
+        return ManagerStatus(trouble=failure_text(asked))
     units = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in asked.stdout.split("\n\n")]
     by_name = {unit.get("Id"): unit for unit in units}
     service = by_name.get(DAEMON, {})

@@ -1,0 +1,82 @@
+"""Connections to hutchd for the Python API: checked, greeted, and made again with growing pauses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final, TypeVar
+
+import anyio
+from anyio.abc import TaskGroup
+
+from hutch_client.endpoint import dial
+from hutch_shared import __version__
+from hutch_shared import messages as m
+from hutch_shared.errors import Reason
+from hutch_shared.methods import CLIENT, TO_CLIENT
+from hutch_shared.rpc.dispatch import Handler
+from hutch_shared.rpc.peer import Peer, PeerLimits
+from hutch_shared.rpc.stream import SocketStream
+
+__all__ = ["GONE", "GREETING_TIMEOUT", "Redial", "background_tasks", "connected_peer"]
+
+C = TypeVar("C")
+
+logging.getLogger("hutch_shared").addHandler(logging.NullHandler())
+"""The wire's log is for programs that set up logging; without this Python prints it on the terminal."""
+
+GREETING_TIMEOUT: Final = 10.0
+GONE: Final = (Reason.CONNECTION_LOST, Reason.SHUTTING_DOWN)
+"""Errors after which a new connection may help."""
+
+_LIMITS: Final = PeerLimits(frame=64 << 20)
+_PAUSES: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+
+
+@asynccontextmanager
+async def connected_peer(path: Path, context: C, handlers: dict[str, Handler[C]]) -> AsyncIterator[Peer[C]]:
+    """Connect to hutchd, check its uid, greet it, and keep the connection open while the body runs.
+
+    HutchError: CONNECTION_LOST if nothing answers, NOT_ALLOWED for a server of an untrusted uid, PROTOCOL_MISMATCH.
+    """
+    sock = await anyio.to_thread.run_sync(dial, path)
+    peer = Peer(SocketStream(sock), takes=TO_CLIENT, sends=CLIENT, context=context, handlers=handlers, limits=_LIMITS)
+    async with peer.serving():
+        await peer.call("get_version", m.VersionParams(client=f"hutch {__version__}"), GREETING_TIMEOUT)
+        yield peer
+
+
+class Redial:
+    """How long to keep dialling: pauses that grow, until their sum exceeds the limit."""
+
+    def __init__(self, redial_for: float) -> None:
+        """Give up `redial_for` seconds after the first `wait`."""
+        self._deadline: float | None = None
+        self._redial_for = redial_for
+        self._pauses = iter(_PAUSES)
+
+    async def wait(self) -> bool:
+        """Pause and return True; return False at once when the time is over."""
+        now = anyio.current_time()
+        if self._deadline is None:
+            self._deadline = now + self._redial_for
+        if now >= self._deadline:
+            return False
+        await anyio.sleep(min(next(self._pauses, _PAUSES[-1]), self._deadline - now))
+        return True
+
+
+@asynccontextmanager
+async def background_tasks() -> AsyncIterator[TaskGroup]:
+    """A task group that is cancelled at the end of its body. An exception of the body leaves it without a group."""
+    failure = None
+    async with anyio.create_task_group() as tasks:
+        try:
+            yield tasks
+        except Exception as error:  # noqa: BLE001 - raised again below
+            failure = error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
