@@ -29,7 +29,7 @@ def is_named() -> bool:
 
 
 def socket_path() -> Path:
-    """Return the client socket: the one that the environment names, else the user's own, else the host's if it exists."""
+    """Return the client socket: the one that the environment names, else the user's own, else the host's."""
     own = find_host()
     if is_named() or own.exists():
         return own

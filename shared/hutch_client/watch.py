@@ -51,7 +51,7 @@ class TurnWatch:
         self._asking: tuple[str, anyio.CancelScope] | None = None
 
     async def run(self, after: int, journal: str | None = None) -> int:
-        """Watch from the cursor on; return the exit code. Ctrl-C detaches; a second Ctrl-C right after it stops the turn."""
+        """Watch from the cursor on; return the exit code. Ctrl-C detaches; a second one soon after stops the turn."""
         params: m.FollowEvents | None = m.FollowEvents(
             self._session, after=after, journal=journal, skip=self._options.skip, answers=self._options.interactive
         )
@@ -125,9 +125,7 @@ class TurnWatch:
             if self._options.output == "text":
                 self._screen.write(self._console.question(asked))
             verb = "answer" if asked.kind == "question" else "approve"
-            self._screen.say(
-                f"Waiting for an answer. Give it with `hutch {verb} {asked.id}` or `hutch deny {asked.id}`."
-            )
+            self._screen.say(f"Waiting for a decision: `hutch {verb} {asked.id}` or `hutch deny {asked.id}`.")
             if self._options.questions == "refuse":
                 self._code = exits.NEEDS_ANSWER
 
@@ -237,7 +235,7 @@ class TurnWatch:
                     self._screen.say(f"hutch: {plain(error.message)}")
             else:
                 self._screen.say(
-                    f"Detached. `hutch attach {self._session}` returns, `hutch interrupt {self._session}` stops the turn."
+                    f"Detached. `hutch attach {self._session}` returns, `hutch interrupt {self._session}` stops it."
                 )
             self._leave(watching)
 

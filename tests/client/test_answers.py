@@ -41,7 +41,7 @@ def test_pending_lists_what_waits_in_a_line_each(hutch: Hutch) -> None:
     lines = hutch("pending")[1].splitlines()
 
     assert (code, [one["id"] for one in json.loads(out)]) == (0, [PERMISSION.id, OTHER.id, QUESTION.id])
-    assert lines[0].split() == ["QUESTION", "SESSION", "STATE", "AGE", "WHAT"]
+    assert lines[0].split() == ["REQUEST", "SESSION", "STATE", "AGE", "WHAT"]
     assert lines[1].endswith("  Bash npm install")
     assert lines[3].endswith("  Which? / Why?")
 
@@ -107,7 +107,7 @@ def test_an_answer_that_fits_nothing_is_a_usage_error(daemon: FakeDaemon, hutch:
 
 
 def test_always_needs_a_rule_that_was_seen(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """The rule that an answer adds is told; where none is suggested the person gives one."""
+    """The command prints the rule that a decision adds; if none is suggested, the user gives one."""
     added = hutch("approve", "p-1", "--always")
     refused = hutch("approve", "p-0", "--always")
 

@@ -167,7 +167,7 @@ def test_a_question_tells_what_why_and_what_always_would_mean() -> None:
     )
     question = event(2, "permission_asked", {"permission": asked})
     words = (
-        "? May it? p-0000000000000001\n"
+        "? Allow? p-0000000000000001\n"
         "    why: no rule covers it (account)\n"
         "    always: Bash(npm install) — this exact line\n"
         "        or: Bash(npm ci)\n"
@@ -184,7 +184,7 @@ def test_a_question_hides_nothing_of_what_is_to_happen() -> None:
 
     seen = _read(Console(), event(1, "permission_asked", {"permission": asked}))
 
-    assert "    echo 199\n    x\\x1b]0;\\x07y\n? May it?" in seen
+    assert "    echo 199\n    x\\x1b]0;\\x07y\n? Allow?" in seen
 
 
 def test_a_call_that_was_cut_is_shown_whole_when_it_is_asked_about() -> None:
@@ -198,7 +198,7 @@ def test_a_call_that_was_cut_is_shown_whole_when_it_is_asked_about() -> None:
     second = _read(console, event(2, "permission_asked", {"permission": asked}))
 
     assert first.endswith("    +line 59\n    … 40 more lines\n")
-    assert second.endswith("    +line 99\n? May it? p-0000000000000001\n")
+    assert second.endswith("    +line 99\n? Allow? p-0000000000000001\n")
 
 
 def test_thinking_and_text_without_block_names_are_kept_apart() -> None:
@@ -253,7 +253,7 @@ def test_a_plan_is_shown_whole() -> None:
 
 
 def test_decisions_are_told_unless_a_rule_let_it_pass() -> None:
-    """Who decided, and what the agent was told; where nobody did, why."""
+    """The deciding party and the message to the agent; without a decision, the cause."""
 
     def settled(state: str, by: str, message: str | None = None) -> str:
         data = {"permission": "p-1", "state": state, "by": by, "message": message}

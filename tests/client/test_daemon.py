@@ -173,7 +173,7 @@ def test_usage_is_a_table(daemon: FakeDaemon, hutch: Hutch) -> None:
 
 
 def test_a_stranger_at_the_socket_is_told_nothing(daemon: FakeDaemon) -> None:
-    """The server's uid is looked at before a word is said: it must be one's own, root's or Hutch's."""
+    """The client checks the server's uid before it sends anything: it must be its own, root's or Hutch's."""
     with pytest.raises(HutchError, match="nothing was sent") as refused:
         endpoint.dial(daemon.path, trusted=())
 
@@ -191,7 +191,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean_environment: N
 
 
 def test_hutchd_is_started_once_with_its_log_in_the_state_directory(places: Path) -> None:
-    """Who comes second finds it running."""
+    """A second start finds hutchd running."""
     argv = [sys.executable, "-c", STAND_IN, str(places / "client.sock"), str(places / "end")]
     try:
         pid = starting.start(argv)

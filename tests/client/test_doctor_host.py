@@ -30,7 +30,7 @@ def test_the_sudo_rule_is_printed_as_a_file(hutch: Hutch, monkeypatch: pytest.Mo
 
 
 def test_an_administrator_needs_no_key_of_their_own(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """On a host of many people each has their own; what more isolation would need is told, and is no fault."""
+    """Each user of a host has their own keys. What a higher isolation level needs is shown, and is not a problem."""
     isolation = m.Isolation("account", "apart", missing="bubblewrap is not installed.")
     status = msgspec.structs.replace(STATUS, mode="system", isolation=isolation)
     daemon.answers |= {"get_status": status, "list_api_keys": m.ApiKeys(())}

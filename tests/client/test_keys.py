@@ -87,11 +87,11 @@ def test_what_is_no_log_in_is_refused_and_not_shown(
 
 
 def test_a_key_in_argv_is_not_repeated(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """It is told where a key comes from instead, with the usage of this very verb."""
+    """The error says where a key is read from, and prints the usage of this verb."""
     code, out, err = hutch("key", "add", "anthropic", "--name", "work", "sk-secret")
 
     assert (code, out) == (2, "")
-    assert "a key is never an argument" in err
+    assert "a key cannot be an argument" in err
     assert err.startswith("usage: hutch key add ")
     assert "sk-secret" not in err
 
@@ -123,7 +123,7 @@ def test_it_is_explained_which_key_is_used(daemon: FakeDaemon, hutch: Hutch) -> 
 
 
 def test_the_master_key_is_rotated(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """How much was wrapped anew, and that older backups need the old one, is said."""
+    """It prints the number of keys wrapped again, and that older backups need the old master key."""
     daemon.answers["rotate_master_key"] = m.MasterRotated("file /s/master.key", 3)
     code, _, err = hutch("key", "rotate-master")
     daemon.answers["rotate_master_key"] = m.MasterRotated("file /s/master.key", 1)
@@ -139,10 +139,10 @@ def test_the_master_key_is_rotated(daemon: FakeDaemon, hutch: Hutch) -> None:
     [
         (m.BrokerState("up", leases=2, requests=1, refused=4), "up: 2 leases, 0 streams, 1 request, 4 refused", False),
         (m.BrokerState("down", "it does not start"), "DOWN: it does not start", True),
-        (m.BrokerState("idle"), "not started: no key was needed yet", False),
+        (m.BrokerState("idle"), "not started: no key has been needed yet", False),
     ],
 )
-def test_the_state_of_the_broker_is_told(
+def test_status_shows_the_state_of_the_broker(
     daemon: FakeDaemon, hutch: Hutch, broker: m.BrokerState, words: str, advice: bool
 ) -> None:
     """`status` and `doctor` say it; one that is down is something to look at."""

@@ -61,7 +61,7 @@ def test_show_prints_the_layers_with_deny_first(daemon: FakeDaemon, hutch: Hutch
             m.PolicyLayer("project", "/w/.hutch/policy.toml", m.Rules(), in_force=False, note="not trusted"),
         ),
         "ask",
-        problems=("host: Bas(x) is no rule",),
+        problems=("host: Bas(x) is not a rule",),
     )
 
     code, out, err = hutch("policy", "show", "-C", str(tmp_path))
@@ -71,7 +71,7 @@ def test_show_prints_the_layers_with_deny_first(daemon: FakeDaemon, hutch: Hutch
         "mode: ask\n\nhost  /etc/hutch/policy.toml\n  deny  Bash(sudo:*)\n  allow Read\n"
         "\nproject  /w/.hutch/policy.toml  NOT in force  (not trusted)\n"
     )
-    assert err == "! host: Bas(x) is no rule\n"
+    assert err == "! host: Bas(x) is not a rule\n"
     assert daemon.asked("show_policy") == [m.ShowPolicy(cwd=str(tmp_path))]
 
 
@@ -128,7 +128,7 @@ def test_trust_is_bound_to_what_the_file_says_now(daemon: FakeDaemon, hutch: Hut
 
 
 def test_there_must_be_something_to_trust(hutch: Hutch, tmp_path: Path) -> None:
-    """Else it is said."""
+    """Otherwise the command says so."""
     assert hutch("policy", "trust", str(tmp_path))[0] == 1
 
 

@@ -140,8 +140,8 @@ def test_no_input_ends_with_5_when_something_is_asked(daemon: FakeDaemon, hutch:
 
     assert code == 5
     assert err.endswith(
-        f"● run npm install\n? May it? {PERMISSION.id}\n"
-        f"Waits for an answer: `hutch approve {PERMISSION.id}` or `hutch deny {PERMISSION.id}`.\n"
+        f"● run npm install\n? Allow? {PERMISSION.id}\n"
+        f"Waiting for a decision: `hutch approve {PERMISSION.id}` or `hutch deny {PERMISSION.id}`.\n"
     )
 
 
@@ -427,7 +427,7 @@ def test_a_closed_session_does_not_go_on_and_it_is_said_what_can(
     assert code == 1
     assert err.startswith("hutch: fix is closed: ")
     assert ("`hutch fork fix`" in err) == (conversation is not None)
-    assert err.endswith("`hutch run` without --session begins a new one.\n")
+    assert err.endswith("`hutch run` without --session opens a new one.\n")
     assert daemon.asked("submit_prompt") == []
 
 
@@ -477,7 +477,7 @@ def test_a_run_that_is_put_off_shows_what_it_waits_for_on_a_terminal(draining: t
         (msgspec.structs.replace(STATUS, draining=True), "waiting for the next hutchd"),
         (
             msgspec.structs.replace(STATUS, store=m.StoreStatus(False, "j-1", "/s", detail="The disk is full.")),
-            "waiting for room to store it: The disk is full.",
+            "waiting for space in the store: The disk is full.",
         ),
         (STATUS, "waiting for an executor"),
     ],
@@ -528,7 +528,7 @@ def test_what_is_waited_for_fits_the_terminal(draining: threading.Event, width: 
     [
         (
             "There is no cgroup here.",
-            "There is no cgroup here. `hutch status` says what this host gives, `hutch doctor`",
+            "There is no cgroup here. `hutch status` shows what this host offers, `hutch doctor`",
         ),
         ("No sandbox. `hutch doctor` says more.", "No sandbox. `hutch doctor` says more.\n"),
     ],

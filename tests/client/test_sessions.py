@@ -53,19 +53,19 @@ def test_ps_prints_ids_or_json_for_programs(daemon: FakeDaemon, hutch: Hutch) ->
 
 
 def test_lists_that_were_cut_say_so(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """Beside the records, so that programs read on undisturbed."""
+    """On standard error, so that the records on standard output stay parseable."""
     daemon.answers["list_sessions"] = m.Sessions((SESSION,), more=True)
     daemon.answers["list_turns"] = m.Turns((TURN,), more=True)
 
     told = [hutch(*words) for words in (["ps", "-q"], ["inspect", "fix"])]
 
-    said = "Only the newest are listed here; `-n N` lists more, as far as an answer can hold them.\n"
+    said = "Only the newest are listed. `-n N` lists more, up to the size limit of an answer.\n"
     assert told[0] == (0, f"{SESSION.id}\n", said)
     assert told[1][2] == said
 
 
 def test_more_than_the_newest_can_be_listed(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """How many is said with -n."""
+    """`-n` gives their number."""
     daemon.answers |= {"list_sessions": m.Sessions((SESSION,)), "list_turns": m.Turns((TURN,))}
 
     assert hutch("ps", "-n", "1000")[0] == 0
@@ -74,10 +74,8 @@ def test_more_than_the_newest_can_be_listed(daemon: FakeDaemon, hutch: Hutch) ->
     assert daemon.asked("list_turns") == [m.ListTurns(SESSION.id, limit=1000)]
 
 
-def test_what_keeps_a_session_from_being_stopped_or_removed_comes_with_the_command_that_does_it(
-    daemon: FakeDaemon, hutch: Hutch
-) -> None:
-    """A running turn, an open session: the option and the words to type."""
+def test_a_refused_stop_or_removal_names_the_command_that_works(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """A running turn, an open session: the error has the command with its option."""
 
     def busy(params: m.CloseSession) -> m.Session:
         if not params.force:
@@ -88,14 +86,14 @@ def test_what_keeps_a_session_from_being_stopped_or_removed_comes_with_the_comma
 
     stop, remove = hutch("stop", "fix"), hutch("rm", "fix")
 
-    assert stop == (1, "", "hutch: A turn of fix runs or waits. `hutch stop -f fix` (--force) stops it too.\n")
+    assert stop == (1, "", "hutch: A turn of fix runs or is queued. `hutch stop -f fix` (--force) stops it too.\n")
     assert remove[0] == 1
-    assert "`hutch stop fix` closes it; `hutch rm -f fix` (--force) does both" in remove[2]
+    assert "`hutch stop fix`; `hutch rm -f fix` (--force) closes and removes it" in remove[2]
     assert daemon.asked("delete_session") == []
 
 
-def test_a_session_that_is_refused_does_not_spare_the_others(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """Each refusal is told; the exit code is that of the first."""
+def test_an_error_of_one_session_does_not_keep_the_others_from_ending(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """Each error is printed; the exit code is that of the first."""
 
     def one(params: m.SessionRef) -> m.Session:
         if params.session == "gone":
@@ -115,14 +113,14 @@ def test_a_session_that_is_refused_does_not_spare_the_others(daemon: FakeDaemon,
 
 
 def test_inspect_shows_isolation_keys_and_turns(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """How keys are kept and what isolates the session stands there with its reason."""
+    """The state of its keys and its isolation level, each with the reason."""
     daemon.answers["list_turns"] = m.Turns((msgspec.structs.replace(TURN, state="failed", reason="no_key"),))
     daemon.answers["get_session"] = msgspec.structs.replace(SESSION, usage=UsageSeen(1000, 50, usd=0.25))
 
     code, out, _ = hutch("inspect", "fix")
 
     assert code == 0
-    assert "keys                  exposed\n" in out
+    assert "keys                 exposed\n" in out
     assert "isolation             reduced: no sandbox\n" in out
     assert "usage                 1,000 tokens in, 50 out, $0.2500\n" in out
     assert out.endswith("t-0000000000000001  failed: no_key  2026-01-31T12:00:00.000Z         fix it\n")
@@ -146,7 +144,7 @@ def test_inspect_says_what_isolates_a_session_and_what_more_would_take(daemon: F
     out, told = hutch("inspect", "fix")[1], hutch("inspect", "fix", "-o", "json")[1]
 
     for line in (
-        "account               ann",
+        "account              ann",
         "keys                  brokered: by lease",
         "isolation             account: another account",
         "at least              account",
@@ -159,12 +157,13 @@ def test_inspect_says_what_isolates_a_session_and_what_more_would_take(daemon: F
 
 
 @pytest.mark.parametrize(
-    ("state", "said"), [("closed", "fix is closed: nothing of it runs."), ("open", "fix is idle: nothing of it runs.")]
+    ("state", "said"),
+    [("closed", "fix is closed, so no turn of it runs."), ("open", "fix is idle: there is no turn to stop.")],
 )
 def test_what_does_not_run_cannot_be_interrupted(
     daemon: FakeDaemon, hutch: Hutch, state: m.SessionState, said: str
 ) -> None:
-    """It is said what the session is, not what a turn is called."""
+    """The error says that the session is closed or idle, and does not name a turn's state."""
 
     def refuse(_: m.InterruptTurn) -> m.Turn:
         raise HutchError(Reason.WRONG_STATE, "No such turn is running.")

@@ -49,7 +49,7 @@ def test_a_time_that_is_not_understood_names_the_forms_that_are(text: str) -> No
         read_since(text, NOW)
 
     assert refused.value.reason is Reason.INVALID_PARAMS
-    assert refused.value.message == f"`{text}` is no time that is understood: give {FORMS}."
+    assert refused.value.message == f"`{text}` is not a time that `hutch` understands. Give {FORMS}."
 
 
 def test_usage_and_audit_take_such_times(daemon: FakeDaemon, hutch: Hutch) -> None:

@@ -40,7 +40,7 @@ def test_plain_commands_import_nothing_heavy(daemon: FakeDaemon, words: str) -> 
 
 
 def test_the_streaming_commands_import_neither_sdk_nor_dispatcher(daemon: FakeDaemon) -> None:
-    """A client asks and is told; it has nothing to dispatch."""
+    """A client sends requests and dispatches none, so it does not import the dispatcher."""
     daemon.answers["read_events"] = m.EventsPage((), "j-1", 0, more=False)
 
     assert _loaded("logs", SESSION.id, heavy=("claude_agent_sdk", "jsonrpcserver", "structlog", "pydantic")) == [
@@ -110,7 +110,7 @@ def test_a_group_without_a_verb_lists_its_verbs(
 
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert "what to do:" in printed.err
+    assert "verbs:" in printed.err
 
 
 @pytest.mark.parametrize("words", [["ps"], ["logs", SESSION.id], ["key", "ls"], ["help"]])
@@ -146,7 +146,7 @@ def test_output_that_cannot_be_written_is_told(daemon: FakeDaemon, words: list[s
 
     assert (done.returncode, done.stderr.splitlines()) == (
         1,
-        ["hutch: What was to be printed could not be written: No space left on device."],
+        ["hutch: The output could not be written: No space left on device."],
     )
 
 

@@ -80,8 +80,8 @@ async def test_rules_are_added_shown_explained_and_removed(guarded: Host) -> Non
         (["policy", "trust"], 1, "There is no policy to trust"),
         (["policy", "show", "--session", "nothing-of-that-name"], 1, "nothing-of-that-name"),
         (["mode", "nothing-of-that-name", "plan"], 1, "nothing-of-that-name"),
-        (["approve", "p-nothing"], 1, "Nothing waits for an answer under p-nothing"),
-        (["audit", "--since", "someday"], 2, "`someday` is no time that is understood"),
+        (["approve", "p-nothing"], 1, "There is no pending permission request p-nothing"),
+        (["audit", "--since", "someday"], 2, "`someday` is not a time"),
         (["run", "--agent", "script", "--allow", "Bash(ls", "-d", "x"], 2, "The rule 'Bash(ls' cannot be used"),
     ],
 )

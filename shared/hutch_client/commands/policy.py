@@ -52,10 +52,8 @@ def _place(hutch: BlockingConnection, given: argparse.Namespace) -> dict[str, An
         cwd = real_directory(given.directory)
         place = {"cwd": cwd}
     project = read_project_file(cwd)
-    if project is None or (
-        given.session and project.text.startswith(UNUSABLE)
-    ):  # the session's executor may be able to read the file
-        return place
+    if project is None or (given.session and project.text.startswith(UNUSABLE)):
+        return place  # the session's executor may be able to read the file
     return {**place, "project": project._asdict()}
 
 
@@ -174,9 +172,7 @@ def _read(path: str) -> str:
 def _change_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("effect", choices=_EFFECTS, help="deny beats ask, and ask beats allow")
     parser.add_argument("rules", metavar="RULE", nargs="+", help="such as 'Bash(npm run test:*)'")
-    parser.add_argument(
-        "-C", "--directory", metavar="DIR", help="only for this project (default: for all your projects)"
-    )
+    parser.add_argument("-C", "--directory", metavar="DIR", help="only for this project (default: for all projects)")
 
 
 def _change(given: argparse.Namespace, what: str) -> int:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from typing import Final
 
 from hutch_client.commands import Command, output, seconds
 from hutch_client.commands.sessions import LEVELS, MODES
 from hutch_shared.agents import AGENTS, DEFAULT_AGENT
 
 __all__ = ["COMMANDS"]
+
+
+_EFFECTS: Final = {
+    "allow": "allow it, such as 'Bash(npm test:*)'",
+    "ask": "always ask, even where another rule allows it",
+    "deny": "deny it, even where another rule allows it",
+}
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,15 +37,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         " isolation.require)",
     )
     parser.add_argument("--mode", choices=MODES, help="what runs without a permission request")
-    parser.add_argument(
-        "--allow", action="append", default=[], metavar="RULE", help="allow it, such as 'Bash(npm test:*)'"
-    )
-    parser.add_argument(
-        "--ask", action="append", default=[], metavar="RULE", help="always ask, even where another rule allows it"
-    )
-    parser.add_argument(
-        "--deny", action="append", default=[], metavar="RULE", help="deny it, even where another rule allows it"
-    )
+    for name, doc in _EFFECTS.items():
+        parser.add_argument(f"--{name}", action="append", default=[], metavar="RULE", help=doc)
     parser.add_argument("--model", help="the agent's model (default: the agent's own choice)")
     parser.add_argument("--script", metavar="FILE", help="with --agent script: the JSON lines to play")
     parser.add_argument(

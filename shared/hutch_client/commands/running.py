@@ -36,9 +36,7 @@ def run(given: argparse.Namespace) -> int:
     if misplaced:
         option = misplaced[0].replace("_", "-")
         raise HutchError(Reason.INVALID_PARAMS, f"--{option} is for a new session; {given.session} has its own.")
-    opened = (
-        None if given.session else _new_session(given)
-    )  # first: wrong arguments are reported before anything starts
+    opened = None if given.session else _new_session(given)  # first: report wrong arguments before anything starts
     prompt = _read_prompt(given.prompt)
     _ensure_daemon()
     return anyio.run(_talk, given, opened, prompt)
