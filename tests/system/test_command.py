@@ -214,7 +214,7 @@ async def test_wait_gives_up_in_time(script_host: Host) -> None:
     Path(script_host.work, "waiting", "go").touch()
     await script_host.hutch("wait", "waiting")
 
-    assert "it goes on" in late.err
+    assert "The turn goes on" in late.err
 
 
 async def test_logs_can_be_followed(script_host: Host) -> None:

@@ -138,7 +138,7 @@ async def test_an_executor_that_cannot_start_is_told_of(script_host: Host) -> No
 
 
 async def test_run_starts_a_daemon_where_there_is_none() -> None:
-    """It says so in one line, the daemon outlives it, and `hutch daemon stop` ends it."""
+    """It says so in one line, the daemon outlives it, and `hutch daemon stop` stops it."""
     async with host("[executors]\nspares = 0\n", start=False) as made:
         made.write_settings()
         ran = await made.hutch("run", "--agent", "script", "hello", "-o", "json")
@@ -149,8 +149,8 @@ async def test_run_starts_a_daemon_where_there_is_none() -> None:
         log = made.state / "hutchd.log"
 
         assert ran.json["result"] == "hello"
-        assert ran.err.splitlines()[0] == (f"Started hutchd (pid {status.json['pid']}); `hutch daemon stop` ends it.")
-        assert "running already" in again.err
+        assert ran.err.splitlines()[0] == (f"Started hutchd (pid {status.json['pid']}); `hutch daemon stop` stops it.")
+        assert "runs already" in again.err
         assert gone.out == ""
         assert "hutchd has stopped" in log.read_text()
 

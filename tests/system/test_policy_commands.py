@@ -77,7 +77,7 @@ async def test_rules_are_added_shown_explained_and_removed(guarded: Host) -> Non
         (["policy", "remove", "allow", "Bash(ls)"], 1, "no rule to allow 'Bash(ls)' for all projects"),
         (["policy", "explain", "mcp__a__b", "x"], 2, "JSON object"),
         (["policy", "test", "missing.jsonl"], 2, "missing.jsonl cannot be read"),
-        (["policy", "trust"], 1, "There is no policy to trust"),
+        (["policy", "trust"], 1, "There is no policy file to trust"),
         (["policy", "show", "--session", "nothing-of-that-name"], 1, "nothing-of-that-name"),
         (["mode", "nothing-of-that-name", "plan"], 1, "nothing-of-that-name"),
         (["approve", "p-nothing"], 1, "There is no pending permission request p-nothing"),
