@@ -1,7 +1,7 @@
-"""Where settings, state and sockets are: of one user, or of the host.
+"""The paths of settings, state and sockets: a user's or the host's.
 
-The environment has the last word, so that many daemons live side by side. Nothing is ever put into /tmp by default: a
-user without a runtime directory gets one below the state directory.
+Variables of the environment take precedence, so that several daemons can run side by side. By default nothing is put
+into /tmp: without a runtime directory of the user, it is below the state directory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SYSTEM_RUNTIME: Final = Path("/run/hutch")
 
 
 class Paths(NamedTuple):
-    """The places of one hutchd. `host` is the client socket to dial, which may be another daemon's."""
+    """The paths of one hutchd. `host` is the client socket to dial; it may be another daemon's."""
 
     config: Path
     """The settings file."""
@@ -49,25 +49,20 @@ class Paths(NamedTuple):
 
     @property
     def client_socket(self) -> Path:
-        """Where this hutchd takes clients."""
+        """The socket for clients."""
         return self.runtime / "client.sock"
 
     @property
     def executor_socket(self) -> Path:
-        """Where it takes executors."""
+        """The socket for executors."""
         return self.runtime / "executor.sock"
-
-    @property
-    def broker_socket(self) -> Path:
-        """Where its broker takes model traffic."""
-        return self.runtime / "broker.sock"
 
 
 def find_paths(environ: Mapping[str, str] | None = None, *, system: bool = False) -> Paths:
-    """Return the places by `environ` (the process's own by default). Touches nothing.
+    """Return the paths for `environ` (default: the process's own). Touches no file.
 
-    HUTCH_CONFIG is a file, HUTCH_STATE_DIR and HUTCH_RUNTIME_DIR are directories, HUTCH_HOST as in `find_host`. A
-    relative one is refused with `invalid_params`. What is not given is the host's with `system`, else the user's.
+    HUTCH_CONFIG is a file, HUTCH_STATE_DIR and HUTCH_RUNTIME_DIR are directories, HUTCH_HOST as in `find_host`.
+    HutchError INVALID_PARAMS for a relative path. Defaults are the host's with `system`, else the user's.
     """
     environ = os.environ if environ is None else environ
     config = _given(environ, "HUTCH_CONFIG") or (_SYSTEM_CONFIG if system else _of_user("config")) / "hutch.toml"
@@ -78,7 +73,7 @@ def find_paths(environ: Mapping[str, str] | None = None, *, system: bool = False
 def find_host(environ: Mapping[str, str] | None = None, *, system: bool = False) -> Path:
     """Return the client socket to dial: HUTCH_HOST (the socket, or the directory it is in), else hutchd's own.
 
-    Cheap where the environment tells enough, since every start of the client needs it.
+    Fast if the environment decides it: every start of the client calls it.
     """
     environ = os.environ if environ is None else environ
     host = _given(environ, "HUTCH_HOST") or _runtime(environ, system)
@@ -93,7 +88,7 @@ def _runtime(environ: Mapping[str, str], system: bool) -> Path:
     given = _given(environ, "HUTCH_RUNTIME_DIR")
     if given is not None:
         return given
-    if "HUTCH_STATE_DIR" in environ:  # a daemon with a state of its own must not meet another at the socket
+    if "HUTCH_STATE_DIR" in environ:  # a daemon with its own state directory gets its own socket
         return _state(environ, system) / "run"
     if system:
         return _SYSTEM_RUNTIME
@@ -106,21 +101,21 @@ def _given(environ: Mapping[str, str], name: str) -> Path | None:
     if not value:
         return None
     if not os.path.isabs(value):
-        raise HutchError(Reason.INVALID_PARAMS, f"{name} must be an absolute path; it is {value!r}.")
+        raise HutchError(Reason.INVALID_PARAMS, f"{name} must be an absolute path, and {value!r} is not.")
     return Path(value)
 
 
 def _of_user(kind: Literal["config", "state"]) -> Path:
-    import platformdirs  # late: it takes as long to import as all else that a client needs
+    import platformdirs  # late: its import would double the start time of a client
 
     find = platformdirs.user_config_path if kind == "config" else platformdirs.user_state_path
     return find("hutch", appauthor=False)
 
 
 def make_private(directory: Path, mode: int = 0o700) -> None:
-    """Make `directory` and what is missing above it (0700), and give it `mode`.
+    """Create `directory` and its missing parents (0700), and give it `mode`.
 
-    Raises `not_allowed` when it is there and is another's, a link or no directory.
+    Raises `not_allowed` if it exists and is a link, not a directory, or owned by another account.
     """
     for missing in reversed([path for path in directory.parents if not path.exists()]):
         missing.mkdir(0o700, exist_ok=True)

@@ -121,8 +121,8 @@ def test_inspect_shows_isolation_keys_and_turns(daemon: FakeDaemon, hutch: Hutch
 
     assert code == 0
     assert "keys                 exposed\n" in out
-    assert "isolation             reduced: no sandbox\n" in out
-    assert "usage                 1,000 tokens in, 50 out, $0.2500\n" in out
+    assert "isolation            reduced: no sandbox\n" in out
+    assert "usage                1,000 tokens in, 50 out, $0.2500\n" in out
     assert out.endswith("t-0000000000000001  failed: no_key  2026-01-31T12:00:00.000Z         fix it\n")
 
 
@@ -145,12 +145,12 @@ def test_inspect_says_what_isolates_a_session_and_what_more_would_take(daemon: F
 
     for line in (
         "account              ann",
-        "keys                  brokered: by lease",
-        "isolation             account: another account",
-        "at least              account",
-        "for more              Install bubblewrap.",
-        "its limits            8 GiB",
-        "a turn's limits       60 s, 3 requests to the model, $0.5 for the session",
+        "keys                 brokered: by lease",
+        "isolation            account: another account",
+        "at least             account",
+        "for more             Install bubblewrap.",
+        "its limits           8 GiB",
+        "turn limits          60 s, 3 requests to the model, $0.5 for the session",
     ):
         assert f"{line}\n" in out
     assert msgspec.convert(json.loads(told)["isolation"], m.Isolation) == isolation
