@@ -117,7 +117,8 @@ def test_it_says_that_it_is_ready_when_nobody_can_look_inside(who: Account) -> N
         ways = steal(who, process.pid)
         sock.sendall(b"no boot line\n")
         rest, code = sock.recv(100), process.wait()
-    with subprocess.Popen(["sleep", "60"], user=who.uid, group=who.gid, extra_groups=[]) as other:
+    nothing = subprocess.DEVNULL  # every account may open it
+    with subprocess.Popen(["sleep", "60"], stdin=nothing, user=who.uid, group=who.gid, extra_groups=[]) as other:
         open_ways = steal(who, other.pid)
         other.kill()
 
