@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-import os
+import json
 import re
 import subprocess
 import sys
 import threading
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -44,28 +45,53 @@ def test_bash_completes_commands_verbs_options_and_choices(clean_environment: No
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_every_option_of_every_command_is_offered(hutch: Hutch, name: str) -> None:
     """What `-h` shows is what Tab shows, for each verb too."""
-    verbs = _asked_of_hutch(f"hutch {name} ") if " VERB " in hutch(name, "-h")[1] else [""]
+    verbs = _offered()[f"hutch {name} "] if " VERB " in hutch(name, "-h")[1] else [""]
 
     for verb in verbs:
         words = f"{name} {verb}".split()
         told = re.findall(r"^  (?:-\w.*?, )?(--[\w-]+)", hutch(*words, "-h")[1], re.MULTILINE)
-        assert sorted(_asked_of_hutch(f"hutch {' '.join(words)} --")) == sorted(told)
+        assert sorted(_offered()[f"hutch {' '.join(words)} --"]) == sorted(told)
 
 
-def _asked_of_hutch(line: str) -> list[str]:
-    """Ask as bash does, without bash."""
-    read, write = os.pipe()
-    protocol = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
-    asked = [
-        sys.executable,
-        "-c",
-        f"import os, runpy; os.dup2({write}, 8); runpy.run_module('hutch_client', {{}}, '__main__')",
+@cache
+def _offered() -> dict[str, list[str]]:
+    """Return what is offered at the end of each line that ends after a command, or where a verb's options begin."""
+    first = _ask([f"hutch {name} " for name in MODULES] + [f"hutch {name} --" for name in MODULES])
+    lines = [
+        f"hutch {name} {verb} --"
+        for name in MODULES
+        for verb in first[f"hutch {name} "]
+        if re.fullmatch(r"[a-z-]+", verb)
     ]
-    done = subprocess.run(asked, env=environment(**protocol), pass_fds=(write,), capture_output=True, timeout=60)
+    return first | _ask(lines)
+
+
+_ASK = """
+import json, os, runpy, sys
+import hutch_client.__main__, argcomplete
+offered = {}
+for line in json.load(sys.stdin):
+    read, write = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.dup2(write, 8)
+        os.environ |= {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\\n", "COMP_LINE": line, "COMP_POINT": str(len(line))}
+        runpy.run_module("hutch_client", {}, "__main__")
     os.close(write)
     with open(read) as told:
-        assert (done.returncode, done.stdout) == (0, b"")
-        return told.read().split()
+        offered[line] = told.read().split()
+    assert os.waitpid(pid, 0)[1] == 0, line
+print(json.dumps(offered))
+"""
+
+
+def _ask(lines: list[str]) -> dict[str, list[str]]:
+    """Ask as bash does at a Tab, without bash: a process forks for each line, so that what it imports is its own."""
+    words = [sys.executable, "-W", "ignore", "-c", _ASK]
+    done = subprocess.run(
+        words, input=json.dumps(lines), text=True, env=environment(), capture_output=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
 
 
 def test_sessions_and_questions_are_those_that_hutchd_has(daemon: FakeDaemon) -> None:

@@ -11,17 +11,18 @@ from tests.crash.harness.run import crash
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
 
-SECONDS = 35.0
-"""A slow machine kills fewer processes in this time; the run does not take longer."""
 
+@pytest.mark.parametrize("seconds", [15, pytest.param(60, marks=pytest.mark.full)])
+async def test_no_kill_breaks_a_promise(seconds: int) -> None:
+    """Nothing is lost, doubled, reordered, run twice or left over. `scripts/crash --seed` repeats the choices.
 
-async def test_no_kill_breaks_a_promise() -> None:
-    """Nothing is lost, doubled, reordered, run twice or left over. `scripts/crash --seed` repeats the choices."""
+    A slow machine kills fewer processes in this time; the run does not take longer.
+    """
     seed = secrets.randbelow(1 << 32)
 
-    report = await crash(seed=seed, seconds=SECONDS)
+    report = await crash(seed=seed, seconds=seconds)
 
     print(*map(json.dumps, report.as_json()), sep="\n")
-    assert report.violations == [], f"scripts/crash --seed {seed} --seconds {SECONDS:.0f}"
+    assert report.violations == [], f"scripts/crash --seed {seed} --seconds {seconds}"
     assert report.kills.get("hutchd")
     assert report.adoption

@@ -10,13 +10,14 @@ import pytest
 from scripts.benching.measure import EFFORTS, percentile
 from scripts.benching.soak import Sample, soak, verdict
 from scripts.benching.wire import frame
+from tests.sampling import sampled
 
 pytestmark = pytest.mark.system
 
 CASES = {"rpc": 8, "floods": 3, "relay": 18, "prompt": 3, "stream": 2, "memory": 4, "ps": 2, "judge": 2, "broker": 7}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sampled(CASES, 2, name="bench"))
 async def test_a_bench_runs_and_gives_a_figure_for_each_case(name: str) -> None:
     """Each bench works on real processes, and each of its lines names a case and has a ratio."""
     said: list[tuple[str, str, float]] = []
@@ -31,6 +32,7 @@ async def test_a_bench_runs_and_gives_a_figure_for_each_case(name: str) -> None:
     assert all(ratio >= 0 for _, _, ratio in said)
 
 
+@pytest.mark.full
 async def test_the_bench_of_a_stalled_follower_runs() -> None:
     """Nine followers get all of it beside one that does not read."""
     said: list[float] = []

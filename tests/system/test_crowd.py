@@ -16,11 +16,11 @@ from tests.system.log import data
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
-SESSIONS = 50
 EVENTS = 200
 
 
-async def test_fifty_sessions_at_once_lose_nothing_at_two_followers() -> None:
+@pytest.mark.parametrize("count", [12, pytest.param(50, marks=pytest.mark.full)])
+async def test_many_sessions_at_once_lose_nothing_at_two_followers(count: int) -> None:
     """Each of both followers of everything gets all events of all sessions, each session's in order."""
     async with host("[executors]\nspares = 0\nmaximum = 60\nhello_timeout = 120.0\n") as made:
         lines = [{"wait_file": "go"}, *({"text": str(n)} for n in range(EVENTS))]
@@ -28,15 +28,15 @@ async def test_fifty_sessions_at_once_lose_nothing_at_two_followers() -> None:
         folder = made.folder("crowd")
         seen: list[list[Event]] = [[], []]
         async with made.client() as hutch, made.client() as other, anyio.create_task_group() as group:
-            group.start_soon(_follow, hutch, seen[0])
-            group.start_soon(_follow, other, seen[1])
+            group.start_soon(_follow, hutch, count, seen[0])
+            group.start_soon(_follow, other, count, seen[1])
             options = m.AgentOptions(script=path)
             sessions = [
-                await hutch.open_session(m.OpenSession("script", str(folder), options=options)) for _ in range(SESSIONS)
+                await hutch.open_session(m.OpenSession("script", str(folder), options=options)) for _ in range(count)
             ]
             for session in sessions:
                 await hutch.submit_prompt(session.id, "go")
-            await _all_run(made, hutch)
+            await _all_run(made, hutch, count)
             (folder / "go").touch()
 
         assert [event.position for event in seen[0]] == list(range(1, len(seen[0]) + 1))
@@ -60,19 +60,19 @@ def _story(events: Sequence[Event]) -> list[tuple[int, str]]:
     return [(event.seq, data(event).text) for event in events[1:-1]]
 
 
-async def _follow(hutch: HutchClient, seen: list[Event]) -> None:
+async def _follow(hutch: HutchClient, count: int, seen: list[Event]) -> None:
     """Keep all events of all sessions until each has had its turn."""
     ended = 0
     async with hutch.follow(m.FollowEvents("*")) as follow:
-        while ended < SESSIONS:
+        while ended < count:
             seen.append(await anext(follow))
             ended += seen[-1].kind == "turn_ended"
 
 
-async def _all_run(made: Host, hutch: HutchClient) -> None:
+async def _all_run(made: Host, hutch: HutchClient, count: int) -> None:
     """Wait until every session's turn runs, in an executor of its own."""
     with anyio.fail_after(200):
-        while (status := await hutch.get_status()).turns_running < SESSIONS:
+        while (status := await hutch.get_status()).turns_running < count:
             assert not status.notices, (status.notices, made.log_text())
             await anyio.sleep(0.2)
-    assert len({one.pid for one in status.executors}) == SESSIONS
+    assert len({one.pid for one in status.executors}) == count
