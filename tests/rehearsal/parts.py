@@ -46,6 +46,13 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
+class Odd:
+    """An odd line, by its name in `odd.ODD_LINES`, sent as it is between two events; only a stream has it."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """The token counts that the reply reports, in place of an estimate from lengths."""
 
@@ -100,7 +107,7 @@ class Cut:
     size: int
 
 
-Part = Say | Think | Use | Usage | Refuse | Drop | Stall | Pause | Cut
+Part = Say | Think | Use | Odd | Usage | Refuse | Drop | Stall | Pause | Cut
 Reply = Part | Sequence[Part]
 
 

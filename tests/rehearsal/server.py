@@ -17,7 +17,7 @@ from anyio.abc import SocketAttribute, SocketStream
 
 from tests.rehearsal import stream
 from tests.rehearsal.connection import BadRequestError, DroppedError, HungUpError, Inbox, Outlet, reset
-from tests.rehearsal.parts import Cut, Drop, Pause, Refuse, Reply, Request, Say, Script, Stall, Think, Usage, Use
+from tests.rehearsal.parts import Cut, Drop, Odd, Pause, Refuse, Reply, Request, Say, Script, Stall, Think, Usage, Use
 
 Outcome = Literal["answered", "dropped", "hung up"]
 _SIDE_REPLY = Say('{"title": "A rehearsal"}')
@@ -155,7 +155,7 @@ async def _reply(out: Outlet, request: Request, reply: Reply, reply_id: str) -> 
         (p.after_bytes for p in parts if isinstance(p, Drop) and p.after_bytes is not None), default=None
     )
     streams = bool(request.body.get("stream"))
-    content = next((i for i, p in enumerate(parts) if isinstance(p, Say | Think | Use)), len(parts))
+    content = next((i for i, p in enumerate(parts) if isinstance(p, Say | Think | Use | Odd)), len(parts))
     for part in parts[: content if streams else len(parts)]:
         if isinstance(part, Refuse):
             await _refuse(out, part, reply_id)

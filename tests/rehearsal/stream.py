@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tests.rehearsal.parts import Cut, Drop, Part, Pause, Refuse, Request, Say, Stall, Think, Usage, Use
+from tests.rehearsal.odd import ODD_LINES
+from tests.rehearsal.parts import Cut, Drop, Odd, Part, Pause, Refuse, Request, Say, Stall, Think, Usage, Use
 
 SIGNATURE = "cmVoZWFyc2Fs"
 Accident = Cut | Drop | Pause | Refuse | Stall
@@ -139,6 +140,8 @@ def events(request: Request, parts: Sequence[Part], reply_id: str) -> Iterator[b
                     yield _event("content_block_delta", index=index, delta=delta)
                     if isinstance(part, Say) and part.pace:
                         yield Stall(part.pace)
+            case Odd():
+                yield ODD_LINES[part.name]
             case Usage():
                 pass
             case Refuse():

@@ -20,6 +20,7 @@ from tests.rehearsal import (
     Cut,
     Drop,
     Model,
+    Odd,
     Pause,
     Refuse,
     Reply,
@@ -36,6 +37,7 @@ from tests.rehearsal import (
     serve,
 )
 from tests.rehearsal.connection import BODY_LIMIT, HEAD_LIMIT
+from tests.rehearsal.odd import ODD_LINES
 from tests.rehearsal.scripts import BUG, FIX, RUN_TEST, demo, echo, write_demo_repository
 
 KEY = "sk-rehearsal"
@@ -98,6 +100,16 @@ async def drain(stream: anyio.abc.SocketStream) -> bytes:
                 data += await stream.receive()
         except anyio.EndOfStream:
             return data
+
+
+@pytest.mark.parametrize("name", ODD_LINES)
+async def test_an_odd_line_is_sent_as_it_is_between_two_events(name: str) -> None:
+    """The text on both sides of it stays one block."""
+    async with serve(key=KEY, script=always([Odd(name), Say("one "), Odd(name), Say("two")])) as model:
+        _, _, raw = await ask(model, asking())
+
+    assert raw.count(ODD_LINES[name]) == 2
+    assert text_of(raw) == "one two"
 
 
 async def test_a_reply_streams_as_the_api_does() -> None:

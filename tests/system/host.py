@@ -32,6 +32,8 @@ KEY = "sk-ant-the-key-of-this-host-0123456789"
 
 HUTCHD = (sys.executable, "-m", "hutch_daemon")
 HUTCH = (sys.executable, "-m", "hutch_client")
+SETTINGS_READ = "settings read"
+"""What hutchd logs once it has read its settings again."""
 START = 60.0
 """Seconds that a hutchd may take to answer, on a slow machine."""
 
@@ -240,6 +242,16 @@ class Host:
     def write_settings(self) -> None:
         """Write the settings file."""
         self.config.write_text(self.settings)
+
+    async def reload(self, settings: str) -> None:
+        """Have hutchd read these settings: cheaper than a hutchd for each of several settings."""
+        self.settings = settings
+        self.write_settings()
+        before = self.log.read_text().count(SETTINGS_READ)
+        self.signal(signal.SIGHUP)
+        with anyio.fail_after(START):
+            while self.log.read_text().count(SETTINGS_READ) == before:
+                await anyio.sleep(0.02)
 
     def log_text(self) -> str:
         """The ends of hutchd's log and of what its executors wrote."""

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import anyio
@@ -55,10 +55,27 @@ def pages() -> Iterator[tuple[int, int]]:
         server.server_close()
 
 
+@pytest.fixture(scope="module")
+async def reloaded(model: Model) -> AsyncIterator[Host]:
+    """A host with a key, whose settings each test replaces."""
+    async with host(settings_for(model), env={"HTTPS_PROXY": "http://127.0.0.1:9"}) as made:
+        await made.hutch("key", "add", "anthropic", input=KEY)
+        yield made
+
+
+@pytest.fixture(scope="module")
+async def bare(model: Model, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Host]:
+    """A host that has no bubblewrap."""
+    path = tmp_path_factory.mktemp("bin")
+    for name in ("sh", "setpriv", "git"):
+        (path / name).symlink_to(str(shutil.which(name)))
+    async with host(settings_for(model), env={"PATH": str(path)}) as made:
+        yield made
+
+
 async def ask(on: Host, model: Model, pages: tuple[int, int]) -> tuple[m.Session, str]:
     """Have an agent ask both servers; return its session and what its command said."""
     model.script = Steps(("go", Use("Bash", {"command": ASK % pages})), ("", Say("done")))
-    await on.hutch("key", "add", "anthropic", input=KEY)
     async with on.client() as hutch:
         session = await on.claude(hutch, "asked")
         async with log_of(hutch, session) as log:
@@ -70,14 +87,14 @@ async def ask(on: Host, model: Model, pages: tuple[int, int]) -> tuple[m.Session
 
 @pytest.mark.parametrize("network", ["full", "broker-only", "allow-list"])
 async def test_an_agent_reaches_its_model_and_beside_it_what_the_settings_say(
-    model: Model, pages: tuple[int, int], network: str
+    reloaded: Host, model: Model, pages: tuple[int, int], network: str
 ) -> None:
     """The model is the broker's to reach in all of them, and its key stays there."""
     bubblewrap()
     model.key = KEY
     settings = f'[sandbox]\nnetwork = "{network}"\nallow = ["127.0.0.1:{pages[0]}"]\n'
-    async with host(settings_for(model, settings), env={"HTTPS_PROXY": "http://127.0.0.1:9"}) as on:
-        session, said = await ask(on, model, pages)
+    await reloaded.reload(settings_for(model, settings))
+    session, said = await ask(reloaded, model, pages)
 
     reached = {"full": {*pages}, "broker-only": set(), "allow-list": {pages[0]}}[network]
     assert session.keys == "brokered"
@@ -94,13 +111,16 @@ async def play(on: Host, hutch: HutchClient, session: m.Session) -> TurnEnded:
 
 
 @pytest.mark.parametrize("network", ["full", "broker-only", "allow-list"])
-async def test_what_plays_a_script_has_the_same_walls(model: Model, pages: tuple[int, int], network: str) -> None:
-    """Where the settings ask for walls; and of the network it reaches the same."""
+async def test_an_agent_that_plays_a_script_has_the_same_sandbox(
+    reloaded: Host, model: Model, pages: tuple[int, int], network: str
+) -> None:
+    """If the settings require a sandbox; and it reaches the same of the network."""
     bubblewrap()
     settings = f'[sandbox]\nmode = "require"\nnetwork = "{network}"\nallow = ["127.0.0.1:{pages[0]}"]\n'
     line = {"tool": "Bash", "input": {"command": f"{ASK % pages}; ls -d /proc/[0-9]* | wc -l"}, "run": True}
-    async with host(settings_for(model, settings)) as on, on.client() as hutch:
-        session = await on.script(hutch, [line], permission_mode="bypass")
+    await reloaded.reload(settings_for(model, settings))
+    async with reloaded.client() as hutch:
+        session = await reloaded.script(hutch, [line], permission_mode="bypass")
         async with log_of(hutch, session) as log:
             end = await log.play(session, "go")
             (said,) = log.of("tool_result")
@@ -115,16 +135,14 @@ async def test_what_plays_a_script_has_the_same_walls(model: Model, pages: tuple
 @pytest.mark.parametrize(
     "settings", ['mode = "require"', 'network = "broker-only"', 'mode = "off"\nnetwork = "allow-list"']
 )
-async def test_without_bubblewrap_nothing_starts_that_must_have_walls(
-    model: Model, tmp_path: Path, agent: str, settings: str
+async def test_without_bubblewrap_no_session_starts_that_requires_a_sandbox(
+    bare: Host, model: Model, agent: str, settings: str
 ) -> None:
-    """What the settings ask for is not met by less: the reason names it, and what is missing."""
-    for name in ("sh", "setpriv", "git"):
-        (tmp_path / name).symlink_to(str(shutil.which(name)))
-    env = {"PATH": str(tmp_path)}
-    async with host(settings_for(model, f"[sandbox]\n{settings}\n"), env=env) as on, on.client() as hutch:
+    """No session gets less isolation than the settings require: the reason names the setting and what is missing."""
+    await bare.reload(settings_for(model, f"[sandbox]\n{settings}\n"))
+    async with bare.client() as hutch:
         with pytest.raises(HutchError) as refused:
-            await hutch.open_session(m.OpenSession(agent, str(on.folder("refused")), permission_mode="bypass"))
+            await hutch.open_session(m.OpenSession(agent, str(bare.folder("refused")), permission_mode="bypass"))
 
     assert refused.value.reason is Reason.ISOLATION_UNAVAILABLE
     assert settings.splitlines()[-1] in refused.value.message
@@ -137,8 +155,10 @@ async def executors(hutch: HutchClient, session: m.Session) -> list[int]:
 
 
 @pytest.mark.parametrize("gone", ["away", "broken"])
-async def test_a_bubblewrap_that_is_taken_away_stops_what_has_walls(model: Model, tmp_path: Path, gone: str) -> None:
-    """Also where the settings would be content with less: no session falls back to less than it was told."""
+async def test_a_bubblewrap_that_is_taken_away_stops_sandboxed_sessions(
+    model: Model, tmp_path: Path, gone: str
+) -> None:
+    """Even if the settings would allow less: no session falls back to less isolation than it was promised."""
     program = tmp_path / "bwrap"
     program.symlink_to(bubblewrap())
     model.key = KEY
