@@ -18,10 +18,11 @@ import sys
 import time
 from pathlib import Path
 
-PLACES = ("/tmp", "/var/tmp", "/dev/shm", "/opt", "/home", "/run", "/etc/sudoers.d", "/etc/systemd/system")
+PLACES = ("/tmp", "/var/tmp", "/dev/shm", "/opt", "/home", "/run", "/etc", "/etc/sudoers.d", "/etc/systemd/system")
 PATIENCE = 15.0
 """Seconds that `compare` waits for what ends by itself."""
-_PASSING = re.compile(r"/tmp/pytest-of-.*|(/var)?/tmp/systemd-private-.*|/run/(apt|udev|utmp).*")
+# The last: what useradd and its kin keep of a file before they change it.
+_PASSING = re.compile(r"/tmp/pytest-of-.*|(/var)?/tmp/systemd-private-.*|/run/(apt|udev|utmp).*|/etc/[^/]+-")
 
 
 def snapshot() -> dict[str, list[str]]:

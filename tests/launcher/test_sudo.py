@@ -23,6 +23,13 @@ from tests.programs import required_program
 
 pytestmark = pytest.mark.system
 
+OWN_ETC = (
+    "mount --make-rprivate / && mount -t tmpfs none /mnt && mkdir -m 755 /mnt/upper /mnt/work &&"
+    " mount -t overlay -o lowerdir=/etc,upperdir=/mnt/upper,workdir=/mnt/work overlay /etc &&"
+    " mkdir -m 755 -p /etc/hutch"
+)
+"""In a mount namespace of its own: an /etc that may be changed; that of the machine stays as it is."""
+
 
 @pytest.fixture(scope="module")
 def sudo() -> str:
@@ -54,8 +61,7 @@ def host(sudo: str, alice: Account) -> Iterator[Stage]:
 def launched(host: Stage, *words: str) -> Iterator[tuple[Caller, subprocess.Popen[bytes]]]:
     """Run sudo as the served account does, with one end of a connection that this account has made."""
     view = (
-        "mount --make-rprivate / && mkdir -p /etc/hutch && mount -t tmpfs -o mode=755 none /etc/hutch &&"
-        f" cp {host.config} /etc/hutch/launcher.toml && chmod 644 /etc/hutch/launcher.toml &&"
+        f"{OWN_ETC} && cp {host.config} /etc/hutch/launcher.toml && chmod 644 /etc/hutch/launcher.toml &&"
         f' exec setpriv --reuid {host.served.uid} --regid {host.served.gid} --init-groups "$@"'
     )
     os.seteuid(host.served.uid)  # SO_PEERCRED names the maker
@@ -123,10 +129,7 @@ def test_a_connection_made_by_another_account_is_refused(host: Stage, alice: Acc
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     finally:
         os.seteuid(0)
-    view = (
-        "mount --make-rprivate / && mkdir -p /etc/hutch && mount -t tmpfs -o mode=755 none /etc/hutch &&"
-        f' cp {host.config} /etc/hutch/launcher.toml && chmod 644 /etc/hutch/launcher.toml && exec "$@"'
-    )
+    view = f'{OWN_ETC} && cp {host.config} /etc/hutch/launcher.toml && chmod 644 /etc/hutch/launcher.toml && exec "$@"'
     command = ["unshare", "--mount", "sh", "-c", view, "sh", *host.command()]
     process = subprocess.Popen(command, stdin=theirs.fileno())
     theirs.close()
