@@ -94,13 +94,13 @@ async def crash(
     with_claude: bool = False,
     say: Callable[[dict[str, Any]], None] | None = None,
 ) -> Report:
-    """Kill at random until `kills` processes were killed or `seconds` have passed."""
+    """Kill at random until `kills` processes were killed, or `seconds` have passed and executors were adopted."""
 
     began = time.monotonic()
 
     async def work(one: Rig) -> None:
         until = time.monotonic() + (seconds if seconds is not None else 10**6)
-        while sum(one.kills.values()) < (kills or 10**6) and time.monotonic() < until:
+        while sum(one.kills.values()) < (kills or 10**6) and (time.monotonic() < until or not one.adoption):
             await _kill_something(one)
             await one.rest(one.rng.uniform(0.0, 0.5))
             if say is not None:
