@@ -80,7 +80,7 @@ async def open_script(
     mode: m.PermissionMode = "bypass",
     **more: Any,
 ) -> m.Session:
-    """Open a session of a person that plays these lines, in a folder of his home."""
+    """Open a session of a user that plays these lines, in a folder of the user's home."""
     options = m.AgentOptions(script=str(host.script(who, lines)))
     cwd = str(host.folder(who, folder))
     return await hutch.open_session(m.OpenSession("script", cwd, options=options, permission_mode=mode, **more))
@@ -104,7 +104,7 @@ async def run_script(
 
 
 async def claude(host: SharedHost, hutch: HutchClient, who: Account, folder: str = "work", **more: Any) -> m.Session:
-    """Open a session of Claude, in a folder of a person's home; his home itself with `.`."""
+    """Open a session of Claude, in a folder of a user's home; `.` is the home itself."""
     cwd = who.home if folder == "." else host.folder(who, folder)
     return await hutch.open_session(m.OpenSession("claude", str(cwd), permission_mode="bypass", **more))
 
@@ -149,7 +149,7 @@ class Diary:
 
 @asynccontextmanager
 async def diary(host: SharedHost, hutch: HutchClient, who: Account, folder: str = "diary") -> AsyncIterator[Diary]:
-    """Have one kept, outside of walls, while the body runs."""
+    """Have one kept, outside of any sandbox, while the body runs."""
     cwd = host.folder(who, folder)
     program = lend(who, "diary.py", cwd)
     command = f"DIARY=secret-of-environ-{os.urandom(8).hex()} exec {host.code.python} -I {program} {cwd}"

@@ -1,7 +1,7 @@
-"""A host with many people: real accounts, a real launcher as root, a real hutchd as an account of its own.
+"""A host with several users: real accounts, a real launcher as root, a real hutchd as an account of its own.
 
-All that runs is the installed copy, which every account can read and execute. A person is an account; what he does, he
-does as himself, through the `hutch` command. When the host ends, whatever is left is a failure, and is killed.
+All programs are of the installed copy, which every account can read and execute. A user is an account and acts as that
+account, through the `hutch` command. A process that is left when the host ends is a failure, and is killed.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class SharedHost:
         env: Mapping[str, str] | None = None,
         within: float = 120.0,
     ) -> Done:
-        """Run the `hutch` command as a person, in his home; `code` is what it must exit with (None: anything)."""
+        """Run the `hutch` command as a user, in their home; `code` is what it must exit with (None: anything)."""
         words = [self.code.command("hutch"), *args]
         environ = {**self.env, **who.env, "NO_COLOR": "1", **(env or {})}
         done = await anyio.to_thread.run_sync(
@@ -176,7 +176,7 @@ class SharedHost:
 
     @asynccontextmanager
     async def client(self, who: Account, **settings: Any) -> AsyncIterator[HutchClient]:
-        """The Python client as a person: what hutchd sees is a process of his, which leads to its socket."""
+        """The Python client as a user: hutchd sees a process of that account, which leads to its socket."""
         self._doors += 1
         path = self.root / "doors" / f"{self._doors}.sock"
         with socket.socket(socket.AF_UNIX) as listening:

@@ -162,8 +162,8 @@ async def test_a_group_that_was_added_a_minute_ago_counts_for_the_next_executor(
             assert extra in await host.shell(alice, "id -Gn")
 
 
-async def test_settings_lead_a_person_to_another_account_and_nobody_else() -> None:
-    """`--account` for whom the settings name; the session stays the person's, its processes are the account's."""
+async def test_a_user_may_run_agents_as_another_account_if_the_settings_say_so() -> None:
+    """`--account` for the users that the settings name: the session is the user's, its processes are the account's."""
     async with shared_host("alice", "bob", "tool", start=False) as host:
         alice, bob, tool = (host.people[name] for name in ("alice", "bob", "tool"))
         host.settings = f'[accounts.run_as]\n"{alice.name}" = ["{tool.name}"]\n'

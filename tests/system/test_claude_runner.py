@@ -581,7 +581,7 @@ async def test_the_key_is_in_no_environment_and_no_command_line(tmp_path: Path) 
 
 
 async def test_a_bearer_token_arrives_as_one(tmp_path: Path) -> None:
-    """A grant says in which form its value is to be shown to the provider."""
+    """A grant names the form in which the provider gets its value."""
     async with stage(tmp_path, Steps(OK), auth="bearer") as s:
         await s.turn()
 

@@ -1,4 +1,4 @@
-"""The wall clock jumps by a day, the machine sleeps: nothing expires by it, and events stay in their order."""
+"""The clock of the day jumps by a day, or the machine sleeps: nothing expires by that, and events stay in order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ASKS: list[Mapping[str, Any]] = [
 
 @asynccontextmanager
 async def clocked_host(folder: Path) -> AsyncIterator[tuple[Host, Callable[[int], None]]]:
-    """A host, and what sets the wall clock of its hutchd so many seconds ahead."""
+    """A host, and a function that sets the clock of its hutchd ahead, in seconds."""
     library = compiled(Path(__file__).parent / "programs" / "clock.c", folder)
     clock = folder / "clock"
 

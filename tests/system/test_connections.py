@@ -1,4 +1,4 @@
-"""Clients that do not behave, at the socket of a real hutchd: each costs what it may and nobody else notices."""
+"""Clients that misbehave, at the socket of a real hutchd: each stays within its limits and no other client notices."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """An attacker beside somebody else, with every way to look, touch and steer: nothing of it works, and all live on.
 
-Each attack of `programs/hostile.py` is played by a person at his shell, by the script runner and by the Bash of the
+Each attack of `programs/hostile.py` is played by a user at a shell, by the script runner and by the Bash of the
 real CLI, in a sandbox and without. That an attack is one is shown by the same against an agent of one's own account.
 """
 
@@ -114,12 +114,12 @@ async def stage() -> AsyncIterator[Stage]:
     bubblewrap()
     async with (
         serve(key=ALICES_KEY, script=lambda _: Say("hello")) as hers,
-        serve(key=MALLORYS_KEY, script=lambda _: Say("hello")) as his,
+        serve(key=MALLORYS_KEY, script=lambda _: Say("hello")) as mallorys,
         shared_host("alice", "mallory", settings=settings_for(hers, "[executors]\nspares = 0\n")) as host,
     ):
         alice, mallory = host.people["alice"], host.people["mallory"]
         await host.hutch(alice, "key", "add", "anthropic", input=ALICES_KEY)
-        await host.hutch(mallory, "key", "add", "anthropic", "--base-url", his.url, input=MALLORYS_KEY)
+        await host.hutch(mallory, "key", "add", "anthropic", "--base-url", mallorys.url, input=MALLORYS_KEY)
         played: dict[str, Played] = {}
         levels: dict[str, str] = {}
         changed: dict[str, list[str]] = {}
@@ -132,7 +132,7 @@ async def stage() -> AsyncIterator[Stage]:
                     lease = find_in_memory(told["pids"]["claude-executor"], LEASE).decode()
                     told["secrets"] |= {"key": ALICES_KEY, "lease": lease}
                     for way in WAYS:
-                        played[way], levels[way] = await play(host, his, mallory, way, told)
+                        played[way], levels[way] = await play(host, mallorys, mallory, way, told)
                         changed[way] = [one for one in told["hutch"]["places"] if not Path(one).is_dir()]
                         changed[way] += [str(path) for path in host.root.rglob("*") if path.name in LEFT]
                     found = await kept.close()

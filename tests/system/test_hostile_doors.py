@@ -53,7 +53,7 @@ class Stage:
     """A host on which Alice has a session of Claude, and one of the script runner that waits for an answer."""
 
     host: SharedHost
-    his: Model
+    mallorys: Model
     hutch: HutchClient
     lives: m.Session
     asks: m.Session
@@ -74,19 +74,19 @@ async def stage() -> AsyncIterator[Stage]:
     """It."""
     async with (
         serve(key=ALICES_KEY, script=lambda _: Say("hello")) as hers,
-        serve(key=MALLORYS_KEY, script=lambda _: Say("hello")) as his,
+        serve(key=MALLORYS_KEY, script=lambda _: Say("hello")) as mallorys,
         shared_host("alice", "mallory", settings=settings_for(hers, "[executors]\nspares = 0\n")) as host,
     ):
         alice, mallory = host.people["alice"], host.people["mallory"]
         await host.hutch(alice, "key", "add", "anthropic", input=ALICES_KEY)
-        await host.hutch(mallory, "key", "add", "anthropic", "--base-url", his.url, input=MALLORYS_KEY)
+        await host.hutch(mallory, "key", "add", "anthropic", "--base-url", mallorys.url, input=MALLORYS_KEY)
         async with host.client(alice) as hutch:
             lives = await claude(host, hutch, alice, "claude")
             asks = await open_script(host, hutch, alice, [bash("touch made")], "asks", "ask", name="alices-own")
             async with log_of(hutch, lives) as log, log_of(hutch, asks) as asking:
                 assert (await log.play(lives, "go")).state == "completed"
                 turn = await hutch.submit_prompt(asks.id, "go")
-                yield Stage(host, his, hutch, lives, asks, turn, await asking.asked())
+                yield Stage(host, mallorys, hutch, lives, asks, turn, await asking.asked())
                 await hutch.interrupt_turn(asks.id)
                 assert (await log.play(lives, "again")).state == "completed"
                 assert (await asking.ended(turn)).state == "stopped"
@@ -137,7 +137,7 @@ def ask(folder: Path, who: Account, program: Path, socket: Path, lines: list[dic
 
 
 async def answers_to(stage: Stage, way: str, socket: Path, lines: list[dict[str, Any]]) -> Answers:
-    """Have Mallory make requests: at his shell, by an agent that plays a script, by the Bash of Claude."""
+    """Have Mallory make requests: at a shell, by an agent that plays a script, by the Bash of Claude."""
     host, mallory = stage.host, stage.mallory
     folder = host.folder(mallory, f"calls-{way}") if way != "claude" else mallory.home
     command = ask(folder, mallory, lend(mallory, "caller.py", folder), socket, lines, host.code.python)
@@ -147,7 +147,7 @@ async def answers_to(stage: Stage, way: str, socket: Path, lines: list[dict[str,
         end, said = await run_script(host, mallory, command, folder.name)
         assert end.state == "completed", (end, said)
     else:
-        _, end, said = await run_claude(host, stage.his, mallory, command, ".")
+        _, end, said = await run_claude(host, stage.mallorys, mallory, command, ".")
         assert end.state == "completed", (end, said)
     found: Answers = json.loads((folder / "answers").read_text())
     return found
@@ -229,7 +229,7 @@ async def test_anothers_lease_opens_nothing(stage: Stage, way: str) -> None:
     elif way == "script":
         await run_script(host, mallory, command, folder.name)
     else:
-        await run_claude(host, stage.his, mallory, command, ".")
+        await run_claude(host, stage.mallorys, mallory, command, ".")
 
     assert json.loads((folder / "status").read_text()) == {"status": 403}
 
@@ -244,10 +244,10 @@ async def test_an_agent_does_not_answer_its_own_question(stage: Stage) -> None:
         bash(f"env -i setsid -f sh -c '{call} </dev/null >/dev/null 2>&1 &'; echo begun"),
         {"ask": [{"question": "Which?", "header": "Which", "options": [{"label": "this"}, {"label": "that"}]}]},
     ]
-    async with host.client(mallory) as his:
-        session = await open_script(host, his, mallory, lines, "own")
-        async with log_of(his, session) as log:
-            turn = await his.submit_prompt(session.id, "go")
+    async with host.client(mallory) as mallorys:
+        session = await open_script(host, mallorys, mallory, lines, "own")
+        async with log_of(mallorys, session) as log:
+            turn = await mallorys.submit_prompt(session.id, "go")
             asked = await log.asked()
             tries = [
                 {"permission": asked.id, "decision": "answer", "answers": {"Which?": "that"}},
@@ -265,11 +265,11 @@ async def test_an_agent_does_not_answer_its_own_question(stage: Stage) -> None:
             made.rename(folder / "requests")
             await wait_for((folder / "answers").exists)
             said = json.loads((folder / "answers").read_text())
-            (waits,) = await his.list_permissions(m.ListPermissions(session.id))
-            await his.answer_permission(m.AnswerPermission(asked.id, "answer", answers={"Which?": "this"}))
+            (waits,) = await mallorys.list_permissions(m.ListPermissions(session.id))
+            await mallorys.answer_permission(m.AnswerPermission(asked.id, "answer", answers={"Which?": "this"}))
             end = await log.ended(turn)
             results = [one.text for one in log.of("tool_result")]
-        await his.close_session(session.id, force=True)
+        await mallorys.close_session(session.id, force=True)
 
     assert {reason(answer) for answer in said.values()} == {"insider"}
     assert len(said) == 3

@@ -57,7 +57,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 async def host() -> AsyncIterator[SharedHost]:
-    """A host with an attacker and somebody beside him."""
+    """A host with an attacker and a bystander."""
     bubblewrap()
     async with shared_host("alice", "mallory", settings=SETTINGS) as made:
         yield made
@@ -181,20 +181,20 @@ async def test_it_is_a_matter_of_half_a_second(host: SharedHost) -> None:
 
 
 async def test_who_kills_all_that_he_may_kills_his_own(host: SharedHost) -> None:
-    """kill(-1) of an agent ends its account's processes, its executor too; nobody else's, and the next turn runs."""
+    """kill(-1) of an agent ends its account's processes, its executor too, and no others; the next turn runs."""
     alice, mallory = host.people["alice"], host.people["mallory"]
     async with host.client(alice) as hutch, diary(host, hutch, alice) as kept:
-        async with host.client(mallory) as his:
+        async with host.client(mallory) as mallorys:
             lines = [bash("echo $PPID > its.part; mv its.part its; kill -KILL -1"), {"turn": True}, {"text": "on"}]
-            session = await open_script(host, his, mallory, lines)
-            turn = await his.submit_prompt(session.id, "go")
+            session = await open_script(host, mallorys, mallory, lines)
+            turn = await mallorys.submit_prompt(session.id, "go")
             its = Path(session.cwd, "its")
             await wait_for(its.exists)
-            await wait_for(lambda: not processes.alive(int(its.read_text())))  # and with it his way to hutchd
-        async with host.client(mallory) as his, log_of(his, session) as log:
+            await wait_for(lambda: not processes.alive(int(its.read_text())))  # and with it the way to hutchd
+        async with host.client(mallory) as mallorys, log_of(mallorys, session) as log:
             end = await log.ended(turn)
             again = await log.play(session, "again")
-            await his.close_session(session.id, force=True)
+            await mallorys.close_session(session.id, force=True)
         found = await kept.close()
     await whole(host)
 
@@ -204,7 +204,7 @@ async def test_who_kills_all_that_he_may_kills_his_own(host: SharedHost) -> None
 
 
 async def test_a_person_ends_his_executor_and_nothing_outlives_it(host: SharedHost) -> None:
-    """He may signal it from his shell, it is his account's: what it had started is found and ended all the same."""
+    """Its account may signal it from a shell: what the executor had started is found and ended all the same."""
     mallory = host.people["mallory"]
     async with host.client(mallory) as hutch:
         session = await open_script(

@@ -1,4 +1,4 @@
-"""Who takes too much is held by the limits of his own session, and told; beside him everybody works on."""
+"""A session that takes too much is stopped by its own limits, with a notice; all others work on."""
 
 from __future__ import annotations
 
@@ -72,18 +72,18 @@ async def hogged(host: SharedHost, kind: str, seconds: float = 2.0, **more: Any)
     """Have Mallory's agent take too much, and Bob's work beside it; and then Mallory's next turn."""
     bob, mallory = host.people["bob"], host.people["mallory"]
     line = command(host, kind, kind, seconds)
-    async with host.client(mallory) as his, host.client(bob) as hutch:
-        session = await open_script(host, his, mallory, [bash(line), {"turn": True}, {"text": "on"}], kind, **more)
+    async with host.client(mallory) as mallorys, host.client(bob) as hutch:
+        session = await open_script(host, mallorys, mallory, [bash(line), {"turn": True}, {"text": "on"}], kind, **more)
         works = await open_script(host, hutch, bob, [{"repeat": {"times": LINES, "line": {"text": "work"}}}])
-        async with log_of(his, session) as log, log_of(hutch, works) as beside:
-            turn = await his.submit_prompt(session.id, "go")
+        async with log_of(mallorys, session) as log, log_of(hutch, works) as beside:
+            turn = await mallorys.submit_prompt(session.id, "go")
             await wait_for(Path(session.cwd, "ready").exists)
             well = await beside.play(works, "go")
             end = await log.ended(turn)
             again = await log.play(session, "again")
             said = said_by(log) if log.of("tool_result") else ""
             notices = log.of("notice")
-        await his.close_session(session.id, force=True)
+        await mallorys.close_session(session.id, force=True)
         await hutch.close_session(works.id, force=True)
     await whole(host)
     assert again.state == "completed", again
@@ -108,7 +108,7 @@ async def test_a_memory_hog_dies_alone_and_its_turn_says_why(host: SharedHost, l
 
 @pytest.mark.parametrize("level", ["account", "strict"])
 async def test_a_fork_bomb_meets_its_limit(host: SharedHost, level: m.IsolationLevel) -> None:
-    """So many processes and no more, and its turn says so."""
+    """It gets no more processes than its limit, and its turn says so."""
     found = await hogged(host, "fork", isolation=level)
 
     got = json.loads(found.said)
@@ -139,14 +139,14 @@ async def test_a_descriptor_hog_meets_its_limit(host: SharedHost) -> None:
 async def test_a_flood_of_words_ends_in_its_own_session(host: SharedHost) -> None:
     """64 MiB on standard output: what is kept is bounded, and Bob's turn comes through."""
     bob, mallory = host.people["bob"], host.people["mallory"]
-    async with host.client(mallory) as his, host.client(bob) as hutch:
-        flood = await open_script(host, his, mallory, [bash("head -c 67108864 /dev/zero | tr '\\0' x")], "flood")
+    async with host.client(mallory) as mallorys, host.client(bob) as hutch:
+        flood = await open_script(host, mallorys, mallory, [bash("head -c 67108864 /dev/zero | tr '\\0' x")], "flood")
         works = await open_script(host, hutch, bob, [{"repeat": {"times": LINES, "line": {"text": "work"}}}])
-        async with log_of(his, flood) as log, log_of(hutch, works) as beside:
-            turn = await his.submit_prompt(flood.id, "go")
+        async with log_of(mallorys, flood) as log, log_of(hutch, works) as beside:
+            turn = await mallorys.submit_prompt(flood.id, "go")
             well = await beside.play(works, "go")
             end = await log.ended(turn)
-        await his.close_session(flood.id, force=True)
+        await mallorys.close_session(flood.id, force=True)
         await hutch.close_session(works.id, force=True)
     await whole(host)
 
@@ -162,13 +162,13 @@ async def neighbour(host: SharedHost, kind: str, number: int) -> AsyncIterator[N
     mallory = host.people["mallory"]
     folder = f"{kind}-{number}"
     line = command(host, folder, kind, 60)
-    async with host.client(mallory) as his:
-        session = await open_script(host, his, mallory, [bash(line)], folder)
-        await his.submit_prompt(session.id, "go")
+    async with host.client(mallory) as mallorys:
+        session = await open_script(host, mallorys, mallory, [bash(line)], folder)
+        await mallorys.submit_prompt(session.id, "go")
         await wait_for(Path(session.cwd, "ready").exists)
         await anyio.sleep(0.3)  # the rest of it begins too
         yield
-        await his.close_session(session.id, force=True)
+        await mallorys.close_session(session.id, force=True)
 
 
 async def rate(log: Log, session: m.Session, seconds: float) -> float:

@@ -220,7 +220,7 @@ async def test_conversations_that_are_a_link_to_anothers(
 
 @pytest.mark.parametrize("folder", [".", "squatted"])
 async def test_names_in_tmp_that_an_agent_is_known_to_use(host: SharedHost, model: Model, folder: str) -> None:
-    """Made before by another, or a link to his: what her agent's commands print does not come to lie there."""
+    """If another account made the file before, or a link: the output of her agent's commands is not stored there."""
     alice, mallory = host.people["alice"], host.people["mallory"]
     theirs = mallory.home / "caught"
     names = [f"/tmp/claude-{alice.uid}", "/tmp/claude", f"/tmp/hutch-{alice.uid}"]

@@ -184,7 +184,7 @@ async def test_a_strict_session_gets_no_other_executor(stage: Stage, agent: str)
 
 
 async def test_a_live_executor_runs_nothing_without_walls(stage: Stage) -> None:
-    """Its walls are put up for each command: once they cannot be, the command is not run at all."""
+    """Each command gets a sandbox of its own: once none can be made, the command does not run at all."""
     stage.give()
     async with stage.host.client(stage.alice) as hutch:
         session = await stage.open(hutch, "script", "live", "strict")

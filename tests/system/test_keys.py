@@ -118,7 +118,7 @@ async def brokered(hutch: HutchClient) -> None:
 
 
 async def usage_of(on: Host, session: m.Session, requests: int) -> dict[str, Any]:
-    """Return the usage of a session once so many requests are booked."""
+    """Return the usage of a session once it counts this number of requests."""
     with anyio.fail_after(60):
         while True:
             rows = (await on.hutch("usage", "--session", session.id, "-o", "json")).json

@@ -1,4 +1,4 @@
-"""Processes that do not do what they should, around a real hutchd: in bounded time it is told, and nothing is left."""
+"""Processes that misbehave, around a real hutchd: it reports them in bounded time, and nothing is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The walls as an account has them whose executor hutch-launcher started: no new privileges, another uid than root."""
+"""The sandbox of an executor that hutch-launcher started: no new privileges, another uid than root."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_clis_own_sandbox_works_inside(ada: Account, network: Network) -> No
     shutil.copytree(top / "tests" / "rehearsal", code / "tests" / "rehearsal")
     (code / "tests" / "system").mkdir()
     shutil.copy(top / "tests" / "system" / "claude_stage.py", code / "tests" / "system")
-    program = shutil.copy(top / "tests" / "system" / "programs" / "walled_claude.py", code)
+    program = shutil.copy(top / "tests" / "system" / "programs" / "sandboxed_claude.py", code)
     real = next(installed().packages.glob("claude_agent_sdk/_bundled/claude"))
     cli = place / "own" / "claude"
     cli.parent.mkdir()

@@ -1,4 +1,4 @@
-"""hutchd under a service manager: what it is told, which sockets are passed on, and what no child of it sees."""
+"""hutchd under a service manager: its variables, the sockets it is passed, and what no child of it sees."""
 
 from __future__ import annotations
 

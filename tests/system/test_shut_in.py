@@ -121,7 +121,7 @@ def shut_in() -> Iterator[ShutIn]:
 
 
 def test_hutchd_works_under_all_that_its_unit_forbids(shut_in: ShutIn) -> None:
-    """The record, the vault, a backup, and the broker, which inherits every wall."""
+    """The record, the vault, a backup, and the broker, which inherits every restriction."""
     shut_in.hutch("key", "add", "anthropic", input=KEY)
     deadline = time.monotonic() + START
     while (broker := shut_in.status()["broker"])["state"] != "up":
@@ -144,8 +144,8 @@ def test_hutchd_works_under_all_that_its_unit_forbids(shut_in: ShutIn) -> None:
     assert elsewhere.returncode == 1
 
 
-def test_the_walls_of_these_tests_stand(shut_in: ShutIn) -> None:
-    """What the unit forbids fails there, so that the test above shows something."""
+def test_the_unit_forbids_what_the_tests_try(shut_in: ShutIn) -> None:
+    """Each attempt fails under the unit and works outside of it, so that the test above shows something."""
     unit = shut_in.folder / DAEMON
     words: list[str | Path] = [sys.executable, SHUT_IN, unit, shut_in.who.name, installed().python, "-c", TRIES]
     done = subprocess.run(words, capture_output=True, text=True, check=True)

@@ -568,7 +568,7 @@ def gains_rights(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def reads_as_root_of_a_namespace(on: dict[str, Any], notes: Notes) -> None:
-    """Who is root in a user namespace of his own is nobody outside of it."""
+    """Root in a user namespace of its own has no rights outside of it."""
     with notes.step("a namespace of its own"):
         uid = os.getuid()
         checked(libc.unshare(0x10000000 | 0x20000))

@@ -261,7 +261,7 @@ def threads() -> None:
 
 @kind
 def watchdogs() -> None:
-    """Two that start each other anew."""
+    """Two processes that restart each other."""
 
     def guard(depth: int) -> None:
         deadline = time.monotonic() + LIFE

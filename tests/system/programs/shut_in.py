@@ -59,7 +59,7 @@ ELSEWHERE = (
     "UMask",
     "LimitCORE",
 )
-"""What is no wall, or what the test sets up itself."""
+"""Settings that forbid nothing, or that the test applies itself."""
 
 
 class Compare(ctypes.Structure):

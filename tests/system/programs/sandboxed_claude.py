@@ -1,4 +1,4 @@
-"""One turn of the real CLI inside walls, as whoever runs this: `walled_claude.py ROOT BWRAP NETWORK CLI COMMAND`.
+"""One turn of the real CLI in a sandbox: `sandboxed_claude.py ROOT BWRAP NETWORK CLI COMMAND`, as the caller's account.
 
 The model is the rehearsal's; where the network is closed it is reached at a Unix socket, as the broker would be. CLI is
 a program in the place of the CLI, or `-`. Prints what the command said.
