@@ -276,3 +276,22 @@ def test_a_find_that_deletes_below_an_unknown_name_is_not_taken_for_the_home() -
     """An unknown name asks for `rm` only; `find` resolves its start itself and names it."""
     assert decide(Layer("account"), "Bash", "find $X -delete", "bypass").decision == "allow"
     assert decide(Layer("account"), "Bash", "rm -rf $X", "bypass").decision == "ask"
+
+
+@pytest.mark.parametrize(("rule", "decision"), [("Read", "allow"), ("Read(x)", "deny"), ("Edit", "allow")])
+def test_a_bare_read_rule_is_about_the_agents_own_tools(rule: str, decision: str) -> None:
+    """Nearly every command reads some file: only a rule with a pattern is about the files of commands."""
+    assert decide(Layer("account", allow=("Bash(cat:*)",), deny=(rule,)), "Bash", "cat x").decision == decision
+
+
+def test_a_bare_edit_rule_is_about_the_files_that_commands_write() -> None:
+    """`Edit` in deny stops a redirection too."""
+    assert decide(Layer("account", allow=("Bash(cat:*)",), deny=("Edit",)), "Bash", "cat x > y").decision == "deny"
+
+
+def test_a_search_of_the_work_directory_may_read_a_denied_file() -> None:
+    """A program that reads everything below gets no directory, so it reads the work directory."""
+    layer = Layer("account", allow=("Bash(rg:*)", "Bash(ls:*)"), deny=("Read(src/secret/**)",))
+
+    assert decide(layer, "Bash", "rg KEY").decision == "ask"
+    assert decide(layer, "Bash", "ls -l").decision == "allow"
