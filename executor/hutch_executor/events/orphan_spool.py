@@ -1,4 +1,4 @@
-"""What a dead executor of the account left in its spool, handed to hutchd piece by piece."""
+"""The spool of a dead executor of the account, handed to hutchd batch by batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from hutch_executor.events.outbox import BATCH_BYTES, BATCH_COUNT
-from hutch_executor.events.spool import read_spool, remove_spool
+from hutch_executor.events.spool_files import read_spool, remove_spool
 from hutch_shared import messages as m
 from hutch_shared.events import ReportedEvent
 from hutch_shared.failpoints import failpoint
@@ -20,9 +20,9 @@ _decode: Final = msgspec.json.Decoder(ReportedEvent).decode
 
 
 def take_spool(directory: Path, acked: int) -> m.SpooledEvents:
-    """Return the next events beyond `acked`, a batch at most; what holds none is removed, the directory too.
+    """Return the events after number `acked`, a batch at most. If there are none, remove the spool and its directory.
 
-    HutchError `wrong_state` while the spool's executor lives, `not_found` when the file there is no spool. Blocks.
+    HutchError: `wrong_state` while the spool's executor lives, `not_found` if the file is not a spool. Blocks.
     """
     path = next(directory.glob("*.spool"), None)
     if path is None:
@@ -47,6 +47,6 @@ def take_spool(directory: Path, acked: int) -> m.SpooledEvents:
 
 
 def _remove(directory: Path) -> None:
-    """Remove a directory in which nothing is left; one that is a link, another's or not empty stays."""
+    """Remove an empty directory. A link, another account's directory and one that is not empty stay."""
     with suppress(OSError):
         directory.rmdir()

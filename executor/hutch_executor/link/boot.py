@@ -1,4 +1,4 @@
-"""The boot line: where hutchd is and who this executor is, as one JSON line on standard input."""
+"""The boot line: one JSON line on standard input that says where hutchd is and which executor this is."""
 
 from __future__ import annotations
 
@@ -15,16 +15,23 @@ from hutch_shared.errors import HutchError, Reason
 __all__ = ["DEADLINE", "LINE_LIMIT", "read_boot"]
 
 LINE_LIMIT: Final = 16 * 1024
+"""Bytes."""
 DEADLINE: Final = 10.0
+_CHUNK: Final = 4096
 
 
 def read_boot(fd: int, *, deadline: float = DEADLINE) -> m.Boot:
-    """Read the boot line from `fd`. HutchError when none comes in `deadline` seconds, or it cannot be used. Blocks."""
+    """Read the boot line from `fd`, within `deadline` seconds. Blocks.
+
+    HutchError: `timed_out`; `connection_lost` if the other side ends or dies first; `frame_too_large`,
+    `invalid_params` or `protocol_mismatch` for a line that cannot be used.
+    """
     line = _read_line(fd, time.monotonic() + deadline)
     try:
         boot = msgspec.json.decode(line, type=m.Boot)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise HutchError(Reason.INVALID_PARAMS, "The boot line cannot be read.") from None  # it holds the token
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        # `from None`: the original message could quote the line, which holds the token
+        raise HutchError(Reason.INVALID_PARAMS, "The boot line cannot be read.") from None
     if boot.protocol != m.PROTOCOL:
         raise HutchError(Reason.PROTOCOL_MISMATCH)
     return boot
@@ -40,8 +47,8 @@ def _read_line(fd: int, until: float) -> bytes:
         if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
             raise HutchError(Reason.TIMED_OUT, "No boot line came on standard input.")
         try:
-            chunk = os.read(fd, 4096)
-        except OSError:  # a socket whose other end closed with our ready byte unread
+            chunk = os.read(fd, _CHUNK)
+        except OSError:  # a reset: hutchd died and left our readiness byte unread
             chunk = b""
         if not chunk:
             raise HutchError(Reason.CONNECTION_LOST, "hutchd ended before it sent the boot line.")

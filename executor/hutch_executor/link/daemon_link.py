@@ -1,14 +1,14 @@
-"""The one connection to hutchd: dialled, proved, and dialled again when it is lost.
+"""The one connection to hutchd: dialled, authenticated, and dialled again when it is lost.
 
-A token is only sent to a server of the right uid; a daemon of a lower epoch than was seen is refused. What may pass
-(nobody listens, the token is not known yet) is tried again with a growing, jittered pause, until the executor has been
-without hutchd and without a turn for `patience` seconds. What cannot pass ends it at once.
+The token goes only to a server of the right uid. A hutchd whose epoch is lower than one seen before is refused. What
+may pass (nobody listens, the token is not known yet) is tried again with a back-off, until the executor has been
+without hutchd and without a turn for `give_up_after` seconds. A final error ends the link at once.
 """
 
 from __future__ import annotations
 
 import logging
-import random
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,26 +21,27 @@ from anyio import to_thread
 
 from hutch_executor.events.reporter import Reporter
 from hutch_executor.process.memory import resident_bytes
-from hutch_executor.signals import Change
 from hutch_shared import __version__, unix
 from hutch_shared import messages as m
+from hutch_shared.backoff import Backoff
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import failpoint, witness
+from hutch_shared.latch import Latch
 from hutch_shared.methods import EXECUTOR, TO_EXECUTOR
 from hutch_shared.rpc.dispatch import Handler
 from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream
 
-__all__ = ["PATIENCE", "Link", "Standing"]
+__all__ = ["GIVE_UP_AFTER", "DaemonLink", "LinkState"]
 
-PATIENCE: Final = 300.0
+GIVE_UP_AFTER: Final = 300.0
 _DIAL_DEADLINE: Final = 5.0
 _HELLO_DEADLINE: Final = 10.0
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 0.5
-"""Short, since a hutchd that comes back should have its executors within a second."""
+"""Short: executors should be back within a second of hutchd's restart."""
 _STEADY: Final = 1.0
-"""A connection that lasted so long ended for a reason of its own: the next is dialled at once."""
+"""Seconds. A connection that lasted this long starts the back-off over."""
 _LIMITS: Final = PeerLimits(frame=32 << 20)
 _FINAL: Final = frozenset({Reason.LEASE_LOST, Reason.TOKEN_EXPIRED, Reason.PROTOCOL_MISMATCH})
 
@@ -48,63 +49,67 @@ _log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What the executor says of itself: its session, the turn whose end is not acknowledged, whether one runs now."""
+class LinkState:
+    """What the executor reports of itself in `hello` and in heartbeats."""
 
     session: str | None
     turn: str | None
+    """The running turn, or the last one while its end is not acknowledged."""
     is_busy: bool
+    """A turn is running."""
 
 
-class Link:
-    """The connection, whichever it is at the moment."""
+class DaemonLink:
+    """The current connection to hutchd, and the ones that follow it."""
 
     def __init__(
         self,
         boot: m.Boot,
         reporter: Reporter,
-        standing: Callable[[], Standing],
+        state: Callable[[], LinkState],
         welcomed: Callable[[m.Welcome], None] = lambda _: None,
         *,
-        patience: float = PATIENCE,
+        give_up_after: float = GIVE_UP_AFTER,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """Be ready to dial `boot.socket`; `welcomed` is told each answer to a hello. `clock` counts awake seconds."""
+        """Prepare to dial `boot.socket`. `welcomed` gets each answer to a hello. `clock` counts awake seconds."""
         self.epoch = boot.daemon_epoch
         self._boot = boot
         self._reporter = reporter
-        self._standing = standing
+        self._state = state
         self._welcomed = welcomed
-        self._patience = patience
+        self._give_up_after = give_up_after
         self._clock = clock
         self._peer: Peer[Any] | None = None
-        self._changed = Change()
+        self._changed = Latch()
         self._is_closing = False
-        self._told = ""
+        self._logged = ""
 
     def __repr__(self) -> str:
-        return f"<Link {'up' if self._peer else 'down'}, epoch {self.epoch}>"
+        return f"<DaemonLink {'up' if self._peer else 'down'}, epoch {self.epoch}>"
 
     async def run(self, context: Any, handlers: Mapping[str, Handler[Any]]) -> HutchError:
-        """Keep a connection until it is closed here, or that is hopeless; return why it is."""
+        """Keep a connection up until `close` or a hopeless error; return the error that ended it."""
         since = self._clock()
-        pause = _FIRST_PAUSE
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE, steady=math.inf)
         while True:
             began = self._clock()
             error, was_up = await self._connect(context, handlers)
             if self._is_closing or error.reason in _FINAL:
                 return error
-            if was_up or self._standing().is_busy:
+            if was_up or self._state().is_busy:
                 since = self._clock()
             if was_up and self._clock() - began >= _STEADY:
-                pause = _FIRST_PAUSE
-            if self._clock() - since > self._patience:
+                backoff.reset()
+            if self._clock() - since > self._give_up_after:
                 return error
-            await anyio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  # spreads executors, guards nothing
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            await anyio.sleep(backoff.next())
 
     async def call(self, name: str, params: msgspec.Struct) -> Any:
-        """Ask hutchd, as often as connections are lost meanwhile; raises its HutchError. For idempotent methods."""
+        """Call hutchd; after a lost connection call again on the next one. For idempotent methods.
+
+        Raises hutchd's HutchError. Waits without limit for a connection; `close` does not end it, cancel does.
+        """
         while True:
             while (peer := self._peer) is None:
                 await self._changed.wait()
@@ -117,44 +122,44 @@ class Link:
                 await self._changed.wait()
 
     async def close(self) -> None:
-        """Close the present connection in order, so that answers that are due get out, and dial no more."""
+        """Close the current connection after the replies that are due, and dial no more."""
         self._is_closing = True
         if self._peer is not None:
             await self._peer.aclose()
 
     @property
     def is_up(self) -> bool:
-        """Tell whether hutchd has admitted this executor on the present connection."""
+        """Whether hutchd has admitted this executor on the current connection."""
         return self._peer is not None
 
     # ------------------------------------------------------------ one connection
 
     async def _connect(self, context: Any, handlers: Mapping[str, Handler[Any]]) -> tuple[HutchError, bool]:
-        """Dial, serve until it ends; return why it ended and whether it was up."""
+        """Dial and serve one connection; return the error that ended it and whether hutchd had admitted us."""
         was_up = False
         try:
-            stream = await self._reach()
+            stream = await self._dial()
             peer = Peer(stream, takes=TO_EXECUTOR, sends=EXECUTOR, context=context, handlers=handlers, limits=_LIMITS)
             async with peer.serving():
                 self._reporter.connect(await self._say_hello(peer))
                 was_up = True
                 self._peer = peer
-                self._changed.happen()
+                self._changed.notify()
                 try:
                     await self._attend(peer)
                 finally:
                     self._peer = None
                     self._reporter.detach()
-                    self._changed.happen()
+                    self._changed.notify()
             error = HutchError(Reason.CONNECTION_LOST)
         except HutchError as failure:
             error = failure
-        if was_up or error.message != self._told:
+        if was_up or error.message != self._logged:
             _log.info("not connected: %s", error.message)
-        self._told = error.message
+        self._logged = error.message
         return error, was_up
 
-    async def _reach(self) -> SocketStream:
+    async def _dial(self) -> SocketStream:
         """Return a stream to a server of the right uid."""
         try:
             sock = await to_thread.run_sync(unix.connect, Path(self._boot.socket), _DIAL_DEADLINE)
@@ -173,8 +178,8 @@ class Link:
         return SocketStream(sock)
 
     async def _say_hello(self, peer: Peer[Any]) -> int:
-        """Prove this executor; return the highest of its events that hutchd has."""
-        standing = self._standing()
+        """Authenticate this executor; return the highest of its event numbers that hutchd has stored."""
+        state = self._state()
         failpoint("executor.hello")
         welcome: m.Welcome = await peer.call(
             "hello",
@@ -184,15 +189,15 @@ class Link:
                 protocol=m.PROTOCOL,
                 version=__version__,
                 epoch_seen=self.epoch,
-                session=standing.session,
-                turn=standing.turn,
+                session=state.session,
+                turn=state.turn,
                 last_n=self._reporter.outbox.last,
             ),
             _HELLO_DEADLINE,
         )
         if welcome.daemon_epoch < self.epoch:
             raise HutchError(
-                Reason.NOT_ALLOWED, f"This hutchd is of epoch {welcome.daemon_epoch}; {self.epoch} was seen already."
+                Reason.NOT_ALLOWED, f"This hutchd has epoch {welcome.daemon_epoch}, but epoch {self.epoch} came before."
             )
         self.epoch = welcome.daemon_epoch
         witness("obeys", self._boot.executor, self.epoch)
@@ -200,10 +205,10 @@ class Link:
         return welcome.acked
 
     async def _attend(self, peer: Peer[Any]) -> None:
-        """Send events and heartbeats until the connection ends. OSError of the spool ends it too."""
+        """Send events and heartbeats until the connection ends. An OSError of the spool ends it too."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._send_events, peer)
-            group.start_soon(self._beat, peer)
+            group.start_soon(self._send_heartbeats, peer)
             await peer.wait_closed()
             group.cancel_scope.cancel()
 
@@ -216,11 +221,11 @@ class Link:
             _log.exception("the spool cannot be read")
             peer.close("the spool cannot be read")
 
-    async def _beat(self, peer: Peer[Any]) -> None:
+    async def _send_heartbeats(self, peer: Peer[Any]) -> None:
         try:
             while True:
                 beat = m.Heartbeat(
-                    turn=self._standing().turn,
+                    turn=self._state().turn,
                     unacked=self._reporter.outbox.unacked,
                     spooled_bytes=self._reporter.spooled_bytes,
                     rss_bytes=resident_bytes(),

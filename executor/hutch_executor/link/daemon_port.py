@@ -1,4 +1,4 @@
-"""The port that runners see, made of the link, the reporter and the questions."""
+"""The `DaemonPort` that runners get: the link, the reporter and the open permission requests behind one interface."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import msgspec
 from anyio import to_thread
 
 from hutch_executor.events.reporter import Reporter
-from hutch_executor.link.daemon_link import Link
-from hutch_executor.link.open_requests import Asks
+from hutch_executor.link.daemon_link import DaemonLink
+from hutch_executor.link.open_requests import OpenRequests
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import EventKind
@@ -18,23 +18,26 @@ from hutch_shared.project_file import read_project_file
 
 __all__ = ["LinkedDaemon"]
 
-_ASK_LIMIT: Final = 30 << 20
-"""Bytes of a question; hutchd could not tell which one a larger frame was."""
+_REQUEST_LIMIT: Final = 30 << 20
+"""Bytes of a permission request. A frame that is too large for hutchd is refused without its id."""
 
 
 class LinkedDaemon:
-    """A `DaemonPort` for one session."""
+    """The `DaemonPort` of one session."""
 
-    def __init__(self, link: Link, reporter: Reporter, session: str, cwd: str) -> None:
-        """Speak for `session`, whose workspace is `cwd`."""
-        self.asks = Asks(self._send)
+    def __init__(self, link: DaemonLink, reporter: Reporter, session: str, cwd: str) -> None:
+        """Act for `session`, whose working directory is `cwd`."""
+        self.requests = OpenRequests(self._send)
         self._link = link
         self._reporter = reporter
         self._session = session
         self._cwd = cwd
 
+    def __repr__(self) -> str:
+        return f"<LinkedDaemon {self._session} {self.requests!r}>"
+
     async def get_api_key(self, provider: str) -> m.KeyGrant:
-        """Ask for a key; see the port."""
+        """Request a key; see the port."""
         grant: m.KeyGrant = await self._link.call("get_api_key", m.GetApiKey(self._session, provider))
         return grant
 
@@ -47,7 +50,7 @@ class LinkedDaemon:
         questions: tuple[m.Question, ...] = (),
         plan: str | None = None,
     ) -> m.PermissionDecision:
-        """Ask for a decision; see the port. The project's policy file is read anew for each."""
+        """Request a decision; see the port. Reads the project's policy file each time, since it may have changed."""
         project = await to_thread.run_sync(read_project_file, self._cwd)
         request = m.RequestPermission(
             ask=new_id("ask"),
@@ -60,16 +63,16 @@ class LinkedDaemon:
             plan=plan,
             project=m.ProjectFile(*project) if project is not None else None,
         )
-        return await self.asks.ask(request)
+        return await self.requests.decide(request)
 
     async def report(self, kind: EventKind, data: msgspec.Struct, native: bytes | None = None) -> None:
         """Report an event; see the port."""
         await self._reporter.report(kind, data, native)
 
     async def _send(self, request: m.RequestPermission) -> m.PermissionDecision:
-        """Put the question after the events that led to it."""
-        if len(msgspec.json.encode(request)) > _ASK_LIMIT:
-            raise HutchError(Reason.FRAME_TOO_LARGE, "The call is too large to be judged.")
+        """Send the request after the events that led to it."""
+        if len(msgspec.json.encode(request)) > _REQUEST_LIMIT:
+            raise HutchError(Reason.FRAME_TOO_LARGE, "The call is too large for a decision.")
         await self._reporter.wait_sent(self._reporter.outbox.last)
         decision: m.PermissionDecision = await self._link.call("request_permission", request)
         return decision

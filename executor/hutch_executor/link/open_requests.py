@@ -1,7 +1,7 @@
-"""Questions to hutchd that wait for a person: sent again after a reconnect, ended by an interrupt.
+"""The permission requests that wait for hutchd's decision: sent again after a reconnect, ended by an interrupt.
 
-What comes out is a decision, always: whatever stands in the way of one is a denial that says so, since nothing runs
-unasked. An allowed input is checked against the digest that the decision is bound to.
+The result is always a decision. Whatever prevents one becomes a denial with the reason, since nothing runs unasked. An
+allowed input is checked against the digest that the decision is bound to.
 """
 
 from __future__ import annotations
@@ -13,81 +13,81 @@ from typing import Final
 import anyio
 
 from hutch_shared import messages as m
+from hutch_shared.backoff import Backoff
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
 
-__all__ = ["Asks"]
+__all__ = ["OpenRequests"]
 
 Send = Callable[[m.RequestPermission], Awaitable[m.PermissionDecision]]
 
 _log: Final = logging.getLogger(__name__)
-_PASSES: Final = frozenset({Reason.OVERLOADED, Reason.STORE_UNAVAILABLE, Reason.SHUTTING_DOWN, Reason.TIMED_OUT})
-"""Refusals after which the same question is put again."""
-_NO_JSON: Final = (TypeError, ValueError, RecursionError, OverflowError)
-"""What encoding raises for an input that has no JSON form, is nested too deeply, or holds a lone surrogate."""
+_TRANSIENT: Final = frozenset({Reason.OVERLOADED, Reason.STORE_UNAVAILABLE, Reason.SHUTTING_DOWN, Reason.TIMED_OUT})
+"""Errors after which the same request is sent again."""
+_NOT_JSON: Final = (TypeError, ValueError, RecursionError, OverflowError)
+"""What encoding raises for an input without a JSON form: too deeply nested, or with a lone surrogate."""
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 5.0
 
 
-class Asks:
-    """The questions of a session's turns. `send` puts one to hutchd and lasts until it is decided."""
+class OpenRequests:
+    """The permission requests of a session's turns. `send` sends one to hutchd and returns its decision."""
 
     def __init__(self, send: Send) -> None:
-        """Start between turns: nothing may be asked."""
+        """Start between turns: every request is denied until `begin_turn`."""
         self._send = send
         self._waiting: set[anyio.CancelScope] = set()
         self._is_open = False
 
     def __repr__(self) -> str:
-        return f"<Asks {'open' if self._is_open else 'stopped'}, {len(self._waiting)} waiting>"
+        return f"<OpenRequests {'open' if self._is_open else 'stopped'}, {len(self._waiting)} waiting>"
 
     def begin_turn(self) -> None:
-        """From now on questions may be asked."""
+        """Accept requests from now on."""
         self._is_open = True
 
     def stop(self) -> None:
-        """End all that wait, and every later one, as denied with `interrupt`, until a turn begins."""
+        """Deny with `interrupt` every request that waits, and every new one until the next turn begins."""
         self._is_open = False
         for scope in self._waiting:
             scope.cancel()
 
-    async def ask(self, request: m.RequestPermission) -> m.PermissionDecision:
-        """Return the decision that stands about `request`."""
+    async def decide(self, request: m.RequestPermission) -> m.PermissionDecision:
+        """Return the decision on `request`. It may take days; a cancelled caller stops waiting."""
         if not self._is_open:
             return _denial(request.call, "The turn was interrupted.", interrupt=True)
         with anyio.CancelScope() as scope:
             self._waiting.add(scope)
             try:
-                return _checked(request.call, await self._decide(request))
+                return _checked(request.call, await self._send_until_decided(request))
             finally:
                 self._waiting.discard(scope)
         return _denial(request.call, "The turn was interrupted.", interrupt=True)
 
-    async def _decide(self, request: m.RequestPermission) -> m.PermissionDecision:
-        pause = _FIRST_PAUSE
+    async def _send_until_decided(self, request: m.RequestPermission) -> m.PermissionDecision:
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             try:
                 return await self._send(request)
             except HutchError as error:
-                if error.reason not in _PASSES:
+                if error.reason not in _TRANSIENT:
                     return _denial(request.call, error.message, interrupt=error.reason is Reason.LEASE_LOST)
-                _log.info("a question waits: %s", error.message)
-            except _NO_JSON:
-                return _denial(request.call, "The call holds what cannot be put into words, so it cannot be judged.")
-            await anyio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+                _log.info("a permission request is sent again: %s", error.message)
+            except _NOT_JSON:
+                return _denial(request.call, "The call's input has no JSON form, so no rule can judge it.")
+            await anyio.sleep(backoff.next())
 
 
 def _checked(call: m.ToolCall, decision: m.PermissionDecision) -> m.PermissionDecision:
     if decision.decision != "deny" and decision.digest != input_digest(call.agent_tool, decision.input):
-        return _denial(call, "The decision is not about this input, so nothing ran.")
+        return _denial(call, "The decision is bound to another input, so nothing ran.")
     return decision
 
 
 def _denial(call: m.ToolCall, message: str, *, interrupt: bool = False) -> m.PermissionDecision:
     try:
         digest = input_digest(call.agent_tool, call.input)
-    except _NO_JSON:
+    except _NOT_JSON:
         digest = ""
     return m.PermissionDecision(
         decision="deny", state="withdrawn", input=call.input, digest=digest, message=message, interrupt=interrupt

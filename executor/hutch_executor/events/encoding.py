@@ -1,0 +1,62 @@
+"""An event's bytes. Pure: a payload in, JSON that every reader accepts out.
+
+One bad event would stop every event after it. So an event that is too large or too deep for the wire loses its `native`
+message first, then becomes a `notice` that says so; a turn's end is cut instead, since it must arrive.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from hutch_shared.events import EventKind, Notice, TurnEnded
+from hutch_shared.rpc.envelope import is_sound
+
+__all__ = ["EVENT_LIMIT", "event_body"]
+
+EVENT_LIMIT: Final = 30 << 20
+"""Bytes of one event; the frame around it must stay below 32 MiB."""
+_RESULT_LIMIT: Final = 1 << 20
+"""Characters of a turn's result and of its message, when they must be cut."""
+_IN_FRAME: Final = b"[[[{%b]]]"
+"""An event at its depth in the frame, for the depth check."""
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def event_body(kind: EventKind, data: msgspec.Struct, native: bytes | None) -> bytes:
+    """Return the event from `"kind"` to its closing brace, on one line."""
+    try:
+        text = _encode(data)
+    except UnicodeEncodeError:
+        text = _encode(_without_surrogates(msgspec.to_builtins(data)))
+    if native is not None and (body := _sound(kind, text, b',"native":' + native)):
+        return body
+    if body := _sound(kind, text, b""):
+        return body
+    if isinstance(data, TurnEnded):
+        cut = {"result": (data.result or "")[:_RESULT_LIMIT], "message": data.message[:_RESULT_LIMIT]}
+        return event_body(kind, msgspec.structs.replace(data, **cut), None)
+    what = f"An event of kind {kind} ({len(text):,} bytes) is too large or too deeply nested to be passed on."
+    return event_body("notice", Notice("event_left_out", what, {"kind": kind, "bytes": len(text)}), None)
+
+
+def _sound(kind: EventKind, data: bytes, native: bytes) -> bytes | None:
+    """Return the body, or None if it is too large, not JSON, or too deep for the wire."""
+    if len(data) + len(native) > EVENT_LIMIT:
+        return None
+    body = b'"kind":"%b","data":%b%b}' % (kind.encode(), data, native)
+    if is_sound(_IN_FRAME % body):
+        return body.replace(b"\n", b" ")
+    return None
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_surrogates(item) for item in value]
+    return value
