@@ -1,8 +1,8 @@
-"""`python -m hutch_executor`: an executor. It gets its boot line on standard input and dials hutchd.
+"""`python -m hutch_executor`: an executor. It reads its boot line from standard input and dials hutchd.
 
-It makes itself unreadable before it imports anything that takes long, and says so where standard input is a socket:
-whoever started it verifies that, and only then hands over the boot line with its token, while the rest is imported.
-Exit codes: 0 it left as it was told to, 2 it could not start, 3 it did not manage to leave in time.
+It hardens itself before it imports anything that takes long. If standard input is a socket it then announces that with
+one byte; its parent checks the hardening and only then sends the boot line with the token, while the rest is imported.
+Exit codes: 0 left in order, 2 could not start, 3 did not leave in time.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ def main() -> int:
     """Run an executor to its end; return the exit code."""
     harden()
     if not announce(0):
+        sys.stderr.write("hutch-executor: cannot start: the process that started it is gone.\n")
         return 2
-    from hutch_executor.run import live
+    from hutch_executor.run import run
 
-    return live()
+    return run()
 
 
 def _exit() -> None:
@@ -31,7 +32,7 @@ def _exit() -> None:
 
     logging.shutdown()
     sys.stderr.flush()
-    os._exit(code)  # a thread that hangs in a file system must not hold it up
+    os._exit(code)  # a thread that hangs in a file system must not hold up the exit
 
 
 if __name__ == "__main__":

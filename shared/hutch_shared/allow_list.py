@@ -1,16 +1,16 @@
-"""Which hosts an agent may reach where the settings name them: `[sandbox] allow`, read and asked. Pure.
+"""The hosts that an agent may reach: `[sandbox] allow`, parsed and matched. Pure.
 
 | entry | allows |
 |---|---|
 | `example.com` | that host |
 | `*.example.com` | its subdomains, however deep; not the host itself |
-| `192.0.2.7`, `[2001:db8::7]` | that address, by itself or where an allowed name leads to it |
+| `192.0.2.7`, `[2001:db8::7]` | that address, given itself or as the address of an allowed name |
 
-each at ports 80 and 443, or with `:port` behind it at that one alone. Always true:
+An entry allows ports 80 and 443, or with `:port` only that port. Always true:
 
-- A name is compared as the DNS does: neither case nor one final dot counts, other scripts are read as IDNA does.
-- An allowed name leads to the public internet only. Addresses of this machine, of private networks, and those where
-  clouds hand out credentials are reached only where an entry is that very address.
+- Names are compared as in the DNS: without case and one final dot; other scripts as in IDNA 2008.
+- An allowed name leads only to the public internet. An address of this machine or of a private network, or one where a
+  cloud hands out credentials, is reachable only if an entry is that address.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ _ENTRY: Final = re.compile(
 _LABEL: Final = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _NUMBER: Final = re.compile(r"(.*\.)?(0x[0-9a-f]*|[0-9]+)")
-"""What some resolvers take for an IPv4 address written in another way."""
+"""What some resolvers accept as another spelling of an IPv4 address."""
 
 _GLOBAL_6: Final = ipaddress.IPv6Network("2000::/3")
 _EMBEDDING: Final = (ipaddress.IPv6Network("2002::/16"), ipaddress.IPv6Network("2001::/32"))
-"""6to4 and Teredo: an IPv4 address inside, and nobody's way to the internet any more."""
+"""6to4 and Teredo: they contain an IPv4 address, and are no longer in use."""
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 _NOT_FOR_AGENTS: Final = (
     ipaddress.IPv4Network("192.0.0.0/24"),  # protocol assignments; Oracle's metadata among them
     ipaddress.IPv4Network("192.88.99.0/24"),
-    ipaddress.IPv4Network("168.63.129.16/32"),  # Azure's platform: a public address only by its looks
+    ipaddress.IPv4Network("168.63.129.16/32"),  # Azure's platform: only looks like a public address
 )
 
 
 def plain_host(host: str) -> str:
-    """Return a host name in the one spelling in which names are compared. ValueError when it is none."""
+    """Return a host name in the spelling in which names are compared. ValueError if it is not a host name."""
     name = host.removesuffix(".").lower()
     if not name.isascii():
-        import idna  # large, and asked of nobody who writes in ASCII
+        import idna  # large, and not needed for ASCII
 
         try:
             name = idna.encode(name, uts46=True).decode("ascii")
@@ -61,7 +61,7 @@ def plain_host(host: str) -> str:
 
 
 def address_of(host: str) -> Address | None:
-    """Return the address that is written there, with or without brackets; None when it is a name."""
+    """Return the IP address that `host` is, with or without brackets; None if it is a name."""
     try:
         address = ipaddress.ip_address(host[1:-1] if host.startswith("[") and host.endswith("]") else host)
     except ValueError:
@@ -71,7 +71,7 @@ def address_of(host: str) -> Address | None:
 
 
 def is_public(address: Address) -> bool:
-    """Tell whether it is a host's address of the public internet, and no cloud's place for credentials."""
+    """Whether this is a host's address on the public internet, and not one where a cloud hands out credentials."""
     if isinstance(address, ipaddress.IPv6Address):
         if address in _NAT64:
             return is_public(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
@@ -82,7 +82,7 @@ def is_public(address: Address) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """The entries, read."""
+    """The parsed entries."""
 
     hosts: frozenset[tuple[str, int]] = frozenset()
     below: frozenset[tuple[str, int]] = frozenset()
@@ -90,7 +90,7 @@ class AllowList:
 
     @classmethod
     def read(cls, entries: Iterable[str]) -> AllowList:
-        """Read them. ValueError, with a sentence, names the first that cannot be read."""
+        """Parse the entries. ValueError, with a sentence, names the first that cannot be parsed."""
         hosts: set[tuple[str, int]] = set()
         below: set[tuple[str, int]] = set()
         addresses: set[tuple[Address, int]] = set()
@@ -111,7 +111,7 @@ class AllowList:
         return cls(frozenset(hosts), frozenset(below), frozenset(addresses))
 
     def names(self, host: str, port: int) -> bool:
-        """Tell whether an agent may ask for this host; where it leads is asked with `reaches`."""
+        """Whether an agent may request this host. Check the address that it leads to with `reaches`."""
         if (address := address_of(host)) is not None:
             return (address, port) in self.addresses
         try:
@@ -127,9 +127,11 @@ class AllowList:
         return False
 
     def reaches(self, address: Address, port: int) -> bool:
-        """Tell whether what an allowed name leads to may be dialled."""
+        """Whether the address of an allowed name may be dialled."""
         return is_public(address) or (address, port) in self.addresses
 
 
 def _unread(entry: str) -> str:
-    return f"{entry!r} is no host: write example.com, *.example.com, 192.0.2.7 or [2001:db8::7], with :port or without"
+    return (
+        f"{entry!r} is not a host: write example.com, *.example.com, 192.0.2.7 or [2001:db8::7], with :port or without"
+    )

@@ -1,4 +1,4 @@
-"""The project's own policy file, read as the account by executor and client: hutchd cannot read it and must not."""
+"""The project's own policy file. Executor and client read it as the account; hutchd cannot and must not."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["POLICY_FILE", "TEXT_LIMIT", "UNUSABLE", "PolicyFile", "read_project_
 POLICY_FILE: Final = (".hutch", "policy.toml")
 TEXT_LIMIT: Final = 64 * 1024
 UNUSABLE: Final = "!! This project's policy file cannot be used: "
-"""Begins the text of a file that could not be read, and is no TOML; the reason follows."""
+"""Starts the text that stands for an unreadable file; the reason follows. It is not TOML."""
 _NO_LINKS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class PolicyFile(NamedTuple):
-    """What `messages.ProjectFile` says on the wire, without the cost of importing it."""
+    """The fields of `messages.ProjectFile`, without the cost of importing that module."""
 
     path: str
     digest: str
@@ -25,10 +25,10 @@ class PolicyFile(NamedTuple):
 
 
 def read_project_file(workspace: str) -> PolicyFile | None:
-    """Return `.hutch/policy.toml` of `workspace`, None when there is none. Blocks.
+    """Return `.hutch/policy.toml` of `workspace`; None if there is none. Blocks.
 
-    A symbolic link is not followed. A file that is there but cannot be used yields a text that is no TOML and says
-    why, so that the policy reports it: a file that only tightens must not vanish in silence.
+    Symbolic links are not followed. For an unusable file the text is the reason instead of TOML, so that the policy
+    reports it: the file can only tighten the policy, so it must not be ignored silently.
     """
     path = os.path.join(workspace, *POLICY_FILE)
     try:

@@ -1,7 +1,7 @@
-"""Whether an account can get at a file: the way to it, component by component, as the kernel would walk it.
+"""Whether an account can reach a file: checks each component of its path, as the kernel does.
 
-By owners and modes alone, which anybody may look at. Access lists and security modules can allow or forbid more: where
-that matters, only trying tells.
+Uses owners and modes only, which every account may read. Access control lists and security modules can allow or forbid
+more; where that matters, only an attempt shows it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-__all__ = ["Who", "closed", "members"]
+__all__ = ["PathReader", "closed", "members"]
 
 _LINKS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
-    """An account with all its groups, as they are now."""
+class PathReader:
+    """An account that wants to reach files, with all its current groups."""
 
     name: str
     uid: int
@@ -32,31 +32,31 @@ class Who:
 
     @classmethod
     def named(cls, name: str) -> Self:
-        """Look an account up. KeyError when there is none."""
+        """Look an account up. KeyError if there is none."""
         found = pwd.getpwnam(name)
         gids = frozenset(os.getgrouplist(name, found.pw_gid))
         return cls(name, found.pw_uid, found.pw_gid, gids, found.pw_dir, found.pw_shell)
 
     def may(self, found: os.stat_result, bits: int) -> bool:
-        """Tell whether a mode gives this account all of `bits` (4 read, 2 write, 1 execute or pass through)."""
+        """Whether the mode gives this account all of `bits` (4 read, 2 write, 1 execute or traverse)."""
         if self.uid == 0:
             return True
         shift = 6 if found.st_uid == self.uid else 3 if found.st_gid in self.gids else 0
         return found.st_mode >> shift & bits == bits
 
 
-def closed(path: str | Path, who: Who, bits: int = 4) -> str | None:
-    """Return the first thing on the way to `path` that keeps `who` from it, as words, or None.
+def closed(path: str | Path, reader: PathReader, bits: int = 4) -> str | None:
+    """Return what keeps `reader` from `path`, as a clause about the first such component; None if nothing does.
 
-    Links are followed, as the kernel follows them. `bits` is what is wanted of the last; of a directory, passing
-    through too.
+    Links are followed, as in the kernel. `bits` is the access wanted to the last component; a directory must also be
+    traversable.
     """
     at, rest, links = Path("/"), [*Path(os.path.abspath(path)).parts[1:]], 0
     while True:
         try:
             found = at.lstat()
         except FileNotFoundError:
-            return f"{at} is not there"
+            return f"{at} does not exist"
         except OSError as error:
             return f"{at} cannot be looked at ({error.strerror})"
         if stat.S_ISLNK(found.st_mode):
@@ -68,17 +68,17 @@ def closed(path: str | Path, who: Who, bits: int = 4) -> str | None:
             continue
         folder = stat.S_ISDIR(found.st_mode)
         wanted = (1 if rest else bits | 1) if folder else bits
-        if not who.may(found, wanted):
+        if not reader.may(found, wanted):
             return f"{at} is closed to it ({stat.filemode(found.st_mode)} {_owner(found)})"
         if not rest:
             return None
         if not folder:
-            return f"{at} is no directory"
+            return f"{at} is not a directory"
         at /= rest.pop(0)
 
 
 def members(group: str) -> list[str]:
-    """Return who is in a group, also those whose first group it is, sorted. KeyError when there is none."""
+    """Return the members of a group, sorted, with accounts whose primary group it is. KeyError if it is missing."""
     found = grp.getgrnam(group)
     return sorted({*found.gr_mem, *(one.pw_name for one in pwd.getpwall() if one.pw_gid == found.gr_gid)})
 

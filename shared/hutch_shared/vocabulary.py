@@ -1,9 +1,8 @@
-"""Claude-style tool calls in the common vocabulary: what rules judge and people read.
+"""Claude-style tool calls in the common vocabulary, which rules judge and people read.
 
-Pure, and the only place that knows it: a call that an agent makes, one that a person edited and one in a test case of
-a policy are told alike. The agent's input is of hostile origin: a field of a wrong type counts as missing, what then
-lacks the field that its action is judged by is asked about, and nothing here raises. The input itself is carried along
-unchanged.
+Pure, and the only module with this knowledge: an agent's call, one that a user edited and one in a test case of a
+policy are translated alike. The agent's input may be hostile, so nothing here raises: a field of a wrong type counts as
+missing, and a call without the field that its action is judged by needs a decision. The input itself is not changed.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from hutch_shared import messages as m
 __all__ = ["DIFF_LIMIT", "to_call", "to_questions"]
 
 DIFF_LIMIT: Final = 64 * 1024
-"""Characters of a diff; a longer one is cut and says so."""
+"""Characters of a diff. A longer one is cut, and says so."""
 _COMPARED_LINES: Final = 1000
-"""Of one call. Above so many lines the comparison could take seconds for a text that is made for it."""
+"""Lines of one call. For more, a text made for that purpose could make the comparison take seconds."""
 _CUT: Final = "… (cut)"
 _DESCRIPTION_LIMIT: Final = 1000
 _QUESTIONS_LIMIT: Final = 20
 _WILD: Final = re.compile(r"[*?\[{!]")
 _LEAVES: Final = re.compile(r"(?:^|[{,])[/~]|(?:^|[/{,])\.\.(?:$|[/},])")
-"""What makes a pattern look beside or above the directory that it is for: an absolute choice, or a step up."""
+"""Matches a glob pattern that can leave its directory: an absolute alternative, or a step up."""
 
 _Fields = dict[str, Any]
 _Pairs = list[tuple[str, str]]
@@ -36,9 +35,9 @@ _Pairs = list[tuple[str, str]]
 def to_call(
     agent_tool: str, tool_input: dict[str, Any], call_id: str, cwd: str, *, with_diff: bool = False
 ) -> m.ToolCall:
-    """Return the call with what its action needs filled in; relative paths are joined to `cwd`, not resolved.
+    """Return the call with the fields that its action needs. Relative paths are joined to `cwd`, not resolved.
 
-    `with_diff` adds what an edit changes, for people to read; nothing is judged by it.
+    `with_diff` adds an edit's diff for people to read; rules do not use it.
     """
     action: m.Action = "other"
     fields: _Fields = {}
@@ -57,7 +56,7 @@ def to_call(
 
 
 def to_questions(tool_input: dict[str, Any]) -> tuple[m.Question, ...]:
-    """Return the questions of an `AskUserQuestion` input; what is not a question is left out."""
+    """Return the questions of an `AskUserQuestion` input, without items that are not questions."""
     return tuple(
         m.Question(
             question=_text(item, "question") or "",
@@ -103,7 +102,7 @@ def _look(given: _Fields, cwd: str) -> _Fields:
 
 
 def _glob(given: _Fields, cwd: str) -> _Fields:
-    """A pattern that leads out of `path` is judged where its fixed part ends: all that it finds lies below."""
+    """Add the directory where the fixed part of a pattern that leaves `path` ends: all matches lie below it."""
     fields = _look(given, cwd)
     pattern = (fields["query"] or "").replace("\\", "")
     if _LEAVES.search(pattern):
@@ -191,7 +190,7 @@ def _paths(given: _Fields, cwd: str, *names: str) -> tuple[str, ...]:
 
 
 def _diff(paths: tuple[str, ...], pairs: _Pairs) -> str:
-    """Return one unified diff of the replaced texts: their line numbers count within each text."""
+    """Return one unified diff of the replaced texts. Line numbers count within each text."""
     path = paths[0] if paths else "?"
     lines = [f"--- {path}", f"+++ {path}"]
     room, compared = DIFF_LIMIT, 0
@@ -211,7 +210,7 @@ def _changes(before: list[str], after: list[str]) -> list[str]:
 
 
 def _beginnings(before: list[str], after: list[str]) -> list[str]:
-    """Return how both texts begin, without looking for what is common."""
+    """Return the first lines of both texts, without comparing them."""
     head = f"@@ -1,{len(before)} +1,{len(after)} @@"
     return [head, *_beginning("-", before), *_beginning("+", after)]
 

@@ -27,7 +27,7 @@ def test_no_file_means_the_defaults(tmp_path: Path) -> None:
         ("turns = 3\n", "turns"),
         ("[turns\n", "is not TOML"),
         ("[permissions]\nmode = 'yolo'\n", "permissions.mode"),
-        ("[sandbox]\nallow = ['https://example.com']\n", "'https://example.com' is no host: write example.com"),
+        ("[sandbox]\nallow = ['https://example.com']\n", "'https://example.com' is not a host: write example.com"),
     ],
 )
 def test_a_wrong_setting_is_named(text: str, said: str) -> None:

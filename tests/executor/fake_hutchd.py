@@ -13,12 +13,12 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from hutch_executor.signals import Change
 from hutch_shared import messages as m
 from hutch_shared import unix
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import ReportedEvent
+from hutch_shared.latch import Latch
 from hutch_shared.methods import EXECUTOR, TO_EXECUTOR
 from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream, accept
@@ -124,7 +124,7 @@ class FakeHutchd:
         self.key: m.KeyGrant | HutchError = HutchError(Reason.NO_KEY)
         self.peer: Peer[Any] | None = None
         self.connections = 0
-        self._changed = Change()
+        self._changed = Latch()
 
     @asynccontextmanager
     async def up(self) -> AsyncIterator[None]:
@@ -180,7 +180,7 @@ class FakeHutchd:
             sock = await accept(listener)
             self.connections += 1
             group.start_soon(self._serve, SocketStream(sock))
-            self._changed.happen()
+            self._changed.notify()
 
     async def _serve(self, stream: SocketStream) -> None:
         peer: Peer[Any] = Peer(
@@ -200,11 +200,11 @@ class FakeHutchd:
         await peer.run()
         if self.peer is peer:
             self.peer = None
-        self._changed.happen()
+        self._changed.notify()
 
     def _hello(self, peer: Peer[Any], params: m.Hello) -> m.Welcome:
         self.hellos.append(params)
-        self._changed.happen()
+        self._changed.notify()
         if self.refuse is not None:
             raise self.refuse
         self.peer = peer
@@ -217,7 +217,7 @@ class FakeHutchd:
 
     def _heartbeat(self, params: m.Heartbeat) -> None:
         self.beats.append(params)
-        self._changed.happen()
+        self._changed.notify()
 
     async def take(self, params: m.ReportMessage) -> None:
         """Store events."""
@@ -226,14 +226,14 @@ class FakeHutchd:
                 raise HutchError(Reason.INVALID_REQUEST, f"a gap before {event.n}")
             if event.n == self.stored + 1:
                 self.events.append(event)
-        self._changed.happen()
+        self._changed.notify()
         if self.acknowledges and self.peer is not None:
             await self.peer.notify("ack_events", m.AckEvents(self.stored))
 
     async def ask(self, params: m.RequestPermission) -> m.PermissionDecision:
         """Answer a question."""
         self.asked.append(params)
-        self._changed.happen()
+        self._changed.notify()
         return await self.answer(params)
 
 

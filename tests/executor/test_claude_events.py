@@ -8,15 +8,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from hutch_executor.runners.claude.events import Meter, ModelUsage, Narrator, Result, ended, total
+from hutch_executor.runners.claude.events import EventTranslator
+from hutch_executor.runners.claude.lines import ModelUsage, ResultLine
+from hutch_executor.runners.claude.turn_end import ended
+from hutch_executor.runners.claude.usage import UsageMeter, total
 from hutch_shared.events import Notice, Text, UsageSeen
 
 
-def tell(narrator: Narrator, **line: Any) -> list[tuple[str, Any]]:
-    return list(narrator.tell(json.dumps(line).encode()))
+def tell(narrator: EventTranslator, **line: Any) -> list[tuple[str, Any]]:
+    return list(narrator.translate(json.dumps(line).encode()))
 
 
-def stream(narrator: Narrator, event: dict[str, Any], parent: str | None = None) -> list[tuple[str, Any]]:
+def stream(narrator: EventTranslator, event: dict[str, Any], parent: str | None = None) -> list[tuple[str, Any]]:
     return tell(narrator, type="stream_event", event=event, parent_tool_use_id=parent, uuid="u", session_id="s")
 
 
@@ -25,22 +28,22 @@ def delta(index: int, **fields: Any) -> dict[str, Any]:
 
 
 def assistant(
-    narrator: Narrator, block: dict[str, Any], parent: str | None = None, **more: Any
+    narrator: EventTranslator, block: dict[str, Any], parent: str | None = None, **more: Any
 ) -> list[tuple[str, Any]]:
     message = {"id": "msg_1", "model": "opus", "role": "assistant", "content": [block], "usage": {"input_tokens": 3}}
     return tell(narrator, type="assistant", message=message, parent_tool_use_id=parent, **more)
 
 
-def start(narrator: Narrator) -> None:
+def start(narrator: EventTranslator) -> None:
     stream(narrator, {"type": "message_start", "message": {"id": "msg_1", "model": "opus", "content": []}})
 
 
 @pytest.fixture
-def narrator() -> Narrator:
-    return Narrator("/work", {})
+def narrator() -> EventTranslator:
+    return EventTranslator("/work", {})
 
 
-def test_deltas_and_their_text_share_a_block(narrator: Narrator) -> None:
+def test_deltas_and_their_text_share_a_block(narrator: EventTranslator) -> None:
     """A reader can put the whole text in the place of its deltas."""
     start(narrator)
     told = [
@@ -60,7 +63,7 @@ def test_deltas_and_their_text_share_a_block(narrator: Narrator) -> None:
     ]
 
 
-def test_a_sub_agent_speaks_beside_the_main_agent(narrator: Narrator) -> None:
+def test_a_sub_agent_speaks_beside_the_main_agent(narrator: EventTranslator) -> None:
     """Its words name the call that started it, and do not disturb the blocks of the other."""
     start(narrator)
     assistant(narrator, {"type": "text", "text": "main"})
@@ -71,9 +74,9 @@ def test_a_sub_agent_speaks_beside_the_main_agent(narrator: Narrator) -> None:
     assert outer == [("text", Text("more", "msg_1:1"))]
 
 
-def test_a_tool_call_and_its_result(narrator: Narrator) -> None:
+def test_a_tool_call_and_its_result(narrator: EventTranslator) -> None:
     """The call comes in the common vocabulary; the result carries the digest of what ran."""
-    narrator = Narrator("/work", {"toolu_1": "d" * 64})
+    narrator = EventTranslator("/work", {"toolu_1": "d" * 64})
     block = {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"command": "ls"}}
     (kind, seen), *_ = assistant(narrator, block)
     result = {
@@ -91,7 +94,7 @@ def test_a_tool_call_and_its_result(narrator: Narrator) -> None:
     ]
 
 
-def test_usage_of_a_request_is_told_when_it_ends(narrator: Narrator) -> None:
+def test_usage_of_a_request_is_told_when_it_ends(narrator: EventTranslator) -> None:
     """The counts of the last delta are the final ones."""
     start(narrator)
     usage = {"input_tokens": 5, "output_tokens": 7, "cache_read_input_tokens": 2, "cache_creation_input_tokens": None}
@@ -114,7 +117,7 @@ def test_usage_of_a_request_is_told_when_it_ends(narrator: Narrator) -> None:
         {"type": "rate_limit_event", "rate_limit_info": {"status": "allowed"}},
     ],
 )
-def test_what_a_reader_does_not_need_is_no_event(narrator: Narrator, line: dict[str, Any]) -> None:
+def test_what_a_reader_does_not_need_is_no_event(narrator: EventTranslator, line: dict[str, Any]) -> None:
     """Counters, the edges of blocks and pieces of inputs are left out."""
     assert tell(narrator, **line) == []
 
@@ -131,7 +134,7 @@ def test_what_a_reader_does_not_need_is_no_event(narrator: Narrator, line: dict[
         ({"type": "rate_limit_event", "rate_limit_info": {"status": "rejected"}}, "rate_limit"),
     ],
 )
-def test_what_a_person_may_want_to_know_is_a_notice(narrator: Narrator, line: dict[str, Any], word: str) -> None:
+def test_what_a_person_may_want_to_know_is_a_notice(narrator: EventTranslator, line: dict[str, Any], word: str) -> None:
     """Also what this version does not know, so that a newer CLI loses nothing."""
     ((kind, notice),) = tell(narrator, **line)
 
@@ -139,7 +142,7 @@ def test_what_a_person_may_want_to_know_is_a_notice(narrator: Narrator, line: di
     assert notice.word == word
 
 
-def test_a_retry_says_why_and_when(narrator: Narrator) -> None:
+def test_a_retry_says_why_and_when(narrator: EventTranslator) -> None:
     """A person sees that the provider is the one who keeps them waiting."""
     retry = {"attempt": 1, "max_retries": 2, "retry_delay_ms": 1500, "error_status": 429, "error": "rate_limit"}
     told = tell(narrator, type="system", subtype="api_retry", **retry)
@@ -149,7 +152,7 @@ def test_a_retry_says_why_and_when(narrator: Narrator) -> None:
     assert ended(narrator.awaited(), None).reason == "rate_limited"
 
 
-def test_the_introduction_is_told_once(narrator: Narrator) -> None:
+def test_the_introduction_is_told_once(narrator: EventTranslator) -> None:
     """It comes with every turn; a failed MCP server is pointed out."""
     line: dict[str, Any] = {"session_id": "s-9", "model": "opus", "claude_code_version": "2", "tools": ["Bash"]}
     line |= {"mcp_servers": [{"name": "db", "status": "failed"}, {"name": "ok", "status": "connected"}]}
@@ -162,7 +165,7 @@ def test_the_introduction_is_told_once(narrator: Narrator) -> None:
     assert narrator.session == "s-9"
 
 
-def test_the_model_is_awaited_from_the_request_to_the_end_of_its_message(narrator: Narrator) -> None:
+def test_the_model_is_awaited_from_the_request_to_the_end_of_its_message(narrator: EventTranslator) -> None:
     """Only then is silence the model's."""
     moments = [narrator.awaits_model]
     for line in (
@@ -179,31 +182,35 @@ def test_the_model_is_awaited_from_the_request_to_the_end_of_its_message(narrato
 @pytest.mark.parametrize(
     ("result", "state", "reason"),
     [
-        (Result("success", result="done", terminal_reason="completed"), "completed", "completed"),
-        (Result("success", is_error=True, api_error_status=401), "failed", "auth_failed"),
-        (Result("success", is_error=True, api_error_status=413), "failed", "bad_request"),
-        (Result("success", is_error=True, api_error_status=503), "failed", "provider_error"),
-        (Result("success", is_error=True, api_error_status=529), "failed", "overloaded"),
-        (Result("success", is_error=True, api_error="connection_failed"), "failed", "stream_broken"),
-        (Result("success", is_error=True, api_error="stream_idle_timeout"), "failed", "stream_stalled"),
+        (ResultLine("success", result="done", terminal_reason="completed"), "completed", "completed"),
+        (ResultLine("success", is_error=True, api_error_status=401), "failed", "auth_failed"),
+        (ResultLine("success", is_error=True, api_error_status=413), "failed", "bad_request"),
+        (ResultLine("success", is_error=True, api_error_status=503), "failed", "provider_error"),
+        (ResultLine("success", is_error=True, api_error_status=529), "failed", "overloaded"),
+        (ResultLine("success", is_error=True, api_error="connection_failed"), "failed", "stream_broken"),
+        (ResultLine("success", is_error=True, api_error="stream_idle_timeout"), "failed", "stream_stalled"),
         (
-            Result("success", is_error=True, terminal_reason="api_error", result="Request timed out."),
+            ResultLine("success", is_error=True, terminal_reason="api_error", result="Request timed out."),
             "failed",
             "stream_stalled",
         ),
-        (Result("error_max_turns", is_error=True), "failed", "max_turns"),
-        (Result("error_during_execution", is_error=True, terminal_reason="aborted_tools"), "stopped", "interrupted"),
+        (ResultLine("error_max_turns", is_error=True), "failed", "max_turns"),
         (
-            Result("error_during_execution", is_error=True, errors=["No conversation found with session ID: x"]),
+            ResultLine("error_during_execution", is_error=True, terminal_reason="aborted_tools"),
+            "stopped",
+            "interrupted",
+        ),
+        (
+            ResultLine("error_during_execution", is_error=True, errors=["No conversation found with session ID: x"]),
             "failed",
             "resume_unknown",
         ),
-        (Result("error_during_execution", is_error=True), "failed", "agent_error"),
-        (Result("error_of_tomorrow"), "failed", "agent_error"),
+        (ResultLine("error_during_execution", is_error=True), "failed", "agent_error"),
+        (ResultLine("error_of_tomorrow"), "failed", "agent_error"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_how_a_turn_ended(result: Result, state: str, reason: str) -> None:
+def test_how_a_turn_ended(result: ResultLine, state: str, reason: str) -> None:
     """`is_error` counts, whatever the subtype says."""
     end = ended(result, None)
 
@@ -214,7 +221,7 @@ def test_how_a_turn_ended(result: Result, state: str, reason: str) -> None:
 
 def test_a_turn_is_metered_by_what_was_added() -> None:
     """The CLI's sums go on over turns and resumed conversations."""
-    meter = Meter({"opus": ModelUsage(10, 1, 0, 0, 0.5)})
+    meter = UsageMeter({"opus": ModelUsage(10, 1, 0, 0, 0.5)})
     first = meter.turn({"opus": ModelUsage(30, 3, 4, 0, 1.25), "haiku": ModelUsage(5, 5, 0, 0, 0.01)})
     second = meter.turn({"opus": ModelUsage(31, 4, 4, 0, 1.5), "haiku": ModelUsage(5, 5, 0, 0, 0.01)})
 
@@ -226,7 +233,7 @@ def test_a_turn_is_metered_by_what_was_added() -> None:
 
 def test_a_meter_that_does_not_know_where_it_stands_counts_from_the_next_turn() -> None:
     """Too little is better than twice."""
-    meter = Meter(None)
+    meter = UsageMeter(None)
 
     assert meter.turn({"opus": ModelUsage(30, 3)}) == []
     assert meter.turn({"opus": ModelUsage(31, 4)}) == [UsageSeen(1, 1, 0, 0, 0.0, "opus", total=True)]

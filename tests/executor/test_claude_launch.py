@@ -12,9 +12,10 @@ import claude_agent_sdk
 import pytest
 
 from hutch_executor.runners.claude.calls import judged_input, kind_of, plan_of
-from hutch_executor.runners.claude.launch import INSTRUCTIONS_LIMIT, build, instructions, transcripts_name, walled
-from hutch_executor.runners.claude.process import Launch
-from hutch_executor.sandbox.command import Enclosure
+from hutch_executor.runners.claude.instructions import INSTRUCTIONS_LIMIT, instructions
+from hutch_executor.runners.claude.launch import build, sandboxed, transcripts_name
+from hutch_executor.runners.claude.spawn import Launch
+from hutch_executor.sandbox.command import SessionSandbox
 from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
@@ -78,7 +79,7 @@ def test_the_cli_is_started_inside_the_walls_of_its_session(tmp_path: Path) -> N
     )
     grant = m.KeyGrant("lease", "l", unix_socket=str(broker / "broker.sock"))
     bare = Launch(("/cli", "--word"), str(cwd), {"TMPDIR": "/var/x", "XDG_RUNTIME_DIR": "/run/user/1", "LANG": "C"})
-    started, _ = walled(bare, session, grant, Enclosure(session, spec))
+    started, _ = sandboxed(bare, session, grant, SessionSandbox(session, spec))
     words = started.argv
     (transcripts,) = (home / ".claude" / "projects").iterdir()
 
@@ -113,8 +114,8 @@ def test_without_a_place_for_the_conversation_there_is_no_session(tmp_path: Path
     session = m.PrepareSession(
         *("s-1", "claude", "/work", "ask", m.AgentOptions(), m.Limits(), "/spool", str(tmp_path)), sandbox=spec
     )
-    with pytest.raises(HutchError, match="could not be kept") as refused:
-        walled(Launch(("/cli",), "/work", {}), session, m.KeyGrant("direct", "k"), Enclosure(session, spec))
+    with pytest.raises(HutchError, match="cannot be stored") as refused:
+        sandboxed(Launch(("/cli",), "/work", {}), session, m.KeyGrant("direct", "k"), SessionSandbox(session, spec))
 
     assert refused.value.reason is Reason.AGENT_UNAVAILABLE
 
@@ -126,7 +127,7 @@ def test_a_key_in_the_agents_hands_is_no_use_where_only_the_broker_is_reached(tm
         *("s-1", "claude", str(tmp_path), "ask", m.AgentOptions(), m.Limits(), "/spool", "/home/ada"), sandbox=spec
     )
     with pytest.raises(HutchError, match="broker-only") as refused:
-        walled(Launch(("/cli",), "/work", {}), session, m.KeyGrant("direct", "k"), Enclosure(session, spec))
+        sandboxed(Launch(("/cli",), "/work", {}), session, m.KeyGrant("direct", "k"), SessionSandbox(session, spec))
 
     assert refused.value.reason is Reason.AGENT_UNAVAILABLE
 

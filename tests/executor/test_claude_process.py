@@ -13,9 +13,10 @@ import anyio
 import pytest
 from claude_agent_sdk import CLIConnectionError
 
-from hutch_executor.process.limits import find_choom
+from hutch_executor.process.oom import find_choom
 from hutch_executor.runners.claude import process as claude_process
-from hutch_executor.runners.claude.process import Broken, ClaudeProcess, Launch, Skipped
+from hutch_executor.runners.claude.process import BrokenOutput, ClaudeProcess, SkippedMessage
+from hutch_executor.runners.claude.spawn import Launch
 from hutch_shared.secret import Secret
 
 
@@ -76,9 +77,9 @@ print('{"type":"result","told":' + sys.stdin.readline().strip() + '}')
         first, long, question, last = await all_of(process)
 
         assert first == b'{"type":"assistant","n":1}'
-        assert isinstance(long, Skipped)
+        assert isinstance(long, SkippedMessage)
         assert long.size == 300_025
-        assert isinstance(question, Skipped)
+        assert isinstance(question, SkippedMessage)
         told = json.loads(last)["told"]["response"]
         assert (told["subtype"], told["request_id"]) == ("error", "abc")
         assert control == []
@@ -91,7 +92,7 @@ async def test_what_is_no_message_ends_the_messages() -> None:
         messages = await all_of(process)
 
         assert messages[0] == b'{"type":"assistant"}'
-        assert isinstance(messages[1], Broken)
+        assert isinstance(messages[1], BrokenOutput)
         assert len(messages) == 2
         assert not process.is_ready()
 
@@ -158,11 +159,11 @@ for answer in ({"subtype": "success", "response": {"x": 1}}, {"subtype": "error"
 sys.stdin.readline()
 """
     async with started(program) as (process, control):
-        first = await process.ask("get_usage")
+        first = await process.control("get_usage")
         with pytest.raises(CLIConnectionError, match="refused mcp_status: no"):
-            await process.ask("mcp_status")
+            await process.control("mcp_status")
         with pytest.raises(CLIConnectionError, match="it has ended"):
-            await process.ask("mcp_status")
+            await process.control("mcp_status")
 
         assert first == {"x": 1}
         assert control == []

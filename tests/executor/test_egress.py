@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from hutch_executor.sandbox.egress import AT_ONCE, Door, Egress
+from hutch_executor.sandbox.egress import AT_ONCE, EgressProxy, NetworkBridge
 from hutch_shared.allow_list import Address, AllowList
 
 WAIT = 30.0
@@ -87,11 +87,11 @@ class Inside:
     """What stands inside: the address of the listening socket that was handed over."""
 
     def __init__(self, *allow: str, kind: type[AllowList] = AllowList) -> None:
-        self.egress = Egress(kind.read(allow))
+        self.egress = EgressProxy(kind.read(allow))
         self.door, self.port = self.open()
 
-    def open(self) -> tuple[Door, int]:
-        door = self.egress.open_door()
+    def open(self) -> tuple[NetworkBridge, int]:
+        door = self.egress.open_bridge()
         with socket.create_server(("127.0.0.1", 0), backlog=AT_ONCE) as listener:
             with socket.socket(fileno=os.dup(door.descriptor)) as through:
                 socket.send_fds(through, [b"\n"], [listener.fileno()])
@@ -103,13 +103,14 @@ class Inside:
     def ask(self, line: str, *fields: str) -> bytes:
         """Return the whole answer to a request."""
         with self.dial() as sock:
-            sock.sendall("\r\n".join((line, *fields, "", "")).encode())
+            host = () if any(field.lower().startswith("host:") for field in fields) else ("Host: other",)
+            sock.sendall("\r\n".join((line, *host, *fields, "", "")).encode())
             return all_of(sock)
 
     @contextmanager
     def tunnel(self, port: int, host: str = "127.0.0.1") -> Iterator[socket.socket]:
         with self.dial() as sock:
-            sock.sendall(f"CONNECT {host}:{port} HTTP/1.1\r\n\r\n".encode())
+            sock.sendall(f"CONNECT {host}:{port} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             assert until(sock, b"\r\n\r\n") == b"HTTP/1.1 200 Connection established\r\n\r\n"
             yield sock
 
@@ -172,7 +173,7 @@ def test_a_host_that_leaves_before_it_answers_cuts_no_other_connection(inside: C
 def test_what_came_with_the_head_is_passed_on_too(inside: Callable[..., Inside]) -> None:
     """A client need not wait for the tunnel."""
     with server(echo) as port, inside(f"127.0.0.1:{port}").dial() as sock:
-        sock.sendall(f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\n\r\nearly".encode())
+        sock.sendall(f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\nHost: x\r\n\r\nearly".encode())
         said = until(sock, b"early")
 
     assert said.endswith(b"\r\n\r\nearly")
@@ -193,8 +194,8 @@ def test_a_plain_request_reaches_its_host_and_the_connection_ends_with_it(inside
     ("host", "why"),
     [
         ("127.0.0.2", b"[sandbox] allow"),
-        ("localhost", b"no address of the public internet"),
-        ("LOCALHOST.", b"no address of the public internet"),
+        ("localhost", b"not an address of the public internet"),
+        ("LOCALHOST.", b"not an address of the public internet"),
         ("[::1]", b"[sandbox] allow"),
         ("169.254.169.254", b"[sandbox] allow"),
         ("evil.example", b"[sandbox] allow"),
@@ -240,14 +241,17 @@ def test_a_host_that_is_not_there_is_a_bad_gateway(inside: Callable[..., Inside]
     assert made.ask("GET http://nowhere.invalid/ HTTP/1.1").startswith(b"HTTP/1.1 502 ")
 
 
-@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"A" * 70_000, b"\x16\x03\x01\r\n\r\n"])
-def test_what_is_no_request_for_a_proxy_is_refused(inside: Callable[..., Inside], said: bytes) -> None:
-    """A head that never ends too; nothing is kept of it."""
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", 400), (b"A" * 70_000, 431), (b"\x16\x03\x01\r\n\r\n", 400)],
+)
+def test_a_request_that_is_not_for_a_proxy_is_refused(inside: Callable[..., Inside], said: bytes, status: int) -> None:
+    """So is a head that never ends: it is not stored."""
     with inside("example.com").dial() as sock:
         sock.sendall(said)
         answer = sock.recv(65536)
 
-    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
 
 
 def test_a_host_that_does_not_speak_http_is_told(inside: Callable[..., Inside]) -> None:
@@ -265,9 +269,9 @@ def test_connections_are_bounded_and_those_beyond_wait(inside: Callable[..., Ins
         held = [made.dial() for _ in range(AT_ONCE)]
         with made.dial() as beyond:
             for sock in held:
-                sock.sendall(f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\n\r\n".encode())
+                sock.sendall(f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
                 until(sock, b"\r\n\r\n")
-            beyond.sendall(f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\n\r\n".encode())
+            beyond.sendall(f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             beyond.setblocking(False)
             with pytest.raises(BlockingIOError):
                 beyond.recv(10)
@@ -313,7 +317,7 @@ def test_a_door_through_which_no_listening_socket_comes_serves_nobody(inside: Ca
     with server(echo) as port:
         made = inside(f"127.0.0.1:{port}")
         for count in (0, 1, 2):
-            door = made.egress.open_door()
+            door = made.egress.open_bridge()
             pair = socket.socketpair()
             with pair[0], pair[1], socket.socket(fileno=os.dup(door.descriptor)) as through:
                 socket.send_fds(through, [b"\n"], [one.fileno() for one in pair[:count]])

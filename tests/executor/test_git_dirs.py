@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hutch_executor.sandbox.git_dirs import GitDirs, git_dirs
-from hutch_executor.sandbox.plan import walls
+from hutch_executor.sandbox.plan import plan_sandbox
 from hutch_shared import messages as m
 from tests.programs import bubblewrap
 
@@ -82,7 +82,7 @@ def test_a_commit_in_a_worktree_arrives_and_nothing_that_others_run_is_changed(r
     home = repository.with_name("home")
     home.mkdir()
     found = git_dirs(str(tree))
-    words = walls(m.SandboxSpec(program), str(tree), str(home), show=found.show, write=found.write)
+    words = plan_sandbox(m.SandboxSpec(program), str(tree), str(home), show=found.show, write=found.write).argv()
     evil = f"for f in hooks/post-commit config commondir HEAD; do echo evil > {common}/$f; done; mv {common}/hooks x"
     commit = "echo two > file && git add file && git -c user.name=t -c user.email=t@t commit -q -m two"
     before = {path: path.read_bytes() for path in (common / "config", common / "HEAD")}

@@ -1,14 +1,30 @@
-"""What the proxy reads of requests and answers."""
+"""The heads that the proxy reads and writes: a request or response in, one for the other side out."""
 
 from __future__ import annotations
 
 import pytest
 
-from hutch_executor.sandbox.http_head import Asked, answer, read_answer, read_request
+from hutch_executor.sandbox.http_head import (
+    HEAD_LIMIT,
+    BadHeadError,
+    ProxyRequest,
+    RequestReader,
+    ResponseReader,
+    response,
+)
 
 
 def head(*lines: str) -> bytes:
-    return "\r\n".join(lines).encode("latin-1")
+    return "\r\n".join((*lines, "", "")).encode("latin-1")
+
+
+def read(data: bytes) -> ProxyRequest:
+    """Return the request in `data`, which is fed in pieces of HEAD_LIMIT at most."""
+    reader = RequestReader()
+    for start in range(0, len(data), HEAD_LIMIT):
+        if (request := reader.feed(data[start : start + HEAD_LIMIT])) is not None:
+            return request
+    raise AssertionError("the head is not complete")
 
 
 @pytest.mark.parametrize(
@@ -16,13 +32,13 @@ def head(*lines: str) -> bytes:
     [("example.com:443", "example.com", 443), ("[::1]:8080", "[::1]", 8080), ("a_b.example:1", "a_b.example", 1)],
 )
 def test_a_tunnel_names_host_and_port(target: str, host: str, port: int) -> None:
-    """Whatever its Host header says."""
-    assert read_request(head(f"CONNECT {target} HTTP/1.1", "Host: other:1")) == Asked(host, port)
+    """The target of CONNECT decides, whatever the Host header is."""
+    assert read(head(f"CONNECT {target} HTTP/1.1", "Host: other:1")) == ProxyRequest(host, port)
 
 
 def test_a_request_is_sent_on_as_the_server_expects_it() -> None:
-    """With the path, the host that was checked, and nothing that was for the proxy; the connection ends with it."""
-    asked = read_request(
+    """It has the path, the host that was checked, and no header for the proxy; it closes the connection."""
+    request = read(
         head(
             "POST http://Example.com:8080?q=1 HTTP/1.1",
             "Host: evil.net",
@@ -35,9 +51,9 @@ def test_a_request_is_sent_on_as_the_server_expects_it() -> None:
         )
     )
 
-    assert (asked.host, asked.port) == ("Example.com", 8080)
-    assert asked.head is not None
-    assert asked.head.split(b"\r\n") == [
+    assert (request.host, request.port) == ("Example.com", 8080)
+    assert request.head is not None
+    assert request.head.split(b"\r\n") == [
         b"POST /?q=1 HTTP/1.1",
         b"Host: Example.com:8080",
         b"Content-Length: 3",
@@ -48,50 +64,101 @@ def test_a_request_is_sent_on_as_the_server_expects_it() -> None:
     ]
 
 
+def test_a_folded_header_is_sent_on_as_one_line() -> None:
+    """No server after the proxy can read the continuation as a header of its own (RFC 9112, 5.2)."""
+    request = read(head("GET http://example.com/ HTTP/1.1", "Host: example.com", "A: x", " Host: evil.net"))
+
+    assert request.head == head("GET / HTTP/1.1", "Host: example.com", "A: x Host: evil.net", "Connection: close")
+
+
+def test_a_head_may_come_in_pieces_and_with_more_behind_it() -> None:
+    """Bytes after the head are kept for the host."""
+    reader = RequestReader()
+    data = head("CONNECT example.com:443 HTTP/1.1", "Host: example.com:443") + b"\x16\x03"
+
+    assert [reader.feed(data[at : at + 1]) for at in range(len(data) - 3)] == [None] * (len(data) - 3)
+    assert reader.feed(data[-3:]) == ProxyRequest("example.com", 443)
+    assert reader.rest == b"\x16\x03"
+
+
 @pytest.mark.parametrize(
     "lines",
     [
         ("GET / HTTP/1.1", "Host: example.com"),
-        ("GET https://example.com/ HTTP/1.1",),
-        ("GET http://user@example.com/ HTTP/1.1",),
-        ("GET http://example.com@evil.net/ HTTP/1.1",),
-        ("GET http://example.com\\@evil.net/ HTTP/1.1",),
-        ("GET http://example.com:99999/ HTTP/1.1",),
-        ("GET http://example.com/#x HTTP/1.1",),
-        ("GET http://[::1/ HTTP/1.1",),
-        ("GET http://ex%61mple.com/ HTTP/1.1",),
-        ("CONNECT example.com HTTP/1.1",),
-        ("CONNECT example.com:0 HTTP/1.1",),
-        ("CONNECT example.com:443/x HTTP/1.1",),
-        ("CONNECT example.com:443 HTTP/2",),
-        ("GET  http://example.com/ HTTP/1.1",),
-        ("GET http://example.com/ HTTP/1.1", "Broken header: x"),
+        ("GET https://example.com/ HTTP/1.1", "Host: x"),
+        ("GET http://user@example.com/ HTTP/1.1", "Host: x"),
+        ("GET http://example.com@evil.net/ HTTP/1.1", "Host: x"),
+        ("GET http://example.com\\@evil.net/ HTTP/1.1", "Host: x"),
+        ("GET http://example.com:99999/ HTTP/1.1", "Host: x"),
+        ("GET http://example.com/#x HTTP/1.1", "Host: x"),
+        ("GET http://[::1/ HTTP/1.1", "Host: x"),
+        ("GET http://ex%61mple.com/ HTTP/1.1", "Host: x"),
+        ("CONNECT example.com HTTP/1.1", "Host: x"),
+        ("CONNECT example.com:0 HTTP/1.1", "Host: x"),
+        ("CONNECT example.com:443/x HTTP/1.1", "Host: x"),
+        ("CONNECT http://example.com:443/ HTTP/1.1", "Host: x"),
+        ("CONNECT example.com:443 HTTP/2", "Host: x"),
+        ("CONNECT example.com:443 HTTP/2.0", "Host: x"),
+        ("GET  http://example.com/ HTTP/1.1", "Host: x"),
+        ("GET http://example.com/ HTTP/1.1", "Host: x", "Broken header: x"),
         ("GET http://example.com/ HTTP/1.1", " folded: x"),
-        ("GET http://example.com/ HTTP/1.1", "A: x\nB: y"),
-        ("GET http://example.com/ HTTP/1.1", "A: x\0"),
-        ("",),
+        ("GET http://example.com/ HTTP/1.1", "Host: x", "A: x\0"),
+        ("GET http://example.com/ HTTP/1.1", "Host: example.com", "Host: evil.net"),
+        ("GET http://example.com/ HTTP/1.1",),
+        ("POST http://example.com/ HTTP/1.1", "Host: x", "Content-Length: 1", "Content-Length: 2"),
+        ("\x16\x03\x01 TLS",),
+        (" ",),
     ],
 )
-def test_what_is_not_for_a_proxy_is_refused(lines: tuple[str, ...]) -> None:
-    """What some would read in another way too."""
-    with pytest.raises(ValueError, match=r"\.$"):
-        read_request(head(*lines))
+def test_a_request_that_is_not_for_a_proxy_is_refused(lines: tuple[str, ...]) -> None:
+    """So is one that another reader could understand in another way."""
+    with pytest.raises(BadHeadError, match=r"\.$") as refused:
+        read(head(*lines))
+
+    assert refused.value.status == 400
 
 
-def test_an_answer_says_that_the_connection_ends() -> None:
-    """So that no client sends its next request on it, which may be for another host. What comes before is as it was."""
-    status, sent = read_answer(head("HTTP/1.1 200 OK", "Connection: keep-alive", "Keep-Alive: 5", "Content-Length: 2"))
+@pytest.mark.parametrize("size", [HEAD_LIMIT, HEAD_LIMIT + 100, 3 * HEAD_LIMIT])
+def test_a_huge_head_is_refused(size: int) -> None:
+    """Whether it ends or not, the status is 431."""
+    with pytest.raises(BadHeadError) as refused:
+        read(head("GET http://example.com/ HTTP/1.1", "Host: example.com", "A: " + "x" * size))
 
-    assert (status, sent) == (200, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n")
-    assert read_answer(b"HTTP/1.1 100 Continue") == (100, b"HTTP/1.1 100 Continue\r\n\r\n")
-    with pytest.raises(ValueError, match="does not speak"):
-        read_answer(b"SSH-2.0-OpenSSH")
+    assert refused.value.status == 431
 
 
-def test_an_answer_of_its_own_is_whole() -> None:
-    """Its length is that of its bytes."""
-    said = answer(403, "No", "é")
+def test_a_response_closes_the_connection() -> None:
+    """So that no client sends its next request on it, which may be for another host. A 1xx before it is not changed."""
+    reader = ResponseReader()
+    final = head("HTTP/1.1 200 OK", "Connection: keep-alive", "Keep-Alive: 5", "Content-Length: 2")
+    heads = reader.feed(head("HTTP/1.1 100 Continue") + final + b"ok")
 
-    assert said.startswith(b"HTTP/1.1 403 No\r\n")
-    assert b"Content-Length: 3\r\n" in said
-    assert said.endswith("\r\n\r\né\n".encode())
+    assert heads == [
+        (100, head("HTTP/1.1 100 Continue")),
+        (200, head("HTTP/1.1 200 OK", "Content-Length: 2", "Connection: close")),
+    ]
+    assert reader.rest == b"ok"
+
+
+@pytest.mark.parametrize("data", [b"SSH-2.0-OpenSSH\r\n\r\n", head("HTTP/1.1 200 OK", "A: " + "x" * HEAD_LIMIT)])
+def test_a_host_that_does_not_speak_http_is_a_bad_gateway(data: bytes) -> None:
+    """The client gets 502."""
+    reader = ResponseReader()
+
+    def feed() -> None:
+        for start in range(0, len(data), HEAD_LIMIT):
+            reader.feed(data[start : start + HEAD_LIMIT])
+
+    with pytest.raises(BadHeadError) as refused:
+        feed()
+
+    assert refused.value.status == 502
+
+
+def test_a_response_of_the_proxys_own_is_whole() -> None:
+    """Its length is counted in bytes."""
+    sent = response(403, "é", "No")
+
+    assert sent.startswith(b"HTTP/1.1 403 No\r\n")
+    assert b"Content-Length: 3\r\n" in sent
+    assert sent.endswith("\r\n\r\né\n".encode())

@@ -16,7 +16,9 @@ import anyio
 import msgspec
 import pytest
 
-from hutch_executor.process.limits import Group, Watch, agent_first, find_choom, own_groups
+from hutch_executor.process.cgroups import LimitGroup, own_groups
+from hutch_executor.process.limits import LimitWatch
+from hutch_executor.process.oom import agent_first, find_choom
 from tests.executor.fake_hutchd import WAIT, FakeHutchd, boot, prepare, prompt
 
 MIB = 1 << 20
@@ -29,7 +31,7 @@ def write(directory: Path, **files: str) -> None:
         (directory / name.replace("__", ".")).write_text(text)
 
 
-def two(directory: Path, *, kills: int = 0, full: int = 0, forks: int = 0, memory: str = "max") -> Watch:
+def two(directory: Path, *, kills: int = 0, full: int = 0, forks: int = 0, memory: str = "max") -> LimitWatch:
     """Write the files of version 2; return who watches them, with nothing seen before."""
     write(
         directory,
@@ -39,15 +41,15 @@ def two(directory: Path, *, kills: int = 0, full: int = 0, forks: int = 0, memor
         pids__events=f"max {forks}\n",
         pids__max="64\n",
     )
-    return Watch({"memory": Group(directory, 2), "pids": Group(directory, 2)})
+    return LimitWatch({"memory": LimitGroup(directory, 2), "pids": LimitGroup(directory, 2)})
 
 
 def test_what_memory_cost_is_told_once(tmp_path: Path) -> None:
     """With the limit and its value; what was before the watch began is not told."""
     watch = two(tmp_path, kills=2, full=1, memory=str(512 * MIB))
-    before = watch.news()
+    before = watch.take_notices()
     two(tmp_path, kills=3, full=2, memory=str(512 * MIB))
-    told, again = watch.news(), watch.news()
+    told, again = watch.take_notices(), watch.take_notices()
 
     assert before == again == []
     assert [notice.word for notice in told] == ["over_limit"]
@@ -61,7 +63,7 @@ def test_a_machine_without_memory_is_not_the_sessions_fault(tmp_path: Path, full
     watch = two(tmp_path)
     two(tmp_path, kills=2, full=full, memory=memory)
 
-    assert [(notice.word, notice.message) for notice in watch.news()] == [
+    assert [(notice.word, notice.message) for notice in watch.take_notices()] == [
         ("out_of_memory", "The machine ran out of memory: 2 processes were killed in this session.")
     ]
 
@@ -71,7 +73,7 @@ def test_refused_forks_are_told(tmp_path: Path) -> None:
     watch = two(tmp_path)
     two(tmp_path, forks=12)
 
-    assert [notice.message for notice in watch.news()] == [
+    assert [notice.message for notice in watch.take_notices()] == [
         "The session went over its limit of 64 processes and threads: 12 more could not be started."
     ]
 
@@ -80,9 +82,9 @@ def test_version_1_counts_in_other_files(tmp_path: Path) -> None:
     """No limit is a large number there."""
     files = {"memory__limit_in_bytes": str(1536 * MIB), "memory__failcnt": "0"}
     write(tmp_path, memory__oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 0\n", **files)
-    watch = Watch({"memory": Group(tmp_path, 1)})
+    watch = LimitWatch({"memory": LimitGroup(tmp_path, 1)})
     write(tmp_path, memory__oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 1\n", memory__failcnt="7")
-    told = watch.news()
+    told = watch.take_notices()
     write(
         tmp_path,
         memory__oom_control="oom_kill 2\n",
@@ -93,7 +95,7 @@ def test_version_1_counts_in_other_files(tmp_path: Path) -> None:
     assert [notice.message for notice in told] == [
         "The session went over its memory limit of 1.5 GiB: 1 process was killed."
     ]
-    assert [notice.word for notice in watch.news()] == ["out_of_memory"]
+    assert [notice.word for notice in watch.take_notices()] == ["out_of_memory"]
 
 
 def test_a_group_that_is_gone_tells_nothing(tmp_path: Path) -> None:
@@ -102,10 +104,10 @@ def test_a_group_that_is_gone_tells_nothing(tmp_path: Path) -> None:
     for file in (tmp_path / "group").iterdir():
         file.unlink()
 
-    assert watch.news() == []
+    assert watch.take_notices() == []
 
 
-def places(tmp_path: Path, cgroup: str, mounts: list[tuple[str, str, str, str]]) -> dict[Any, Group]:
+def places(tmp_path: Path, cgroup: str, mounts: list[tuple[str, str, str, str]]) -> dict[Any, LimitGroup]:
     """Return what is found in a /proc of that content; `mounts` are (root, mount point, type, options)."""
     write(
         tmp_path / "proc",
@@ -129,8 +131,8 @@ def test_each_hierarchy_is_looked_at_where_it_is(tmp_path: Path) -> None:
     )
 
     assert found == {
-        "memory": Group(tmp_path / "memory" / "a" / "hutch-x-1", 1),
-        "pids": Group(tmp_path / "unified" / "b", 2),
+        "memory": LimitGroup(tmp_path / "memory" / "a" / "hutch-x-1", 1),
+        "pids": LimitGroup(tmp_path / "unified" / "b", 2),
     }
 
 
@@ -150,7 +152,7 @@ def test_without_groups_there_is_nothing_to_go_over(tmp_path: Path) -> None:
 
     assert places(tmp_path, "0::/\n", [("/", "/cg", "cgroup2", "rw")]) == {}
     assert own_groups(tmp_path / "none") == {}
-    assert Watch({}).news() == []
+    assert LimitWatch({}).take_notices() == []
 
 
 def test_what_an_agent_starts_is_killed_first() -> None:

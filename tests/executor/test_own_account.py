@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from hutch_executor.events.spool import read_spool
-from hutch_executor.sandbox.plan import walls
+from hutch_executor.events.spool_files import read_spool
+from hutch_executor.sandbox.plan import plan_sandbox
 from hutch_shared import messages as m
 from tests.accounts import Account, account, group, installed
 from tests.executor.fake_hutchd import EXECUTOR_ID, FakeHutchd, boot, prompt
@@ -308,12 +308,12 @@ async def test_git_judges_owners_as_it_does_for_the_account(
     (cwd / "repo").mkdir()
     subprocess.run(["git", "init", "-q", cwd / "repo"], check=True)
     subprocess.run(["chmod", "-R", "a+rX", cwd / "repo"], check=True)
-    inside = [*walls(m.SandboxSpec(program=program), str(cwd), str(who.home)), "sh", "-c", GIT]
+    inside = [*plan_sandbox(m.SandboxSpec(program=program), str(cwd), str(who.home)).argv(), "sh", "-c", GIT]
 
     (refused,) = await said(hutchd, who, spool, cwd, GIT)
     refused_inside = who.run(*inside, cwd=cwd)
     who.run("git", "config", "--global", "--add", "safe.directory", cwd / "repo")
-    inside = [*walls(m.SandboxSpec(program=program), str(cwd), str(who.home)), "sh", "-c", GIT]
+    inside = [*plan_sandbox(m.SandboxSpec(program=program), str(cwd), str(who.home)).argv(), "sh", "-c", GIT]
     (trusted,) = await said(hutchd, who, spool, cwd, GIT)
     trusted_inside = who.run(*inside, cwd=cwd)
 

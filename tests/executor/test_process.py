@@ -18,7 +18,7 @@ import msgspec
 import pytest
 from anyio.abc import Process
 
-from hutch_executor.events.spool import read_spool
+from hutch_executor.events.spool_files import read_spool
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from tests.executor.fake_hutchd import QUESTION, WAIT, FakeHutchd, boot, dead, is_alive, prepare, prompt

@@ -15,13 +15,15 @@ from anyio.lowlevel import checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hutch_executor.events.encoding import EVENT_LIMIT
 from hutch_executor.events.outbox import BATCH_COUNT, Outbox
-from hutch_executor.events.reporter import EVENT_LIMIT, Reporter
-from hutch_executor.events.spool import Disk, Spool, read_spool
-from hutch_executor.signals import Change
+from hutch_executor.events.reporter import Reporter
+from hutch_executor.events.spool import DiskSpace, Spool
+from hutch_executor.events.spool_files import read_spool
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError
 from hutch_shared.events import ReportedEvent, Text, ToolCallSeen, TurnEnded
+from hutch_shared.latch import Latch
 from hutch_shared.rpc import envelope
 from tests.executor.fake_hutchd import WAIT
 
@@ -32,7 +34,7 @@ class Receiver:
     def __init__(self) -> None:
         self.events: list[ReportedEvent] = []
         self.frames = 0
-        self._changed = Change()
+        self._changed = Latch()
 
     @property
     def stored(self) -> int:
@@ -48,7 +50,7 @@ class Receiver:
             if event.n == self.stored + 1:
                 self.events.append(event)
         self.frames += 1
-        self._changed.happen()
+        self._changed.notify()
         await checkpoint()
 
     async def has(self, count: int) -> None:
@@ -167,7 +169,7 @@ async def test_an_outage_goes_through_the_spool(directory: Path) -> None:
     """What is reported while hutchd is away is on the disk, and comes first after the reconnect."""
     reporter, receiver = new_reporter(directory), Receiver()
     async with anyio.create_task_group() as group:
-        group.start_soon(reporter.keep)
+        group.start_soon(reporter.keep_spool)
         for number in range(1000):
             await reporter.report("text", Text(str(number)))
         with anyio.fail_after(WAIT):
@@ -193,7 +195,7 @@ async def test_what_hutchd_has_not_when_the_executor_ends_stays_in_the_spool(dir
     await sent(reporter, receiver)
     reporter.detach()
     async with anyio.create_task_group() as group:
-        group.start_soon(reporter.keep)
+        group.start_soon(reporter.keep_spool)
         await reporter.report("text", Text("b"))
         with anyio.fail_after(WAIT):
             await reporter.wait_safe()
@@ -207,11 +209,11 @@ async def test_what_hutchd_has_not_when_the_executor_ends_stays_in_the_spool(dir
 
 async def test_the_spool_shrinks_as_its_events_are_acknowledged(directory: Path) -> None:
     """hutchd may need its room for what is still in it."""
-    spool = Spool(directory, "x-1", "s-1", 1 << 20, disk=lambda _: Disk(64 * 10_000, 64 * 10_000))
+    spool = Spool(directory, "x-1", "s-1", 1 << 20, disk=lambda _: DiskSpace(64 * 10_000, 64 * 10_000))
     reporter, receiver = Reporter(), Receiver()
     reporter.begin("s-1", spool)
     async with anyio.create_task_group() as group:
-        group.start_soon(reporter.keep)
+        group.start_soon(reporter.keep_spool)
         for number in range(1000):
             await reporter.report("text", Text(str(number)))
         with anyio.fail_after(WAIT):
@@ -233,11 +235,11 @@ async def test_the_spool_shrinks_as_its_events_are_acknowledged(directory: Path)
 
 async def test_what_an_executor_leaves_takes_the_last_of_the_disk(directory: Path) -> None:
     """Room is left for hutchd only while the events are safe in memory."""
-    spool = Spool(directory, "x-1", "s-1", 1 << 20, disk=lambda _: Disk(1 << 20, 1000))
+    spool = Spool(directory, "x-1", "s-1", 1 << 20, disk=lambda _: DiskSpace(1 << 20, 1000))
     reporter = Reporter()
     reporter.begin("s-1", spool)
     async with anyio.create_task_group() as group:
-        group.start_soon(reporter.keep)
+        group.start_soon(reporter.keep_spool)
         await reporter.report("text", Text("a"))
         await anyio.wait_all_tasks_blocked()
         before = reporter.outbox.spooled
@@ -276,7 +278,7 @@ async def test_a_full_spool_makes_the_agent_wait_and_loses_nothing(directory: Pa
             sending.cancel_scope.cancel()
 
     async with anyio.create_task_group() as group:
-        group.start_soon(reporter.keep)
+        group.start_soon(reporter.keep_spool)
         group.start_soon(agent)
         with anyio.fail_after(WAIT):
             while not is_full():
@@ -397,7 +399,7 @@ async def test_every_event_arrives_once_and_in_order_through_any_outages(steps: 
         reporter, receiver = new_reporter(Path(made)), Receiver()
         made_events = 0
         async with anyio.create_task_group() as group:
-            group.start_soon(reporter.keep)
+            group.start_soon(reporter.keep_spool)
             for step, count in steps:
                 if step == "report":
                     for _ in range(count):

@@ -14,7 +14,8 @@ import msgspec
 import pytest
 
 from hutch_executor.runners.registry import load_runner
-from hutch_executor.runners.script import ScriptRunner, read_script
+from hutch_executor.runners.script import ScriptRunner
+from hutch_executor.runners.script_language import read_script
 from hutch_shared import messages as m
 from hutch_shared.agents import AGENTS
 from hutch_shared.digest import input_digest
@@ -22,7 +23,7 @@ from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import EventKind, TurnEnded
 from tests.executor.fake_hutchd import WAIT, dead, decision, prepare, prompt
 from tests.executor.test_egress import server
-from tests.executor.test_enclosure import say_page
+from tests.executor.test_sandboxed_command import say_page
 from tests.programs import bubblewrap
 
 
@@ -350,4 +351,4 @@ async def test_walls_that_are_taken_away_fail_the_turn(cwd: Path, home: Path) ->
     assert [one.name for one in cwd.iterdir()] == ["one"]
     assert first.state == "completed"
     assert {(end.state, end.reason) for end in (second, third)} == {("failed", "isolation_unavailable")}
-    assert "The sandbox could not be put up" in second.message
+    assert "The sandbox could not be made" in second.message

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hutch_executor.events.outbox import Stretch
-from hutch_executor.events.spool import Disk, Spool, SpoolFullError, read_spool
+from hutch_executor.events.outbox import EventBatch
+from hutch_executor.events.spool import DiskSpace, Spool, SpoolFullError
+from hutch_executor.events.spool_files import read_spool
 from hutch_shared.errors import HutchError, Reason
 
 LIMIT = 1 << 20
@@ -30,7 +31,7 @@ def directory(tmp_path: Path) -> Path:
 def left_behind(directory: Path, events: tuple[bytes, ...] = EVENTS) -> Path:
     """Return the file that a dead executor left."""
     spool = Spool(directory, "x-1", "s-1", LIMIT)
-    spool.append(Stretch(1, events))
+    spool.append(EventBatch(1, events))
     spool.close()
     return spool.path
 
@@ -52,23 +53,23 @@ def test_what_was_appended_is_read_back(directory: Path) -> None:
 def test_its_own_executor_reads_from_any_number_on(directory: Path) -> None:
     """After a reconnect reading starts at the first event that was not acknowledged."""
     spool = Spool(directory, "x-1", "s-1", LIMIT)
-    spool.append(Stretch(7, EVENTS[:2]))
-    spool.append(Stretch(9, EVENTS[2:]))
+    spool.append(EventBatch(7, EVENTS[:2]))
+    spool.append(EventBatch(9, EVENTS[2:]))
 
-    assert spool.read(8) == Stretch(8, EVENTS[1:])
+    assert spool.read(8) == EventBatch(8, EVENTS[1:])
     spool.close()
 
 
 def test_a_spool_that_was_given_up_takes_later_numbers(directory: Path) -> None:
     """Acknowledged records are gone, and the next outage starts a new stretch."""
     spool = Spool(directory, "x-1", "s-1", LIMIT)
-    spool.append(Stretch(1, EVENTS))
+    spool.append(EventBatch(1, EVENTS))
     spool.forget(49)
     assert spool.size == 0
 
-    spool.append(Stretch(50, EVENTS))
+    spool.append(EventBatch(50, EVENTS))
 
-    assert spool.read(50) == Stretch(50, EVENTS)
+    assert spool.read(50) == EventBatch(50, EVENTS)
     spool.close()
 
 
@@ -84,12 +85,12 @@ def test_an_empty_spool_leaves_no_file(directory: Path) -> None:
 def test_a_full_spool_takes_nothing_and_keeps_what_it_has(directory: Path) -> None:
     """The bound is never passed, not by half a batch either."""
     spool = Spool(directory, "x-1", "s-1", limit=100)
-    spool.append(Stretch(1, EVENTS))
+    spool.append(EventBatch(1, EVENTS))
 
     with pytest.raises(SpoolFullError):
-        spool.append(Stretch(4, (bytes(100),)))
+        spool.append(EventBatch(4, (bytes(100),)))
 
-    assert spool.read(1) == Stretch(1, EVENTS)
+    assert spool.read(1) == EventBatch(1, EVENTS)
     spool.close()
 
 
@@ -169,7 +170,7 @@ def test_a_directory_that_is_not_there_is_made_and_goes_again(directory: Path) -
     spool.close()
     is_gone = not own.exists()
     spool = Spool(own, "x-2", "s-1", LIMIT)
-    spool.append(Stretch(1, EVENTS))
+    spool.append(EventBatch(1, EVENTS))
     spool.close()
 
     assert mode == 0o700
@@ -189,7 +190,7 @@ def test_no_directory_is_made_where_others_could_replace_it(directory: Path, mod
     """Nor in a place that is not there."""
     directory.chmod(mode)
 
-    with pytest.raises(HutchError, match="place of others"):
+    with pytest.raises(HutchError, match="other accounts can write to"):
         Spool(directory / "x-2", "x-2", "s-1", LIMIT)
     with pytest.raises(HutchError, match="cannot be made"):
         Spool(directory / "none" / "x-2", "x-2", "s-1", LIMIT)
@@ -225,17 +226,17 @@ def test_the_file_is_its_owners_alone_whatever_the_umask(directory: Path) -> Non
     assert {file.stat().st_mode & 0o777 for file in directory.iterdir()} == {0o600}
 
 
-def grown(directory: Path, disk: Disk) -> Spool:
+def grown(directory: Path, disk: DiskSpace) -> Spool:
     """Return a spool of 40 batches of a tenth of a part, on this disk."""
     spool = Spool(directory, "x-1", "s-1", LIMIT, disk=lambda _: disk)
     for n in range(1, 81, 2):
-        spool.append(Stretch(n, (b"[%d]" % n + PADDING, b"[%d]" % (n + 1) + PADDING)))
+        spool.append(EventBatch(n, (b"[%d]" % n + PADDING, b"[%d]" % (n + 1) + PADDING)))
     return spool
 
 
 def test_a_spool_gives_its_room_back_piece_by_piece(directory: Path) -> None:
     """What is acknowledged soon takes no room any more, and all that is not can still be read."""
-    spool = grown(directory, Disk(PART * 64, PART * 32))
+    spool = grown(directory, DiskSpace(PART * 64, PART * 32))
     whole = room_of(directory)
     sizes = []
 
@@ -253,7 +254,7 @@ def test_a_spool_gives_its_room_back_piece_by_piece(directory: Path) -> None:
 @pytest.mark.parametrize("acked", [0, 1, 30, 79])
 def test_what_a_dead_executor_left_in_pieces_is_whole(directory: Path, acked: int) -> None:
     """All that is not stored yet is found in order; what is stored is given up as far as it lies apart."""
-    spool = grown(directory, Disk(PART * 64, PART * 32))
+    spool = grown(directory, DiskSpace(PART * 64, PART * 32))
     spool.close()
 
     _, records = read_spool(spool.path, acked)
@@ -277,13 +278,13 @@ def test_a_spool_of_the_version_before_is_read(directory: Path) -> None:
 
 def test_a_spool_leaves_room_on_the_disk(directory: Path) -> None:
     """hutchd needs some to store what is in it; only an executor that ends takes it rather than lose events."""
-    spool = Spool(directory, "x-1", "s-1", LIMIT, disk=lambda _: Disk(4000, 1100))
-    spool.append(Stretch(1, (bytes(80),)))
+    spool = Spool(directory, "x-1", "s-1", LIMIT, disk=lambda _: DiskSpace(4000, 1100))
+    spool.append(EventBatch(1, (bytes(80),)))
 
     with pytest.raises(OSError, match="No space"):
-        spool.append(Stretch(2, (bytes(90),)))
+        spool.append(EventBatch(2, (bytes(90),)))
     assert spool.read(1).last == 1
-    spool.append(Stretch(2, (bytes(90),)), is_last_chance=True)
+    spool.append(EventBatch(2, (bytes(90),)), is_last_chance=True)
 
     assert spool.read(2).last == 2
     spool.close()

@@ -12,7 +12,8 @@ import anyio
 import pytest
 
 from hutch_executor.account.setup import Setup
-from hutch_executor.events.spool import read_spool
+from hutch_executor.events.spool_files import read_spool
+from hutch_executor.methods import HANDLERS
 from hutch_executor.runners.port import AgentRunner, DaemonPort
 from hutch_executor.runners.script import ScriptRunner
 from hutch_executor.worker import MOVES, Worker
@@ -98,7 +99,7 @@ async def serving(hutchd: FakeHutchd, runner: AgentRunner) -> AsyncIterator[Work
     """Run a worker while the body runs; then it must leave in order."""
     worker = Worker(boot(hutchd.path), runner)
     async with anyio.create_task_group() as group:
-        group.start_soon(worker.serve)
+        group.start_soon(worker.serve, HANDLERS)
         yield worker
         worker.leave("the test is over")
         with anyio.fail_after(WAIT):
@@ -354,7 +355,7 @@ async def test_an_agent_that_cannot_be_opened_says_why_and_the_executor_ends(hut
 async def test_a_directory_that_is_not_there_is_told(hutchd: FakeHutchd, cwd: Path) -> None:
     """A session is not started in a place that its account cannot enter."""
     async with hutchd.up(), serving(hutchd, FakeRunner()):
-        with pytest.raises(HutchError, match="is not there") as refused:
+        with pytest.raises(HutchError, match="does not exist") as refused:
             await hutchd.call("prepare_session", prepare(cwd / "none"))
 
     assert refused.value.reason is Reason.AGENT_UNAVAILABLE

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hutch_shared.reach import Who, closed, members
+from hutch_shared.reach import PathReader, closed, members
 
-STRANGER = Who("ann", 54321, 54321, frozenset({54321, 54322}), "/home/ann", "/bin/sh")
+STRANGER = PathReader("ann", 54321, 54321, frozenset({54321, 54322}), "/home/ann", "/bin/sh")
 
 
 @pytest.fixture
@@ -66,14 +66,14 @@ def test_links_are_followed_through_every_door(tree: Path) -> None:
     assert way is None
     assert (closed(tree / "open/link", STRANGER) or "").startswith(f"{tree}/b is closed to it")
     assert closed(tree / "open/round", STRANGER) == f"{tree}/open/round is one link too many"
-    assert closed(tree / "open/nothing", STRANGER) == f"{tree}/open/nothing is not there"
+    assert closed(tree / "open/nothing", STRANGER) == f"{tree}/open/nothing does not exist"
 
 
 def test_accounts_have_all_their_groups() -> None:
     """Also their first one, and a group has those whose first one it is."""
-    me = Who.named("root")
+    me = PathReader.named("root")
 
     assert (me.uid, me.gid in me.gids) == (0, True)
     assert "root" in members("root") or members("wheel")
     with pytest.raises(KeyError):
-        Who.named("nobody-of-this-name")
+        PathReader.named("nobody-of-this-name")

@@ -12,7 +12,8 @@ from typing import Any
 import anyio
 import msgspec
 
-from hutch_executor.runners.claude.runner import Bounds, ClaudeRunner
+from hutch_executor.runners.claude.runner import ClaudeRunner
+from hutch_executor.runners.claude.turn import OutputBounds
 from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
 from hutch_shared.events import EventKind, Notice, TurnEnded
@@ -133,7 +134,7 @@ class Stage:
     @property
     def pid(self) -> int:
         """The CLI's process id."""
-        link = self.runner._link
+        link = self.runner.connection
         assert link is not None
         pid = link.process.pid
         assert pid is not None
@@ -146,7 +147,7 @@ async def stage(
     script: Script,
     *,
     decide: Callable[[m.ToolCall], m.PermissionDecision] | None = allow,
-    bounds: Bounds | None = None,
+    bounds: OutputBounds | None = None,
     options: m.AgentOptions | None = None,
     limits: m.Limits | None = None,
     mode: m.PermissionMode = "bypass",
@@ -163,7 +164,7 @@ async def stage(
     home.mkdir(exist_ok=True)
     async with serve(key=KEY, script=script) as model:
         daemon = FakeDaemon(m.KeyGrant("direct", KEY, auth=auth), decide)
-        runner = ClaudeRunner(bounds or Bounds(retries=1), cli)
+        runner = ClaudeRunner(bounds or OutputBounds(retries=1), cli)
         session = m.PrepareSession(
             session="s-1",
             agent="claude",

@@ -13,7 +13,7 @@ import anyio
 import pytest
 from claude_agent_sdk import PermissionResultDeny, ToolPermissionContext
 
-from hutch_executor.runners.claude.runner import Bounds
+from hutch_executor.runners.claude.turn import OutputBounds
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from tests.rehearsal import Drop, Pause, Refuse, Reply, Say, Stall, Step, Steps, Think, Use, anything
@@ -255,7 +255,7 @@ async def test_a_decision_that_comes_after_the_interrupt_lets_nothing_start(tmp_
 
             async def ask() -> None:
                 context = ToolPermissionContext(tool_use_id="c-1")
-                results.append(await s.runner.may_use("Bash", {"command": "touch late"}, context))
+                results.append(await s.runner._hooks.may_use("Bash", {"command": "touch late"}, context))
 
             group.start_soon(s.turn)
             await s.daemon.until(lambda d: bool(d.of("text_delta")))
@@ -305,7 +305,7 @@ async def test_a_failing_provider_fails_the_turn_with_a_reason(tmp_path: Path, r
 
 async def test_a_stalled_stream_fails_the_turn_and_the_conversation_goes_on(tmp_path: Path) -> None:
     """Silence of the model has a bound of ours, and the CLI that waits for it is replaced."""
-    bounds = Bounds(model_silence=4, probe_after=0.5)
+    bounds = OutputBounds(model_silence=4, probe_after=0.5)
     script = Steps(("first", Say("one")), Step("stall", [Say("x"), Stall()], None), OK)
     async with stage(tmp_path, script, bounds=bounds) as s:
         first = await s.turn("first")
@@ -320,7 +320,7 @@ async def test_a_stalled_stream_fails_the_turn_and_the_conversation_goes_on(tmp_
 
 async def test_a_provider_that_asks_for_a_long_wait_is_not_waited_for(tmp_path: Path) -> None:
     """The bound holds for a retry too, and the reason is what the provider said."""
-    bounds = Bounds(retries=1, model_silence=4, probe_after=0.5)
+    bounds = OutputBounds(retries=1, model_silence=4, probe_after=0.5)
     async with stage(tmp_path, Steps(Step(anything, Refuse(429, retry_after=600), None)), bounds=bounds) as s:
         end = await s.turn()
 
@@ -417,7 +417,7 @@ async def test_what_a_dead_cli_left_running_is_ended(tmp_path: Path) -> None:
 
 async def test_a_long_tool_and_a_long_question_are_no_stall(tmp_path: Path) -> None:
     """Silence while a person thinks or a tool runs is not held against the CLI."""
-    bounds = Bounds(model_silence=3, probe_after=0.2)
+    bounds = OutputBounds(model_silence=3, probe_after=0.2)
     script = Steps(("go", Use("Bash", {"command": "sleep 4"})), OK)
     async with stage(tmp_path, script, bounds=bounds, decide=None) as s, anyio.create_task_group() as group:
         ends = []
@@ -443,7 +443,7 @@ async def test_a_cli_that_dies_or_hangs_fails_the_turn_and_is_replaced(
 ) -> None:
     """The next prompt goes to a new CLI that goes on with the conversation."""
     script = Steps(("first", Say("one")), ("go", [Say("x"), Pause()]), OK)
-    async with stage(tmp_path, script, bounds=Bounds(probe_after=0.5, probe_answer=5)) as s:
+    async with stage(tmp_path, script, bounds=OutputBounds(probe_after=0.5, probe_answer=5)) as s:
         first = await s.turn("first")
         ends = []
         pid = s.pid
@@ -486,7 +486,7 @@ async def test_a_cli_that_died_between_turns_costs_no_turn(tmp_path: Path) -> No
     """The next prompt finds another one, which goes on with the conversation."""
     async with stage(tmp_path, Steps(OK)) as s:
         first = await s.turn()
-        process = s.runner._link.process if s.runner._link else None
+        process = s.runner.connection.process if s.runner.connection else None
         assert process is not None
         os.kill(s.pid, signal.SIGKILL)
         with anyio.fail_after(30):
@@ -502,7 +502,7 @@ async def test_a_cli_that_died_between_turns_costs_no_turn(tmp_path: Path) -> No
 async def test_an_interrupt_of_a_cli_that_hangs_kills_it(tmp_path: Path) -> None:
     """The interrupt returns within its bound and nothing is left that could start anything."""
     script = Steps(("go", [Say("x"), Pause()]), OK)
-    async with stage(tmp_path, script, bounds=Bounds(interrupt=0.5)) as s:
+    async with stage(tmp_path, script, bounds=OutputBounds(interrupt=0.5)) as s:
         ends = []
         async with anyio.create_task_group() as group:
 

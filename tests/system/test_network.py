@@ -189,5 +189,5 @@ async def test_a_bubblewrap_that_is_taken_away_stops_sandboxed_sessions(
     assert (session.keys, later.keys) == ("brokered", "brokered")
     assert (end.state, end.reason) == ("failed", "isolation_unavailable")
     assert why.count("is gone now") == (2 if gone == "away" else 0)
-    assert ("could not be put up" in why) == (gone == "broken")
+    assert ("could not be made" in why) == (gone == "broken")
     assert len(model.requests) == requests > 0

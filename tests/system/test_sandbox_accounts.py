@@ -29,17 +29,18 @@ NETWORKS: tuple[Network, ...] = ("full", "broker-only", "allow-list")
 UNPRIVILEGED = ("setpriv", "--no-new-privs", "--bounding-set=-all", "--")
 ENTER = """
 import json, os, subprocess, sys
-from hutch_executor.sandbox.command import Enclosure
+from hutch_executor.sandbox.command import SessionSandbox
 from hutch_shared import messages as m
 
 program, network, cwd, command = sys.argv[1:]
 spec = m.SandboxSpec(program, network=network, allow=("192.0.2.1",))
 options, limits, home = m.AgentOptions(), m.Limits(), os.environ["HOME"]
-enclosure = Enclosure(m.PrepareSession("s-1", "script", cwd, "ask", options, limits, cwd, home, sandbox=spec), spec)
-entered = enclosure.enter(("/bin/sh", "-c", command), dict(os.environ))
-done = subprocess.run(entered.argv, env=entered.env, pass_fds=entered.descriptors)
-entered.close()
-enclosure.close()
+session = m.PrepareSession("s-1", "script", cwd, "ask", options, limits, cwd, home, sandbox=spec)
+sandbox = SessionSandbox(session, spec)
+inside = sandbox.wrap(("/bin/sh", "-c", command), dict(os.environ))
+done = subprocess.run(inside.argv, env=inside.env, pass_fds=inside.descriptors)
+inside.close()
+sandbox.close()
 sys.exit(done.returncode)
 """
 

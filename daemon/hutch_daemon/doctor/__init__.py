@@ -25,7 +25,7 @@ from hutch_daemon.settings import Settings, SettingsError, load
 from hutch_shared import __version__
 from hutch_shared.errors import HutchError
 from hutch_shared.paths import Paths, find_paths
-from hutch_shared.reach import Who
+from hutch_shared.reach import PathReader
 from hutch_shared.unix import PATH_LIMIT, check_directory
 
 __all__ = ["Finding", "as_service", "examine"]
@@ -69,11 +69,11 @@ def _settings(path: Path) -> tuple[Settings, Finding]:
         )
 
 
-def _account(config: LauncherConfig | None) -> tuple[Who | None, Finding]:
+def _account(config: LauncherConfig | None) -> tuple[PathReader | None, Finding]:
     """Return the account of a host's hutchd: the one that the launcher serves."""
     name = LauncherConfig().serve if config is None else config.serve
     try:
-        who = Who.named(name)
+        who = PathReader.named(name)
     except KeyError:
         make = f"useradd --system --home-dir /var/lib/hutch --shell /usr/sbin/nologin {name}"
         return None, Finding(f"account of hutchd: {name}", f"It does not exist. Make it: {make}")
@@ -84,7 +84,7 @@ def _account(config: LauncherConfig | None) -> tuple[Who | None, Finding]:
     return who, Finding(f"account of hutchd: {name}")
 
 
-def _inside(paths: Paths, settings: Settings, account: Who) -> Iterator[Finding]:
+def _inside(paths: Paths, settings: Settings, account: PathReader) -> Iterator[Finding]:
     """Examine what belongs to hutchd, or say who may."""
     if os.geteuid() == account.uid:
         yield from as_service()

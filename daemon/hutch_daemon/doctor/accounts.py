@@ -24,7 +24,7 @@ from hutch_daemon.settings import Settings
 from hutch_shared import __file__ as shared_file
 from hutch_shared import messages as m
 from hutch_shared.paths import Paths
-from hutch_shared.reach import Who, closed, members
+from hutch_shared.reach import PathReader, closed, members
 
 __all__ = ["examine_accounts"]
 
@@ -70,7 +70,7 @@ def examine_accounts(config: LauncherConfig, settings: Settings, paths: Paths) -
             yield Finding(f"{len(names) - at} more accounts: not examined, since that would take too long")
             break
         try:
-            who = Who.named(name)
+            who = PathReader.named(name)
         except KeyError:
             yield Finding(f"account {name}", "The launcher's list names it, but there is no such account.")
             continue
@@ -99,7 +99,7 @@ def _interpreter(path: Path) -> Finding:
     return Finding(f"{subject}, which accounts may run but not read")
 
 
-def _refused(who: Who, config: LauncherConfig) -> str | None:
+def _refused(who: PathReader, config: LauncherConfig) -> str | None:
     """Return why the launcher would refuse an account, or None."""
     if who.uid == 0 or who.name == config.serve or who.name in config.deny:
         return "The launcher never starts agents as root, hutchd's account or one in `deny`: take it off the list."
@@ -128,7 +128,7 @@ def _expired(name: str) -> bool:
     return False
 
 
-def _unusable(who: Who, config: LauncherConfig) -> str | None:
+def _unusable(who: PathReader, config: LauncherConfig) -> str | None:
     """Return what keeps an executor from running as an account, or None."""
     if why := _code(who, config):
         return f"{why} Install Hutch, and the Python it runs with, where every account may read it."
@@ -141,7 +141,7 @@ def _unusable(who: Who, config: LauncherConfig) -> str | None:
     return None
 
 
-def _code(who: Who, config: LauncherConfig) -> str | None:
+def _code(who: PathReader, config: LauncherConfig) -> str | None:
     """Return why an account cannot read the interpreter or the code: tried as root, or by owners and modes."""
     python = config.interpreter
     places = ((python, 1), (sysconfig.get_path("stdlib"), 5), (sysconfig.get_path("purelib"), 5), (shared_file, 4))
@@ -162,7 +162,7 @@ def _code(who: Who, config: LauncherConfig) -> str | None:
     return f"It cannot run the executor: {why}." if why else None
 
 
-def _sandbox(who: Who, config: LauncherConfig, paths: Paths) -> Finding:
+def _sandbox(who: PathReader, config: LauncherConfig, paths: Paths) -> Finding:
     """Return whether agents can have a sandbox. That depends on the host, so one account is enough to try it."""
     subject = "isolation strict: a sandbox for agents"
     program = shutil.which("bwrap", path=config.path)

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from hutch_daemon.doctor.finding import Finding
-from hutch_shared.reach import Who, closed
+from hutch_shared.reach import PathReader, closed
 
 __all__ = ["ask_as", "run_as"]
 
@@ -24,7 +24,7 @@ _PLACES: Final = ("HUTCH_CONFIG", "HUTCH_STATE_DIR", "HUTCH_RUNTIME_DIR")
 
 
 def run_as(
-    who: Who, command: Sequence[str], *, timeout: float, given: bytes = b"", path: str = os.defpath
+    who: PathReader, command: Sequence[str], *, timeout: float, given: bytes = b"", path: str = os.defpath
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a command as an account, with its current groups, no privilege, and only `_PLACES` of our environment.
 
@@ -48,7 +48,7 @@ def run_as(
     )
 
 
-def ask_as(account: Who) -> Iterator[Finding]:
+def ask_as(account: PathReader) -> Iterator[Finding]:
     """Have hutchd's account examine what belongs to it."""
     subject = f"examination as {account.name}"
     try:

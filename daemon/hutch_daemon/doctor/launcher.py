@@ -19,7 +19,7 @@ from hutch_daemon.environments.launcher_client import LauncherClient, LauncherSt
 from hutch_daemon.settings import Settings
 from hutch_shared.errors import HutchError
 from hutch_shared.paths import LAUNCHER_CONFIG, LAUNCHER_SOCKET_UNIT
-from hutch_shared.reach import Who
+from hutch_shared.reach import PathReader
 
 __all__ = ["LauncherConfig", "command_of", "examine_launcher", "examine_socket", "read_config"]
 
@@ -117,7 +117,7 @@ def examine_launcher(settings: Settings) -> list[Finding]:
     return findings
 
 
-def examine_socket(settings: Settings, account: Who) -> list[Finding]:
+def examine_socket(settings: Settings, account: PathReader) -> list[Finding]:
     """Examine the launcher's socket from outside, as every account may."""
     if settings.isolation.launcher == "sudo":
         return []

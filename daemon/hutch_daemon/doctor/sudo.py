@@ -15,7 +15,7 @@ from hutch_daemon.doctor.launcher import command_of
 from hutch_daemon.settings import Settings, load
 from hutch_shared.errors import HutchError
 from hutch_shared.paths import Paths
-from hutch_shared.reach import Who
+from hutch_shared.reach import PathReader
 from hutch_shared.unix import check_directory
 
 __all__ = ["examine_sudo", "sudo_rule"]
@@ -29,7 +29,7 @@ def sudo_rule(paths: Paths) -> str:
     return sudoers.rule(command_of(load(paths.config)))
 
 
-def examine_sudo(settings: Settings, account: Who | None) -> Iterator[Finding]:
+def examine_sudo(settings: Settings, account: PathReader | None) -> Iterator[Finding]:
     """Examine the rule; no finding if the launcher has a unit and there is no rule."""
     used = settings.isolation.launcher == "sudo"
     file = Path(sudoers.FILE)
@@ -69,7 +69,7 @@ def _program(command: str) -> str | None:
     return None
 
 
-def _rules(command: str, account: Who) -> Iterator[Finding]:
+def _rules(command: str, account: PathReader) -> Iterator[Finding]:
     words = ["sudo", "-n", "-l", *(["-U", account.name] if os.geteuid() == 0 else [])]
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=_TIMEOUT)

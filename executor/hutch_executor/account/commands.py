@@ -1,7 +1,7 @@
-"""Commands that the executor runs as the account: each leads a session of its own, and its process group ends with it.
+"""Runs a command as the account, in a session of its own; its process group is killed when it ends.
 
-Their output comes through a pipe of ours, not of asyncio's: that waits (Python 3.12 and 3.13) until all who hold the
-pipe are gone, and a child in the background may hold it for ever.
+Reads the output through a pipe of ours rather than asyncio's. asyncio (Python 3.12 and 3.13) waits until every holder
+of the pipe has closed it, and a background child may hold it forever.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ async def run_command(
     argv: Sequence[str],
     take: Callable[[bytes], object],
     *,
-    question: bytes = b"",
+    stdin: bytes = b"",
     errors_only: bool = False,
     **options: Any,
 ) -> int:
-    """Run `argv` with `question` as its standard input, give `take` what it says, return its exit code.
+    """Run `argv` with `stdin` as its standard input, pass its output to `take`, and return its exit code.
 
-    That is standard output and error together, or standard error alone with `errors_only`. After the command's end a
-    child in the background that holds its output is listened to for a second. At the end, as on cancel, the process
-    group is killed. OSError or ValueError when it cannot be started.
+    The output is standard output and error together, or standard error alone with `errors_only`. If a background child
+    still holds the output when the command ends, reading goes on for a second. Then, and on cancel, the process group
+    is killed. `options` go to the process. OSError or ValueError if the command cannot be started.
     """
     reading, writing = os.pipe()
     try:
         os.set_blocking(reading, False)
         try:
-            # shielded: cancelled half-way, asyncio would leave a process that nobody knows
-            with _as_file(question) as given, anyio.CancelScope(shield=True):
+            # shielded: on a cancel half-way, asyncio would leave a process that nothing refers to
+            with _as_file(stdin) as stdin_file, anyio.CancelScope(shield=True):
                 process = await anyio.open_process(
                     argv,
-                    stdin=given,
+                    stdin=stdin_file,
                     stdout=subprocess.DEVNULL if errors_only else writing,
                     stderr=writing,
                     start_new_session=True,
@@ -55,7 +55,7 @@ async def run_command(
         try:
             async with anyio.create_task_group() as group:
                 all_read = anyio.Event()
-                group.start_soon(_listen, reading, take, all_read)
+                group.start_soon(_read, reading, take, all_read)
                 code = await process.wait()
                 with anyio.move_on_after(_LINGER):
                     await all_read.wait()
@@ -70,16 +70,16 @@ async def run_command(
     return code
 
 
-def _as_file(text: bytes) -> IO[bytes]:
-    if not text:
+def _as_file(content: bytes) -> IO[bytes]:
+    if not content:
         return open(os.devnull, "rb")
-    file = tempfile.TemporaryFile()  # noqa: SIM115  # its user closes it
-    file.write(text)
+    file = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
+    file.write(content)
     file.seek(0)
     return file
 
 
-async def _listen(reading: int, take: Callable[[bytes], object], all_read: anyio.Event) -> None:
+async def _read(reading: int, take: Callable[[bytes], object], all_read: anyio.Event) -> None:
     while True:
         await anyio.wait_readable(reading)
         with suppress(BlockingIOError):

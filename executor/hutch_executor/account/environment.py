@@ -1,4 +1,4 @@
-"""Which variables an executor keeps of those that it was started with."""
+"""The environment variables that an executor keeps of those it was started with."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ ALLOWED_ENVIRONMENT: Final = re.compile(
     r"|(HTTPS?|NO)_PROXY|(https?|no)_proxy"
     r"|HUTCH_(EXECUTOR_ID|LOG_LEVEL)"
 )
+"""Matches the whole name of an allowed variable."""
 
 
 def scrub_environment() -> None:
-    """Remove every variable that is not on the list, so that no child inherits it."""
+    """Remove every variable that is not allowed, so that no child inherits it."""
     for name in list(os.environ):
         if not ALLOWED_ENVIRONMENT.fullmatch(name):
             del os.environ[name]

@@ -1,4 +1,4 @@
-"""The notify command: tells a person, in a way of their own, that a question waits. It runs as the account."""
+"""The notify command: a program of the user's that learns of a waiting permission request. It runs as the account."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from hutch_shared import messages as m
 __all__ = ["ENVIRONMENT", "run_notify"]
 
 ENVIRONMENT: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR")
-"""Names that the command always gets, where they are set."""
+"""Variables that the command always gets, if they are set."""
 _STDERR_LIMIT: Final = 2000
 
 
 async def run_notify(params: m.RunNotify, setup: Setup) -> m.Notified:
-    """Run the command with the question as one JSON line on its standard input; never raises for what it does.
+    """Run the command with the request as one JSON line on its standard input. A failing command is a result.
 
-    It has the account's set-up as the agent has it. It gets `timeout` seconds; then, as on cancel, its whole process
+    The command gets the account's set-up, like an agent. After `timeout` seconds, and on cancel, its whole process
     group is killed.
     """
     if not params.command:
         return m.Notified(ok=False, detail="There is no command.")
-    given = setup.environ()
-    env = {name: given[name] for name in (*ENVIRONMENT, *params.env) if name in given} | params.values
-    said = bytearray()
+    inherited = setup.environ()
+    env = {name: inherited[name] for name in (*ENVIRONMENT, *params.env) if name in inherited} | params.values
+    stderr = bytearray()
     code: int | None = None
 
     def keep_end(chunk: bytes) -> None:
-        said.extend(chunk)
-        del said[:-_STDERR_LIMIT]
+        stderr.extend(chunk)
+        del stderr[:-_STDERR_LIMIT]
 
     question = msgspec.json.encode(params.question) + b"\n"
     try:
         with anyio.move_on_after(params.timeout):
             code = await run_command(
-                params.command, keep_end, question=question, errors_only=True, env=env, umask=setup.umask
+                params.command, keep_end, stdin=question, errors_only=True, env=env, umask=setup.umask
             )
     except (OSError, ValueError) as error:
         return m.Notified(ok=False, detail=f"{params.command[0]!r} cannot be started: {error}")
     if code is None:
         return m.Notified(ok=False, detail=f"It did not end within {params.timeout:g} s and was killed.")
-    return m.Notified(ok=code == 0, detail=said.decode(errors="replace").strip() or f"exit code {code}")
+    return m.Notified(ok=code == 0, detail=stderr.decode(errors="replace").strip() or f"exit code {code}")

@@ -1,4 +1,4 @@
-"""Paths as the account sees them: symbolic links followed, `..` gone."""
+"""Real paths, as the account sees them: symbolic links followed, `..` removed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ DEADLINE: Final = 5.0
 async def resolve_paths(
     paths: tuple[str, ...], cwd: str, threads: anyio.CapacityLimiter, *, deadline: float = DEADLINE
 ) -> dict[str, str]:
-    """Return the real path of each of `paths`; relative ones stand in `cwd`.
+    """Return the real path of each of `paths`; relative ones start from `cwd`.
 
-    One that cannot be resolved, comes after the first 256, or is not done within `deadline` seconds (a file server
-    that does not answer) is missing. On cancel a thread may go on for a while; it changes
-    nothing, and `threads` bounds how many there are.
+    Left out: paths that cannot be resolved, those after the first 256, and those that take more than `deadline` seconds
+    (on a file server that does not answer). After a cancel a thread may run on for a while; it changes nothing, and
+    `threads` bounds how many there are.
     """
     real: dict[str, str] = {}
 
@@ -37,7 +37,7 @@ async def resolve_paths(
 
 
 def resolve_path(path: str, cwd: str) -> str | None:
-    """Return the real path; what does not exist yet lies where its parent really is. None when that is unknown."""
+    """Return the real path; a missing file is resolved through its real parent. None if that fails."""
     if "\0" in path or len(path) > PATH_LENGTH_LIMIT:
         return None
     try:
@@ -51,7 +51,7 @@ def resolve_path(path: str, cwd: str) -> str | None:
 
 
 def _existing(path: str) -> str:
-    """Return the longest part of `path` that exists. OSError where that cannot be told."""
+    """Return the longest prefix of `path` that exists. OSError if the account may not look."""
     while True:
         try:
             os.lstat(path)

@@ -1,8 +1,8 @@
-"""What an agent has of its account's own set-up: PATH as at a login, and the umask of a tree that is shared.
+"""The account's own set-up for its agents: PATH as after a login, and a umask that fits a shared directory.
 
-Both are for the agent, what it runs and the notify command. The executor finds its own tools by the PATH that it was
-started with: a program that an agent put into its account's `~/.local/bin` must not be taken for bubblewrap. And it
-makes its own files with modes of its own.
+Both apply to the agent, what it runs, and the notify command. The executor itself keeps the PATH that it was started
+with, so that a program in the account's `~/.local/bin` is never taken for bubblewrap, and gives its own files explicit
+modes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from hutch_shared import messages as m
 __all__ = ["Setup", "login_path", "set_up", "umask_for"]
 
 LOGIN_DEADLINE: Final = 5.0
-"""Seconds for the login shell, the account's own files that it reads included."""
-_SAID_LIMIT: Final = 64 << 10
+"""Seconds for the login shell, including the account's own start-up files."""
+_OUTPUT_LIMIT: Final = 64 << 10
 _PATH_LIMIT: Final = 16 << 10
 _NO_SHELLS: Final = frozenset({"", "nologin", "false", "true", "sync", "halt", "shutdown"})
 _PRIVATE: Final = 0o022
@@ -37,58 +37,58 @@ _log: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How what runs for the agent differs from the executor."""
+    """How the agent's processes differ from the executor."""
 
     path: str | None = None
-    """PATH; None: the executor's own."""
+    """PATH; None for the executor's own."""
     umask: int = -1
-    """-1: the executor's own."""
+    """-1 for the executor's own."""
 
-    def environ(self, given: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """Return the executor's environment as the agent has it."""
-        return {**given} if self.path is None else {**given, "PATH": self.path}
+    def environ(self, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
+        """Return the environment for the agent's processes."""
+        return {**inherited} if self.path is None else {**inherited, "PATH": self.path}
 
 
 async def set_up(wanted: m.AccountSetup, cwd: str, home: str) -> Setup:
-    """Find out what the account's set-up is, for an agent in `cwd`. Never fails: what cannot be had is left out."""
+    """Return the account's set-up for an agent in `cwd`. A part that cannot be found out keeps the executor's value."""
     path = await login_path(home) if wanted.path == "login" else None
     return Setup(path, await to_thread.run_sync(umask_for, wanted.umask, cwd))
 
 
 async def login_path(home: str, shell: str | None = None, *, deadline: float = LOGIN_DEADLINE) -> str | None:
-    """Return PATH as the account's login shell sets it; None where that is not to be had.
+    """Return PATH as the account's login shell sets it; None if there is no usable one.
 
-    The shell runs as the account, in its home, with a clean environment, for `deadline` seconds; its process group
-    ends with it, and what it left behind ends with the executor. Of PATH only absolute directories are taken.
+    The shell runs as the account, in its home, with a clean environment, for at most `deadline` seconds. Its process
+    group is killed when it ends; whatever escaped that ends with the executor. Only absolute directories are kept.
     """
     shell = _shell() if shell is None else shell
     if os.path.basename(shell) in _NO_SHELLS or not os.path.isabs(shell):
-        _log.info("the account has no login shell: its PATH is the executor's")
+        _log.info("the account has no login shell: its agents get the executor's PATH")
         return None
     mark = secrets.token_hex(16)
     argv = (shell, "-l", "-c", f"printf %s {mark}; /usr/bin/printenv PATH; printf %s {mark}")
     env = {name: os.environ[name] for name in ("PATH", "USER", "LOGNAME", "LANG") if name in os.environ}
     env |= {"HOME": home, "SHELL": shell}
-    said = bytearray()
+    output = bytearray()
     code: int | None = None
     try:
         with anyio.move_on_after(deadline):
             code = await run_command(
-                argv, lambda chunk: said.extend(chunk[: _SAID_LIMIT - len(said)]), env=env, cwd=_enterable(home)
+                argv, lambda chunk: output.extend(chunk[: _OUTPUT_LIMIT - len(output)]), env=env, cwd=_enterable(home)
             )
     except (OSError, ValueError) as error:
         _log.info("the login shell %s cannot be started: %s", shell, error)
         return None
-    parts = bytes(said).split(mark.encode())
+    parts = bytes(output).split(mark.encode())
     path = _checked(parts[1]) if len(parts) == 3 else None
     if path is None:
         how = f"did not end within {deadline:g} s" if code is None else f"ended with code {code}"
-        _log.info("the login shell %s %s and told no PATH that can be used", shell, how)
+        _log.info("the login shell %s %s and printed no usable PATH", shell, how)
     return path
 
 
 def umask_for(wanted: str, cwd: str) -> int:
-    """Return the umask for `auto`, octal digits, or nothing (-1). Looks at `cwd`."""
+    """Return the umask for `wanted`: `auto` (which looks at `cwd`), octal digits, or nothing (-1)."""
     if wanted != "auto":
         return int(wanted, 8) if wanted else -1
     try:
@@ -109,12 +109,12 @@ def _enterable(home: str) -> str:
     return home if os.access(home, os.X_OK) and os.path.isdir(home) else "/"
 
 
-def _checked(said: bytes) -> str | None:
-    """Return the absolute directories of a PATH, each once, in their order; None when there are none."""
-    if len(said) > _PATH_LIMIT:
+def _checked(path: bytes) -> str | None:
+    """Return the absolute directories of a PATH, each once, in their order; None if there are none."""
+    if len(path) > _PATH_LIMIT:
         return None
     try:
-        text = said.decode().removesuffix("\n")
+        text = path.decode().removesuffix("\n")
     except UnicodeDecodeError:
         return None
     if not text.isprintable():

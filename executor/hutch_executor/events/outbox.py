@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["BATCH_BYTES", "BATCH_COUNT", "Outbox", "EventBatch"]
+__all__ = ["BATCH_BYTES", "BATCH_COUNT", "EventBatch", "Outbox"]
 
 BATCH_COUNT: Final = 256
 BATCH_BYTES: Final = 1 << 20
@@ -33,7 +33,7 @@ class EventBatch:
 
 
 class Outbox:
-    """Keeps unacknowledged events. `count_limit` and `bytes_limit` bound the part in memory; when full, `has_room` is False."""
+    """Keeps unacknowledged events. `count_limit` and `bytes_limit` bound the part in memory; see `has_room`."""
 
     def __init__(self, count_limit: int = 8192, bytes_limit: int = 32 << 20) -> None:
         """Start empty; the first event gets number 1."""

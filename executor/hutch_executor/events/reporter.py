@@ -4,8 +4,8 @@ Theory. `report` encodes and numbers an event and puts it into the outbox. Two t
 connected `send` writes batches to the connection; while detached `keep_spool` moves them to the spool. Both read the
 outbox only, so no event is in two places at once, and a new connection starts at the first unacknowledged event.
 
-Events arrive singly, and for hutchd a commit costs as much as the work on many events. So while a batch is unanswered the
-next events gather for a moment and go out together. A lone event and a full batch are sent at once.
+Events arrive singly, and for hutchd a commit costs as much as the work on many events. So while a batch is unanswered
+the next events gather for a moment and go out together. A lone event and a full batch are sent at once.
 
 Bounds: the outbox in memory, the spool on disk. When hutchd does not acknowledge, or the spool is full or fails, memory
 fills and `report` waits: reading from the agent stops. Nothing is dropped. Parts of the spool are removed as they are

@@ -220,9 +220,8 @@ def _make_directory(directory: Path) -> bool:
         around = os.lstat(directory.parent)
         if not os.path.lexists(directory):
             if not stat.S_ISDIR(around.st_mode) or around.st_uid not in (0, os.geteuid()) or around.st_mode & 0o022:
-                raise HutchError(
-                    Reason.AGENT_UNAVAILABLE, f"The spool directory {directory} would lie in a directory that other accounts can write to."
-                )
+                why = f"The spool directory {directory} would lie in a directory that other accounts can write to."
+                raise HutchError(Reason.AGENT_UNAVAILABLE, why)
             os.mkdir(directory, 0o700)
             return True
         found = os.lstat(directory)

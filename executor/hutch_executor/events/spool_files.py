@@ -1,8 +1,8 @@
 """The files of a spool on disk: their format, and what another executor reads of a dead one's.
 
-The `.spool` file holds one line that names the executor and the session. The events are in `.part` files beside it, each
-named by the number of its first event. A part is a sequence of records: a head (number, length, CRC-32 over number and
-payload), then the payload, which is the event as it goes on the wire. The first record that is not whole ends the
+The `.spool` file holds one line that names the executor and the session. The events are in `.part` files beside it,
+each named by the number of its first event. A part is a sequence of records: a head (number, length, CRC-32 over number
+and payload), then the payload, which is the event as it goes on the wire. The first record that is not whole ends the
 spool: a crash that tears the tail costs only what was not synced.
 
 While its executor lives the `.spool` file is locked, so whoever gets the lock knows that the executor is dead. Earlier

@@ -1,7 +1,7 @@
-"""The processes below this one. As their subreaper the executor inherits what was double-forked away from an agent.
+"""The processes below this one. As a subreaper the executor inherits what an agent double-forked away.
 
-Only Linux tells; elsewhere nothing is found and nothing is done. A process that forks faster than it is looked at can
-escape a sweep: what makes the end certain is hutchd's check and, where there is one, the cgroup.
+Linux only; on other platforms no process is found. A process that forks faster than it is found can escape a sweep;
+hutchd's own check and, where there is one, the cgroup make the end certain.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def descendants() -> list[int]:
 
 
 async def kill_descendants(deadline: float) -> list[int]:
-    """Kill and reap everything below this process until nothing is left; return what is left after `deadline` seconds.
+    """Kill and reap every process below this one, again and again until none is left or `deadline` seconds passed.
 
-    Only for the end: it also reaps children that others wait for.
+    Returns the pids that are left. Only for the executor's end: it also reaps children that other code waits for.
     """
     with anyio.move_on_after(deadline):
         while left := descendants():
@@ -51,14 +51,17 @@ async def kill_descendants(deadline: float) -> list[int]:
 
 
 class Zombies:
-    """Reaps inherited children that have ended. Own ones are left to whoever started them, who is quicker."""
+    """Reaps inherited children that have ended. The executor's own children are reaped sooner, by their starters."""
 
     def __init__(self) -> None:
         """Start without suspects."""
         self._seen: set[int] = set()
 
+    def __repr__(self) -> str:
+        return f"<Zombies {sorted(self._seen)}>"
+
     def reap(self) -> None:
-        """Reap the children that were found ended in this call and in the one before it."""
+        """Reap the children that had ended both in the previous call and in this one."""
         ended = {pid for pid, parent, state in _processes() if parent == os.getpid() and state == "Z"}
         for pid in ended & self._seen:
             with suppress(ChildProcessError):
@@ -73,7 +76,7 @@ def _reap_all() -> None:
 
 
 def _processes() -> list[tuple[int, int, str]]:
-    """Return (pid, parent, state) of every process that /proc shows."""
+    """Return (pid, parent, state) of every process in /proc."""
     found = []
     with suppress(OSError):
         for name in os.listdir(_PROC):

@@ -1,6 +1,6 @@
-"""What an executor does to itself before it does anything else, so that less can be read or stolen from it.
+"""What an executor does to itself first, so that less can be read or stolen from it.
 
-It imports little: until `harden` returned another process of the account may look inside (see the README).
+It imports little: until `harden` has returned, other processes of the account may look inside (see the README).
 """
 
 from __future__ import annotations
@@ -14,49 +14,48 @@ from hutch_shared.hardening import adopt_orphans, forbid_dumps
 __all__ = ["READY", "announce", "harden", "replace_stdin"]
 
 READY = b"\n"
-"""What an executor says when nobody can look inside any more."""
-_FIRST_TO_GO = b"500"
+"""What an executor sends once no other process of the account can look inside."""
+_OOM_SCORE = b"500"
 
 
 def harden() -> None:
-    """Leave no core, let no process of the same account look inside, lead a session, adopt orphaned descendants.
+    """Forbid core dumps and inspection by the same account, lead a session, adopt orphaned descendants.
 
-    What a platform does not have is left out. Files that the executor makes get their mode explicitly; the umask stays
-    as it is.
+    Skips what the platform lacks. The umask stays as it is: the executor gives its own files explicit modes.
     """
-    _be_first_to_go()
+    _raise_oom_score()
     forbid_dumps()
-    with suppress(PermissionError):  # it leads one already
+    with suppress(PermissionError):  # already a session leader
         os.setsid()
     adopt_orphans()
 
 
 def announce(fd: int) -> bool:
-    """Say on `fd` that this process is hardened, if that is a socket: one byte, once. False: nobody is there any more.
+    """If `fd` is a socket, send one byte to say that this process is hardened. Return False if the other side is gone.
 
-    Whoever started it may look (/proc/PID belongs to root by now) and then hand over the boot line. A pipe leads only
-    one way, and there the line comes unasked.
+    The parent may then check (/proc/PID belongs to root by now) and send the boot line. A pipe leads only one way;
+    there the boot line comes without this.
     """
-    if not stat.S_ISSOCK(os.fstat(fd).st_mode):
-        return True
     try:
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            return True
         return os.write(fd, READY) == len(READY)
     except OSError:
         return False
 
 
 def replace_stdin() -> None:
-    """Put /dev/null in the place of standard input, so that no child reads what is left of it."""
+    """Make /dev/null the standard input, so that no child reads from hutchd's socket."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
 
 
-def _be_first_to_go() -> None:
-    """When memory runs out a session goes, not hutchd. Not allowed once not dumpable."""
+def _raise_oom_score() -> None:
+    """When memory runs out, the kernel should kill a session rather than hutchd. Not allowed once not dumpable."""
     with suppress(OSError):
         fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         try:
-            os.write(fd, _FIRST_TO_GO)
+            os.write(fd, _OOM_SCORE)
         finally:
             os.close(fd)

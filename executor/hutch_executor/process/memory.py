@@ -1,4 +1,4 @@
-"""How much memory this process has, and how much it may have."""
+"""This process's memory: its limit and its size."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 __all__ = ["limit_memory", "resident_bytes"]
 
 
-def limit_memory(bytes_: int) -> None:
-    """Bound this process's and each child's private memory softly: allocations beyond it fail there and then."""
+def limit_memory(limit: int) -> None:
+    """Limit the private memory of this process and of each child to `limit` bytes: larger allocations fail."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    soft = bytes_ if hard == resource.RLIM_INFINITY else min(bytes_, hard)
+    soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def resident_bytes() -> int:
-    """Return the bytes of this process that are in memory now; 0 where the platform does not tell."""
+    """Return the resident size of this process in bytes; 0 where the platform does not report it."""
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGESIZE")
     except OSError:

@@ -1,1 +1,1 @@
-"""What drives an agent: one module for each kind, behind the port in `port`."""
+"""The runners, one module or package for each agent."""

@@ -1,12 +1,11 @@
-"""The script runner: plays a JSONL file through the same ports as a real agent, for demonstrations and tests.
+"""The script runner: plays a file of JSON lines through the same ports as a real agent, for demonstrations and tests.
 
-One line is one step, an object with exactly one of the keys of `Line` that say what to do. A line `{"turn": true}`
-separates turns: turn k of the session plays part k, and later ones the last part. Without a script the prompt is the
-script, if its first line is an object; any other prompt is answered with its own text. Each event carries its line as
+Turn k of the session plays part k of the script, and later turns its last part. Without a script the prompt is the
+script if its first line is an object; any other prompt is answered with its own text. Each event carries its line as
 the native message.
 
-The script is read, and files are waited for, as the account; its commands run inside the walls of the session, if it
-has any. Each has walls of its own, with a /tmp and a home that go with it.
+The script and the files that it waits for are read as the account. Its commands run in the session's sandbox, if there
+is one, each with a /tmp and a home of its own.
 """
 
 from __future__ import annotations
@@ -15,119 +14,37 @@ import json
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
 import anyio
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET
 
 from hutch_executor.account.commands import run_command
 from hutch_executor.account.environment import ALLOWED_ENVIRONMENT
 from hutch_executor.account.setup import Setup
-from hutch_executor.process.limits import agent_first
+from hutch_executor.process.oom import agent_first
 from hutch_executor.runners.port import DaemonPort
-from hutch_executor.sandbox.command import Enclosure
+from hutch_executor.runners.script_language import Line, Step, read_script, read_step
+from hutch_executor.sandbox.command import SessionSandbox
 from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.events import Notice, StderrText, Text, ToolCallSeen, ToolResult, TurnEnded, UsageSeen
+from hutch_shared.events import StderrText, Text, ToolCallSeen, ToolResult, TurnEnded
 from hutch_shared.failpoints import failpoint
 from hutch_shared.vocabulary import to_call, to_questions
 
-__all__ = ["Line", "ScriptRunner", "Step", "read_script"]
+__all__ = ["ScriptRunner"]
 
 OUTPUT_LIMIT: Final = 24 << 20
 _SCRIPT_LIMIT: Final = 64 << 20
-_LOOK_AGAIN: Final = 0.02
+_POLL_FILE: Final = 0.02
+"""Seconds between looks for a file that the script waits for."""
 _CLOSE_DEADLINE: Final = 5.0
 
 
-class Repeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Plays `line` `times` times."""
-
-    times: int
-    line: Raw
-
-
-class End(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Ends the turn at once."""
-
-    state: Literal["completed", "failed"] = "completed"
-    reason: str = "completed"
-    message: str = "The script says so."
-
-
-class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a line may say."""
-
-    text: str | UnsetType = UNSET
-    delta: str | UnsetType = UNSET
-    thinking: str | UnsetType = UNSET
-    thinking_delta: str | UnsetType = UNSET
-    stderr: str | UnsetType = UNSET
-    notice: Notice | UnsetType = UNSET
-    usage: UsageSeen | UnsetType = UNSET
-    tool: str | UnsetType = UNSET
-    """Asks for the call of this tool with `input`; if it may, `run` runs its command in a shell, else `result` came."""
-    ask: list[dict[str, Any]] | UnsetType = UNSET
-    """Questions in the form of `AskUserQuestion`."""
-    plan: str | UnsetType = UNSET
-    pause: float | UnsetType = UNSET
-    """Seconds."""
-    wait_file: str | UnsetType = UNSET
-    """Waits until this file is there."""
-    repeat: Repeat | UnsetType = UNSET
-    end: End | UnsetType = UNSET
-    exit: int | UnsetType = UNSET
-    """Ends the executor's process on the spot, with this code."""
-    turn: Literal[True] | UnsetType = UNSET
-    input: dict[str, Any] = {}
-    run: bool = False
-    result: str = ""
-    is_error: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse a line that says nothing to do, or two things."""
-        said = [name for name in _DOES if getattr(self, name) is not UNSET]
-        if len(said) != 1:
-            raise ValueError(f"a line says one thing to do, this one says {', '.join(said) or 'none'}")
-
-
-_DOES: Final = tuple(name for name in Line.__struct_fields__ if name not in {"input", "run", "result", "is_error"})
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A line and the bytes it was written in."""
-
-    line: Line
-    native: bytes
-
-
-def read_script(text: str) -> list[list[Step]]:
-    """Return the steps of each turn; HutchError that names the line that cannot be read. Blank lines are nothing."""
-    turns: list[list[Step]] = [[]]
-    for number, written in enumerate(text.split("\n"), 1):
-        if not written.strip():
-            continue
-        step = _read_step(written.encode(), f"Line {number} of the script")
-        if step.line.turn is UNSET:
-            turns[-1].append(step)
-        else:
-            turns.append([])
-    return turns
-
-
-def _read_step(written: bytes, where: str) -> Step:
-    try:
-        return Step(msgspec.json.decode(written, type=Line), written)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise HutchError(Reason.AGENT_UNAVAILABLE, f"{where} cannot be read: {error}") from error
-
-
 class _EndedError(Exception):
-    """Unwinds a turn that ends before its last line."""
+    """Ends a turn before its last line."""
 
     def __init__(self, ended: TurnEnded) -> None:
         super().__init__()
@@ -140,23 +57,27 @@ class ScriptRunner:
     agent: ClassVar[str] = "script"
 
     def __init__(self) -> None:
-        """Make a runner that has no script yet."""
+        """Make a runner without a script."""
         self._session: m.PrepareSession | None = None
         self._daemon: DaemonPort | None = None
         self._turns: list[list[Step]] | None = None
         self._scope: anyio.CancelScope | None = None
         self._finished = anyio.Event()
         self._calls = 0
-        self._said: str | None = None
-        self._enclosure: Enclosure | None = None
+        self._result: str | None = None
+        self._sandbox: SessionSandbox | None = None
         self.setup = Setup()
+
+    def __repr__(self) -> str:
+        state = "not open" if self._session is None else "playing" if self._scope else "idle"
+        return f"<ScriptRunner {state}>"
 
     @classmethod
     def preload(cls) -> None:
-        """Import nothing more: all is here."""
+        """Do nothing: everything is imported."""
 
     async def open(self, session: m.PrepareSession, daemon: DaemonPort) -> m.Prepared:
-        """Read the script, which is found from the session's directory, and put the walls up once, for a trial."""
+        """Read the script, a path from the session's directory, and try the sandbox once."""
         if session.options.script is not None:
             path = anyio.Path(session.cwd, session.options.script)
             try:
@@ -168,15 +89,15 @@ class ScriptRunner:
             self._turns = read_script(text)
         self._session, self._daemon = session, daemon
         if session.sandbox is not None:
-            self._enclosure = Enclosure(session, session.sandbox)
-            entered = await anyio.to_thread.run_sync(self._enclosure.enter, (), {})
-            entered.close()
+            self._sandbox = SessionSandbox(session, session.sandbox)
+            tried = await anyio.to_thread.run_sync(self._sandbox.wrap, (), {})
+            tried.close()
         return m.Prepared(agent_session=session.resume or f"script-{session.session}", keys="none")
 
     async def run(self, prompt: m.ExecutePrompt) -> TurnEnded:
-        """Play the turn's part."""
+        """Play the turn's part of the script."""
         assert self._session is not None
-        self._said = None
+        self._result = None
         self._finished = anyio.Event()
         try:
             with anyio.CancelScope() as self._scope:
@@ -192,20 +113,20 @@ class ScriptRunner:
         return self._ended("stopped", "interrupted", "The turn was interrupted.")
 
     async def interrupt(self) -> None:
-        """Stop playing; the command that runs is killed first."""
+        """Stop playing, and kill the command that runs."""
         if self._scope is not None:
             self._scope.cancel()
             await self._finished.wait()
 
     async def set_mode(self, mode: m.PermissionMode) -> None:
-        """Need not know: hutchd decides."""
+        """Do nothing: hutchd decides what may run."""
 
     async def close(self) -> None:
         """Stop playing."""
         with anyio.move_on_after(_CLOSE_DEADLINE):
             await self.interrupt()
-        if self._enclosure is not None:
-            await anyio.to_thread.run_sync(self._enclosure.close)
+        if self._sandbox is not None:
+            await anyio.to_thread.run_sync(self._sandbox.close)
 
     # ------------------------------------------------------------ a turn
 
@@ -224,7 +145,7 @@ class ScriptRunner:
         assert self._daemon is not None
         report, line = self._daemon.report, step.line
         if line.text is not UNSET:
-            self._said = line.text
+            self._result = line.text
             await report("text", Text(line.text), step.native)
         elif line.delta is not UNSET:
             await report("text_delta", Text(line.delta), step.native)
@@ -248,10 +169,11 @@ class ScriptRunner:
             await anyio.sleep(line.pause)
         elif line.wait_file is not UNSET:
             assert self._session is not None
-            while not await anyio.Path(self._session.cwd, line.wait_file).exists():  # noqa: ASYNC110  # others make it
-                await anyio.sleep(_LOOK_AGAIN)
+            awaited = anyio.Path(self._session.cwd, line.wait_file)
+            while not await awaited.exists():  # noqa: ASYNC110  # another process makes it
+                await anyio.sleep(_POLL_FILE)
         elif line.repeat is not UNSET:
-            again = _read_step(bytes(line.repeat.line), "The line to repeat")
+            again = read_step(bytes(line.repeat.line), "The line to repeat")
             for _ in range(line.repeat.times):
                 await self._play_step(again)
         elif line.end is not UNSET:
@@ -261,8 +183,8 @@ class ScriptRunner:
 
     def _ended(self, state: Literal["completed", "failed", "stopped"], reason: str, message: str) -> TurnEnded:
         assert self._session is not None
-        named = self._session.resume or f"script-{self._session.session}"
-        return TurnEnded(state, reason, message, result=self._said, agent_session=named)
+        conversation = self._session.resume or f"script-{self._session.session}"
+        return TurnEnded(state, reason, message, result=self._result, agent_session=conversation)
 
     # ------------------------------------------------------------ tools
 
@@ -272,7 +194,7 @@ class ScriptRunner:
         return to_call(tool, tool_input, f"call-{os.getpid()}-{self._calls}", self._session.cwd, with_diff=True)
 
     async def _use(self, step: Step, call: m.ToolCall, kind: m.PermissionKind = "tool") -> None:
-        """Show the call, ask, and do what was allowed."""
+        """Report the call, request permission, and do what was allowed."""
         assert self._daemon is not None
         await self._daemon.report("tool_call", ToolCallSeen(msgspec.to_builtins(call)), step.native)
         decision = await self._daemon.request_permission(
@@ -294,18 +216,19 @@ class ScriptRunner:
             raise _EndedError(self._ended("stopped", reason, decision.message or "A denial stopped the turn."))
 
     async def _run_command(self, judged: dict[str, Any]) -> tuple[str, bool]:
-        """Run the judged command; its group does not outlive the step. Output beyond the limit is left out.
+        """Run the judged command and return its output, cut at the limit, and whether it failed.
 
-        `isolation_unavailable` when the session has walls and they cannot be put up: it does not run then.
+        Its process group does not outlive the step. `isolation_unavailable` if the session has a sandbox that cannot be
+        made; the command does not run then.
         """
         assert self._session is not None
         argv: Sequence[str] = ["/bin/sh", "-c", str(judged.get("command", ""))]
-        said = bytearray()
-        async with self._entered(argv, self.setup.environ()) as (argv, env, inherited):
+        output = bytearray()
+        async with self._sandboxed(argv, self.setup.environ()) as (argv, env, inherited):
             try:
                 code = await run_command(
                     agent_first(argv),
-                    lambda chunk: said.extend(chunk[: OUTPUT_LIMIT - len(said)]),
+                    lambda chunk: output.extend(chunk[: OUTPUT_LIMIT - len(output)]),
                     cwd=self._session.cwd,
                     env=env,
                     umask=self.setup.umask,
@@ -313,22 +236,22 @@ class ScriptRunner:
                 )
             except OSError as error:
                 return f"The command could not be started: {error.strerror}.", True
-        return said.decode(errors="replace"), code != 0
+        return output.decode(errors="replace"), code != 0
 
     @asynccontextmanager
-    async def _entered(
+    async def _sandboxed(
         self, argv: Sequence[str], env: Mapping[str, str]
     ) -> AsyncIterator[tuple[Sequence[str], Mapping[str, str], tuple[int, ...]]]:
-        """Give the command as it is to be started: inside the walls of the session, where it has any."""
-        if self._enclosure is None or self._session is None:
+        """Yield argv, environment and descriptors of the command in the session's sandbox, if it has one."""
+        if self._sandbox is None or self._session is None:
             yield argv, env, ()
             return
         allowed = {name: value for name, value in env.items() if ALLOWED_ENVIRONMENT.fullmatch(name)}
         allowed |= {"HOME": self._session.home, "PWD": self._session.cwd}
-        entered = await anyio.to_thread.run_sync(self._enclosure.enter, argv, allowed)
+        command = await anyio.to_thread.run_sync(self._sandbox.wrap, argv, allowed)
         try:
-            yield entered.argv, entered.env, entered.descriptors
-        except FileNotFoundError as error:  # taken away since
+            yield command.argv, command.env, command.descriptors
+        except FileNotFoundError as error:  # bubblewrap was removed meanwhile
             raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"The sandbox is gone: {error}") from error
         finally:
-            entered.close()
+            command.close()

@@ -1,6 +1,6 @@
-"""`python -m hutch_executor.sandbox`: try a sandbox of the specification on standard input."""
+"""`python -m hutch_executor.sandbox`: probe the sandbox specified on standard input."""
 
-from hutch_executor.sandbox.plan import main
+from hutch_executor.sandbox.probe import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

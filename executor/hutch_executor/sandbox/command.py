@@ -1,7 +1,7 @@
-"""A session's commands, put inside its walls: their words, their environment, their way to the network.
+"""A session's commands in their sandbox: the argv, the environment, the way to the network.
 
-Whatever drives an agent comes through here, so that all agents have the same walls. Where they cannot be put up the
-command is not run (`isolation_unavailable`); there is no way around them.
+All runners start their commands through this module, so all agents have the same sandbox. A command whose sandbox
+cannot be made does not run (`isolation_unavailable`); there is no fallback.
 """
 
 from __future__ import annotations
@@ -10,55 +10,60 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from hutch_executor.sandbox import plan as sandbox
-from hutch_executor.sandbox.egress import Door, Egress
+from hutch_executor.sandbox.egress import EgressProxy, NetworkBridge
 from hutch_executor.sandbox.git_dirs import git_dirs
+from hutch_executor.sandbox.plan import plan_sandbox
+from hutch_executor.sandbox.probe import find_fault
+from hutch_executor.sandbox.programs import PROGRAMS, PROXY_PORT, bridge_argv
 from hutch_shared import messages as m
 from hutch_shared.allow_list import AllowList
 from hutch_shared.errors import HutchError, Reason
 
-__all__ = ["Enclosure", "Entered", "git_settings"]
+__all__ = ["SandboxedCommand", "SessionSandbox", "git_settings"]
 
 _GIT: Final = (("safe.bareRepository", "explicit"),)
-"""A folder that looks like a repository is none unless it is named as one: its settings name programs to run."""
+"""git uses a bare repository only if it is named: a folder that looks like one could name programs to run."""
 _GIT_INSIDE: Final = (*_GIT, ("commit.gpgSign", "false"), ("tag.gpgSign", "false"))
-"""Inside walls nobody signs in the person's name: the keys are not there, and a commit would fail."""
+"""Inside a sandbox the user's signing keys are hidden, so signing would only make commits fail."""
 _OUTSIDE: Final = frozenset({"TMPDIR", "XDG_RUNTIME_DIR"})
-"""Variables that name places which are not there inside walls."""
+"""Variables that name places which a sandbox does not show."""
 _PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
-_PROXY: Final = f"http://127.0.0.1:{sandbox.PROXY_PORT}"
+_PROXY: Final = f"http://127.0.0.1:{PROXY_PORT}"
 
 
 @dataclass(frozen=True, slots=True)
-class Entered:
-    """A command with the words that put it inside. It inherits `descriptors`; `close` when it has ended."""
+class SandboxedCommand:
+    """A command that runs in a sandbox. It inherits `descriptors`. Call `close` when it has ended."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     descriptors: tuple[int, ...] = ()
-    door: Door | None = None
+    bridge: NetworkBridge | None = None
 
     def close(self) -> None:
-        """Close its way to the network. Safe twice."""
-        if self.door is not None:
-            self.door.close()
+        """Cut its way to the network. Safe to call twice."""
+        if self.bridge is not None:
+            self.bridge.close()
 
 
-class Enclosure:
-    """The walls of one session, which may be entered as often as it has commands. Its methods block for a moment."""
+class SessionSandbox:
+    """The sandbox of one session, made afresh for each of its commands. Its methods block for a moment."""
 
     def __init__(self, session: m.PrepareSession, spec: m.SandboxSpec) -> None:
-        """Start what the network needs. `isolation_unavailable` when the list of hosts cannot be read."""
+        """Start the proxy if the network needs one. `isolation_unavailable` if the allow-list cannot be read."""
         self._session = session
         self._spec = spec
-        self._egress: Egress | None = None
+        self._proxy: EgressProxy | None = None
         if spec.network == "allow-list":
             try:
-                self._egress = Egress(AllowList.read(spec.allow))
+                self._proxy = EgressProxy(AllowList.read(spec.allow))
             except ValueError as error:
                 raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"[sandbox] allow cannot be read: {error}.") from error
 
-    def enter(
+    def __repr__(self) -> str:
+        return f"<SessionSandbox {self._session.session} network {self._spec.network}>"
+
+    def wrap(
         self,
         argv: Sequence[str],
         env: Mapping[str, str],
@@ -66,43 +71,46 @@ class Enclosure:
         show: Iterable[str] = (),
         write: Iterable[str] = (),
         sockets: Iterable[str] = (),
-    ) -> Entered:
-        """Return how to run `argv` inside, after it was tried there with a command that does nothing.
+    ) -> SandboxedCommand:
+        """Return `argv` as a command in the sandbox, after a command that does nothing ran there.
 
-        `isolation_unavailable` with the reason when it cannot be; see `sandbox.walls` for the rest.
+        `show`, `write` and `sockets` are as in `plan_sandbox`. `isolation_unavailable`, with the reason, if the sandbox
+        cannot be made.
         """
         spec, session = self._spec, self._session
         git = git_dirs(session.cwd)
-        words = sandbox.walls(
+        sandbox = plan_sandbox(
             spec,
             session.cwd,
             session.home,
-            show=(*show, *sandbox.PROGRAMS, *git.show),
+            show=(*show, *PROGRAMS, *git.show),
             write=(*write, *git.write),
             sockets=sockets,
-        )
-        if why := sandbox.trouble(words, door=self._egress is not None):
-            message = f"The sandbox could not be put up, and nothing runs without it: {why}"
+        ).argv()
+        if fault := find_fault(sandbox, with_bridge=self._proxy is not None):
+            message = f"The sandbox could not be made, and nothing runs without it: {fault}"
             raise HutchError(Reason.ISOLATION_UNAVAILABLE, message)
         inside = {name: value for name, value in env.items() if name not in _OUTSIDE} | git_settings(_GIT_INSIDE)
         if spec.network != "full":
             inside = {name: value for name, value in inside.items() if name.upper() not in _PROXIES}
-        if self._egress is None:
-            return Entered((*words, *argv), inside)
+        if self._proxy is None:
+            return SandboxedCommand((*sandbox, *argv), inside)
         inside |= {"NODE_USE_ENV_PROXY": "1"}
         for name in _PROXIES:
             inside |= dict.fromkeys((name, name.lower()), "" if name == "NO_PROXY" else _PROXY)
-        door = self._egress.open_door()
-        return Entered((*words, *sandbox.doorway_words(door.descriptor), *argv), inside, (door.descriptor,), door)
+        bridge = self._proxy.open_bridge()
+        return SandboxedCommand(
+            (*sandbox, *bridge_argv(bridge.descriptor), *argv), inside, (bridge.descriptor,), bridge
+        )
 
     def close(self) -> None:
-        """End what the network needed. Safe twice."""
-        if self._egress is not None:
-            self._egress.close()
+        """End the proxy. Safe to call twice."""
+        if self._proxy is not None:
+            self._proxy.close()
 
 
 def git_settings(settings: Sequence[tuple[str, str]] = _GIT) -> dict[str, str]:
-    """Return the variables that give git these settings, over those of its files."""
+    """Return the environment variables that give git these settings, above those of its files."""
     env = {"GIT_CONFIG_COUNT": str(len(settings))}
     for at, (key, value) in enumerate(settings):
         env |= {f"GIT_CONFIG_KEY_{at}": key, f"GIT_CONFIG_VALUE_{at}": value}

@@ -1,16 +1,16 @@
-"""The way out of walls that have a network of their own: an HTTP proxy that lets an agent reach the hosts it may.
+"""The proxy through which a sandbox with an allow-list reaches the network: HTTP and CONNECT, to allowed hosts only.
 
-Theory. It has a thread and an event loop of its own, since an agent uses the network between turns too and no task of
-the runner lives that long, and since what an agent downloads must not hold up its events. Inside the walls is nothing
-but a listening socket that `doorway` made there; all that is decided is decided here, outside.
+Theory. The proxy has a thread and an event loop of its own. An agent uses the network between turns too, when no task
+of the runner lives; and what it downloads must not delay its events. Inside the sandbox there is only a listening
+socket, made by `netns_bridge`; every decision is made here, outside.
 
-What is always true:
+Always true:
 
-- The name is resolved here, once, and what was judged is what is dialled: an answer that changes helps nobody.
-- An address of this machine or of a private network is dialled only where an entry of the list is that address.
-- A connection is for one request or one tunnel; connections, heads and times are bounded (`AT_ONCE`, …).
-- Nothing of what passes is kept; of what is refused the host is logged, once, and nothing else.
-- It dials itself: a proxy that the host may have is not used.
+- A name is resolved here, once, and the address that was checked is the one dialled: a changing answer gains nothing.
+- An address of this machine or of a private network is dialled only if an entry of the list is that address.
+- A connection carries one request or one tunnel. Connections, heads and times are bounded (`AT_ONCE`, …).
+- Nothing that passes is stored. Of a refused request only the host is logged, once.
+- The proxy connects directly: it does not use a proxy of the host.
 """
 
 from __future__ import annotations
@@ -27,68 +27,69 @@ from typing import Final
 import anyio
 from anyio.abc import ByteReceiveStream, ByteStream
 from anyio.from_thread import BlockingPortal
-from anyio.streams.buffered import BufferedByteReceiveStream
 
-from hutch_executor.sandbox.http_head import END, Asked, answer, read_answer, read_request
+from hutch_executor.sandbox.http_head import (
+    HEAD_LIMIT,
+    BadHeadError,
+    ProxyRequest,
+    RequestReader,
+    ResponseReader,
+    response,
+)
 from hutch_shared.allow_list import Address, AllowList, address_of
 from hutch_shared.rpc.stream import SocketStream, accept
 
-__all__ = ["AT_ONCE", "Door", "Egress"]
+__all__ = ["AT_ONCE", "EgressProxy", "NetworkBridge"]
 
 AT_ONCE: Final = 128
-"""Connections of a session at once; more wait in the queue of the listening socket, and the kernel drops what is more
-than that."""
-HEAD_LIMIT: Final = 64 * 1024
-"""Bytes."""
+"""Connections of a session at once. More wait in the listening socket's queue; beyond that the kernel drops them."""
 _HEAD_DEADLINE: Final = 30.0
 _RESOLVE_DEADLINE: Final = 15.0
 _DIAL_DEADLINE: Final = 10.0
 _ADDRESSES: Final = 6
 """How many addresses of a host are tried, each for that long."""
 _IDLE: Final = 600.0
-"""Seconds in which nothing passed, after which a connection is cut."""
+"""Seconds without a byte after which a connection is cut."""
 _CHUNK: Final = 1 << 16
 _CLOSE_DEADLINE: Final = 2.0
 _LOGGED: Final = 100
-_CUT: Final = (
-    anyio.BrokenResourceError,
-    anyio.ClosedResourceError,
-    anyio.EndOfStream,
-    anyio.IncompleteRead,
-    OSError,
-)
+_ENDED: Final = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
+"""How a connection ends by itself: the other side left, or a deadline passed."""
 
 _log: Final = logging.getLogger(__name__)
 
 
 class _RefusedError(Exception):
-    """What the proxy answers in place of the host."""
+    """The request is refused; `response` goes to the client."""
 
     def __init__(self, status: int, phrase: str, text: str) -> None:
         super().__init__(text)
-        self.answer = answer(status, phrase, text)
+        self.response = response(status, text, phrase)
 
 
-class Door:
-    """One agent process's door: `descriptor` is for `doorway` to inherit, whose listening socket is served here."""
+class NetworkBridge:
+    """One sandboxed command's way to the proxy. `netns_bridge` inherits `descriptor` and passes a listening socket."""
 
     def __init__(self, descriptor: socket.socket, serving: Future[None]) -> None:
-        """Made by `Egress.open_door`."""
+        """Made by `EgressProxy.open_bridge`."""
         self._descriptor = descriptor
         self._serving = serving
 
+    def __repr__(self) -> str:
+        return f"<NetworkBridge {self.descriptor}, {'closed' if self._serving.done() else 'open'}>"
+
     @property
     def descriptor(self) -> int:
-        """Its number, also in what inherits it."""
+        """The descriptor's number, here and in the process that inherits it."""
         return self._descriptor.fileno()
 
     def close(self) -> None:
-        """Cut every connection that came through it and take no more. From any thread; again it does nothing."""
+        """Cut every connection and accept no more. From any thread; closing again does nothing."""
         self._serving.cancel()
         self._descriptor.close()
 
 
-class Egress:
+class EgressProxy:
     """The proxy of one session. Its methods block for a moment and may be called from any thread."""
 
     def __init__(self, allow: AllowList) -> None:
@@ -101,39 +102,42 @@ class Egress:
         self._thread.start()
         self._portal = started.result()
 
-    def open_door(self) -> Door:
-        """Return the door for one more agent process."""
+    def __repr__(self) -> str:
+        return f"<EgressProxy {'running' if self._thread.is_alive() else 'closed'}>"
+
+    def open_bridge(self) -> NetworkBridge:
+        """Return the bridge for one more command."""
         ours, theirs = socket.socketpair()
-        return Door(theirs, self._portal.start_task_soon(self._serve_door, ours))
+        return NetworkBridge(theirs, self._portal.start_task_soon(self._serve_bridge, ours))
 
     def close(self) -> None:
-        """Close all doors and end the thread; a name that is being looked up may keep it for a while. Safe twice."""
-        with suppress(RuntimeError):  # it has stopped
+        """Close all bridges and end the thread; a pending name look-up may delay that. Safe to call twice."""
+        with suppress(RuntimeError):  # already stopped
             self._portal.call(self._portal.stop, True)
         self._thread.join(_CLOSE_DEADLINE)
 
     def _run(self, started: Future[BlockingPortal]) -> None:
         try:
-            anyio.run(self._live, started)
+            anyio.run(self._serve, started)
         except BaseException as error:
             if started.done():
                 raise
             started.set_exception(error)
 
-    async def _live(self, started: Future[BlockingPortal]) -> None:
+    async def _serve(self, started: Future[BlockingPortal]) -> None:
         self._room = anyio.Semaphore(AT_ONCE)
         async with BlockingPortal() as portal:
             started.set_result(portal)
             await portal.sleep_until_stopped()
 
-    # ---------------------------------------------------------------- connections
+    # ------------------------------------------------------------ connections
 
-    async def _serve_door(self, ours: socket.socket) -> None:
+    async def _serve_bridge(self, ours: socket.socket) -> None:
         """Wait for the listening socket that was made inside, and serve it until cancelled."""
         with ours:
             ours.setblocking(False)
             await anyio.wait_readable(ours)
-            listener = _handed(ours)
+            listener = _receive_listener(ours)
         if listener is None:
             return
         with listener:
@@ -145,49 +149,50 @@ class Egress:
                     except BaseException:
                         self._room.release()
                         raise
-                    group.start_soon(self._serve, client)
+                    group.start_soon(self._serve_client, client)
 
-    async def _serve(self, client: socket.socket) -> None:
+    async def _serve_client(self, client: socket.socket) -> None:
         stream = SocketStream(client)
         try:
             await self._proxy(stream)
-        except* _CUT:
+        except* _ENDED:
             pass
         finally:
             await stream.aclose()
             self._room.release()
 
     async def _proxy(self, client: SocketStream) -> None:
-        said = BufferedByteReceiveStream(client)
+        reader = RequestReader()
         try:
             with anyio.fail_after(_HEAD_DEADLINE):
-                asked = read_request(await said.receive_until(END, HEAD_LIMIT))
-            host = await self._reach(asked)
+                while (request := reader.feed(await client.receive(HEAD_LIMIT))) is None:
+                    pass
+            host = await self._reach(request)
         except _RefusedError as refused:
-            await client.send(refused.answer)
-        except (ValueError, anyio.DelimiterNotFound) as error:
-            await client.send(answer(400, "Bad Request", str(error)))
+            await client.send(refused.response)
+        except BadHeadError as error:
+            await client.send(response(error.status, str(error)))
         else:
             async with host:
-                await _pass_on(asked, said, client, host)
+                await _relay(request, reader.rest, client, host)
 
-    async def _reach(self, asked: Asked) -> ByteStream:
-        """Return a connection to the host; `_RefusedError` when it may not be reached, or cannot be."""
-        host, port = asked.host, asked.port
+    async def _reach(self, request: ProxyRequest) -> ByteStream:
+        """Return a connection to the host. `_RefusedError` if the agent may not reach it, or it cannot be reached."""
+        host, port = request.host, request.port
         if not self._allow.names(host, port):
-            self._note(host, port)
+            self._log_refusal(host, port)
             text = (
-                f"{host}:{port} is not among the hosts that agents may reach: they stand in the settings of Hutch,"
+                f"{host}:{port} is not among the hosts that agents may reach: Hutch's settings list them in"
                 ' [sandbox] allow, since network = "allow-list".'
             )
             raise _RefusedError(403, "Not in [sandbox] allow", text)
         found = await _resolve(host, port)
         fit = [one for one in found if self._may_dial(one, port)]
         if found and not fit:
-            self._note(host, port)
+            self._log_refusal(host, port)
             text = (
-                f"{host} leads to {found[0]}, which is no address of the public internet. An agent reaches it when"
-                " [sandbox] allow in the settings of Hutch names that address too."
+                f"{host} leads to {found[0]}, which is not an address of the public internet. An agent may reach it if"
+                " [sandbox] allow in Hutch's settings names that address too."
             )
             raise _RefusedError(403, "Not a public address", text)
         for one in fit[:_ADDRESSES]:
@@ -198,67 +203,74 @@ class Egress:
     def _may_dial(self, address: Address, port: int) -> bool:
         if (address, port) in self._allow.addresses:
             return True
-        return self._allow.reaches(address, port) and not _is_ours(address)
+        return self._allow.reaches(address, port) and not _is_own(address)
 
-    def _note(self, host: str, port: int) -> None:
+    def _log_refusal(self, host: str, port: int) -> None:
         if (host, port) not in self._logged and len(self._logged) < _LOGGED:
             self._logged.add((host, port))
             _log.info("the agent may not reach %s:%d", host, port)
 
 
-async def _pass_on(asked: Asked, said: ByteReceiveStream, client: SocketStream, host: ByteStream) -> None:
-    """Pass on what both sides send until both have ended, one hangs up, or nothing passes any more."""
+async def _relay(request: ProxyRequest, rest: bytes, client: SocketStream, host: ByteStream) -> None:
+    """Relay both directions until both have ended, one side hangs up, or nothing passes for too long.
+
+    `rest` is what the client sent after its head.
+    """
     with anyio.CancelScope() as scope:
 
-        def keep() -> None:
+        def extend() -> None:
             scope.deadline = anyio.current_time() + _IDLE
 
-        keep()
-        heard = BufferedByteReceiveStream(host)
+        extend()
         async with anyio.create_task_group() as group:
-            if asked.head is None:
-                await client.send(b"HTTP/1.1 200 Connection established" + END)
+            if request.head is None:
+                await client.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
             else:
-                await host.send(asked.head)
-            group.start_soon(_pump, said, host, keep, scope)
-            if asked.head is not None:
-                await _pass_answer(heard, client)
-            await _pump(heard, client, keep, scope)
+                await host.send(request.head)
+            group.start_soon(_pump, client, host, rest, extend, scope)
+            body = await _relay_response_head(host, client) if request.head is not None else b""
+            await _pump(host, client, body, extend, scope)
 
 
-async def _pass_answer(heard: BufferedByteReceiveStream, client: SocketStream) -> None:
-    """Pass the head of the answer on, and what comes before it (100 Continue)."""
-    status = 100
+async def _relay_response_head(host: ByteReceiveStream, client: SocketStream) -> bytes:
+    """Relay the head of the response, and any 1xx before it; return what came after it."""
+    reader, status = ResponseReader(), 100
     while status < 200:
         try:
-            status, head = read_answer(await heard.receive_until(END, HEAD_LIMIT))
-        except (ValueError, anyio.DelimiterNotFound) as error:
-            await client.send(answer(502, "Bad Gateway", str(error)))
+            heads = reader.feed(await host.receive(HEAD_LIMIT))
+        except BadHeadError as error:
+            await client.send(response(error.status, str(error)))
             raise anyio.BrokenResourceError from error
-        except (anyio.IncompleteRead, anyio.BrokenResourceError):
-            await client.send(answer(502, "Bad Gateway", "The host closed the connection before it answered."))
+        except (anyio.EndOfStream, anyio.BrokenResourceError):
+            await client.send(response(502, "The host closed the connection before it answered."))
             raise
-        await client.send(head)
+        for _, head in heads:
+            await client.send(head)
+        status = heads[-1][0] if heads else status
+    return reader.rest
 
 
 async def _pump(
-    source: ByteReceiveStream, sink: ByteStream, keep: Callable[[], None], scope: anyio.CancelScope
+    source: ByteReceiveStream, sink: ByteStream, first: bytes, extend: Callable[[], None], scope: anyio.CancelScope
 ) -> None:
+    """Send `first`, then everything from `source`, to `sink`, and pass the end on. Cancels `scope` on a hang-up."""
     try:
+        if first:
+            await sink.send(first)
         while True:
             chunk = await source.receive(_CHUNK)
-            keep()
+            extend()
             await sink.send(chunk)
     except anyio.EndOfStream:
         await sink.send_eof()
-    except _CUT:
+    except _ENDED:
         scope.cancel()
 
 
 async def _resolve(host: str, port: int) -> list[Address]:
-    """Return the addresses of a host, in the order in which they are to be tried. Bytes: no codec, no other reading."""
-    if (written := address_of(host)) is not None:
-        return [written]
+    """Return the addresses of a host, in the order to try. The name goes as bytes, so that no codec changes it."""
+    if (literal := address_of(host)) is not None:
+        return [literal]
     look = partial(socket.getaddrinfo, host.removesuffix(".").encode(), port, type=socket.SOCK_STREAM)
     try:
         with anyio.fail_after(_RESOLVE_DEADLINE):
@@ -269,8 +281,8 @@ async def _resolve(host: str, port: int) -> list[Address]:
     return [one for one in dict.fromkeys(addresses) if one is not None]
 
 
-def _is_ours(address: Address) -> bool:
-    """Tell whether this machine has the address itself: what listens here is not the internet's. Sends nothing."""
+def _is_own(address: Address) -> bool:
+    """Whether the address is one of this machine's: a service here is not the public internet. Sends nothing."""
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as looking:
         looking.connect((str(address), 9))
@@ -278,10 +290,14 @@ def _is_ours(address: Address) -> bool:
     return False
 
 
-def _handed(ours: socket.socket) -> socket.socket | None:
-    """Take the listening socket that `doorway` made; None when it ended without, or it is none."""
-    _, descriptors, _, _ = socket.recv_fds(ours, 16, 4, socket.MSG_CMSG_CLOEXEC)
-    sockets = [socket.socket(fileno=one) for one in descriptors]
+def _receive_listener(ours: socket.socket) -> socket.socket | None:
+    """Receive the listening socket that `netns_bridge` made; None if it ended without, or passed something else."""
+    try:
+        _, descriptors, _, _ = socket.recv_fds(ours, 16, 4, socket.MSG_CMSG_CLOEXEC)
+        sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+    except OSError as error:  # its end was reset, or a descriptor is not a socket
+        _log.warning("the network bridge of a sandbox broke: %s", error)
+        return None
     for one in sockets:
         if (
             len(sockets) == 1
@@ -291,5 +307,5 @@ def _handed(ours: socket.socket) -> socket.socket | None:
             one.setblocking(False)
             return one
         one.close()
-    _log.warning("no way out of the sandbox could be opened")
+    _log.warning("the network bridge of a sandbox passed no listening socket")
     return None

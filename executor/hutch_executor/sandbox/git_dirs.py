@@ -1,11 +1,11 @@
-"""Where git keeps what belongs to a working directory whose `.git` is a file: a worktree or a submodule.
+"""The git directories outside a working directory whose `.git` is a file: of a worktree or a submodule.
 
-Theory. That file is the agent's to write, so its word is not enough: it could name any folder of the account. What it
-names must point back to the working directory, in a file that lies outside and that no agent of this directory could
-have written: in `gitdir` of a worktree, in `config` of a submodule.
+Theory. The agent can write that file, so it could name any folder of the account. The folder that it names must point
+back to the working directory, in a file outside that no agent of this directory could have written: `gitdir` of a
+worktree, `config` of a submodule.
 
-What is always true: of a worktree's repository an agent changes what commits go to, and nothing that is run in another
-working directory of that repository: its hooks, its settings and its other worktrees can be read only.
+Always true: in a worktree's repository an agent can change only what commits are stored in. Hooks, settings and other
+worktrees, which other working directories use, are read-only.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _WORKTREE: Final = re.compile(r'^\s*worktree\s*=\s*"?(.+?)"?\s*$', re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class GitDirs:
-    """Directories outside the working directory that its git needs."""
+    """Directories outside the working directory that git needs: read-only ones and writable ones."""
 
     show: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
 
 
 def git_dirs(cwd: str) -> GitDirs:
-    """Return those of `cwd`, a real path; none where git keeps all in it, or where what `.git` names is not its own."""
+    """Return the git directories of `cwd`, a real path. None if they lie inside it, or do not point back to it."""
     try:
         named = _read(Path(cwd, ".git"))
         if not named.startswith("gitdir: "):

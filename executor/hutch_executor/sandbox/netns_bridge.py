@@ -1,9 +1,11 @@
-"""The last step into walls that have a network of their own: opens the door to the proxy, then becomes the command.
+"""Gives a sandboxed command the proxy, in a network namespace of its own; then becomes the command.
 
-`python -I -S doorway.py DESCRIPTOR PORT COMMAND…`. A listening socket belongs to the network in which it was made,
-whoever holds it: this makes one on loopback inside, hands it through the inherited descriptor to the executor, which
-accepts from it outside, and is gone. So nothing of ours runs inside, and no socket of ours is seen there.
-It is a program by itself and imports nothing of ours: where it runs little is seen.
+`python -I -S netns_bridge.py DESCRIPTOR PORT COMMAND…`. A listening socket belongs to the network namespace in which it
+was made, whichever process holds it. So this program makes one on loopback inside, and passes it through the inherited
+descriptor to the executor, which accepts connections outside. Nothing of Hutch's keeps running inside, and no socket of
+Hutch's is visible there.
+
+A program by itself: it imports nothing of ours, since a sandbox shows little.
 """
 
 from __future__ import annotations
@@ -15,15 +17,21 @@ import sys
 
 
 def main() -> None:
-    """Open the door and execute the command, found on PATH; OSError when one of them cannot be done."""
+    """Pass the listening socket on and execute the command, found on PATH. Exits with a sentence if either fails."""
     descriptor, port, command = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-    with socket.socket(fileno=descriptor) as executor, socket.socket() as listener:
-        listener.bind(("127.0.0.1", port))
-        listener.listen(128)
-        socket.send_fds(executor, [b"\n"], [listener.fileno()])
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and what it becomes would too
+    try:
+        with socket.socket(fileno=descriptor) as executor, socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+            listener.listen(128)
+            socket.send_fds(executor, [b"\n"], [listener.fileno()])
+    except OSError as error:
+        sys.exit(f"hutch: the sandbox's network bridge could not be made: {error}")
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; the command must not inherit that
         signal.signal(number, signal.SIG_DFL)
-    os.execvp(command[0], command)  # noqa: S606 -- a shell is what it may well become
+    try:
+        os.execvp(command[0], command)  # noqa: S606 -- the command may well be a shell
+    except OSError as error:
+        sys.exit(f"hutch: {command[0]} could not be started in the sandbox: {error.strerror}")
 
 
 if __name__ == "__main__":

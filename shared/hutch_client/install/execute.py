@@ -32,7 +32,7 @@ from hutch_client.install.plan import (
 )
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.paths import find_host
-from hutch_shared.reach import Who, closed
+from hutch_shared.reach import PathReader, closed
 from hutch_shared.unix import check_directory
 
 __all__ = ["check", "execute"]
@@ -105,9 +105,9 @@ def _check_only_root_changes(path: Path, program: str) -> None:
         ) from None
 
 
-def _find(account: str) -> Who:
+def _find(account: str) -> PathReader:
     try:
-        return Who.named(account)
+        return PathReader.named(account)
     except KeyError:
         raise HutchError(
             Reason.WRONG_STATE,

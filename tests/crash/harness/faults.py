@@ -268,7 +268,7 @@ def _lose_spool(original: Function) -> Function:
 
 _STORE: Final = "hutch_daemon.store."
 _RUN_GROUP: Final = Target(_STORE + "writer", "Writer._run_group")
-_HELLO: Final = Target("hutch_executor.link.daemon_link", "Link._say_hello")
+_HELLO: Final = Target("hutch_executor.link.daemon_link", "DaemonLink._say_hello")
 _APPROVALS: Final = "hutch_daemon.permissions.approvals"
 
 FAULTS: dict[str, Fault] = {

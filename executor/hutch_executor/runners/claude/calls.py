@@ -1,4 +1,4 @@
-"""What a tool call of Claude asks of a person, and how the answer is put into the form that the CLI wants. Pure."""
+"""What kind of permission request a Claude tool call is, and the CLI's form of the decision. Pure."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ PLAN_TOOL: Final = "ExitPlanMode"
 
 
 def kind_of(agent_tool: str) -> m.PermissionKind:
-    """Return what is asked: questions and plans come as tool calls too, but are not tools to be allowed."""
+    """Return the kind of request. The agent's questions and plans come as tool calls too."""
     if agent_tool == QUESTION_TOOL:
         return "question"
     return "plan" if agent_tool == PLAN_TOOL else "tool"
 
 
 def plan_of(tool_input: dict[str, Any]) -> str:
-    """Return the plan's text; the CLI puts it in from the file that the model wrote."""
+    """Return the plan's text, which the CLI reads from the file that the model wrote."""
     plan = tool_input.get("plan")
     return plan if isinstance(plan, str) and plan.strip() else "(the agent gave no text for its plan)"
 
 
 def judged_input(agent_tool: str, decision: m.PermissionDecision) -> dict[str, Any] | None:
-    """Return the input that may run, or None when the decision is no leave to run anything.
+    """Return the input that may run; None if the decision allows nothing.
 
-    That is also so when the digest is not that of the input: then it was not this input that was judged.
+    A decision whose digest is not that of its input is bound to another input: it allows nothing.
     """
     if decision.decision == "deny" or decision.state not in ("allowed", "answered"):
         return None
@@ -43,9 +43,9 @@ def judged_input(agent_tool: str, decision: m.PermissionDecision) -> dict[str, A
 
 
 def _answers(tool_input: dict[str, Any], given: dict[str, Any]) -> dict[str, str]:
-    """Return answers by the text of their question; several chosen labels are one text with commas.
+    """Return the answers by the text of their question; several chosen labels are joined with commas.
 
-    A person's client may name a question by its text or its header.
+    A client may name a question by its text or by its header.
     """
     by_header = {q["header"]: q["question"] for q in tool_input.get("questions") or () if q.get("header")}
     return {

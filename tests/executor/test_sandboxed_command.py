@@ -16,7 +16,7 @@ from typing import Literal
 
 import pytest
 
-from hutch_executor.sandbox.command import Enclosure
+from hutch_executor.sandbox.command import SessionSandbox
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from tests.executor.fake_hutchd import prepare
@@ -52,20 +52,22 @@ def cwd(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def enclosed(cwd: Path, network: Network = "full", *allow: str, program: str | None = None) -> Iterator[Enclosure]:
+def sandboxed(
+    cwd: Path, network: Network = "full", *allow: str, program: str | None = None
+) -> Iterator[SessionSandbox]:
     """Give the walls of a session in `cwd`."""
     spec = m.SandboxSpec(program or bubblewrap(), network=network, allow=allow)
-    with closing(Enclosure(prepare(cwd, sandbox=spec), spec)) as made:
+    with closing(SessionSandbox(prepare(cwd, sandbox=spec), spec)) as made:
         yield made
 
 
-def say(enclosure: Enclosure, command: str, env: dict[str, str] | None = None) -> str:
+def say(sandbox: SessionSandbox, command: str, env: dict[str, str] | None = None) -> str:
     """Run a shell command inside and return what it says, errors too."""
-    with closing(enclosure.enter(("/bin/sh", "-c", command), {"PATH": os.environ["PATH"], **(env or {})})) as entered:
+    with closing(sandbox.wrap(("/bin/sh", "-c", command), {"PATH": os.environ["PATH"], **(env or {})})) as inside:
         done = subprocess.run(
-            entered.argv,
-            env=entered.env,
-            pass_fds=entered.descriptors,
+            inside.argv,
+            env=inside.env,
+            pass_fds=inside.descriptors,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -88,10 +90,10 @@ def test_loopback_of_the_host_and_its_abstract_sockets_are_reached_with_full_alo
         server(lambda client: client.sendall(b"THERE")) as port,
         server(lambda client: client.sendall(b"THERE"), name),
         server(lambda client: client.sendall(b"THERE"), shown),
-        enclosed(cwd, network) as enclosure,
+        sandboxed(cwd, network) as sandbox,
     ):
         dials = [dial(socket.AF_INET, ("127.0.0.1", port)), dial(socket.AF_UNIX, name), dial(socket.AF_UNIX, shown)]
-        said = say(enclosure, "; ".join(dials))
+        said = say(sandbox, "; ".join(dials))
 
     refused = "ConnectionRefusedError"
     assert said.split() == (["THERE"] * 3 if network == "full" else [refused, refused, "THERE"])
@@ -102,8 +104,8 @@ def test_nothing_but_loopback_is_there(cwd: Path, network: Network) -> None:
     """No interface, no route, and no word of the host's proxy."""
     proxies = dict.fromkeys(("HTTP_PROXY", "https_proxy", "All_Proxy", "no_proxy"), "http://host:1")
     look = "cut -d: -f1 /proc/net/dev | tail -n +3; tail -n +2 /proc/net/route; env | grep -c host:1"
-    with enclosed(cwd, network) as enclosure:
-        said = say(enclosure, look, proxies)
+    with sandboxed(cwd, network) as sandbox:
+        said = say(sandbox, look, proxies)
 
     assert said.split() == ["lo", "0"]
 
@@ -120,9 +122,9 @@ def test_of_an_allow_list_what_is_on_it_is_reached(cwd: Path, client: str) -> No
     with (
         server(say_page) as named,
         server(say_page) as other,
-        enclosed(cwd, "allow-list", f"127.0.0.1:{named}") as enclosure,
+        sandboxed(cwd, "allow-list", f"127.0.0.1:{named}") as sandbox,
     ):
-        said = say(enclosure, f"{ask} http://127.0.0.1:{named}/; echo; {ask} http://127.0.0.1:{other}/")
+        said = say(sandbox, f"{ask} http://127.0.0.1:{named}/; echo; {ask} http://127.0.0.1:{other}/")
 
     assert said.splitlines()[0] == "PAGE"
     assert "PAGE" not in said.splitlines()[1:]
@@ -131,8 +133,8 @@ def test_of_an_allow_list_what_is_on_it_is_reached(cwd: Path, client: str) -> No
 
 def test_around_the_proxy_there_is_no_way(cwd: Path) -> None:
     """A client that does not use it reaches nothing."""
-    with server(say_page) as named, enclosed(cwd, "allow-list", f"127.0.0.1:{named}") as enclosure:
-        said = say(enclosure, f"curl -sS --noproxy '*' http://127.0.0.1:{named}/")
+    with server(say_page) as named, sandboxed(cwd, "allow-list", f"127.0.0.1:{named}") as sandbox:
+        said = say(sandbox, f"curl -sS --noproxy '*' http://127.0.0.1:{named}/")
 
     assert "curl: (7)" in said
 
@@ -145,11 +147,11 @@ def test_the_command_is_what_was_to_run_and_nothing_of_ours(cwd: Path) -> None:
     )
     env = {"PATH": os.environ["PATH"]}
     with (
-        enclosed(cwd, "allow-list", "example.com") as enclosure,
-        closing(enclosure.enter(("/bin/sh", "-c", look), env)) as entered,
+        sandboxed(cwd, "allow-list", "example.com") as sandbox,
+        closing(sandbox.wrap(("/bin/sh", "-c", look), env)) as command,
     ):
         done = subprocess.run(
-            entered.argv, env=entered.env, pass_fds=entered.descriptors, stdout=subprocess.PIPE, text=True, check=False
+            command.argv, env=command.env, pass_fds=command.descriptors, stdout=subprocess.PIPE, text=True, check=False
         )
 
     assert done.returncode == 128 + signal.SIGTERM
@@ -162,15 +164,15 @@ def test_the_command_is_what_was_to_run_and_nothing_of_ours(cwd: Path) -> None:
 
 def test_each_command_has_a_door_and_none_serves_another(cwd: Path) -> None:
     """Two at once, and one after the other."""
-    with server(say_page) as named, enclosed(cwd, "allow-list", f"127.0.0.1:{named}") as enclosure:
+    with server(say_page) as named, sandboxed(cwd, "allow-list", f"127.0.0.1:{named}") as sandbox:
         ask = f"curl -sS http://127.0.0.1:{named}/"
         inside: list[str] = []
-        threads = [threading.Thread(target=lambda: inside.append(say(enclosure, ask))) for _ in range(4)]
+        threads = [threading.Thread(target=lambda: inside.append(say(sandbox, ask))) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(60)
-        inside.append(say(enclosure, ask))
+        inside.append(say(sandbox, ask))
 
     assert inside == ["PAGE"] * 5
 
@@ -189,8 +191,8 @@ def test_walls_that_cannot_be_put_up_are_a_refusal_with_the_reason(
         made.write_text("#!/bin/sh\necho the kernel forbids it >&2\nexit 1\n")
         made.chmod(0o755)
         program = str(made)
-    with enclosed(cwd, network, program=program) as enclosure, pytest.raises(HutchError) as refused:
-        enclosure.enter(("/bin/sh", "-c", "touch ran"), {})
+    with sandboxed(cwd, network, program=program) as sandbox, pytest.raises(HutchError) as refused:
+        sandbox.wrap(("/bin/sh", "-c", "touch ran"), {})
 
     assert refused.value.reason is Reason.ISOLATION_UNAVAILABLE
     assert why in refused.value.message
@@ -199,7 +201,7 @@ def test_walls_that_cannot_be_put_up_are_a_refusal_with_the_reason(
 
 def test_a_list_that_cannot_be_read_is_a_refusal(cwd: Path) -> None:
     """Nothing is allowed by a guess."""
-    with pytest.raises(HutchError, match="no host") as refused, enclosed(cwd, "allow-list", "https://example.com"):
+    with pytest.raises(HutchError, match="no host") as refused, sandboxed(cwd, "allow-list", "https://example.com"):
         pass
 
     assert refused.value.reason is Reason.ISOLATION_UNAVAILABLE
@@ -208,8 +210,8 @@ def test_a_list_that_cannot_be_read_is_a_refusal(cwd: Path) -> None:
 def test_the_environment_is_cleaned_and_keeps_what_it_had(cwd: Path) -> None:
     """Names of places that are not there go; git is told what holds inside. With `full` a proxy is the host's."""
     given = {"LANG": "C", "TMPDIR": "/var/x", "XDG_RUNTIME_DIR": "/run/user/1", "HTTPS_PROXY": "http://host:1"}
-    with enclosed(cwd) as enclosure, closing(enclosure.enter(("true",), given)) as entered:
-        env = dict(entered.env)
+    with sandboxed(cwd) as sandbox, closing(sandbox.wrap(("true",), given)) as command:
+        env = dict(command.env)
 
     git = {name: env.pop(name) for name in list(env) if name.startswith("GIT_CONFIG_")}
     assert env == {"LANG": "C", "HTTPS_PROXY": "http://host:1"}

@@ -15,8 +15,9 @@ from typing import Literal
 import msgspec
 import pytest
 
-from hutch_executor.sandbox import plan as sandbox
-from hutch_executor.sandbox.plan import try_walls, walls
+from hutch_executor.sandbox import plan
+from hutch_executor.sandbox.plan import plan_sandbox
+from hutch_executor.sandbox.probe import probe_sandbox
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from tests.programs import bubblewrap
@@ -55,7 +56,9 @@ class Place:
     ) -> tuple[str, ...]:
         """Return the words that put up the walls."""
         spec = m.SandboxSpec(self.program, (str(self.state), *map(str, hide)), home=home)
-        return walls(spec, str(cwd or self.project), str(self.home), show=map(str, show), sockets=map(str, sockets))
+        return plan_sandbox(
+            spec, str(cwd or self.project), str(self.home), show=map(str, show), sockets=map(str, sockets)
+        ).argv()
 
     def say(self, command: str, words: tuple[str, ...] | None = None, become: Iterable[str] = ()) -> str:
         """Run a shell command inside and return what it says, errors too."""
@@ -146,7 +149,7 @@ def test_a_home_behind_a_link_hides_what_it_hides_by_both_names(place: Place, ho
     said = {
         path.name: place.say(
             f"cd {path}; cat .ssh/id .cargo/credentials vault .cargo/bin/tool project/file; pwd -P",
-            walls(spec, str(place.project), str(named)),
+            plan_sandbox(spec, str(place.project), str(named)).argv(),
         )
         for path in (place.home, named)
     }
@@ -237,7 +240,7 @@ def test_places_that_the_account_has_moved_are_found(place: Place) -> None:
     look = "cd; cat conf/gh/hosts conf/git/config data/uv/tool data/uv/credentials/key 2>/dev/null"
     for home in ("tools", "read_only"):
         spec = m.SandboxSpec(place.program, home=home)
-        said = place.say(look, walls(spec, str(place.project), str(place.home), environ=environ))
+        said = place.say(look, plan_sandbox(spec, str(place.project), str(place.home), environ=environ).argv())
 
         assert said == "<conf/git/config><data/uv/tool>"
 
@@ -307,7 +310,7 @@ def test_an_agent_can_put_up_walls_of_its_own_inside(place: Place, monkeypatch: 
     if os.geteuid() == 0:
         become = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
         monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
-        monkeypatch.setattr(sandbox, "_EMPTY", str(place.root / "empty"))  # that account may not see where this code is
+        monkeypatch.setattr(plan, "_EMPTY", str(place.root / "empty"))  # that account may not see where this code is
         (place.root / "empty").touch(0o644)
         os.chown(place.project, NOBODY, NOBODY)
     nested = f"{place.program} --unshare-user --unshare-pid --ro-bind / / --dev /dev --proc /proc echo nested"
@@ -328,12 +331,12 @@ def test_walls_are_tried_by_putting_them_up(place: Place) -> None:
     """Nothing is said when they hold, else why they do not."""
     hide = (str(place.state), str(place.state / "vault"), str(place.home / "notes"))
 
-    assert try_walls(m.SandboxSpec(place.program, hide), str(place.home)) == ""
-    assert try_walls(m.SandboxSpec(place.program, hide, home="read_only"), str(place.home)) == ""
+    assert probe_sandbox(m.SandboxSpec(place.program, hide), str(place.home)) == ""
+    assert probe_sandbox(m.SandboxSpec(place.program, hide, home="read_only"), str(place.home)) == ""
     for network in ("broker-only", "allow-list"):
-        assert try_walls(m.SandboxSpec(place.program, hide, network=network), str(place.home)) == ""
-    assert "exit code 1" in try_walls(m.SandboxSpec("/bin/false", hide), str(place.home))
-    assert "No such file" in try_walls(m.SandboxSpec("/nowhere/bwrap", hide), str(place.home))
+        assert probe_sandbox(m.SandboxSpec(place.program, hide, network=network), str(place.home)) == ""
+    assert "exit code 1" in probe_sandbox(m.SandboxSpec("/bin/false", hide), str(place.home))
+    assert "No such file" in probe_sandbox(m.SandboxSpec("/nowhere/bwrap", hide), str(place.home))
 
 
 def test_a_network_that_is_not_apart_is_noticed(place: Place) -> None:
@@ -346,5 +349,5 @@ def test_a_network_that_is_not_apart_is_noticed(place: Place) -> None:
     careless.chmod(0o755)
     spec = m.SandboxSpec(str(careless), network="broker-only")
 
-    assert try_walls(spec, str(place.home)) == "it shares the network with the host"
-    assert try_walls(msgspec.structs.replace(spec, network="full"), str(place.home)) == ""
+    assert probe_sandbox(spec, str(place.home)) == "it shares the network with the host"
+    assert probe_sandbox(msgspec.structs.replace(spec, network="full"), str(place.home)) == ""

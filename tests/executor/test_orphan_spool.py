@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hutch_executor.events.orphan_spool import take_spool
-from hutch_executor.events.outbox import BATCH_COUNT, Stretch
+from hutch_executor.events.outbox import BATCH_COUNT, EventBatch
 from hutch_executor.events.spool import Spool
 from hutch_shared.errors import HutchError, Reason
 
@@ -27,7 +27,7 @@ def leave(directory: Path, first: int, last: int) -> None:
     """Write a spool as an executor does, and die."""
     spool = Spool(directory, "x-1", "s-1", 1 << 20)
     if last >= first:
-        spool.append(Stretch(first, tuple(event(n) for n in range(first, last + 1))))
+        spool.append(EventBatch(first, tuple(event(n) for n in range(first, last + 1))))
     spool_file = spool.path.read_bytes()
     spool.close()
     spool.path.write_bytes(spool_file)  # what a killed one leaves, empty or not

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from hutch_executor.link.open_requests import Asks
+from hutch_executor.link.open_requests import OpenRequests
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.rpc.envelope import text_fault
@@ -19,16 +19,16 @@ CALL = m.ToolCall("c-1", "run_command", "Bash", {"command": "ls"}, command="ls")
 REQUEST = m.RequestPermission("a-1", "s-1", "t-1", "tool", CALL, "/w")
 
 
-def asks(send: object) -> Asks:
+def asks(send: object) -> OpenRequests:
     """Return the questions of a turn that runs."""
-    made = Asks(send)  # type: ignore[arg-type]
+    made = OpenRequests(send)  # type: ignore[arg-type]
     made.begin_turn()
     return made
 
 
 async def test_a_decision_is_handed_on() -> None:
     """What hutchd decided is what the runner gets."""
-    assert await asks(allow).ask(REQUEST) == decision(CALL, "allow")
+    assert await asks(allow).decide(REQUEST) == decision(CALL, "allow")
 
 
 async def test_an_allowed_input_that_the_decision_is_not_bound_to_is_denied() -> None:
@@ -37,7 +37,7 @@ async def test_an_allowed_input_that_the_decision_is_not_bound_to_is_denied() ->
     async def answer(request: m.RequestPermission) -> m.PermissionDecision:
         return m.PermissionDecision("allow", "allowed", {"command": "rm -rf /"}, decision(CALL, "allow").digest)
 
-    found = await asks(answer).ask(REQUEST)
+    found = await asks(answer).decide(REQUEST)
 
     assert found.decision == "deny"
 
@@ -53,7 +53,7 @@ async def test_what_may_pass_is_asked_again(reason: Reason) -> None:
             raise HutchError(reason)
         return decision(CALL, "allow")
 
-    found = await asks(answer).ask(REQUEST)
+    found = await asks(answer).decide(REQUEST)
 
     assert found.decision == "allow"
     assert seen == ["a-1", "a-1"]
@@ -66,7 +66,7 @@ async def test_any_other_refusal_is_a_denial(reason: Reason) -> None:
     async def answer(request: m.RequestPermission) -> m.PermissionDecision:
         raise HutchError(reason)
 
-    found = await asks(answer).ask(REQUEST)
+    found = await asks(answer).decide(REQUEST)
 
     assert (found.decision, found.message) == ("deny", reason.sentence)
     assert found.interrupt is (reason is Reason.LEASE_LOST)
@@ -83,13 +83,13 @@ async def test_an_interrupt_ends_what_waits_and_what_comes_later() -> None:
     questions = asks(answer)
 
     async def ask() -> None:
-        found.append(await questions.ask(REQUEST))
+        found.append(await questions.decide(REQUEST))
 
     async with anyio.create_task_group() as group:
         group.start_soon(ask)
         group.start_soon(ask)
         await wait_all_tasks_blocked()
-        assert repr(questions) == "<Asks open, 2 waiting>"
+        assert repr(questions) == "<OpenRequests open, 2 waiting>"
         questions.stop()
     await ask()
 
@@ -109,6 +109,6 @@ async def test_a_call_that_no_wire_takes_is_denied(depth: int) -> None:
             raise HutchError(Reason.INVALID_REQUEST)
         raise AssertionError
 
-    found = await asks(answer).ask(m.RequestPermission("a-1", "s-1", "t-1", "tool", call, "/w"))
+    found = await asks(answer).decide(m.RequestPermission("a-1", "s-1", "t-1", "tool", call, "/w"))
 
     assert found.decision == "deny"

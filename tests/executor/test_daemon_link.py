@@ -12,12 +12,12 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from hutch_executor.events.reporter import Reporter
-from hutch_executor.link.daemon_link import Link, Standing
+from hutch_executor.link.daemon_link import DaemonLink, LinkState
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from tests.executor.fake_hutchd import SESSION, WAIT, FakeHutchd, boot
 
-IDLE = Standing(None, None, is_busy=False)
+IDLE = LinkState(None, None, is_busy=False)
 
 
 class Clock:
@@ -38,7 +38,7 @@ def hutchd(tmp_path: Path) -> FakeHutchd:
 
 
 @asynccontextmanager
-async def running(link: Link, ends: list[HutchError] | None = None) -> AsyncIterator[None]:
+async def running(link: DaemonLink, ends: list[HutchError] | None = None) -> AsyncIterator[None]:
     """Run the link while the body runs."""
 
     async def run() -> None:
@@ -52,7 +52,7 @@ async def running(link: Link, ends: list[HutchError] | None = None) -> AsyncIter
         group.cancel_scope.cancel()
 
 
-async def end_of(link: Link) -> HutchError:
+async def end_of(link: DaemonLink) -> HutchError:
     """Return why the link ended by itself."""
     with anyio.fail_after(WAIT):
         return await link.run(None, {})
@@ -60,7 +60,7 @@ async def end_of(link: Link) -> HutchError:
 
 async def test_hello_tells_where_the_executor_stands(hutchd: FakeHutchd) -> None:
     """The token, the session, the turn and the last number go with the first message."""
-    link = Link(boot(hutchd.path, daemon_epoch=3), Reporter(), lambda: Standing(SESSION, "t-1", is_busy=True))
+    link = DaemonLink(boot(hutchd.path, daemon_epoch=3), Reporter(), lambda: LinkState(SESSION, "t-1", is_busy=True))
     hutchd.epoch = 4
 
     async with hutchd.up(), running(link):
@@ -74,7 +74,7 @@ async def test_hello_tells_where_the_executor_stands(hutchd: FakeHutchd) -> None
 
 async def test_a_server_of_another_uid_gets_no_token(hutchd: FakeHutchd) -> None:
     """The server's uid is checked before anything is sent."""
-    link = Link(boot(hutchd.path, server_uid=os.getuid() + 1), Reporter(), lambda: IDLE)
+    link = DaemonLink(boot(hutchd.path, server_uid=os.getuid() + 1), Reporter(), lambda: IDLE)
 
     async with hutchd.up(), running(link):
         await hutchd.until(lambda: hutchd.connections >= 2)
@@ -84,7 +84,7 @@ async def test_a_server_of_another_uid_gets_no_token(hutchd: FakeHutchd) -> None
 
 async def test_a_hutchd_of_a_lower_epoch_is_refused(hutchd: FakeHutchd) -> None:
     """A daemon on an older state than this executor has seen gets no events, and is dialled again."""
-    link = Link(boot(hutchd.path, daemon_epoch=7), Reporter(), lambda: IDLE)
+    link = DaemonLink(boot(hutchd.path, daemon_epoch=7), Reporter(), lambda: IDLE)
     hutchd.epoch = 6
 
     async with hutchd.up(), running(link):
@@ -98,7 +98,7 @@ async def test_a_hutchd_of_a_lower_epoch_is_refused(hutchd: FakeHutchd) -> None:
 
 async def test_a_token_that_is_not_known_yet_is_shown_again(hutchd: FakeHutchd) -> None:
     """After a restart hutchd may need a moment to know its executors."""
-    link = Link(boot(hutchd.path), Reporter(), lambda: IDLE)
+    link = DaemonLink(boot(hutchd.path), Reporter(), lambda: IDLE)
     hutchd.refuse = HutchError(Reason.TOKEN_UNKNOWN)
 
     async with hutchd.up(), running(link):
@@ -115,7 +115,7 @@ async def test_what_cannot_pass_ends_it_at_once(hutchd: FakeHutchd, reason: Reas
     hutchd.refuse = HutchError(reason)
 
     async with hutchd.up():
-        error = await end_of(Link(boot(hutchd.path), Reporter(), lambda: IDLE))
+        error = await end_of(DaemonLink(boot(hutchd.path), Reporter(), lambda: IDLE))
 
     assert error.reason is reason
 
@@ -124,7 +124,7 @@ async def test_it_gives_up_after_its_patience(hutchd: FakeHutchd) -> None:
     """Without hutchd and without a turn an executor does not stay for ever."""
     clock = Clock(step=60.0)
 
-    error = await end_of(Link(boot(hutchd.path), Reporter(), lambda: IDLE, clock=clock))
+    error = await end_of(DaemonLink(boot(hutchd.path), Reporter(), lambda: IDLE, clock=clock))
 
     assert error.reason is Reason.CONNECTION_LOST
     assert clock.now >= 300.0
@@ -135,18 +135,18 @@ async def test_a_turn_that_runs_keeps_it_waiting(hutchd: FakeHutchd) -> None:
     clock = Clock(step=200.0)
     looks: list[float] = []
 
-    def standing() -> Standing:
+    def standing() -> LinkState:
         looks.append(clock.now)
-        return Standing(SESSION, None, is_busy=len(looks) < 5)
+        return LinkState(SESSION, None, is_busy=len(looks) < 5)
 
-    await end_of(Link(boot(hutchd.path), Reporter(), standing, clock=clock))
+    await end_of(DaemonLink(boot(hutchd.path), Reporter(), standing, clock=clock))
 
     assert clock.now >= looks[3] + 300.0
 
 
 async def test_a_call_survives_a_lost_connection(hutchd: FakeHutchd) -> None:
     """What is asked while hutchd goes away is asked again of the one that comes back."""
-    link = Link(boot(hutchd.path), Reporter(), lambda: IDLE)
+    link = DaemonLink(boot(hutchd.path), Reporter(), lambda: IDLE)
     hutchd.key = m.KeyGrant(delivery="lease", value="l-1")
     found: list[m.KeyGrant] = []
 
@@ -163,7 +163,7 @@ async def test_a_call_survives_a_lost_connection(hutchd: FakeHutchd) -> None:
 
 async def test_an_error_of_hutchd_reaches_who_asked(hutchd: FakeHutchd) -> None:
     """A refusal is no lost connection: it is not asked again."""
-    link = Link(boot(hutchd.path), Reporter(), lambda: IDLE)
+    link = DaemonLink(boot(hutchd.path), Reporter(), lambda: IDLE)
 
     async with hutchd.up(), running(link):
         with pytest.raises(HutchError) as refused:
@@ -175,7 +175,7 @@ async def test_an_error_of_hutchd_reaches_who_asked(hutchd: FakeHutchd) -> None:
 async def test_closing_dials_no_more(hutchd: FakeHutchd) -> None:
     """An executor that leaves does not come back."""
     ends: list[HutchError] = []
-    link = Link(boot(hutchd.path), Reporter(), lambda: IDLE)
+    link = DaemonLink(boot(hutchd.path), Reporter(), lambda: IDLE)
 
     async with hutchd.up(), running(link, ends):
         await hutchd.until(lambda: link.is_up)

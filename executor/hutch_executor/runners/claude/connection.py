@@ -1,0 +1,98 @@
+"""A connected Claude CLI: its process, what its lines translate to, and how far they were reported."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+import anyio
+import msgspec
+from claude_agent_sdk import ClaudeSDKClient
+
+from hutch_executor.runners.claude.events import EventTranslator
+from hutch_executor.runners.claude.lines import ResultLine
+from hutch_executor.runners.claude.process import BrokenOutput, ClaudeProcess, SkippedMessage
+from hutch_executor.runners.claude.turn_end import ended
+from hutch_executor.runners.claude.usage import UsageMeter
+from hutch_executor.sandbox.command import SandboxedCommand
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import EventKind, Notice
+from hutch_shared.latch import Latch
+
+__all__ = ["ClaudeConnection"]
+
+_STDERR_LINES: Final = 20
+
+
+@dataclass(slots=True, eq=False)
+class ClaudeConnection:
+    """One CLI process, from its start to its end."""
+
+    client: ClaudeSDKClient
+    process: ClaudeProcess
+    translator: EventTranslator
+    meter: UsageMeter
+    ran: dict[str, str]
+    """The digest of the input that each call ran with, by call."""
+    command: SandboxedCommand | None
+    reported: int = 0
+    """Messages whose events are reported."""
+    stderr: deque[str] = field(default_factory=lambda: deque(maxlen=_STDERR_LINES))
+    stderr_ended: anyio.Event = field(default_factory=anyio.Event)
+    _progress: Latch = field(default_factory=Latch)
+
+    async def end(self) -> None:
+        """End the CLI at once, and its way to the network."""
+        await self.process.close(0)
+        self.process.messages.close()
+        if self.command is not None:
+            self.command.close()
+
+    def translate(self, line: bytes | SkippedMessage | BrokenOutput) -> list[tuple[EventKind, msgspec.Struct]]:
+        """Return the events of one message of the CLI."""
+        if not isinstance(line, bytes):
+            return [("notice", Notice("message_too_large", f"A message of Claude Code was left out: {line}."))]
+        try:
+            return [*self.translator.translate(line)]
+        except msgspec.DecodeError as error:
+            message = f"Claude Code sent a message of an unknown shape: {error}"
+            return [("notice", Notice("agent_note", message))]
+
+    def note_reported(self) -> None:
+        """The events of one more message are reported."""
+        self.reported += 1
+        self._progress.notify()
+
+    async def caught_up(self) -> None:
+        """Wait until every message read so far is reported, so that a permission request follows what led to it."""
+        goal = self.process.received
+        while self.reported < goal:
+            await self._progress.wait()
+
+    async def read_stderr(self, report: Callable[[str], Awaitable[None]] | None = None) -> None:
+        """Keep the last lines of standard error until it ends; pass the text to `report`."""
+        while (text := await self.process.stderr()) is not None:
+            self.stderr.extend(text.splitlines())
+            if report is not None and text.strip():
+                await report(text)
+        self.stderr_ended.set()
+
+    async def start_error(self, failure: Exception) -> HutchError:
+        """End the CLI and return why it did not start; `word` of the details is a turn's reason."""
+        result: ResultLine | None = None
+        with suppress(anyio.EndOfStream, anyio.ClosedResourceError, anyio.WouldBlock, msgspec.DecodeError):
+            while result is None:
+                line = self.process.messages.receive_nowait()
+                if isinstance(line, bytes):
+                    self.translator.translate(line)
+                    result = self.translator.result
+        await self.end()
+        if result is not None:
+            end = ended(result, None)
+            reason = Reason.NOT_FOUND if end.reason == "resume_unknown" else Reason.AGENT_UNAVAILABLE
+            return HutchError(reason, end.message, word=end.reason)
+        why = "\n".join(self.stderr) or ("it took too long" if isinstance(failure, TimeoutError) else str(failure))
+        return HutchError(Reason.AGENT_UNAVAILABLE, f"Claude Code could not be started: {why}", word="agent_died")

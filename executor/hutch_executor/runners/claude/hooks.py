@@ -1,0 +1,125 @@
+"""The SDK's hooks and permission callback: every tool call goes to hutchd, and only the decided input runs.
+
+The PreToolUse hook answers `ask` for every call, in every mode, so that each one reaches `may_use`. That requests
+hutchd's decision and returns the judged input, which alone runs. The PostToolUse hook compares the digest of what ran
+with the decided one; another input, or a call that was never decided, ends the turn. (A hook that answered `allow`
+would not be final, and settings of the project are not loaded.)
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol
+
+from claude_agent_sdk import (
+    ClaudeAgentOptions,
+    HookMatcher,
+    PermissionResultAllow,
+    PermissionResultDeny,
+    ToolPermissionContext,
+)
+
+from hutch_executor.runners.claude.calls import PLAN_TOOL, judged_input, kind_of, plan_of
+from hutch_executor.runners.claude.connection import ClaudeConnection
+from hutch_executor.runners.claude.turn import ClaudeTurn
+from hutch_executor.runners.port import DaemonPort
+from hutch_shared.digest import input_digest
+from hutch_shared.events import Notice
+from hutch_shared.vocabulary import to_call, to_questions
+
+__all__ = ["PermissionHooks", "RunningTurn"]
+
+_HOOK_TIMEOUT: Final = 7 * 24 * 3600.0
+"""Seconds; far above any permission request's expiry, since a hook that times out fails its call."""
+_NOTHING_STARTS: Final = "The turn has ended; nothing more starts."
+
+
+class RunningTurn(Protocol):
+    """Where the hooks find the turn and the CLI that they are called for."""
+
+    turn: ClaudeTurn | None
+    connection: ClaudeConnection | None
+
+
+class PermissionHooks:
+    """The hooks of one session's CLI."""
+
+    def __init__(self, running: RunningTurn, daemon: DaemonPort, cwd: str) -> None:
+        """Serve the calls of `running`; relative paths start from `cwd` unless the call names another directory."""
+        self._running = running
+        self._daemon = daemon
+        self._cwd = cwd
+
+    def options(self) -> ClaudeAgentOptions:
+        """Return the SDK's options that register the hooks."""
+        return ClaudeAgentOptions(
+            can_use_tool=self.may_use,
+            hooks={
+                "PreToolUse": [HookMatcher(hooks=[self.before_tool], timeout=_HOOK_TIMEOUT, on_failure="block")],
+                "PostToolUse": [HookMatcher(hooks=[self.after_tool], timeout=_HOOK_TIMEOUT, on_failure="block")],
+                "PostToolUseFailure": [HookMatcher(hooks=[self.after_tool], timeout=_HOOK_TIMEOUT)],
+            },
+        )
+
+    async def before_tool(self, call: Any, call_id: str | None, _context: Any) -> Any:
+        """PreToolUse: send every call to `may_use`, whatever the CLI itself would decide."""
+        turn = self._running.turn
+        starts = turn is not None and not turn.stopping
+        if turn is not None and isinstance(cwd := call.get("cwd"), str):
+            turn.call_cwds[call_id or ""] = cwd
+        return {
+            "hookSpecificOutput": {
+                "hookEventName": "PreToolUse",
+                "permissionDecision": "ask" if starts else "deny",
+                "permissionDecisionReason": "Hutch decides." if starts else _NOTHING_STARTS,
+            }
+        }
+
+    async def may_use(
+        self, tool: str, tool_input: dict[str, Any], context: ToolPermissionContext
+    ) -> PermissionResultAllow | PermissionResultDeny:
+        """Request hutchd's decision on one call and return the judged input, which alone may run."""
+        turn, connection = self._running.turn, self._running.connection
+        if turn is None or connection is None or turn.stopping:
+            return PermissionResultDeny(message=_NOTHING_STARTS, interrupt=True)
+        call_id = context.tool_use_id or ""
+        cwd = turn.call_cwds.pop(call_id, self._cwd)
+        call = to_call(tool, tool_input, call_id, cwd, with_diff=True)
+        kind = kind_of(tool)
+        turn.undecided += 1
+        try:
+            await connection.caught_up()
+            decision = await self._daemon.request_permission(
+                kind,
+                call,
+                cwd=cwd,
+                questions=to_questions(tool_input) if kind == "question" else (),
+                plan=plan_of(tool_input) if kind == "plan" else None,
+            )
+        finally:
+            turn.undecided -= 1
+        judged = judged_input(tool, decision)
+        if turn.stopping or judged is None:
+            message = decision.message or ("Nobody answered." if kind == "question" else "This was not allowed.")
+            return PermissionResultDeny(message=message, interrupt=decision.interrupt or turn.stopping)
+        turn.decided[call_id] = input_digest(tool, judged)
+        return PermissionResultAllow(updated_input=judged)
+
+    async def after_tool(self, call: Any, call_id: str | None, _context: Any) -> Any:
+        """PostToolUse: check that what ran is what was decided. A plan is exempt: the CLI removes its text again."""
+        turn, connection, tool = self._running.turn, self._running.connection, str(call.get("tool_name"))
+        ran = input_digest(tool, call.get("tool_input") or {})
+        decided = turn.decided.pop(call_id or "", None) if turn else None
+        if turn is None or connection is None:
+            return {"continue_": False, "stopReason": _NOTHING_STARTS}
+        connection.ran[call_id or ""] = ran
+        if decided == ran or (decided is not None and tool == PLAN_TOOL):
+            return {}
+        word, message = (
+            ("unasked_tool", f"Claude Code ran {tool} without asking.")
+            if decided is None
+            else ("input_mismatch", f"Claude Code ran {tool} with another input than the decided one.")
+        )
+        turn.give_up(word, f"{message} The turn was stopped.")
+        details = {"call_id": call_id, "tool": tool, "ran": ran, "decided": decided}
+        await self._daemon.report("notice", Notice(word, message, details))
+        return {"continue_": False, "stopReason": message}

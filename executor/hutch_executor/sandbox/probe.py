@@ -1,0 +1,138 @@
+"""Probes a sandbox: runs commands inside and reports why it does not hold. `python -m hutch_executor.sandbox`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from hutch_executor.sandbox.plan import plan_sandbox
+from hutch_executor.sandbox.programs import PROGRAMS, bridge_argv
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError
+from hutch_shared.hardening import forbid_new_privileges
+
+__all__ = ["find_fault", "main", "probe_networks", "probe_sandbox"]
+
+_SCRIPT: Final = """
+[ $$ -lt 16 ] || { echo "it shares its processes with the host"; exit 1; }
+: > "$PWD/tried" || { echo "the working directory cannot be written"; exit 1; }
+if [ "$1" != full ]; then
+  while read -r name rest; do
+    case $name in
+      lo:*) ;;
+      *:*) echo "it shares the network with the host"; exit 1 ;;
+    esac
+  done < /proc/net/dev
+fi
+shift
+for path; do
+  if [ -d "$path" ]; then seen=$(ls -A "$path"); else seen=$(head -c 1 "$path" 2>/dev/null); fi
+  [ -z "$seen" ] || { echo "$path can be seen"; exit 1; }
+done
+"""
+_DEADLINE: Final = 20.0
+_REPLACED: Final = "in mount table"
+"""bubblewrap's message when a file was replaced while it was being hidden."""
+_TRIES: Final = 4
+_PAUSE: Final = 0.05
+
+
+def find_fault(
+    sandbox: Sequence[str], command: Sequence[str] = ("/bin/sh", "-c", ":"), *, with_bridge: bool = False
+) -> str:
+    """Run a small command in the sandbox and return why that failed; empty if it did not. Blocks for a moment.
+
+    `sandbox` is a plan's `argv`. `with_bridge` tries the network bridge too. A file that is replaced while it is being
+    hidden (/etc/shadow, when an account is added just then) is not a fault: the command runs again.
+    """
+    for _ in range(_TRIES - 1):
+        if _REPLACED not in (fault := _run(sandbox, command, with_bridge)):
+            return fault
+        time.sleep(_PAUSE)
+    return _run(sandbox, command, with_bridge)
+
+
+def _run(sandbox: Sequence[str], command: Sequence[str], with_bridge: bool) -> str:
+    try:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            done = subprocess.run(
+                [*sandbox, *(bridge_argv(theirs.fileno()) if with_bridge else ()), *command],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_DEADLINE,
+                check=False,
+                pass_fds=(theirs.fileno(),) if with_bridge else (),
+            )
+            passed = _take(ours)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode != 0:
+        output = (done.stdout + done.stderr).strip().splitlines()
+        return output[-1] if output else f"it ended with exit code {done.returncode}"
+    return "the network bridge passed no socket" if with_bridge and not passed else ""
+
+
+def _take(ours: socket.socket) -> int:
+    """Close the descriptors that were passed, and return their number."""
+    ours.setblocking(False)
+    with suppress(BlockingIOError):
+        _, passed, _, _ = socket.recv_fds(ours, 16, 4)
+        for descriptor in passed:
+            os.close(descriptor)
+        return len(passed)
+    return 0
+
+
+def probe_sandbox(spec: m.SandboxSpec, home: str) -> str:
+    """Check inside a sandbox what a sandbox promises; return why it does not hold, or nothing. Blocks for a moment."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="hutch-sandbox-") as workspace:
+            plan = plan_sandbox(spec, workspace, home, show=PROGRAMS)
+            command = ("/bin/sh", "-c", _SCRIPT, "probe", spec.network, *spec.hide)
+            fault = find_fault(plan.argv(), command, with_bridge=spec.network == "allow-list")
+            if not fault and not os.path.exists(os.path.join(workspace, "tried")):
+                return "a file written inside does not appear outside"
+    except HutchError as error:
+        return error.message
+    except OSError as error:
+        return str(error)
+    return fault
+
+
+def probe_networks(spec: m.SandboxSpec, home: str) -> bytes:
+    """Probe the sandbox with each network; return the faults, by network, as JSON. Blocks for a moment."""
+    found = {"full": probe_sandbox(msgspec.structs.replace(spec, network="full"), home)}
+    if not found["full"]:
+        for network in ("broker-only", "allow-list"):
+            found[network] = probe_sandbox(msgspec.structs.replace(spec, network=network), home)
+    return msgspec.json.encode({name: fault for name, fault in found.items() if fault})
+
+
+def main() -> int:
+    """Probe the sandbox specified on standard input; print the faults, by network, as JSON.
+
+    With `--no-new-privileges` probe it as it is in an executor that hutch-launcher started. Exit codes: 0 a sandbox
+    with the host's network holds, 1 it does not, 2 the specification cannot be read.
+    """
+    if "--no-new-privileges" in sys.argv[1:]:
+        forbid_new_privileges()
+    try:
+        spec = msgspec.json.decode(sys.stdin.buffer.read(), type=m.SandboxSpec)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        sys.stderr.write(f"The sandbox's specification cannot be read: {error}\n")
+        return 2
+    found = probe_networks(spec, os.path.expanduser("~"))
+    print(found.decode())  # noqa: T201
+    return 1 if b'"full"' in found else 0
