@@ -54,7 +54,7 @@ _STATE: Final[dict[m.Decision, m.PermissionState]] = {"allow": "allowed", "deny"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settlement:
-    """How a request is settled: what is stored in its record, and what else the decision brings."""
+    """How a request is settled: the columns of its record, and the rule and the stop that come with the decision."""
 
     state: m.PermissionState
     settled_by: str
@@ -94,9 +94,9 @@ class PendingRequest:
     deadline: float
     """When it expires."""
     presence_due: float = math.inf
-    """When to look whether somebody is there to decide; infinite if no look is due."""
+    """When to check that somebody is there to decide; infinite if no check is due."""
     notified: bool = False
-    """A notify command has told somebody, who counts as being there."""
+    """The notify command worked, so somebody counts as being there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a unit of work gets."""
+"""The transaction as a unit of work sees it."""
 
 from __future__ import annotations
 
