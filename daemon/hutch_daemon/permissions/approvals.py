@@ -162,16 +162,19 @@ class Approvals:
 
     async def _decision(self, row: PermissionRow) -> m.PermissionDecision:
         """Return the decision about a request as soon as there is one."""
-        if row.state == "pending":
-            settled = await self._pending.settled(row.id)
-            if settled is None:
-                # The row was read before the effects of a commit had run. A unit runs after the effects of earlier
-                # commits, so what it reads agrees with the memory.
-                now = await self._store.write(lambda tx: permissions.get(tx, row.id))
-                settled = now if now is None or now.state != "pending" else await self._pending.settled(row.id)
-            if settled is None:
+        looks = 0
+        while row.state == "pending":
+            if (settled := await self._pending.settled(row.id)) is not None:
+                row = settled
+                break
+            # The row was read while the effects of a commit had not run yet. A write returns after the effects of all
+            # commits up to its own, so the memory is at least as new as what it reads.
+            looks += 1
+            assert looks < 3, "a pending request is in memory"
+            now = await self._store.write(partial(permissions.get, permission=row.id))
+            if now is None:
                 raise HutchError(Reason.NOT_FOUND)
-            row = settled
+            row = now
         return requests.standing(row)
 
     async def _notify(self, requester: Requester, row: PermissionRow) -> None:
