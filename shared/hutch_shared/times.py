@@ -9,7 +9,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
-__all__ = ["from_wire", "now_ms", "to_wire"]
+__all__ = ["awake_ms", "from_wire", "now_ms", "to_wire"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -17,6 +17,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def now_ms() -> int:
     """Return the wall clock in milliseconds since 1970. For records only; lifetimes use monotonic time."""
     return time.time_ns() // 1_000_000
+
+
+def awake_ms() -> int:
+    """Return the milliseconds of this boot in which the machine was awake: the clock of lifetimes."""
+    return time.monotonic_ns() // 1_000_000
 
 
 def to_wire(ms: int) -> str:

@@ -15,7 +15,7 @@ from msgspec import UNSET, Raw
 from hutch_daemon.environments.port import Account, Alive, Exited, IsolationOffer, Killed, Launched, LaunchSpec
 from hutch_daemon.environments.sandbox_probe import SandboxProbe
 from hutch_daemon.pool.executor import Executor
-from hutch_daemon.services.conductor import Conductor
+from hutch_daemon.services.services import Services
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import EventKind, ReportedEvent, Text, TurnEnded, TurnStarted
@@ -126,7 +126,7 @@ class FakeExecutor:
         connection = Connection(self)
         pid = changes.pop("pid", self.pid)
         uid = changes.pop("uid", self.spec.account.uid)
-        connection.known, welcome = await self.host.conductor.executor_hello(
+        connection.known, welcome = await self.host.services.executors.hello(
             connection, Credentials(uid, uid, pid), m.Hello(**(fields | changes))
         )
         self.connection = connection
@@ -147,7 +147,7 @@ class FakeExecutor:
             if connection is self.connection:
                 self.connection = None
             if connection.known is not None:
-                self.host.conductor.executor_gone(connection.known, connection)
+                self.host.services.executors.gone(connection.known, connection)
 
     async def answer(self, name: str, params: Any) -> Any:
         if self.deaf:
@@ -225,7 +225,7 @@ class FakeExecutor:
     async def _send(self, message: m.ReportMessage) -> None:
         connection = self.connection
         if connection is not None and connection.known is not None:
-            await self.host.conductor.report_message(connection.known, message)
+            await self.host.services.executors.report_message(connection.known, message)
 
     async def ask(self, call: m.ToolCall, **changes: Any) -> m.PermissionDecision:
         """Ask for a tool call of the turn at hand."""
@@ -240,7 +240,7 @@ class FakeExecutor:
             "call": call,
             "cwd": self.prepared.cwd,
         }
-        return await self.host.conductor.request_permission(
+        return await self.host.services.approvals.request_permission(
             self.connection.known, m.RequestPermission(**(fields | changes))
         )
 
@@ -261,7 +261,7 @@ class FakeHost:
     def __init__(self, tasks: TaskGroup, boot_id: str) -> None:
         self.tasks = tasks
         self.boot_id = boot_id
-        self.conductor: Conductor
+        self.services: Services
         self.started: list[FakeExecutor] = []
         self.play: Play = say_done
         self.played: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""A hutchd without sockets: the real store, desk, pool and conductor over fake executors; it can be restarted."""
+"""A hutchd without sockets: the real store, desk, pool and services over fake executors; it can be restarted."""
 
 from __future__ import annotations
 
@@ -21,18 +21,24 @@ from hutch_daemon.keys.lease_book import LeaseHolder
 from hutch_daemon.keys.master import load_master_keys
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.pool import tokens
+from hutch_daemon.pool.executor import Executor
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.redaction import KnownSecrets
 from hutch_daemon.services.access import Caller
-from hutch_daemon.services.conductor import Conductor
+from hutch_daemon.services.accounts import Accounts
+from hutch_daemon.services.host import DaemonInfo, StopRequest
 from hutch_daemon.services.key_troubles import KeyTroubles
-from hutch_daemon.services.parts import About, Parts, awake_ms
+from hutch_daemon.services.notices import Notices
+from hutch_daemon.services.services import Services
 from hutch_daemon.settings import ExecutorSettings, PermissionSettings, Settings, TurnSettings
+from hutch_daemon.signals import Signal
 from hutch_daemon.store.rows import SessionRow
 from hutch_daemon.store.store import Store
+from hutch_daemon.wiring.assembly import Opened, running_services
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Event
+from hutch_shared.times import awake_ms
 from tests.fakes.executors import FakeExecutor, FakeHost
 
 WAIT = 30.0
@@ -126,7 +132,9 @@ class Stage:
         self.mode: Literal["user", "system"] = "user"
         self.admins = {0}
         self.gone_accounts: set[int] = set()
-        self.conductor: Conductor
+        self.services: Services
+        self.key_troubles: KeyTroubles
+        self.notices = Notices()
         self.store: Store
         self.pool: Pool
         self.fanout: Fanout
@@ -140,6 +148,7 @@ class Stage:
                 self.store, load_master_keys(self.folder / "master.key", {}), self.folder / "ledger"
             )
             environments = Environments(self.host)
+            self.executor_changed: Signal[[Executor]] = Signal()
             self.pool = Pool(
                 self.store,
                 environments,
@@ -151,36 +160,42 @@ class Stage:
                 boot_id=BOOT,
                 output_dir=self.folder / "output",
                 limits=lambda: self.settings.bounds(system=self.mode == "system"),
+                on_notice=self.notices.add,
                 clock=time.monotonic,
-                on_change=lambda executor: self.conductor.executor_changed(executor),
-                on_notice=lambda word, message: self.conductor.noticed(word, message),
+                on_change=self.executor_changed.emit,
             )
             journal = Journal(self.store)
             self.key_troubles = KeyTroubles(self.store, journal)
-            parts = Parts(
+            opened = Opened(
                 store=self.store,
                 journal=journal,
                 fanout=self.fanout,
                 pool=self.pool,
+                executor_changed=self.executor_changed,
                 vault=vault,
                 grants=_DirectKeys(vault),
                 leases=self.leases,
                 key_troubles=self.key_troubles,
+                notices=self.notices,
+                environments=environments,
+                accounts=Accounts(
+                    self.account_of,
+                    self.account_named,
+                    lambda: self.settings.accounts,
+                    lambda uid: uid in self.admins,
+                    system=self.mode == "system",
+                ),
+                known=self.known,
                 settings=lambda: self.settings,
-                account_of=self.account_of,
+                info=DaemonInfo(mode=self.mode),
                 spool_dir=self.folder / "spool",
                 host_policy=self.folder / "policy.toml",
                 boot_id=BOOT,
-                environments=environments,
                 own_spares=False,
-                known=self.known,
-                about=About(mode=self.mode),
-                account_named=self.account_named,
-                is_admin=self.admins.__contains__,
                 clock=self.clock,
             )
-            self.conductor = self.host.conductor = Conductor(parts)
-            async with self.conductor.running():
+            async with running_services(opened, StopRequest()) as self.services:
+                self.host.services = self.services
                 yield self
             for executor in self.host.started:
                 if executor.connection is not None:
@@ -204,15 +219,15 @@ class Stage:
     async def open(self, **changes: Any) -> m.Session:
         """Open a session of the script agent."""
         fields: dict[str, Any] = {"agent": "script", "cwd": "/work"}
-        return await self.conductor.open_session(self.me, m.OpenSession(**(fields | changes)))
+        return await self.services.sessions.open_session(self.me, m.OpenSession(**(fields | changes)))
 
     async def submit(self, session: m.Session, prompt: str = "go", key: str | None = None) -> m.Turn:
         """Submit a prompt."""
-        return await self.conductor.submit_prompt(self.me, m.SubmitPrompt(session.id, prompt, key))
+        return await self.services.turns.submit_prompt(self.me, m.SubmitPrompt(session.id, prompt, key))
 
     async def turn(self, turn: m.Turn) -> m.Turn:
         """Look at a turn."""
-        return await self.conductor.get_turn(self.me, m.TurnRef(turn.id))
+        return await self.services.turns.get_turn(self.me, m.TurnRef(turn.id))
 
     async def ended(self, turn: m.Turn) -> m.Turn:
         """Wait for a turn's end."""
@@ -250,14 +265,16 @@ class Stage:
         """Wait for a question; return the first that waits."""
 
         async def asked() -> bool:
-            return bool((await self.conductor.list_permissions(self.me, m.ListPermissions())).permissions)
+            return bool((await self.services.approvals.list_permissions(self.me, m.ListPermissions())).permissions)
 
         await until(asked)
-        return (await self.conductor.list_permissions(self.me, m.ListPermissions())).permissions[0]
+        return (await self.services.approvals.list_permissions(self.me, m.ListPermissions())).permissions[0]
 
     async def answer(self, permission: m.Permission, decision: m.Decision, **changes: Any) -> m.Permission:
         """Answer a question."""
-        return await self.conductor.answer_permission(self.me, m.AnswerPermission(permission.id, decision, **changes))
+        return await self.services.approvals.answer_permission(
+            self.me, m.AnswerPermission(permission.id, decision, **changes)
+        )
 
 
 @asynccontextmanager

@@ -16,11 +16,12 @@ import structlog
 from anyio.abc import SocketAttribute, TaskGroup, TaskStatus
 
 from hutch_daemon.api.gate import Phase, admit_client
+from hutch_daemon.api.methods import CLIENT_METHODS, ClientMethod
 from hutch_daemon.api.server import timeouts_of
-from hutch_daemon.events.fanout import FollowOver
-from hutch_daemon.events.journal import event_frame
+from hutch_daemon.events.fanout import Fanout, FollowOver
+from hutch_daemon.events.journal import Journal, event_frame
 from hutch_daemon.services.access import Caller
-from hutch_daemon.services.conductor import Conductor
+from hutch_daemon.services.services import Services
 from hutch_daemon.settings import Settings
 from hutch_shared import __version__
 from hutch_shared import messages as m
@@ -31,7 +32,7 @@ from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream
 from hutch_shared.unix import Credentials, peer_process
 
-__all__ = ["ClientConnection", "ClientSide"]
+__all__ = ["ClientConnection", "ClientListener"]
 
 _log: Final = structlog.get_logger(__name__)
 _FOLLOWS: Final = 64
@@ -39,14 +40,16 @@ _FOLLOWS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class ClientSide:
+class ClientListener:
     """What every client connection shares; `run` is the server's `Serve`."""
 
-    conductor: Conductor
+    services: Services
+    fanout: Fanout
+    journal: Journal
     settings: Callable[[], Settings]
     is_admin: Callable[[Credentials], bool]
     insider_of: Callable[[int], str | None]
-    phase: Callable[[], Phase]
+    """Returns the executor that a process belongs to, or None."""
     daemon_uid: int
     connections: set[ClientConnection] = field(default_factory=set)
 
@@ -82,8 +85,9 @@ class ClientSide:
 class ClientConnection:
     """The context of a client's calls."""
 
-    def __init__(self, side: ClientSide, credentials: Credentials, sock: socket.socket) -> None:
-        self.side = side
+    def __init__(self, listener: ClientListener, credentials: Credentials, sock: socket.socket) -> None:
+        self.services = listener.services
+        self._listener = listener
         self._credentials = credentials
         self._sock = sock
         self._caller: Caller | None = None
@@ -113,18 +117,22 @@ class ClientConnection:
         """
         one = self._credentials
         if self._caller is None:
-            insider = self.side.insider_of(one.pid)
+            insider = self._listener.insider_of(one.pid)
             peer_process(self._sock)
             self._caller = Caller(uid=one.uid, gid=one.gid, pid=one.pid, client=self._name, insider=insider)
-        if self._judged_by is not (settings := self.side.settings()):
-            admin = self._caller.insider is None and self.side.is_admin(one)
+        if self._judged_by is not (settings := self._listener.settings()):
+            admin = self._caller.insider is None and self._listener.is_admin(one)
             self._caller, self._judged_by = replace(self._caller, admin=admin), settings
-        admit_client(method, self._caller, daemon_uid=self.side.daemon_uid, phase=self.side.phase())
+        admit_client(
+            method,
+            self._caller,
+            daemon_uid=self._listener.daemon_uid,
+            phase=Phase.DRAINING if self.services.access.draining else Phase.SERVING,
+        )
         return self._caller
 
-    async def get_version(self, params: m.VersionParams) -> m.Version:
+    async def get_version(self, caller: Caller, params: m.VersionParams) -> m.Version:
         """Say what runs here; another protocol number is refused."""
-        self.admit("get_version")
         if params.protocol != m.PROTOCOL:
             raise HutchError(
                 Reason.PROTOCOL_MISMATCH,
@@ -132,16 +140,14 @@ class ClientConnection:
                 protocol=m.PROTOCOL,
             )
         self._name = params.client[:100]
-        if self._caller is not None:
-            self._caller = replace(self._caller, client=self._name)
+        self._caller = replace(caller, client=self._name)
         return m.Version(version=__version__, protocol=m.PROTOCOL)
 
-    async def follow_events(self, params: m.FollowEvents) -> m.Following:
+    async def follow_events(self, caller: Caller, params: m.FollowEvents) -> m.Following:
         """Begin a follow; its events come after the answer."""
-        caller = self.admit("follow_events")
         if len(self._follows) >= _FOLLOWS:
             raise HutchError(Reason.OVERLOADED, f"A connection follows at most {_FOLLOWS} things at a time.")
-        session = await self.side.conductor.followed_session(caller, params)
+        session = await self.services.history.followed_session(caller, params)
         following: m.Following = await self._tasks.start(self._follow, params, session, caller)
         return following
 
@@ -150,16 +156,14 @@ class ClientConnection:
     ) -> None:
         self._last_follow += 1
         number = self._last_follow
-        conductor = self.side.conductor
+        fanout, journal = self._listener.fanout, self._listener.journal
         answers = params.answers and caller.insider is None
         with anyio.CancelScope() as scope:
-            async with conductor.fanout.follow(
+            async with fanout.follow(
                 session, params.after, skip=params.skip, owner=caller.scope, answers=answers
             ) as follower:
                 self._follows[number] = scope
-                task_status.started(
-                    m.Following(number, journal=conductor.journal.id, head=follower.head, oldest=follower.oldest)
-                )
+                task_status.started(m.Following(number, journal=journal.id, head=follower.head, oldest=follower.oldest))
                 try:
                     while True:
                         events = await follower.next()
@@ -177,9 +181,8 @@ class ClientConnection:
         except HutchError:
             return
 
-    async def unfollow(self, params: m.Unfollow) -> m.Nothing:
+    async def unfollow(self, caller: Caller, params: m.Unfollow) -> m.Nothing:
         """End a follow; one that has ended is no error."""
-        self.admit("unfollow")
         scope = self._follows.get(params.follow)
         if scope is not None:
             scope.cancel()
@@ -189,19 +192,14 @@ class ClientConnection:
         return f"<ClientConnection uid {self._credentials.uid} pid {self._credentials.pid} {self._name!r}>"
 
 
-def _to_conductor(method: str) -> Handler[ClientConnection]:
-    """Return the handler that admits a call and hands it to the conductor's method of the same name."""
+def _handler(name: str, method: ClientMethod[Any, Any]) -> Handler[ClientConnection]:
+    """Return the handler that admits a call and carries it out."""
 
     async def handle(connection: ClientConnection, params: Any) -> Any:
-        caller = connection.admit(method)
-        return await getattr(connection.side.conductor, method)(caller, params)
+        caller = connection.admit(name)
+        return await method.call_of(connection)(caller, params)
 
     return handle
 
 
-_OWN: Final[dict[str, Handler[ClientConnection]]] = {
-    "get_version": ClientConnection.get_version,
-    "follow_events": ClientConnection.follow_events,
-    "unfollow": ClientConnection.unfollow,
-}
-_HANDLERS: Final = {method: _OWN.get(method) or _to_conductor(method) for method in CLIENT if method != "ping"}
+_HANDLERS: Final = {name: _handler(name, method) for name, method in CLIENT_METHODS.items()}

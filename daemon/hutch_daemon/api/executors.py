@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import anyio
 
 from hutch_daemon.api.gate import admit_executor, standing_of
+from hutch_daemon.api.methods import EXECUTOR_METHODS, HELLO, ExecutorMethod
 from hutch_daemon.api.server import timeouts_of
 from hutch_daemon.pool.executor import Executor
-from hutch_daemon.services.conductor import Conductor
+from hutch_daemon.services.services import Services
 from hutch_daemon.settings import Settings
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
@@ -21,14 +22,14 @@ from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream
 from hutch_shared.unix import Credentials
 
-__all__ = ["ExecutorConnection", "ExecutorSide"]
+__all__ = ["ExecutorConnection", "ExecutorListener"]
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutorSide:
+class ExecutorListener:
     """What every executor connection shares; `run` is the server's `Serve`."""
 
-    conductor: Conductor
+    services: Services
     settings: Callable[[], Settings]
 
     async def run(self, stream: SocketStream, credentials: Credentials) -> None:
@@ -52,14 +53,14 @@ class ExecutorSide:
                 tasks.cancel_scope.cancel()
         finally:
             if connection.executor is not None:
-                self.conductor.executor_gone(connection.executor, peer)
+                self.services.executors.gone(connection.executor, peer)
 
 
 class ExecutorConnection:
     """The context of an executor's calls."""
 
-    def __init__(self, side: ExecutorSide, credentials: Credentials) -> None:
-        self._side = side
+    def __init__(self, listener: ExecutorListener, credentials: Credentials) -> None:
+        self.services = listener.services
         self._credentials = credentials
         self._greeted = anyio.Event()
         self.peer: Peer[ExecutorConnection]
@@ -79,7 +80,7 @@ class ExecutorConnection:
             raise HutchError(Reason.WRONG_STATE, "This connection has said hello already.")
         self._greeted.set()
         try:
-            self.executor, welcome = await self._side.conductor.executor_hello(self.peer, self._credentials, params)
+            self.executor, welcome = await self.services.executors.hello(self.peer, self._credentials, params)
         except HutchError as error:
             self.peer.close(error)
             raise
@@ -99,33 +100,28 @@ class ExecutorConnection:
             standing = standing_of(one.id, over=one.over, leased=one.session, session=session)
         admit_executor(method, standing)
 
-    async def get_api_key(self, params: m.GetApiKey) -> m.KeyGrant:
-        """Give a key, or a lease."""
-        executor = self.admit("get_api_key", params.session)
-        return await self._side.conductor.get_api_key(executor, params)
-
-    async def request_permission(self, params: m.RequestPermission) -> m.PermissionDecision:
-        """Wait for the decision about one call."""
-        executor = self.admit("request_permission", params.session)
-        return await self._side.conductor.request_permission(executor, params)
-
-    async def report_message(self, params: m.ReportMessage) -> None:
-        """Store events; reading goes on once they are durable."""
-        executor = self.admit("report_message", params.session)
-        await self._side.conductor.report_message(executor, params)
-
-    def heartbeat(self, params: m.Heartbeat) -> None:
-        """Note a sign of life."""
-        self._side.conductor.heartbeat(self.admit("heartbeat"), params)
-
     def __repr__(self) -> str:
         return f"<ExecutorConnection pid {self._credentials.pid} {self.executor or 'before hello'}>"
 
 
+def _handler(name: str, method: ExecutorMethod[Any, Any]) -> Handler[ExecutorConnection]:
+    """Return the handler that admits a call and carries it out."""
+    if EXECUTOR[name].kind == "notification" and not EXECUTOR[name].hot:
+
+        def handle_at_once(connection: ExecutorConnection, params: Any) -> Any:
+            executor = connection.admit(name, method.session_of(params))
+            return method.call_of(connection.services)(executor, params)
+
+        return handle_at_once
+
+    async def handle(connection: ExecutorConnection, params: Any) -> Any:
+        executor = connection.admit(name, method.session_of(params))
+        return await method.call_of(connection.services)(executor, params)
+
+    return handle
+
+
 _HANDLERS: Final[dict[str, Handler[ExecutorConnection]]] = {
-    "hello": ExecutorConnection.hello,
-    "get_api_key": ExecutorConnection.get_api_key,
-    "request_permission": ExecutorConnection.request_permission,
-    "report_message": ExecutorConnection.report_message,
-    "heartbeat": ExecutorConnection.heartbeat,
+    HELLO: ExecutorConnection.hello,
+    **{name: _handler(name, method) for name, method in EXECUTOR_METHODS.items()},
 }

@@ -2,8 +2,8 @@
 
 A method that a table does not name is refused, so that a new one is closed until somebody decides. The tables say the
 whole answer, `expected` and `expected_of_executor` read it from them. `admit_client` asks before a call goes anywhere:
-who calls, and whether hutchd takes new work. Whose record a call names, and how that stands, only its record tells: the
-conductor looks, and says what the table does. A test walks every cell through a real one.
+who calls, and whether hutchd takes new work. Whose record a call names, and its state, only the record tells:
+the services look it up and answer as the table says. A test calls every cell of the table on real services.
 """
 
 from __future__ import annotations

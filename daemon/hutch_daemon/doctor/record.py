@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from hutch_daemon.doctor.finding import Finding
-from hutch_daemon.keys.master import MasterKeyError, load_master_keys
+from hutch_daemon.keys.master import MasterKeyError, load_master_keys, master_file
 from hutch_daemon.settings import Settings
 from hutch_daemon.store import database, keys
 from hutch_daemon.store.faults import StoreFault, fault_of
-from hutch_daemon.wiring import master_file
 from hutch_shared.errors import HutchError
 from hutch_shared.paths import Paths
 

@@ -15,12 +15,13 @@ its bound and a page, however much it misses.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
 
+from hutch_daemon.signals import Signal
 from hutch_daemon.store import events
 from hutch_daemon.store.rows import StoredEvent
 from hutch_daemon.store.store import Store
@@ -185,7 +186,8 @@ class Fanout:
         self._room = room
         self._followers: dict[str, set[Follower]] = {}
         self._answering: set[Follower] = set()
-        self._presence: list[Callable[[], None]] = []
+        self.presence_changed: Signal[[]] = Signal()
+        """Emitted whenever a follower that can decide comes or goes; `answering` says how many there are."""
         self._closed = False
         store.on_committed(self.publish)
 
@@ -219,7 +221,7 @@ class Fanout:
         self._followers.setdefault(session, set()).add(follower)
         if answers:
             self._answering.add(follower)
-            self._presence_changed()
+            self.presence_changed.emit()
         try:
             yield follower
         finally:
@@ -247,10 +249,6 @@ class Fanout:
             for follower in self._answering
         )
 
-    def on_presence(self, listener: Callable[[], None]) -> None:
-        """Call `listener` whenever a follower that can decide comes or goes; `answering` says how many there are."""
-        self._presence.append(listener)
-
     def remove(self, session: str) -> None:
         """End all follows of a removed session."""
         for follower in self._followers.pop(session, set()):
@@ -271,8 +269,4 @@ class Fanout:
                 del self._followers[follower.session]
         if follower in self._answering:
             self._answering.discard(follower)
-            self._presence_changed()
-
-    def _presence_changed(self) -> None:
-        for listener in self._presence:
-            listener()
+            self.presence_changed.emit()

@@ -26,9 +26,11 @@ from typing import Final, Protocol
 
 from hutch_daemon.keys import durable
 from hutch_daemon.keys.envelope import KEY_BYTES
+from hutch_daemon.settings import Settings
 from hutch_shared.failpoints import failpoint
+from hutch_shared.paths import Paths
 
-__all__ = ["CREDENTIAL", "MasterKey", "MasterKeyError", "MasterKeys", "load_master_keys"]
+__all__ = ["CREDENTIAL", "MasterKey", "MasterKeyError", "MasterKeys", "load_master_keys", "master_file"]
 
 CREDENTIAL: Final = "hutch-master-key"
 _SERVICE: Final = "hutch"
@@ -181,6 +183,11 @@ class MasterKeys:
 
     def __repr__(self) -> str:
         return f"<MasterKeys {self.source}, {len(self.older)} older>"
+
+
+def master_file(paths: Paths, settings: Settings) -> Path:
+    """Return where the master key is kept, unless it comes from a keyring or from systemd."""
+    return Path(settings.keys.master) if settings.keys.master is not None else paths.state / "master.key"
 
 
 def load_master_keys(path: Path, environ: Mapping[str, str] = os.environ, *, keyring: bool = False) -> MasterKeys:

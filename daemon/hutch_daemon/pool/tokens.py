@@ -16,7 +16,7 @@ from hutch_shared.errors import HutchError, Reason
 from hutch_shared.ids import new_token
 from hutch_shared.secret import Secret
 
-__all__ = ["LIFETIME", "MAXIMUM_USES", "IssuedToken", "admit", "hash_of", "issue", "renewed"]
+__all__ = ["LIFETIME", "MAXIMUM_USES", "IssuedToken", "admit", "hash_of", "issue", "renewal_due", "renewed"]
 
 LIFETIME: Final = 24 * 3600 * 1000
 """Milliseconds awake."""
@@ -65,3 +65,8 @@ def renewed(row: ExecutorRow, now: int, *, lifetime: int = LIFETIME) -> int | No
     The token stays the same, so that a crash between two writes locks no executor out.
     """
     return now + lifetime if row.token_until - now < lifetime // 2 else None
+
+
+def renewal_due(until: int, *, lifetime: int = LIFETIME) -> int:
+    """Return when a token that expires at `until` has lived half its time."""
+    return until - lifetime // 2

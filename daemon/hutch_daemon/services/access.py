@@ -1,14 +1,18 @@
-"""Who calls, as the kernel says it."""
+"""Who calls, and what is whose: what the caller does not own looks as if it did not exist."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from posixpath import isabs
 
-from hutch_daemon.store.rows import SessionRow
+from hutch_daemon.permissions.paths import can_be_path
+from hutch_daemon.store import sessions, turns
+from hutch_daemon.store.rows import SessionRow, TurnRow
+from hutch_daemon.store.store import Store
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.times import from_wire
 
-__all__ = ["Caller", "SessionOf"]
+__all__ = ["Access", "Caller", "parse_time", "require_absolute"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +23,11 @@ class Caller:
     gid: int
     pid: int
     client: str = ""
-    """What the client calls itself; for the record only."""
+    """The name that the client gives itself; for the record only."""
     admin: bool = False
-    """uid 0, or named in the settings: sees and steers everything."""
+    """uid 0, or an administrator by the settings: sees and steers everything."""
     insider: str | None = None
-    """The executor whose process this is; an insider may not change anything, and is never `admin`."""
+    """The executor to which the calling process belongs. An insider changes nothing and is never `admin`."""
 
     @property
     def scope(self) -> int | None:
@@ -31,17 +35,65 @@ class Caller:
         return None if self.admin else self.uid
 
     def may_see(self, owner: int) -> bool:
-        """Tell whether things of `owner` are the caller's to see and steer."""
+        """Tell whether the caller may see and steer things of `owner`."""
         return self.admin or owner == self.uid
-
-    def demand(self, owner: int) -> None:
-        """Refuse what is not the caller's in the words for what does not exist."""
-        if not self.may_see(owner):
-            raise HutchError(Reason.NOT_FOUND)
 
     def __str__(self) -> str:
         return f"uid {self.uid} ({self.client or 'a client'}, pid {self.pid})"
 
 
-SessionOf = Callable[[Caller, str], Awaitable[SessionRow]]
-"""Finds the session that a caller means; what is not the caller's is `not_found`."""
+class Access:
+    """Finds what a caller names, if it is the caller's, and tells whether hutchd takes new work."""
+
+    def __init__(self, store: Store) -> None:
+        """Look things up in `store`."""
+        self._store = store
+        self._draining = False
+
+    @property
+    def draining(self) -> bool:
+        """Whether hutchd takes no new work."""
+        return self._draining
+
+    def start_draining(self) -> None:
+        """Take no new work from now on."""
+        self._draining = True
+
+    def require_serving(self) -> None:
+        """Raise `shutting_down` if hutchd takes no new work."""
+        if self._draining:
+            raise HutchError(Reason.SHUTTING_DOWN)
+
+    async def session(self, caller: Caller, ref: str) -> SessionRow:
+        """Return the caller's session with this id, prefix or name. `not_found`; `invalid_params` if several match."""
+        return await self._store.read(lambda conn: sessions.find(conn, caller.scope, ref, first=caller.uid))
+
+    async def session_by_id(self, caller: Caller, session: str) -> SessionRow:
+        """Return a session by its whole id; `not_found` if it does not exist or belongs to another."""
+        row = await self._store.read(lambda conn: sessions.get(conn, session))
+        if row is None or not caller.may_see(row.owner):
+            raise HutchError(Reason.NOT_FOUND)
+        return row
+
+    async def turn(self, caller: Caller, ref: str) -> tuple[SessionRow, TurnRow]:
+        """Return a turn with its session; `not_found` if it does not exist or belongs to another."""
+        turn = await self._store.read(lambda conn: turns.get(conn, ref))
+        if turn is None:
+            raise HutchError(Reason.NOT_FOUND)
+        return await self.session_by_id(caller, turn.session), turn
+
+
+def require_absolute(path: str, what: str) -> None:
+    """Raise `invalid_params` for a path that is relative, or that no file can have."""
+    if not (isabs(path) and can_be_path(path)):
+        raise HutchError(Reason.INVALID_PARAMS, f"The {what} must be an absolute path of at most 4,096 characters.")
+
+
+def parse_time(text: str | None) -> int | None:
+    """Return a time of the wire in milliseconds since 1970; `invalid_params` if it cannot be read."""
+    if text is None:
+        return None
+    try:
+        return from_wire(text)
+    except ValueError as error:
+        raise HutchError(Reason.INVALID_PARAMS, f"The time cannot be read: {error}.") from error

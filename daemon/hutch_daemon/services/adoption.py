@@ -1,75 +1,70 @@
-"""Taking over what an earlier hutchd left: its executors, its turns, its queue.
+"""Takes over what an earlier hutchd left: its executors, its turns, its queue.
 
-First, before anybody can dial in, the launch records are read: executors whose very process lives are expected to say
-hello again, all others are ended with whatever they started. Turns that were on their way continue in their session's
-task: with the executor that has them, or settled visibly when it does not come. Then queued turns go on.
-
-The spool of an executor that died before it could hand in its events lies in its directory below `Parts.spool_dir`; it
-is brought in by the account's next executor, which alone can read it. `executors.spool` names it.
+First, before an executor can connect, the launch records are read: an executor whose very process lives is expected to
+say hello again; all others are ended with everything they started. A turn that had begun continues in its session's
+task: with the executor that has it, or settled visibly if that executor does not come. Then queued turns go on.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from functools import partial
 
 import anyio
 import structlog
 
+from hutch_daemon.environments.port import Account
+from hutch_daemon.environments.registry import Environments
 from hutch_daemon.pool.executor import Executor, ExecutorKey
-from hutch_daemon.services.parts import Parts
-from hutch_daemon.services.session_loop import SessionLoop
+from hutch_daemon.pool.pool import Pool
+from hutch_daemon.services.session_tasks import SessionTasks
 from hutch_daemon.store import executors, sessions, turns
 from hutch_daemon.store.records import Executes
+from hutch_daemon.store.store import Store
 from hutch_shared.failpoints import failpoint
 
-__all__ = ["keys_to_keep", "settle", "take_over"]
+__all__ = ["end_missing", "spares_of", "take_over"]
 
 _log = structlog.get_logger(__name__)
 
 
-async def take_over(parts: Parts, loop_of: Callable[[str, int], SessionLoop]) -> list[Executor]:
-    """Adopt what lives and start the tasks of sessions that have turns; return the executors that should dial in."""
-    rows = await parts.store.read(executors.live)
-    expected = await parts.pool.adopt(rows)
+async def take_over(store: Store, pool: Pool, tasks: SessionTasks) -> list[Executor]:
+    """Adopt what lives and start the tasks of sessions that have turns; return the executors that should connect."""
+    rows = await store.read(executors.live)
+    expected = await pool.adopt(rows)
     failpoint("adoption.rows")
-    for session, owner in (await parts.store.read(_with_turns)).items():
-        loop_of(session, owner)
+    for session, owner in (await store.read(_owners_with_turns)).items():
+        tasks.start(session, owner)
     for executor in expected:
-        if executor.session is not None:
-            whose: int | None = await parts.store.read(partial(_owner_of, session=executor.session))
-            loop_of(executor.session, executor.key.account.uid if whose is None else whose)
+        session_id = executor.session
+        if session_id is not None:
+            row = await store.read(lambda conn, session_id=session_id: sessions.get(conn, session_id))  # type: ignore[misc]
+            tasks.start(session_id, executor.key.account.uid if row is None else row.owner)
     _log.info("taken over", executors=len(rows), alive=len(expected))
     return expected
 
 
-def _owner_of(conn: Executes, session: str) -> int | None:
-    row = sessions.get(conn, session)
-    return None if row is None else row.owner
-
-
-def _with_turns(conn: Executes) -> dict[str, int]:
-    """Return the sessions that have turns which did not end, and whose they are."""
+def _owners_with_turns(conn: Executes) -> dict[str, int]:
+    """Return the sessions that have live turns, with their owners."""
     rows = [sessions.get(conn, turn.session) for turn in turns.live(conn)]
     return {row.id: row.owner for row in rows if row is not None}
 
 
-async def settle(parts: Parts, expected: Iterable[Executor]) -> None:
-    """Give the expected executors their time to say hello, then end those that did not."""
-    with anyio.move_on_after(parts.settings().executors.adopt_timeout):
+async def end_missing(pool: Pool, expected: Iterable[Executor], timeout: float) -> None:
+    """Give the expected executors `timeout` seconds to connect, then end those that did not."""
+    with anyio.move_on_after(timeout):
         for executor in expected:
             await executor.connected.wait()
     for executor in expected:
         if not executor.connected.is_set():
-            parts.pool.retire(executor, "it did not come back after hutchd was restarted")
+            pool.retire(executor, "it did not come back after hutchd was restarted")
     failpoint("adoption.settled")
 
 
-def keys_to_keep(parts: Parts) -> list[ExecutorKey]:
-    """Return the kinds of spares to have from the start: those of the account that hutchd runs as."""
-    if not parts.own_spares:
-        return []
-    account = parts.account_of(os.getuid())
-    environment = parts.environments.choose(None, account).name
-    return [ExecutorKey(account, agent, environment) for agent in parts.settings().executors.spare_agents]
+def spares_of(
+    account_of: Callable[[int], Account], environments: Environments, agents: Iterable[str]
+) -> list[ExecutorKey]:
+    """Return the keys of the spares that hutchd's own account has from the start."""
+    account = account_of(os.getuid())
+    environment = environments.choose(None, account).name
+    return [ExecutorKey(account, agent, environment) for agent in agents]

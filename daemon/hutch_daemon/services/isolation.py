@@ -1,7 +1,8 @@
-"""What a session gets: its level of isolation, its walls, how its key is kept. Put together here from the settings."""
+"""Plans how a session is isolated: its isolation level, its sandbox and how its key is kept, with the reasons."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -12,100 +13,128 @@ import msgspec
 from hutch_daemon.environments.levels import highest, level_of, require_level
 from hutch_daemon.environments.port import Account, Environment, IsolationOffer
 from hutch_daemon.environments.sandbox_probe import SandboxProbe
-from hutch_daemon.services.parts import Parts
+from hutch_daemon.settings import LimitSettings, Settings
 from hutch_shared import messages as m
 from hutch_shared.agents import DEFAULT_AGENT, provider_of
 from hutch_shared.errors import HutchError, Reason
 
-__all__ = ["Walling", "least", "usual", "walling"]
+__all__ = ["IsolationPlan", "IsolationPlanner"]
 
-_LOOKING: Final = 5.0
-_LOOKS: Final = anyio.CapacityLimiter(8)
-"""So many threads may hang on homes that do not answer."""
+_HOME_TIMEOUT: Final = 5.0
+"""Seconds for a home to answer: it may lie on a file server that is down."""
+_HOME_THREADS: Final = anyio.CapacityLimiter(8)
+"""At most this many threads hang on homes that do not answer."""
+
+Delivery = Callable[[str], tuple[m.Delivery, str]]
+"""Returns how a provider's keys are handed out, and why, a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
-class Walling:
-    """What a session of an agent has."""
+class IsolationPlan:
+    """How one session is isolated."""
 
     sandbox: m.SandboxSpec | None
     keys: m.KeysKept
     isolation: m.Isolation
 
 
-def least(parts: Parts, asked: m.IsolationLevel | None) -> m.IsolationLevel:
-    """Return the least that a session must have, by its opener's wish and the settings."""
-    by_default: m.IsolationLevel = "account" if parts.about.mode == "system" else "reduced"
-    return highest(parts.settings().isolation.require or by_default, asked)
+class IsolationPlanner:
+    """Plans by the settings in force."""
+
+    def __init__(self, settings: Callable[[], Settings], delivery: Delivery, *, system: bool) -> None:
+        """`system`: this hutchd serves a whole host, where a session of its own account is the least by default."""
+        self._settings = settings
+        self._delivery = delivery
+        self._system = system
+
+    @property
+    def limits(self) -> LimitSettings:
+        """The limits in force."""
+        return self._settings().bounds(system=self._system)
+
+    def least(self, asked: m.IsolationLevel | None) -> m.IsolationLevel:
+        """Return the lowest level that a session may have, by the settings and by what its opener asked for."""
+        by_default: m.IsolationLevel = "account" if self._system else "reduced"
+        return highest(self._settings().isolation.require or by_default, asked)
+
+    async def plan(
+        self,
+        environment: Environment,
+        agent: str,
+        cwd: str,
+        account: Account,
+        asked: m.IsolationLevel | None,
+        *,
+        grouped: bool = True,
+    ) -> IsolationPlan:
+        """Plan a session of `agent` in `cwd` as this account.
+
+        `grouped=False`: its executor has no cgroup, whatever the environment offers. `isolation_unavailable` if the
+        settings, or what the opener asked for, demand more than can be had.
+        """
+        settings = self._settings()
+        probe = await environment.probe_sandbox(account) if settings.sandbox.mode != "off" else SandboxProbe()
+        offer, level = environment.isolation_offered(), self.least(asked)
+        offer = replace(offer, cgroup=offer.cgroup and grouped)
+        look = partial(self._plan, offer, probe, agent, cwd, account.home, level)
+        with anyio.move_on_after(_HOME_TIMEOUT) as scope:
+            plan = await anyio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=_HOME_THREADS)
+        if scope.cancelled_caught:
+            raise _unavailable(f"{account.home} does not answer: {account.name} cannot work there now.")
+        require_level(plan.isolation)
+        if plan.keys == "exposed" and settings.keys.refuse_exposed:
+            raise _unavailable(f"The settings refuse it: [keys] refuse_exposed. {plan.isolation.keys_why}")
+        if plan.sandbox is None and settings.sandbox.mode == "require":
+            raise _unavailable(f'The settings refuse it: [sandbox] mode = "require". {plan.isolation.why}')
+        if plan.keys != "none" and settings.sandbox.mode != "off" and (why := probe.lost()):
+            raise _unavailable(why)  # open sessions were promised a sandbox
+        if plan.sandbox is None and (network := settings.sandbox.network) != "full":
+            raise _unavailable(
+                f'The settings refuse it: [sandbox] network = "{network}" needs a sandbox. {plan.isolation.why}'
+            )
+        return plan
+
+    def usual(self, environment: Environment, probe: SandboxProbe) -> IsolationPlan:
+        """Plan a session that needs a key and works in a folder of its account's home."""
+
+        offer, level = environment.isolation_offered(), self.least(None)
+        return self._plan(offer, probe, DEFAULT_AGENT, "/home/account/folder", "/home/account", level)
+
+    def _plan(
+        self, offer: IsolationOffer, probe: SandboxProbe, agent: str, cwd: str, home: str, asked: m.IsolationLevel
+    ) -> IsolationPlan:
+        settings = self._settings().sandbox
+        provider = provider_of(agent)
+        sandbox, missing = probe.spec_for(cwd, home, settings)
+        wanted = asked == "strict" or settings.mode == "require" or settings.network != "full"
+        if provider is None and not wanted:
+            sandbox, missing = None, "What plays a script is put into a sandbox only where one is asked for."
+        isolation = level_of(offer, sandbox, missing, asked, probe.why)
+        isolation = msgspec.structs.replace(isolation, limits=self._describe_limits(offer.cgroup))
+        if provider is None:
+            return IsolationPlan(sandbox, "none", isolation)
+        delivery, how = self._delivery(provider)
+        keys: m.KeysKept = "exposed"
+        if delivery == "direct":
+            why = f"The key itself is handed to the agent. {how}"
+        elif offer.separate_account or sandbox is not None:
+            keys, why = "brokered", f"{how} Nothing that could give it away is in the agent's reach."
+        else:
+            why = f"The agent could read what is Hutch's, and so the key. {missing}"
+        return IsolationPlan(sandbox, keys, msgspec.structs.replace(isolation, keys_why=why))
+
+    def _describe_limits(self, cgroup: bool) -> str:
+        """Return a phrase that names the limits of a session's processes."""
+        limits = self.limits
+        each = "" if cgroup else " (of each process: there is no cgroup)"
+        parts = [
+            f"{limits.memory >> 20:,} MiB of memory{each}" if limits.memory else "",
+            f"{limits.pids:,} processes and threads" if limits.pids and cgroup else "",
+            f"cpu weight {limits.cpu_weight}" if cgroup else "",
+            f"{limits.open_files:,} open files of each process",
+        ]
+        return ", ".join(filter(None, parts))
 
 
-async def walling(
-    parts: Parts,
-    environment: Environment,
-    agent: str,
-    cwd: str,
-    account: Account,
-    asked: m.IsolationLevel | None,
-    *,
-    grouped: bool = True,
-) -> Walling:
-    """Return what a session of `agent` in `cwd` has by the settings in force, for this account.
-
-    `grouped=False`: its executor has no cgroup, whatever others get. `isolation_unavailable` when the settings, or who
-    opened it, accept no less than can be had.
-    """
-    settings = parts.settings()
-    walls = await environment.probe_sandbox(account) if settings.sandbox.mode != "off" else SandboxProbe()
-    offer, level = environment.isolation_offered(), least(parts, asked)
-    offer = replace(offer, cgroup=offer.cgroup and grouped)
-    look = partial(_having, parts, offer, walls, agent, cwd, account.home, level)
-    with anyio.move_on_after(_LOOKING) as scope:  # at a home that may lie on a dead server
-        having = await anyio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=_LOOKS)
-    if scope.cancelled_caught:
-        why = f"{account.home} does not answer: {account.name} cannot work there now."
-        raise HutchError(Reason.ISOLATION_UNAVAILABLE, why)
-    require_level(having.isolation)
-    if having.keys == "exposed" and settings.keys.refuse_exposed:
-        why = f"The settings refuse it: [keys] refuse_exposed. {having.isolation.keys_why}"
-        raise HutchError(Reason.ISOLATION_UNAVAILABLE, why)
-    if having.sandbox is None and settings.sandbox.mode == "require":
-        why = f'The settings refuse it: [sandbox] mode = "require". {having.isolation.why}'
-        raise HutchError(Reason.ISOLATION_UNAVAILABLE, why)
-    if having.keys != "none" and settings.sandbox.mode != "off" and (why := walls.lost()):
-        raise HutchError(Reason.ISOLATION_UNAVAILABLE, why)  # what is open was told that it has walls
-    if having.sandbox is None and (network := settings.sandbox.network) != "full":
-        why = f'The settings refuse it: [sandbox] network = "{network}" needs a sandbox. {having.isolation.why}'
-        raise HutchError(Reason.ISOLATION_UNAVAILABLE, why)
-    return having
-
-
-def usual(parts: Parts, environment: Environment, walls: SandboxProbe) -> Walling:
-    """Return what a session that needs a key has here if it works in a folder of its account's home."""
-    level = least(parts, None)
-    return _having(
-        parts, environment.isolation_offered(), walls, DEFAULT_AGENT, "/home/account/folder", "/home/account", level
-    )
-
-
-def _having(
-    parts: Parts, offer: IsolationOffer, walls: SandboxProbe, agent: str, cwd: str, home: str, asked: m.IsolationLevel
-) -> Walling:
-    settings = parts.settings()
-    provider = provider_of(agent)
-    sandbox, missing = walls.spec_for(cwd, home, settings.sandbox)
-    wanted = asked == "strict" or settings.sandbox.mode == "require" or settings.sandbox.network != "full"
-    if provider is None and not wanted:
-        sandbox, missing = None, "What plays a script is put into a sandbox only where one is asked for."
-    isolation = level_of(offer, sandbox, missing, asked, walls.why)
-    isolation = msgspec.structs.replace(isolation, limits=parts.bounds(offer.cgroup))
-    if provider is None:
-        return Walling(sandbox, "none", isolation)
-    delivery, how = parts.grants.delivery(provider)
-    keys: m.KeysKept = "exposed"
-    if delivery == "direct":
-        why = f"The key itself is handed to the agent. {how}"
-    elif offer.separate_account or sandbox is not None:
-        keys, why = "brokered", f"{how} Nothing that could give it away is in the agent's reach."
-    else:
-        why = f"The agent could read what is Hutch's, and so the key. {missing}"
-    return Walling(sandbox, keys, msgspec.structs.replace(isolation, keys_why=why))
+def _unavailable(why: str) -> HutchError:
+    return HutchError(Reason.ISOLATION_UNAVAILABLE, why)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from difflib import get_close_matches
 from functools import partial
-from typing import get_args
+from typing import Protocol, get_args
 
 from hutch_daemon.keys.credential import Refresh, secret_of
-from hutch_daemon.keys.vault import WithKey
-from hutch_daemon.services.access import Caller, SessionOf
-from hutch_daemon.services.parts import Parts
+from hutch_daemon.keys.vault import Vault, WithKey
+from hutch_daemon.services.access import Access, Caller, parse_time
+from hutch_daemon.services.key_troubles import KeyTroubles
 from hutch_daemon.store import audit
 from hutch_daemon.store.rows import KeyRow
 from hutch_daemon.store.tx import Tx
@@ -17,25 +18,48 @@ from hutch_shared import messages as m
 from hutch_shared.agents import provider_of
 from hutch_shared.broker_link import DialectName
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.times import from_wire
 
-__all__ = ["KeySide"]
+__all__ = ["ExplainsKeys", "KeyService", "LeaseControl"]
 
 
-class KeySide:
+class ExplainsKeys(Protocol):
+    """Tells which key a session would use."""
+
+    async def explain(self, owner: int, provider: str, name: str | None = None) -> m.KeyExplained: ...
+
+
+class LeaseControl(Protocol):
+    """The broker, as far as changed keys reach its leases."""
+
+    def request_start(self) -> None: ...
+    async def refresh_credential(self, credential: str) -> None: ...
+    async def revoke_credential(self, credential: str) -> int: ...
+    async def state(self) -> m.BrokerState: ...
+
+
+class KeyService:
     """The key methods of the client socket."""
 
-    def __init__(self, parts: Parts, session_of: SessionOf) -> None:
-        self._settings = parts.settings
-        self._vault = parts.vault
-        self._grants = parts.grants
-        self._leases = parts.leases
-        self._troubles = parts.key_troubles
-        self._session_of = session_of
+    def __init__(
+        self,
+        access: Access,
+        vault: Vault,
+        grants: ExplainsKeys,
+        leases: LeaseControl,
+        troubles: KeyTroubles,
+        providers: Callable[[], Collection[str]],
+    ) -> None:
+        """`providers` are those that the settings define beside the known ones."""
+        self._access = access
+        self._vault = vault
+        self._grants = grants
+        self._leases = leases
+        self._troubles = troubles
+        self._providers = providers
 
     async def put_api_key(self, caller: Caller, params: m.PutApiKey) -> m.ApiKey:
         """Store a credential of the caller. An unknown provider is refused: its key could never be used."""
-        known = {*get_args(DialectName), *self._settings().providers}
+        known = {*get_args(DialectName), *self._providers()}
         if params.provider not in known:
             near = get_close_matches(params.provider, known, 1)
             raise HutchError(
@@ -49,10 +73,6 @@ class KeySide:
             if params.refresh_url is None or params.client_id is None:
                 raise HutchError(Reason.INVALID_PARAMS, "A refresh token needs its URL and the client's id.")
             refresh = Refresh(secret_of(params.refresh_token), params.refresh_url, params.client_id)
-        try:
-            expires_at = from_wire(params.expires_at) if params.expires_at is not None else None
-        except ValueError as error:
-            raise HutchError(Reason.INVALID_PARAMS, f"The time cannot be read: {error}.") from error
         kept = await self._vault.put(
             caller.uid,
             params.provider,
@@ -60,7 +80,7 @@ class KeySide:
             secret_of(params.secret),
             kind=params.kind,
             base_url=params.base_url,
-            expires_at=expires_at,
+            expires_at=parse_time(params.expires_at),
             refresh=refresh,
             also=self._recorded(caller, "put_api_key", "stored"),
         )
@@ -92,7 +112,7 @@ class KeySide:
             if params.provider is None:
                 raise HutchError(Reason.INVALID_PARAMS, "Name a session or a provider.")
             return await self._grants.explain(caller.uid, params.provider)
-        session = await self._session_of(caller, params.session)
+        session = await self._access.session(caller, params.session)
         provider = params.provider or provider_of(session.agent)
         if provider is None:
             raise HutchError(Reason.NO_KEY, f"The agent {session.agent} needs no key.")
@@ -113,6 +133,20 @@ class KeySide:
 
         wrapped = await self._vault.rotate_master(also=also)
         return m.MasterRotated(self._vault.master_source, wrapped)
+
+    # ------------------------------------------------------------ what the status shows
+
+    def master_source(self) -> str:
+        """Return where the master key comes from."""
+        return self._vault.master_source
+
+    async def broker(self) -> m.BrokerState:
+        """Return the state of the broker."""
+        return await self._leases.state()
+
+    async def host_notices(self) -> tuple[str, ...]:
+        """Return what operators should look at in the vault."""
+        return await self._vault.notices()
 
     def notices(self, owner: int | None) -> tuple[str, ...]:
         """Return a sentence for each key of `owner` that agents need and cannot use; None: of all owners."""

@@ -13,13 +13,11 @@ from msgspec import UNSET, Raw
 from hutch_daemon.events.journal import Journal
 from hutch_daemon.redaction import KnownSecrets, Splits
 from hutch_daemon.store import audit, sessions, turns
-from hutch_daemon.store.rows import AuditRow
 from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
 from hutch_shared.events import Notice, ReportedEvent, Text, TurnEnded
-from hutch_shared.times import now_ms
 
-__all__ = ["Found", "Masking"]
+__all__ = ["Masking", "SecretHit"]
 
 _STREAMED: Final = frozenset({"text_delta", "thinking_delta", "stderr"})
 """What comes in pieces."""
@@ -33,7 +31,7 @@ _encode = msgspec.json.encode
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SecretHit:
     """Something of a key was found in `kind`, in a form, and what was done about it."""
 
     turn: str | None
@@ -52,12 +50,12 @@ class Masking:
         self._journal = journal
         self._splits = Splits(known)
 
-    def clean(self, session: str, batch: Sequence[ReportedEvent]) -> tuple[Sequence[ReportedEvent], list[Found]]:
+    def clean(self, session: str, batch: Sequence[ReportedEvent]) -> tuple[Sequence[ReportedEvent], list[SecretHit]]:
         """Return the events, secrets masked, and what was found, for `record`.
 
         An event in which a secret cannot be masked well is replaced by one that says so; the end of a turn stays one.
         """
-        found: list[Found] = []
+        found: list[SecretHit] = []
         if not self.known:
             return batch, found
         if self.known.find(*(part for event in batch for part in _parts(event))) is not None:
@@ -71,26 +69,28 @@ class Masking:
         for (kind, block, parent, turn), texts in streams.items():
             key = self._splits.feed((session, kind, block, parent), "".join(texts))
             if key is not None:
-                found.append(Found(turn, kind, key, "split", "recorded"))
+                found.append(SecretHit(turn, kind, key, "split", "recorded"))
         return batch, found
 
-    def _clean(self, event: ReportedEvent, found: list[Found]) -> ReportedEvent:
+    def _clean(self, event: ReportedEvent, found: list[SecretHit]) -> ReportedEvent:
         parts = _parts(event)
         for at, part in enumerate(parts):
             if (masked := self.known.mask(part)) is not None:
                 well = masked.whole and _is_json(masked.text)
-                found.append(Found(event.turn, event.kind, masked.key, masked.form, "masked" if well else "withheld"))
+                found.append(
+                    SecretHit(event.turn, event.kind, masked.key, masked.form, "masked" if well else "withheld")
+                )
                 if not well:
                     return _withheld(event)
                 parts[at] = masked.text
         return msgspec.structs.replace(event, data=Raw(parts[0]), native=Raw(parts[1]) if parts[1] else UNSET)
 
-    def in_call(self, params: m.RequestPermission) -> Found | None:
+    def in_call(self, params: m.RequestPermission) -> SecretHit | None:
         """Tell whether a call that is asked for holds a secret: it would be stored, shown, and run."""
         masked = self.known.mask(_encode(params.call))
-        return None if masked is None else Found(params.turn, "call", masked.key, masked.form, "withheld")
+        return None if masked is None else SecretHit(params.turn, "call", masked.key, masked.form, "withheld")
 
-    def record(self, tx: Tx, session: str, found: Sequence[Found]) -> None:
+    def record(self, tx: Tx, session: str, found: Sequence[SecretHit]) -> None:
         """Put what was found on record: a notice for people and a line in the audit, in the caller's unit of work."""
         row = sessions.get(tx, session) if found else None
         if row is None:
@@ -101,17 +101,16 @@ class Masking:
             notice = Notice("secret_masked", f"{_SAID[one.outcome]} ({one.kind}).", {**details, "key": one.key})
             mine = turn is not None and turn.session == session
             self._journal.append(tx, session, one.turn if mine else None, "notice", notice)
-            line = AuditRow(
-                at=now_ms(),
-                owner=row.owner,
+            audit.record(
+                tx,
                 actor="executor",
+                owner=row.owner,
                 action="secret_masked",
                 outcome=one.outcome,
                 session=session,
                 subject=one.key,
                 details=details,
             )
-            audit.write(tx, line)
 
 
 def _parts(event: ReportedEvent) -> list[bytes]:

@@ -1,84 +1,76 @@
-"""What people ask and change about the policy."""
+"""What users ask and change about the policy."""
 
 from __future__ import annotations
 
-from posixpath import isabs, normpath
+from collections.abc import Callable, Mapping
+from posixpath import normpath
+from typing import Final
 
 import anyio
 
 from hutch_daemon.permissions.cases import run_cases
-from hutch_daemon.permissions.paths import can_be_path
 from hutch_daemon.permissions.policy import judge, paths_to_resolve
-from hutch_daemon.permissions.rules import BadRuleError, parse_rule
-from hutch_daemon.services.access import Caller, SessionOf
-from hutch_daemon.services.parts import Parts
-from hutch_daemon.services.policy_layers import Policies
+from hutch_daemon.pool.pool import Pool
+from hutch_daemon.services.access import Access, Caller, require_absolute
+from hutch_daemon.services.policy_layers import EFFECTS, PolicyLayers, rules_of
+from hutch_daemon.settings import PermissionSettings
 from hutch_daemon.store import audit, rules
-from hutch_daemon.store.rows import AuditRow, RuleEffect, RuleRow, SessionRow, TrustRow
+from hutch_daemon.store.rows import RuleRow, TrustRow
+from hutch_daemon.store.store import Store
 from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.times import now_ms
 from hutch_shared.vocabulary import to_call
 
-__all__ = ["PolicySide", "demand_absolute", "with_tools"]
+__all__ = ["PolicyService"]
 
-_EFFECTS: tuple[RuleEffect, ...] = ("allow", "ask", "deny")
-
-
-def with_tools(given: m.Rules, options: m.AgentOptions) -> m.Rules:
-    """Return the rules of a session together with those that the agent's options name as tools."""
-    allow = dict.fromkeys((*given.allow, *options.allowed_tools))
-    deny = dict.fromkeys((*given.deny, *options.disallowed_tools))
-    return m.Rules(tuple(allow), given.ask, tuple(deny))
+_RESOLVE_TIMEOUT: Final = 10.0
 
 
-class PolicySide:
+class PolicyService:
     """The policy methods of the client socket."""
 
-    def __init__(self, parts: Parts, policies: Policies, session_of: SessionOf) -> None:
-        self._parts = parts
-        self._policies = policies
-        self._session_of = session_of
-
-    async def refuse_forbidden_mode(self, session: SessionRow) -> None:
-        """Refuse `bypass` where the host forbids it: said when it is asked for, not when the first call comes."""
-        if session.permission_mode == "bypass" and (await self._policies(session, None)).bypass_forbidden:
-            raise HutchError(Reason.POLICY_FORBIDS, "The host's policy forbids the mode bypass.")
-
-    def refuse_bad_rules(self, owner: int, given: m.Rules, *, base: str) -> None:
-        """Raise `invalid_rule` for the first that cannot be read."""
-        home = self._parts.account_of(owner).home
-        for effect in _EFFECTS:
-            for text in getattr(given, effect):
-                try:
-                    parse_rule(text, effect, "session", "given", base=base, home=home)
-                except BadRuleError as error:
-                    raise HutchError(Reason.INVALID_RULE, f"The rule {text!r} cannot be used: {error}.") from error
+    def __init__(
+        self,
+        store: Store,
+        access: Access,
+        layers: PolicyLayers,
+        pool: Pool,
+        settings: Callable[[], PermissionSettings],
+    ) -> None:
+        """Show and change `layers`; executors in `pool` resolve paths."""
+        self._store = store
+        self._access = access
+        self._layers = layers
+        self._pool = pool
+        self._settings = settings
 
     async def show_policy(self, caller: Caller, params: m.ShowPolicy) -> m.PolicyView:
         """Return the layers in force."""
-        session = await self._session_of(caller, params.session) if params.session is not None else None
-        default = self._parts.settings().permissions.mode
+        session = await self._access.session(caller, params.session) if params.session is not None else None
+        default = self._settings().mode
         cwd = session.cwd if session is not None else normpath(params.cwd or "/")
         mode = session.permission_mode if session is not None else default
-        return await self._policies.show(caller, cwd, session, mode, params.project)
+        return await self._layers.show(caller, cwd, session, mode, params.project)
 
     async def explain_policy(self, caller: Caller, params: m.ExplainPolicy) -> m.Explanation:
         """Return what would be decided. Without a live executor paths count as they are written."""
-        session = await self._session_of(caller, params.session) if params.session is not None else None
+        session = await self._access.session(caller, params.session) if params.session is not None else None
         owner = session.owner if session is not None else caller.uid
         cwd = normpath(params.cwd or (session.cwd if session is not None else "/"))
         workspace = session.cwd if session is not None else cwd
-        mode = params.mode or (session.permission_mode if session else self._parts.settings().permissions.mode)
-        found = await self._policies.layered(owner, workspace, session, params.project)
+        mode = params.mode or (session.permission_mode if session else self._settings().mode)
+        found = await self._layers.layered(owner, workspace, session, params.project)
         policy = found.policy()
         call = to_call(params.agent_tool, params.input, "explain", cwd)
         paths = paths_to_resolve(call, cwd, found.home)
         real = {path: path for path in paths}
-        executor = self._parts.pool.of_session(session.id) if session is not None else None
+        executor = self._pool.of_session(session.id) if session is not None else None
         if session is not None and executor is not None and executor.peer is not None and paths:
-            resolved: m.ResolvedPaths = await executor.call("resolve_paths", m.ResolvePaths(session.id, paths), 10.0)
+            resolved: m.ResolvedPaths = await executor.call(
+                "resolve_paths", m.ResolvePaths(session.id, paths), _RESOLVE_TIMEOUT
+            )
             real = resolved.real
         verdict = judge(policy, call, mode=mode, cwd=cwd, real=real, home=found.home, workspace=workspace)
         return m.Explanation(
@@ -118,13 +110,13 @@ class PolicySide:
     async def change_rules(self, caller: Caller, params: m.ChangeRules) -> m.PolicyView:
         """Add and remove rules of the caller's account; `invalid_rule` changes nothing."""
         if params.cwd is not None:
-            demand_absolute(params.cwd, "directory")
+            require_absolute(params.cwd, "directory")
         project = normpath(params.cwd) if params.cwd is not None else None
-        self.refuse_bad_rules(caller.uid, params.add, base=project or "/")
+        self._layers.check_rules(caller.uid, params.add, base=project or "/")
 
         def change(tx: Tx) -> None:
-            for effect in _EFFECTS:
-                for text in getattr(params.add, effect):
+            for effect in EFFECTS:
+                for text in rules_of(params.add, effect):
                     row = RuleRow(
                         owner=caller.uid,
                         effect=effect,
@@ -134,15 +126,15 @@ class PolicySide:
                         origin=str(caller),
                     )
                     if rules.add(tx, row):
-                        audit.write(tx, _line(caller, "change_rules", "added", text, {"effect": effect}))
-                for text in getattr(params.remove, effect):
+                        _record(tx, caller, "change_rules", "added", text, {"effect": effect})
+                for text in rules_of(params.remove, effect):
                     if not rules.remove(tx, caller.uid, effect, text, project=project):
                         where = f"for {project}" if project is not None else "for all projects"
                         raise HutchError(Reason.NOT_FOUND, f"You have no rule to {effect} {text!r} {where}.")
-                    audit.write(tx, _line(caller, "change_rules", "removed", text, {"effect": effect}))
+                    _record(tx, caller, "change_rules", "removed", text, {"effect": effect})
 
-        await self._parts.store.write(change)
-        return await self._policies.show(caller, project or "/", None, self._parts.settings().permissions.mode)
+        await self._store.write(change)
+        return await self._layers.show(caller, project or "/", None, self._settings().mode)
 
     async def trust_policy(self, caller: Caller, params: m.TrustPolicy) -> m.Nothing:
         """Trust a project's file while it has this digest, or no longer."""
@@ -153,25 +145,25 @@ class PolicySide:
             else:
                 rules.distrust(tx, caller.uid, params.path)
             outcome = "trusted" if params.trust else "distrusted"
-            audit.write(tx, _line(caller, "trust_policy", outcome, None, {"path": params.path}, params.digest))
+            _record(tx, caller, "trust_policy", outcome, None, {"path": params.path}, params.digest)
 
-        await self._parts.store.write(change)
+        await self._store.write(change)
         return m.Nothing()
 
 
-def demand_absolute(path: str, what: str) -> None:
-    """Refuse a path that is relative, or that no file could have."""
-    if not (isabs(path) and can_be_path(path)):
-        raise HutchError(Reason.INVALID_PARAMS, f"The {what} must be an absolute path of at most 4,096 characters.")
-
-
-def _line(
-    caller: Caller, action: str, outcome: str, rule: str | None, details: dict[str, str], digest: str | None = None
-) -> AuditRow:
-    return AuditRow(
-        at=now_ms(),
-        owner=caller.uid,
+def _record(
+    tx: Tx,
+    caller: Caller,
+    action: str,
+    outcome: str,
+    rule: str | None,
+    details: Mapping[str, str],
+    digest: str | None = None,
+) -> None:
+    audit.record(
+        tx,
         actor=str(caller),
+        owner=caller.uid,
         action=action,
         outcome=outcome,
         rule=rule,

@@ -8,22 +8,26 @@ from __future__ import annotations
 import functools
 import hashlib
 import posixpath
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import anyio
 
-from hutch_daemon.environments.port import Account
 from hutch_daemon.permissions.layers import Layer, Policy, compile_policy, parse_policy_toml
+from hutch_daemon.permissions.rules import BadRuleError, parse_rule
 from hutch_daemon.services.access import Caller
+from hutch_daemon.services.accounts import Accounts
 from hutch_daemon.store import rules
-from hutch_daemon.store.rows import RuleRow, SessionRow
+from hutch_daemon.store.rows import RuleEffect, RuleRow, SessionRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
 from hutch_shared.project_file import POLICY_FILE, UNUSABLE
 
-__all__ = ["Layered", "Policies"]
+__all__ = ["EFFECTS", "Layered", "PolicyLayers", "rules_of", "with_tools"]
+
+EFFECTS: Final[tuple[RuleEffect, ...]] = ("allow", "ask", "deny")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +48,19 @@ def _compiled(layers: tuple[Layer, ...], home: str) -> Policy:
     return compile_policy(layers, home=home)
 
 
-class Policies:
-    """Gathers layers. Called for a session it is the desk's `PolicyOf`."""
+class PolicyLayers:
+    """Gathers the layers of rules. Called for a session, it returns the policy that `Approvals` judges by."""
 
     def __init__(
         self,
         store: Store,
         host_file: Path,
-        account_of: Callable[[int], Account],
-        account_for: Callable[[SessionRow], Account],
+        accounts: Accounts,
     ) -> None:
-        """`account_of` finds a person, `account_for` the account that a session runs as: its home is `~` there."""
+        """`host_file` is the host's policy; `~` in a session's rules is the home of its account, by `accounts`."""
         self._store = store
         self._host_file = host_file
-        self._account_of = account_of
-        self._account_for = account_for
+        self._accounts = accounts
         self._projects: dict[str, m.ProjectFile] = {}
         """The newest project file that each session's executor sent."""
 
@@ -70,11 +72,26 @@ class Policies:
 
     def home_of(self, session: SessionRow) -> str:
         """Return the home of the account that the session belongs to."""
-        return self._account_for(session).home
+        return self._accounts.of_session(session).home
 
     def forget(self, session: str) -> None:
-        """The session is over."""
+        """Forget the project file of a session that was closed."""
         self._projects.pop(session, None)
+
+    async def check_mode(self, session: SessionRow) -> None:
+        """Raise `policy_forbids` if the session's mode is `bypass` and the host forbids that mode."""
+        if session.permission_mode == "bypass" and (await self(session, None)).bypass_forbidden:
+            raise HutchError(Reason.POLICY_FORBIDS, "The host's policy forbids the mode bypass.")
+
+    def check_rules(self, owner: int, given: m.Rules, *, base: str) -> None:
+        """Raise `invalid_rule` for the first rule that cannot be read."""
+        home = self._accounts.by_uid(owner).home
+        for effect in EFFECTS:
+            for text in rules_of(given, effect):
+                try:
+                    parse_rule(text, effect, "session", "given", base=base, home=home)
+                except BadRuleError as error:
+                    raise HutchError(Reason.INVALID_RULE, f"The rule {text!r} cannot be used: {error}.") from error
 
     async def layered(
         self, owner: int, cwd: str, session: SessionRow | None = None, project: m.ProjectFile | None = None
@@ -83,8 +100,8 @@ class Policies:
 
         Without `project` the file that the session's executor sent last counts.
         """
-        account = self._account_of(owner)
-        home = self._account_for(session).home if session is not None else account.home
+        account = self._accounts.by_uid(owner)
+        home = self._accounts.of_session(session).home if session is not None else account.home
         layers, problems = await anyio.to_thread.run_sync(_host_layer, self._host_file)
         ref = session.id if session is not None else None
         stored = await self._store.read(lambda conn: rules.list_(conn, owner, project=cwd, session=ref))
@@ -142,6 +159,24 @@ class Policies:
             bypass_forbidden=policy.bypass_forbidden,
             problems=(*found.problems, *policy.problems),
         )
+
+
+def with_tools(given: m.Rules, options: m.AgentOptions) -> m.Rules:
+    """Return the rules of a session together with the tools that the agent's options allow and disallow."""
+    allow = dict.fromkeys((*given.allow, *options.allowed_tools))
+    deny = dict.fromkeys((*given.deny, *options.disallowed_tools))
+    return m.Rules(tuple(allow), given.ask, tuple(deny))
+
+
+def rules_of(rules: m.Rules, effect: RuleEffect) -> tuple[str, ...]:
+    """Return the rules of one effect."""
+    match effect:
+        case "allow":
+            return rules.allow
+        case "ask":
+            return rules.ask
+        case "deny":
+            return rules.deny
 
 
 def _note(layer: Layer) -> str:

@@ -16,7 +16,7 @@ from msgspec import UNSET, Raw
 
 from hutch_daemon.pool.executor import Executor
 from hutch_daemon.services.masking import Masking
-from hutch_daemon.services.turn_lifecycle import Endings
+from hutch_daemon.services.turn_lifecycle import TurnLifecycle
 from hutch_daemon.store import events, executors, sessions, turns
 from hutch_daemon.store.rows import ExecutorRow
 from hutch_daemon.store.store import Store, Tx
@@ -40,13 +40,13 @@ class Reports:
     def __init__(
         self,
         store: Store,
-        endings: Endings,
+        lifecycle: TurnLifecycle,
         on_ended: Callable[[str], None],
         masking: Masking,
     ) -> None:
         """`on_ended(session)` is called after the commit. Secrets are masked before anything is stored."""
         self._store = store
-        self._endings = endings
+        self._lifecycle = lifecycle
         self._on_ended = on_ended
         self._masking = masking
 
@@ -58,10 +58,10 @@ class Reports:
         if executor.session != params.session:
             raise HutchError(Reason.LEASE_LOST)
 
-        def stored(acked: int) -> None:
+        def note(acked: int) -> None:
             executor.acked = acked
 
-        acked = await self._store_batch(executor.id, params.session, params.events, _leased, stored)
+        acked = await self._store_batch(executor.id, params.session, params.events, _leased, note)
         failpoint("report.committed")
         return acked
 
@@ -71,7 +71,7 @@ class Reports:
         `lease_lost` when it never can have served that session, `not_found` when that is removed; `invalid_request`
         for a gap in its numbers.
         """
-        return await self._store_batch(executor, left.session, left.events, _left, lambda _: None)
+        return await self._store_batch(executor, left.session, left.events, _left)
 
     async def _store_batch(
         self,
@@ -79,14 +79,15 @@ class Reports:
         session: str,
         batch: Sequence[ReportedEvent],
         may: _MayReport,
-        stored: Callable[[int], None],
+        on_stored: Callable[[int], None] | None = None,
     ) -> int:
-        clean, found = self._masking.clean(session, batch)
+        clean, hits = self._masking.clean(session, batch)
 
         def keep(tx: Tx) -> int:
-            self._masking.record(tx, session, found)
+            self._masking.record(tx, session, hits)
             acked = self._keep(tx, executor, session, clean, may)
-            tx.after_commit(partial(stored, acked))
+            if on_stored is not None:
+                tx.after_commit(partial(on_stored, acked))
             return acked
 
         return await self._store.write(keep)
@@ -103,7 +104,7 @@ class Reports:
                 turn = turns.get(tx, event.turn or "")
                 known[event.turn] = turn is not None and (turn.session, turn.executor) == (session, executor)
                 if turn is not None and known[event.turn] and turn.state == "dispatching":
-                    self._endings.begin(tx, turn)  # its first event came before its receipt
+                    self._lifecycle.begin(tx, turn)  # its first event came before its receipt
             if not known[event.turn]:
                 said = f"The executor reported a {event.kind} of a turn that it was not given."
                 kept.append(msgspec.structs.replace(_noticed(event, "no_such_turn", said), turn=None))
@@ -130,7 +131,7 @@ class Reports:
         turn = turns.get(tx, event.turn) if event.turn is not None else None
         if turn is None:
             return _noticed(event, "no_such_turn", "The executor reported the end of no turn.")
-        if not self._endings.end(tx, turn, ended, reported=True):
+        if not self._lifecycle.end(tx, turn, ended, reported=True):
             return _noticed(event, "ended_before", f"The executor says the turn {ended.state}; it had ended before.")
         settled = turns.get(tx, turn.id)
         if settled is not None and settled.state != ended.state:  # what fails while it is stopped was stopped

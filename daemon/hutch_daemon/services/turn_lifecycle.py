@@ -1,4 +1,4 @@
-"""How a turn begins and ends: state, event, usage and withdrawn questions in one unit of work."""
+"""How a turn begins and ends: its state, event, usage and withdrawn permission requests change in one transaction."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from hutch_daemon.permissions.approvals import Approvals
 from hutch_daemon.services.states import TURN, settled_state
 from hutch_daemon.store import sessions, turns, usage
 from hutch_daemon.store.rows import TurnRow, UsageRow
-from hutch_daemon.store.store import Tx
+from hutch_daemon.store.tx import Tx
 from hutch_shared.errors import Reason
 from hutch_shared.events import TurnEnded
 from hutch_shared.failpoints import failpoint
 from hutch_shared.times import now_ms
 
-__all__ = ["Endings", "Stopping", "lost", "outcome_unknown", "over_limit", "stopped"]
+__all__ = ["StopCause", "TurnLifecycle", "lost", "outcome_unknown", "over_limit", "stopped"]
 
-Stopping = Literal["interrupted", "timed_out", "closed"]
+StopCause = Literal["interrupted", "timed_out", "closed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Endings:
+class TurnLifecycle:
     """The moves of turns that come with an event."""
 
     journal: Journal
@@ -32,10 +32,19 @@ class Endings:
         """Move a turn from dispatching to running, once; its `turn_started` is the executor's first event of it."""
         turns.move(tx, turn.id, TURN.before("running"), "running", started_at=now_ms())
 
-    def end(self, tx: Tx, turn: TurnRow, ended: TurnEnded, *, reported: bool = False) -> bool:
-        """Move a turn to its end; withdraw its permission requests; False if it had ended before.
+    def begin_stopping(self, tx: Tx, turn: TurnRow) -> None:
+        """Move a running turn to stopping, and withdraw its permission requests."""
+        if turns.move(tx, turn.id, {"running"}, "stopping"):
+            self.approvals.withdraw(tx, turn.id, "the turn is being stopped")
 
-        The event is appended here unless the executor `reported` it: then it is stored beside this, in the transaction.
+    def requeue(self, tx: Tx, turn: TurnRow) -> None:
+        """Queue a turn again that its executor never took."""
+        turns.move(tx, turn.id, {"dispatching"}, "queued", executor=None)
+
+    def end(self, tx: Tx, turn: TurnRow, ended: TurnEnded, *, reported: bool = False) -> bool:
+        """Move a turn to its end and withdraw its permission requests; return False if it had ended before.
+
+        The event is appended here, unless the executor `reported` it: then the caller stores it in this transaction.
         """
         state = settled_state(turn.state, ended)
         moved = turns.move(
@@ -57,31 +66,36 @@ class Endings:
         if ended.agent_session is not None:
             sessions.update(tx, turn.session, agent_session=ended.agent_session)
         if ended.usage is not None:
-            session = sessions.get(tx, turn.session)
-            assert session is not None, "a turn's row has its session's"
-            seen = ended.usage
-            usage.add(
-                tx,
-                UsageRow(
-                    at=now_ms(),
-                    owner=session.owner,
-                    account=session.account,
-                    session=session.id,
-                    turn=turn.id,
-                    model=seen.model or session.options.model or session.agent,
-                    request=turn.id,
-                    input_tokens=seen.input_tokens,
-                    output_tokens=seen.output_tokens,
-                    cache_read_tokens=seen.cache_read_tokens,
-                    cache_write_tokens=seen.cache_write_tokens,
-                    usd=seen.usd,
-                ),
-            )
+            _book(tx, turn, ended)
         failpoint("turn.end")
         return True
 
 
-def stopped(why: Stopping, detail: str = "") -> TurnEnded:
+def _book(tx: Tx, turn: TurnRow, ended: TurnEnded) -> None:
+    """Add what the turn used to the usage of its session."""
+    session, seen = sessions.get(tx, turn.session), ended.usage
+    assert session is not None, "a turn's row has its session's"
+    assert seen is not None
+    usage.add(
+        tx,
+        UsageRow(
+            at=now_ms(),
+            owner=session.owner,
+            account=session.account,
+            session=session.id,
+            turn=turn.id,
+            model=seen.model or session.options.model or session.agent,
+            request=turn.id,
+            input_tokens=seen.input_tokens,
+            output_tokens=seen.output_tokens,
+            cache_read_tokens=seen.cache_read_tokens,
+            cache_write_tokens=seen.cache_write_tokens,
+            usd=seen.usd,
+        ),
+    )
+
+
+def stopped(why: StopCause, detail: str = "") -> TurnEnded:
     """Return the end of a turn that hutchd stopped."""
     texts = {
         "interrupted": "The turn was interrupted.",
@@ -103,12 +117,12 @@ def lost(detail: str) -> TurnEnded:
 
 
 def over_limit(detail: str) -> TurnEnded:
-    """Return the end of a turn whose session the kernel ended for a limit; `detail` names it."""
+    """Return the end of a turn that the kernel ended for a limit; `detail` names the limit."""
     return TurnEnded("failed", "over_limit", f"{detail} The next prompt goes on from the conversation.")
 
 
 def outcome_unknown(detail: str) -> TurnEnded:
-    """Return the end of a turn of which nobody can tell how far it got."""
+    """Return the end of a turn whose progress cannot be known."""
     return TurnEnded(
         "failed",
         "outcome_unknown",

@@ -169,13 +169,16 @@ def _store_again(original: Function) -> Function:
 
 
 def _replay_prompt(original: Function) -> Function:
-    async def settle_lost(self: Any, active: Any, turn: Any, executor: Any) -> None:
+    async def settle(self: Any, active: Any, turn: Any, ended: Any) -> None:
         from hutch_daemon.store import turns
 
-        await self._parts.store.write(lambda tx: turns.move(tx, turn.id, {turn.state}, "queued", executor=None))
-        active.executor, active.handed_over = None, None
+        if turn.state == "queued":
+            await original(self, active, turn, ended)
+            return
+        await self._store.write(lambda tx: turns.move(tx, turn.id, {turn.state}, "queued", executor=None))
+        active.executor, active.request.prompt_sent = None, None
 
-    return settle_lost
+    return settle
 
 
 def _silent_end(original: Function) -> Function:
@@ -310,7 +313,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "ack_ahead": Fault(
         "an executor gets its receipt before its events are stored",
-        {Target("hutch_daemon.services.executors", "ExecutorSide.report_message"): _ack_ahead},
+        {Target("hutch_daemon.services.executors", "ExecutorService.report_message"): _ack_ahead},
         ("hutchd@report.came:20",),
         frozenset({"ack_not_durable"}),
     ),
@@ -328,7 +331,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "replay_prompt": Fault(
         "a prompt whose executor is gone runs again",
-        {Target("hutch_daemon.services.session_loop", "SessionLoop._settle_lost"): _replay_prompt},
+        {Target("hutch_daemon.services.session_loop", "SessionLoop._settle"): _replay_prompt},
         ("busy",) * 2,
         frozenset({"ran_twice", "garbled"}),
     ),
@@ -340,7 +343,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "silent_end": Fault(
         "a turn that hutchd ends itself ends without an event",
-        {Target("hutch_daemon.services.turn_lifecycle", "Endings.end"): _silent_end},
+        {Target("hutch_daemon.services.turn_lifecycle", "TurnLifecycle.end"): _silent_end},
         ("busy",) * 2,
         frozenset({"end_wrong"}),
     ),

@@ -6,13 +6,14 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import anyio
 
-from hutch_daemon.api.clients import ClientSide
-from hutch_daemon.api.gate import Phase, Role
+from hutch_daemon.api.clients import ClientListener
+from hutch_daemon.api.gate import Role
+from hutch_daemon.events.journal import Journal
 from hutch_shared import messages as m
 from hutch_shared.events import TurnEnded, UsageSeen
 from hutch_shared.ids import new_id
@@ -77,26 +78,25 @@ def is_admin(one: Credentials) -> bool:
     return one.uid in (0, UID[Role.ADMIN])
 
 
-def client_side(stage: Stage, is_admin: Callable[[Credentials], bool] = is_admin) -> ClientSide:
+def client_side(stage: Stage, is_admin: Callable[[Credentials], bool] = is_admin) -> ClientListener:
     """Serve clients of the stage's hutchd; its own account is DAEMON."""
-    return ClientSide(
-        stage.conductor,
+    return ClientListener(
+        stage.services,
+        stage.fanout,
+        Journal(stage.store),
         lambda: stage.settings,
         is_admin=is_admin,
         insider_of=lambda _: None,
-        phase=lambda: Phase.DRAINING if stage.conductor.draining else Phase.SERVING,
         daemon_uid=DAEMON,
     )
 
 
 @asynccontextmanager
-async def dialled(side: ClientSide, uid: int, *, insider: str | None = None) -> AsyncIterator[Peer[None]]:
+async def dialled(side: ClientListener, uid: int, *, insider: str | None = None) -> AsyncIterator[Peer[None]]:
     """Dial as an account; as a process of the executor `insider`."""
     ours, theirs = socket.socketpair()
     if insider is not None:
-        side = ClientSide(
-            side.conductor, side.settings, side.is_admin, lambda _: insider, side.phase, side.daemon_uid, set()
-        )
+        side = replace(side, insider_of=lambda _: insider, connections=set())
     peer = Peer(SocketStream(theirs), takes=TO_CLIENT, sends=CLIENT, context=None)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(side.run, SocketStream(ours), Credentials(uid, uid, _OWN))
@@ -106,7 +106,7 @@ async def dialled(side: ClientSide, uid: int, *, insider: str | None = None) -> 
 
 
 @asynccontextmanager
-async def everybody(side: ClientSide) -> AsyncIterator[tuple[dict[Role, Peer[None]], dict[Role, Peer[None]]]]:
+async def everybody(side: ClientListener) -> AsyncIterator[tuple[dict[Role, Peer[None]], dict[Role, Peer[None]]]]:
     """Dial once in each role; and for each as the person that the things of that role belong to."""
     async with AsyncExitStack() as stack:
         people = {role: await stack.enter_async_context(dialled(side, uid)) for role, uid in UID.items()}

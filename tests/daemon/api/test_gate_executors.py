@@ -1,4 +1,4 @@
-"""Every cell of the table of executors, through real connections to a real conductor, its pool and its store."""
+"""Every cell of the table of executors, through real connections to real services, their pool and their store."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import anyio
 import msgspec
 import pytest
 
-from hutch_daemon.api.executors import ExecutorSide
+from hutch_daemon.api.executors import ExecutorListener
 from hutch_daemon.api.gate import EXECUTOR_GATE, Standing, expected_of_executor
+from hutch_daemon.events.journal import Journal
 from hutch_daemon.pool.executor import ExecutorKey
 from hutch_daemon.settings import ExecutorSettings
 from hutch_shared import messages as m
@@ -83,7 +84,7 @@ class Place:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        self.side = ExecutorSide(stage.conductor, lambda: stage.settings)
+        self.side = ExecutorListener(stage.services, lambda: stage.settings)
 
     @asynccontextmanager
     async def line(self, uid: int, pid: int) -> AsyncIterator[Line]:
@@ -174,7 +175,7 @@ async def test_each_cell_is_as_the_table_says(tmp_path: Path, which: Standing, m
         said = await line.outcome(method, CALLS[method](session, who))
         stored = 0
         with suppress(HutchError):  # there is no such session
-            stored = len((await here.stage.conductor.journal.read(session, 0)).events)
+            stored = len((await Journal(here.stage.store).read(session, 0)).events)
 
     refused = want.word if want is not None and EXECUTOR[method].kind == "request" else "closed"
     assert said == ("allowed" if want is None else refused)

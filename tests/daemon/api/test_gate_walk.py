@@ -1,4 +1,4 @@
-"""Every cell of the table of clients, through real connections to a real conductor and its store.
+"""Every cell of the table of clients, through real connections to real services and their store.
 
 A cell is a method, who calls it, whether hutchd drains, what the call is about, whose that is, and how its session
 stands. Each is called once, and has to answer as the table says.
@@ -283,7 +283,7 @@ async def test_status_tells_a_person_of_the_own_things(tmp_path: Path) -> None:
         stage.host.refusing, stage.host.play = 100, play
         async with dialled(side, BOB) as bob, everybody(side) as (callers, _):
             await bob.call("open_session", m.OpenSession("script", "/project/bob"))
-            await until(lambda: bool(stage.conductor.notices()))
+            await until(lambda: bool(stage.notices.all()))
             stage.host.refusing = 0
             at_work_there = await at_work(callers[Role.PERSON])
             seen = {role: await peer.call("get_status", m.Nothing()) for role, peer in callers.items()}

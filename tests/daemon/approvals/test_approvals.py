@@ -51,7 +51,7 @@ async def test_a_rule_decides_without_a_request(stage: Stage) -> None:
         session = await stage.open(rules=m.Rules(allow=("Bash(git status:*)",), deny=("Bash(rm:*)",)))
 
         await stage.ended(await stage.submit(session))
-        page = await stage.conductor.read_audit(stage.me, m.ReadAudit(action="permission"))
+        page = await stage.services.history.read_audit(stage.me, m.ReadAudit(action="permission"))
 
         assert [asks.decided[key].decision for key in ("c-1", "c-2")] == ["allow", "deny"]
         assert {(entry.outcome, entry.rule) for entry in page.entries} == {
@@ -81,7 +81,7 @@ async def test_a_request_is_allowed(stage: Stage) -> None:
             "permission_asked",
             "permission_settled",
         ]
-        page = await stage.conductor.read_audit(stage.me, m.ReadAudit(action="permission"))
+        page = await stage.services.history.read_audit(stage.me, m.ReadAudit(action="permission"))
         assert [(entry.outcome, entry.actor) for entry in page.entries] == [("allowed", str(stage.me))]
 
 
@@ -131,7 +131,7 @@ async def test_the_first_decision_stands_and_the_second_is_refused(stage: Stage)
 
         won = next(outcome for outcome in outcomes if " " not in outcome)
         assert sorted(outcomes) == sorted([won, f"already_settled {won}"])
-        page = await stage.conductor.read_audit(stage.me, m.ReadAudit(action="permission"))
+        page = await stage.services.history.read_audit(stage.me, m.ReadAudit(action="permission"))
         assert len(page.entries) == 1
 
 
@@ -143,7 +143,7 @@ async def test_parallel_requests_are_decided_in_any_order(stage: Stage) -> None:
         found: dict[str, m.Permission] = {}
         while len(found) < 4:
             await stage.pending()
-            page = await stage.conductor.list_permissions(stage.me, m.ListPermissions())
+            page = await stage.services.approvals.list_permissions(stage.me, m.ListPermissions())
             found = {one.call.call_id: one for one in page.permissions}
 
         for key in ("c-2", "c-0", "c-3", "c-1"):
@@ -281,11 +281,11 @@ async def test_an_undecided_request_expires(stage: Stage) -> None:
         session = await stage.open()
         turn = await stage.submit(session)
         asked = await stage.pending()
-        await stage.conductor.approvals.settle_due()
-        early = await stage.conductor.list_permissions(stage.me, m.ListPermissions())
+        await stage.services.approvals.approvals.settle_due()
+        early = await stage.services.approvals.list_permissions(stage.me, m.ListPermissions())
 
         clock.now += stage.settings.permissions.expiry
-        await stage.conductor.approvals.settle_due()
+        await stage.services.approvals.approvals.settle_due()
         ended = await stage.ended(turn)
 
         assert len(early.permissions) == 1
@@ -371,7 +371,7 @@ async def test_after_an_interrupt_nothing_more_is_allowed(stage: Stage) -> None:
         turn = await stage.submit(session)
         asked = await stage.pending()
 
-        await stage.conductor.interrupt_turn(stage.me, m.InterruptTurn(session.id))
+        await stage.services.turns.interrupt_turn(stage.me, m.InterruptTurn(session.id))
         late = await stage.executor.ask(command("ls"), turn=turn.id)
 
         assert late.decision == "deny"
@@ -387,7 +387,7 @@ async def test_the_mode_can_change_in_mid_turn(stage: Stage) -> None:
         turn = await stage.submit(session)
         asked = await stage.pending()
 
-        await stage.conductor.set_permission_mode(stage.me, m.SetPermissionMode(session.id, "bypass"))
+        await stage.services.sessions.set_permission_mode(stage.me, m.SetPermissionMode(session.id, "bypass"))
         decision = await stage.executor.ask(command("make again", "c-2"), turn=turn.id)
         await stage.answer(asked, "allow")
         await stage.ended(turn)
@@ -405,7 +405,7 @@ async def test_the_host_may_forbid_bypass(stage: Stage) -> None:
         reasons = []
         for attempt in (
             stage.open(permission_mode="bypass"),
-            stage.conductor.set_permission_mode(stage.me, m.SetPermissionMode(session.id, "bypass")),
+            stage.services.sessions.set_permission_mode(stage.me, m.SetPermissionMode(session.id, "bypass")),
         ):
             with pytest.raises(HutchError) as refused:
                 await attempt
@@ -427,11 +427,11 @@ async def test_a_projects_file_only_tightens_until_it_is_trusted(stage: Stage) -
         await stage.answer(await stage.pending(), "deny")
         await stage.ended(turn)
 
-        await stage.conductor.trust_policy(stage.me, m.TrustPolicy("/work/.hutch/policy.toml", digest))
+        await stage.services.policy.trust_policy(stage.me, m.TrustPolicy("/work/.hutch/policy.toml", digest))
         await stage.ended(await stage.submit(session))
 
         assert asks.decided["c-1"].decision == "allow"
-        view = await stage.conductor.show_policy(stage.me, m.ShowPolicy(session.id))
+        view = await stage.services.policy.show_policy(stage.me, m.ShowPolicy(session.id))
         assert [(layer.name, layer.in_force) for layer in view.layers] == [("project", True), ("session", True)]
 
 
@@ -444,7 +444,7 @@ async def test_trust_is_in_a_text_at_its_place(stage: Stage, cwd: str) -> None:
     path, digest = "/work/.hutch/policy.toml", hashlib.sha256(claimed.encode()).hexdigest()
     stage.host.play = Asks(command("git fetch origin"), project=m.ProjectFile(path, digest, text))
     async with stage.hutchd():
-        await stage.conductor.trust_policy(stage.me, m.TrustPolicy(path, digest))
+        await stage.services.policy.trust_policy(stage.me, m.TrustPolicy(path, digest))
 
         await stage.submit(await stage.open(cwd=cwd))
 
@@ -489,7 +489,7 @@ async def test_an_agent_that_does_not_stop_is_allowed_nothing(stage: Stage) -> N
         turn = await stage.submit(session)
         executor = await stage.running(turn)
         executor.stubborn = True
-        stage.host.tasks.start_soon(stage.conductor.interrupt_turn, stage.me, m.InterruptTurn(session.id))
+        stage.host.tasks.start_soon(stage.services.turns.interrupt_turn, stage.me, m.InterruptTurn(session.id))
         await until(lambda: "interrupt_turn" in [name for name, _ in executor.calls])
 
         decided = [await executor.ask(command(line), turn=turn.id) for line in ("ls", "make")]
@@ -527,12 +527,12 @@ async def test_nothing_is_allowed_or_asked_after_an_interrupt(stage: Stage, allo
         executor = await stage.running(turn)
         await until(lambda: "resolve_paths" in [name for name, _ in executor.calls])
 
-        await stage.conductor.interrupt_turn(stage.me, m.InterruptTurn(session.id))
+        await stage.services.turns.interrupt_turn(stage.me, m.InterruptTurn(session.id))
         stage.host.slow_paths.set()
         await play.answered.wait()
 
         assert [(one.decision, one.state, one.interrupt) for one in play.decided] == [("deny", "withdrawn", True)]
-        assert not (await stage.conductor.list_permissions(stage.me, m.ListPermissions())).permissions
+        assert not (await stage.services.approvals.list_permissions(stage.me, m.ListPermissions())).permissions
 
 
 async def test_a_mode_counts_for_a_call_that_is_being_judged(stage: Stage) -> None:
@@ -544,7 +544,7 @@ async def test_a_mode_counts_for_a_call_that_is_being_judged(stage: Stage) -> No
         executor = await stage.running(await stage.submit(session))
         await until(lambda: "resolve_paths" in [name for name, _ in executor.calls])
 
-        await stage.conductor.set_permission_mode(stage.me, m.SetPermissionMode(session.id, "ask"))
+        await stage.services.sessions.set_permission_mode(stage.me, m.SetPermissionMode(session.id, "ask"))
         stage.host.slow_paths.set()
 
         assert (await stage.pending()).call.action == "edit"
@@ -579,7 +579,7 @@ async def test_what_cannot_be_shown_is_not_asked(stage: Stage, depth: int, shown
             await stage.answer(await stage.pending(), "deny")
         await stage.ended(turn)
 
-        page = await stage.conductor.read_events(stage.me, m.ReadEvents(session.id))
+        page = await stage.services.history.read_events(stage.me, m.ReadEvents(session.id))
         frame = b'{"result":%b}' % msgspec.json.encode(page)
         assert text_fault(frame) is None
         assert asks.refused is not shown

@@ -220,7 +220,9 @@ async def test_who_can_answer_is_counted(opened: Store) -> None:
     """Followers of the session and of all sessions count if they may see it; listeners hear of changes."""
     fanout = Fanout(opened)
     counts: list[tuple[int, int]] = []
-    fanout.on_presence(lambda: counts.append((fanout.answering("s-aaaa", 1000), fanout.answering("s-bbbb", 2000))))
+    fanout.presence_changed.subscribe(
+        lambda: counts.append((fanout.answering("s-aaaa", 1000), fanout.answering("s-bbbb", 2000)))
+    )
     async with (
         fanout.follow("s-aaaa"),
         fanout.follow("s-aaaa", answers=True),

@@ -110,7 +110,7 @@ async def test_an_idle_executor_is_let_go(stage: Stage) -> None:
 
         await until(lambda: stage.pool.all() == [])
 
-        assert (await stage.conductor.get_session(stage.me, m.SessionRef(session.id))).state == "open"
+        assert (await stage.services.sessions.get_session(stage.me, m.SessionRef(session.id))).state == "open"
 
 
 async def test_a_spare_too_many_is_let_go(stage: Stage) -> None:
@@ -194,7 +194,7 @@ async def test_a_start_loop_is_stopped_with_one_notice(stage: Stage) -> None:
             assert refused.value.details["retry_after"] > 0
 
         assert stage.host.refusing == tried
-        status = await stage.conductor.get_status(stage.me, m.Nothing())
+        status = await stage.services.host.get_status(stage.me, m.Nothing())
         assert len(status.notices) == 1
 
 

@@ -43,7 +43,7 @@ async def stage(stage: Stage) -> AsyncIterator[Stage]:
 async def open_as(stage: Stage, caller: Caller, **changes: object) -> m.Session:
     """Open a session of the script agent."""
     fields = {"agent": "script", "cwd": "/project", **changes}
-    return await stage.conductor.open_session(caller, msgspec.convert(fields, m.OpenSession))
+    return await stage.services.sessions.open_session(caller, msgspec.convert(fields, m.OpenSession))
 
 
 def refused(reason: Reason, match: str) -> AbstractContextManager[pytest.ExceptionInfo[HutchError]]:
@@ -90,15 +90,15 @@ async def test_what_the_settings_take_back_ends_for_sessions_that_are_there(syst
     executors = system.settings.executors
     system.settings = settings(accounts=AccountSettings(run_as={"user1002": ("service",)}), executors=executors)
     shared = await open_as(system, BOB, account="service")
-    turn = await system.conductor.submit_prompt(BOB, m.SubmitPrompt(shared.id, "go"))
+    turn = await system.services.turns.submit_prompt(BOB, m.SubmitPrompt(shared.id, "go"))
     assert (await finished(system, BOB, turn)).state == "completed"
     system.settings = settings(executors=executors)
-    turn = await system.conductor.submit_prompt(BOB, m.SubmitPrompt(shared.id, "go"))
+    turn = await system.services.turns.submit_prompt(BOB, m.SubmitPrompt(shared.id, "go"))
     ended = await finished(system, BOB, turn)
     assert (ended.state, ended.reason) == ("failed", "not_allowed")
     with refused(Reason.NOT_ALLOWED, "any more"):
-        await system.conductor.fork_session(BOB, m.ForkSession(shared.id))
-    assert (await system.conductor.close_session(BOB, m.CloseSession(shared.id))).state == "closed"
+        await system.services.sessions.fork_session(BOB, m.ForkSession(shared.id))
+    assert (await system.services.sessions.close_session(BOB, m.CloseSession(shared.id))).state == "closed"
 
 
 async def test_nobody_runs_as_hutchd_itself(system: Stage) -> None:
@@ -112,7 +112,7 @@ async def test_an_account_that_the_environment_refuses_gets_no_session(system: S
     system.host.refused_accounts.add("user1001")
     with refused(Reason.ISOLATION_UNAVAILABLE, "may not"):
         await open_as(system, ALICE)
-    assert not (await system.conductor.list_sessions(ADMIN, m.ListSessions(all_owners=True))).sessions
+    assert not (await system.services.sessions.list_sessions(ADMIN, m.ListSessions(all_owners=True))).sessions
 
 
 @pytest.mark.parametrize("asked", ["account", "strict"])
@@ -133,11 +133,13 @@ async def test_system_mode_asks_for_an_account_of_its_own(system: Stage) -> None
     system.host.apart = False
     with refused(Reason.ISOLATION_UNAVAILABLE, "could have only reduced"):
         await open_as(system, BOB)
-    turn = await system.conductor.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
+    turn = await system.services.turns.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
     await until(lambda: bool(system.host.started))
     await finished(system, ALICE, turn)
     system.host.started[-1].die()
-    again = await finished(system, ALICE, await system.conductor.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go")))
+    again = await finished(
+        system, ALICE, await system.services.turns.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
+    )
     assert (again.state, again.reason) == ("failed", "isolation_unavailable")
 
 
@@ -148,8 +150,8 @@ async def test_an_account_has_so_many_open_sessions(system: Stage) -> None:
     with refused(Reason.OVERLOADED, "2 open sessions"):
         await open_as(system, ALICE)
     await open_as(system, BOB)
-    assert len((await system.conductor.list_sessions(ALICE, m.ListSessions())).sessions) == 2
-    await system.conductor.close_session(ALICE, m.CloseSession(first.id, force=True))
+    assert len((await system.services.sessions.list_sessions(ALICE, m.ListSessions())).sessions) == 2
+    await system.services.sessions.close_session(ALICE, m.CloseSession(first.id, force=True))
     await open_as(system, ALICE)
 
 
@@ -161,10 +163,10 @@ async def test_an_account_has_so_many_executors_and_others_do_not_wait_for_it(sy
     system.host.play = never_end
     for _ in range(2 + 4 * (os.cpu_count() or 1)):  # more than are ever started at once
         session = await open_as(system, ALICE)
-        await system.conductor.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
+        await system.services.turns.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
     await until(lambda: len(system.host.started) == 2)
     theirs = await open_as(system, BOB)
-    await system.conductor.submit_prompt(BOB, m.SubmitPrompt(theirs.id, "go"))
+    await system.services.turns.submit_prompt(BOB, m.SubmitPrompt(theirs.id, "go"))
     await until(lambda: len(system.host.started) == 3)
     await anyio.sleep(0.05)
     uids = [one.spec.account.uid for one in system.host.started]
@@ -177,7 +179,7 @@ async def test_an_account_whose_executors_do_not_come_up_holds_up_nobody_else(sy
     for _ in range(4 * (os.cpu_count() or 1)):
         await open_as(system, ALICE)
     theirs = await open_as(system, BOB)
-    ended = await finished(system, BOB, await system.conductor.submit_prompt(BOB, m.SubmitPrompt(theirs.id, "go")))
+    ended = await finished(system, BOB, await system.services.turns.submit_prompt(BOB, m.SubmitPrompt(theirs.id, "go")))
     assert ended.state == "completed"
     system.host.hanging_accounts.clear()
 
@@ -185,10 +187,10 @@ async def test_an_account_whose_executors_do_not_come_up_holds_up_nobody_else(sy
 async def test_an_account_that_is_taken_from_the_list_runs_nothing_more(system: Stage) -> None:
     """Its next prompt fails with the reason, and its executor ends, although that was up and idle."""
     session = await open_as(system, ALICE)
-    turn = await system.conductor.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
+    turn = await system.services.turns.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
     assert (await finished(system, ALICE, turn)).state == "completed"
     system.host.refused_accounts.add("user1001")
-    turn = await system.conductor.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
+    turn = await system.services.turns.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
     ended = await finished(system, ALICE, turn)
     assert (ended.state, ended.reason) == ("failed", "isolation_unavailable")
     await until(system.host.started[0].exited.is_set)
@@ -197,10 +199,10 @@ async def test_an_account_that_is_taken_from_the_list_runs_nothing_more(system: 
 async def test_what_is_demanded_since_counts_for_an_executor_that_is_up(system: Stage) -> None:
     """The settings ask for more than it has: the next prompt does not run in it."""
     session = await open_as(system, ALICE)
-    turn = await system.conductor.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
+    turn = await system.services.turns.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
     assert (await finished(system, ALICE, turn)).state == "completed"
     system.settings = settings(isolation=IsolationSettings(require="strict"), executors=system.settings.executors)
-    turn = await system.conductor.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
+    turn = await system.services.turns.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
     ended = await finished(system, ALICE, turn)
     assert (ended.state, ended.reason) == ("failed", "isolation_unavailable")
     assert len(system.host.played) == 1
@@ -241,7 +243,7 @@ async def test_a_turn_whose_session_went_over_a_limit_says_so(system: Stage) -> 
     """The kernel ended its executor: the turn has the reason, and the next one goes on."""
     system.host.play = never_end
     session = await open_as(system, ALICE)
-    turn = await system.conductor.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
+    turn = await system.services.turns.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
     await until(lambda: bool(system.host.started) and system.host.started[0].turn is not None)
     system.host.over = "The session went over its memory limit of 64 MiB: 1 process was ended."
     system.host.started[0].die()
@@ -256,9 +258,9 @@ async def test_a_dedicated_account_is_swept_after_its_last_executor(system: Stag
     one, two = await open_as(system, ALICE), await open_as(system, ALICE)
     await until(lambda: len(system.host.started) == 2)
     await until(lambda: all(one.prepared is not None for one in system.host.started))
-    await system.conductor.close_session(ALICE, m.CloseSession(one.id, force=True))
+    await system.services.sessions.close_session(ALICE, m.CloseSession(one.id, force=True))
     assert system.host.swept == []
-    await system.conductor.close_session(ALICE, m.CloseSession(two.id, force=True))
+    await system.services.sessions.close_session(ALICE, m.CloseSession(two.id, force=True))
     await until(lambda: system.host.swept == ["user1001"])
 
 
@@ -266,7 +268,7 @@ async def finished(stage: Stage, caller: Caller, turn: m.Turn) -> m.Turn:
     """Wait for a turn's end."""
 
     async def over() -> bool:
-        return (await stage.conductor.get_turn(caller, m.TurnRef(turn.id))).ended_at is not None
+        return (await stage.services.turns.get_turn(caller, m.TurnRef(turn.id))).ended_at is not None
 
     await until(over)
-    return await stage.conductor.get_turn(caller, m.TurnRef(turn.id))
+    return await stage.services.turns.get_turn(caller, m.TurnRef(turn.id))

@@ -29,7 +29,9 @@ def nothing_stored(stage: Stage) -> Iterator[None]:
 
 async def only_question(stage: Stage, session: m.Session) -> m.Permission:
     """Return the one question that was ever asked in the session."""
-    (row,) = (await stage.conductor.list_permissions(stage.me, m.ListPermissions(session.id, None))).permissions
+    (row,) = (
+        await stage.services.approvals.list_permissions(stage.me, m.ListPermissions(session.id, None))
+    ).permissions
     return row
 
 
@@ -104,7 +106,7 @@ async def test_an_interrupt_reaches_the_executor_and_its_end_is_stored_later(sta
         with nothing_stored(stage):
             with pytest.raises(HutchError) as refused:
                 await stage.submit(session, "another")
-            await stage.conductor.interrupt_turn(stage.me, m.InterruptTurn(session.id))
+            await stage.services.turns.interrupt_turn(stage.me, m.InterruptTurn(session.id))
             told = [name for name, _ in executor.calls]
         ended = await stage.ended(turn)
 
@@ -121,7 +123,7 @@ async def test_a_prompt_that_waits_cannot_be_cancelled_while_nothing_is_stored(s
         await stage.running(await stage.submit(session))
         waiting = await stage.submit(session, "later")
         with nothing_stored(stage), pytest.raises(HutchError) as refused:
-            await stage.conductor.cancel_turn(stage.me, m.TurnRef(waiting.id))
+            await stage.services.turns.cancel_turn(stage.me, m.TurnRef(waiting.id))
 
         assert refused.value.reason is Reason.STORE_UNAVAILABLE
 

@@ -11,17 +11,8 @@ from hutch_daemon.services.access import Caller
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import TurnEnded
-from hutch_shared.methods import CLIENT, EXECUTOR
 from tests.fakes.executors import FakeExecutor
 from tests.fakes.stage import Stage
-
-
-async def test_every_method_of_the_wire_has_one_here(stage: Stage) -> None:
-    """What a client may ask and the connection does not answer by itself, the conductor has under the same name."""
-    own = {"ping", "get_version", "follow_events", "unfollow"}
-    async with stage.hutchd():
-        assert [name for name in CLIENT if name not in own and not hasattr(stage.conductor, name)] == []
-        assert all(hasattr(stage.conductor, name) for name in EXECUTOR if name not in ("ping", "hello"))
 
 
 async def test_events_are_read_in_pages_by_cursor(stage: Stage) -> None:
@@ -30,14 +21,14 @@ async def test_events_are_read_in_pages_by_cursor(stage: Stage) -> None:
         session = await stage.open()
         await stage.ended(await stage.submit(session))
 
-        first = await stage.conductor.read_events(stage.me, m.ReadEvents(session.id, limit=2))
-        rest = await stage.conductor.read_events(stage.me, m.ReadEvents(session.id, after=2, skip=("text",)))
+        first = await stage.services.history.read_events(stage.me, m.ReadEvents(session.id, limit=2))
+        rest = await stage.services.history.read_events(stage.me, m.ReadEvents(session.id, after=2, skip=("text",)))
 
         assert [json.loads(bytes(event))["kind"] for event in first.events] == ["turn_started", "text"]
         assert [json.loads(bytes(event))["kind"] for event in rest.events] == ["turn_ended"]
         assert (first.more, rest.more, first.head) == (True, False, 3)
         with pytest.raises(HutchError) as refused:
-            await stage.conductor.read_events(stage.me, m.ReadEvents(session.id, journal="j-other"))
+            await stage.services.history.read_events(stage.me, m.ReadEvents(session.id, journal="j-other"))
         assert refused.value.reason is Reason.JOURNAL_REPLACED
 
 
@@ -54,16 +45,16 @@ async def test_a_stranger_sees_and_steers_nothing(stage: Stage) -> None:
         turn = await stage.submit(await stage.open())
         asked = await stage.pending()
         seen = [
-            (await stage.conductor.list_sessions(stranger, m.ListSessions())).sessions,
-            (await stage.conductor.list_permissions(stranger, m.ListPermissions())).permissions,
-            (await stage.conductor.read_events(stranger, m.ReadEvents("*"))).events,
+            (await stage.services.sessions.list_sessions(stranger, m.ListSessions())).sessions,
+            (await stage.services.approvals.list_permissions(stranger, m.ListPermissions())).permissions,
+            (await stage.services.history.read_events(stranger, m.ReadEvents("*"))).events,
         ]
         refused = []
         for call in (
-            stage.conductor.get_turn(stranger, m.TurnRef(turn.id)),
-            stage.conductor.read_events(stranger, m.ReadEvents(turn.session)),
-            stage.conductor.interrupt_turn(stranger, m.InterruptTurn(turn.session)),
-            stage.conductor.answer_permission(stranger, m.AnswerPermission(asked.id, "allow")),
+            stage.services.turns.get_turn(stranger, m.TurnRef(turn.id)),
+            stage.services.history.read_events(stranger, m.ReadEvents(turn.session)),
+            stage.services.turns.interrupt_turn(stranger, m.InterruptTurn(turn.session)),
+            stage.services.approvals.answer_permission(stranger, m.AnswerPermission(asked.id, "allow")),
         ):
             with pytest.raises(HutchError) as raised:
                 await call
@@ -80,10 +71,10 @@ async def test_a_decision_is_explained_as_it_would_be_made(stage: Stage) -> None
     async with stage.hutchd():
         session = await stage.open(rules=m.Rules(deny=("Bash(rm:*)",)))
 
-        there = await stage.conductor.explain_policy(
+        there = await stage.services.policy.explain_policy(
             stage.me, m.ExplainPolicy("Bash", {"command": "rm -r x"}, session=session.id)
         )
-        without = await stage.conductor.explain_policy(
+        without = await stage.services.policy.explain_policy(
             stage.me, m.ExplainPolicy("Bash", {"command": "rm -r x"}, cwd="/work")
         )
 
@@ -94,18 +85,18 @@ async def test_a_decision_is_explained_as_it_would_be_made(stage: Stage) -> None
 async def test_rules_of_the_account_count_in_its_sessions(stage: Stage) -> None:
     """A rule that was added is in force and shown, one that was removed is not, a bad one changes nothing."""
     async with stage.hutchd():
-        view = await stage.conductor.change_rules(stage.me, m.ChangeRules(add=m.Rules(deny=("Bash(rm:*)",))))
+        view = await stage.services.policy.change_rules(stage.me, m.ChangeRules(add=m.Rules(deny=("Bash(rm:*)",))))
         call = m.ExplainPolicy("Bash", {"command": "rm -r x"}, cwd="/work")
-        added = await stage.conductor.explain_policy(stage.me, call)
+        added = await stage.services.policy.explain_policy(stage.me, call)
         with pytest.raises(HutchError) as refused:
-            await stage.conductor.change_rules(stage.me, m.ChangeRules(add=m.Rules(allow=("Bash(",))))
-        await stage.conductor.change_rules(stage.me, m.ChangeRules(remove=m.Rules(deny=("Bash(rm:*)",))))
-        removed = await stage.conductor.explain_policy(stage.me, call)
+            await stage.services.policy.change_rules(stage.me, m.ChangeRules(add=m.Rules(allow=("Bash(",))))
+        await stage.services.policy.change_rules(stage.me, m.ChangeRules(remove=m.Rules(deny=("Bash(rm:*)",))))
+        removed = await stage.services.policy.explain_policy(stage.me, call)
 
         assert [layer.rules.deny for layer in view.layers] == [("Bash(rm:*)",)]
         assert (added.decision, added.layer, removed.decision) == ("deny", "account", "ask")
         assert refused.value.reason is Reason.INVALID_RULE
-        page = await stage.conductor.read_audit(stage.me, m.ReadAudit(action="change_rules"))
+        page = await stage.services.history.read_audit(stage.me, m.ReadAudit(action="change_rules"))
         assert [entry.outcome for entry in page.entries] == ["added", "removed"]
 
 
@@ -113,22 +104,22 @@ async def test_cases_are_run_and_counted(stage: Stage) -> None:
     """test_policy tells right from wrong; a line that is no case is refused."""
     case = {"id": "c1", "tool": "Bash", "input": {"command": "rm x"}, "want": "deny", "rules": {"deny": ["Bash(rm:*)"]}}
     async with stage.hutchd():
-        report = await stage.conductor.test_policy(stage.me, m.TestPolicy(json.dumps(case)))
+        report = await stage.services.policy.test_policy(stage.me, m.TestPolicy(json.dumps(case)))
 
         assert (report.total, report.right, report.cases[0].got) == (1, 1, "deny")
         with pytest.raises(HutchError):
-            await stage.conductor.test_policy(stage.me, m.TestPolicy("no case"))
+            await stage.services.policy.test_policy(stage.me, m.TestPolicy("no case"))
 
 
 async def test_a_key_goes_in_and_does_not_come_back(stage: Stage) -> None:
     """It is listed without its secret, and both changes are in the audit without it."""
     secret = "sk-" + "x" * 40
     async with stage.hutchd():
-        kept = await stage.conductor.put_api_key(stage.me, m.PutApiKey("anthropic", secret))
-        explained = await stage.conductor.explain_key(stage.me, m.ExplainKey(provider="anthropic"))
-        listed = await stage.conductor.list_api_keys(stage.me, m.Nothing())
-        await stage.conductor.delete_api_key(stage.me, m.DeleteApiKey("anthropic"))
-        page = await stage.conductor.read_audit(stage.me, m.ReadAudit())
+        kept = await stage.services.keys.put_api_key(stage.me, m.PutApiKey("anthropic", secret))
+        explained = await stage.services.keys.explain_key(stage.me, m.ExplainKey(provider="anthropic"))
+        listed = await stage.services.keys.list_api_keys(stage.me, m.Nothing())
+        await stage.services.keys.delete_api_key(stage.me, m.DeleteApiKey("anthropic"))
+        page = await stage.services.history.read_audit(stage.me, m.ReadAudit())
 
         assert [key.id for key in listed.keys] == [explained.key.id] == [kept.id]
         assert [entry.action for entry in page.entries] == ["put_api_key", "delete_api_key"]
@@ -154,8 +145,8 @@ async def test_the_status_counts_what_the_caller_may_see(stage: Stage) -> None:
         await stage.ended(await stage.submit(await stage.open()))
         other = stage.me.__class__(stage.me.uid + 1, 1, 1)
 
-        mine = await stage.conductor.get_status(stage.me, m.Nothing())
-        theirs = await stage.conductor.get_status(other, m.Nothing())
+        mine = await stage.services.host.get_status(stage.me, m.Nothing())
+        theirs = await stage.services.host.get_status(other, m.Nothing())
 
         assert (mine.sessions_open, [one.state for one in mine.executors]) == (1, ["leased"])
         assert (theirs.sessions_open, theirs.executors) == (0, ())
@@ -177,7 +168,7 @@ async def test_a_session_that_cannot_be_is_refused(stage: Stage, changes: dict[s
             await stage.open(**changes)
 
         assert refused.value.reason is reason
-        assert (await stage.conductor.list_sessions(stage.me, m.ListSessions())).sessions == ()
+        assert (await stage.services.sessions.list_sessions(stage.me, m.ListSessions())).sessions == ()
 
 
 @pytest.mark.parametrize("cwd", ["work", "", "/work/\0", "/" + "a" * 5000])
@@ -186,14 +177,14 @@ async def test_a_directory_that_cannot_be_is_refused(stage: Stage, cwd: str) -> 
     async with stage.hutchd():
         for call in (
             stage.open(cwd=cwd),
-            stage.conductor.change_rules(stage.me, m.ChangeRules(add=m.Rules(allow=("Edit(**)",)), cwd=cwd)),
+            stage.services.policy.change_rules(stage.me, m.ChangeRules(add=m.Rules(allow=("Edit(**)",)), cwd=cwd)),
         ):
             with pytest.raises(HutchError) as refused:
                 await call
             assert refused.value.reason is Reason.INVALID_PARAMS
 
-        assert not (await stage.conductor.list_sessions(stage.me, m.ListSessions())).sessions
-        assert not (await stage.conductor.show_policy(stage.me, m.ShowPolicy())).layers
+        assert not (await stage.services.sessions.list_sessions(stage.me, m.ListSessions())).sessions
+        assert not (await stage.services.policy.show_policy(stage.me, m.ShowPolicy())).layers
 
 
 @pytest.mark.parametrize(
@@ -219,8 +210,8 @@ async def test_a_key_for_a_provider_that_nothing_is_known_of_is_refused(stage: S
     """The nearest known one is named, and how another is defined."""
     async with stage.hutchd():
         with pytest.raises(HutchError) as refused:
-            await stage.conductor.put_api_key(stage.me, m.PutApiKey("antropic", "sk-" + "x" * 40))
-        listed = await stage.conductor.list_api_keys(stage.me, m.Nothing())
+            await stage.services.keys.put_api_key(stage.me, m.PutApiKey("antropic", "sk-" + "x" * 40))
+        listed = await stage.services.keys.list_api_keys(stage.me, m.Nothing())
 
         assert refused.value.reason is Reason.INVALID_PARAMS
         assert "did you mean anthropic? Known here: anthropic, bedrock, gemini" in refused.value.message

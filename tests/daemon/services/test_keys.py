@@ -13,7 +13,7 @@ from tests.system.log import data
 
 async def stored(stage: Stage) -> KeyRow:
     """Store a key and return its row."""
-    kept = await stage.conductor.put_api_key(stage.me, m.PutApiKey("anthropic", "sk-0123456789"))
+    kept = await stage.services.keys.put_api_key(stage.me, m.PutApiKey("anthropic", "sk-0123456789"))
     (row,) = await stage.store.read(lambda conn: keys.KEYS.all(conn, "WHERE id = ?", (kept.id,)))
     return row
 
@@ -33,10 +33,10 @@ async def test_the_owner_is_asked_once_in_each_session(stage: Stage) -> None:
         for _ in range(3):
             await tell(row, (session.id,), "The log-in could not be refreshed.")
         asked = await words(stage, session)
-        status = await stage.conductor.get_status(stage.me, m.Nothing())
+        status = await stage.services.host.get_status(stage.me, m.Nothing())
         await stored(stage)
         settled = await words(stage, session)
-        after = await stage.conductor.get_status(stage.me, m.Nothing())
+        after = await stage.services.host.get_status(stage.me, m.Nothing())
 
         assert asked == ["key_needed"]
         assert "The log-in could not be refreshed." in status.notices
@@ -51,7 +51,7 @@ async def test_others_are_not_told_of_a_key(stage: Stage) -> None:
         await stage.key_troubles.report(row, ("s-0000000000000000",), "The log-in could not be refreshed.")
         other = replace(stage.me, uid=stage.me.uid + 1)
         seen = [
-            "The log-in could not be refreshed." in (await stage.conductor.get_status(who, m.Nothing())).notices
+            "The log-in could not be refreshed." in (await stage.services.host.get_status(who, m.Nothing())).notices
             for who in (stage.me, other, replace(other, admin=True))
         ]
 
@@ -72,7 +72,7 @@ async def test_usage_of_the_broker_stands_beside_what_agents_report(stage: Stage
             input_tokens=5,
         )
         await stage.store.write(lambda tx: usage.add(tx, row))
-        table = await stage.conductor.get_usage(stage.me, m.GetUsage())
+        table = await stage.services.history.get_usage(stage.me, m.GetUsage())
 
         assert [(line.of, line.turns, line.requests) for line in table.rows] == [("s-1", 0, 1)]
         assert table.rows[0].broker is not None

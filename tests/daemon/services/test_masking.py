@@ -36,7 +36,7 @@ async def test_a_key_is_masked_in_what_is_stored(stage: Stage) -> None:
         native = json.dumps({"content": f"key={KEY[::-1]};"}).encode()
         await executor.report("text", Text(f"It is {KEY}!"), turn.id, native)
         events = await stage.events(session)
-        audit = await stage.conductor.read_audit(stage.me, m.ReadAudit(action="secret_masked"))
+        audit = await stage.services.history.read_audit(stage.me, m.ReadAudit(action="secret_masked"))
 
         said = next(event for event in events if event.kind == "text")
         assert msgspec.json.decode(said.data, type=Text).text == "It is [masked by hutch]!"

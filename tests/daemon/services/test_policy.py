@@ -38,7 +38,7 @@ def asking(call: m.ToolCall, **changes: Any) -> Any:
 async def explained(stage: Stage, caller: Caller, command: str, **where: Any) -> str:
     """What would be decided for a command."""
     params = m.ExplainPolicy("Bash", {"command": command}, **where)
-    return (await stage.conductor.explain_policy(caller, params)).decision
+    return (await stage.services.policy.explain_policy(caller, params)).decision
 
 
 @pytest.mark.parametrize("before", ["ask", "accept_edits", "unattended"])
@@ -47,13 +47,13 @@ async def test_an_approved_plan_gives_the_mode_back_that_was_before_it(stage: St
     stage.host.play = asking(PLAN, kind="plan", plan="# Do")
     async with stage.hutchd():
         session = await stage.open(permission_mode=before)
-        await stage.conductor.set_permission_mode(stage.me, m.SetPermissionMode(session.id, "plan"))
+        await stage.services.sessions.set_permission_mode(stage.me, m.SetPermissionMode(session.id, "plan"))
         turn = await stage.submit(session)
 
         await stage.answer(await stage.pending(), "allow")
         await stage.ended(turn)
-        now = await stage.conductor.get_session(stage.me, m.SessionRef(session.id))
-        audit = await stage.conductor.read_audit(stage.me, m.ReadAudit(action="set_permission_mode"))
+        now = await stage.services.sessions.get_session(stage.me, m.SessionRef(session.id))
+        audit = await stage.services.history.read_audit(stage.me, m.ReadAudit(action="set_permission_mode"))
         told = [params for name, params in stage.executor.calls if name == "set_permission_mode"]
 
         assert now.permission_mode == before
@@ -69,12 +69,12 @@ async def test_a_session_that_began_with_planning_goes_on_asking(stage: Stage) -
         turn = await stage.submit(session)
         await stage.answer(await stage.pending(), "deny")
         await stage.ended(turn)
-        denied = await stage.conductor.get_session(stage.me, m.SessionRef(session.id))
+        denied = await stage.services.sessions.get_session(stage.me, m.SessionRef(session.id))
 
         turn = await stage.submit(session)
         await stage.answer(await stage.pending(), "allow")
         await stage.ended(turn)
-        allowed = await stage.conductor.get_session(stage.me, m.SessionRef(session.id))
+        allowed = await stage.services.sessions.get_session(stage.me, m.SessionRef(session.id))
 
         assert (denied.permission_mode, allowed.permission_mode) == ("plan", "ask")
 
@@ -111,7 +111,7 @@ async def test_a_session_with_a_rule_that_cannot_be_read_is_not_opened(stage: St
             await stage.open(**changes)
 
         assert refused.value.reason is Reason.INVALID_RULE
-        assert (await stage.conductor.list_sessions(stage.me, m.ListSessions())).sessions == ()
+        assert (await stage.services.sessions.list_sessions(stage.me, m.ListSessions())).sessions == ()
 
 
 async def test_rules_of_an_account_are_nobody_elses(stage: Stage) -> None:
@@ -122,7 +122,7 @@ async def test_rules_of_an_account_are_nobody_elses(stage: Stage) -> None:
         turn = await stage.submit(await stage.open())
         await stage.answer(await stage.pending(), "allow", scope="always", rule="Bash(make)")
         await stage.ended(turn)
-        await stage.conductor.change_rules(stage.me, m.ChangeRules(add=m.Rules(allow=("Bash(ls:*)",))))
+        await stage.services.policy.change_rules(stage.me, m.ChangeRules(add=m.Rules(allow=("Bash(ls:*)",))))
 
         assert [await explained(stage, stage.me, line, cwd="/work") for line in ("make", "ls")] == ["allow", "allow"]
         assert [await explained(stage, other, line, cwd="/work") for line in ("make", "ls")] == ["ask", "ask"]
@@ -132,10 +132,10 @@ async def test_rules_of_an_account_are_nobody_elses(stage: Stage) -> None:
 async def test_a_rule_that_is_not_there_cannot_be_removed(stage: Stage) -> None:
     """Then nothing is changed: a mistyped rule is not taken for one that is gone."""
     async with stage.hutchd():
-        await stage.conductor.change_rules(stage.me, m.ChangeRules(add=m.Rules(deny=("Bash(rm:*)",))))
+        await stage.services.policy.change_rules(stage.me, m.ChangeRules(add=m.Rules(deny=("Bash(rm:*)",))))
 
         with pytest.raises(HutchError, match="no rule to deny"):
-            await stage.conductor.change_rules(
+            await stage.services.policy.change_rules(
                 stage.me, m.ChangeRules(remove=m.Rules(deny=("Bash(rm:*)", "Bash(rn:*)")))
             )
         assert await explained(stage, stage.me, "rm x", cwd="/work") == "deny"
@@ -149,7 +149,7 @@ async def test_a_projects_file_that_cannot_be_used_makes_everything_ask(stage: S
         session = await stage.open(rules=m.Rules(allow=("Bash(make)",)))
         turn = await stage.submit(session)
         asked = await stage.pending()
-        view = await stage.conductor.show_policy(stage.me, m.ShowPolicy(session.id))
+        view = await stage.services.policy.show_policy(stage.me, m.ShowPolicy(session.id))
         await stage.answer(asked, "deny")
         await stage.ended(turn)
 
@@ -163,7 +163,7 @@ async def test_a_project_can_be_looked_at_without_a_session(stage: Stage) -> Non
     file = m.ProjectFile("", "", '[permissions]\nallow = ["Bash(ls)"]\ndeny = ["Bash(rm:*)"]\n')
     async with stage.hutchd():
         decided = [await explained(stage, stage.me, line, cwd="/work", project=file) for line in ("ls", "rm x")]
-        view = await stage.conductor.show_policy(stage.me, m.ShowPolicy(cwd="/work", project=file))
+        view = await stage.services.policy.show_policy(stage.me, m.ShowPolicy(cwd="/work", project=file))
 
         assert decided == ["ask", "deny"]
         assert [layer.name for layer in view.layers] == ["project"]
@@ -212,7 +212,7 @@ async def _ask_again(executor: FakeExecutor, turn: m.Turn, file: m.ProjectFile) 
 
 
 async def _knows_project(stage: Stage, session: m.Session) -> bool:
-    view = await stage.conductor.show_policy(stage.me, m.ShowPolicy(session.id))
+    view = await stage.services.policy.show_policy(stage.me, m.ShowPolicy(session.id))
     return any(layer.name == "project" for layer in view.layers)
 
 
@@ -225,4 +225,4 @@ async def test_paths_are_judged_where_the_work_directory_really_is(stage: Stage)
 
 
 async def _is_in(stage: Stage, session: m.Session, cwd: str) -> bool:
-    return (await stage.conductor.get_session(stage.me, m.SessionRef(session.id))).cwd == cwd
+    return (await stage.services.sessions.get_session(stage.me, m.SessionRef(session.id))).cwd == cwd

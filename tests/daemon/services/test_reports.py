@@ -72,7 +72,7 @@ async def test_an_interrupted_turn_that_failed_was_stopped(stage: Stage) -> None
         executor = await stage.running(turn)
         executor.breaks_off = True
 
-        await stage.conductor.interrupt_turn(stage.me, m.InterruptTurn(session.id))
+        await stage.services.turns.interrupt_turn(stage.me, m.InterruptTurn(session.id))
 
         assert (await stage.ended(turn)).state == "stopped"
         last = (await stage.events(session))[-1]

@@ -39,7 +39,7 @@ async def test_a_running_turn_survives_the_restart(stage: Stage) -> None:
         welcome = await executor.dial()
         held.release.set()
         ended = await stage.ended(turn)
-        status = await stage.conductor.get_status(stage.me, m.Nothing())
+        status = await stage.services.host.get_status(stage.me, m.Nothing())
 
         assert before.state == "running"
         assert welcome.turn == turn.id
@@ -210,7 +210,7 @@ async def test_a_question_asked_before_the_restart_is_answered_after_it(stage: S
             asked = await stage.pending()
             tasks.cancel_scope.cancel()
         request = m.RequestPermission("", session.id, turn.id, "tool", call, "/work")
-        row = await stage.conductor.approvals.get(asked.id)
+        row = await stage.services.approvals.approvals.get(asked.id)
 
     async with stage.hutchd():
         answered = await stage.answer(asked, "allow")
@@ -229,11 +229,11 @@ async def test_stopping_by_leave_lets_the_turn_run_on(stage: Stage) -> None:
         turn = await stage.submit(await stage.open())
         executor = await stage.running(turn)
 
-        await stage.conductor.stop("leave", 1.0)
+        await stage.services.host.stop("leave", 1.0)
         left = executor.exited.is_set()
         with pytest.raises(HutchError) as refused:
             await stage.open()
-        await stage.conductor.stop("stop", WAIT)
+        await stage.services.host.stop("stop", WAIT)
 
         assert not left
         assert refused.value.reason is Reason.SHUTTING_DOWN

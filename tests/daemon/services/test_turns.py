@@ -1,4 +1,4 @@
-"""Dialogues: a client, the conductor, an executor."""
+"""Dialogues: a client, hutchd, an executor."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ async def test_a_prompt_runs_to_its_end(stage: Stage) -> None:
         assert (turn.state, ended.state, ended.reason) == ("queued", "completed", "done")
         assert await stage.kinds(session) == ["turn_started", "text", "turn_ended"]
         assert stage.host.played == [(stage.executor.spec.executor, "hello")]
-        assert (await stage.conductor.get_session(stage.me, m.SessionRef(session.id))).agent_session == "conversation-1"
+        assert (
+            await stage.services.sessions.get_session(stage.me, m.SessionRef(session.id))
+        ).agent_session == "conversation-1"
 
 
 async def test_prompts_run_one_at_a_time_in_order(stage: Stage) -> None:
@@ -82,7 +84,7 @@ async def test_a_session_that_is_opened_again_while_its_executor_dials_goes_on(s
 
         ended = await stage.ended(await stage.submit(session))
         with anyio.fail_after(30):
-            closed = await stage.conductor.close_session(stage.me, m.CloseSession(session.id))
+            closed = await stage.services.sessions.close_session(stage.me, m.CloseSession(session.id))
 
         assert (ended.state, closed.state) == ("completed", "closed")
 
@@ -95,7 +97,7 @@ async def test_interrupt_stops_the_running_turn(stage: Stage) -> None:
         turn = await stage.submit(session)
         executor = await stage.running(turn)
 
-        await stage.conductor.interrupt_turn(stage.me, m.InterruptTurn(session.id))
+        await stage.services.turns.interrupt_turn(stage.me, m.InterruptTurn(session.id))
         told = [name for name, _ in executor.calls]
         ended = await stage.ended(turn)
 
@@ -114,7 +116,7 @@ async def test_an_agent_that_does_not_stop_is_killed(stage: Stage) -> None:
         executor = await stage.running(turn)
         executor.stubborn = True
 
-        await stage.conductor.interrupt_turn(stage.me, m.InterruptTurn(session.id))
+        await stage.services.turns.interrupt_turn(stage.me, m.InterruptTurn(session.id))
         ended = await stage.ended(turn)
 
         assert executor.exited.is_set()
@@ -151,7 +153,7 @@ async def test_interrupting_the_turn_leaves_the_queue(stage: Stage) -> None:
             return TurnEnded("completed", "done", "Done.")
 
         stage.host.play = quick
-        await stage.conductor.interrupt_turn(stage.me, m.InterruptTurn(session.id))
+        await stage.services.turns.interrupt_turn(stage.me, m.InterruptTurn(session.id))
 
         assert (await stage.ended(first)).state == "stopped"
         assert (await stage.ended(second)).state == "completed"
@@ -166,11 +168,11 @@ async def test_a_queued_turn_is_cancelled_and_never_runs(stage: Stage) -> None:
         await stage.running(first)
         second = await stage.submit(session, "second")
 
-        cancelled = await stage.conductor.cancel_turn(stage.me, m.TurnRef(second.id))
+        cancelled = await stage.services.turns.cancel_turn(stage.me, m.TurnRef(second.id))
 
         assert cancelled.state == "stopped"
         with pytest.raises(HutchError) as refused:
-            await stage.conductor.cancel_turn(stage.me, m.TurnRef(first.id))
+            await stage.services.turns.cancel_turn(stage.me, m.TurnRef(first.id))
         assert refused.value.reason is Reason.WRONG_STATE
         assert [prompt for _, prompt in stage.host.played] == ["first"]
 
@@ -261,7 +263,7 @@ async def test_usage_is_counted_with_the_end(stage: Stage) -> None:
         for _ in range(2):
             await stage.ended(await stage.submit(session))
 
-        table = await stage.conductor.get_usage(stage.me, m.GetUsage(by="model"))
+        table = await stage.services.history.get_usage(stage.me, m.GetUsage(by="model"))
 
         assert [(row.of, row.turns, row.usage.input_tokens, row.usage.usd) for row in table.rows] == [
             ("big", 2, 20, 0.5)
@@ -289,7 +291,7 @@ async def test_an_executor_that_cannot_start_fails_the_turn_with_the_reason(stag
         session = await stage.open()
 
         ended = await stage.ended(await stage.submit(session))
-        status = await stage.conductor.get_status(stage.me, m.Nothing())
+        status = await stage.services.host.get_status(stage.me, m.Nothing())
 
         assert (ended.state, ended.reason) == ("failed", "agent_unavailable")
         assert "There is no such program." in (ended.message or "")
@@ -317,9 +319,9 @@ async def test_close_ends_everything_of_a_session(stage: Stage) -> None:
         executor = await stage.running(first)
         second = await stage.submit(session, "second")
         with pytest.raises(HutchError) as refused:
-            await stage.conductor.close_session(stage.me, m.CloseSession(session.id))
+            await stage.services.sessions.close_session(stage.me, m.CloseSession(session.id))
 
-        closed = await stage.conductor.close_session(stage.me, m.CloseSession(session.id, force=True))
+        closed = await stage.services.sessions.close_session(stage.me, m.CloseSession(session.id, force=True))
 
         assert refused.value.reason is Reason.WRONG_STATE
         assert closed.state == "closed"
@@ -339,8 +341,8 @@ async def test_what_cannot_be_ended_is_quarantined_and_said_so(stage: Stage) -> 
         session = await stage.open()
         await stage.ended(await stage.submit(session))
 
-        await stage.conductor.close_session(stage.me, m.CloseSession(session.id))
-        status = await stage.conductor.get_status(stage.me, m.Nothing())
+        await stage.services.sessions.close_session(stage.me, m.CloseSession(session.id))
+        status = await stage.services.host.get_status(stage.me, m.Nothing())
 
         assert [executor.state for executor in status.executors] == ["quarantined"]
         assert any("could not be ended" in notice for notice in status.notices)
@@ -353,7 +355,7 @@ async def test_a_fork_goes_on_from_the_conversation(stage: Stage) -> None:
         session = await stage.open(name="one")
         await stage.ended(await stage.submit(session))
 
-        fork = await stage.conductor.fork_session(stage.me, m.ForkSession("one"))
+        fork = await stage.services.sessions.fork_session(stage.me, m.ForkSession("one"))
         await until(lambda: len(stage.host.started) == 2 and stage.executor.prepared is not None)
 
         assert (fork.forked_from, fork.agent_session) == (session.id, None)
@@ -366,14 +368,14 @@ async def test_a_deleted_session_is_gone_and_its_audit_stays(stage: Stage) -> No
     async with stage.hutchd():
         session = await stage.open()
         with pytest.raises(HutchError):
-            await stage.conductor.delete_session(stage.me, m.SessionRef(session.id))
-        await stage.conductor.close_session(stage.me, m.CloseSession(session.id))
+            await stage.services.sessions.delete_session(stage.me, m.SessionRef(session.id))
+        await stage.services.sessions.close_session(stage.me, m.CloseSession(session.id))
 
-        await stage.conductor.delete_session(stage.me, m.SessionRef(session.id))
+        await stage.services.sessions.delete_session(stage.me, m.SessionRef(session.id))
 
         with pytest.raises(HutchError):
-            await stage.conductor.get_session(stage.me, m.SessionRef(session.id))
-        page = await stage.conductor.read_audit(stage.me, m.ReadAudit(session=session.id))
+            await stage.services.sessions.get_session(stage.me, m.SessionRef(session.id))
+        page = await stage.services.history.read_audit(stage.me, m.ReadAudit(session=session.id))
         assert [entry.action for entry in page.entries] == ["open_session", "close_session", "delete_session"]
 
 
@@ -386,14 +388,14 @@ async def test_what_is_not_yours_looks_like_what_does_not_exist(stage: Stage) ->
         admin = stage.me.__class__(stage.me.uid + 2, 1, 1, admin=True)
 
         for attempt in (
-            stage.conductor.get_session(other, m.SessionRef(session.id)),
-            stage.conductor.get_turn(other, m.TurnRef(turn.id)),
-            stage.conductor.submit_prompt(other, m.SubmitPrompt(session.id, "x")),
+            stage.services.sessions.get_session(other, m.SessionRef(session.id)),
+            stage.services.turns.get_turn(other, m.TurnRef(turn.id)),
+            stage.services.turns.submit_prompt(other, m.SubmitPrompt(session.id, "x")),
         ):
             with pytest.raises(HutchError) as refused:
                 await attempt
             assert refused.value.reason is Reason.NOT_FOUND
-        assert (await stage.conductor.get_session(admin, m.SessionRef(session.id))).id == session.id
+        assert (await stage.services.sessions.get_session(admin, m.SessionRef(session.id))).id == session.id
 
 
 async def test_two_sessions_in_one_directory_are_warned_of(stage: Stage) -> None:
@@ -475,10 +477,14 @@ async def test_an_end_that_comes_while_one_looks_is_not_overlooked(
         monkeypatch.setattr(stage.store, "read", read_late)
         with anyio.fail_after(WAIT / 2):
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(stage.conductor.close_session, stage.me, m.CloseSession(session.id, force=True))
+                tasks.start_soon(
+                    stage.services.sessions.close_session, stage.me, m.CloseSession(session.id, force=True)
+                )
                 await until(lambda: called(executor))
                 await anyio.sleep(0.05)
-                stage.conductor._poke(session.id)
+                leased = stage.pool.of_session(session.id)
+                assert leased is not None
+                stage.executor_changed.emit(leased)
         assert stale == 1
 
 

@@ -1,0 +1,127 @@
+"""Permission requests: list and answer them; what executors ask."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from hutch_daemon.permissions.approvals import Approvals
+from hutch_daemon.permissions.requests import permission_view
+from hutch_daemon.pool.executor import Executor
+from hutch_daemon.pool.pool import Pool
+from hutch_daemon.services.access import Access, Caller
+from hutch_daemon.services.executors import served_session
+from hutch_daemon.services.masking import Masking
+from hutch_daemon.services.modes import report_mode
+from hutch_daemon.settings import PermissionSettings
+from hutch_daemon.store import permissions
+from hutch_daemon.store.store import Store
+from hutch_shared import messages as m
+from hutch_shared.digest import input_digest
+from hutch_shared.errors import HutchError
+from hutch_shared.failpoints import failpoint
+
+__all__ = ["ApprovalService"]
+
+_log = structlog.get_logger(__name__)
+
+_RESOLVE_TIMEOUT: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _ExecutorRequester:
+    """An executor that asks, for what only its account can do."""
+
+    executor: Executor
+    settings: Callable[[], PermissionSettings]
+
+    @property
+    def id(self) -> str:
+        return self.executor.id
+
+    async def real_paths(self, session: str, paths: tuple[str, ...]) -> Mapping[str, str]:
+        """Have the executor resolve paths. A path that it cannot resolve is missing, and judged as missing."""
+        try:
+            found: m.ResolvedPaths = await self.executor.call(
+                "resolve_paths", m.ResolvePaths(session, paths), _RESOLVE_TIMEOUT
+            )
+        except HutchError as error:
+            _log.warning("paths are not resolved", executor=self.executor.id, error=error.message)
+            return {}
+        return found.real
+
+    async def notify_somebody(self, question: m.Permission) -> m.Notified:
+        """Have the executor run the notify command as its account."""
+        settings = self.settings()
+        names = settings.notify_env
+        values = {name: os.environ[name] for name in names if name in os.environ}
+        run = m.RunNotify(settings.notify, question, settings.notify_timeout, names, values)
+        notified: m.Notified = await self.executor.call("run_notify", run, settings.notify_timeout + 5.0)
+        return notified
+
+
+class ApprovalService:
+    """The permission methods of both sockets."""
+
+    def __init__(
+        self,
+        store: Store,
+        access: Access,
+        approvals: Approvals,
+        pool: Pool,
+        masking: Masking,
+        settings: Callable[[], PermissionSettings],
+    ) -> None:
+        """`approvals` decides; a call that holds a secret that `masking` knows is denied before it gets there."""
+        self._store = store
+        self._access = access
+        self.approvals = approvals
+        self._pool = pool
+        self._masking = masking
+        self._settings = settings
+
+    async def list_permissions(self, caller: Caller, params: m.ListPermissions) -> m.Permissions:
+        """List the permission requests of one session, or of all sessions that the caller may see."""
+        session = (await self._access.session(caller, params.session)).id if params.session is not None else None
+        rows, more = await self._store.read(
+            lambda conn: permissions.page(
+                conn,
+                owner=caller.scope,
+                session=session,
+                state=params.state,
+                after=params.after,
+                limit=params.limit,
+            )
+        )
+        return m.Permissions(tuple(permission_view(row) for row in rows), more)
+
+    async def answer_permission(self, caller: Caller, params: m.AnswerPermission) -> m.Permission:
+        """Decide a permission request; see `Approvals.decide`."""
+        asked = await self.approvals.get(params.permission)
+        session = await self._access.session_by_id(caller, asked.session)
+        executor = self._pool.of_session(session.id)
+        connected = executor is not None and executor.peer is not None
+        requester = _ExecutorRequester(executor, self._settings) if executor is not None and connected else None
+        settled = await self.approvals.decide(session, requester, str(caller), params)
+        failpoint("answer.stored")
+        if settled.kind == "plan" and settled.state == "allowed":
+            await report_mode(self._pool, await self._access.session_by_id(caller, session.id))
+        return settled
+
+    async def request_permission(self, executor: Executor, params: m.RequestPermission) -> m.PermissionDecision:
+        """Wait for the decision about one call. A call of a turn that does not run is denied."""
+        session = await served_session(self._store, executor, params.session)
+        if (hit := self._masking.in_call(params)) is not None:
+            await self._store.write(lambda tx: self._masking.record(tx, session.id, [hit]))
+            return m.PermissionDecision(
+                "deny",
+                "denied",
+                params.call.input,
+                input_digest(params.call.agent_tool, params.call.input),
+                "The call holds a stored key. A command needs none: the model is reached without it.",
+            )
+        return await self.approvals.ask(session, _ExecutorRequester(executor, self._settings), params)

@@ -1,0 +1,87 @@
+"""What follows when an executor changes: its session's task looks again, and what a dead one left is cleaned up."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+
+from hutch_daemon.permissions.approvals import Approvals
+from hutch_daemon.pool.executor import Executor
+from hutch_daemon.services.orphan_spools import OrphanSpools
+from hutch_daemon.services.session_tasks import SessionTasks
+from hutch_daemon.signals import Signal
+from hutch_daemon.store import executors
+from hutch_daemon.store.store import Store
+from hutch_shared.errors import HutchError
+
+__all__ = ["ExecutorChanges"]
+
+_log = structlog.get_logger(__name__)
+
+
+class ExecutorChanges:
+    """Subscribes to changes of executors. Works while its `running` block runs."""
+
+    def __init__(
+        self,
+        store: Store,
+        changed: Signal[[Executor]],
+        tasks: SessionTasks,
+        spools: OrphanSpools,
+        approvals: Approvals,
+        revoke_leases: Callable[[str], Awaitable[object]],
+        spool_dir: Path,
+    ) -> None:
+        """`revoke_leases(executor)` ends what an executor may do with keys; `spool_dir` holds the spools made here."""
+        self._store = store
+        self._tasks = tasks
+        self._spools = spools
+        self._approvals = approvals
+        self._revoke_leases = revoke_leases
+        self._spool_dir = spool_dir
+        self._cleaning: TaskGroup | None = None
+        changed.subscribe(self._look)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Clean up after executors while the body runs."""
+        async with anyio.create_task_group() as tasks:
+            self._cleaning = tasks
+            try:
+                yield
+            finally:
+                self._cleaning = None
+                tasks.cancel_scope.cancel()
+
+    def _look(self, executor: Executor) -> None:
+        if executor.session is not None:
+            self._tasks.wake(executor.session)
+        if executor.peer is not None:
+            self._spools.look()
+        if executor.ended.is_set() and self._cleaning is not None:
+            self._cleaning.start_soon(self._clean_up, executor)
+
+    async def _clean_up(self, executor: Executor) -> None:
+        """Withdraw what a dead executor still asked, and remove its spool if it handed in everything.
+
+        What cannot be stored now is done elsewhere: the end of its turn withdraws too, and spools are tried again.
+        """
+        try:
+            await self._revoke_leases(executor.id)
+            await self._approvals.withdraw_of(executor.id, "its executor is gone")
+            if executor.environment.spool_of(executor.key.account, executor.id) is not None:
+                self._spools.look()  # only its account can tell whether it left something
+                return
+            await anyio.to_thread.run_sync((self._spool_dir / executor.id).rmdir)
+            await self._store.write(lambda tx: executors.update(tx, executor.id, spool=None))
+        except FileNotFoundError:  # it never had one
+            return
+        except (OSError, HutchError) as error:  # the spool holds events, or the store is unavailable
+            if isinstance(error, HutchError):
+                _log.error("what an executor left is not cleaned up", executor=executor.id, error=error.message)
+            self._spools.look()

@@ -1,0 +1,80 @@
+"""What has happened: events, usage, audit."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+
+from hutch_daemon.events.journal import Journal, event_json
+from hutch_daemon.services.access import Access, Caller, parse_time
+from hutch_daemon.services.views import audit_view, usage_view
+from hutch_daemon.store import audit, usage
+from hutch_daemon.store.events import EVERY
+from hutch_daemon.store.store import Store
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+
+__all__ = ["HistoryService"]
+
+
+class HistoryService:
+    """The methods of the client socket that read what has happened."""
+
+    def __init__(self, store: Store, access: Access, journal: Journal) -> None:
+        """Read from `store` and `journal`."""
+        self._store = store
+        self._access = access
+        self._journal = journal
+
+    async def followed_session(self, caller: Caller, params: m.FollowEvents | m.ReadEvents) -> str:
+        """Return the id of the session to follow or read, `"*"` for all.
+
+        `journal_replaced` if the cursor is of another journal.
+        """
+        if params.journal is not None and params.journal != self._journal.id:
+            raise HutchError(Reason.JOURNAL_REPLACED, journal=self._journal.id)
+        return params.session if params.session == EVERY else (await self._access.session(caller, params.session)).id
+
+    async def read_events(self, caller: Caller, params: m.ReadEvents) -> m.EventsPage:
+        """Return a page of history."""
+        session = await self.followed_session(caller, params)
+        limit = max(1, min(params.limit, 10_000))
+        journal = self._journal
+        page = await journal.read(session, params.after, limit=limit, skip=params.skip, owner=caller.scope)
+        found = await journal.seq_range(session, caller.scope)
+        return m.EventsPage(
+            tuple(msgspec.Raw(event_json(event)) for event in page.events), journal.id, found.head, page.more
+        )
+
+    async def get_usage(self, caller: Caller, params: m.GetUsage) -> m.UsageTable:
+        """Sum up tokens and dollars of what the caller may see: what agents report beside what the broker counted."""
+        session = (await self._access.session(caller, params.session)).id if params.session is not None else None
+        since = parse_time(params.since)
+        table = partial(usage.table, by=params.by, owner=caller.scope, session=session, since=since)
+        reported, counted = await self._store.read(lambda conn: (table(conn), table(conn, source="broker")))
+        return usage_view(reported, counted)
+
+    async def read_audit(self, caller: Caller, params: m.ReadAudit) -> m.AuditPage:
+        """Return a page of the audit of what the caller may see."""
+        session = params.session
+        if session is not None:
+            try:
+                session = (await self._access.session(caller, session)).id
+            except HutchError as error:
+                if error.reason is not Reason.NOT_FOUND:  # a deleted session still has its audit, by its whole id
+                    raise
+        since = parse_time(params.since)
+        rows, more = await self._store.read(
+            lambda conn: audit.read(
+                conn,
+                owner=caller.scope,
+                session=session,
+                action=params.action,
+                outcome=params.outcome,
+                since=since,
+                after=params.after,
+                limit=max(1, min(params.limit, 10_000)),
+            )
+        )
+        return m.AuditPage(tuple(audit_view(row) for row in rows), more)

@@ -1,0 +1,215 @@
+"""hutchd itself: its status, its end, copies of its record."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final, Literal, Protocol
+
+import anyio
+import structlog
+
+from hutch_daemon.environments.registry import Environments
+from hutch_daemon.pool.pool import Pool
+from hutch_daemon.services.access import Access, Caller, require_absolute
+from hutch_daemon.services.accounts import Accounts
+from hutch_daemon.services.isolation import IsolationPlan, IsolationPlanner
+from hutch_daemon.services.notices import Notices
+from hutch_daemon.services.session_tasks import SessionTasks
+from hutch_daemon.settings import ExecutorSettings
+from hutch_daemon.store import permissions, sessions, turns
+from hutch_daemon.store.records import Executes
+from hutch_daemon.store.store import Store
+from hutch_shared import __version__
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError
+from hutch_shared.times import to_wire
+
+__all__ = ["DaemonInfo", "HostService", "KeyStatus", "StopRequest"]
+
+_log = structlog.get_logger(__name__)
+
+_NO_LIMIT: Final = 1_000_000
+"""Rows: more than there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonInfo:
+    """What does not change while this hutchd runs."""
+
+    mode: Literal["user", "system"] = "user"
+    started_at: int = 0
+    """Milliseconds since 1970."""
+    paths: Mapping[str, str] = field(default_factory=dict)
+
+
+class KeyStatus(Protocol):
+    """What the status shows of keys."""
+
+    def master_source(self) -> str: ...
+
+    async def broker(self) -> m.BrokerState: ...
+
+    async def host_notices(self) -> tuple[str, ...]: ...
+
+    def notices(self, owner: int | None) -> tuple[str, ...]: ...
+
+
+class StopRequest:
+    """A client's request to stop hutchd; wiring waits for it and carries it out."""
+
+    def __init__(self) -> None:
+        """Start without a request."""
+        self._made = anyio.Event()
+        self.params: m.StopDaemon | None = None
+
+    def make(self, params: m.StopDaemon) -> None:
+        """Request it."""
+        self.params = params
+        self._made.set()
+
+    async def wait(self) -> None:
+        """Return once there is a request."""
+        await self._made.wait()
+
+
+class HostService:
+    """The methods of the client socket that are about hutchd itself."""
+
+    def __init__(
+        self,
+        store: Store,
+        access: Access,
+        accounts: Accounts,
+        environments: Environments,
+        isolation: IsolationPlanner,
+        keys: KeyStatus,
+        tasks: SessionTasks,
+        pool: Pool,
+        notices: Notices,
+        stop_request: StopRequest,
+        info: DaemonInfo,
+        settings: Callable[[], ExecutorSettings],
+        *,
+        clients: Callable[[], int],
+        settings_notices: Callable[[], tuple[str, ...]],
+    ) -> None:
+        """`clients` counts connections; `settings_notices` tell what is wrong with the settings."""
+        self._store = store
+        self._access = access
+        self._accounts = accounts
+        self._environments = environments
+        self._isolation = isolation
+        self._keys = keys
+        self._tasks = tasks
+        self._pool = pool
+        self._notices = notices
+        self._stop_request = stop_request
+        self._info = info
+        self._settings = settings
+        self._clients = clients
+        self._settings_notices = settings_notices
+
+    async def get_status(self, caller: Caller, params: m.Nothing) -> m.Status:
+        """Return how hutchd is. Counts and executors are those that the caller may see."""
+
+        def count(conn: Executes) -> tuple[int, int, int, int]:
+            mine = {row.id for row in sessions.list_(conn, caller.scope, "open", _NO_LIMIT)}
+            live = [turn for turn in turns.live(conn) if turn.session in mine]
+            waiting = sum(turn.state == "queued" for turn in live)
+            asked = len(permissions.list_(conn, owner=caller.scope, limit=_NO_LIMIT))
+            return len(mine), len(live) - waiting, waiting, asked
+
+        def served(conn: Executes) -> set[str]:
+            named = [sessions.get(conn, one.session) for one in self._pool.all() if one.session is not None]
+            return {row.id for row in named if row is not None and caller.may_see(row.owner)}
+
+        opened, running, queued, asked = await self._store.read(count)
+        shown = await self._store.read(served)
+        plan = await self._usual_plan(caller)
+        operator = caller.admin or caller.uid == os.geteuid()
+        return m.Status(
+            version=__version__,
+            protocol=m.PROTOCOL,
+            pid=os.getpid(),
+            started_at=to_wire(self._info.started_at),
+            mode=self._info.mode,
+            draining=self._access.draining,
+            store=self._store.status(),
+            isolation=plan.isolation,
+            keys=plan.keys,
+            master_key=self._keys.master_source(),
+            executors=tuple(
+                one.status()
+                for one in self._pool.all()
+                if caller.admin or (one.session in shown if one.session else one.key.account.uid == caller.uid)
+            ),
+            sessions_open=opened,
+            turns_running=running,
+            turns_queued=queued,
+            permissions_pending=asked,
+            clients=self._clients(),
+            notices=(*(await self._operator_notices() if operator else ()), *self._keys.notices(caller.scope)),
+            paths=dict(self._info.paths),
+            broker=await self._keys.broker(),
+        )
+
+    async def stop_daemon(self, caller: Caller, params: m.StopDaemon) -> m.Nothing:
+        """Request the end of hutchd, and take no new work from now on."""
+        _log.warning("asked to stop", by=str(caller), how=params.how)
+        self._access.start_draining()
+        self._stop_request.make(params)
+        return m.Nothing()
+
+    async def backup_store(self, caller: Caller, params: m.BackupStore) -> m.BackupDone:
+        """Write a consistent copy of the database."""
+        require_absolute(params.path, "file of the copy")
+        return await self._store.backup(Path(params.path))
+
+    async def stop(self, how: m.StopHow, timeout: float) -> None:
+        """Take no new work and end what `how` names; no method of the wire.
+
+        `drain` lets turns end for `timeout` seconds, `stop` stops them. Then executors are ended, except those whose
+        turn has not ended: the next hutchd adopts them. `leave` ends no executor that has a session.
+        """
+        self._access.start_draining()
+        self._pool.stop_starting()
+        if how == "stop":
+            for turn in await self._store.read(turns.live):
+                if turn.state != "queued":
+                    self._tasks.request_stop(turn.session, turn.id, "hutchd stops")
+        if how == "leave":
+            return
+        with anyio.move_on_after(timeout):
+            while await self._busy():  # noqa: ASYNC110 the store tells, and this is rare
+                await anyio.sleep(0.1)
+        busy = await self._busy()
+        with anyio.move_on_after(self._settings().drain_timeout):
+            async with anyio.create_task_group() as ends:
+                for executor in self._pool.all():
+                    if executor.session not in busy and executor.state != "quarantined":
+                        ends.start_soon(partial(self._pool.end, executor, "hutchd stops", grace=2.0))
+
+    async def _busy(self) -> set[str]:
+        """Return the sessions with a turn that has begun and not ended."""
+        return {turn.session for turn in await self._store.read(turns.live) if turn.state != "queued"}
+
+    async def _usual_plan(self, caller: Caller) -> IsolationPlan:
+        """Return the isolation that a new session of this caller would get.
+
+        If the caller cannot open a session, it follows from the last probe of the sandbox.
+        """
+        await self._environments.probe()
+        environment = self._environments.default
+        try:
+            probe = await environment.probe_sandbox(self._accounts.for_new_session(caller, None))
+        except HutchError:
+            probe = environment.last_probe()
+        return self._isolation.usual(environment, probe)
+
+    async def _operator_notices(self) -> tuple[str, ...]:
+        """Return what operators should look at. It may name anybody's sessions, keys and accounts."""
+        return (*self._settings_notices(), *await self._keys.host_notices(), *self._notices.all())

@@ -1,0 +1,27 @@
+"""What an administrator should look at: one sentence for each subject, the newest last."""
+
+from __future__ import annotations
+
+import structlog
+
+__all__ = ["Notices"]
+
+_log = structlog.get_logger(__name__)
+
+
+class Notices:
+    """The notices of this hutchd; they end with it."""
+
+    def __init__(self) -> None:
+        """Start without notices."""
+        self._sentences: dict[str, str] = {}
+
+    def add(self, subject: str, sentence: str) -> None:
+        """Add a notice, or replace the one about the same subject. It is logged too."""
+        _log.warning("notice", word=subject, message=sentence)
+        self._sentences.pop(subject, None)
+        self._sentences[subject] = sentence
+
+    def all(self) -> tuple[str, ...]:
+        """Return the sentences."""
+        return tuple(self._sentences.values())

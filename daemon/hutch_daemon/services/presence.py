@@ -1,0 +1,94 @@
+"""Whether somebody who can answer follows a session, or left it so recently that they may come back."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import anyio
+import structlog
+
+from hutch_daemon.events.fanout import Fanout
+from hutch_daemon.settings import PermissionSettings
+from hutch_daemon.store.rows import SessionRow
+from hutch_shared.errors import HutchError
+from hutch_shared.latch import Latch
+
+__all__ = ["Presence"]
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A session whose followers are watched."""
+
+    owner: int
+    present_until: float
+    """When the last follower who can answer left; infinite while one is there, minus infinity if none ever was."""
+
+
+class Presence:
+    """Watches the followers of sessions that are at work."""
+
+    def __init__(
+        self,
+        fanout: Fanout,
+        settings: Callable[[], PermissionSettings],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """A follower who left counts as there for `return_grace` seconds of the settings, by `clock`."""
+        self._fanout = fanout
+        self._settings = settings
+        self._clock = clock
+        self._watched: dict[str, _Watched] = {}
+        self._left: list[tuple[float, str]] = []
+        self._changed = Latch()
+        fanout.presence_changed.subscribe(self._look)
+
+    def watch(self, session: str, owner: int) -> None:
+        """Watch a session from now on."""
+        present = self._fanout.answering(session, owner)
+        self._watched[session] = _Watched(owner, math.inf if present else -math.inf)
+
+    def forget(self, session: str) -> None:
+        """Watch a session no more."""
+        self._watched.pop(session, None)
+
+    def is_present(self, session: SessionRow) -> bool:
+        """Tell whether somebody who can answer for a session is there, or left within the grace."""
+        if self._fanout.answering(session.id, session.owner):
+            return True
+        watched = self._watched.get(session.id)
+        return watched is not None and self._clock() - watched.present_until < self._settings().return_grace
+
+    async def run(self, nobody_left: Callable[[str], Awaitable[None]]) -> None:
+        """Call `nobody_left(session)` whenever a session's last follower left and the grace has passed."""
+        async with anyio.create_task_group() as tasks:
+            while True:
+                await self._changed.wait()
+                left, self._left = self._left, []
+                if left:
+                    tasks.start_soon(self._after_grace, left, nobody_left)
+
+    def _look(self) -> None:
+        now = self._clock()
+        for session, watched in self._watched.items():
+            if self._fanout.answering(session, watched.owner):
+                watched.present_until = math.inf
+            elif watched.present_until == math.inf:
+                watched.present_until = now
+                self._left.append((now, session))
+        self._changed.notify()
+
+    async def _after_grace(self, left: list[tuple[float, str]], nobody_left: Callable[[str], Awaitable[None]]) -> None:
+        await anyio.sleep(self._settings().return_grace)
+        for since, session in left:
+            watched = self._watched.get(session)
+            if watched is not None and watched.present_until == since:
+                try:
+                    await nobody_left(session)
+                except HutchError as error:  # the expiry of what it asks ends it
+                    _log.error("a permission request waits on", session=session, error=error.message)

@@ -1,0 +1,170 @@
+"""Gets a session its executor: leases one, waits for its connection, and has it prepare the session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from hutch_daemon.environments.levels import is_less
+from hutch_daemon.keys.vault import Vault, session_context
+from hutch_daemon.pool.executor import Executor, ExecutorKey
+from hutch_daemon.pool.pool import Pool
+from hutch_daemon.redaction import KnownSecrets
+from hutch_daemon.services.accounts import Accounts
+from hutch_daemon.services.isolation import IsolationPlanner
+from hutch_daemon.services.views import FORK_MARK
+from hutch_daemon.settings import Settings
+from hutch_daemon.store import executors, sessions
+from hutch_daemon.store.rows import SessionRow
+from hutch_daemon.store.store import Store
+from hutch_shared import messages as m
+from hutch_shared.agents import provider_of
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.latch import Latch
+
+__all__ = ["SessionExecutors"]
+
+
+class SessionExecutors:
+    """The executors that serve sessions."""
+
+    def __init__(
+        self,
+        store: Store,
+        pool: Pool,
+        accounts: Accounts,
+        isolation: IsolationPlanner,
+        vault: Vault,
+        known: KnownSecrets,
+        settings: Callable[[], Settings],
+        spool_dir: Path,
+    ) -> None:
+        """Below `spool_dir` each executor that makes no spool directory itself gets one."""
+        self._store = store
+        self._pool = pool
+        self._accounts = accounts
+        self._isolation = isolation
+        self._vault = vault
+        self._known = known
+        self._settings = settings
+        self._spool_dir = spool_dir
+
+    async def obtain(self, session: SessionRow, changed: Latch) -> Executor:
+        """Return an executor that serves the session, connected and prepared; lease one if there is none.
+
+        `changed` is notified whenever the session's executor changes. Errors are those of a start or of a preparation.
+        """
+        account = self._accounts.require_allowed(session)
+        executor = self._pool.of_session(session.id)
+        if executor is not None and not await self._still_fits(session, executor):
+            executor = None
+        if executor is None:
+            key = ExecutorKey(account, session.agent, session.environment)
+            executor = await self._pool.lease(session.id, key)
+        executor.idle_since = None
+        while executor.peer is None and not executor.over:
+            await changed.wait()
+        if executor.over:
+            raise HutchError(Reason.EXECUTOR_LOST, f"The executor went away: {executor.detail}.")
+        if not executor.prepared:
+            await self._prepare(session, executor)
+        return executor
+
+    async def _still_fits(self, session: SessionRow, executor: Executor) -> bool:
+        """Tell whether a session's executor may go on under the current settings; one that may not is ended.
+
+        If the launcher cannot be asked, what runs goes on.
+        """
+        try:
+            await executor.environment.check_account(executor.key.account)
+        except HutchError as error:
+            if error.details.get("refused"):
+                self._pool.retire(executor, f"its account may run no agents any more: {error.message}")
+                raise
+        least = self._isolation.least(session.isolation.asked)
+        if executor.prepared and is_less(session.isolation.level, least):
+            await self._pool.end(executor, "more isolation is demanded than it has", grace=3.0)
+            return False
+        return True
+
+    async def _prepare(self, session: SessionRow, executor: Executor) -> None:
+        """Give the executor its session, and store what it made of it."""
+        settings, environment = self._settings(), executor.environment
+        spool = await self._spool_of(executor)
+        await self._store.write(lambda tx: executors.update(tx, executor.id, spool=str(spool)))
+        grouped = executor.launched is None or bool(executor.launched.state.get("cgroup"))
+        plan = await self._isolation.plan(
+            environment,
+            session.agent,
+            session.cwd,
+            executor.key.account,
+            session.isolation.asked,
+            grouped=grouped,
+        )
+        provider, resume = provider_of(session.agent), session.agent_session
+        apart, accounts = environment.isolation_offered().separate_account, settings.accounts
+        prepare = m.PrepareSession(
+            session=session.id,
+            agent=session.agent,
+            cwd=session.cwd,
+            permission_mode=session.permission_mode,
+            options=self._unsealed_options(session),
+            limits=session.limits,
+            spool=str(spool),
+            home=executor.key.account.home,
+            sandbox=plan.sandbox,
+            apart=apart,
+            setup=m.AccountSetup(accounts.path, accounts.umask) if apart else m.AccountSetup(),
+            instructions=accounts.instructions,
+            base_url=settings.provider(provider).base_url if provider is not None else None,
+            resume=resume.removeprefix(FORK_MARK) if resume is not None else None,
+            fork=resume is not None and resume.startswith(FORK_MARK),
+            retries=settings.turns.retries,
+            stream_idle=settings.turns.stream_idle,
+            permission_expiry=settings.permissions.expiry,
+            spool_bytes=settings.executors.spool,
+        )
+        prepared = await self._send(executor, prepare, settings.executors.prepare_timeout)
+        executor.prepared = True
+        row = await self._store.write(
+            lambda tx: sessions.update(
+                tx,
+                session.id,
+                keys=prepared.keys,
+                isolation=plan.isolation,
+                agent_session=prepared.agent_session or session.agent_session,
+                cwd=prepared.cwd or session.cwd,
+            )
+        )
+        if row.permission_mode != session.permission_mode:  # it was changed while the executor prepared
+            await executor.send_mode(row.id, row.permission_mode)
+
+    async def _send(self, executor: Executor, prepare: m.PrepareSession, timeout: float) -> m.Prepared:
+        try:
+            prepared: m.Prepared = await executor.call("prepare_session", prepare, timeout)
+        except HutchError as error:
+            error = HutchError(error.reason, self._known.mask_text(error.message), **error.details)
+            self._pool.retire(executor, f"it could not open its session: {error.message}")
+            raise error from None
+        except anyio.get_cancelled_exc_class():
+            self._pool.retire(executor, "the session was closed while it was opened")
+            raise
+        return prepared
+
+    def _unsealed_options(self, session: SessionRow) -> m.AgentOptions:
+        """Return the session's options with the settings of MCP servers, which may hold secrets and are sealed."""
+        if session.sealed is None:
+            return session.options
+        servers = msgspec.json.decode(self._vault.open(session_context(session.id), session.sealed))
+        return msgspec.structs.replace(session.options, mcp_servers=servers)
+
+    async def _spool_of(self, executor: Executor) -> Path:
+        spool = executor.environment.spool_of(executor.key.account, executor.id)
+        if spool is None:
+            spool = self._spool_dir / executor.id
+            await anyio.to_thread.run_sync(partial(spool.mkdir, mode=0o700, parents=True, exist_ok=True))
+        return spool

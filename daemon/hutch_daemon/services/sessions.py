@@ -1,0 +1,235 @@
+"""Sessions: open, list, close, delete and fork them, change their permission mode."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from posixpath import basename, normpath
+
+import msgspec
+
+from hutch_daemon.environments.registry import Environments
+from hutch_daemon.events.fanout import Fanout
+from hutch_daemon.events.journal import Journal
+from hutch_daemon.keys.vault import Vault, session_context
+from hutch_daemon.pool.pool import Pool
+from hutch_daemon.services.access import Access, Caller, require_absolute
+from hutch_daemon.services.accounts import Accounts
+from hutch_daemon.services.isolation import IsolationPlanner
+from hutch_daemon.services.modes import change_mode, report_mode
+from hutch_daemon.services.policy_layers import PolicyLayers, with_tools
+from hutch_daemon.services.session_tasks import SessionTasks
+from hutch_daemon.services.views import FORK_MARK, Around, around, session_view
+from hutch_daemon.settings import PermissionSettings
+from hutch_daemon.store import audit, sessions
+from hutch_daemon.store.rows import SessionRow
+from hutch_daemon.store.store import Store
+from hutch_daemon.store.tx import Tx
+from hutch_shared import messages as m
+from hutch_shared.agents import AGENTS
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.ids import new_id
+from hutch_shared.times import now_ms
+
+__all__ = ["SessionService"]
+
+
+class SessionService:
+    """The session methods of the client socket."""
+
+    def __init__(
+        self,
+        store: Store,
+        access: Access,
+        accounts: Accounts,
+        environments: Environments,
+        isolation: IsolationPlanner,
+        vault: Vault,
+        policy: PolicyLayers,
+        tasks: SessionTasks,
+        pool: Pool,
+        journal: Journal,
+        fanout: Fanout,
+        settings: Callable[[], PermissionSettings],
+    ) -> None:
+        """`settings` give the mode of a session that names none."""
+        self._store = store
+        self._access = access
+        self._accounts = accounts
+        self._environments = environments
+        self._isolation = isolation
+        self._vault = vault
+        self._policy = policy
+        self._tasks = tasks
+        self._pool = pool
+        self._journal = journal
+        self._fanout = fanout
+        self._settings = settings
+
+    async def open_session(self, caller: Caller, params: m.OpenSession) -> m.Session:
+        """Open a session. It gets its executor in the background, before the first prompt comes."""
+        self._access.require_serving()
+        if params.agent not in AGENTS:
+            known = ", ".join(AGENTS)
+            raise HutchError(Reason.AGENT_UNAVAILABLE, f"There is no agent {params.agent} here; known: {known}.")
+        require_absolute(params.cwd, "working directory")
+        account = self._accounts.for_new_session(caller, params.account)
+        environment = self._environments.choose(params.environment, account)
+        await environment.check_account(account)
+        session, cwd, servers = new_id("session"), normpath(params.cwd), params.options.mcp_servers
+        sealed = self._vault.seal(session_context(session), msgspec.json.encode(servers)) if servers else None
+        plan = await self._isolation.plan(environment, params.agent, cwd, account, params.isolation)
+        settings = self._settings()
+        row = SessionRow(
+            id=session,
+            name=params.name or f"{basename(cwd) or 'root'}-{session[2:6]}",
+            owner=caller.uid,
+            account=account.name,
+            agent=params.agent,
+            cwd=cwd,
+            created_at=now_ms(),
+            permission_mode=params.permission_mode or settings.mode,
+            when_nobody=params.when_nobody or settings.when_nobody,
+            environment=environment.name,
+            isolation=plan.isolation,
+            keys=plan.keys,
+            options=msgspec.structs.replace(params.options, mcp_servers={name: {} for name in servers}),
+            sealed=sealed,
+            rules=with_tools(params.rules, params.options),
+            limits=params.limits,
+            agent_session=params.resume,
+            credential=params.credential,
+            idempotency_key=params.idempotency_key,
+        )
+        self._policy.check_rules(caller.uid, row.rules, base=cwd)
+        await self._policy.check_mode(row)
+        return await self._open(caller, row)
+
+    async def _open(self, caller: Caller, row: SessionRow) -> m.Session:
+        def keep(tx: Tx) -> tuple[SessionRow, bool, tuple[SessionRow, ...]]:
+            others = sessions.in_directory(tx, row.cwd)
+            kept, fresh = sessions.insert(tx, row)
+            if fresh:
+                self._check_count(tx, row.account)
+                details = {"cwd": row.cwd, "agent": row.agent, "mode": row.permission_mode}
+                _record(tx, caller, row, "open_session", "opened", details)
+            if kept.state == "open":
+                tx.after_commit(partial(self._tasks.warm_up, kept.id, kept.owner))
+            return kept, fresh, others
+
+        kept, fresh, others = await self._store.write(keep)
+        warning = None
+        if others and fresh:
+            names = ", ".join(one.name if caller.may_see(one.owner) else "another user's" for one in others)
+            which = "Another open session works" if len(others) == 1 else "Other open sessions work"
+            warning = f"{which} in {row.cwd}: {names}."
+        return await self._view(kept, warning)
+
+    async def list_sessions(self, caller: Caller, params: m.ListSessions) -> m.Sessions:
+        """List the caller's sessions, or everybody's if the caller asks for them and may see them."""
+        owner = caller.scope if params.all_owners else caller.uid
+
+        def read(conn: sqlite3.Connection) -> tuple[list[tuple[SessionRow, Around]], bool]:
+            rows, more = sessions.page(conn, owner, params.state, params.limit)
+            return [(row, around(conn, row.id)) for row in rows], more
+
+        found, more = await self._store.read(read)
+        of_session, journal = self._pool.of_session, self._store.journal
+        return m.Sessions(tuple(session_view(row, near, journal, of_session(row.id)) for row, near in found), more)
+
+    async def get_session(self, caller: Caller, params: m.SessionRef) -> m.Session:
+        """Return one session."""
+        return await self._view(await self._access.session(caller, params.session))
+
+    async def close_session(self, caller: Caller, params: m.CloseSession) -> m.Session:
+        """Close a session and end its processes, verified. A closed one is returned as it is."""
+        row = await self._access.session(caller, params.session)
+        if row.state == "open":
+            if not params.force:
+                busy = await self._store.read(lambda conn: around(conn, row.id))
+                if busy.active is not None or busy.queued:
+                    raise HutchError(Reason.WRONG_STATE, "A turn is running or waiting; stop it, or close by force.")
+            await self._tasks.start(row.id, row.owner).close(str(caller))
+        return await self._view(await self._access.session(caller, row.id))
+
+    async def delete_session(self, caller: Caller, params: m.SessionRef) -> m.Nothing:
+        """Remove a closed session and its record; the audit stays."""
+        row = await self._access.session(caller, params.session)
+        if row.state != "closed":
+            raise HutchError(Reason.WRONG_STATE, "The session is open; close it first.")
+
+        def delete(tx: Tx) -> None:
+            sessions.delete(tx, row.id)
+            _record(tx, caller, row, "delete_session", "deleted")
+            tx.after_commit(partial(self._fanout.remove, row.id))
+
+        await self._store.write(delete)
+        return m.Nothing()
+
+    async def fork_session(self, caller: Caller, params: m.ForkSession) -> m.Session:
+        """Open a session that goes on from another one's conversation, with the same settings."""
+        self._access.require_serving()
+        row = await self._access.session(caller, params.session)
+        if row.agent_session is None:
+            raise HutchError(Reason.WRONG_STATE, "The session has no conversation yet that a fork could go on from.")
+        self._accounts.require_allowed(row)
+        session, sealed = new_id("session"), row.sealed
+        if sealed is not None:
+            plain = self._vault.open(session_context(row.id), sealed)
+            sealed = self._vault.seal(session_context(session), plain)
+        fork = replace(
+            row,
+            id=session,
+            name=params.name or f"{row.name}-fork-{session[2:6]}",
+            created_at=now_ms(),
+            state="open",
+            closed_at=None,
+            sealed=sealed,
+            agent_session=FORK_MARK + row.agent_session.removeprefix(FORK_MARK),
+            forked_from=row.id,
+            idempotency_key=None,
+            head_seq=0,
+            floor_seq=0,
+            turns=0,
+        )
+        return await self._open(caller, fork)
+
+    async def set_permission_mode(self, caller: Caller, params: m.SetPermissionMode) -> m.Session:
+        """Change the mode. The next tool call is judged by it, also in the running turn."""
+        row = await self._access.session(caller, params.session)
+        if row.state == "closed":
+            raise HutchError(Reason.SESSION_CLOSED)
+        await self._policy.check_mode(replace(row, permission_mode=params.mode))
+
+        def change(tx: Tx) -> SessionRow:
+            now = sessions.get(tx, row.id)
+            if now is None or now.state == "closed":
+                raise HutchError(Reason.SESSION_CLOSED)
+            return change_mode(tx, self._journal, now, params.mode, str(caller))
+
+        changed = await self._store.write(change)
+        await report_mode(self._pool, changed)
+        return await self._view(changed)
+
+    def _check_count(self, tx: Tx, account: str) -> None:
+        limit = self._isolation.limits.sessions
+        if limit is not None and sessions.count_open(tx, account) > limit:
+            raise HutchError(
+                Reason.OVERLOADED,
+                f"{account} has {limit} open sessions, which is the limit ([limits] sessions): close some with `hutch"
+                " stop`.",
+            )
+
+    async def _view(self, row: SessionRow, warning: str | None = None) -> m.Session:
+        near = await self._store.read(lambda conn: around(conn, row.id))
+        return session_view(row, near, self._store.journal, self._pool.of_session(row.id), warning)
+
+
+def _record(
+    tx: Tx, caller: Caller, row: SessionRow, action: str, outcome: str, details: Mapping[str, str] | None = None
+) -> None:
+    audit.record(
+        tx, actor=str(caller), owner=row.owner, action=action, outcome=outcome, session=row.id, details=details
+    )

@@ -1,0 +1,261 @@
+"""The composition root: opens what hutchd is made of, in order, serves, and closes it in the opposite order.
+
+The record is opened first, so that a second hutchd on the same state ends before it touches a socket. The client socket
+opens last, when everything behind it works.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import AsyncExitStack
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.lowlevel
+import structlog
+
+from hutch_daemon import __file__ as daemon_file
+from hutch_daemon.api.clients import ClientConnection, ClientListener
+from hutch_daemon.api.executors import ExecutorListener
+from hutch_daemon.api.server import serve
+from hutch_daemon.environments.accounts import account_named, account_of
+from hutch_daemon.environments.launcher_client import LauncherClient
+from hutch_daemon.environments.local import Places
+from hutch_daemon.environments.origin import insider_of
+from hutch_daemon.environments.port import Account
+from hutch_daemon.environments.registry import Environments
+from hutch_daemon.environments.same_user import SameUser
+from hutch_daemon.environments.unix_user import UnixUser
+from hutch_daemon.events.fanout import Fanout, Room
+from hutch_daemon.events.journal import Journal
+from hutch_daemon.keys.broker import Broker
+from hutch_daemon.keys.broker_boot import BrokerPaths
+from hutch_daemon.keys.credential import Credential
+from hutch_daemon.keys.grants import Grants
+from hutch_daemon.keys.master import load_master_keys, master_file
+from hutch_daemon.keys.oauth import FreshKeys
+from hutch_daemon.keys.vault import Vault
+from hutch_daemon.pool import tokens
+from hutch_daemon.pool.executor import Executor
+from hutch_daemon.pool.pool import Pool
+from hutch_daemon.redaction import KnownSecrets
+from hutch_daemon.service import Service
+from hutch_daemon.services.accounts import Accounts
+from hutch_daemon.services.host import DaemonInfo, StopRequest
+from hutch_daemon.services.key_troubles import KeyTroubles
+from hutch_daemon.services.notices import Notices
+from hutch_daemon.settings import Settings
+from hutch_daemon.signals import Signal
+from hutch_daemon.store import executors, keys
+from hutch_daemon.store.store import Store, StoreLimits
+from hutch_daemon.wiring.assembly import Opened, running_services
+from hutch_daemon.wiring.settings_in_force import SettingsInForce
+from hutch_daemon.wiring.stopping import until_stopped
+from hutch_daemon.wiring.upkeep import keep_probing, retain
+from hutch_shared import __file__ as shared_file
+from hutch_shared import __version__
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.logs import mask_also
+from hutch_shared.paths import Paths
+from hutch_shared.times import awake_ms, now_ms
+from hutch_shared.unix import Listener, boot_id, listen, take_over
+
+__all__ = ["run"]
+
+_log: Final = structlog.get_logger("hutchd")
+_FAREWELL: Final = 5.0
+"""Seconds for the last frames to reach the clients."""
+
+
+async def run(paths: Paths, settings: Settings, service: Service) -> None:
+    """Serve until a signal or a client ends it. HutchError, MasterKeyError or OSError when it cannot begin."""
+    current = SettingsInForce(paths, settings, service)
+    service.say(service.status(f"Opens the record in {paths.state}"))
+    async with AsyncExitStack() as stack:
+        signals = stack.enter_context(anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+        limits = StoreLimits(wal=settings.store.wal_bytes, wal_held=8 * settings.store.wal_bytes)
+        store = await stack.enter_async_context(Store.open(paths.state / "hutch.db", limits=limits))
+        passed = _passed(service, paths, stack)
+        journal = Journal(store)
+        fanout = Fanout(store, Room(bytes=settings.sockets.follower_bytes))
+        notices = Notices()
+
+        # keys
+        known = KnownSecrets()
+        mask_also(known.mask_text)
+        master = load_master_keys(master_file(paths, settings), keyring=settings.keys.keyring)
+        vault = await Vault.load(store, master, paths.state / "vault.ledger", opened=partial(_learn, known))
+        key_troubles = KeyTroubles(store, journal)
+        broker = Broker(
+            store,
+            current,
+            BrokerPaths.under(paths.runtime, paths.state),
+            partial(_holds, store),
+            fresh=FreshKeys(vault, current),
+            report=key_troubles.report,
+            everyone=paths.system,
+        )
+
+        # executors
+        environments = _environments(current, (_own_places(paths, settings), _own_programs()), stack)
+        if why := await environments.probe():
+            _log.warning("sessions cannot have what this host should give them", why=why)
+        executor_changed: Signal[[Executor]] = Signal()
+        pool = Pool(
+            store,
+            environments,
+            lambda: current().executors,
+            lambda: tokens.issue(awake_ms()),
+            socket=str(paths.executor_socket),
+            server_uid=os.geteuid(),
+            boot_id=boot_id(),
+            output_dir=paths.state / "executors",
+            account_of=_account_of,
+            limits=lambda: current().bounds(system=paths.system),
+            on_change=executor_changed.emit,
+            on_notice=notices.add,
+        )
+
+        # services
+        connections: set[ClientConnection] = set()
+        stop_request = StopRequest()
+        opened = Opened(
+            store=store,
+            journal=journal,
+            fanout=fanout,
+            pool=pool,
+            executor_changed=executor_changed,
+            vault=vault,
+            grants=Grants(store, vault, current, broker),
+            leases=broker,
+            key_troubles=key_troubles,
+            notices=notices,
+            environments=environments,
+            accounts=Accounts(
+                _account_of, account_named, lambda: current().accounts, current.is_admin, system=paths.system
+            ),
+            known=known,
+            settings=current,
+            info=DaemonInfo(
+                mode="system" if paths.system else "user",
+                started_at=now_ms(),
+                paths={"settings": str(paths.config), "state": str(paths.state), "sockets": str(paths.runtime)},
+            ),
+            spool_dir=paths.state / "spool",
+            host_policy=_host_policy(paths, settings),
+            boot_id=boot_id(),
+            own_spares=not paths.system,
+            clients=connections.__len__,
+            settings_notices=current.notices,
+        )
+        executor_socket = passed.get("executor") or stack.enter_context(listen(paths.executor_socket, _mode(paths)))
+        await stack.enter_async_context(broker.running())
+        if await store.read(keys.list_):
+            broker.request_start()
+        services = await stack.enter_async_context(running_services(opened, stop_request))
+
+        # sockets
+        tasks = await stack.enter_async_context(anyio.create_task_group())
+        executor_listener = ExecutorListener(services, current)
+        tasks.start_soon(serve, executor_socket, executor_listener.run, current.sockets, attrgetter("hello"))
+        client_listener = ClientListener(
+            services,
+            fanout,
+            journal,
+            current,
+            is_admin=lambda one: current.is_admin(one.uid),
+            insider_of=lambda pid: insider_of(pid, pool.pids()),
+            daemon_uid=os.geteuid(),
+            connections=connections,
+        )
+        client_socket = passed.get("client") or stack.enter_context(listen(paths.client_socket, _mode(paths)))
+        tasks.start_soon(serve, client_socket, client_listener.run, current.sockets, attrgetter("first_frame"))
+        tasks.start_soon(retain, journal, current)
+        tasks.start_soon(keep_probing, environments)
+        tasks.start_soon(service.beat, lambda: store.writing)
+        await anyio.lowlevel.checkpoint()  # now all of them run
+        service.say("READY=1", service.status(f"Serves at {paths.client_socket}"))
+        _log.info("hutchd serves", version=__version__, socket=str(paths.client_socket), epoch=store.epoch)
+
+        await until_stopped(services.host, stop_request, current, service, signals)
+        fanout.close()
+        with anyio.move_on_after(_FAREWELL):
+            await client_listener.close(HutchError(Reason.SHUTTING_DOWN))
+        tasks.cancel_scope.cancel()
+    _log.info("hutchd has stopped")
+
+
+def _environments(current: SettingsInForce, places: Places, stack: AsyncExitStack) -> Environments:
+    """Return the environments of this hutchd, the preferred one first."""
+    same_user = SameUser(output=current().executors.output, places=places)
+    if not current.paths.system:
+        return Environments(same_user)
+    return Environments(_unix_user(current, places, stack), same_user)
+
+
+def _unix_user(current: SettingsInForce, places: Places, stack: AsyncExitStack) -> UnixUser:
+    """Return the environment for other accounts, with the way to the launcher that the settings name."""
+    given = current().isolation
+    command = given.launcher_command or os.path.join(sys.prefix, "bin", "hutch-launcher")
+    way = ("sudo", "-n", "--", command) if given.launcher == "sudo" else Path(given.launcher_socket)
+    launcher = LauncherClient(way)
+    stack.callback(launcher.close)
+    return UnixUser(
+        launcher,
+        output=current().executors.output,
+        places=places,
+        dedicated=lambda name: name in current().accounts.dedicated,
+    )
+
+
+def _passed(service: Service, paths: Paths, stack: AsyncExitStack) -> dict[str, Listener]:
+    """Take over the sockets that the service manager passed: a peer that connects waits until hutchd serves."""
+    places = {"client": paths.client_socket, "executor": paths.executor_socket}
+    mode = _mode(paths)
+    return {name: stack.enter_context(take_over(places[name], fd, mode)) for name, fd in service.sockets.items()}
+
+
+def _mode(paths: Paths) -> int:
+    """Return the mode of the sockets: in system mode everybody may connect, and is known by uid, token or lease."""
+    return 0o666 if paths.system else 0o600
+
+
+async def _holds(store: Store, executor: str, session: str) -> bool:
+    """Tell whether an executor serves a session, by its lease row: leases of the broker hold as long."""
+    row = await store.read(lambda conn: executors.leased_to(conn, session))
+    return row is not None and row.id == executor
+
+
+def _learn(known: KnownSecrets, key: str, credential: Credential) -> None:
+    """Have a credential masked from its first use on."""
+    known.learn(key, credential.secret.reveal())
+    if credential.refresh is not None:
+        known.learn(key, credential.refresh.token.reveal())
+
+
+def _own_places(paths: Paths, settings: Settings) -> tuple[str, ...]:
+    """Return what no agent may see: state, sockets, settings, the master key."""
+    config = paths.config.parent if paths.config.parent.name == "hutch" else paths.config
+    places = (paths.state, paths.runtime, config, master_file(paths, settings))
+    return tuple(dict.fromkeys(str(place) for place in places))
+
+
+def _own_programs() -> tuple[str, ...]:
+    """Return the source roots of Hutch that are not an executor's: no agent may change them."""
+    return tuple({str(Path(file).parents[1]) for file in (daemon_file, shared_file)})
+
+
+def _account_of(uid: int) -> Account:
+    """Return an account; hutchd's own has the home that hutchd was started with."""
+    return account_of(uid, home=os.environ.get("HOME") if uid == os.geteuid() else None)
+
+
+def _host_policy(paths: Paths, settings: Settings) -> Path:
+    if settings.permissions.host_policy is not None:
+        return Path(settings.permissions.host_policy)
+    return paths.config.with_name("policy.toml") if paths.system else Path("/etc/hutch/policy.toml")

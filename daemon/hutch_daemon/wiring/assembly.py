@@ -1,0 +1,202 @@
+"""Builds the services over what hutchd opened, and runs their tasks. Each line names what one part uses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+
+from hutch_daemon.environments.registry import Environments
+from hutch_daemon.events.fanout import Fanout
+from hutch_daemon.events.journal import Journal
+from hutch_daemon.keys.vault import Vault
+from hutch_daemon.permissions.approvals import Approvals
+from hutch_daemon.pool.executor import Executor
+from hutch_daemon.pool.pool import Pool
+from hutch_daemon.redaction import KnownSecrets
+from hutch_daemon.services import adoption
+from hutch_daemon.services.access import Access
+from hutch_daemon.services.accounts import Accounts
+from hutch_daemon.services.approvals import ApprovalService
+from hutch_daemon.services.executor_changes import ExecutorChanges
+from hutch_daemon.services.executors import ExecutorService, GrantsKeys
+from hutch_daemon.services.history import HistoryService
+from hutch_daemon.services.host import DaemonInfo, HostService, StopRequest
+from hutch_daemon.services.isolation import IsolationPlanner
+from hutch_daemon.services.key_troubles import KeyTroubles
+from hutch_daemon.services.keys import ExplainsKeys, KeyService, LeaseControl
+from hutch_daemon.services.masking import Masking
+from hutch_daemon.services.modes import leave_plan
+from hutch_daemon.services.notices import Notices
+from hutch_daemon.services.orphan_spools import OrphanSpools
+from hutch_daemon.services.policy import PolicyService
+from hutch_daemon.services.policy_layers import PolicyLayers
+from hutch_daemon.services.presence import Presence
+from hutch_daemon.services.reports import Reports
+from hutch_daemon.services.services import Services
+from hutch_daemon.services.session_executors import SessionExecutors
+from hutch_daemon.services.session_loop import SessionLoop
+from hutch_daemon.services.session_tasks import SessionTasks
+from hutch_daemon.services.sessions import SessionService
+from hutch_daemon.services.turn_lifecycle import TurnLifecycle
+from hutch_daemon.services.turns import TurnService
+from hutch_daemon.settings import Settings
+from hutch_daemon.signals import Signal
+from hutch_daemon.store.store import Store
+from hutch_shared import messages as m
+
+__all__ = ["Grants", "Leases", "Opened", "running_services"]
+
+
+class Grants(GrantsKeys, ExplainsKeys, Protocol):
+    """How keys are handed out."""
+
+    def delivery(self, provider: str) -> tuple[m.Delivery, str]: ...
+
+
+class Leases(LeaseControl, Protocol):
+    """The broker."""
+
+    async def revoke_executor(self, executor: str) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What hutchd opened and the services are built over. Only this module takes it whole."""
+
+    store: Store
+    journal: Journal
+    fanout: Fanout
+    pool: Pool
+    executor_changed: Signal[[Executor]]
+    """Emitted by the pool whenever an executor's state or connection changed."""
+    vault: Vault
+    grants: Grants
+    leases: Leases
+    key_troubles: KeyTroubles
+    notices: Notices
+    environments: Environments
+    accounts: Accounts
+    known: KnownSecrets
+    settings: Callable[[], Settings]
+    info: DaemonInfo
+    spool_dir: Path
+    host_policy: Path
+    boot_id: str
+    own_spares: bool = True
+    """Keep spares of hutchd's own account from the start."""
+    clients: Callable[[], int] = lambda: 0
+    settings_notices: Callable[[], tuple[str, ...]] = tuple
+    clock: Callable[[], float] = time.monotonic
+
+
+@asynccontextmanager
+async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIterator[Services]:
+    """Build the services, take over what an earlier hutchd left, and run; leaving ends the tasks and no executor.
+
+    When the body starts, executors may connect; those that are expected have `executors.adopt_timeout` to do so.
+    """
+    store, pool, journal, settings = opened.store, opened.pool, opened.journal, opened.settings
+    accounts, environments, vault, known = opened.accounts, opened.environments, opened.vault, opened.known
+    system = opened.info.mode == "system"
+
+    access = Access(store)
+    layers = PolicyLayers(store, opened.host_policy, accounts)
+    isolation = IsolationPlanner(settings, opened.grants.delivery, system=system)
+    presence = Presence(opened.fanout, lambda: settings().permissions, opened.clock)
+    tasks = SessionTasks(presence, opened.notices)
+    approvals = Approvals(
+        store,
+        lambda: settings().permissions,
+        layers,
+        somebody_there=presence.is_present,
+        stop_turn=tasks.request_stop,
+        plan_approved=lambda tx, session, by: leave_plan(tx, journal, session, by),
+        clock=opened.clock,
+    )
+    lifecycle = TurnLifecycle(journal, approvals)
+    masking = Masking(known, journal)
+    reports = Reports(store, lifecycle, tasks.wake, masking)
+    spools = OrphanSpools(store, pool, reports)
+    changes = ExecutorChanges(
+        store, opened.executor_changed, tasks, spools, approvals, opened.leases.revoke_executor, opened.spool_dir
+    )
+    executors = SessionExecutors(store, pool, accounts, isolation, vault, known, settings, opened.spool_dir)
+
+    def make_loop(session: str, owner: int) -> SessionLoop:
+        return SessionLoop(
+            session,
+            owner,
+            store,
+            journal,
+            pool,
+            executors,
+            lifecycle,
+            lambda: settings().turns,
+            on_closed=layers.forget,
+            clock=opened.clock,
+        )
+
+    keys = KeyService(
+        access, vault, opened.grants, opened.leases, opened.key_troubles, lambda: tuple(settings().providers)
+    )
+    services = Services(
+        access=access,
+        sessions=SessionService(
+            store,
+            access,
+            accounts,
+            environments,
+            isolation,
+            vault,
+            layers,
+            tasks,
+            pool,
+            journal,
+            opened.fanout,
+            lambda: settings().permissions,
+        ),
+        turns=TurnService(store, access, tasks, lifecycle, known, lambda: settings().turns),
+        approvals=ApprovalService(store, access, approvals, pool, masking, lambda: settings().permissions),
+        history=HistoryService(store, access, journal),
+        host=HostService(
+            store,
+            access,
+            accounts,
+            environments,
+            isolation,
+            keys,
+            tasks,
+            pool,
+            opened.notices,
+            stop_request,
+            opened.info,
+            lambda: settings().executors,
+            clients=opened.clients,
+            settings_notices=opened.settings_notices,
+        ),
+        policy=PolicyService(store, access, layers, pool, lambda: settings().permissions),
+        keys=keys,
+        executors=ExecutorService(store, pool, reports, opened.grants, opened.boot_id),
+    )
+
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(pool.running())
+        await stack.enter_async_context(approvals.running())
+        await stack.enter_async_context(changes.running())
+        await stack.enter_async_context(services.executors.running())
+        await stack.enter_async_context(tasks.running(make_loop))
+        background = await stack.enter_async_context(anyio.create_task_group())
+        stack.callback(background.cancel_scope.cancel)
+        background.start_soon(presence.run, approvals.nobody_left)
+        expected = await adoption.take_over(store, pool, tasks)
+        background.start_soon(adoption.end_missing, pool, expected, settings().executors.adopt_timeout)
+        background.start_soon(spools.run)
+        if opened.own_spares:
+            pool.warm(adoption.spares_of(accounts.by_uid, environments, settings().executors.spare_agents))
+        yield services

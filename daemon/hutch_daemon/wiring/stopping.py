@@ -1,0 +1,73 @@
+"""The end of hutchd: waits for a signal or a client's request, and carries it out."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator
+from typing import Final
+
+import anyio
+import structlog
+
+from hutch_daemon.service import Service
+from hutch_daemon.services.host import HostService, StopRequest
+from hutch_daemon.wiring.settings_in_force import SettingsInForce
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError
+
+__all__ = ["until_stopped"]
+
+_log: Final = structlog.get_logger("hutchd")
+_DAY: Final = 24 * 3600
+_ENDING: Final = 60.0
+"""Seconds to end executors and close the record, as the service manager is told."""
+_STATUS: Final = {"drain": "running turns end first", "leave": "turns are left running", "stop": "turns are stopped"}
+
+
+async def until_stopped(
+    host: HostService,
+    request: StopRequest,
+    current: SettingsInForce,
+    service: Service,
+    signals: AsyncIterator[signal.Signals],
+) -> None:
+    """Wait for the end and carry it out; SIGHUP reloads settings. A second signal leaves live turns running."""
+    how: m.StopHow = "drain"
+    timeout = current().executors.drain_timeout
+    async with anyio.create_task_group() as waiting:
+
+        async def take_signals() -> None:
+            async for number in signals:
+                if number == signal.SIGHUP:
+                    current.reload()
+                else:
+                    _log.info("a signal ends hutchd", signal=signal.Signals(number).name)
+                    waiting.cancel_scope.cancel()
+                    return
+
+        async def take_request() -> None:
+            await request.wait()
+            waiting.cancel_scope.cancel()
+
+        waiting.start_soon(take_signals)
+        waiting.start_soon(take_request)
+    if request.params is not None:
+        how, timeout = request.params.how, request.params.timeout
+    longest = f"EXTEND_TIMEOUT_USEC={round((min(timeout, _DAY) + _ENDING) * 1_000_000)}"
+    service.say("STOPPING=1", longest, service.status("Stops:", _STATUS[how]))
+
+    async with anyio.create_task_group() as stopping:
+
+        async def take_second_signal() -> None:
+            async for number in signals:
+                if number != signal.SIGHUP:
+                    _log.info("a second signal: live turns are left running")
+                    stopping.cancel_scope.cancel()
+                    return
+
+        stopping.start_soon(take_second_signal)
+        try:
+            await host.stop(how, timeout)
+        except HutchError as error:
+            _log.error("the record cannot be read: executors are left running", error=error.message)
+        stopping.cancel_scope.cancel()

@@ -1,0 +1,49 @@
+"""What hutchd does now and then: removes old events, and probes its environments."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import anyio
+import structlog
+
+from hutch_daemon.environments.registry import Environments
+from hutch_daemon.events.journal import Journal
+from hutch_daemon.wiring.settings_in_force import SettingsInForce
+from hutch_shared.errors import HutchError
+from hutch_shared.times import now_ms
+
+__all__ = ["keep_probing", "retain"]
+
+_log: Final = structlog.get_logger("hutchd")
+_DAY: Final = 24 * 3600
+_PRUNE_EVERY: Final = 3600.0
+_PROBE_EVERY: Final = 20.0
+
+
+async def keep_probing(environments: Environments) -> None:
+    """Probe until cancelled: a launcher that receives nothing from hutchd ends all executors after a while."""
+    before = ""
+    while True:
+        await anyio.sleep(_PROBE_EVERY)
+        why = await environments.probe()
+        if why != before:
+            _log.warning("what this host gives sessions", why=why or "it is back")
+            before = why
+
+
+async def retain(journal: Journal, current: SettingsInForce) -> None:
+    """Remove events that are older, or more, than the settings keep: at start, with new settings, and every hour."""
+    while True:
+        changed, kept = current.changed, current().store
+        if kept.keep_days is not None or kept.keep_bytes is not None:
+            before = None if kept.keep_days is None else now_ms() - int(kept.keep_days * _DAY * 1000)
+            try:
+                removed = await journal.prune(before=before, max_bytes=kept.keep_bytes)
+            except HutchError as error:
+                _log.warning("old events are not removed", error=error.message)
+            else:
+                if removed:
+                    _log.info("old events removed", events=removed)
+        with anyio.move_on_after(_PRUNE_EVERY):
+            await changed.wait()
