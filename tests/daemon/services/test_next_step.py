@@ -1,0 +1,189 @@
+"""What follows for a turn, as dialogues: a state, an executor, a request, and the step."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any, get_args
+
+import pytest
+
+from hutch_daemon.services.next_step import (
+    Dispatch,
+    ExecutorView,
+    HandOver,
+    Settle,
+    Step,
+    Stop,
+    StopAction,
+    TurnRequest,
+    WaitUntil,
+    next_step,
+)
+from hutch_daemon.services.states import TURN
+from hutch_shared.messages import TurnState
+
+NOW = 100.0
+SOON = 130.0
+CONNECTED = ExecutorView()
+AWAY = ExecutorView(connected=False)
+DRAINING = ExecutorView(over=True, detail="it was silent")
+GONE = ExecutorView(connected=False, over=True, ended=True, detail="it was killed")
+OVER_LIMIT = ExecutorView(connected=False, over=True, ended=True, over_limit="It took too much memory.")
+NEVER_CAME = ExecutorView(connected=False, over=True, ended=True, said_hello=False, detail="it did not come back")
+EXECUTORS = {
+    "unknown": None,
+    "connected": CONNECTED,
+    "away": AWAY,
+    "draining": DRAINING,
+    "gone": GONE,
+    "over a limit": OVER_LIMIT,
+    "never came": NEVER_CAME,
+}
+REQUESTS: dict[str, dict[str, Any]] = {
+    "nothing": {"deadline": SOON},
+    "its time is over": {"deadline": NOW},
+    "a stop": {"stop": "interrupted"},
+    "a stop that was given time": {"stop": "interrupted", "stop_until": SOON},
+    "a stop that was sent": {"stop": "interrupted", "stop_until": SOON, "stop_sent": True},
+    "a stop whose time is over": {"stop": "interrupted", "stop_until": NOW, "stop_sent": True},
+    "a prompt that was not sent": {"prompt_sent": False},
+    "a prompt that was sent": {"prompt_sent": True},
+    "a call that broke": {"retry_at": SOON, "stop": "interrupted", "stop_until": math.inf},
+    "no storing": {"storable": False, "stop": "interrupted", "stop_until": NOW, "stop_sent": True, "halted": True},
+}
+LIVE: tuple[TurnState, ...] = ("queued", "dispatching", "running", "stopping")
+
+
+def step(turn: TurnState, executor: ExecutorView | None, **request: Any) -> Step:
+    """Return what follows now."""
+    return next_step(turn, executor, TurnRequest(**request), NOW)
+
+
+def spelled(found: Step) -> str:
+    """Spell a step in a few words."""
+    match found:
+        case Settle(ended=None):
+            return "back to the queue"
+        case Settle(ended=ended):
+            assert ended is not None
+            return f"{ended.state}: {ended.reason}"
+        case Stop(action=action, why=why):
+            return f"{action.name.lower()}, {why}"
+        case WaitUntil(time=time):
+            return "wait" if time == math.inf else f"wait until {time:.0f}"
+        case Dispatch():
+            return "dispatch"
+        case HandOver():
+            return "hand over"
+
+
+@pytest.mark.parametrize(
+    ("turn", "executor", "request_", "answer"),
+    [
+        ("queued", "unknown", "nothing", "dispatch"),
+        ("queued", "gone", "nothing", "dispatch"),
+        ("queued", "connected", "a stop", "stopped: interrupted"),
+        ("dispatching", "connected", "nothing", "hand over"),
+        ("dispatching", "connected", "a prompt that was sent", "hand over"),
+        ("dispatching", "connected", "a stop", "hand over"),
+        ("dispatching", "connected", "a call that broke", "wait until 130"),
+        ("dispatching", "away", "nothing", "wait"),
+        ("dispatching", "draining", "nothing", "wait"),
+        ("dispatching", "gone", "a prompt that was not sent", "back to the queue"),
+        ("dispatching", "gone", "a prompt that was sent", "failed: outcome_unknown"),
+        ("dispatching", "gone", "nothing", "failed: outcome_unknown"),
+        ("dispatching", "unknown", "a prompt that was not sent", "back to the queue"),
+        ("running", "connected", "nothing", "wait until 130"),
+        ("running", "away", "nothing", "wait until 130"),
+        ("running", "draining", "nothing", "wait until 130"),
+        ("running", "connected", "its time is over", "record, timed_out"),
+        ("running", "away", "a stop", "record, interrupted"),
+        ("running", "gone", "nothing", "failed: executor_lost"),
+        ("running", "gone", "a stop", "failed: executor_lost"),
+        ("running", "over a limit", "nothing", "failed: over_limit"),
+        ("running", "never came", "nothing", "failed: outcome_unknown"),
+        ("running", "unknown", "nothing", "failed: outcome_unknown"),
+        ("running", "connected", "no storing", "give_time, interrupted"),
+        ("stopping", "connected", "nothing", "give_time, interrupted"),
+        ("stopping", "connected", "a stop", "give_time, interrupted"),
+        ("stopping", "connected", "a stop that was given time", "ask, interrupted"),
+        ("stopping", "away", "a stop that was given time", "wait until 130"),
+        ("stopping", "connected", "a stop that was sent", "wait until 130"),
+        ("stopping", "connected", "a stop whose time is over", "kill, interrupted"),
+        ("stopping", "away", "a stop whose time is over", "kill, interrupted"),
+        ("stopping", "connected", "a call that broke", "wait until 130"),
+        ("stopping", "gone", "a stop", "stopped: interrupted"),
+        ("stopping", "unknown", "nothing", "stopped: interrupted"),
+        ("stopping", "over a limit", "a stop", "stopped: interrupted"),
+    ],
+)
+def test_what_follows(turn: TurnState, executor: str, request_: str, answer: str) -> None:
+    """A turn, its executor, what was requested of it: one step."""
+    assert spelled(step(turn, EXECUTORS[executor], **REQUESTS[request_])) == answer
+
+
+@pytest.mark.parametrize(("turn", "executor", "request_"), list(product(LIVE, EXECUTORS, REQUESTS)))
+def test_every_situation_has_a_step_that_its_state_allows(turn: TurnState, executor: str, request_: str) -> None:
+    """In every state, with every executor and every request, the step is one that the table of turns leads to."""
+    view = EXECUTORS[executor]
+    found = step(turn, view, **REQUESTS[request_])
+
+    match found:
+        case Dispatch():
+            assert TURN.allows(turn, "dispatching")
+        case HandOver():
+            assert turn == "dispatching"
+            assert view is not None
+            assert view.connected
+            assert not view.over
+        case Settle(ended=None):
+            assert TURN.allows(turn, "queued")
+        case Settle(ended=ended):
+            assert ended is not None
+            assert TURN.allows(turn, ended.state)
+        case Stop(action=StopAction.RECORD):
+            assert TURN.allows(turn, "stopping")
+        case Stop():
+            assert turn in ("running", "stopping")
+            assert view is not None
+            assert not view.ended
+        case WaitUntil(time=time):
+            assert time > NOW
+
+
+def test_all_live_states_are_looked_at() -> None:
+    """The states above are those of the table that are not terminal."""
+    assert set(LIVE) == TURN.live
+    assert TURN.live | TURN.terminal == set(get_args(TurnState))
+
+
+def test_a_stop_goes_from_its_record_to_the_kill() -> None:
+    """It is recorded, the executor gets its time, it is asked, it is waited for, and it is killed."""
+    request = TurnRequest(stop="closed")
+    steps = [spelled(next_step("running", CONNECTED, request, NOW))]
+    steps.append(spelled(next_step("stopping", CONNECTED, request, NOW)))
+    request.stop_until = SOON
+    steps.append(spelled(next_step("stopping", CONNECTED, request, NOW)))
+    request.stop_sent = True
+    steps.append(spelled(next_step("stopping", CONNECTED, request, NOW)))
+    steps.append(spelled(next_step("stopping", CONNECTED, request, SOON)))
+
+    assert steps == ["record, closed", "give_time, closed", "ask, closed", "wait until 130", "kill, closed"]
+
+
+def test_a_turn_that_halted_is_not_killed_while_nothing_can_be_stored() -> None:
+    """Its end is in the executor's spool: it gets more time, and is recorded once the store takes writes again."""
+    request = TurnRequest(stop="interrupted", stop_until=NOW, stop_sent=True, halted=True, storable=False)
+
+    assert spelled(next_step("running", CONNECTED, request, NOW)) == "give_time, interrupted"
+    request.stop_until, request.storable = SOON, True
+    assert spelled(next_step("running", CONNECTED, request, NOW)) == "record, interrupted"
+    assert spelled(next_step("stopping", CONNECTED, request, NOW)) == "wait until 130"
+
+
+def test_a_stop_that_does_not_halt_is_a_kill_even_while_nothing_can_be_stored() -> None:
+    """A full disk keeps no agent running."""
+    request = TurnRequest(stop="interrupted", stop_until=NOW, stop_sent=True, storable=False)
+
+    assert spelled(next_step("running", CONNECTED, request, NOW)) == "kill, interrupted"
