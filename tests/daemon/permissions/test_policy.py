@@ -295,3 +295,20 @@ def test_a_search_of_the_work_directory_may_read_a_denied_file() -> None:
 
     assert decide(layer, "Bash", "rg KEY").decision == "ask"
     assert decide(layer, "Bash", "ls -l").decision == "allow"
+
+
+@pytest.mark.parametrize(
+    ("rule", "decision"),
+    [("WebFetch", "allow"), ("WebFetch(domain:x.test)", "deny"), ("WebFetch(domain:y.test)", "allow")],
+)
+def test_a_bare_web_rule_is_about_the_agents_own_tools(rule: str, decision: str) -> None:
+    """Only a rule with a host is about the addresses in commands."""
+    layer = Layer("account", allow=("Bash(curl:*)",), deny=(rule,))
+
+    assert decide(layer, "Bash", "curl http://x.test/a").decision == decision
+
+
+def test_bypass_asks_about_a_line_that_cannot_be_read_even_without_rules() -> None:
+    """A line with control characters might remove the home. A file that is not resolved can only match a rule."""
+    assert decide(Layer("account"), "Bash", "ls \x01", "bypass").decision == "ask"
+    assert decide(Layer("account"), "Edit", "a", "bypass", real={}).decision == "allow"
