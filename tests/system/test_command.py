@@ -186,7 +186,7 @@ async def test_a_session_is_closed_and_then_removed(script_host: Host) -> None:
     gone = await script_host.hutch("logs", "closing", code=1)
 
     assert "force" in busy.err
-    assert "`hutch stop closing` closes it" in open_still.err
+    assert "Close it with `hutch stop closing`" in open_still.err
     assert "closed" in closed.err
     assert [("closing" in {one["name"] for one in done.json}) for done in listed] == [False, True]
     assert [turn["state"] for turn in inspected.json["all_turns"]] == ["stopped"]
