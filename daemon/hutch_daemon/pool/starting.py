@@ -110,7 +110,7 @@ class Starter:
         times = len(history.failures)
         return HutchError(
             Reason.AGENT_UNAVAILABLE,
-            f"{key} could not be started{f' {times} times' if times > 1 else ''}; the next try is in {pause:.0f} s."
+            f"{key} could not be started{f' {times} times' if times > 1 else ''}; it is tried again in {pause:.0f} s."
             f" {history.error}",
             retry_after=round(pause, 1),
         )
