@@ -1,4 +1,4 @@
-"""File systems that a test may fill and break, and what every test of a bad disk asks hutchd."""
+"""File systems that a test may fill and break, and what all tests of bad disks ask hutchd."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.programs import required_program
 from tests.system.log import DEADLINE
 
 PROMPTLY = 5.0
-"""Seconds for a refusal; it takes milliseconds where nothing else runs."""
+"""Seconds in which a refusal must come; on an idle machine it takes milliseconds."""
 
 TOO_MUCH = "cannot be stored " * 100_000
-"""A prompt that does not fit into what the log of a small full disk may have left of the room it once took."""
+"""A prompt larger than the space that the log of a small full disk has allocated and not used."""
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def tmpfs(folder: Path, size: str) -> Iterator[None]:
 
 @contextmanager
 def ext4(folder: Path, image: Path, size: str) -> Iterator[None]:
-    """Mount an ext4 file system that lies in `image`, made if missing, on `folder`; after an error it is read-only."""
+    """Mount the ext4 file system in `image`, made if missing, on `folder`. After an error it is read-only."""
     mkfs = required_program("mkfs.ext4")
     if not image.exists():
         subprocess.run(["truncate", "-s", size, str(image)], check=True)
@@ -46,12 +46,12 @@ def ext4(folder: Path, image: Path, size: str) -> Iterator[None]:
 
 @contextmanager
 def _mounted(folder: Path, *words: str) -> Iterator[None]:
-    """Mount what `words` say; at the end it is unmounted even if a process still has it open."""
+    """Mount with these arguments; unmount at the end, even if a process still has a file open."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount")
     done = subprocess.run([required_program("mount"), *words, str(folder)], capture_output=True, text=True, check=False)
     if done.returncode:
-        pytest.skip(f"kernel: it cannot be mounted here: {done.stderr.strip()}")
+        pytest.skip(f"kernel: no mount is possible here: {done.stderr.strip()}")
     try:
         yield
     finally:
@@ -60,7 +60,7 @@ def _mounted(folder: Path, *words: str) -> Iterator[None]:
 
 
 def fill(folder: Path) -> Callable[[], None]:
-    """Take all space of a file system; what is returned gives it back. Called again, it takes what is left."""
+    """Use all space of a file system; return a function that frees it. A second call uses the space left then."""
     filler = folder / "filler"
     with filler.open("ab", buffering=0) as file:
         for size in (1 << 20, 4096, 1):
@@ -73,13 +73,13 @@ def fill(folder: Path) -> Callable[[], None]:
 
 
 def give_back(folder: Path, size: int) -> None:
-    """Give back so many bytes of what `fill` took."""
+    """Free `size` bytes of the space that `fill` used."""
     filler = folder / "filler"
     os.truncate(filler, max(0, filler.stat().st_size - size))
 
 
 async def refused(hutch: HutchClient, session: m.Session) -> HutchError:
-    """Submit a prompt that cannot be stored; it must be refused promptly, with the reason."""
+    """Submit a prompt that cannot be stored; return the refusal, which must come promptly with the reason."""
     with anyio.fail_after(PROMPTLY), pytest.raises(HutchError) as caught:
         await hutch.submit_prompt(session.id, TOO_MUCH)
     assert caught.value.reason is Reason.STORE_UNAVAILABLE
@@ -87,7 +87,7 @@ async def refused(hutch: HutchClient, session: m.Session) -> HutchError:
 
 
 async def healed(hutch: HutchClient) -> m.Status:
-    """Wait until hutchd can store again by itself."""
+    """Wait until hutchd can store again; return its status."""
     with anyio.fail_after(DEADLINE):
         while not (status := await hutch.get_status()).store.ok:
             await anyio.sleep(0.05)
@@ -95,7 +95,7 @@ async def healed(hutch: HutchClient) -> m.Status:
 
 
 async def record(hutch: HutchClient, session: m.Session) -> list[tuple[int, str]]:
-    """Return what a newcomer reads of a session: number and kind of each event."""
+    """Return the number and kind of each event that a new client reads of a session."""
     found: list[tuple[int, str]] = []
     async with hutch.follow(m.FollowEvents(session.id)) as follow:
         while len(found) < follow.head:
@@ -104,5 +104,5 @@ async def record(hutch: HutchClient, session: m.Session) -> list[tuple[int, str]
 
 
 def named(event: Event) -> tuple[int, str]:
-    """Return number and kind of an event."""
+    """Return the number and kind of an event."""
     return event.seq, event.kind

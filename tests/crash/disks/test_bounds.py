@@ -1,4 +1,4 @@
-"""What grows on disk, and what is no longer kept."""
+"""Files that grow on disk, and events that are no longer kept."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ pytestmark = pytest.mark.system
 WAL = 256 * 1024
 HELD = 8 * WAL
 GROUP = 2 << 20
-"""A commit may go beyond the bound by what was under way."""
+"""A commit may exceed the bound by one group of units of work."""
 
 
 async def test_the_log_is_bounded_under_a_reader_that_never_ends() -> None:
-    """Held by a foreign reader it grows to its bound; then nothing is accepted until that one is gone."""
+    """A foreign reader lets it grow to its bound. Then hutchd accepts nothing until the reader is gone."""
     async with host(f"[executors]\nspares = 0\n[store]\nwal_bytes = {WAL}\n") as made, made.client() as hutch:
         session = await made.script(
             hutch, [{"wait_file": "go"}, {"repeat": {"times": 600, "line": {"text": "u" * 10_000}}}]
@@ -53,8 +53,8 @@ async def test_the_log_is_bounded_under_a_reader_that_never_ends() -> None:
         assert max(status.store.wal_bytes, free.store.wal_bytes) < HELD + GROUP
 
 
-async def test_what_is_no_longer_kept_is_said_with_the_oldest_that_is() -> None:
-    """New settings remove old events; a cursor below them is refused by number, and the client goes on from there."""
+async def test_a_cursor_below_the_kept_events_is_refused_with_the_oldest_kept_number() -> None:
+    """New settings remove old events. The command continues from the oldest event that is kept, and says so."""
     async with host("[executors]\nspares = 0\n") as made, made.client() as hutch:
         session = await made.script(hutch, [{"repeat": {"times": 1500, "line": {"text": "t" * 2000}}}], name="long")
         async with log_of(hutch, session) as log:

@@ -1,4 +1,4 @@
-"""A database that is damaged, newer, or put back from a backup: what hutchd, `hutch doctor` and followers say."""
+"""A database that is damaged, newer, or restored from a backup: what hutchd, `hutch doctor` and followers say."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ SETTINGS = "[executors]\nspares = 0\n"
 
 
 def overwrite(path: Path) -> None:
-    """Put noise over everything but the head."""
+    """Overwrite everything after the header with random bytes."""
     with path.open("r+b") as file:
         file.seek(4096)
         file.write(os.urandom(path.stat().st_size - 4096))
 
 
 def cut(path: Path) -> None:
-    """Lose the second half."""
+    """Truncate the file to half its size."""
     os.truncate(path, path.stat().st_size // 2)
 
 
 def empty(path: Path) -> None:
-    """Lose all but the name."""
+    """Truncate the file to nothing."""
     os.truncate(path, 0)
 
 
 def beyond(path: Path) -> None:
-    """Let a later version of Hutch have written it."""
+    """Mark the file as written by a later version of Hutch."""
     with closing(sqlite3.connect(path)) as conn:
         conn.execute("PRAGMA user_version = 9999")
 
 
 @pytest.fixture(scope="module")
 async def stopped() -> AsyncIterator[Host]:
-    """A host with something on record, whose hutchd has stopped."""
+    """A host with a turn on record, whose hutchd has stopped."""
     async with host(SETTINGS) as made:
         async with made.client() as hutch:
             session = await made.script(hutch, [{"repeat": {"times": 50, "line": {"text": "w" * 1000}}}], name="kept")
@@ -69,10 +69,10 @@ async def stopped() -> AsyncIterator[Host]:
     ],
     ids=["overwritten", "truncated", "empty", "newer"],
 )
-async def test_a_database_that_cannot_be_used_is_named_and_kept(
+async def test_an_unusable_database_is_named_and_not_changed(
     stopped: Host, tmp_path: Path, harm: Harm, says: str, advises: str
 ) -> None:
-    """hutchd does not start and says which file it is; `hutch doctor` tells how to recover; not a byte is changed."""
+    """hutchd does not start, and names the file. `hutch doctor` says how to recover."""
     copy = replace(stopped, root=tmp_path)
     for folder in (copy.home, copy.work, copy.runtime):
         folder.mkdir()
@@ -93,8 +93,8 @@ async def test_a_database_that_cannot_be_used_is_named_and_kept(
     assert database.read_bytes() == before
 
 
-async def test_noise_after_the_last_commit_of_the_log_costs_nothing(tmp_path: Path) -> None:
-    """Killed in the middle of writing: what was acknowledged is there, and hutchd starts."""
+async def test_random_bytes_after_the_last_commit_of_the_log_are_ignored(tmp_path: Path) -> None:
+    """As after a kill during a write: hutchd starts, and every acknowledged event is there."""
     async with host(SETTINGS) as made:
         async with made.client() as hutch:
             session = await made.script(hutch, [{"text": "said"}])
@@ -112,8 +112,8 @@ async def test_noise_after_the_last_commit_of_the_log_costs_nothing(tmp_path: Pa
         assert after[: len(promised)] == promised
 
 
-async def test_a_backup_brings_the_record_back_as_another_journal(tmp_path: Path) -> None:
-    """Taken while turns run, restored over a damaged file: old cursors and old keys are refused, nothing is lost."""
+async def test_a_restored_backup_is_another_journal(tmp_path: Path) -> None:
+    """Made during a turn. Old cursors are refused, old keys are reported, and the damaged file is kept."""
     backup = tmp_path / "backup.db"
     async with host(SETTINGS) as made:
         async with made.client() as hutch:
@@ -162,8 +162,8 @@ async def test_a_backup_brings_the_record_back_as_another_journal(tmp_path: Path
         assert any("An old or deleted key is in the database" in notice for notice in status.notices)
 
 
-async def test_doctor_names_what_is_wrong_with_settings_places_and_keys(stopped: Host, tmp_path: Path) -> None:
-    """Each on a line of its own, with what to do about it; it works without a hutchd and changes nothing."""
+async def test_doctor_names_wrong_settings_directories_and_keys(stopped: Host, tmp_path: Path) -> None:
+    """Each has a line with advice. The command needs no hutchd, and changes nothing."""
     copy = replace(stopped, root=tmp_path, settings="[turns]\ntimeuot = 3\n")
     for folder in (copy.home, copy.work):
         folder.mkdir()
@@ -190,8 +190,8 @@ async def test_doctor_names_what_is_wrong_with_settings_places_and_keys(stopped:
     assert not (copy.state / "master.key").exists()
 
 
-async def test_a_hutchd_that_meets_damage_while_it_runs_stops_accepting(tmp_path: Path) -> None:
-    """It says so, goes on telling its status, and writes nothing more into the file."""
+async def test_a_running_hutchd_that_finds_damage_stops_accepting(tmp_path: Path) -> None:
+    """It says so, still answers for its status, and does not write to the file."""
     async with host(SETTINGS) as made:
         async with made.client() as hutch:
             session = await made.script(hutch, [{"repeat": {"times": 400, "line": {"text": "v" * 4000}}}])
@@ -215,6 +215,6 @@ async def test_a_hutchd_that_meets_damage_while_it_runs_stops_accepting(tmp_path
 
 
 async def wait_for_damage(made: Host) -> str:
-    """Return what `hutch doctor` says of a damaged database under a running hutchd."""
+    """Return what `hutch doctor` says once a running hutchd has found damage."""
     await wait_for(lambda: "store_unavailable" in made.log_text())
     return (await made.hutch("doctor", code=1)).out

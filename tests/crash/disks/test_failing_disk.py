@@ -1,4 +1,4 @@
-"""A disk that reports errors: writes, syncs, and a file system that turns read-only, under a real hutchd."""
+"""A disk that fails under a real hutchd: errors of writes and syncs, a file system that turns read-only."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ SETTINGS = "[executors]\nspares = 0\n"
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What the disk below a host's state fails at, from one moment to the next."""
+    """Switches the faults of the disk of a host's state directory."""
 
     control: Path
 
     def set(self, fault: str) -> None:
-        """Have these operations fail."""
+        """Make these operations fail from now on; none for an empty text."""
         draft = self.control.with_suffix(".new")
         draft.write_text(fault)
         draft.replace(self.control)
 
     @property
     def hits(self) -> int:
-        """How often something failed so far."""
+        """How many operations have failed so far."""
         path = self.control.with_name(self.control.name + ".hits")
         return path.stat().st_size if path.exists() else 0
 
 
 @asynccontextmanager
 async def failing_host(folder: Path) -> AsyncIterator[tuple[Host, Faults]]:
-    """A host whose hutchd runs on a disk that can be told to fail."""
+    """Yield a host whose hutchd runs on a disk that can be made to fail."""
     library = compiled(Path(__file__).with_name("faults.c"), folder)
     async with host(SETTINGS, start=False) as made:
         faults = Faults(folder / "faults")
@@ -69,8 +69,10 @@ async def failing_host(folder: Path) -> AsyncIterator[tuple[Host, Faults]]:
     ],
     ids=["EIO of writes", "EIO of syncs", "ENOSPC of writes"],
 )
-async def test_what_a_failing_disk_did_not_take_is_not_acknowledged(tmp_path: Path, fault: str, says: str) -> None:
-    """It is refused with the reason, status works, it heals by itself, and what runs loses nothing."""
+async def test_a_prompt_that_a_failing_disk_did_not_store_is_not_acknowledged(
+    tmp_path: Path, fault: str, says: str
+) -> None:
+    """It is refused with the reason, and the status works. hutchd recovers by itself; running turns lose nothing."""
     async with failing_host(tmp_path) as (made, faults), made.client() as hutch:
         session = await made.script(
             hutch, [{"text": "before"}, {"wait_file": "go"}, {"repeat": {"times": 20, "line": {"text": "z" * 2000}}}]
@@ -101,8 +103,8 @@ async def test_what_a_failing_disk_did_not_take_is_not_acknowledged(tmp_path: Pa
         assert submitted == ["completed"]
 
 
-async def test_a_failed_sync_is_not_tried_again_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    """It fails once, and what it should have written is lost: the next one succeeds, and proves nothing."""
+async def test_a_failed_sync_is_not_simply_repeated(tmp_path: Path) -> None:
+    """A sync fails once and loses its data. The next sync would succeed, and prove nothing."""
     async with failing_host(tmp_path) as (made, faults), made.client() as hutch:
         session = await made.script(hutch, [{"text": "done"}])
         kept = m.SubmitPrompt(session.id, "kept", idempotency_key="kept")
@@ -131,8 +133,8 @@ async def test_a_failed_sync_is_not_tried_again_as_if_nothing_had_happened(tmp_p
         assert "store_available" in made.log_text()
 
 
-async def test_a_file_system_that_turns_read_only_takes_nothing_and_keeps_what_it_has(tmp_path: Path) -> None:
-    """As ext4 does after an error: refused with the reason; mounted again, all that was acknowledged is there."""
+async def test_a_file_system_that_turns_read_only_loses_nothing(tmp_path: Path) -> None:
+    """As ext4 does after an error. Prompts are refused; after a new mount every acknowledged event is there."""
     image = tmp_path / "image"
     async with host(SETTINGS, start=False) as made:
         with ext4(made.state, image, "24m"):
@@ -168,7 +170,7 @@ async def test_a_file_system_that_turns_read_only_takes_nothing_and_keeps_what_i
 
 
 async def _still_read(hutch: HutchClient, session: m.Session) -> list[tuple[int, str]]:
-    """Read history; while the store tries to open its files again, reads are refused for a moment."""
+    """Read history. Retry while the store opens its files again, since it refuses reads meanwhile."""
     with anyio.fail_after(DEADLINE):
         while True:
             try:

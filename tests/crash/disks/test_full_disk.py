@@ -1,4 +1,4 @@
-"""A disk that is really full, under a real hutchd with sessions at work."""
+"""A disk that is really full, under a real hutchd with running sessions."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tests.system.log import log_of, wait_for, without_gaps
 pytestmark = pytest.mark.system
 
 SPOOLED = 3_500_000
-"""Bytes of a spool that has taken all of a turn."""
+"""A spool that has all events of the turn has more bytes than this."""
 ROOM = 1_500_000
-"""Bytes that the disk has left then: less than what is in the spool takes in the record."""
+"""Bytes that the disk then has left: fewer than the record needs for the events of the spool."""
 SETTINGS = "[executors]\nspares = 0\nlost_timeout = 2\nheartbeat_timeout = 6\n[turns]\ninterrupt_grace = 5\n"
-"""Shorter than the disk stays full: nobody may be given up for what the disk does."""
+"""The disk stays full for longer than these timeouts; hutchd must not give up an executor for that."""
 
 
 @pytest.fixture
 async def tiny() -> AsyncIterator[Host]:
-    """A host whose state directory is a small file system of its own: record, log and spools share it."""
+    """A host whose state directory is a small file system; record, log and spools share it."""
     async with host(SETTINGS, start=False) as made:
         with tmpfs(made.state, "12m"):
             await made.start()
@@ -40,8 +40,8 @@ async def tiny() -> AsyncIterator[Host]:
                     await processes.gone(made.mark)
 
 
-async def test_on_a_full_disk_nothing_is_promised_and_everything_goes_on_when_there_is_space(tiny: Host) -> None:
-    """Prompts are refused and status tells why; turns that run lose nothing; no restart is needed."""
+async def test_a_full_disk_stops_promises_until_there_is_space(tiny: Host) -> None:
+    """Prompts are refused, and the status says why. Running turns lose nothing, and no restart is needed."""
     async with tiny.client() as hutch:
         session = await tiny.script(
             hutch, [{"text": "before"}, {"wait_file": "go"}, {"repeat": {"times": 300, "line": {"text": "x" * 2000}}}]
@@ -56,7 +56,7 @@ async def test_on_a_full_disk_nothing_is_promised_and_everything_goes_on_when_th
             shown = await tiny.hutch("status")
             promised = [named(event) for event in log.events]
             during = await record(hutch, session)
-            await anyio.sleep(3)  # longer than an executor may be without its connection
+            await anyio.sleep(3)  # longer than lost_timeout
             (executor,) = (await hutch.get_status()).executors
             free()
             await healed(hutch)
@@ -81,7 +81,7 @@ async def test_on_a_full_disk_nothing_is_promised_and_everything_goes_on_when_th
 
 
 async def test_interrupt_and_deny_work_on_a_full_disk(tiny: Host) -> None:
-    """What stops something takes effect at once, and is on record when there is space."""
+    """They take effect at once, and are recorded once there is space."""
     async with tiny.client() as hutch:
         asks = await tiny.script(
             hutch, [{"tool": "Bash", "input": {"command": "touch ran"}, "run": True}, {"wait_file": "end"}]
@@ -124,8 +124,8 @@ async def test_interrupt_and_deny_work_on_a_full_disk(tiny: Host) -> None:
         assert ran.of("text") == []
 
 
-async def test_what_was_acknowledged_survives_a_kill_on_a_full_disk(tiny: Host) -> None:
-    """hutchd killed while the disk is full, and started when there is space: all that followers saw is there."""
+async def test_acknowledged_events_survive_a_kill_on_a_full_disk(tiny: Host) -> None:
+    """hutchd is killed on the full disk, and started once there is space."""
     async with tiny.client() as hutch:
         lines: list[dict[str, object]] = [
             {"repeat": {"times": 1000, "line": {"text": "y" * 2000}}},
@@ -151,8 +151,8 @@ async def test_what_was_acknowledged_survives_a_kill_on_a_full_disk(tiny: Host) 
         assert without_gaps(log.events)
 
 
-async def test_a_spool_and_the_record_do_not_hold_the_disk_against_each_other(tiny: Host) -> None:
-    """With less room than the spool takes it is brought in piece by piece, each making room for the next."""
+async def test_a_spool_is_stored_in_pieces_on_a_nearly_full_disk(tiny: Host) -> None:
+    """With less space left than the record needs for the spool, each stored piece frees space for the next."""
     lines: list[dict[str, object]] = [
         {"wait_file": "go"},
         {"repeat": {"times": 4000, "line": {"text": "z" * 400}}},
@@ -181,7 +181,7 @@ async def test_a_spool_and_the_record_do_not_hold_the_disk_against_each_other(ti
 
 
 async def test_hutchd_starts_on_a_full_disk(tiny: Host) -> None:
-    """What was killed there comes up, refuses what it cannot store, and goes on by itself when there is space."""
+    """After a kill there it starts, refuses prompts that it cannot store, and continues once there is space."""
     async with tiny.client() as hutch:
         session = await tiny.script(hutch, [{"wait_file": "go"}, {"text": "x" * 2000}])
         async with log_of(hutch, session) as log:
