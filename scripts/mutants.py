@@ -34,7 +34,10 @@ AREAS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         ("executor/hutch_executor/events/*.py",),
         ("tests/executor/test_reporter.py", "tests/executor/test_outbox.py", "tests/executor/test_spool.py"),
     ),
-    "launcher": (("daemon/hutch_launcher/rules.py",), ("tests/launcher/test_rules.py", "tests/launcher/test_start.py")),
+    "launcher": (
+        ("daemon/hutch_launcher/rules.py", "daemon/hutch_launcher/packets.py"),
+        ("tests/launcher/test_rules.py", "tests/launcher/test_start.py", "tests/launcher/test_messages.py"),
+    ),
     "broker": (("daemon/hutch_broker/*.py",), ("tests/broker",)),
 }
 """By area: the files to change, and the tests that must notice."""

@@ -1,4 +1,4 @@
-"""Who may ask, and as which accounts executors are started: the configuration and its checks. Nothing is changed here.
+"""The configuration and its checks: which account may ask, and as which accounts executors start. Changes nothing.
 
 Whatever does not pass raises `Refused`.
 """

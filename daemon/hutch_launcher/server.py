@@ -84,8 +84,8 @@ class LaunchServer:
             handlers: dict[int, Callable[[], object]] = {wake: lambda: None}
             if listener is not None:
                 handlers[listener.fileno()] = partial(self._accept, listener)
-            heard = [connection for connection in self._connections if not connection.starting]
-            handlers |= {connection.sock.fileno(): partial(self._serve_one, connection) for connection in heard}
+            idle = [connection for connection in self._connections if not connection.starting]
+            handlers |= {connection.sock.fileno(): partial(self._serve_one, connection) for connection in idle}
             handlers |= {start.failure: partial(self._finish, start) for start in self._starts}
             children = self._executors.children.items()
             handlers |= {child.pidfd: partial(self._executors.reap, executor) for executor, child in children}
