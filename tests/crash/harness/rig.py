@@ -65,9 +65,9 @@ class Rig:
     kills_in_order: list[Kill] = field(default_factory=list)
     adoption: list[float] = field(default_factory=list)
     answerable: list[float] = field(default_factory=list)
-    hurt: set[str] = field(default_factory=set)
+    disturbed: set[str] = field(default_factory=set)
     """Sessions whose real agent was killed, so that their turns may fail."""
-    seen: list[Violation] = field(default_factory=list)
+    noticed: list[Violation] = field(default_factory=list)
     killed: set[str] = field(default_factory=set)
     running: dict[str, anyio.abc.Process] = field(default_factory=dict)
     pending: str | None = None
@@ -76,7 +76,7 @@ class Rig:
     """When the executor socket of the present hutchd accepted connections."""
     is_old: bool = False
     """The record was replaced by an older one, so promises of the newer one are void."""
-    aim: str | None = None
+    failpoint: str | None = None
     """The failpoint of the present hutchd."""
 
     @property
@@ -98,7 +98,7 @@ class Rig:
 
         With `settled` return once all living executors are adopted, and note how long that took.
         """
-        self.aim = failpoint
+        self.failpoint = failpoint
         with self.host.log.open("a") as log:
             log.write(f"-- hutchd starts: after {self.last_kill or 'no kill'}; failpoint: {failpoint or 'none'}\n")
         env = {}
@@ -173,7 +173,7 @@ class Rig:
         with anyio.move_on_after(seconds):
             code = await self.host.daemon.wait()
         if code is not None:
-            if code != -signal.SIGKILL or self.mark.exists() or self.aim is None:
+            if code != -signal.SIGKILL or self.mark.exists() or self.failpoint is None:
                 self._notice("bug", f"hutchd ended by itself with {code}")
             await self.host.exited()
             self._count("hutchd", "hutchd at its failpoint")
@@ -184,20 +184,20 @@ class Rig:
         self.logs.scan(self.last_kill)
         self.kills[kind] += 1
         at = anyio.current_time() - self.began
-        self.kills_in_order.append(Kill(len(self.kills_in_order) + 1, process, at, self.aim))
+        self.kills_in_order.append(Kill(len(self.kills_in_order) + 1, process, at, self.failpoint))
 
     @property
     def last_kill(self) -> Kill | None:
         return self.kills_in_order[-1] if self.kills_in_order else None
 
     def _notice(self, word: str, detail: str) -> None:
-        self.seen.append(Violation(word, detail, after=self.last_kill))
+        self.noticed.append(Violation(word, detail, after=self.last_kill))
 
     async def kill_hutchd(self, failpoint: str | None = None, *, settled: bool = True) -> None:
         """Kill hutchd, and start a new one, to die at a failpoint if one is given."""
         self._count("hutchd", f"hutchd {self.host.pid}")
         await self.host.kill()
-        if self.aim is not None and FAILPOINTS[self.aim.partition(":")[0]].process == "executor":
+        if self.failpoint is not None and FAILPOINTS[self.failpoint.partition(":")[0]].process == "executor":
             with anyio.move_on_after(0.3):  # without hutchd an executor spools, and may reach its failpoint
                 while self.mark.exists():
                     await anyio.sleep(LOOK)
@@ -316,7 +316,7 @@ class Rig:
         if agents := [one for one in table.values() if one.parent in pids]:
             agent = self.rng.choice(agents)
             self._count("agent", f"agent {agent.pid} of {agent.parent}")
-            self.hurt |= {one["session"] for one in found if one["pid"] == agent.parent and one["agent"] == CLAUDE}
+            self.disturbed |= {one["session"] for one in found if one["pid"] == agent.parent and one["agent"] == CLAUDE}
             processes.kill([agent])
 
     async def kill_some_party(self) -> None:
@@ -460,7 +460,7 @@ class Rig:
             for row in self.rows("sessions"):
                 histories[row["id"]] = await wire.history(line, row["id"])
         self.logs.scan(self.last_kill)
-        self.seen += self.logs.violations()
+        self.noticed += self.logs.violations()
         return Evidence(
             notes={path.stem: read(path) for path in self.folder.glob("*.notes")},
             histories=histories,
@@ -470,8 +470,8 @@ class Rig:
             ran={row["id"]: _lines(Path(row["cwd"], "ran")) for row in self.rows("sessions")},
             witness=read(self.host.root / "witness"),  # type: ignore[arg-type]
             killed=self.killed,
-            hurt=self.hurt,
-            seen=self.seen,
+            disturbed=self.disturbed,
+            noticed=self.noticed,
         )
 
     def keep(self) -> Path:

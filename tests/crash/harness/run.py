@@ -104,7 +104,7 @@ async def crash(
             await _kill_something(one)
             await one.rest(one.rng.uniform(0.0, 0.5))
             if say is not None:
-                counts = {"kills": sum(one.kills.values()), "by_kind": dict(one.kills), "noticed": len(one.seen)}
+                counts = {"kills": sum(one.kills.values()), "by_kind": dict(one.kills), "noticed": len(one.noticed)}
                 say({"at": round(time.monotonic() - began, 1), **counts})
 
     limit = (seconds if seconds is not None else 6.0 * (kills or 0)) + HANGS

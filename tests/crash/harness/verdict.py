@@ -71,9 +71,9 @@ class Evidence:
     witness: list[list[Any]]
     killed: set[str]
     """Executors that were killed on purpose."""
-    hurt: set[str]
+    disturbed: set[str]
     """Sessions whose agent was killed on purpose, so that their turns may fail."""
-    seen: list[Violation] = field(default_factory=list)
+    noticed: list[Violation] = field(default_factory=list)
     """Violations that were noticed during the run."""
 
     @property
@@ -91,7 +91,7 @@ Check = Callable[[Evidence], Iterator[Violation]]
 
 def judge(evidence: Evidence, checks: Sequence[Check]) -> list[Violation]:
     """Return a violation for every broken promise."""
-    return [*evidence.seen, *(violation for check in checks for violation in check(evidence))]
+    return [*evidence.noticed, *(violation for check in checks for violation in check(evidence))]
 
 
 def _numbers(evidence: Evidence) -> Iterator[Violation]:
@@ -214,7 +214,7 @@ def _turns(evidence: Evidence) -> Iterator[Violation]:
         executor = executor_of[turn]
         if (
             row["state"] == "failed"
-            and row["session"] not in evidence.hurt
+            and row["session"] not in evidence.disturbed
             and executor not in evidence.killed
             and pids.get(executor) not in died
         ):
