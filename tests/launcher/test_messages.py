@@ -263,6 +263,7 @@ def fuzz(on: Stage, alice: Account, log: int, count: int) -> None:
             name = REQUEST.unpack(raw)[3].rstrip(b"\0").decode()
             on.known.add(name)
             assert caller.end(name).status == DONE
+            on.known.remove(name)
     caller.close()
     print(f"{count} packets, {started} of {valid} valid starts started an executor")
 
