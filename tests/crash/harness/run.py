@@ -17,6 +17,8 @@ from tests.crash.harness.verdict import CHECKS, Violation, judge, obedience
 
 HANGS = 200.0
 """Seconds beyond the time for kills after which a run is aborted."""
+PER_KILL = 8.0
+"""Seconds for a kill, on average. A slow machine kills fewer processes than asked for."""
 SETTLE = 60.0
 SHARES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
 
@@ -94,12 +96,13 @@ async def crash(
     with_claude: bool = False,
     say: Callable[[dict[str, Any]], None] | None = None,
 ) -> Report:
-    """Kill at random until `kills` processes were killed, or `seconds` have passed and executors were adopted."""
-
+    """Kill at random until `kills` processes were killed, or an adoption came after `seconds` (default: 8 per kill)."""
     began = time.monotonic()
 
+    allowed = seconds if seconds is not None else PER_KILL * (kills or 0)
+
     async def work(one: Rig) -> None:
-        until = time.monotonic() + (seconds if seconds is not None else 10**6)
+        until = time.monotonic() + allowed
         while sum(one.kills.values()) < (kills or 10**6) and (time.monotonic() < until or not one.adoption):
             await _kill_something(one)
             await one.rest(one.rng.uniform(0.0, 0.5))
@@ -107,8 +110,7 @@ async def crash(
                 counts = {"kills": sum(one.kills.values()), "by_kind": dict(one.kills), "noticed": len(one.noticed)}
                 say({"at": round(time.monotonic() - began, 1), **counts})
 
-    limit = (seconds if seconds is not None else 6.0 * (kills or 0)) + HANGS
-    return await _run(work, seed=seed, settle=SETTLE, limit=limit, with_claude=with_claude)
+    return await _run(work, seed=seed, settle=SETTLE, limit=allowed + HANGS, with_claude=with_claude)
 
 
 async def _kill_something(one: Rig) -> None:
