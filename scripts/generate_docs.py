@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from hutch_daemon.api.gate import CLIENT_GATE, EXECUTOR_GATE, About, Row, Standing, Who
+from hutch_daemon.api.gate import CLIENT_GATE, EXECUTOR_GATE, CallerClass, GateRow, LeaseStanding, Subject, callers_of
 from hutch_daemon.machine import mermaid
 from hutch_daemon.pool import states as pool_states
 from hutch_daemon.services.states import PERMISSION, SESSION, TURN
@@ -84,7 +84,7 @@ sees only its own records. *people*: every caller but insiders. Only uid 0 and a
 owners; for all others they do not exist, with the same answer word for word. Keys, rules and trust are personal, also
 for administrators.
 """
-_WHO = {Who.EVERYBODY: "everybody", Who.PEOPLE: "people", Who.OPERATORS: "operators"}
+_WHO = {CallerClass.EVERYBODY: "everybody", CallerClass.PEOPLE: "people", CallerClass.OPERATORS: "operators"}
 
 
 def _gate() -> Iterator[str]:
@@ -93,17 +93,17 @@ def _gate() -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|"
     for method, row in CLIENT_GATE.items():
         about = "; ".join(one.value.partition(",")[0].partition(":")[0] for one in row.about)
-        yield f"| `{method}` | {_WHO[row.who]} | {about} | {' | '.join(_answers(row))} |"
+        yield f"| `{method}` | {_WHO[callers_of(method)]} | {about} | {' | '.join(_answers(row))} |"
     yield "\n*Session open*: with a running turn, a queued turn and a pending permission request. Empty: allowed.\n"
-    yield f"| method of executors | {' | '.join(one.value for one in Standing)} |"
-    yield f"|---{'|---' * len(Standing)}|"
+    yield f"| method of executors | {' | '.join(one.value for one in LeaseStanding)} |"
+    yield f"|---{'|---' * len(LeaseStanding)}|"
     for method, answers in EXECUTOR_GATE.items():
         yield f"| `{method}` | {' | '.join(_word(one) for one in answers)} |"
     yield "\nA refused notification ends the connection, since it has no answer.\n"
 
 
-def _answers(row: Row) -> Iterator[str]:
-    named = not {About.NOTHING, About.OWN, About.SEEN}.issuperset(row.about)
+def _answers(row: GateRow) -> Iterator[str]:
+    named = not {Subject.NOTHING, Subject.OWN, Subject.SEEN}.issuperset(row.about)
     yield (_word(row.absent) or "nothing is shown") if named else ""
     yield _word(row.open)
     yield _word(row.closed)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from hutch_client.client import HutchClient
-from hutch_daemon.api.gate import CLIENT_GATE, About, Role, Who, Whose, expected
+from hutch_daemon.api.gate import CLIENT_GATE, CallerClass, Ownership, Role, Subject, callers_of, expected
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.ids import new_id
@@ -191,16 +191,16 @@ async def test_hutchds_own_account_operates_and_sees_nothing(town: Town) -> None
 async def test_nobody_else_operates(town: Town) -> None:
     """What is about hutchd itself is refused to a person."""
     async with town.host.client(town.mallory) as mallory:
-        for method, row in CLIENT_GATE.items():
-            if row.who is Who.OPERATORS:
+        for method in CLIENT_GATE:
+            if callers_of(method) is CallerClass.OPERATORS:
                 params = m.BackupStore("/tmp/copy.db") if method == "backup_store" else CLIENT[method].params()
                 assert await reason(mallory, method, params) is Reason.NOT_ALLOWED
 
 
-def asked(method: str, it: Things, about: About) -> str:
+def asked(method: str, it: Things, about: Subject) -> str:
     """Return a request as it goes over the wire, about the things that are named."""
     params: Any = CALLS[method](it, False)  # type: ignore[arg-type]
-    if (method, about) == ("list_permissions", About.QUESTION):
+    if (method, about) == ("list_permissions", Subject.QUESTION):
         params = m.ListPermissions(state=None, after=it.question)
     return json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": msgspec.to_builtins(params)}) + "\n"
 
@@ -219,7 +219,7 @@ async def test_a_stranger_hears_of_anothers_what_is_said_of_nothing(town: Town) 
         for one, other in zip(alices.ids, none.ids, strict=True):
             theirs, nobodys = theirs.replace(one, "THAT"), nobodys.replace(other, "THAT")
         assert theirs == nobodys, (method, about)
-        want = expected(method, Role.PERSON, about=about, whose=Whose.FOREIGN)
+        want = expected(method, Role.PERSON, about=about, whose=Ownership.FOREIGN)
         said = json.loads(theirs).get("error", {}).get("data", {}).get("reason")
         assert said == (want.word if want is not None else None), (method, about)
     async with town.host.client(town.alice) as alice:

@@ -15,19 +15,21 @@ from typing import Final
 from hutch_daemon.services.access import Caller
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.messages import SessionState
+from hutch_shared.methods import CLIENT
 
 __all__ = [
     "CLIENT_GATE",
     "EXECUTOR_GATE",
-    "About",
+    "CallerClass",
+    "GateRow",
+    "LeaseStanding",
+    "Ownership",
     "Phase",
     "Role",
-    "Row",
-    "Standing",
-    "Who",
-    "Whose",
+    "Subject",
     "admit_client",
     "admit_executor",
+    "callers_of",
     "expected",
     "expected_of_executor",
     "role_of",
@@ -50,15 +52,15 @@ class Role(Enum):
     """Any other account that may dial the socket."""
 
 
-class Who(Enum):
-    """Whom a method is for."""
+class CallerClass(Enum):
+    """The callers that a method is for."""
 
     EVERYBODY = frozenset(Role)
     PEOPLE = frozenset(Role) - {Role.INSIDER}
     OPERATORS = frozenset({Role.ROOT, Role.ADMIN, Role.HUTCHD})
 
 
-class About(Enum):
+class Subject(Enum):
     """What a call is about. Of the lower four there are own ones, others' and such as do not exist."""
 
     NOTHING = "nothing of anybody"
@@ -70,12 +72,12 @@ class About(Enum):
     KEY = "a key: the own alone, for administrators too"
 
 
-class Whose(Enum):
-    """Whose the thing is that a call names."""
+class Ownership(Enum):
+    """The owner of the thing that a call names, as the caller sees it."""
 
     OWN = "own"
     FOREIGN = "another's"
-    ABSENT = "of nobody: there is none"
+    MISSING = "missing"
 
 
 class Phase(Enum):
@@ -86,12 +88,14 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class GateRow:
     """One client method."""
 
-    who: Who
-    about: tuple[About, ...]
+    about: tuple[Subject, ...]
     """What its parameters may name; the ways to call it."""
+    operators: bool = False
+    """It is for operators alone. Otherwise a method that changes state is for all but insiders, and any other for all.
+    """
     draining: bool = True
     """A hutchd that drains does it still."""
     open: Reason | None = None
@@ -103,50 +107,49 @@ class Row:
     """
 
 
-_ALL, _PEOPLE, _OPERATORS = Who.EVERYBODY, Who.PEOPLE, Who.OPERATORS
-_NOTHING, _OWN, _SEEN = (About.NOTHING,), (About.OWN,), (About.SEEN,)
-_SESSION, _TURN, _QUESTION, _KEY = (About.SESSION,), (About.TURN,), (About.QUESTION,), (About.KEY,)
+_NOTHING, _OWN, _SEEN = (Subject.NOTHING,), (Subject.OWN,), (Subject.SEEN,)
+_SESSION, _TURN, _QUESTION, _KEY = (Subject.SESSION,), (Subject.TURN,), (Subject.QUESTION,), (Subject.KEY,)
 
-CLIENT_GATE: Final[dict[str, Row]] = {
-    "ping": Row(_ALL, _NOTHING),
-    "get_version": Row(_ALL, _NOTHING),
-    "get_status": Row(_ALL, _SEEN),
-    "open_session": Row(_PEOPLE, _OWN, draining=False),
-    "submit_prompt": Row(_PEOPLE, _SESSION, draining=False, closed=Reason.SESSION_CLOSED),
-    "list_sessions": Row(_ALL, _SEEN),
-    "get_session": Row(_ALL, _SESSION),
-    "list_turns": Row(_ALL, _SESSION),
-    "get_turn": Row(_ALL, _TURN),
-    "follow_events": Row(_ALL, _SEEN + _SESSION),
-    "unfollow": Row(_ALL, _NOTHING),
-    "read_events": Row(_ALL, _SEEN + _SESSION),
-    "list_permissions": Row(_ALL, _SEEN + _SESSION + _QUESTION),
-    "answer_permission": Row(_PEOPLE, _QUESTION, closed=Reason.ALREADY_SETTLED),
-    "interrupt_turn": Row(_PEOPLE, _SESSION, closed=Reason.WRONG_STATE),
-    "cancel_turn": Row(_PEOPLE, _TURN, closed=Reason.WRONG_STATE),
-    "close_session": Row(_PEOPLE, _SESSION),
-    "delete_session": Row(_PEOPLE, _SESSION, open=Reason.WRONG_STATE),
-    "fork_session": Row(_PEOPLE, _SESSION, draining=False),
-    "put_api_key": Row(_PEOPLE, _OWN),
-    "list_api_keys": Row(_ALL, _OWN),
-    "delete_api_key": Row(_PEOPLE, _KEY, absent=Reason.NO_KEY),
-    "use_api_key": Row(_PEOPLE, _KEY, absent=Reason.NO_KEY),
-    "explain_key": Row(_ALL, _OWN + _SESSION),
-    "rotate_master_key": Row(_OPERATORS, _NOTHING),
-    "get_usage": Row(_ALL, _SEEN + _SESSION),
-    "show_policy": Row(_ALL, _OWN + _SESSION),
-    "explain_policy": Row(_ALL, _OWN + _SESSION),
-    "test_policy": Row(_ALL, _NOTHING),
-    "change_rules": Row(_PEOPLE, _OWN),
-    "trust_policy": Row(_PEOPLE, _OWN),
-    "set_permission_mode": Row(_PEOPLE, _SESSION, closed=Reason.SESSION_CLOSED),
-    "read_audit": Row(_ALL, _SEEN + _SESSION, absent=None),
-    "stop_daemon": Row(_OPERATORS, _NOTHING),
-    "backup_store": Row(_OPERATORS, _NOTHING),
+CLIENT_GATE: Final[dict[str, GateRow]] = {
+    "ping": GateRow(_NOTHING),
+    "get_version": GateRow(_NOTHING),
+    "get_status": GateRow(_SEEN),
+    "open_session": GateRow(_OWN, draining=False),
+    "submit_prompt": GateRow(_SESSION, draining=False, closed=Reason.SESSION_CLOSED),
+    "list_sessions": GateRow(_SEEN),
+    "get_session": GateRow(_SESSION),
+    "list_turns": GateRow(_SESSION),
+    "get_turn": GateRow(_TURN),
+    "follow_events": GateRow(_SEEN + _SESSION),
+    "unfollow": GateRow(_NOTHING),
+    "read_events": GateRow(_SEEN + _SESSION),
+    "list_permissions": GateRow(_SEEN + _SESSION + _QUESTION),
+    "answer_permission": GateRow(_QUESTION, closed=Reason.ALREADY_SETTLED),
+    "interrupt_turn": GateRow(_SESSION, closed=Reason.WRONG_STATE),
+    "cancel_turn": GateRow(_TURN, closed=Reason.WRONG_STATE),
+    "close_session": GateRow(_SESSION),
+    "delete_session": GateRow(_SESSION, open=Reason.WRONG_STATE),
+    "fork_session": GateRow(_SESSION, draining=False),
+    "put_api_key": GateRow(_OWN),
+    "list_api_keys": GateRow(_OWN),
+    "delete_api_key": GateRow(_KEY, absent=Reason.NO_KEY),
+    "use_api_key": GateRow(_KEY, absent=Reason.NO_KEY),
+    "explain_key": GateRow(_OWN + _SESSION),
+    "rotate_master_key": GateRow(_NOTHING, operators=True),
+    "get_usage": GateRow(_SEEN + _SESSION),
+    "show_policy": GateRow(_OWN + _SESSION),
+    "explain_policy": GateRow(_OWN + _SESSION),
+    "test_policy": GateRow(_NOTHING),
+    "change_rules": GateRow(_OWN),
+    "trust_policy": GateRow(_OWN),
+    "set_permission_mode": GateRow(_SESSION, closed=Reason.SESSION_CLOSED),
+    "read_audit": GateRow(_SEEN + _SESSION, absent=None),
+    "stop_daemon": GateRow(_NOTHING, operators=True),
+    "backup_store": GateRow(_NOTHING, operators=True),
 }
 
 
-class Standing(Enum):
+class LeaseStanding(Enum):
     """What an executor's connection is to the session that a call on it is about."""
 
     STRANGER = "before hello"
@@ -160,7 +163,7 @@ class Standing(Enum):
 _YES, _FIRST, _TWICE, _LOST = None, Reason.HELLO_FIRST, Reason.WRONG_STATE, Reason.LEASE_LOST
 
 EXECUTOR_GATE: Final[dict[str, tuple[Reason | None, ...]]] = {
-    # the order of Standing: before hello, spare, leased to it, leased to another, given up
+    # the order of LeaseStanding: before hello, spare, leased to it, leased to another, given up
     "ping": (_YES, _YES, _YES, _YES, _YES),
     "hello": (_YES, _TWICE, _TWICE, _TWICE, _TWICE),
     "heartbeat": (_FIRST, _YES, _YES, _YES, _YES),
@@ -188,8 +191,8 @@ def expected(
     method: str,
     role: Role,
     phase: Phase = Phase.SERVING,
-    about: About = About.NOTHING,
-    whose: Whose = Whose.OWN,
+    about: Subject = Subject.NOTHING,
+    whose: Ownership = Ownership.OWN,
     session: SessionState = "open",
 ) -> Reason | None:
     """Return the reason of the refusal, or None where the call is allowed.
@@ -202,10 +205,10 @@ def expected(
     row = CLIENT_GATE[method]
     if about not in row.about:
         raise ValueError(f"{method} is not about {about.value}")
-    if about in (About.NOTHING, About.OWN, About.SEEN):
+    if about in (Subject.NOTHING, Subject.OWN, Subject.SEEN):
         return None
-    sees_others = role in (Role.ROOT, Role.ADMIN) and about is not About.KEY
-    if whose is Whose.ABSENT or (whose is Whose.FOREIGN and not sees_others):
+    sees_others = role in (Role.ROOT, Role.ADMIN) and about is not Subject.KEY
+    if whose is Ownership.MISSING or (whose is Ownership.FOREIGN and not sees_others):
         return row.absent
     return row.open if session == "open" else row.closed
 
@@ -222,12 +225,19 @@ def admit_client(method: str, caller: Caller, *, daemon_uid: int, phase: Phase) 
         raise HutchError(refusal)
 
 
+def callers_of(method: str) -> CallerClass:
+    """Return the callers that a client method is for: what changes state is closed to insiders."""
+    if CLIENT_GATE[method].operators:
+        return CallerClass.OPERATORS
+    return CallerClass.PEOPLE if CLIENT[method].changes else CallerClass.EVERYBODY
+
+
 def _refusal(method: str, role: Role, phase: Phase) -> Reason | None:
     """Return why a call is refused, whatever it is about."""
     row = CLIENT_GATE.get(method)
     if row is None:
         return Reason.NOT_ALLOWED
-    if role not in row.who.value:
+    if role not in callers_of(method).value:
         return Reason.INSIDER if role is Role.INSIDER else Reason.NOT_ALLOWED
     if phase is Phase.DRAINING and not row.draining:
         return Reason.SHUTTING_DOWN
@@ -237,27 +247,27 @@ def _refusal(method: str, role: Role, phase: Phase) -> Reason | None:
 # ---------------------------------------------------------------- executors
 
 
-def standing_of(executor: str | None, *, over: bool, leased: str | None, session: str | None) -> Standing:
+def standing_of(executor: str | None, *, over: bool, leased: str | None, session: str | None) -> LeaseStanding:
     """Return what an executor is to the session that its call is about; None: it is about none.
 
     `executor` is who said hello on this connection, `leased` the session that its lease row names now.
     """
     if executor is None:
-        return Standing.STRANGER
+        return LeaseStanding.STRANGER
     if over:
-        return Standing.OVER
+        return LeaseStanding.OVER
     if leased is None:
-        return Standing.SPARE
-    return Standing.LEASED if session in (None, leased) else Standing.ELSEWHERE
+        return LeaseStanding.SPARE
+    return LeaseStanding.LEASED if session in (None, leased) else LeaseStanding.ELSEWHERE
 
 
-def expected_of_executor(method: str, standing: Standing) -> Reason | None:
+def expected_of_executor(method: str, standing: LeaseStanding) -> Reason | None:
     """Return the reason of the refusal, or None where the call is allowed."""
     row = EXECUTOR_GATE.get(method)
-    return Reason.NOT_ALLOWED if row is None else row[list(Standing).index(standing)]
+    return Reason.NOT_ALLOWED if row is None else row[list(LeaseStanding).index(standing)]
 
 
-def admit_executor(method: str, standing: Standing) -> None:
+def admit_executor(method: str, standing: LeaseStanding) -> None:
     """Let an executor's call in, or raise what the table says."""
     refusal = expected_of_executor(method, standing)
     if refusal is not None:

@@ -40,7 +40,7 @@ __all__ = [
 
 DAEMON: Final = 61_000
 BOB: Final = 61_009
-"""Whose things are foreign to all the others."""
+"""Ownership things are foreign to all the others."""
 UID: Final = {Role.INSIDER: 61_001, Role.ROOT: 0, Role.ADMIN: 61_002, Role.HUTCHD: DAEMON, Role.PERSON: 61_003}
 _OWN: Final = os.getpid()
 

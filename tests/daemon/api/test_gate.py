@@ -7,14 +7,15 @@ import pytest
 from hutch_daemon.api.gate import (
     CLIENT_GATE,
     EXECUTOR_GATE,
-    About,
+    CallerClass,
+    LeaseStanding,
+    Ownership,
     Phase,
     Role,
-    Standing,
-    Who,
-    Whose,
+    Subject,
     admit_client,
     admit_executor,
+    callers_of,
     expected,
     expected_of_executor,
     role_of,
@@ -49,7 +50,7 @@ def test_every_method_has_a_row() -> None:
     """The tables name exactly the methods of the wire, and each row of executors has an answer for each standing."""
     assert set(CLIENT_GATE) == set(CLIENT)
     assert set(EXECUTOR_GATE) == set(EXECUTOR)
-    assert {len(row) for row in EXECUTOR_GATE.values()} == {len(Standing)}
+    assert {len(row) for row in EXECUTOR_GATE.values()} == {len(LeaseStanding)}
 
 
 @pytest.mark.parametrize("who", CALLERS)
@@ -70,7 +71,7 @@ def test_the_gate_says_what_the_table_does(who: str, phase: Phase) -> None:
         answers = {
             expected(method, role, phase, about, whose, session)
             for about in row.about
-            for whose in Whose
+            for whose in Ownership
             for session in ("open", "closed")
         }
 
@@ -90,7 +91,7 @@ def test_operating_is_for_operators() -> None:
     closed = {method for method in CLIENT if expected(method, Role.PERSON, about=first(method)) is Reason.NOT_ALLOWED}
 
     assert closed == {"rotate_master_key", "stop_daemon", "backup_store"}
-    assert all(CLIENT_GATE[method].who is Who.OPERATORS for method in closed)
+    assert all(callers_of(method) is CallerClass.OPERATORS for method in closed)
 
 
 def test_a_draining_hutchd_begins_nothing() -> None:
@@ -107,13 +108,13 @@ def test_a_draining_hutchd_begins_nothing() -> None:
 def test_what_is_anothers_is_as_what_is_not_there() -> None:
     """To all but administrators; and a key is its owner's alone."""
     for method, row in CLIENT_GATE.items():
-        for about in set(row.about) & {About.SESSION, About.TURN, About.QUESTION, About.KEY}:
-            for role in row.who.value:
+        for about in set(row.about) & {Subject.SESSION, Subject.TURN, Subject.QUESTION, Subject.KEY}:
+            for role in callers_of(method).value:
                 foreign, none = (
-                    expected(method, role, about=about, whose=one) for one in (Whose.FOREIGN, Whose.ABSENT)
+                    expected(method, role, about=about, whose=one) for one in (Ownership.FOREIGN, Ownership.MISSING)
                 )
-                own = expected(method, role, about=about, whose=Whose.OWN)
-                sees = role in (Role.ROOT, Role.ADMIN) and about is not About.KEY
+                own = expected(method, role, about=about, whose=Ownership.OWN)
+                sees = role in (Role.ROOT, Role.ADMIN) and about is not Subject.KEY
 
                 assert foreign == (own if sees else none), (method, about, role)
 
@@ -121,7 +122,7 @@ def test_what_is_anothers_is_as_what_is_not_there() -> None:
 def test_an_unknown_method_is_refused() -> None:
     """A method without a row is closed, even to root, and to every executor."""
     assert said("make_coffee", Caller(uid=0, gid=0, pid=1, admin=True), Phase.SERVING) is Reason.NOT_ALLOWED
-    for standing in Standing:
+    for standing in LeaseStanding:
         with pytest.raises(HutchError) as refused:
             admit_executor("make_coffee", standing)
         assert refused.value.reason is Reason.NOT_ALLOWED
@@ -130,10 +131,10 @@ def test_an_unknown_method_is_refused() -> None:
 def test_a_call_about_something_else_has_no_answer() -> None:
     """Who asks the table what it does not have has made a mistake."""
     with pytest.raises(ValueError, match="not about"):
-        expected("get_turn", Role.PERSON, about=About.KEY)
+        expected("get_turn", Role.PERSON, about=Subject.KEY)
 
 
-def first(method: str) -> About:
+def first(method: str) -> Subject:
     """Return what a method is about, or the first of it."""
     return CLIENT_GATE[method].about[0]
 
@@ -141,19 +142,19 @@ def first(method: str) -> About:
 @pytest.mark.parametrize(
     ("executor", "over", "leased", "session", "standing"),
     [
-        (None, False, None, "s-1", Standing.STRANGER),
-        ("x-1", False, None, None, Standing.SPARE),
-        ("x-1", False, None, "s-1", Standing.SPARE),
-        ("x-1", False, "s-1", "s-1", Standing.LEASED),
-        ("x-1", False, "s-1", None, Standing.LEASED),
-        ("x-1", False, "s-1", "s-2", Standing.ELSEWHERE),
-        ("x-1", False, "s-1", "", Standing.ELSEWHERE),
-        ("x-1", True, "s-1", "s-1", Standing.OVER),
-        ("x-1", True, None, None, Standing.OVER),
+        (None, False, None, "s-1", LeaseStanding.STRANGER),
+        ("x-1", False, None, None, LeaseStanding.SPARE),
+        ("x-1", False, None, "s-1", LeaseStanding.SPARE),
+        ("x-1", False, "s-1", "s-1", LeaseStanding.LEASED),
+        ("x-1", False, "s-1", None, LeaseStanding.LEASED),
+        ("x-1", False, "s-1", "s-2", LeaseStanding.ELSEWHERE),
+        ("x-1", False, "s-1", "", LeaseStanding.ELSEWHERE),
+        ("x-1", True, "s-1", "s-1", LeaseStanding.OVER),
+        ("x-1", True, None, None, LeaseStanding.OVER),
     ],
 )
 def test_each_standing(
-    executor: str | None, over: bool, leased: str | None, session: str | None, standing: Standing
+    executor: str | None, over: bool, leased: str | None, session: str | None, standing: LeaseStanding
 ) -> None:
     """An executor speaks for the session of its lease row, while it has not been given up."""
     assert standing_of(executor, over=over, leased=leased, session=session) is standing
@@ -163,9 +164,14 @@ def test_before_hello_there_is_only_hello() -> None:
     """And a sign of life. After it only an executor that is leased to a session speaks for that session."""
     open_to = {
         standing: {method for method in EXECUTOR if expected_of_executor(method, standing) is None}
-        for standing in Standing
+        for standing in LeaseStanding
     }
 
-    assert open_to[Standing.STRANGER] == {"ping", "hello"}
-    assert open_to[Standing.LEASED] == set(EXECUTOR) - {"hello"}
-    assert open_to[Standing.SPARE] == open_to[Standing.ELSEWHERE] == open_to[Standing.OVER] == {"ping", "heartbeat"}
+    assert open_to[LeaseStanding.STRANGER] == {"ping", "hello"}
+    assert open_to[LeaseStanding.LEASED] == set(EXECUTOR) - {"hello"}
+    assert (
+        open_to[LeaseStanding.SPARE]
+        == open_to[LeaseStanding.ELSEWHERE]
+        == open_to[LeaseStanding.OVER]
+        == {"ping", "heartbeat"}
+    )

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from hutch_daemon.api.executors import ExecutorListener
-from hutch_daemon.api.gate import EXECUTOR_GATE, Standing, expected_of_executor
+from hutch_daemon.api.gate import EXECUTOR_GATE, LeaseStanding, expected_of_executor
 from hutch_daemon.events.journal import Journal
 from hutch_daemon.pool.executor import ExecutorKey
 from hutch_daemon.settings import ExecutorSettings
@@ -140,21 +140,21 @@ async def place(folder: Path) -> AsyncIterator[Place]:
 
 
 @asynccontextmanager
-async def standing(here: Place, which: Standing) -> AsyncIterator[tuple[Line, str, FakeExecutor]]:
+async def standing(here: Place, which: LeaseStanding) -> AsyncIterator[tuple[Line, str, FakeExecutor]]:
     """Give a connection that stands so to a session."""
     who = await here.spare()
-    if which is Standing.STRANGER:
+    if which is LeaseStanding.STRANGER:
         session = await here.stage.open(cwd="/project/elsewhere")
         async with here.line(who.spec.account.uid, who.pid) as line:
             yield line, session.id, who
         return
     async with here.dialled(who) as line:
-        if which is Standing.SPARE:
+        if which is LeaseStanding.SPARE:
             yield line, new_id("session"), who
             return
         session = await here.stage.open()
         await here.leased(session, who)
-        if which is Standing.OVER:
+        if which is LeaseStanding.OVER:
             await until(lambda: len(here.stage.host.started) > 1)  # the next spare
             follower = here.stage.host.started[-1]
             async with here.dialled(follower):
@@ -162,12 +162,12 @@ async def standing(here: Place, which: Standing) -> AsyncIterator[tuple[Line, st
                 await here.stage.pool.lease(session.id, key)
                 yield line, session.id, who
             return
-        yield line, session.id if which is Standing.LEASED else new_id("session"), who
+        yield line, session.id if which is LeaseStanding.LEASED else new_id("session"), who
 
 
 @pytest.mark.parametrize("method", EXECUTOR)
-@pytest.mark.parametrize("which", Standing)
-async def test_each_cell_is_as_the_table_says(tmp_path: Path, which: Standing, method: str) -> None:
+@pytest.mark.parametrize("which", LeaseStanding)
+async def test_each_cell_is_as_the_table_says(tmp_path: Path, which: LeaseStanding, method: str) -> None:
     """Whatever an executor is to a session, each method answers what the table says; a refused notification ends the
     connection, since it has no answer."""
     want = expected_of_executor(method, which)

@@ -16,7 +16,7 @@ import anyio
 import msgspec
 import pytest
 
-from hutch_daemon.api.gate import CLIENT_GATE, About, Phase, Role, Whose, expected
+from hutch_daemon.api.gate import CLIENT_GATE, Ownership, Phase, Role, Subject, expected
 from hutch_daemon.settings import ExecutorSettings
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
@@ -25,8 +25,8 @@ from hutch_shared.rpc.peer import Peer
 from tests.daemon.api.callers import BOB, UID, Things, absent, at_work, client_side, dialled, everybody, play
 from tests.fakes.stage import new_stage, settings, until
 
-NAMED: Final = (About.SESSION, About.TURN, About.QUESTION, About.KEY)
-ALL: Final = (About.SEEN, About.OWN)
+NAMED: Final = (Subject.SESSION, Subject.TURN, Subject.QUESTION, Subject.KEY)
+ALL: Final = (Subject.SEEN, Subject.OWN)
 CASE: Final = json.dumps({"id": "c", "tool": "Bash", "input": {"command": "rm x"}, "want": "ask"})
 
 CALLS: Final[Mapping[str, Callable[[Things, bool], msgspec.Struct]]] = {
@@ -88,8 +88,8 @@ class Cell(NamedTuple):
     method: str
     role: Role
     phase: Phase
-    about: About
-    whose: Whose = Whose.OWN
+    about: Subject
+    whose: Ownership = Ownership.OWN
     session: m.SessionState = "open"
 
     @property
@@ -104,8 +104,10 @@ class Cell(NamedTuple):
     @property
     def unseen(self) -> bool:
         """It is about something that the caller does not see."""
-        sees = self.role in (Role.ROOT, Role.ADMIN) and self.about is not About.KEY
-        return self.about in NAMED and (self.whose is Whose.ABSENT or (self.whose is Whose.FOREIGN and not sees))
+        sees = self.role in (Role.ROOT, Role.ADMIN) and self.about is not Subject.KEY
+        return self.about in NAMED and (
+            self.whose is Ownership.MISSING or (self.whose is Ownership.FOREIGN and not sees)
+        )
 
 
 def cells() -> Iterable[Cell]:
@@ -117,9 +119,9 @@ def cells() -> Iterable[Cell]:
                     if about not in NAMED:
                         yield Cell(method, role, phase, about)
                         continue
-                    for whose in Whose:
+                    for whose in Ownership:
                         states: tuple[m.SessionState, ...] = ("open", "closed")
-                        if about is About.KEY or whose is Whose.ABSENT:
+                        if about is Subject.KEY or whose is Ownership.MISSING:
                             states = ("open",)
                         for state in states:
                             yield Cell(method, role, phase, about, whose, state)
@@ -129,7 +131,7 @@ def params_of(cell: Cell, it: Things, folder: Path) -> msgspec.Struct:
     """Return what to call it with."""
     if cell.method == "backup_store":
         return m.BackupStore(str(folder / f"copy-{absent().session}"))
-    if (cell.method, cell.about) == ("list_permissions", About.QUESTION):
+    if (cell.method, cell.about) == ("list_permissions", Subject.QUESTION):
         return m.ListPermissions(state=None, after=it.question)
     return CALLS[cell.method](it, cell.about in ALL)
 
@@ -165,10 +167,10 @@ class Walk:
         """See that an answer shows of Bob's what the caller may see, and no more."""
         sees = cell.role in (Role.ROOT, Role.ADMIN)
         shown = [name for name in foreign if name in answer]
-        everybodys = cell.about is About.SEEN or cell.method == "list_permissions"  # its question is where it begins
-        if shown and not (sees and (everybodys or cell.whose is Whose.FOREIGN)):
+        everybodys = cell.about is Subject.SEEN or cell.method == "list_permissions"  # its question is where it begins
+        if shown and not (sees and (everybodys or cell.whose is Ownership.FOREIGN)):
             self.wrong.append(f"{cell}: shows {shown}")
-        if not shown and sees and cell.about is About.SEEN and cell.method in SHOWN:
+        if not shown and sees and cell.about is Subject.SEEN and cell.method in SHOWN:
             self.wrong.append(f"{cell}: does not show what is another's")
 
 
@@ -182,7 +184,7 @@ async def walk(folder: Path, which: Iterable[Cell], phase: Phase, into: Walk) ->
         async with stage.hutchd():
             side = client_side(stage)
             async with everybody(side) as (callers, people), dialled(side, BOB) as bob:
-                shared: dict[tuple[Role, Whose, m.SessionState], Things] = {}
+                shared: dict[tuple[Role, Ownership, m.SessionState], Things] = {}
                 own: dict[Cell, Things] = {}
 
                 async def make(into: dict[Any, Things], key: Any, owner: Peer[None], state: m.SessionState) -> None:
@@ -190,24 +192,25 @@ async def walk(folder: Path, which: Iterable[Cell], phase: Phase, into: Walk) ->
 
                 async with anyio.create_task_group() as tasks:
                     for state in ("open", "closed"):
-                        theirs = [(role, Whose.OWN, people[role]) for role in Role]
-                        for role, whose, owner in (*theirs, (Role.PERSON, Whose.FOREIGN, bob)):
+                        theirs = [(role, Ownership.OWN, people[role]) for role in Role]
+                        for role, whose, owner in (*theirs, (Role.PERSON, Ownership.FOREIGN, bob)):
                             tasks.start_soon(make, shared, (role, whose, state), owner, state)
                     for cell in todo:
                         if cell.uses_up and cell.about in NAMED:
-                            owner = bob if cell.whose is Whose.FOREIGN else people[cell.role]
+                            owner = bob if cell.whose is Ownership.FOREIGN else people[cell.role]
                             tasks.start_soon(make, own, cell, owner, cell.session)
                 foreign = (
-                    shared[Role.PERSON, Whose.FOREIGN, "open"].ids + shared[Role.PERSON, Whose.FOREIGN, "closed"].ids
+                    shared[Role.PERSON, Ownership.FOREIGN, "open"].ids
+                    + shared[Role.PERSON, Ownership.FOREIGN, "closed"].ids
                 )
                 if phase is Phase.DRAINING:
                     await people[Role.ROOT].call("stop_daemon", m.StopDaemon("leave"))
                 for cell in todo:
                     it = own.get(cell)
-                    if cell.whose is Whose.ABSENT:
+                    if cell.whose is Ownership.MISSING:
                         it = absent()
                     elif it is None:
-                        role = Role.PERSON if cell.whose is Whose.FOREIGN else cell.role
+                        role = Role.PERSON if cell.whose is Ownership.FOREIGN else cell.role
                         it = shared[role, cell.whose, cell.session]
                     await into.step(cell, callers[cell.role], it, folder, foreign)
 
