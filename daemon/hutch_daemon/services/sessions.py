@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -21,9 +20,10 @@ from hutch_daemon.services.isolation import IsolationPlanner
 from hutch_daemon.services.modes import change_mode, report_mode
 from hutch_daemon.services.policy_layers import PolicyLayers, with_tools
 from hutch_daemon.services.session_tasks import SessionTasks
-from hutch_daemon.services.views import FORK_MARK, Around, around, session_view
+from hutch_daemon.services.views import FORK_MARK, session_view
 from hutch_daemon.settings import PermissionSettings
 from hutch_daemon.store import audit, sessions
+from hutch_daemon.store.records import Executes
 from hutch_daemon.store.rows import SessionRow
 from hutch_daemon.store.store import Store
 from hutch_daemon.store.tx import Tx
@@ -131,9 +131,9 @@ class SessionService:
         """List the caller's sessions, or everybody's if the caller asks for them and may see them."""
         owner = caller.scope if params.all_owners else caller.uid
 
-        def read(conn: sqlite3.Connection) -> tuple[list[tuple[SessionRow, Around]], bool]:
+        def read(conn: Executes) -> tuple[list[tuple[SessionRow, sessions.SessionActivity]], bool]:
             rows, more = sessions.page(conn, owner, params.state, params.limit)
-            return [(row, around(conn, row.id)) for row in rows], more
+            return [(row, sessions.activity(conn, row.id)) for row in rows], more
 
         found, more = await self._store.read(read)
         of_session, journal = self._pool.of_session, self._store.journal
@@ -148,7 +148,7 @@ class SessionService:
         row = await self._access.session(caller, params.session)
         if row.state == "open":
             if not params.force:
-                busy = await self._store.read(lambda conn: around(conn, row.id))
+                busy = await self._store.read(lambda conn: sessions.activity(conn, row.id))
                 if busy.active is not None or busy.queued:
                     raise HutchError(Reason.WRONG_STATE, "A turn is running or waiting; stop it, or close by force.")
             await self._tasks.start(row.id, row.owner).close(str(caller))
@@ -223,7 +223,7 @@ class SessionService:
             )
 
     async def _view(self, row: SessionRow, warning: str | None = None) -> m.Session:
-        near = await self._store.read(lambda conn: around(conn, row.id))
+        near = await self._store.read(lambda conn: sessions.activity(conn, row.id))
         return session_view(row, near, self._store.journal, self._pool.of_session(row.id), warning)
 
 

@@ -1,46 +1,24 @@
-"""Rows and live state as the messages that clients get. Pure but for the one reader of what stands around a session."""
+"""Rows and live state as the messages that clients get. Pure."""
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from hutch_daemon.pool.executor import Executor
-from hutch_daemon.store import permissions, turns, usage
 from hutch_daemon.store.records import to_message
 from hutch_daemon.store.rows import AuditRow, SessionRow, TurnRow, UsageTotal
+from hutch_daemon.store.sessions import SessionActivity
 from hutch_shared import messages as m
 from hutch_shared.events import UsageSeen
 
-__all__ = ["FORK_MARK", "Around", "around", "audit_view", "session_view", "turn_view", "usage_view"]
+__all__ = ["FORK_MARK", "audit_view", "session_view", "turn_view", "usage_view"]
 
 FORK_MARK = "fork:"
 """Before the `agent_session` of a fork that has not spoken yet: the conversation that it goes on from."""
 
 
-@dataclass(frozen=True, slots=True)
-class Around:
-    """What is shown of a session and stands in other tables."""
-
-    active: TurnRow | None
-    queued: int
-    pending: int
-    usage: UsageSeen | None
-
-
-def around(conn: sqlite3.Connection, session: str) -> Around:
-    """Read it, in one snapshot."""
-    return Around(
-        turns.active(conn, session),
-        turns.queued(conn, session),
-        permissions.pending(conn, session),
-        usage.total(conn, session),
-    )
-
-
 def session_view(
-    row: SessionRow, near: Around, journal: str, executor: Executor | None, warning: str | None = None
+    row: SessionRow, near: SessionActivity, journal: str, executor: Executor | None, warning: str | None = None
 ) -> m.Session:
     """Return a session as clients see it."""
     speaking = row.agent_session is not None and not row.agent_session.startswith(FORK_MARK)
