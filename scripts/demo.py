@@ -115,7 +115,7 @@ class Demo:
                     await daemon.aclose()
 
     async def show(self, model: Model) -> None:
-        """Run the session and check what came of it."""
+        """Run the session and check its outcome."""
         say("hutchd starts; a key goes to it by standard input")
         with anyio.fail_after(60):
             while not self.socket.exists():  # noqa: ASYNC110 a file that another process makes

@@ -73,7 +73,7 @@ class Account:
         cwd: Path | None = None,
         timeout: float = 60.0,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command as this account, in its home, with its groups as they are now; returns what came of it."""
+        """Run a command as this account, in its home, with its current groups; return the finished process."""
         return subprocess.run(
             [str(word) for word in command],
             input=input,

@@ -47,9 +47,9 @@ def write_demo_repository(folder: Path) -> None:
 
 
 def demo(request: Request) -> Reply:
-    """An agent that makes the failing test pass: looks around, reads, edits, runs the test, and says what came of it.
+    """An agent that makes the failing test pass: looks around, reads, edits, runs the test, and reports the outcome.
 
-    It goes by what the tools gave back: an edit that was denied or a test that still fails is said, not glossed over.
+    It follows the results of its tools: it reports an edit that was denied, or a test that still fails.
     """
     tools = {r.call.tool for r in request.fresh if r.call}
     if failed := [r.text for r in request.fresh if r.is_error]:

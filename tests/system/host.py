@@ -1,6 +1,6 @@
 """A host of its own for a test: directories, settings, a real hutchd, and the real `hutch` command.
 
-Everything that runs on it has its HOME, which is no other's; when the host ends, whatever is left is a failure, and is
+All processes of a host have its HOME, and no others do. A process that is left when the host ends is a failure, and is
 killed.
 """
 

@@ -163,7 +163,7 @@ async def diary(host: SharedHost, hutch: HutchClient, who: Account, folder: str 
 
 
 async def targets(host: SharedHost, kept: Diary, lives: m.Session | None = None) -> dict[str, Any]:
-    """Return what an attacker is told: all that there is of a diary, of Hutch, and of a session of Claude."""
+    """Return what an attacker knows: all of a diary, of Hutch, and of a session of Claude."""
     assert host.daemon is not None
     assert host.launcher is not None
     told = dict(kept.told)

@@ -1,4 +1,4 @@
-"""What the tests of the policy share: a host with a policy file of its own, and agents that do as they are told."""
+"""What the tests of the policy share: a host with a policy file of its own, and agents that follow a script."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ __all__ = ["SharedHost", "shared_host"]
 
 PERMISSIVE = "bypass"
 _GROUPS = Path("/sys/fs/cgroup")
-DOOR = Path(__file__).with_name("programs") / "door.py"
+CONNECTOR = Path(__file__).with_name("programs") / "connector.py"
 
 
 @dataclass(slots=True)
@@ -182,8 +182,8 @@ class SharedHost:
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(str(path))
             listening.listen()
-            door = subprocess.Popen(
-                [str(self.code.python), "-I", "-c", DOOR.read_text(), str(self.runtime / "client.sock")],
+            connector = subprocess.Popen(
+                [str(self.code.python), "-I", "-c", CONNECTOR.read_text(), str(self.runtime / "client.sock")],
                 stdin=listening.fileno(),
                 env=who.env,
                 cwd="/",
@@ -195,8 +195,8 @@ class SharedHost:
             async with HutchClient.connect(path, **settings) as made:
                 yield made
         finally:
-            door.kill()
-            door.wait()
+            connector.kill()
+            connector.wait()
             path.unlink()
 
     def script(self, who: Account, lines: Sequence[Mapping[str, Any]]) -> Path:

@@ -111,7 +111,7 @@ async def test_a_call_is_judged_where_it_runs(tmp_path: Path) -> None:
 
 
 async def test_a_denial_reaches_the_model_with_its_message(tmp_path: Path) -> None:
-    """What is denied does not run, and the model is told why."""
+    """A denied call does not run, and the model gets the reason."""
     script = Steps(("go", Use("Bash", {"command": "touch made"})), ("not in this house", Say("understood")))
     async with stage(tmp_path, script, decide=lambda c: deny(c, "not in this house")) as s:
         end = await s.turn()
@@ -337,7 +337,7 @@ async def test_a_provider_that_asks_for_a_long_wait_is_not_waited_for(tmp_path: 
     ids=["silent", "broken", "failing"],
 )
 async def test_a_cli_that_ends_without_a_result_fails_the_turn(tmp_path: Path, last: str, reason: str) -> None:
-    """An output that just ends, one that is no JSON, and an exit code are told apart."""
+    """An output that ends, an output that is not JSON, and an exit code have different reasons."""
     cli = tmp_path / "cli"
     _stand_in(cli, last)
     async with stage(tmp_path, Steps(OK), cli=str(cli)) as s:
@@ -464,7 +464,7 @@ async def test_a_cli_that_dies_or_hangs_fails_the_turn_and_is_replaced(
 
 
 async def test_a_cli_that_dies_before_anything_was_written_begins_anew(tmp_path: Path) -> None:
-    """There is nothing to go on with, and the person is told."""
+    """There is no conversation to resume, and a notice reports it."""
     async with stage(tmp_path, Steps(("go", Pause()), OK)) as s:
         ends = []
         async with anyio.create_task_group() as group:
@@ -683,7 +683,7 @@ async def test_the_cli_dies_with_its_executor(tmp_path: Path) -> None:
 
 
 async def test_the_mode_can_change_between_turns(tmp_path: Path) -> None:
-    """Planning is the one mode that the CLI is told of."""
+    """Planning is the only mode that the CLI gets."""
     async with stage(tmp_path, Steps(OK), mode="ask") as s:
         await s.turn()
         await s.runner.set_mode("plan")

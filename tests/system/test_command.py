@@ -151,7 +151,7 @@ async def test_text_output_is_the_answer_and_talk_goes_to_standard_error(script_
 
 
 async def test_a_session_is_meant_by_id_by_beginning_and_by_name(script_host: Host) -> None:
-    """What is ambiguous or unknown is said, and nothing is done."""
+    """An ambiguous or unknown name is an error, and nothing is done."""
     ran = await script_host.hutch("run", *script(script_host, "named", {"text": "x"}), "-d", "go")
     session = ran.out.strip()
     await script_host.hutch("wait", session)

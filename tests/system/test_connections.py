@@ -253,7 +253,7 @@ async def test_a_follower_that_does_not_read_is_dropped_and_comes_back_with_its_
 
 
 async def test_a_laggard_whose_events_were_removed_is_told_where_it_was() -> None:
-    """`follow_ended` names its cursor; with it the oldest event that is left is told."""
+    """`follow_ended` names its cursor; the error names the oldest event that is left."""
     lines = [{"repeat": {"times": 1500, "line": {"text": "q" * 5000}}}]
     async with host(STALLED) as made, made.client() as hutch:
         session = await made.script(hutch, lines)

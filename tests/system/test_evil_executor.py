@@ -1,4 +1,4 @@
-"""Executors that lie, at a real executor socket: each is told what is wrong, and nothing comes of it."""
+"""Executors that lie, at a real executor socket: each gets an error that names the fault, and nothing changes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Evil:
     hutch: HutchClient
     session: m.Session
     boot: m.Boot
-    door: Path
+    socket: Path
 
     @property
     def hello(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class Evil:
     @asynccontextmanager
     async def line(self, path: Path | str | None = None) -> AsyncIterator[Line]:
         """Dial hutchd: as the executor's process, or at `path` as that of the test."""
-        async with await anyio.connect_unix(path or self.door) as stream:
+        async with await anyio.connect_unix(path or self.socket) as stream:
             yield Line(stream)
 
     async def holds(self) -> bool:
@@ -149,7 +149,7 @@ def _reason(message: dict[str, Any] | None) -> str:
 
 
 async def test_a_hello_that_is_not_true_is_refused_and_ends_the_connection(evil: Evil) -> None:
-    """The reason is told, and the executor itself is none the worse for it."""
+    """The error has the reason, and the executor itself works on."""
     lies: list[tuple[dict[str, Any], str]] = [
         ({"protocol": m.PROTOCOL + 1}, "protocol_mismatch"),
         ({"protocol": -1}, "protocol_mismatch"),

@@ -84,7 +84,7 @@ class Stage:
 async def play(
     host: SharedHost, model: Model, who: Account, way: str, told: dict[str, Any], attacks: Sequence[str] = ()
 ) -> tuple[Played, str]:
-    """Play all attacks in one of the ways, in this order; return what came of each, and the level of isolation."""
+    """Play all attacks in one of the ways, in this order; return each result, and the level of isolation."""
     folder = host.folder(who, f"attack-{way}") if way != "claude" else who.home
     program = lend(who, "hostile.py", folder)
     (folder / "targets.json").write_text(json.dumps(told))

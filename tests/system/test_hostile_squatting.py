@@ -81,7 +81,7 @@ async def let_go(hutch: HutchClient, session: m.Session, who: Account) -> None:
 
 
 async def played(hutch: HutchClient, session: m.Session, prompt: str) -> tuple[TurnEnded, str]:
-    """Play a turn; return its end, and all that was told."""
+    """Play a turn; return its end, and all its output."""
     async with log_of(hutch, session) as log:
         end = await log.play(session, prompt)
         return end, " ".join(bytes(event.data).decode() for event in log.events)
@@ -149,7 +149,7 @@ async def test_a_spool_directory_that_its_account_opened_is_closed_again(host: S
 async def test_a_working_directory_that_became_a_link(
     host: SharedHost, untouched: Account, level: m.IsolationLevel
 ) -> None:
-    """Between the opening and the next start: the turn fails with the reason, and nothing of where it leads is told."""
+    """Between the opening and the next start: the turn fails with the reason, and the error does not show where the link leads."""
     mallory = host.people["mallory"]
     async with host.client(mallory) as hutch:
         session = await open_script(

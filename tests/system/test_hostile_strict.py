@@ -124,16 +124,16 @@ async def test_strict_is_what_it_says(stage: Stage, agent: str) -> None:
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-async def test_it_is_refused_at_the_door(stage: Stage, agent: str) -> None:
+async def test_a_session_is_refused_before_anything_starts(stage: Stage, agent: str) -> None:
     """No session, no process of the account, no question to the model; the reason says what is missing."""
     stage.take_away()
     before = len(stage.model.requests)
     async with stage.host.client(stage.alice) as hutch:
-        door = set(processes_of(stage.alice.uid))
+        idle = set(processes_of(stage.alice.uid))
         with pytest.raises(HutchError) as refused:
-            await stage.open(hutch, agent, f"door-{agent}", "strict")
-        started = set(processes_of(stage.alice.uid)) - door
-        sessions = [one for one in await hutch.list_sessions() if one.cwd.endswith(f"door-{agent}")]
+            await stage.open(hutch, agent, f"refused-{agent}", "strict")
+        started = set(processes_of(stage.alice.uid)) - idle
+        sessions = [one for one in await hutch.list_sessions() if one.cwd.endswith(f"refused-{agent}")]
         weaker = await stage.open(hutch, agent, f"weaker-{agent}", None)
         await hutch.close_session(weaker.id, force=True)
     said = await stage.host.hutch(

@@ -193,17 +193,17 @@ def stranger() -> Iterator[int]:
 
 async def test_a_lease_is_refused_to_another_account(shared: Host, stranger: int) -> None:
     """Its directory keeps others out; and who gets in by the modes that a whole host's hutchd sets is refused too."""
-    door = shared.runtime / "broker"
+    folder = shared.runtime / "broker"
 
     def knock(token: str) -> subprocess.CompletedProcess[bytes]:
-        command = ["/usr/bin/python3", "-c", ELSEWHERE, str(door / "broker.sock")]
+        command = ["/usr/bin/python3", "-c", ELSEWHERE, str(folder / "broker.sock")]
         return subprocess.run(
             command, input=request(token), capture_output=True, user=stranger, group=stranger, check=False, cwd="/"
         )
 
     async with shared.client() as hutch:
         mine = await leased(shared, hutch, "account")  # from the first lease on there is a broker
-        modes = {path: path.stat().st_mode for path in (shared.root, shared.runtime, door, door / "broker.sock")}
+        modes = {path: path.stat().st_mode for path in (shared.root, shared.runtime, folder, folder / "broker.sock")}
         shut_out = await anyio.to_thread.run_sync(knock, mine.token)
         try:
             for path in modes:
@@ -257,7 +257,7 @@ async def test_a_key_follows_no_redirect(shared: Host) -> None:
 
 
 async def test_a_lease_ends_with_its_session(shared: Host) -> None:
-    """Once the session is closed, whoever has kept the lease has nothing."""
+    """Once the session is closed, its lease opens nothing."""
     async with shared.client() as hutch:
         mine = await leased(shared, hutch, "closed")
         before = await from_outside(shared, mine.token)
@@ -290,7 +290,7 @@ async def test_the_keys_of_a_person_are_seen_to_from_the_command(shared: Host) -
 
 
 async def test_a_deleted_key_ends_open_streams_for_good() -> None:
-    """The stream breaks, upstream too; and the lease stays dead whoever is killed and comes back."""
+    """The stream breaks, upstream too; and the lease stays dead, whichever process is killed and restarted."""
     stalling = serve(key=KEY, script=lambda _: [Say("one"), Stall()])
     async with stalling as model, keyed(model) as made, made.client() as hutch:
         mine = await leased(made, hutch, "revoked")
@@ -389,7 +389,7 @@ async def test_errors_of_the_provider_reach_the_agent_as_they_are(agents: tuple[
 
 
 async def test_what_the_broker_counts_is_what_the_agent_reports(agents: tuple[Host, Model]) -> None:
-    """Both figures of a session's usage agree, and nothing is said of a difference."""
+    """Both figures of a session's usage agree, and no notice reports a difference."""
     made, model = agents
     model.script = lambda _: Say("ok")
     async with made.client() as hutch:

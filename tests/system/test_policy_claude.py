@@ -155,7 +155,7 @@ async def test_a_denial_tells_the_agent_why_or_stops_it(claude_host: Host, hutch
 
 
 async def test_nothing_starts_after_an_interrupt_was_acknowledged(claude_host: Host, hutch: HutchClient) -> None:
-    """Questions that waited are withdrawn; whoever answers them late is told so."""
+    """Permission requests that waited are withdrawn; a late decision is refused with that reason."""
     session = await claude_host.claude(hutch, "interrupted", "ask")
     async with log_of(hutch, session) as log:
         turn = await hutch.submit_prompt(session.id, told([bash("touch one"), bash("touch two")]))

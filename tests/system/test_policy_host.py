@@ -124,7 +124,7 @@ async def test_the_rules_of_an_account_open_what_the_host_leaves_open(guarded: H
 
 
 async def test_answered_with_always_it_is_asked_again(guarded: Host, hutch: HutchClient) -> None:
-    """Ask beats allow, whoever answered."""
+    """Ask beats allow, no matter who decided."""
     session = await guarded.script(hutch, [step(bash("touch asked")), step(bash("touch asked"))])
     async with log_of(hutch, session) as log:
         turn = await hutch.submit_prompt(session.id, "go")

@@ -1,4 +1,4 @@
-"""A process of a session cannot change anything through the client socket; and what is not sure is said."""
+"""A process of a session cannot change anything through the client socket; and a doubt is reported."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ with open(answers + ".part", "w") as file:
     json.dump(said, file)
 os.rename(answers + ".part", answers)
 """
-"""Makes each request of a file, and writes down what became of it."""
+"""Makes each request of a file, and writes its result down."""
 LOOKS = ("get_status", "list_sessions", "list_permissions", "show_policy")
 
 

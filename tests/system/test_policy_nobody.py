@@ -48,7 +48,7 @@ async def hutch(notifying: Host) -> AsyncIterator[HutchClient]:
 
 
 async def test_the_notify_command_gets_the_question(notifying: Host, hutch: HutchClient) -> None:
-    """On its standard input, with an environment of allowed names; somebody who was told counts as there."""
+    """On its standard input, with an environment of allowed names; a user who the notify command reached counts as present."""
     session = await notifying.script(hutch, [step(bash("touch made"))], when_nobody="deny")
     async with log_of(hutch, session, answers=False) as log:
         turn = await hutch.submit_prompt(session.id, "go")
@@ -103,7 +103,7 @@ async def test_pending_watch_prints_each_question_as_it_comes(notifying: Host, h
 
 
 async def test_a_question_that_waits_ends_with_its_time() -> None:
-    """Expired is a state of its own: the turn goes on, and a late answer is told what stands."""
+    """Expired is a state of its own: the turn goes on, and a late decision gets the request as it stands."""
     async with policed(None, SPARELESS, permissions="expiry = 1.0\n") as host, host.client() as hutch:
         session = await host.script(hutch, [step(bash("touch made")), {"text": "went on"}])
         async with log_of(hutch, session) as log:

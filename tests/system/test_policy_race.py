@@ -20,7 +20,7 @@ SESSIONS, QUESTIONS = 8, 125
 
 
 async def test_of_two_answers_one_stands_and_the_other_is_told() -> None:
-    """Each question has one decision, one event and one line in the audit; the loser is told what stands."""
+    """Each question has one decision, one event and one line in the audit; the loser gets the request as it stands."""
     async with policed(None, SPARELESS) as host, host.client() as one, host.client() as two:
         outcomes: dict[str, list[str]] = {}
         async with anyio.create_task_group() as group:

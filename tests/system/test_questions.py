@@ -68,7 +68,7 @@ async def test_a_question_is_denied_when_the_last_who_could_answer_leaves(
 
 
 async def test_the_first_of_many_answers_stands(script_host: Host, hutch: HutchClient) -> None:
-    """Of clients that answer at once one is right, and each other one is told what stands."""
+    """Of clients that answer at the same time one decides, and the others get the question as it stands."""
     session = await script_host.script(hutch, [ASK])
     outcomes: list[m.Permission | HutchError] = []
 

@@ -133,7 +133,7 @@ async def test_ready_is_said_when_it_serves_and_stopping_when_it_stops(made: Hos
 
 
 async def test_a_reload_is_said_from_its_begin_to_its_end(made: Host, manager: Manager) -> None:
-    """With the moment at which it began; settings that cannot be used are told in the status."""
+    """With the moment at which it began; the status reports settings that cannot be used."""
     await _launch(made, manager)
     await manager.hear("READY=1")
     made.settings = "[turns]\ntimeuot = 1\n"

@@ -27,7 +27,7 @@ OK = Step(anything, Say("ok"), None)
 async def test_a_denial_reaches_the_model_with_the_persons_words(
     claude_host: Host, hutch: HutchClient, model: Model
 ) -> None:
-    """What is denied does not run, and the agent is told why."""
+    """A denied call does not run, and the agent gets the reason."""
     model.script = Steps(("tidy up", Use("Bash", {"command": "rm -r ."})), ("not before lunch", Say("then later")), OK)
     session = await claude_host.claude(hutch, "deny", "ask")
     kept = Path(session.cwd, "kept")

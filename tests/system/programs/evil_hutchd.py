@@ -1,4 +1,4 @@
-"""hutchd as it is, but that its executors are those of `evil_executor`, which leave what they are told in EVIL_DIR."""
+"""hutchd, but its executors are those of `evil_executor`, which leave their boot line in EVIL_DIR."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def present(memory: Any, pages: Any, start: int, end: int) -> Iterator[bytes]:
 
 
 def dial(path: str) -> str:
-    """Say what becomes of dialling a socket."""
+    """Return the result of dialling a socket."""
     try:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(path)

@@ -1,4 +1,4 @@
-"""Every socket with every method, another's lease, another's token, one's own question: what a stranger is told."""
+"""Every socket with every method, another's lease, another's token, one's own question: the answer that a stranger gets."""
 
 from __future__ import annotations
 
@@ -222,8 +222,8 @@ async def test_anothers_lease_opens_nothing(stage: Stage, way: str) -> None:
     (folder / "lease.http").write_bytes(request(lease))
     (folder / "lease.http").chmod(0o644)
     (folder / "status").unlink(missing_ok=True)
-    door = host.runtime / "broker" / "broker.sock"
-    command = f"{host.code.python} -I {program} {door} {folder}/lease.http {folder}/status"
+    broker = host.runtime / "broker" / "broker.sock"
+    command = f"{host.code.python} -I {program} {broker} {folder}/lease.http {folder}/status"
     if way == "person":
         mallory.run(*command.split())
     elif way == "script":

@@ -1,6 +1,6 @@
 """Leads each connection to the listening socket on standard input to another socket, as the account that it runs as.
 
-door.py PATH
+connector.py PATH
 """
 
 from __future__ import annotations
