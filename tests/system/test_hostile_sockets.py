@@ -1,4 +1,4 @@
-"""Every socket with every method, another's lease, another's token, one's own question: the answer that a stranger gets."""
+"""Every socket with every method, another's lease, another's token, one's own question: the answers for a stranger."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ async def test_nothing_that_hides_outlives_its_session(way: str) -> None:
     not (FREEZER / "cgroup.procs").exists() or os.geteuid() != 0, reason="kernel: there is no version 1 freezer"
 )
 async def test_what_cannot_be_killed_is_quarantined_said_and_let_go_when_it_is_gone() -> None:
-    """A frozen process does not die: the status names it to everybody, its slot is not used, and hutchd looks at it again later."""
+    """A frozen process does not die: the status names it, its slot is not used, and hutchd looks at it again later."""
     settings = "[executors]\nspares = 0\nmaximum = 1\nlost_timeout = 1\n[turns]\ninterrupt_grace = 1\n"
     async with host(settings) as made, made.client() as hutch:
         call = {"tool": "Bash", "input": {"command": "echo $$ > pid; exec sleep 600"}, "run": True}

@@ -48,7 +48,7 @@ async def hutch(notifying: Host) -> AsyncIterator[HutchClient]:
 
 
 async def test_the_notify_command_gets_the_question(notifying: Host, hutch: HutchClient) -> None:
-    """On its standard input, with an environment of allowed names; a user who the notify command reached counts as present."""
+    """On its standard input, with an environment of allowed names; a user whom it reached counts as present."""
     session = await notifying.script(hutch, [step(bash("touch made"))], when_nobody="deny")
     async with log_of(hutch, session, answers=False) as log:
         turn = await hutch.submit_prompt(session.id, "go")
