@@ -149,7 +149,7 @@ async def test_a_spool_directory_that_its_account_opened_is_closed_again(host: S
 async def test_a_working_directory_that_became_a_link(
     host: SharedHost, untouched: Account, level: m.IsolationLevel
 ) -> None:
-    """Between the opening and the next start: the turn fails with the reason, which does not show where the link leads."""
+    """Between the opening and the next start: the turn fails, and its reason does not show where the link leads."""
     mallory = host.people["mallory"]
     async with host.client(mallory) as hutch:
         session = await open_script(
