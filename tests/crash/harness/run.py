@@ -19,6 +19,8 @@ HANGS = 200.0
 """Seconds beyond the time for kills after which a run is aborted."""
 PER_KILL = 8.0
 """Seconds for a kill, on average. A slow machine kills fewer processes than asked for."""
+FAILPOINT = 30.0
+"""Seconds in which a directed run waits for hutchd to die at its failpoint."""
 SETTLE = 60.0
 SHARES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
 
@@ -142,7 +144,10 @@ async def directed(
             kind, _, failpoint = action.partition("@")
             if failpoint:
                 await one.kill_hutchd(failpoint)
-                await one.rest(3.0)
+                until = time.monotonic() + FAILPOINT
+                while one.mark.exists() and time.monotonic() < until:
+                    await one.rest(0.5)
+                await one.rest(1.0)
             else:
                 await ACTIONS[kind](one)
                 await one.rest(0.4)
