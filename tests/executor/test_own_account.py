@@ -15,7 +15,6 @@ import msgspec
 import pytest
 
 from hutch_executor.events.spool_files import read_spool
-from hutch_executor.sandbox.plan import plan_sandbox
 from hutch_shared import messages as m
 from tests.accounts import Account, account, group, installed
 from tests.executor.fake_hutchd import EXECUTOR_ID, FakeHutchd, boot, prompt
@@ -295,6 +294,21 @@ async def test_a_tree_that_a_group_shares_stays_shared(hutchd: FakeHutchd, open_
     assert modes == [0o644, 0o755]
 
 
+PLAN = """
+import json, sys
+from hutch_executor.sandbox.plan import plan_sandbox
+from hutch_shared import messages as m
+print(json.dumps(plan_sandbox(m.SandboxSpec(program=sys.argv[1]), *sys.argv[2:]).argv()))
+"""
+
+
+def sandbox_of(who: Account, program: str, cwd: Path) -> list[str]:
+    """Return the command of a sandbox, planned by the installed copy: others may not read the checkout."""
+    done = who.run(installed().python, "-c", PLAN, program, cwd, who.home)
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout))
+
+
 GIT = "git -C repo status --porcelain && echo fine"
 
 
@@ -302,18 +316,18 @@ async def test_git_judges_owners_as_it_does_for_the_account(
     hutchd: FakeHutchd, who: Account, spool: Path, open_place: Path
 ) -> None:
     """A repository of another account is refused in git's words, unless the account's own settings trust it: outside
-    of walls and inside."""
+    of a sandbox and inside."""
     program = bubblewrap()
     cwd = work(who)
     (cwd / "repo").mkdir()
     subprocess.run(["git", "init", "-q", cwd / "repo"], check=True)
     subprocess.run(["chmod", "-R", "a+rX", cwd / "repo"], check=True)
-    inside = [*plan_sandbox(m.SandboxSpec(program=program), str(cwd), str(who.home)).argv(), "sh", "-c", GIT]
+    inside = [*sandbox_of(who, program, cwd), "sh", "-c", GIT]
 
     (refused,) = await said(hutchd, who, spool, cwd, GIT)
     refused_inside = who.run(*inside, cwd=cwd)
     who.run("git", "config", "--global", "--add", "safe.directory", cwd / "repo")
-    inside = [*plan_sandbox(m.SandboxSpec(program=program), str(cwd), str(who.home)).argv(), "sh", "-c", GIT]
+    inside = [*sandbox_of(who, program, cwd), "sh", "-c", GIT]
     (trusted,) = await said(hutchd, who, spool, cwd, GIT)
     trusted_inside = who.run(*inside, cwd=cwd)
 

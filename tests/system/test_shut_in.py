@@ -140,7 +140,7 @@ def test_hutchd_works_under_all_that_its_unit_forbids(shut_in: ShutIn) -> None:
         assert one["Uid"].split() == [str(shut_in.who.uid)] * 4
         assert (one["NoNewPrivs"], one["Seccomp"]) == ("1", "2")
         assert {one[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
-    assert "a /tmp of its own" in elsewhere.stderr
+    assert "a private /tmp" in elsewhere.stderr
     assert elsewhere.returncode == 1
 
 
