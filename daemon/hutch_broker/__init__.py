@@ -1,1 +1,1 @@
-"""The proxy for model traffic: agents show leases, and the provider alone gets the real key."""
+"""The proxy for model traffic: an agent authenticates with a lease; only the provider receives the real key."""

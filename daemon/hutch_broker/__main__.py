@@ -21,7 +21,7 @@ _LONGEST = 1 << 20
 
 
 def main() -> int:
-    """Serve until a signal or hutchd ends it. Exit codes: 0 ended, 2 unusable boot line, 3 another broker runs."""
+    """Serve until SIGTERM or hutchd's `shutdown`. Exit codes: 0 ended, 2 unusable boot line, 3 another broker runs."""
     os.umask(0o077)
     forbid_dumps()
     forbid_new_privileges()
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 async def _serve(boot: BrokerBoot) -> int:
-    from hutch_broker.broker import serving  # slow to import: after the boot line
+    from hutch_broker.broker import serving  # slow to import, so hutchd must not wait for it to write the boot line
     from hutch_broker.prices import load_table
 
     try:
@@ -56,7 +56,7 @@ async def _serve(boot: BrokerBoot) -> int:
                 async def freeze_heap() -> None:
                     await load_table()
                     gc.collect()
-                    gc.freeze()  # collecting these lasting objects would stop every stream for tens of milliseconds
+                    gc.freeze()  # a later collection would scan the price table and stop all streams for tens of ms
 
                 tasks.start_soon(end_on_sigterm)
                 tasks.start_soon(freeze_heap)

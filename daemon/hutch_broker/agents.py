@@ -1,4 +1,4 @@
-"""The server at `broker.sock` for agents, with the deadlines that its library lacks."""
+"""The HTTP server for agents at `broker.sock`. It adds a deadline for request heads, which aiohttp lacks."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from hutch_shared.unix import PATH_LIMIT, check_directory
 __all__ = ["BACKLOG", "AgentServer", "bind_agents", "unbind"]
 
 BACKLOG: Final = 1024
-"""Connections that wait to be accepted; with a short queue, dialling blocks when many agents dial at once."""
+"""The length of the accept queue. With a short queue, agents block in connect() when many dial at once."""
 _LINGER: Final = 2.0
-"""Seconds in which the rest of a refused body is read, so that the agent gets the answer."""
+"""Seconds during which the server still reads the body of a refused request, so that the agent gets the answer."""
 
 Answer = Callable[[web.BaseRequest, BrokerPeer], Awaitable[web.StreamResponse]]
 
 
 class _Connection(RequestHandler):
-    """A connection with a deadline for its next request head, from its first byte or from connecting."""
+    """A connection with a deadline for each request head. The time runs from connecting, or from the first byte."""
 
     __slots__ = ("_deadline", "_head_timeout", "peer")
 
@@ -64,21 +64,21 @@ class _Connection(RequestHandler):
 
     def _late(self) -> None:
         self._deadline = None
-        if self._waiter is not None and not self._waiter.done():  # it waits for a head and answers no request
+        if self._waiter is not None and not self._waiter.done():  # waiting for a request head, not answering a request
             self.force_close()
 
 
 class AgentServer(web.Server):
-    """Makes connections; `answer` gets each request and the peer that dialled."""
+    """Accepts connections; calls `answer` with each request and the process that sent it."""
 
     def __init__(self, answer: Answer, *, header_timeout: float, idle_timeout: float) -> None:
-        """Serve requests; a hang-up cancels the running answer."""
+        """Serve requests. If an agent hangs up, its running `answer` is cancelled. Timeouts are in seconds."""
 
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
             return await answer(request, cast("_Connection", request.protocol).peer)
 
         silent = logging.getLogger(f"{__name__}.http")
-        silent.disabled = True  # it would log headers in its exceptions
+        silent.disabled = True  # aiohttp would log exceptions whose text contains headers
         super().__init__(
             handle,
             handler_cancellation=True,
@@ -97,7 +97,10 @@ class AgentServer(web.Server):
 
 
 def bind_agents(path: Path, *, everyone: bool) -> socket.socket:
-    """Return the socket that agents dial. The caller holds the control link's lock: no other broker has it."""
+    """Return the listening socket for agents; with `everyone`, all accounts may connect.
+
+    The caller holds the lock of the control socket, so no other broker uses this path.
+    """
     check_directory(path.parent)
     if len(os.fsencode(path)) > PATH_LIMIT:
         raise ValueError(f"the socket path {path} is longer than this system takes ({PATH_LIMIT} bytes)")
@@ -115,5 +118,5 @@ def bind_agents(path: Path, *, everyone: bool) -> socket.socket:
 
 
 def unbind(path: Path) -> None:
-    """Remove the socket's name."""
+    """Remove the socket file."""
     path.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""The whole broker: its two sockets, the parts between them, and its end.
+"""The whole broker: its socket for agents, its control socket for hutchd, and the services between them.
 
-It ends on request, or after a while without a lease and without a hutchd.
+The broker ends when hutchd requests it, or when it has had neither a lease nor a linked hutchd for some time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ __all__ = ["serving"]
 
 @asynccontextmanager
 async def serving(boot: BrokerBoot) -> AsyncIterator[anyio.Event]:
-    """Serve while the block runs; the event is set when the broker should end. WRONG_STATE if another broker runs."""
+    """Serve while the block runs. The yielded event is set when the broker should end.
+
+    WRONG_STATE if another broker runs.
+    """
     ended = anyio.Event()
     changed = Latch()
     leases = LeaseTable(monotonic)
@@ -70,7 +73,10 @@ async def serving(boot: BrokerBoot) -> AsyncIterator[anyio.Event]:
 
 
 async def _accept(listening: socket.socket, server: AgentServer) -> None:
-    """Accept connections until cancelled. If no descriptors are left they wait; asyncio would flood the log."""
+    """Accept connections until cancelled.
+
+    When the process has no free file descriptors, connections wait. asyncio's own server would flood the log instead.
+    """
     loop = asyncio.get_running_loop()
     with listening:
         listening.setblocking(False)
@@ -79,7 +85,7 @@ async def _accept(listening: socket.socket, server: AgentServer) -> None:
 
 
 async def _keep_time(leases: LeaseTable, control: Control, changed: Latch, linger: float, ended: anyio.Event) -> None:
-    """End leases at their time, and the broker when it is alone for `linger` seconds."""
+    """End leases when they expire. End the broker after `linger` seconds without a lease and without hutchd."""
     while True:
         leases.end_expired()
         alone = not leases and not control.linked

@@ -1,7 +1,7 @@
-"""The control link to hutchd: leases come in, records go out.
+"""The control link to hutchd: leases come in, request records go out.
 
-Only processes of our own uid or root may connect, and only `hello` with the token is answered first. The newest link
-that said hello replaces the one before. Without a link the broker serves on, except for keys that it must ask for.
+Only processes of our own uid or root may connect, and the first call must be `hello` with the token. A new link that
+passes `hello` replaces the earlier link. Without a link the broker still serves requests whose key it has in memory.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ class _LinkState:
     """The state of one connection."""
 
     trusted: bool = False
+    """True once `hello` carried the right token."""
     agreed: bool = False
-    """It sent its leases: from then on it can assign records."""
+    """True once hutchd sent its list of leases. From then on hutchd can tell which lease a record belongs to."""
 
 
 class Control:
-    """Serves the link."""
+    """The broker's end of the control link."""
 
     def __init__(
         self,
@@ -54,7 +55,10 @@ class Control:
         shut_down: Callable[[], None],
         changed: Callable[[], None],
     ) -> None:
-        """`run` names this run. `shut_down` ends the broker. `changed` is called when leases or the link changed."""
+        """`run` is an id of this broker process. `shut_down` ends the broker.
+
+        `changed` is called after each change of the leases or of the link.
+        """
         self._boot = boot
         self._leases = leases
         self._request_log = request_log
@@ -65,11 +69,11 @@ class Control:
         self._changed = changed
         self.port: int | None = None
         self.agreed = anyio.Event()
-        """Set once a hutchd sent its leases: before that an unknown lease may still be valid."""
+        """Set once hutchd sent its list of leases. Before that, a lease that the broker does not know may be valid."""
 
     @property
     def linked(self) -> bool:
-        """Whether hutchd is linked."""
+        """True while hutchd is linked."""
         return self._peer is not None
 
     async def ask(self, need: link.NeedKey) -> link.Key:

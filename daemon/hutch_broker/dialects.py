@@ -1,4 +1,4 @@
-"""The differences between providers as a table: base URL, paths of the model API, header of the key. Pure."""
+"""A table of the providers' APIs: base URL, paths of the model API, header for the key. Pure."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Dialect:
     """One provider's API."""
 
     base_url: str | None
-    """None: the credential or the settings must name it."""
+    """The default base URL. None if the credential or the settings must supply it."""
     paths: re.Pattern[str]
-    """Method and path of the served requests, `POST /v1/…`, without the query."""
+    """The requests that the broker forwards, as `METHOD /path` without the query."""
     key_header: str
     usage: UsageStyle | None
     prices: str | None
-    """The provider's name in the table of prices."""
+    """The provider's name in the table of prices; None if the table has no prices for it."""
 
 
 DIALECTS: Final[dict[DialectName, Dialect]] = {
@@ -76,12 +76,15 @@ _OAUTH_BETA: Final = "oauth-2025-04-20"
 
 
 def is_path_of(dialect: DialectName, method: str, path: str) -> bool:
-    """Return whether this is a request of a model API. Paths with dot segments or blanks never pass."""
+    """Return whether a request belongs to the dialect's model API. Paths with dot segments or blanks never do."""
     return DIALECTS[dialect].paths.fullmatch(f"{method} {path}") is not None
 
 
 def upstream_url(dialect: DialectName, base_url: str | None, target: str) -> str | None:
-    """Return the URL of a request; None if no base URL is known. A `/v1` in both parts is used once."""
+    """Return the provider's URL for a request; None if no base URL is known.
+
+    If both the base URL and `target` contain `/v1`, the result contains it once.
+    """
     base = base_url or DIALECTS[dialect].base_url
     if base is None:
         return None
@@ -92,7 +95,7 @@ def upstream_url(dialect: DialectName, base_url: str | None, target: str) -> str
 
 
 def credential_headers(dialect: DialectName, key: Key, beta: str | None) -> list[tuple[str, str]]:
-    """Return the headers that carry a key. `beta` is the agent's own `anthropic-beta`, which is kept."""
+    """Return the headers that carry a key. `beta` is the agent's `anthropic-beta` header; its values are kept."""
     header = DIALECTS[dialect].key_header
     if key.kind == "api_key" and header != "authorization":
         return [(header, key.secret)]

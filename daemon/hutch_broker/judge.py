@@ -1,7 +1,7 @@
-"""Checks the form of a request, before a key is requested. Pure.
+"""Checks the form of a request before the broker asks hutchd for a key. Pure.
 
-A request that two parsers could read differently is refused, not repaired, and never reaches the provider. The HTTP
-parser has already refused broken headers and `Content-Length` together with `Transfer-Encoding`.
+The broker refuses a request that two HTTP parsers could read differently; it never repairs one. The HTTP parser has
+already refused malformed headers, and `Content-Length` together with `Transfer-Encoding`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LEFT_OUT: Final = _CREDENTIALS | {
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The answer in place of the provider's: a status, the API's word for the error, and a sentence."""
+    """The broker's own error response: HTTP status, error type in the provider API's terms, and a sentence."""
 
     status: int
     kind: str
@@ -56,13 +56,16 @@ class RequestHead:
     token: str
     path: str
     length: int | None
-    """Bytes of the body; 0 without a body, None if the length is not known beforehand."""
+    """The length of the body in bytes. 0 without a body, None if the body is chunked."""
     expects: bool
-    """The agent waits for `100 Continue`."""
+    """True if the agent waits for `100 Continue` before it sends the body."""
 
 
 def judge(method: str, target: str, headers: Sequence[Header], limit: int) -> RequestHead | Refusal:
-    """Return the checked head, or why the request is refused. `headers` as they came, names in any case."""
+    """Return the checked head, or a refusal.
+
+    `headers` are those received, with names in any case. `limit` is the largest body, in bytes.
+    """
     named: dict[str, list[str]] = {}
     for name, value in headers:
         named.setdefault(name.lower(), []).append(value)
@@ -101,7 +104,7 @@ def judge(method: str, target: str, headers: Sequence[Header], limit: int) -> Re
 
 
 def forwarded(headers: Iterable[Header]) -> list[Header]:
-    """Return the headers to forward: not those of the connection, of credentials, or of compression."""
+    """Return the headers to forward: all except headers of the connection, credentials and compression."""
     kept = [(name, value) for name, value in headers if name.lower() not in _LEFT_OUT]
     named = {
         word.strip().lower() for name, value in headers if name.lower() == "connection" for word in value.split(",")

@@ -1,7 +1,7 @@
-"""Secrets of leases: requested from hutchd at first use, kept in memory while the lease lives.
+"""The keys behind leases: requested from hutchd at first use, kept in memory while the lease lives.
 
-All requests of a lease wait for one call to hutchd; a request that is cancelled does not cancel the call. The owner may
-have to act first, so a request waits up to a minute, with its body unread.
+All requests of a lease wait for the same call to hutchd. A cancelled request does not cancel that call. The key's owner
+may have to replace the key first, so a request can wait up to a minute; its body stays unread meanwhile.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hutch_shared.errors import HutchError, Reason
 __all__ = ["KeyCache"]
 
 _EARLY = 60.0
-"""A token is requested again this many seconds before it expires."""
+"""Seconds before a token expires when the broker requests a new one."""
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class _KeyCall:
 
 
 class KeyCache:
-    """The keys of live leases, and the calls for missing ones."""
+    """The keys of live leases, and the running calls for keys that are missing."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class KeyCache:
         tasks: TaskGroup,
         clock: Callable[[], float],
     ) -> None:
-        """Request keys with `ask`, for at most `timeout` seconds; the calls run in `tasks`."""
+        """`ask` requests a key; each call runs in `tasks` and may take `timeout` seconds."""
         self._ask = ask
         self._timeout = timeout
         self._tasks = tasks
@@ -46,7 +46,7 @@ class KeyCache:
         self._calls: dict[str, _KeyCall] = {}
 
     async def of(self, held: HeldLease) -> Key:
-        """Return the lease's key, waiting for it; HutchError if it is not available."""
+        """Return the lease's key, requesting it from hutchd if necessary. HutchError if it is not available."""
         if held.key is not None and (held.key_until is None or self._clock() < held.key_until):
             return held.key
         call = self._calls.get(held.lease.id)

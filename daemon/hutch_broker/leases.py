@@ -1,8 +1,8 @@
 """The live leases, their allowances, and their open streams. No I/O; the clock is a parameter.
 
 A lease ends for good when it expires, is revoked, or is missing from hutchd's list. Its open streams are cut at once.
-Allowances are prepaid: a request reserves before it goes out and settles when it is over. Its dollars are known only
-then, so each open request reserves what the last one cost.
+Allowances are prepaid: a request reserves part of the allowance before it is forwarded and settles when it ends. Its
+cost is known only at the end, so each open request reserves the cost of the last finished request.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ __all__ = ["HeldLease", "LeaseTable", "lease_id_in"]
 
 _PREFIX: Final = "hutch-"
 _ID: Final = 18
-"""Length of a lease's id."""
+"""The length of a lease id, in characters."""
 _RESERVE: Final = 0.05
-"""Dollars that a lease's first request reserves."""
+"""US dollars that the first request of a lease reserves."""
 
 
 def lease_id_in(token: str) -> str:
@@ -32,22 +32,28 @@ def lease_id_in(token: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class HeldLease:
-    """A lease with its state. `cut` has one function per open stream, which cuts the stream."""
+    """A lease with its state."""
 
     lease: Lease
     ends_at: float
     requests: int
+    """The number of requests that the allowance still permits."""
     usd: float | None
+    """US dollars left in the allowance; None without a budget."""
     key: Key | None = None
     key_until: float | None = None
+    """The time on the table's clock when the key must be requested again."""
     rejected: bool = False
-    """The provider refused the key given last."""
+    """True if the provider refused the last key."""
     usual: float = _RESERVE
+    """US dollars that the next request reserves: the cost of the last one."""
     reserved: float = 0.0
+    """US dollars reserved by open requests."""
     cut: set[Callable[[], None]] = field(default_factory=set)
+    """One function per open stream; calling it cuts the stream."""
 
     def reserve(self, cut: Callable[[], None]) -> float | Refusal:
-        """Start a request; return the reserved dollars, to pass to `settle`, or why it may not start."""
+        """Start a request. Return the reserved US dollars, which `settle` needs, or the reason why it may not start."""
         if self.requests < 1:
             return Refusal(429, "rate_limit_error", "The lease's allowance of requests is used up for the moment.")
         if self.usd is not None and self.usd - self.reserved <= 0:
@@ -59,7 +65,7 @@ class HeldLease:
         return reserve
 
     def settle(self, cut: Callable[[], None], reserve: float, usd: float | None) -> None:
-        """End a request that cost `usd`. With a budget, an unknown price uses up the rest of it."""
+        """End a request that cost `usd`. If a session has a budget, a request of unknown price uses up all of it."""
         self.cut.discard(cut)
         self.reserved = max(0.0, self.reserved - reserve)
         if self.usd is not None:
@@ -68,7 +74,7 @@ class HeldLease:
                 self.usual = usd
 
     def forget_key(self, *, rejected: bool = False) -> None:
-        """Drop the key, so that the next request asks for it."""
+        """Drop the key, so that the next request asks hutchd for it. `rejected`: the provider refused the key."""
         self.key = None
         self.rejected = rejected
 
@@ -94,7 +100,7 @@ class LeaseTable:
             held.ends_at, held.requests, held.usd = ends_at, state.requests, state.usd
 
     def refill(self, refill: Refill) -> None:
-        """Add to an allowance and move the end. An unknown lease is ignored."""
+        """Add to a lease's allowance and extend its life. An unknown lease is ignored."""
         if (held := self.get(refill.lease)) is not None:
             held.requests += refill.requests
             if refill.usd is not None:
@@ -133,14 +139,14 @@ class LeaseTable:
         return held if held is not None and held.ends_at > self._clock() else None
 
     def of_token(self, token: str) -> HeldLease | None:
-        """Return the lease that a token proves; None if it proves none."""
+        """Return the live lease whose token this is, or None."""
         held = self.get(lease_id_in(token))
         digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
         proven = hmac.compare_digest(digest, held.lease.token_hash if held else "0" * len(digest))
         return held if proven else None
 
     def drop_keys(self, credential: str) -> None:
-        """Drop a credential's secret in each of its leases."""
+        """Drop the key from each lease of a credential."""
         for held in self._held.values():
             if held.lease.credential == credential:
                 held.forget_key()

@@ -1,7 +1,7 @@
-"""Replaces the key by stars where a provider's answer repeats it. Pure.
+"""Replaces the key with stars where a provider's response repeats it. Pure.
 
-A gateway that echoes request headers would reveal the key to the agent. The length stays the same, so that nothing
-else in the answer changes.
+A gateway that echoes request headers would reveal the key to the agent. The stars have the length of the key, so
+`Content-Length` and the rest of the response stay valid.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ __all__ = ["Mask"]
 
 
 class Mask:
-    """Hides one secret in a byte stream. Bytes that may be its start are held back until more arrive."""
+    """Hides one secret in a byte stream. Trailing bytes that may start the secret are held back until more arrive."""
 
     __slots__ = ("_first", "_held", "_secret", "_stars")
 
@@ -26,7 +26,7 @@ class Mask:
         return text.replace(self._secret.decode(), self._stars.decode())
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return the bytes that may go out now."""
+        """Return the bytes that can be sent now, with the secret replaced."""
         if self._held:
             chunk = self._held + chunk
             self._held = b""
@@ -41,6 +41,6 @@ class Mask:
         return chunk
 
     def rest(self) -> bytes:
-        """At the end of the stream: return the bytes that were held back."""
+        """Return the bytes that were held back. Call it at the end of the stream."""
         held, self._held = self._held, b""
         return held

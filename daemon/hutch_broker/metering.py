@@ -1,8 +1,8 @@
-"""Counts tokens in a response while it streams. Pure: bytes come in pieces of any size, and are not changed.
+"""Reads the provider's token counts from a response while it streams. Pure: accepts chunks of any size.
 
-Only lines that contain the provider's word for usage are decoded: few of a stream's thousands of lines do. In the text
-of an answer the word has escaped quotes, so a line of text does not match. The provider's counts are used: the last
-value of each number is the final one.
+Only lines that contain the provider's field name for usage (`"usage"`) are decoded; most lines of a stream do not. If a
+model writes this word in its answer, its quotes are escaped, so the line does not match. A stream may repeat a count;
+the last value is the final one.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _WORD: Final[dict[UsageStyle, bytes]] = {
 
 @dataclass(frozen=True, slots=True)
 class TokenCount:
-    """The tokens that a request used. `known`: the provider reported them. Cached tokens are not in `input`."""
+    """The tokens that a request used. `input` does not include cached tokens."""
 
     known: bool = False
+    """True if the provider reported the counts."""
     model: str = ""
     input: int = 0
     output: int = 0
@@ -40,17 +41,17 @@ class TokenCount:
 
 
 class StreamMeter(Protocol):
-    """Counts one response."""
+    """Counts the tokens of one response."""
 
     def feed(self, chunk: bytes) -> None:
         """Count the next bytes."""
 
     def result(self) -> TokenCount:
-        """Return the count, after the last bytes or where the response broke off."""
+        """Return the count. Call it after the last bytes, or after the response broke off."""
 
 
 def meter_for(style: UsageStyle | None, content_type: str, content_encoding: str) -> StreamMeter:
-    """Return the meter for a response of this type; one that cannot be decoded gives an unknown count."""
+    """Return the meter for a response of this type. If Hutch cannot decode the type, the count is unknown."""
     kind = content_type.partition(";")[0].strip().lower()
     if style is None or kind not in ("text/event-stream", "application/json"):
         return _Nothing()
@@ -73,7 +74,7 @@ class _Nothing:
 
 
 class _Lines:
-    """Server-sent events: each line has one JSON value."""
+    """Server-sent events, with one JSON value in each `data:` line."""
 
     def __init__(self, style: UsageStyle) -> None:
         self._style = style
@@ -88,7 +89,7 @@ class _Lines:
             self._grow(chunk)
             return
         block = self._begun + chunk[:end]
-        if self._skipping:  # the overlong line ends here
+        if self._skipping:  # the rest of a line longer than _LONGEST_LINE
             block = block.partition(b"\n")[2]
             self._skipping = False
         self._begun = b""
@@ -133,7 +134,7 @@ class _Whole:
 
 
 class _Inflated:
-    """Decompresses for the meter only. A piece that grows beyond the limit ends the counting."""
+    """Decompresses a copy of the response for the meter. Stops counting if a chunk inflates beyond _LONGEST_BODY."""
 
     def __init__(self, meter: StreamMeter) -> None:
         self._meter = meter
@@ -167,7 +168,7 @@ def _counted(style: UsageStyle, before: TokenCount, text: bytes) -> TokenCount:
 
 
 def _anthropic(before: TokenCount, value: Mapping[str, Any]) -> TokenCount:
-    """`message_start` contains the message, `message_delta` the usage so far; a whole message contains both."""
+    """Read `message_start` (usage inside `message`), `message_delta` (usage so far), or an unstreamed message."""
     message = value.get("message") if isinstance(value.get("message"), dict) else value
     assert message is not None
     usage = message.get("usage")
@@ -185,7 +186,7 @@ def _anthropic(before: TokenCount, value: Mapping[str, Any]) -> TokenCount:
 
 
 def _openai(before: TokenCount, value: Mapping[str, Any]) -> TokenCount:
-    """Chat completions have `prompt_tokens`, responses `input_tokens`; both include cached tokens."""
+    """Read chat completions (`prompt_tokens`) or responses (`input_tokens`). Both counts include cached tokens."""
     inner = value.get("response") if isinstance(value.get("response"), dict) else value
     assert inner is not None
     usage = inner.get("usage")

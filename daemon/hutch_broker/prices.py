@@ -1,6 +1,6 @@
-"""Prices of tokens: from the settings, or else from the maintained table of a package, offline.
+"""Prices of tokens: from the settings, otherwise from the table in the package `genai_prices`. Works offline.
 
-The table loads in a quarter of a second, on a thread; a look-up takes a tenth of a millisecond.
+Loading the table takes a quarter of a second, on a thread. A look-up takes a tenth of a millisecond.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class PriceTable:
     """Prices by provider and model."""
 
     def __init__(self, own: Mapping[str, Price]) -> None:
-        """`own` prices, by model, take precedence over the table."""
+        """`own` holds the prices from the settings, by model. They take precedence over the table."""
         self._own = own
         self._known: dict[tuple[str, str], bool] = {}
         self.loaded = anyio.Event()
-        """Set once the table is in memory: an earlier look-up would block every stream."""
+        """Set once the table is in memory. An earlier look-up would load it and block every stream."""
 
     async def load(self) -> None:
         """Load the table."""
@@ -56,21 +56,21 @@ class PriceTable:
         return _from_table(provider, tokens)
 
     def knows(self, provider: str | None, body: bytes) -> bool:
-        """Return whether the model named in a request's first bytes has a price; True if they name no model."""
+        """Return whether the model named in the first bytes of a request body has a price; True if none is named."""
         named = _MODEL.search(body)
         if named is None:
             return True
         model = named[1].decode("utf-8", "replace")
         key = (provider or "", model)
         if key not in self._known:
-            if len(self._known) >= 1000:  # agents choose the names
+            if len(self._known) >= 1000:  # agents choose the model names, so the cache needs a bound
                 self._known.clear()
             self._known[key] = self.usd(provider, TokenCount(known=True, model=model, input=1, output=1)) is not None
         return self._known[key]
 
 
 async def load_table() -> None:
-    """Load the maintained table into memory."""
+    """Load the package's table into memory."""
     await to_thread.run_sync(_table)
 
 

@@ -1,8 +1,8 @@
-"""Checks that the process at the other end of a connection may use a lease.
+"""Checks whether the process at the other end of a connection may use a lease.
 
-The kernel names the process that dialled. It belongs to an executor if it is in the executor's cgroup, or if the
-executor is among its ancestors: executors adopt orphans of their descendants. A process that cannot be looked up does
-not belong.
+The kernel reports the pid of the connecting process. The process belongs to an executor if it is in the executor's
+cgroup, or if the executor is among its ancestors (executors are subreapers, so orphans keep them as ancestor). A
+process that cannot be looked up belongs to no executor.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ __all__ = ["BrokerPeer", "admit", "belongs", "peer_of"]
 
 @dataclass(slots=True)
 class BrokerPeer:
-    """The process that dialled. `pid` None: over TCP, where the kernel names only the uid; both None: unknown."""
+    """The process at the other end of a connection."""
 
     uid: int | None
+    """None if the look-up failed."""
     pid: int | None
+    """None if the look-up failed, and over TCP, where the kernel reports only the uid."""
     tcp: bool = False
     admitted: str = ""
-    """The lease that it belongs to. A connection keeps its process, so this is looked up once."""
+    """The id of the lease that the process was found to belong to. It is checked once per connection."""
 
 
 def peer_of(sock: socket.socket) -> BrokerPeer:
-    """Return the process that dialled; a failed look-up gives an unknown peer, which is refused."""
+    """Return the process at the other end of a connection. If the look-up fails, its uid and pid are None."""
     if sock.family != socket.AF_UNIX:
         return BrokerPeer(_uid_over_tcp(sock), None, tcp=True)
     try:
@@ -42,16 +44,16 @@ def peer_of(sock: socket.socket) -> BrokerPeer:
 
 
 def admit(peer: BrokerPeer, lease: Lease) -> bool:
-    """Return whether the peer belongs to the lease, and remember it."""
+    """Return whether the peer may use the lease, and remember the result in the peer."""
     if peer.admitted != lease.id and belongs(peer, lease):
         peer.admitted = lease.id
     return peer.admitted == lease.id
 
 
 def belongs(peer: BrokerPeer, lease: Lease, groups: Callable[[int], frozenset[str]] | None = None) -> bool:
-    """Return whether the peer has the lease's uid and is a process of its holder.
+    """Return whether the peer has the lease's uid and is a process of the lease's executor.
 
-    `groups` returns the path components of a process's cgroups.
+    `groups` takes a pid and returns the path components of its cgroups; by default they are read from /proc.
     """
     if peer.uid != lease.uid:
         return False

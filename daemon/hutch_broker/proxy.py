@@ -1,11 +1,11 @@
-"""Serves one request: checks it, its lease and its process, forwards it with the key, streams back, records it.
+"""Serves one request: checks the request, its lease and its process; forwards it with the key; records its usage.
 
 What is always true:
 
-- A key goes only to the URL that came with it: no redirect is followed, no cookie is kept.
+- A key is sent only to the base URL that hutchd gave with it: no redirect is followed, no cookie is kept.
 - Only path, query, body and harmless headers of a request reach the provider.
-- Bytes of the answer pass as they arrive. If the provider breaks off, the agent's stream breaks too: it never looks
-  complete.
+- Bytes of the response are forwarded as they arrive. If the provider breaks off, the agent's connection is aborted, so
+  that a cut response never looks complete.
 - When the agent hangs up or the lease ends, the request to the provider is aborted at once.
 - No exception of a client or server library is logged or shown: its text may contain headers.
 """
@@ -47,9 +47,9 @@ __all__ = ["Proxy", "upstream_session"]
 _log: Final = logging.getLogger(__name__)
 _LOOKED_AT: Final = 65536
 _STARTING: Final = 30.0
-"""Seconds in which a request waits for the leases of a broker that just started."""
+"""Seconds that a request waits, after the broker started, for hutchd to send the leases."""
 _UPSTREAM_IDLE: Final = 4.0
-"""Idle connections are reused for this many seconds. Providers close them later; a POST must not race with that."""
+"""Seconds after which an idle connection to a provider is closed. Providers close theirs later, so no POST is lost."""
 
 
 def upstream_session(boot: BrokerBoot) -> aiohttp.ClientSession:
@@ -76,7 +76,7 @@ def upstream_session(boot: BrokerBoot) -> aiohttp.ClientSession:
 
 @dataclass(slots=True)
 class _Body:
-    """The request's body while it is sent. Above the allowed size it fails, and the request with it."""
+    """The request's body while it is forwarded. A body above the allowed size makes the request fail."""
 
     request: web.BaseRequest
     first: bytes
@@ -84,7 +84,7 @@ class _Body:
     fault: Refusal | None = None
 
     def whole(self, length: int | None) -> bytes | None:
-        """Return the whole body if it arrived with the head, as most do; None if it must be streamed."""
+        """Return the whole body if it arrived together with the head; None if it must be streamed."""
         return self.first if len(self.first) == length else None
 
     async def pieces(self) -> AsyncIterator[bytes]:
@@ -103,7 +103,7 @@ class _Body:
 
 
 class _Streamed(web.StreamResponse):
-    """Sends its head with the first write, so that one piece from the provider is one piece for the agent."""
+    """A response whose head is sent together with the first chunk of its body."""
 
     _send_headers_immediately = False
 
@@ -123,7 +123,7 @@ class _Exchange:
     meter: StreamMeter | None = None
 
     def cut(self) -> None:
-        """Abort the agent's connection. This cancels its handler, which aborts the request to the provider."""
+        """Abort the agent's connection. That cancels the handler, and the handler aborts the provider's request."""
         if (transport := self.request.transport) is not None:
             transport.abort()
 
@@ -141,7 +141,7 @@ class Proxy:
         session: aiohttp.ClientSession,
         agreed: anyio.Event,
     ) -> None:
-        """`agreed` is set once the leases are known: after a restart, agents may dial before hutchd sent them."""
+        """`agreed` is set once hutchd sent the leases. After a restart of the broker, agents may dial before that."""
         self._boot = boot
         self._leases = leases
         self._keys = keys
@@ -151,11 +151,11 @@ class Proxy:
         self._agreed = agreed
 
     async def handle(self, request: web.BaseRequest, peer: BrokerPeer) -> web.StreamResponse:
-        """Answer one request. Raises nothing, except when it is cancelled."""
+        """Answer one request. Raises nothing but cancellation."""
         exchange = _Exchange(request, peer, request.raw_path.partition("?")[0][:200], monotonic(), now_ms())
         try:
             return await self._handle(exchange)
-        except Exception as error:  # noqa: BLE001  # a bug; its text may contain a header, so only its place is logged
+        except Exception as error:  # noqa: BLE001  # a bug; its text may contain a header, so log only the code lines
             where = ", ".join(f"{Path(at.filename).name}:{at.lineno}" for at in extract_tb(error.__traceback__))
             _log.error("%s at %s", type(error).__name__, where)
             exchange.cut()
@@ -183,7 +183,7 @@ class Proxy:
             self._settle(exchange, held)
 
     def _admit(self, exchange: _Exchange, head: RequestHead) -> HeldLease | Refusal:
-        """Return the lease, or why this process may not use it for this request."""
+        """Return the lease, or the reason why this process may not use it for this request."""
         held = self._leases.of_token(head.token)
         if held is None and not self._agreed.is_set():
             return Refusal(503, "api_error", "The broker has just started; try again.")
@@ -260,7 +260,7 @@ class Proxy:
     async def _pass_on(
         self, exchange: _Exchange, held: HeldLease, upstream: aiohttp.ClientResponse, mask: Mask
     ) -> web.StreamResponse:
-        """Stream the answer back."""
+        """Stream the provider's response to the agent."""
         exchange.status = upstream.status
         if 300 <= upstream.status < 400 and upstream.status != 304:
             return _answer(Refusal(502, "api_error", "The provider answered with a redirect, which is not followed."))
@@ -293,7 +293,7 @@ class Proxy:
         return response
 
     def _proxy_for(self, url: str) -> str | None:
-        """Return the proxy for `url`. Plain HTTP, which stays within this machine, uses none."""
+        """Return the HTTP proxy for `url`, or None. Plain HTTP is allowed only to this machine and uses no proxy."""
         parts = URL(url, encoded=True)
         proxies = self._boot.proxies
         if parts.scheme != "https" or parts.host is None or proxy_bypass_environment(parts.host, proxies):
@@ -301,7 +301,7 @@ class Proxy:
         return proxies.get("https")
 
     def _refused(self, exchange: _Exchange, refusal: Refusal, lease: str = "") -> web.StreamResponse:
-        """Answer in place of the provider, and record the refusal."""
+        """Record the refusal, and return it as a response."""
         held = exchange.held or self._leases.get(lease)
         self._request_log.refuse(
             Record(
@@ -320,7 +320,7 @@ class Proxy:
         return _answer(refusal)
 
     def _settle(self, exchange: _Exchange, held: HeldLease) -> None:
-        """Settle and record a request that is over. Awaits nothing, so a hang-up cannot interrupt it."""
+        """Settle and record a finished request. Awaits nothing, so that a hang-up cannot interrupt it."""
         dialect = DIALECTS[held.lease.dialect]
         tokens = exchange.meter.result() if exchange.meter is not None else TokenCount()
         free = exchange.status != 200 or exchange.request.method == "GET" or _is_counting(exchange.path)
@@ -354,7 +354,7 @@ def _is_counting(path: str) -> bool:
 
 
 def _answer(refusal: Refusal) -> web.Response:
-    """Return the refusal in a form that every provider's client reads; temporary ones ask for a retry."""
+    """Return the refusal in a form that every provider's client understands. Temporary refusals ask for a retry."""
     again = refusal.status in (429, 502, 503, 504)
     body = {
         "type": "error",

@@ -1,7 +1,7 @@
 """Records of requests: numbered, kept until hutchd acknowledges them, reported again after a reconnect.
 
-When the log is full, requests are refused: a request that cannot be recorded is not forwarded. Equal refusals within
-a second share one record, so that an agent in a loop does not fill the log.
+When the log is full, the broker refuses requests, because it could not record them. Equal refusals within a second
+share one record, so that an agent in a loop does not fill the log.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class _Counted:
 
 
 class RequestLog:
-    """Records in order; `n` grows by one with each."""
+    """Records in order, numbered from 1."""
 
     def __init__(self, limit: int, now_ms: Callable[[], int]) -> None:
-        """Keep at most `limit` unacknowledged records, and a few more refusals."""
+        """Keep at most `limit` unacknowledged records of forwarded requests, and up to 512 refusals beyond that."""
         self._limit = limit
         self._now = now_ms
         self._kept: deque[Record] = deque()
         self.last = 0
-        """The newest record's number."""
+        """The number of the newest record."""
         self._open: dict[tuple[str, str, int | None], _Counted] = {}
         self._added = Latch()
         self.requests = 0
@@ -46,7 +46,7 @@ class RequestLog:
 
     @property
     def full(self) -> bool:
-        """Whether requests must be refused."""
+        """True if there is no space for another record, so that requests must be refused."""
         return len(self._kept) >= self._limit
 
     @property
@@ -60,7 +60,7 @@ class RequestLog:
         self._keep(record)
 
     def refuse(self, record: Record) -> None:
-        """Add the record of a refusal, or count it in an equal one."""
+        """Add the record of a refusal, or count it in an equal record of the same second."""
         self.refused += 1
         kind = (record.lease, record.refused or "", record.uid)
         counted = self._open.get(kind)
@@ -71,7 +71,7 @@ class RequestLog:
             self._added.notify()
 
     def close_windows(self) -> float | None:
-        """Number the refusals whose second is over; return the seconds until the next are due, or None."""
+        """Add the refusals whose second is over to the log; return the seconds until more are due, or None."""
         now = self._now()
         for kind, counted in list(self._open.items()):
             if counted.until <= now:
@@ -80,17 +80,17 @@ class RequestLog:
         return min(((counted.until - now) / 1000 for counted in self._open.values()), default=None)
 
     def after(self, n: int, limit: int = 200) -> tuple[Record, ...]:
-        """Return at most `limit` records after `n`."""
+        """Return at most `limit` records with numbers above `n`."""
         start = max(0, n - self._kept[0].n + 1) if self._kept else 0
         return tuple(islice(self._kept, start, start + limit))
 
     def acknowledge(self, n: int) -> None:
-        """Drop the records up to `n`."""
+        """Drop the records up to number `n`."""
         while self._kept and self._kept[0].n <= n:
             self._kept.popleft()
 
     async def wait(self) -> None:
-        """Return when a record was added since the last `wait` returned."""
+        """Wait until a record is added; return at once if one was added since the last `wait` returned."""
         await self._added.wait()
 
     def _keep(self, record: Record) -> None:

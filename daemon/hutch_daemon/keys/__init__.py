@@ -1,1 +1,1 @@
-"""Keys of providers: kept sealed, handed out by rule, never shown again."""
+"""Providers' API keys: sealed at rest, given to the broker or to executors, never shown again."""

@@ -2,10 +2,10 @@
 
 What is always true:
 
-- A granted lease is known to the broker, or will be as soon as there is a broker: changes made while it is away are
-  kept in the lease book and sent to the next one. A lease that was ended here is never sent to a broker again.
-- hutchd keeps only the hash of a lease's token, so that a restarted broker can get the lease again.
-- A record of the broker is stored once, and acknowledged after it is durable.
+- The broker knows every granted lease. Changes made while no broker is linked are kept in the lease book and sent to
+  the next broker. A lease that hutchd ended is never sent to a broker again.
+- hutchd keeps the hash of a lease's token, not the token, so that it can give the lease to a restarted broker.
+- A record of the broker is stored exactly once, and acknowledged after it is durable.
 - A session's budget is handed out to the broker in small portions, ahead of use.
 """
 
@@ -43,11 +43,11 @@ _log: Final = logging.getLogger(__name__)
 _HOST: Final = "http://broker.invalid"
 
 Holds = Callable[[str, str], Awaitable[bool]]
-"""Returns whether an executor (first) still serves a session (second)."""
+"""Takes the ids of an executor and a session; returns whether the executor still serves the session."""
 
 
 def dialect_of(settings: Settings, provider: str) -> link.DialectName:
-    """Return the API that a provider speaks; INVALID_PARAMS if it is not known and the settings do not say."""
+    """Return the API that a provider speaks; INVALID_PARAMS if neither Hutch nor the settings know it."""
     chosen = settings.provider(provider).dialect
     if chosen is not None:
         return chosen
@@ -61,7 +61,7 @@ def dialect_of(settings: Settings, provider: str) -> link.DialectName:
 
 
 class Broker:
-    """The leases of all executors. Works while its `running` block runs."""
+    """The leases of all executors. Use it only inside its `running` block."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Broker:
         everyone: bool = False,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        """`holds` decides which leases live on. `everyone`: agents of other accounts dial the socket."""
+        """`holds` decides which leases are renewed. `everyone`: agents of other accounts may dial the socket."""
         self._store = store
         self._settings = settings
         self._socket = paths.socket
@@ -95,14 +95,14 @@ class Broker:
     # ------------------------------------------------------------ life
 
     def request_start(self) -> None:
-        """Start the broker's process: hosts without keys need none. The first lease requests it too."""
+        """Start the broker's process. The first lease does this too, so a host without keys runs no broker."""
         self._link.request_start()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Broker]:
-        """Keep a broker linked, once its start was requested, while the block runs.
+        """While the block runs, keep a broker linked once its start was requested.
 
-        Afterwards the broker is ended if no lease is live; otherwise it goes on without hutchd.
+        At the end of the block, end the broker if no lease is live; otherwise leave it running without hutchd.
         """
         failure = None
         async with anyio.create_task_group() as tasks:
@@ -111,7 +111,7 @@ class Broker:
             tasks.start_soon(self._renew)
             try:
                 yield self
-            except Exception as error:  # noqa: BLE001  # raised again below, outside the group that would wrap it
+            except Exception as error:  # noqa: BLE001  # raised again below: here the task group would wrap it
                 failure = error
             with anyio.move_on_after(5, shield=True):
                 await self._end_unheld()
@@ -122,7 +122,10 @@ class Broker:
             raise failure
 
     async def _agree(self, peer: Link, welcome: link.BrokerWelcome) -> None:
-        """Agree on the leases: adopt the broker's leases that hold, and put the ones that it does not have."""
+        """Bring hutchd's and the broker's leases to the same state.
+
+        Adopt the leases that only the broker has, if they still hold. Send the leases that it lacks.
+        """
         call = partial(peer.call, timeout=CALL_TIMEOUT)
         theirs = {state.lease.id: state for state in welcome.leases}
         for lease, state in theirs.items():
@@ -135,14 +138,14 @@ class Broker:
                 await call("refill", self._book.top_up(granted, theirs[lease]))
             else:
                 await call("put_lease", self._book.restart(granted))
-        # Last: from this call on the broker answers agents.
+        # This call comes last: the broker answers agents from then on.
         await call("keep_leases", link.LeaseIds(leases=tuple(self._book.live)))
-        while ended := tuple(self._book.ended):  # meanwhile
+        while ended := tuple(self._book.ended):  # ended during the calls above
             await call("end_leases", link.LeaseIds(leases=ended))
             self._book.ended.difference_update(ended)
 
     async def _adopted(self, state: link.LeaseState, newest: int) -> GrantedLease:
-        """Adopt a lease of an earlier hutchd. Its portion has paid for requests up to record `newest`."""
+        """Return a lease granted by an earlier hutchd. Its portion already paid for requests up to record `newest`."""
         if state.usd is None:
             return GrantedLease(state.lease, None, newest)
         session = await self._store.read(lambda conn: sessions.get(conn, state.lease.session))
@@ -151,7 +154,7 @@ class Broker:
         return GrantedLease(state.lease, budget, newest)
 
     async def _renew(self) -> None:
-        """Three times in a lease's life: end the leases that do not hold, move the ends of the others."""
+        """Three times per lease lifetime, end the leases that no longer hold and renew the others."""
         while True:
             await anyio.sleep(self._settings().broker.lease / 3)
             await self._end_unheld()
@@ -159,7 +162,7 @@ class Broker:
                 await self._link.send("refill", self._book.renewal(lease))
 
     async def _end_unheld(self) -> None:
-        """End the leases whose executor no longer serves their session. A lease lives on while the store is away."""
+        """End the leases whose executor no longer serves their session. Keep a lease if the store cannot be read."""
         for lease, granted in list(self._book.live.items()):
             try:
                 holds = await self._holds(granted.lease.executor, granted.lease.session)
@@ -172,9 +175,9 @@ class Broker:
     # ------------------------------------------------------------ leases
 
     async def lease(self, session: SessionRow, holder: LeaseHolder, provider: str, key: KeyRow) -> m.KeyGrant:
-        """Grant a lease of `key` to the processes of `holder`. Returns when the broker has it.
+        """Grant the processes of `holder` a lease of `key`. Return when the broker has the lease.
 
-        AGENT_UNAVAILABLE if there is no broker within half a minute.
+        AGENT_UNAVAILABLE if no broker is linked within half a minute.
         """
         dialect = dialect_of(self._settings(), provider)
         lease, secret = new_id("lease"), new_token()
@@ -218,7 +221,7 @@ class Broker:
         )
 
     async def revoke_executor(self, executor: str) -> int:
-        """End an executor's leases; return how many. Their open streams are cut before this returns."""
+        """End an executor's leases, cut their open streams, and return the number of leases."""
         return await self._end(self._book.select(lambda lease: lease.executor == executor))
 
     async def revoke_credential(self, credential: str) -> int:
@@ -226,7 +229,7 @@ class Broker:
         return await self._end(self._book.select(lambda lease: lease.credential == credential))
 
     async def refresh_credential(self, credential: str) -> None:
-        """Make the broker ask again for a replaced credential; requests that wait for it try again."""
+        """Make the broker ask again for a replaced credential, and retry the requests that wait for it."""
         self._supply.replaced(credential)
         await self._link.send("drop_keys", link.DropKeys(credential=credential))
 
@@ -237,7 +240,7 @@ class Broker:
         return len(leases)
 
     async def _budget(self, session: SessionRow) -> Budget | None:
-        """Return the budget of a session; None if it has none."""
+        """Return the budget of a session; None if its spending is not limited."""
         if session.limits.max_usd is None:
             return None
         if (shared := self._book.budget_of(session.id)) is not None:
@@ -248,7 +251,7 @@ class Broker:
     # ------------------------------------------------------------ state
 
     async def status(self) -> link.BrokerStatus | None:
-        """Return what the broker holds and has done; None if there is none now."""
+        """Return the broker's leases and counters; None if no broker is linked."""
         try:
             status = await self._link.call("get_status", m.Nothing(), 5)
         except HutchError:
@@ -267,7 +270,7 @@ class Broker:
     # ------------------------------------------------------------ records
 
     async def _store_records(self, _: None, reported: link.Records) -> None:
-        """Store records, acknowledge them, and refill the leases that used much of their portion."""
+        """Store records, acknowledge them, and refill the leases that used a good part of their portion."""
         leases = {lease: granted.lease for lease, granted in self._book.live.items()}
         peer = self._link.reporting
         assert peer is not None
@@ -279,7 +282,8 @@ class Broker:
             return
         await peer.notify("ack_records", link.AckRecords(n=reported.records[-1].n))
         assert self._tasks is not None
-        self._tasks.start_soon(self._refill, reported.records)  # as a task: replies are read after this returns
+        # A task: this handler must return before the link reads the replies to the refills.
+        self._tasks.start_soon(self._refill, reported.records)
 
     async def _refill(self, records: tuple[link.Record, ...]) -> None:
         for refill in self._book.count(records):

@@ -1,4 +1,4 @@
-"""What a starting broker gets: the paths of its files, and the boot line made from the settings."""
+"""The input of a starting broker: the paths of its files, and the boot line made from the settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["BrokerPaths", "boot_line"]
 
 @dataclass(frozen=True, slots=True)
 class BrokerPaths:
-    """The broker's files: `socket` alone in a directory of its own, the others in directories closed to agents."""
+    """The broker's files. Agents may enter only the directory of `socket`, which contains no other file."""
 
     socket: Path
     control: Path
@@ -36,7 +36,7 @@ class BrokerPaths:
 def boot_line(settings: Settings, paths: BrokerPaths, environ: Mapping[str, str], *, everyone: bool) -> link.BrokerBoot:
     """Return the boot line. Proxies come from `environ` (`HTTPS_PROXY`, `NO_PROXY`) unless the settings name one.
 
-    Blocks: reads the link's token, or makes it.
+    Blocks: reads the token of the control link, or creates it.
     """
     chosen = settings.broker
     proxies = {name[:-6].lower(): value for name, value in environ.items() if name.lower().endswith("_proxy") and value}

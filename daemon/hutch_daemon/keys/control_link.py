@@ -1,4 +1,4 @@
-"""Keeps hutchd linked with a broker: starts the process when asked to, and links again when the link is lost."""
+"""Keeps hutchd linked with a broker: starts the broker on request, and reconnects when the link is lost."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["CALL_TIMEOUT", "ControlLink"]
 
 _log: Final = logging.getLogger(__name__)
 CALL_TIMEOUT: Final = 30.0
-"""Seconds in which the broker must answer a call."""
+"""Seconds within which the broker must answer a call."""
 
 Agree = Callable[[Link, link.BrokerWelcome], Awaitable[None]]
-"""Brings a broker that was linked to the present state. The link serves other calls after it returns."""
+"""Brings a newly linked broker to the current state. Other calls can use the link after it returns."""
 
 
 class ControlLink:
-    """One link at a time."""
+    """hutchd's end of the control link. There is at most one link at a time."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class ControlLink:
         everyone: bool = False,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        """`handlers` answer the broker. `everyone`: agents of other accounts dial its socket."""
+        """`handlers` answer the broker's calls. `everyone`: agents of other accounts may dial the broker's socket."""
         self._settings = settings
         self._paths = paths
         self._handlers = handlers
@@ -49,28 +49,28 @@ class ControlLink:
         self._everyone = everyone
         self._environ = environ
         self.reporting: Link | None = None
-        """The link that records arrive on, from before both sides agreed."""
+        """The current link, on which records can arrive even before `agree` has returned."""
         self._agreed: Link | None = None
-        """The same link once both sides agreed."""
+        """The current link, once `agree` has returned."""
         self._up = anyio.Event()
         self._start_requested = anyio.Event()
         self.port: int | None = None
-        """The broker's port on the loopback interface."""
+        """The broker's TCP port on the loopback interface; None if it has none."""
         self.trouble = "it is starting"
-        """Why there is no link."""
+        """The reason why there is no link, as part of a sentence."""
 
     @property
     def up(self) -> bool:
-        """Whether the broker takes calls."""
+        """True while the broker can be called."""
         return self._agreed is not None
 
     @property
     def start_requested(self) -> bool:
-        """Whether a broker should run."""
+        """True if a broker should run."""
         return self._start_requested.is_set()
 
     def request_start(self) -> None:
-        """Start the broker's process if none runs."""
+        """Let `run` start a broker if none runs."""
         self._start_requested.set()
 
     async def wait_up(self) -> bool:
@@ -80,14 +80,14 @@ class ControlLink:
         return self.up
 
     async def call(self, name: str, params: m.Wire, timeout: float = CALL_TIMEOUT) -> m.Wire:
-        """Call the broker. HutchError: its error, or there is no link."""
+        """Call the broker. Raises the broker's error, or `connection_lost` without a link."""
         if self._agreed is None:
             raise HutchError(Reason.CONNECTION_LOST, f"There is no broker: {self.trouble}.")
         result: m.Wire = await self._agreed.call(name, params, timeout)
         return result
 
     async def send(self, name: str, params: m.Wire) -> None:
-        """Call the broker if there is one; `agree` makes up for a call that it missed."""
+        """Call the broker if it is linked. Errors are only logged: `agree` brings the next broker up to date."""
         if self._agreed is not None:
             try:
                 await self._agreed.call(name, params, CALL_TIMEOUT)
@@ -98,7 +98,7 @@ class ControlLink:
         """Keep a broker linked until cancelled."""
         self._paths.socket.parent.mkdir(parents=True, exist_ok=True)
         self._paths.socket.parent.chmod(0o755 if self._everyone else 0o700)
-        if not self._paths.control.exists():  # a broker of an earlier hutchd may listen there: link with it at once
+        if not self._paths.control.exists():  # the socket of a broker that an earlier hutchd left: link with it at once
             await self._start_requested.wait()
         process = BrokerProcess(
             boot_line(self._settings(), self._paths, self._environ, everyone=self._everyone),
@@ -133,7 +133,7 @@ class ControlLink:
             _log.warning("no broker: %s", error)
         finally:
             self._agreed = None
-            if self._up.is_set():  # an event that is not set may have waiters
+            if self._up.is_set():  # replace only a set event: others may wait on an unset one
                 self._up = anyio.Event()
             process.reap()
 

@@ -1,6 +1,6 @@
-"""The content of an envelope: the secret, together with everything that decides where it may go.
+"""The content of an envelope: the secret, together with the URLs that it may be sent to.
 
-So a program that can write to the database cannot send a key elsewhere.
+Because the URLs are sealed too, a program that can write to the database cannot divert a key to another server.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LONGEST: Final = 16384
 
 @dataclass(frozen=True, slots=True)
 class Refresh:
-    """How a new access token is requested."""
+    """The data for requesting a new access token: refresh token, token URL and client id."""
 
     token: Secret
     url: str
@@ -34,14 +34,14 @@ class Refresh:
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A secret and its use. `api_key` is sent in the provider's own header, the other kinds as bearer token."""
+    """A secret and its use. An `api_key` is sent in the provider's own header, other kinds as a bearer token."""
 
     secret: Secret
     kind: CredentialKind = "api_key"
     base_url: str | None = None
-    """The URL that it may be sent to; None: the provider."""
+    """The URL that the secret may be sent to; None for the provider's own."""
     expires_at: int | None = None
-    """The end of an access token, in ms since 1970."""
+    """The time when an access token expires, in ms since 1970."""
     refresh: Refresh | None = None
 
 
@@ -98,7 +98,7 @@ def secret_of(text: str) -> Secret:
 
 
 def check_url(url: str) -> str:
-    """Return the URL if a key may be sent there: https, or http to this machine itself. INVALID_PARAMS otherwise."""
+    """Return the URL if a key may be sent there: https, or http to the loopback interface. Otherwise INVALID_PARAMS."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query or parts.fragment:
         raise HutchError(

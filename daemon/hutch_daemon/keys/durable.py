@@ -1,4 +1,4 @@
-"""Small secret files, written atomically and durably. Every function blocks for milliseconds."""
+"""Reads and writes small secret files; writes are atomic and durable. Every function blocks for milliseconds."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def destroy(descriptor: int) -> None:
-    """Overwrite an open file that was deleted. A copy-on-write file system may keep the old blocks."""
+    """Overwrite an open file, deleted before, with zeros. A copy-on-write file system may keep the old blocks."""
     with contextlib.suppress(OSError):
         os.pwrite(descriptor, bytes(os.fstat(descriptor).st_size), 0)
         os.fsync(descriptor)

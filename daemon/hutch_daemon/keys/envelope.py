@@ -1,7 +1,7 @@
 """Envelopes for secrets at rest: each has its own data key, wrapped by the master key. Pure.
 
-AES-256-GCM. The associated data is the envelope's purpose (owner, provider, id, version), so a row that is moved to
-another place in the database does not open. The first byte is the layout's number, so that later layouts can differ.
+The cipher is AES-256-GCM. The associated data is the envelope's purpose (owner, provider, id, version), so a row that
+is moved to another place in the database does not open. The first byte is the version of the layout.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _TAG: Final = 16
 _LAYOUT: Final = b"\x01"
 _WRAPPED: Final = _NONCE + KEY_BYTES + _TAG
 HEAD: Final = len(_LAYOUT) + _WRAPPED
-"""The number of first bytes that depend on the master key: `rewrap` changes only these."""
+"""The length of an envelope's head in bytes. Only the head depends on the master key; `rewrap` replaces it."""
 
 
 class SealError(ValueError):
-    """The envelope does not open: another master key, another purpose, or changed bytes."""
+    """The envelope does not open: wrong master key, wrong purpose, or changed bytes."""
 
 
 def seal_envelope(master: bytes, purpose: str, plain: bytes) -> bytes:
-    """Return layout ‖ nonce ‖ wrapped data key ‖ nonce ‖ sealed bytes."""
+    """Return an envelope: layout ‖ nonce ‖ wrapped data key ‖ nonce ‖ sealed bytes."""
     data_key = os.urandom(KEY_BYTES)
     nonce = os.urandom(_NONCE)
     sealed = AESGCM(data_key).encrypt(nonce, plain, _bound("data", purpose))
@@ -36,7 +36,7 @@ def seal_envelope(master: bytes, purpose: str, plain: bytes) -> bytes:
 
 
 def open_envelope(master: bytes, purpose: str, envelope: bytes) -> bytes:
-    """Return the text that was sealed for this purpose. Raises SealError."""
+    """Return the bytes that were sealed for this purpose. Raises SealError."""
     data_key, rest = _unwrap(master, purpose, envelope)
     try:
         return AESGCM(data_key).decrypt(rest[:_NONCE], rest[_NONCE:], _bound("data", purpose))

@@ -1,6 +1,6 @@
-"""Gives an executor a key: a lease that works only at the broker or, by the owner's choice, the secret itself.
+"""Gives an executor a key: a lease that works only at the broker or, if the settings say so, the secret itself.
 
-Every answer is audited, never with the secret.
+Every grant and every refusal is audited, without the secret.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ __all__ = ["Grants"]
 
 
 class Grants:
-    """Gives leases where there is a broker; otherwise the secrets themselves."""
+    """Grants leases if there is a broker; otherwise gives executors the secrets."""
 
     def __init__(
         self, store: Store, vault: Vault, settings: Callable[[], Settings], broker: Broker | None = None
     ) -> None:
-        """Without `broker` every key is handed out, and sessions that need one are exposed."""
+        """Without `broker`, executors get the secrets, so each session that needs a key is exposed."""
         self._store = store
         self._vault = vault
         self._settings = settings
         self._broker = broker
 
     async def grant(self, session: SessionRow, provider: str, holder: LeaseHolder | None = None) -> m.KeyGrant:
-        """Return what the session's executor gets; a lease is for the processes of `holder`.
+        """Return the key for the session's executor; a lease works only for the processes of `holder`.
 
-        `no_key`, `key_unreadable`; `agent_unavailable` if no broker can be reached.
+        Raises `no_key`, `key_unreadable`; `isolation_unavailable` if the settings forbid to hand out the secret;
+        `agent_unavailable` if no broker can be reached.
         """
         delivery, why = self.delivery(provider)
         key = None
@@ -64,7 +65,7 @@ class Grants:
         return grant
 
     def delivery(self, provider: str) -> tuple[m.Delivery, str]:
-        """Return how a provider's keys are handed out, and one sentence why."""
+        """Return how executors get a provider's keys, and a sentence with the reason."""
         if self._settings().provider(provider).delivery == "direct":
             return "direct", f'The settings say so: [providers.{provider}] delivery = "direct".'
         if self._broker is None:
@@ -72,7 +73,7 @@ class Grants:
         return "lease", "The broker puts the key in; the agent gets a lease that works only at the broker."
 
     async def explain(self, owner: int, provider: str, name: str | None = None) -> m.KeyExplained:
-        """Return the key of `owner` that would be used, why this one, and how it is handed out. `no_key`."""
+        """Return which key of `owner` a session would use, why that key, and how the executor gets it. `no_key`."""
         chosen = await self._vault.choose(owner, provider, name)
         delivery, why = self.delivery(provider)
         owned = await self._vault.list_(owner)

@@ -1,7 +1,7 @@
-"""Answers the broker's `need_key`: gives the secret of a lease, and waits for its owner where it cannot.
+"""Answers the broker's `need_key` with the key of a lease.
 
-A key that cannot be opened or refreshed is reported to its owner. The request waits until the key is replaced, for most
-of the time that the broker waits.
+If the key cannot be opened or refreshed, hutchd reports that to the key's owner and waits until the owner replaces the
+key, at most for nine tenths of the broker's timeout.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from hutch_shared.times import now_ms
 __all__ = ["FreshKey", "KeyReport", "KeySupply"]
 
 _OWNER_SHARE: Final = 0.9
-"""The part of the broker's waiting time in which the owner can replace the key."""
+"""The share of the broker's timeout during which hutchd waits for the owner to replace the key."""
 
 FreshKey = Callable[[str, bool], Awaitable[link.Key]]
-"""Returns the key of a credential, by its id; True: the provider rejected the last one."""
+"""Takes a credential's id, and True if the provider rejected the last key; returns a valid key."""
 
 KeyReport = Callable[[KeyRow, Sequence[str], str], Awaitable[None]]
-"""Takes a credential, the sessions that use it, and a sentence for its owner why it cannot be used; "": it can."""
+"""Takes a credential, the sessions that use it, and a sentence for its owner: why the key is unusable, or ""."""
 
 
 class KeySupply:
@@ -40,7 +40,7 @@ class KeySupply:
     def __init__(
         self, store: Store, book: LeaseBook, settings: Callable[[], Settings], fresh: FreshKey, report: KeyReport
     ) -> None:
-        """`report` is called when a key cannot be used, and each time that one could."""
+        """`report` is called after each attempt to get a key, whether it failed or succeeded."""
         self._store = store
         self._book = book
         self._settings = settings
@@ -49,12 +49,12 @@ class KeySupply:
         self._replaced: defaultdict[str, anyio.Event] = defaultdict(anyio.Event)
 
     def replaced(self, credential: str) -> None:
-        """Let requests that wait for this credential try again: it was replaced or deleted."""
+        """Wake the requests that wait for this credential. Call it when the credential was replaced or deleted."""
         if (replaced := self._replaced.pop(credential, None)) is not None:
             replaced.set()
 
     async def need_key(self, _: None, need: link.NeedKey) -> link.Key:
-        """Return the key that a lease stands for; LEASE_LOST, or the error of the key. Each outcome is audited."""
+        """Return the key of a lease. LEASE_LOST if the lease has ended; otherwise the key's error. Audits each call."""
         granted = self._book.live.get(need.lease)
         if granted is None:
             raise HutchError(Reason.LEASE_LOST, "The lease has ended.")

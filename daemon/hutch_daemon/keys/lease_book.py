@@ -1,7 +1,7 @@
-"""The leases that hutchd has granted, and what each of them may still spend. No I/O, no clock.
+"""The leases that hutchd has granted, and the budgets that they spend. No I/O, no clock.
 
-The broker gets allowances in small portions, ahead of use, and reports each request afterwards. The leases of one
-session share its budget: what is left of it beyond the portions that were handed out.
+hutchd gives the broker allowances in small portions, ahead of use; the broker reports each request afterwards. The
+leases of one session share the session's `Budget`, which excludes the portions already given to the broker.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hutch_shared import broker_link as link
 __all__ = ["Budget", "GrantedLease", "LeaseBook", "LeaseHolder"]
 
 _SHARE = 0.1
-"""A lease is refilled when it has used this share of its portion. Refilling at each request doubles its work."""
+"""The used share of a portion at which a lease is refilled. A refill after each request would cost a call each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +27,20 @@ class LeaseHolder:
     pid: int
     start_time: int
     cgroup: str | None = None
-    """A path component of its processes in /proc/PID/cgroup (`hutch-<executor>`), where such groups exist."""
+    """The name of the executor's cgroup (`hutch-<executor>`), as in /proc/PID/cgroup; None without cgroups."""
     tcp: bool = False
-    """The agent cannot dial a Unix socket."""
+    """True if the agent cannot dial a Unix socket and uses TCP."""
 
 
 @dataclass(slots=True)
 class Budget:
-    """What a session's budget has left beyond the portions that were handed out, in US dollars."""
+    """The rest of a session's budget, without the portions already given to the broker."""
 
     usd: float
+    """The rest, in US dollars."""
 
     def take(self, usd: float) -> float:
-        """Take up to `usd` from it; return how much was taken."""
+        """Take up to `usd` from the budget; return the amount taken."""
         taken = min(self.usd, usd)
         self.usd -= taken
         return taken
@@ -52,18 +53,18 @@ class GrantedLease:
     lease: link.Lease
     budget: Budget | None
     paid_until: int = 0
-    """Records up to this number were paid by an earlier portion: they are not refilled."""
+    """The number of the last record that an earlier portion paid for. Records up to it cause no refill."""
     requests: int = 0
-    """Requests since its last refill."""
+    """The number of requests since the last refill."""
     usd: float = 0.0
-    """Dollars since its last refill."""
+    """US dollars spent since the last refill."""
 
 
 class LeaseBook:
-    """Live leases by id, and the ended ones that the broker must still be told to end."""
+    """Live leases by id, and the ids of ended leases that the broker must still end."""
 
     def __init__(self, settings: Callable[[], BrokerSettings]) -> None:
-        """Start empty. `settings` holds the size of a portion and the seconds that a lease lives without renewal."""
+        """Start empty. `settings` returns the size of a portion and the lifetime of a lease without renewal."""
         self._settings = settings
         self.live: dict[str, GrantedLease] = {}
         self.ended: set[str] = set()
@@ -83,19 +84,19 @@ class LeaseBook:
         return [granted.lease.id for granted in self.live.values() if chosen(granted.lease)]
 
     def sessions_of(self, credential: str) -> tuple[str, ...]:
-        """Return the sessions that use a credential now."""
+        """Return the ids of the sessions with a live lease of this credential."""
         leases = (granted.lease for granted in self.live.values())
         return tuple({lease.session for lease in leases if lease.credential == credential})
 
     def budget_of(self, session: str) -> Budget | None:
-        """Return the budget that the session's live leases share; None if there is none yet."""
+        """Return the budget that the session's live leases share; None if no live lease has a budget."""
         for granted in self.live.values():
             if granted.lease.session == session and granted.budget is not None:
                 return granted.budget
         return None
 
     def with_portion(self, granted: GrantedLease) -> link.LeaseState:
-        """Take a whole portion for the lease from its budget; return the lease as the broker should hold it."""
+        """Take a full portion from the lease's budget; return the lease and its allowance for the broker."""
         settings = self._settings()
         return link.LeaseState(
             lease=granted.lease,
@@ -105,21 +106,21 @@ class LeaseBook:
         )
 
     def renewal(self, lease: str, *, requests: int = 0, usd: float | None = None) -> link.Refill:
-        """Return the message that moves the lease's end and adds to its allowance."""
+        """Return the message that extends a lease's life and adds `requests` and `usd` to its allowance."""
         return link.Refill(lease=lease, requests=requests, usd=usd, expires_in=self._settings().lease)
 
     def top_up(self, granted: GrantedLease, state: link.LeaseState) -> link.Refill:
-        """Return the refill that brings the requests of a lease that a broker kept (`state`) to a whole portion."""
+        """Return the refill that restores a full portion of requests. `state` is the lease as the broker has it."""
         granted.requests = 0
         return self.renewal(state.lease.id, requests=max(0, self._settings().requests - state.requests))
 
     def restart(self, granted: GrantedLease) -> link.LeaseState:
-        """Return a lease that a new broker does not have, with a fresh portion."""
+        """Return the lease with a fresh portion, for a broker that does not have it."""
         granted.requests, granted.usd = 0, 0.0
         return self.with_portion(granted)
 
     def count(self, records: Iterable[link.Record]) -> list[link.Refill]:
-        """Count what requests used; return the refills that are due, as far as the budgets go."""
+        """Count the usage of requests; return the refills that are due. Budgets limit their dollars."""
         used = set()
         for record in records:
             used.add(record.lease)

@@ -1,15 +1,15 @@
-"""The vault's ledger: the live credentials with their versions, in a file beside the master key.
+"""The vault's ledger: the ids of live credentials with their versions, in a file beside the master key.
 
-Versions count up in the whole vault (the last one is the epoch) and are part of each envelope's purpose. A row is
-valid if
+One counter numbers the versions of all credentials; its last value is the epoch. The version is part of each
+envelope's purpose. A database row is valid if
 
-- its version is the one that the ledger has for it, or
-- its version is above the ledger's epoch: hutchd died after the row was stored and before the ledger was written.
+- the ledger lists the credential with the row's version, or
+- the row's version is above the ledger's epoch: hutchd died after it stored the row and before it wrote the ledger.
 
-Every other row is old, from a restored database, and is refused for good.
+Every other row is old, because the database was restored from a backup, and is refused for good.
 
-A missing or changed ledger vouches for no row. Restoring the ledger together with the database restores old keys; only
-hutchd's account and root can do that.
+If the ledger is missing or was changed, every row is refused. An attacker who restores an old ledger together with the
+database gets old keys back, but needs root or hutchd's account for that.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _decode: Final = msgspec.json.Decoder(_Page).decode
 
 
 class Ledger:
-    """The ledger in memory and its file. Methods block for milliseconds; the vault makes one call at a time."""
+    """The ledger in memory, and its file. Methods block for milliseconds; the vault makes one call at a time."""
 
     def __init__(self, path: Path, epoch: int, live: dict[str, int], trouble: str | None) -> None:
-        """Use what `open` read."""
+        """Use `open` instead. `live` maps credential ids to versions."""
         self.path = path
         self.epoch = epoch
         self.trouble = trouble
-        """Why every stored row is refused; None if the ledger is sound."""
+        """The reason why every stored row is refused; None if the ledger is sound."""
         self._live = live
 
     @classmethod
@@ -66,14 +66,14 @@ class Ledger:
         return version > self.epoch or self._live.get(credential) == version
 
     def keep(self, key: MasterKey, rows: Iterable[tuple[str, int]]) -> None:
-        """Add stored versions. OSError if the ledger cannot be made durable; the rows are valid all the same."""
+        """Add stored versions. OSError if the ledger cannot be made durable; the rows are valid in that case too."""
         for credential, version in rows:
             self._live[credential] = version
             self.epoch = max(self.epoch, version)
         self.write(key)
 
     def strike(self, key: MasterKey, credential: str) -> None:
-        """Make a credential invalid. OSError if that cannot be made durable."""
+        """Make a credential invalid. OSError if the ledger cannot be made durable."""
         self._live.pop(credential, None)
         self.epoch += 1
         self.write(key)

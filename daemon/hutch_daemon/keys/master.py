@@ -1,14 +1,15 @@
 """The master key: its sources, and its rotation.
 
-The first of these that exists is used; the others still open envelopes that were sealed with them:
+The first of these sources that has a key is used. Keys of the other sources still open envelopes sealed with them:
 
 1. A systemd credential named `hutch-master-key` (`LoadCredentialEncrypted=` in the unit), and `hutch-master-key-old`.
 2. The OS keyring, if the settings choose it.
 3. A file of mode 0600, owned by the daemon's account, made at the first start.
 
-If the key file is damaged, or others can read it, hutchd does not start: a new key would make every stored secret
-unreadable for good. A rotation makes the new key beside the old one (`….next`), rewraps the envelopes, and then moves
-the new key over the old one, which destroys it. An interrupted rotation continues at the next start.
+If the key file is damaged, or other accounts can read it, hutchd does not start. It does not make a new key, which
+would make every stored secret unreadable for good. A rotation makes the new key beside the old one (`….next`), rewraps
+the envelopes, and then moves the new key over the old one, which destroys the old one. An interrupted rotation
+continues at the next start.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class MasterKey:
 
     @property
     def mark(self) -> str:
-        """An id that reveals nothing about the key. Each row stores the mark of the key that it is wrapped with."""
+        """An id of the key, which does not reveal it. Each row stores the mark of the master key that wraps it."""
         return hashlib.sha256(b"hutch/master/" + self.key).hexdigest()[:16]
 
     def __repr__(self) -> str:
@@ -62,11 +63,11 @@ class _KeyStore(Protocol):
     def read(self) -> MasterKey | None: ...
 
     def make(self) -> MasterKey:
-        """Make a key if there is none; return the kept key, which is durable."""
+        """Make a key if there is none. Return the stored key, which is durable."""
         ...
 
     def take_over(self, other: _KeyStore) -> None:
-        """Move this key over the key of `other`, which is destroyed. This key must exist. Atomic."""
+        """Move this store's key to `other`, atomically; the old key of `other` is destroyed. Both keys must exist."""
         ...
 
 
@@ -112,7 +113,7 @@ class _KeyringHome:
     def read(self) -> MasterKey | None:
         try:
             text = self.keyring.get_password(_SERVICE, self.name)
-        except Exception as error:  # noqa: BLE001  # its back ends raise anything
+        except Exception as error:  # noqa: BLE001  # keyring back ends raise exceptions of any class
             raise MasterKeyError(f"the keyring cannot be read: {type(error).__name__}") from None
         return None if text is None else MasterKey(_decode(text.encode(), f"keyring entry {self.name}"), "keyring")
 
@@ -133,7 +134,7 @@ class _KeyringHome:
         self.keyring.delete_password(_SERVICE, self.name)
 
     def set(self, text: str) -> None:
-        """Replace the kept text."""
+        """Replace the stored text."""
         try:
             self.keyring.set_password(_SERVICE, self.name, text)
         except Exception as error:  # noqa: BLE001  # as above
@@ -147,7 +148,7 @@ class MasterKeys:
     current: MasterKey
     older: tuple[MasterKey, ...]
     _stores: tuple[_KeyStore, _KeyStore] | None
-    """Where the key is kept, and where the next one is made; None if Hutch cannot change the key."""
+    """The stores of the current and of the next key; None if Hutch cannot change the key."""
 
     @property
     def source(self) -> str:
@@ -159,7 +160,7 @@ class MasterKeys:
         return self.current, *self.older
 
     def begin_rotation(self) -> None:
-        """Make the next key, or continue with one that exists, and use it from now on. Blocks."""
+        """Make the next key, or use the one that an interrupted rotation made, as the current key. Blocks."""
         if self._stores is None:
             raise MasterKeyError(
                 f"the master key is a {self.source}: give the new one as {CREDENTIAL} and the current one as "
@@ -171,7 +172,7 @@ class MasterKeys:
             self.current = new
 
     def finish_rotation(self) -> None:
-        """Move the next key, if there is one, over the old key, which is destroyed. Blocks."""
+        """Replace the old key with the next key, if there is one; the old key is destroyed. Blocks."""
         if self._stores is None or self._stores[1].read() is None:
             return
         before = self._stores[0].read()
@@ -186,7 +187,7 @@ class MasterKeys:
 
 
 def master_file(paths: Paths, settings: Settings) -> Path:
-    """Return where the master key is kept, unless it comes from a keyring or from systemd."""
+    """Return the path of the master key's file. It is not used if the key comes from a keyring or from systemd."""
     return Path(settings.keys.master) if settings.keys.master is not None else paths.state / "master.key"
 
 
@@ -223,7 +224,7 @@ def _credentials(environ: Mapping[str, str]) -> list[MasterKey]:
 
 def _keyring() -> ModuleType:
     try:
-        return import_module("keyring")  # slow
+        return import_module("keyring")  # slow to import, and an optional dependency
     except ImportError:
         raise MasterKeyError("[keys] keyring needs an extra: pip install 'hutch[keyring]'") from None
 

@@ -1,8 +1,8 @@
-"""Refreshes access tokens: one exchange at a time for a credential; other callers wait for its result.
+"""Refreshes access tokens. Each credential has at most one exchange at a time; other callers wait for its result.
 
 A provider accepts a refresh token once, and a second use logs the owner out everywhere. So an exchange completes even
-if its caller is cancelled, and new tokens are stored before anybody uses them. Hutch must be the only program that
-refreshes the grant.
+if its caller is cancelled, and new tokens are stored before they are used. No other program may refresh the same
+log-in.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from hutch_shared.times import now_ms
 __all__ = ["FreshKeys"]
 
 _EARLY_MS: Final = 120_000
-"""A token that expires within this time is refreshed first."""
+"""The remaining life of a token, in ms, below which it is refreshed before use."""
 _RECENT: Final = 30.0
-"""For this many seconds after a refresh, a rejected token is not refreshed again."""
+"""Seconds after a refresh during which a rejected token is not refreshed again."""
 _TIMEOUT: Final = 30.0
 _LONGEST: Final = 1 << 20
 
 
 class FreshKeys:
-    """Gives the broker keys, and refreshes the ones that can be refreshed."""
+    """Gives the broker keys, after refreshing access tokens that are about to expire."""
 
     def __init__(self, vault: Vault, settings: Callable[[], Settings]) -> None:
         """Store new tokens in `vault`."""
@@ -49,9 +49,9 @@ class FreshKeys:
         self._exchanged: dict[str, float] = {}
 
     async def __call__(self, key: str, rejected: bool) -> link.Key:
-        """Return the key of a credential; `rejected`: the provider refused the last one.
+        """Return the key of a credential. `rejected`: the provider refused the last one.
 
-        `no_key`; `key_unreadable`, with a sentence for the key's owner if a refresh failed.
+        Raises `no_key`; `key_unreadable`, with a sentence for the key's owner if a refresh failed.
         """
         row, credential = await self._vault.reveal_id(key)
         if credential.refresh is not None:
@@ -93,7 +93,7 @@ class FreshKeys:
 
 
 def _exchange(credential: Credential, refresh: Refresh, ca_file: str | None) -> Credential:
-    """Request new tokens. Blocks. Follows no redirect and shows no text of the answer."""
+    """Request new tokens. Blocks. Follows no redirect; error messages contain no text of the response."""
     trusted = ssl.create_default_context()
     if ca_file is not None:
         trusted.load_verify_locations(ca_file)

@@ -1,7 +1,7 @@
-"""Stores the broker's request records: usage for forwarded requests, audit lines for refused ones; each exactly once.
+"""Stores each of the broker's request records exactly once: usage for forwarded requests, audit lines for refused ones.
 
-The broker numbers its records within its run and repeats them until they are acknowledged. The number of the newest
-stored record is kept in the same transaction, so that a repeated record is skipped.
+The broker numbers its records from 1 in each run, and repeats them until hutchd acknowledges them. The transaction that
+stores a record also stores its number, so that a repeated record is skipped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STORED: Final = "broker_booked"
 
 
 def store_records(tx: Tx, reported: link.Records, leases: Mapping[str, link.Lease]) -> None:
-    """Store those of the records that were not stored before. `leases` are the live ones, by id."""
+    """Store the records that were not stored before. `leases` are the live leases, by id."""
     run, _, last = (meta.get(tx, _STORED) or "").rpartition(" ")
     for record in reported.records:
         if run == reported.run and record.n <= int(last):

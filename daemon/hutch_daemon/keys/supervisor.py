@@ -1,8 +1,8 @@
-"""The broker's process: links with a running one, or starts one.
+"""The broker's process: hutchd links with a running broker, or starts one.
 
-The broker outlives hutchd: it leads a session of its own, and the next hutchd finds it by its control socket. Its boot
-line goes to its standard input; its environment holds only the paths of programs and libraries. A running broker that
-speaks another protocol or has another token is ended and replaced; its leases end with it.
+The broker outlives hutchd: it runs in its own process session, and the next hutchd finds it by its control socket. It
+gets its boot line on standard input, and only the few environment variables listed here. A running broker that speaks
+another protocol version or has another token is ended and replaced; its leases end with it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Link = Peer[None]
 
 
 def link_token(path: Path) -> str:
-    """Return the token by which the broker knows hutchd: a file beside the master key, made at first use. Blocks."""
+    """Return the token that hutchd shows the broker. Its file, beside the master key, is made at first use. Blocks."""
     durable.write_new(path, new_token().encode())
     content = durable.read(path)
     assert content is not None
@@ -73,7 +73,7 @@ class BrokerProcess:
         command: tuple[str, ...] = (sys.executable, "-m", "hutch_broker"),
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        """Start brokers with `command` and this boot line; what they print goes to `log_path`."""
+        """Start brokers with `command` and this boot line; their output goes to `log_path`."""
         self._boot = boot
         self._handlers = handlers
         self._log_path = log_path
@@ -84,7 +84,7 @@ class BrokerProcess:
 
     @asynccontextmanager
     async def linked(self) -> AsyncIterator[tuple[Link, link.BrokerWelcome]]:
-        """Link with a running broker, or a new one. HutchError if neither can be reached."""
+        """Link with the running broker, or with a new one. HutchError if neither can be reached."""
         stream = await self._dial() or await self._start()
         peer: Link = Peer(
             stream,
@@ -180,5 +180,5 @@ class BrokerProcess:
 
 
 def _other_end(stream: SocketStream) -> Credentials:
-    """Return the process that listens at the other end; HutchError if the kernel does not say."""
+    """Return the process that listens at the other end; HutchError if the kernel does not report it."""
     return peer_credentials(stream.extra(SocketAttribute.raw_socket))  # noqa: S610  # anyio, not Django

@@ -1,13 +1,13 @@
-"""The vault: credentials by owner, provider and name, sealed in the database; it also seals texts for other parts.
+"""The vault: credentials by owner, provider and name, sealed in the database. It also seals texts of other modules.
 
 What is always true:
 
-- The database, its log and its backups hold only envelopes; an envelope opens only in the place it was made for.
-- Secrets leave the vault as `Secret`; no error, log or reply of the vault holds one.
-- A row that the ledger does not vouch for is refused, whatever the database says.
-- During a rotation of the master key everything stays readable, wherever it is interrupted.
+- The database, its log and its backups contain only envelopes. An envelope opens only in the row it was made for.
+- Secrets leave the vault as `Secret`; no error, log line or reply of the vault contains one.
+- A row that the ledger does not list is refused, even though it is in the database.
+- A rotation of the master key may be interrupted at any point; every envelope stays readable.
 
-Changes happen one after the other, and complete even if their caller is cancelled.
+Changes run one after the other, and complete even if their caller is cancelled.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ T = TypeVar("T")
 _BATCH: Final = 100
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HINTED: Final = 20
-"""Secrets of at least this length show their last characters."""
+"""The shortest secret, in characters, whose last four characters are shown as a hint."""
 
 WithKey = Callable[[Tx, KeyRow], object]
-"""What a caller adds to the transaction that changes a credential: audit lines, events."""
+"""Writes the caller's own rows (audit lines, events) in the transaction that changes a credential."""
 
 Opened = Callable[[str, Credential], object]
-"""Takes each credential that is opened, by its id, before anybody gets it."""
+"""Called with the id and content of each credential that the vault opens, before the vault returns it."""
 
 
 def _nothing(*_: object) -> None:
@@ -61,22 +61,22 @@ def _nothing(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The credential that is used, and why this one."""
+    """The credential that a session uses, and the reason for this choice."""
 
     row: KeyRow
     why: str
 
 
 def session_context(session: str) -> str:
-    """Return the purpose that a session's settings are sealed for; a rotation of the master key finds them by it."""
+    """Return the purpose that a session's settings are sealed for. A rotation of the master key uses it too."""
     return f"session/{session}"
 
 
 class Vault:
-    """Made by `load`."""
+    """The credentials in the database. Use `load` to create one."""
 
     def __init__(self, store: Store, master: MasterKeys, ledger: Ledger, opened: Opened) -> None:
-        """Use what `load` has read."""
+        """Use `load` instead."""
         self._store = store
         self._master = master
         self._ledger = ledger
@@ -85,7 +85,10 @@ class Vault:
 
     @classmethod
     async def load(cls, store: Store, master: MasterKeys, ledger: Path, *, opened: Opened = _nothing) -> Vault:
-        """Read the ledger, add what a crash kept out of it, and finish an interrupted rotation."""
+        """Read the ledger, add the rows that a crash left out of it, and finish an interrupted rotation.
+
+        `opened` is called with each credential that the vault opens.
+        """
         stored = await store.read(rows.list_)
         highest = max((row.version for row in stored), default=0)
         read = await to_thread.run_sync(Ledger.open, ledger, master.all(), highest)
@@ -99,11 +102,11 @@ class Vault:
 
     @property
     def master_source(self) -> str:
-        """Where the master key comes from, for `hutch status` and `hutch doctor`."""
+        """The source of the master key in words, for `hutch status` and `hutch doctor`."""
         return self._master.source
 
     async def notices(self) -> tuple[str, ...]:
-        """Return one sentence for each problem that an administrator should look at."""
+        """Return one sentence for each problem that an administrator should see."""
         if self._ledger.trouble:
             return (self._ledger.trouble,)
         past = [row for row in await self._store.read(rows.list_) if not self._holds(row)]
@@ -127,10 +130,10 @@ class Vault:
         refresh: Refresh | None = None,
         also: WithKey = _nothing,
     ) -> m.ApiKey:
-        """Store a credential; it replaces the one of that name. Typed secrets were checked by `secret_of`.
+        """Store a credential, replacing one of the same name. The caller has checked `secret` with `secret_of`.
 
-        `also` runs in the transaction. INVALID_PARAMS for a URL that a key may not go to; STORE_UNAVAILABLE if the
-        credential is not durable.
+        `also` runs in the transaction. INVALID_PARAMS for a URL that a key may not be sent to; STORE_UNAVAILABLE if
+        the credential is not durable.
         """
         for word in (provider, name):
             if not _NAME.fullmatch(word):
@@ -180,23 +183,23 @@ class Vault:
         return self._shown(row, chosen=False)
 
     async def reveal(self, owner: int, provider: str, name: str | None = None) -> tuple[KeyRow, Credential]:
-        """Return the credential that `choose` picks. NO_KEY; KEY_UNREADABLE if it does not open or is an old one."""
+        """Return the credential that `choose` picks. NO_KEY; KEY_UNREADABLE if its row does not open or is old."""
         row = (await self.choose(owner, provider, name)).row
-        if not self._holds(row):  # it may just have been replaced
+        if not self._holds(row):  # perhaps replaced since the row was read: read it again
             row = (await self.choose(owner, provider, name)).row
         return row, self.open_row(row)
 
     async def reveal_id(self, credential: str) -> tuple[KeyRow, Credential]:
-        """Return the credential of this id; errors as `reveal`."""
+        """Return the credential with this id. Raises the errors of `reveal`."""
         row = await self._by_id(credential)
         if not self._holds(row):
             row = await self._by_id(credential)
         return row, self.open_row(row)
 
     async def choose(self, owner: int, provider: str, name: str | None = None) -> Chosen:
-        """Return the named credential, or the one chosen by `use`, the only one, or the one named default, and why.
+        """Return the credential for a session: the named one, the one chosen by `use`, the only one, or `default`.
 
-        NO_KEY with the existing names if none of these exists.
+        NO_KEY, with the existing names, if none of these exists.
         """
         stored = await self._store.read(lambda conn: rows.list_(conn, owner, provider))
         preferred = await self._store.read(lambda conn: meta.get(conn, _choice(owner, provider)))
@@ -246,7 +249,7 @@ class Vault:
         return m.ApiKeys(keys=tuple(keys))
 
     async def use(self, owner: int, provider: str, name: str, *, also: WithKey = _nothing) -> None:
-        """Choose the credential for sessions that name none. `also` runs in the transaction. NO_KEY."""
+        """Choose the credential for sessions that do not name one. `also` runs in the transaction. NO_KEY."""
         row = (await self.choose(owner, provider, name)).row
 
         def unit(tx: Tx) -> None:
@@ -258,7 +261,7 @@ class Vault:
     async def delete(self, owner: int, provider: str, name: str, *, also: WithKey = _nothing) -> KeyRow:
         """Delete a credential for good; return its row. `also` runs in the transaction. NO_KEY.
 
-        It is struck from the ledger first: from then on it is refused, whatever happens to the database.
+        The credential is removed from the ledger first, so that its row is refused even if the database is restored.
         """
         async with self._changing():
             row = await self._store.read(lambda conn: rows.get(conn, owner, provider, name))
@@ -274,24 +277,24 @@ class Vault:
             await self._store.write(unit)
         return row
 
-    # ------------------------------------------------------------ texts of other parts
+    # ------------------------------------------------------------ texts of other modules
 
     def seal(self, context: str, plain: bytes) -> bytes:
-        """Seal for one place. Only texts sealed for a `session_context` survive a rotation of the master key."""
+        """Seal a text for one purpose. Only texts sealed for a `session_context` survive a master key rotation."""
         return envelope.seal_envelope(self._master.current.key, context, plain)
 
     def open(self, context: str, sealed: bytes) -> bytes:
-        """Open a text that was sealed for that place; KEY_UNREADABLE."""
+        """Open a text that was sealed for this purpose; KEY_UNREADABLE."""
         return self._open(context, sealed, None)
 
     # ------------------------------------------------------------ the master key
 
     async def rotate_master(self, *, also: Callable[[Tx], object] = _nothing) -> int:
-        """Replace the master key; return the number of rewrapped envelopes. The vault stays usable meanwhile.
+        """Replace the master key; return the number of rewrapped envelopes. The vault stays usable during it.
 
-        An interrupted rotation continues at the next `load`. Both keys open their envelopes until its end; then the
-        old key is destroyed. `also` runs in a transaction after all envelopes are under the new key, before that.
-        MasterKeyError if Hutch cannot change the key.
+        Until the end of the rotation both keys open their envelopes; then the old key is destroyed. Just before that,
+        `also` runs in a transaction. An interrupted rotation continues at the next `load`. MasterKeyError if Hutch
+        cannot change the key.
         """
         async with self._changing():
             await to_thread.run_sync(self._master.begin_rotation)
@@ -299,11 +302,11 @@ class Vault:
         return await self.rewrap_all(also)
 
     async def rewrap_all(self, also: Callable[[Tx], object] | None = None) -> int:
-        """Rewrap every envelope under the current key, then destroy older keys that Hutch can change."""
+        """Wrap every envelope with the current key, then destroy the older keys that Hutch manages itself."""
         async with self._changing():
             count = 0
             while wrapped := await self._each(self._rewrap_keys) + await self._each(self._rewrap_sessions):
-                count += wrapped  # an envelope sealed before the key changed may have been stored after its batch
+                count += wrapped  # repeat: an envelope sealed with the old key may have been stored behind the walk
             failpoint("keys.rotate.wrapped")
             await self._in_ledger(partial(self._ledger.write, self._master.current))
             if also is not None:
@@ -348,7 +351,7 @@ class Vault:
         return count, batch[-1][0] if batch else None
 
     def _rewrapped(self, purpose: str, sealed: bytes) -> bytes | None:
-        """Return the envelope under the current key; None if it is under it already, or no key opens it."""
+        """Return the envelope wrapped with the current key; None if it already is, or if no key opens it."""
         for key in self._master.all():
             try:
                 wrapped = envelope.rewrap(key.key, self._master.current.key, purpose, sealed)

@@ -1,1 +1,1 @@
-"""Judges each tool call by the owner's rules (`policy`) and asks a user about the rest (`approvals`)."""
+"""Judges each tool call by the owner's rules (`policy`), and asks a user if no rule decides (`approvals`)."""

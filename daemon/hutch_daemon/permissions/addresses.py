@@ -1,4 +1,4 @@
-"""Hosts of web addresses. A host is accepted only if every client reads the same one."""
+"""Hosts of web addresses. An address is accepted only if every HTTP client finds the same host in it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ _UNSEEN = re.compile(r"[\x00-\x20\x7f-\xa0\u00ad\u200b-\u200f\u2028-\u202f\u2060
 
 
 class NotAnAddressError(ValueError):
-    """Clients could read the address differently; the text tells the user why."""
+    """HTTP clients could read the address differently; the text explains this to the user."""
 
 
 def canonical_host(text: str) -> str:
-    """The host in lower-case ASCII without a final dot, an IP address in canonical form. Raises `NotAnAddressError`."""
+    """Return a host in lower-case ASCII without a final dot, or an IP address in canonical form.
+
+    Raises `NotAnAddressError`.
+    """
     host = text.strip("[]") if text.startswith("[") else text
     host = host.rstrip(".") if host.endswith(".") and not host.endswith("..") else host
     try:
@@ -44,7 +47,7 @@ def canonical_host(text: str) -> str:
 
 
 def host_of(url: str) -> str:
-    """The host of a web address that every client reads the same way. Raises `NotAnAddressError`."""
+    """Return the host of a web address. Raises `NotAnAddressError` if HTTP clients could find different hosts in it."""
     if len(url) > 8192 or _UNSEEN.search(url) or "\\" in url:
         raise NotAnAddressError("the address has characters that clients read differently, or is longer than 8,192")
     try:
@@ -63,7 +66,7 @@ def host_of(url: str) -> str:
 
 
 def possible_hosts(url: str) -> frozenset[str]:
-    """Every host that a client might read in the text, for rules that deny or ask. Never raises."""
+    """Return every host that an HTTP client might find in the text, for rules that deny or ask. Never raises."""
     shown = _UNSEEN.sub("", url[:8192])
     candidates: set[str] = set()
     for authority in _AUTHORITY.findall(shown):

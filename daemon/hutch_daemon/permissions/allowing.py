@@ -1,7 +1,7 @@
-"""Matches rules that allow with an understood command line, narrowly.
+"""Matches a command line with the rules that allow, narrowly.
 
-A line is allowed only if both readings give the same commands, a rule allows each command, and each redirection target
-may be written.
+A line is allowed only if the strict and the generous reading find the same commands, a rule allows each command, and a
+rule allows to write each redirection target.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _HARMLESS_TEXT = (
     "PYTHONDONTWRITEBYTECODE PYTHONHASHSEED PYTHONUTF8 GOOS GOARCH GOMAXPROCS CGO_ENABLED"
 )
 _HARMLESS_VARIABLES = frozenset(_HARMLESS_TEXT.split())
-"""Variables that change only a program's output, or select one of a few known modes."""
+"""Environment variables that change only a program's output, or select one of a few harmless modes."""
 _WHOLE = "the whole command"
 
 
 def oddity(line: str) -> str | None:
-    """Why the text cannot be understood, before any grammar reads it; None if it may be."""
+    """Return the reason why a line must not be parsed at all (its length, control characters), or None."""
     if len(line) > LONGEST:
         return f"the line is longer than {LONGEST:,} characters"
     if _CONTROL.search(line):
@@ -46,9 +46,9 @@ def oddity(line: str) -> str | None:
 def allowing(
     policy: Policy, line: str, context: CallContext
 ) -> tuple[tuple[RuleHit, ...] | None, str, tuple[Suggestion, ...]]:
-    """The rules that allow the line, one per command; otherwise None, why not, and rules that would allow it."""
+    """Return the rules that allow the line, one per command; otherwise None, the reason, and suggested rules."""
     if context.cwd == context.workspace:
-        # In another directory the same words may name other programs and files.
+        # Only here: in another directory the same words may name other programs and files.
         for rule in policy.allow.commands:
             if not rule.open and rule.line and rule.line == line.strip():
                 return (RuleHit(rule.origin, "the whole line"),), "", ()
@@ -70,7 +70,7 @@ def allowing(
 
 
 def _this_line(line: str, context: CallContext) -> tuple[Suggestion, ...]:
-    """A rule for exactly this line, if a rule can say it."""
+    """Return a suggested rule for exactly this line, or nothing if no rule can express the line."""
     text = line.strip()
     if context.cwd != context.workspace or "\n" in text or "*" in text or len(text) > 500 or oddity(text):
         return ()
@@ -79,18 +79,21 @@ def _this_line(line: str, context: CallContext) -> tuple[Suggestion, ...]:
 
 @dataclass(slots=True)
 class _Allowing:
-    """Walks an understood line: the directory it is in, what is allowed, and what no rule allows."""
+    """Walks the commands of a line; collects the rules that allow them and the reasons why some are not allowed."""
 
     policy: Policy
     context: CallContext
     here: tuple[str, ...]
+    """The directories in which the next command may run."""
     seen: tuple[str, ...]
+    """All directories that the line may have entered so far."""
     stack: list[tuple[tuple[str, ...], tuple[str, ...]]]
+    """`here` and `seen` before each open parenthesis."""
     hits: list[RuleHit]
     refusals: list[str]
     proposals: list[Suggestion]
     linked: str = ""
-    """A program earlier in the line that may have changed where a path leads."""
+    """The name of an earlier program in the line that may have changed where a path leads; "" if there is none."""
 
     def walk(self, commands: tuple[SimpleCommand, ...]) -> None:
         before = ""
@@ -180,7 +183,7 @@ class _Allowing:
             self.hits.append(hit)
 
     def _ruled(self, words: tuple[Word, ...]) -> tuple[RuleHit | None, str]:
-        """The rule that allows this command, whole or inside its wrappers; otherwise why none does."""
+        """Return the rule that allows the command, as it is or without its wrappers; otherwise None and the reason."""
         argv = tuple(word.text for word in words)
         for rule in self.policy.allow.commands:
             if rule.exact and rule.spells(words) is not None and self._other_file_here(argv) is None:
@@ -206,7 +209,10 @@ class _Allowing:
         return None, reason
 
     def _from_here(self, words: tuple[Word, ...]) -> tuple[Word, ...]:
-        """Read `git -C directory status` as `git status`, if `cd directory` passes and git creates no files there."""
+        """Read `git -C directory status` as `git status`.
+
+        Only if `directory` is below the work directory and the sub-command creates no files there.
+        """
         if len(words) < 4 or words[0].text != "git" or words[1].text != "-C":
             return words
         directory, rest = words[2], words[3:]
@@ -217,7 +223,10 @@ class _Allowing:
         return (words[0], *rest)
 
     def _other_file_here(self, argv: tuple[str, ...]) -> str | None:
-        """Why a rule does not mean this script, or None: rules name relative paths from the work directory."""
+        """Return the reason why the command's script is not the script of a rule, or None.
+
+        A relative path in a rule starts at the work directory, a relative path in the command at its directory.
+        """
         if all(base == self.context.workspace for base in self.here) or (script := script_of(argv)) is None:
             return None
         return f"`{script}` is a different file here than in the work directory"
@@ -228,7 +237,7 @@ _GIT_PUTS = frozenset(["mv", "clone", "init", "apply", "worktree", "bundle", "ch
 
 
 def _may_write(words: tuple[Word, ...]) -> bool:
-    """Whether the program may write any file that it is given; most of git writes only tracked files."""
+    """Return whether the program may write the files named by its operands. Most git commands write tracked files."""
     argv = unwrap(tuple(word.text for word in words)) or (words[0].text,)
     if base_name(argv[0]) == "git":
         return subcommand(argv) in _GIT_PUTS
@@ -236,7 +245,7 @@ def _may_write(words: tuple[Word, ...]) -> bool:
 
 
 def _open_to_names(words: tuple[Word, ...], spelled: int) -> str | None:
-    """Why a file name pattern is unsafe, or None: a name that it matches could be read as an option."""
+    """Return the reason why a file name pattern is unsafe (it could match a name that starts with `-`), or None."""
     program = lookup(words[0].text)
     if program.kind is ProgramKind.READS and not (program.short or program.long or program.words or program.check):
         return None
@@ -249,7 +258,7 @@ def _open_to_names(words: tuple[Word, ...], spelled: int) -> str | None:
 def allowed_path(
     policy: Policy, actions: tuple[str, ...], target: PathTarget, context: CallContext
 ) -> tuple[RuleHit | None, str]:
-    """The rule that allows an action on a path, as written and as resolved; otherwise why none does."""
+    """Return the rule that allows an action on a path, as written and as resolved; otherwise None and the reason."""
     if target.real is None:
         return None, f"{target.written} could not be resolved"
     hit: RuleHit | None = None

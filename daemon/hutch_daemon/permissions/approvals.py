@@ -1,19 +1,19 @@
-"""Approvals: puts each tool call to the policy and, if the policy does not settle it, to a user.
+"""Approvals: judges each tool call by the policy and, if the policy does not decide, asks a user.
 
-A permission request is a record, not a call in flight. What is always true:
+A permission request is a stored record; it outlives the executor's call. What is always true:
 
-- Each request has one decision, the first (a compare-and-set in the store). The decision, its event and its audit line
-  are one transaction. A later decision gets `already_settled` with the request as it stands.
-- A denial holds at once, even while nothing can be stored: the call does not run. It is stored as soon as possible.
-- Only the judged input may run: a decision names the digest of its input, and an edited input is judged again.
-- Only a turn that runs, in the executor that runs it, is allowed anything. The transaction that records the permission
+- The first decision about a request is final (a compare-and-set in the store). The decision, its event and its audit
+  line are one transaction. A later decision gets `already_settled` with the current record.
+- A denial takes effect at once, even while the store cannot be written. It is stored as soon as possible.
+- Only the judged input may run: a decision contains the digest of its input, and an edited input is judged again.
+- A call is allowed only while its turn runs in the executor that asks. The transaction that records the permission
   checks this.
-- An executor that asks again with the same id gets the stored decision or waits on. Cancelling a waiting ask leaves its
-  request pending.
-- A request without a decision expires (awake time), is denied because nobody is there, or is withdrawn because its turn
-  or executor ended. None of these ends a turn by itself, except the session's policy `stop`.
+- An executor that asks again with the same id gets the stored decision, or waits for it. If a waiting call is
+  cancelled, its request stays pending.
+- A request that no user decides expires (time asleep does not count), is denied because no user is present, or is
+  withdrawn because its turn or executor ended. None of these stops the turn, unless the session's policy is `stop`.
 
-`requests.next_step` decides what follows for a pending request; the task of `running` carries it out.
+`requests.next_step` decides what happens to a pending request; the task of `running` carries it out.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _log = structlog.get_logger(__name__)
 
 _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 5.0
-"""Seconds between attempts to store a settlement while the store refuses."""
+"""The longest pause, in seconds, between attempts to store a settlement while the store cannot be written."""
 
 
 class Approvals:
@@ -70,9 +70,10 @@ class Approvals:
         plan_approved: Callable[[Tx, str, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`somebody_there(session)`: a client that can answer follows it. `stop_turn(session, turn, why)` never blocks.
+        """`somebody_there(session)` returns whether a client that can answer follows the session.
 
-        `plan_approved(tx, session, by)` is called in the transaction that approves a plan.
+        `stop_turn(session, turn, why)` never blocks. `plan_approved(tx, session, by)` is called in the transaction
+        that approves a plan.
         """
         self._store = store
         self._settings = settings
@@ -88,7 +89,10 @@ class Approvals:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Take up the requests that are pending in the store and settle what becomes due; leaving settles nothing."""
+        """While the block runs, settle requests when they become due. Start with the requests pending in the store.
+
+        Leaving the block settles nothing.
+        """
         await self._take_up_pending()
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
@@ -99,10 +103,10 @@ class Approvals:
                 tasks.cancel_scope.cancel()
 
     async def _take_up_pending(self) -> None:
-        """Wait for the requests that an earlier hutchd recorded.
+        """Add the requests that an earlier hutchd recorded.
 
-        The monotonic time at which they were asked is lost with its boot, so the calendar gives what is left of it,
-        between a second and the whole expiry. Clients have `return_grace` to come back before nobody counts as there.
+        A new boot has a new monotonic clock, so the wall clock gives the time that each request has left: at least a
+        second, at most the whole expiry. Clients have `return_grace` to reconnect before hutchd checks for presence.
         """
         settings, now = self._settings(), self._clock()
         for row in await self._store.read(lambda conn: permissions.list_(conn, state="pending", limit=1_000_000)):
@@ -114,9 +118,10 @@ class Approvals:
     # ------------------------------------------------------------ asking
 
     async def ask(self, session: SessionRow, requester: Requester, params: m.RequestPermission) -> m.PermissionDecision:
-        """Return the decision about one call: the policy's at once, or the user's when there is one.
+        """Return the decision about one call: the policy's at once, or a user's as soon as it is made.
 
-        If it is cancelled (the connection broke), the request stays and the same ask can be made again.
+        If the call is cancelled (the connection broke), the request stays pending, and the executor can ask again with
+        the same id.
         """
         digest = input_digest(params.call.agent_tool, params.call.input)
         runs, made = await self._store.read(
@@ -127,11 +132,11 @@ class Approvals:
         if made is not None:
             if (made.turn, made.kind, made.digest) != (params.turn, params.kind, digest):
                 raise HutchError(Reason.CONFLICT, "The same ask was made before about something else.")
-            await self._policy_of(session, params.project)  # its project's file: a restarted hutchd does not know it
+            await self._policy_of(session, params.project)  # after a restart: register the project's policy file
             return await self._decision(made)
         session, verdict = await self._judge.judge(session, requester, params.call, params.cwd, params.project)
         if params.kind != "tool" and verdict.decision == "allow":
-            verdict = replace(verdict, decision="ask")  # a rule may let an agent ask its user, but cannot answer
+            verdict = replace(verdict, decision="ask")  # only a user can answer a question or approve a plan
         if verdict.decision != "ask":
             record = partial(record_verdict, session=session, executor=requester.id, params=params, verdict=verdict)
             if not await self._store.write(partial(record, digest=digest)):
@@ -167,8 +172,8 @@ class Approvals:
             if (settled := await self._pending.settled(row.id)) is not None:
                 row = settled
                 break
-            # The row was read while the effects of a commit had not run yet. A write returns after the effects of all
-            # commits up to its own, so the memory is at least as new as what it reads.
+            # The row was read after its commit, but before the commit's callbacks added it to `_pending`. A write
+            # returns after the callbacks of all earlier commits, so read the row again in a write.
             looks += 1
             assert looks < 3, "a pending request is in memory"
             now = await self._store.write(partial(permissions.get, permission=row.id))
@@ -178,7 +183,7 @@ class Approvals:
         return requests.standing(row)
 
     async def _notify(self, requester: Requester, row: PermissionRow) -> None:
-        """Run the notify command; if it fails, nobody counts as there and the session's policy for that applies."""
+        """Run the notify command. If it fails, the session's policy for an absent user applies."""
         try:
             done = await requester.notify_somebody(permission_view(row))
         except HutchError as error:
@@ -194,7 +199,7 @@ class Approvals:
     # ------------------------------------------------------------ deciding
 
     async def get(self, permission: str) -> PermissionRow:
-        """Return a request as it stands; `not_found`."""
+        """Return the current record of a request; `not_found`."""
         found = await self._store.read(lambda conn: permissions.get(conn, permission))
         if found is None:
             raise HutchError(Reason.NOT_FOUND)
@@ -204,10 +209,10 @@ class Approvals:
     async def decide(
         self, session: SessionRow, requester: Requester | None, by: str, params: m.AnswerPermission
     ) -> m.Permission:
-        """Decide a request; `by` names the user in the record. An edited input is judged, and its digest stands.
+        """Decide a request; `by` names the user in the record. An edited input is judged first; its digest is recorded.
 
-        `not_found`; `already_settled` with the request as it stands; `invalid_params` when the decision does not fit
-        the request; `policy_forbids` when a rule denies the edited input; `invalid_rule`. Then nothing was decided.
+        Raises, without deciding anything: `not_found`; `already_settled`, with the current record; `invalid_params` if
+        the decision does not fit the request; `policy_forbids` if a rule denies the edited input; `invalid_rule`.
         """
         row = await self.get(params.permission)
         requests.check_answer(row, params)
@@ -229,8 +234,8 @@ class Approvals:
         return permission_view(settled)
 
     async def _deny_unstored(self, row: PermissionRow, settlement: Settlement) -> tuple[PermissionRow, bool]:
-        """Let a denial hold in memory until it can be stored. If hutchd dies before, the request is pending again."""
-        if row.id not in self._pending:  # another decision was first
+        """Keep a denial in memory until it can be stored. If hutchd dies before that, the request is pending again."""
+        if row.id not in self._pending:  # an earlier decision was stored
             return await self.get(row.id), False
         denied = settlement.applied_to(row, now_ms())
         self._pending.deny(UnstoredDenial(denied, replace(settlement, stop_reason=None)))
@@ -239,10 +244,10 @@ class Approvals:
         self._changed.notify()
         return denied, True
 
-    # ------------------------------------------------------------ what settles without a user
+    # ------------------------------------------------------------ settling without a user
 
     def withdraw(self, tx: Tx, turn: str, why: str) -> None:
-        """Withdraw the pending requests of a turn in the transaction that ends it. A denial that was first stands."""
+        """Withdraw a turn's pending requests in the transaction that ends the turn; an unstored denial is stored."""
         for row in permissions.list_(tx, turn=turn, state="pending", limit=1_000_000):
             denial = self._pending.denial(row.id)
             self._transactions.settle(tx, row.id, requests.withdrawn(why) if denial is None else denial.settlement)
@@ -254,16 +259,16 @@ class Approvals:
                 await self._carry_out(request.row, requests.withdrawn(why))
 
     async def nobody_left(self, session: str) -> None:
-        """Apply the session's policy for nobody being there to its pending requests."""
+        """Apply the session's policy for an absent user to its pending requests."""
         for request in self._pending:
             if request.row.session == session:
                 request.presence_due = self._clock()
         await self.settle_due()
 
     async def settle_due(self) -> float:
-        """Store the denials that wait for it and settle the requests that are due; return when the next one is.
+        """Store the unstored denials and settle the requests that are due; return when the next request is due.
 
-        HutchError(STORE_UNAVAILABLE) if the store refuses; what was not settled is still due.
+        STORE_UNAVAILABLE if the store cannot be written; the unsettled requests stay due.
         """
         for denial in self._pending.denials():
             await self._carry_out(denial.row, denial.settlement)
@@ -289,7 +294,7 @@ class Approvals:
         return step
 
     async def _carry_out(self, row: PermissionRow, settlement: Settlement) -> None:
-        """Settle a request; if its record was removed, wake its ask with the settlement as it would have been."""
+        """Settle a request. If its record was removed, still wake the executor's call with the settlement."""
         try:
             await self._store.write(partial(self._transactions.settle, permission=row.id, settlement=settlement))
         except HutchError as error:
@@ -298,7 +303,7 @@ class Approvals:
             self._pending.settle(settlement.applied_to(row, now_ms()))
 
     async def _run(self) -> None:
-        """Settle what becomes due; while the store refuses, try again after growing pauses."""
+        """Settle requests when they become due. If the store cannot be written, retry after growing pauses."""
         backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             try:

@@ -1,4 +1,4 @@
-"""What the rules say about a call, and where the call happens."""
+"""The result of matching a call with the rules, and the directories of the call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hutch_shared.messages import Suggestion
 
 
 class RuleHit(NamedTuple):
-    """A rule that matched, and what it matched, for users."""
+    """A rule that matched, and the part of the call that it matched, as text for users."""
 
     origin: Origin
     what: str
@@ -20,24 +20,29 @@ class RuleHit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """Everything the rules say about a call. The mode decides what follows."""
+    """The rules that match a call, and the doubts about it. The mode then decides the call."""
 
     denied: RuleHit | None = None
+    """The rule that denies the call, or None."""
     asked: RuleHit | None = None
+    """The rule that asks about the call, or None."""
     allowed: tuple[RuleHit, ...] | None = None
-    """None: no rule allows it, and `refused` says why. Empty: it is allowed without a rule."""
+    """The rules that allow the call; empty if it needs no rule, None if it is not allowed."""
     refused: str = ""
+    """The reason why the call is not allowed, if `allowed` is None."""
     doubt: str | None = None
-    """Why a rule might deny it or ask after all; None if certainly none does."""
+    """The reason why an unmatched rule might still deny the call or ask about it; None if none can."""
     destroys: str | None = None
-    """Why the user must decide in every mode: it would remove the root or the home; None otherwise."""
+    """The reason why the user must decide in every mode: the call would remove the root or the home. Otherwise None."""
     programs: tuple[tuple[str, ...], ...] = ()
+    """The commands found in a command line, each as its words."""
     suggestions: tuple[Suggestion, ...] = ()
+    """Narrow rules that would allow the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """Where a call happens. All directories are absolute and resolved; `real` maps paths to resolved paths."""
+    """The directories of a call, all absolute and resolved. `real` maps paths to resolved paths."""
 
     cwd: str
     home: str

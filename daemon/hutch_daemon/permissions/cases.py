@@ -1,7 +1,8 @@
-"""Runs test cases of a policy. A case is a line of JSON with rules, mode, call and the right decisions.
+"""Runs test cases of a policy. A case is a line of JSON with rules, mode, call and the expected decision.
 
 A case has `id`, `rules` (`allow`, `ask`, `deny`), `mode`, `tool` and `input` as Claude names them, `cwd`, `want`.
-It may have `home`, `real` (path → resolved path; others resolve to themselves), `ok` (other right decisions), `why`.
+It may have `home`, `real` (path → resolved path; other paths resolve to themselves), `why`, and `ok` (other decisions
+that are right too).
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ class CaseVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All results. Wrong ones are listed by kind, because mistakes differ in weight."""
+    """The results of all cases. Wrong decisions are listed by kind, because some kinds are worse than others."""
 
     results: tuple[CaseVerdict, ...]
     unreadable: tuple[str, ...]
-    """Lines that are not a case, and why."""
+    """One sentence for each line that is not a case."""
 
     def _ids(self, decided: str, wanted: set[str]) -> tuple[str, ...]:
         return tuple(
@@ -90,7 +91,7 @@ class Report:
 
     @property
     def safe(self) -> bool:
-        """Whether nothing passed that should not have, and every line was readable."""
+        """True if no decision was too permissive and every line was readable."""
         return not (self.unsafe_allows or self.missed_denies or self.unreadable)
 
 

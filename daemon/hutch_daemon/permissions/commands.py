@@ -1,7 +1,7 @@
-"""Matches a command line with the rules: whether a part is denied or asks, and whether all of it is allowed.
+"""Matches a command line with the rules: does a rule deny a part or ask about it, and do rules allow all of it?
 
-The line is read twice. The generous reading finds everything that may run (`searching`), for rules that deny or ask
-(`forbidding`); the strict reading understands the line, for rules that allow (`allowing`).
+The line is read twice. The generous reading (`searching`) finds every command that might run, for rules that deny or
+ask (`forbidding`). The strict reading finds exactly the commands that run, for rules that allow (`allowing`).
 """
 
 from __future__ import annotations

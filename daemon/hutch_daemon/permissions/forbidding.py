@@ -1,4 +1,4 @@
-"""Matches rules that deny or ask with everything that a command line may run."""
+"""Matches rules that deny or ask with every command that a line might run."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ _TREE_OPTIONS = re.compile(r"-[A-Za-z]*[rR][A-Za-z]*|--recursive|--r[a-z]*")
 def forbidding(
     rules: RuleSet, commands: tuple[SimpleCommand, ...], directories: tuple[str, ...], context: CallContext
 ) -> tuple[RuleHit | None, str | None]:
-    """The first rule that matches a command, one of its files or addresses; otherwise why one might, or None."""
-    # `Read` alone in deny means the agent's own tools: nearly every command reads some file.
+    """Return the first rule that matches a command, a file or a host of the line.
+
+    Without a match, return None and the reason why a rule might still match, or None if none can.
+    """
+    # A rule `Read` without a pattern concerns only the agent's own tools, because nearly every command reads a file.
     of_paths = [rule for rule in rules.paths if rule.action == "edit" or (rule.pattern and rule.action == "read")]
     doubt: str | None = None
     for rule in rules.commands:
@@ -50,7 +53,7 @@ def forbidding(
 
 
 def _may_run(command: SimpleCommand, rule: CommandRule) -> bool:
-    """Whether a program without a row gets the name of the rule's program as a word, as a wrapper would."""
+    """Return whether an unknown program gets the rule's program as an operand, as `sudo` gets the command to run."""
     if not command.words or is_known(command.words[0].text):
         return False
     return any(rule.program.literal and rule.program.fits(base_name(word.text).lower()) for word in command.words[1:])
@@ -85,7 +88,7 @@ def _forbidden_files(
 
 
 def _reads_below(command: SimpleCommand) -> bool:
-    """Whether the command reads everything below its operands."""
+    """Return whether the command reads all files below its operands."""
     if not command.words:
         return False
     options = READS_BELOW.get(base_name(command.words[0].text))
@@ -99,7 +102,10 @@ def _reads_below(command: SimpleCommand) -> bool:
 
 
 def destroys(commands: tuple[SimpleCommand, ...], directories: tuple[str, ...], context: CallContext) -> str | None:
-    """Why the user must decide in every mode: the command would remove the root, the home or a directory above it."""
+    """Return a reason if a command would remove the root, the home or a directory above it; otherwise None.
+
+    The user must decide about such a command in every mode.
+    """
     for command in commands:
         if not command.words:
             continue

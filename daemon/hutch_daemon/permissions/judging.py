@@ -1,4 +1,4 @@
-"""Puts a tool call to the policy that is in force for its session now."""
+"""Judges a tool call by the current policy of its session."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ __all__ = ["CallJudge", "PolicyOf", "Requester"]
 
 
 class Requester(Protocol):
-    """The executor that asks, for what only its account can do."""
+    """The executor that asks. It does what only the session's account can do."""
 
     @property
     def id(self) -> str: ...
 
     async def real_paths(self, session: str, paths: tuple[str, ...]) -> Mapping[str, str]:
-        """Resolve paths as the account; a path that cannot be resolved is missing."""
+        """Resolve paths as the session's account; the result lacks paths that cannot be resolved."""
 
     async def notify_somebody(self, question: m.Permission) -> m.Notified:
-        """Run the notify command as the account."""
+        """Run the notify command as the session's account."""
 
 
 class PolicyOf(Protocol):
-    """The policy in force for a session now, its project's file included."""
+    """Returns the current policy of a session, including its project's policy file."""
 
     def home_of(self, session: SessionRow) -> str: ...
 
@@ -40,7 +40,7 @@ class PolicyOf(Protocol):
 
 
 class CallJudge:
-    """Gathers what a verdict needs: the resolved paths, the session's mode and its policy, in this order."""
+    """Gathers the input of a verdict: the resolved paths, then the session's current mode, then its current policy."""
 
     def __init__(self, store: Store, policy_of: PolicyOf) -> None:
         """Read sessions from `store` and policies from `policy_of`."""
@@ -50,7 +50,7 @@ class CallJudge:
     async def judge(
         self, session: SessionRow, requester: Requester, call: m.ToolCall, cwd: str, project: m.ProjectFile | None
     ) -> tuple[SessionRow, Verdict]:
-        """Judge by the rules and the mode that are in force once the account has resolved the paths."""
+        """Resolve the paths, then judge by the rules and the mode of that moment. Return the session as judged."""
         paths = paths_to_resolve(call, cwd, self._policy_of.home_of(session))
         real = await requester.real_paths(session.id, paths) if paths else {}
         now: SessionRow | None = await self._store.read(lambda conn: sessions.get(conn, session.id))
@@ -70,11 +70,11 @@ class CallJudge:
     async def judge_edited(
         self, session: SessionRow, requester: Requester | None, row: PermissionRow, updated: dict[str, Any]
     ) -> str:
-        """Return the digest of an edited input that the policy does not deny."""
+        """Return the digest of an edited input; `policy_forbids` if the policy denies it."""
         call = to_call(row.call.agent_tool, updated, row.call.call_id, row.cwd)
         if call.action != row.call.action:
             raise HutchError(Reason.INVALID_PARAMS, f"An edited input of {row.call.agent_tool} cannot be judged here.")
-        if requester is None:  # only the account can resolve its paths
+        if requester is None:  # only the session's account can resolve the paths
             raise HutchError(Reason.CONNECTION_LOST, "The executor is away, so that an edited input cannot be judged.")
         _, verdict = await self.judge(session, requester, call, row.cwd, None)
         if verdict.decision == "deny":

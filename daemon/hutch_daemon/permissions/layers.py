@@ -1,8 +1,9 @@
 """Compiles the rules of all layers into one policy.
 
-There are five layers: host, account, project, session, and the answers of users. No layer outranks another; the host's
-rules hold because deny beats ask beats allow. Two things depend on the layer: only the host can forbid the mode
-`bypass`, and a project's file can allow nothing until the session's owner trusts it.
+There are five layers: host, account, project, session, and the answers of users. No layer outranks another: a rule that
+denies wins over a rule that asks, and a rule that asks over a rule that allows, in whatever layers they are. Two things
+depend on the layer: only the host can forbid the mode `bypass`, and a project's rules that allow are ignored until the
+session's owner trusts the file.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from hutch_daemon.permissions.rules import (
 
 _EFFECTS: tuple[Effect, ...] = ("deny", "ask", "allow")
 LARGEST_FILE = 64 * 1024
-"""Size limit of a policy file, in characters."""
+"""The largest policy file, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The rules of one source. `base`: where `/x` in its path rules starts; `origin`: its name for users."""
+    """The rules of one source. `base` is the directory where `/x` in a path rule starts; `origin`, a name for users."""
 
     name: LayerName
     allow: tuple[str, ...] = ()
@@ -41,16 +42,16 @@ class Layer:
     base: str = "/"
     origin: str = ""
     trusted: bool = False
-    """For a project: its owner trusted exactly this file, by its digest. Other layers need no trust."""
+    """Only for a project: True if the session's owner trusts a file with this digest. Other layers need no trust."""
     forbid_bypass: bool = False
-    """For the host: the mode `bypass` works as `ask`."""
+    """Only for the host: True makes the mode `bypass` work as `ask`."""
     broken: str = ""
-    """Why the file could not be read as a policy. What it denies is unknown, so every call asks."""
+    """The reason why the file could not be read; "" if it was read. Every call asks, as the file may deny anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuleSet:
-    """The rules of one effect by their subject, each in the order of the layers."""
+    """The rules of one effect, grouped by subject, in the order of the layers."""
 
     commands: tuple[CommandRule, ...]
     paths: tuple[PathRule, ...]
@@ -78,18 +79,18 @@ class Policy:
     ask: RuleSet
     deny: RuleSet
     problems: tuple[str, ...]
-    """What could not be read, in sentences for users."""
+    """One sentence for users for each rule or file that could not be read."""
     broken: str | None
-    """Why every call asks: a rule that asks or denies could not be read. None if all were read."""
+    """The reason why every call asks: a rule that asks or denies could not be read. Otherwise None."""
     bypass_forbidden: bool
     home: str
 
 
 def compile_policy(layers: Sequence[Layer], *, bypass_forbidden: bool = False, home: str) -> Policy:
-    """Merge layers into a policy. A bad rule does not raise: it is listed in `problems`.
+    """Merge layers into a policy. A bad rule raises nothing: it is listed in `problems`.
 
-    A bad rule that allows is left out; a bad rule that asks or denies makes every call ask. `home` is where
-    `~/` starts, absolute and resolved.
+    A bad rule that allows is ignored; a bad rule that asks or denies makes every call ask. `home`, an absolute and
+    resolved path, is the directory that `~/` means.
     """
     rules: dict[Effect, list[Rule]] = {"allow": [], "ask": [], "deny": []}
     problems: list[str] = []
@@ -130,9 +131,9 @@ def compile_policy(layers: Sequence[Layer], *, bypass_forbidden: bool = False, h
 def parse_policy_toml(
     text: str, name: LayerName, base: str, origin: str, *, trusted: bool = False
 ) -> tuple[Layer, tuple[str, ...]]:
-    """The layer in a policy file, and its problems for users. Never raises: an unreadable file is a broken layer.
+    """Return the layer of a policy file, and its problems for users. An unreadable file gives a `broken` layer.
 
-    The file has a table `[permissions]` with lists `allow`, `ask` and `deny`; the host's file also `forbid_bypass`.
+    The file has a table `[permissions]` with lists `allow`, `ask` and `deny`, and the host's file `forbid_bypass`.
     """
     if len(text) > LARGEST_FILE:
         return _broken(name, base, origin, f"it is longer than {LARGEST_FILE} characters")

@@ -1,8 +1,9 @@
-"""Path patterns, and the paths they are matched with. Lexical only: the caller resolves links.
+"""Path patterns and the paths that they match. Works on text alone: the caller resolves symbolic links.
 
-A pattern is written as in .gitignore: `//abs` from the file system's root, `~/x` from the home, `/x` from the base of
-the rule's layer, `a/b` from the work directory, a bare `name` at any depth. It covers what it names and everything
-below. Patterns match name by name, `**` any number of names; the time is at most names × names.
+Patterns look like those of .gitignore: `//abs` starts at the file system's root, `~/x` at the home, `/x` at the base of
+the rule's layer, `a/b` at the work directory; a bare `name` matches at any depth. A pattern covers the files that it
+names and everything below them. It matches one path component at a time; `**` matches any number of components. The
+time is at most the product of both lengths.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ _PROTECTED_TEXT = (
     ".pnpmfile.cjs .curlrc .wgetrc .vimrc .exrc .gdbinit .lldbinit .tmux.conf .psqlrc .sqliterc .mailcap"
 )
 _PROTECTED = frozenset(_PROTECTED_TEXT.split())
-"""Files that make a program, a shell or an agent run something, or contain an agent's own rules."""
+"""Files that can make a program, a shell or an agent run commands, or that contain an agent's own rules."""
 GIT_HEAD = "head"
-"""git may take a directory with a file of this name for a repository, with settings that run programs."""
+"""git may take a directory with a file of this name for a repository, whose settings can run programs."""
 _PROTECTED_FIRST = frozenset(name.partition("/")[0] for name in _PROTECTED if name.startswith("."))
 _MAGIC = re.compile(r"[*?\[]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -38,33 +39,36 @@ class BadPatternError(ValueError):
 
 
 def plain(path: str) -> str:
-    """An absolute path without `.`, `..` and double slashes, computed from its text alone."""
+    """Return an absolute path without `.`, `..` and double slashes, computed from its text alone."""
     if path[:1] == "/" and "//" not in path and "/." not in path and path[-1] != "/":
         return path
     return posixpath.normpath("/" + path.lstrip("/"))
 
 
 def absolute(word: str, cwd: str, home: str) -> str:
-    """The absolute path that a word means. `..` stays, so that the resolver follows links in order."""
+    """Return the absolute path that a word means. `..` stays in it, so that the resolver follows links in order."""
     if word == "~" or word.startswith("~/"):
         word = home + word[1:]
     return word if word.startswith("/") else cwd.rstrip("/") + "/" + word
 
 
 def can_be_path(text: str) -> bool:
-    """Whether a file can have this name, and the name can be sent to the resolver."""
+    """Return whether a file can have this name and the name can be sent to the resolver."""
     return 0 < len(text) <= 4096 and "\0" not in text and not _SURROGATE.search(text)
 
 
 def inside(path: str, directory: str) -> bool:
-    """Whether a plain path is the directory or lies below it."""
+    """Return whether a plain path is the directory itself or below it."""
     root = directory.rstrip("/")
     return path == root or path.startswith(root + "/")
 
 
 @lru_cache(maxsize=4096)
 def folded(text: str) -> str:
-    """The text as a file system reads it that ignores case, composition and invisible characters."""
+    """Return a form of the text that is equal for names that a case-insensitive file system takes for the same.
+
+    Ignores case, Unicode composition and invisible characters.
+    """
     if text.isascii():
         return text.lower()
     seen = "".join(char for char in text if unicodedata.category(char) != _SKIPPED_BY_FILESYSTEMS)
@@ -76,7 +80,7 @@ def names_of(path: str) -> tuple[str, ...]:
 
 
 def protected_name(path: str) -> str | None:
-    """The part of the path because of which only a rule for it allows writing; None if there is none."""
+    """Return the protected name in a path, or None. Only a rule that spells this name allows to write the path."""
     names = names_of(folded(path))
     for at, name in enumerate(names):
         trimmed = name.rstrip(". ")
@@ -88,9 +92,9 @@ def protected_name(path: str) -> str | None:
 
 
 def may_become_protected(pattern: str) -> str | None:
-    """A protected name that the shell could expand this file name pattern to, or None.
+    """Return a protected name that the shell could expand this file name pattern to, or None.
 
-    The shell matches a name that starts with a dot only by a pattern that starts with one.
+    In the shell, only a pattern that starts with a dot matches names that start with a dot.
     """
     for name in names_of(folded(pattern)):
         if name.startswith(".") and _MAGIC.search(name):
@@ -103,7 +107,7 @@ def may_become_protected(pattern: str) -> str | None:
 class _Name:
     text: str
     matches: Callable[[str], object] | None
-    """Matches one name; None for `**`."""
+    """Matches one path component; None for `**`."""
 
 
 def _name(text: str) -> _Name:
@@ -116,19 +120,22 @@ def _name(text: str) -> _Name:
 
 @dataclass(frozen=True, slots=True)
 class PathPattern:
-    """A compiled pattern. `names` start at the root; with `anywhere`, in any directory below it."""
+    """A compiled pattern."""
 
     root: tuple[str, ...] | None
-    """None: the work directory of the judged call."""
+    """The directory where the pattern starts, as components; None for the work directory of the judged call."""
     names: tuple[_Name, ...]
+    """The components of the pattern."""
     anywhere: bool
+    """True if the pattern matches in every directory below `root`."""
     fold: bool
+    """True if the pattern ignores case and the other differences that `folded` removes."""
 
     def _begins(self, workspace: str) -> tuple[str, ...]:
         return self.root if self.root is not None else names_of(folded(workspace) if self.fold else workspace)
 
     def covers(self, path: str, workspace: str) -> bool:
-        """Whether a plain absolute path, or a directory above it, is named."""
+        """Return whether the pattern names a plain absolute path, or a directory above it."""
         names = names_of(folded(path) if self.fold else path)
         root = self._begins(workspace)
         depth = len(root)
@@ -142,7 +149,7 @@ class PathPattern:
         return any(_leads(self.names, below[start:]) for start in range(len(below)))
 
     def may_lie_below(self, directory: str, workspace: str) -> bool:
-        """Whether something inside the directory might be named."""
+        """Return whether the pattern might name something inside the directory."""
         names = names_of(folded(directory) if self.fold else directory)
         root = self._begins(workspace)
         shared = min(len(names), len(root))
@@ -158,14 +165,14 @@ class PathPattern:
         return True
 
     def spells(self, name: str) -> bool:
-        """Whether the protected name stands in the pattern letter by letter: its author meant it."""
+        """Return whether the pattern contains the protected name without wildcards, so that its author meant it."""
         written = [*(self.root or ()), *(part.text for part in self.names)]
         wanted = name.split("/")
         return any([folded(part) for part in written[at : at + len(wanted)]] == wanted for at in range(len(written)))
 
 
 def _leads(pattern: tuple[_Name, ...], names: tuple[str, ...]) -> bool:
-    """Whether the pattern matches the names or a beginning of them: what is below a named directory is named."""
+    """Return whether the pattern matches the components or a prefix of them, which is a directory above the path."""
     reachable = {0}
     for name in (*names, None):
         for at in sorted(reachable):
@@ -185,7 +192,7 @@ def _leads(pattern: tuple[_Name, ...], names: tuple[str, ...]) -> bool:
 
 
 def compile_pattern(text: str, *, base: str, home: str, fold: bool) -> PathPattern:
-    """Compile a pattern. `fold`: ignore case as some file systems do, for rules that deny or ask.
+    """Compile a pattern. `fold`: ignore case, as some file systems do; used for rules that deny or ask.
 
     Raises `BadPatternError`. All directories are absolute and resolved.
     """
@@ -208,7 +215,7 @@ def compile_pattern(text: str, *, base: str, home: str, fold: bool) -> PathPatte
         root = base
     else:
         anywhere = text == rest and rest != "**" and "/" not in rest.rstrip("/")
-        # A bare name is denied in every directory, but allowed only below the work directory.
+        # A bare name in a rule that denies or asks covers every directory; in a rule that allows, the work directory.
         root = "/" if anywhere and fold else None
     names = names_of(rest)
     if ".." in names:
@@ -222,11 +229,11 @@ def compile_pattern(text: str, *, base: str, home: str, fold: bool) -> PathPatte
 
 @dataclass(frozen=True, slots=True)
 class PathTarget:
-    """A path as written and as resolved: a rule must allow both; one of them is enough to deny."""
+    """A path as written and as resolved. A rule that allows must cover both; a rule that denies or asks, only one."""
 
     written: str
     real: str | None
-    """None: it was not resolved, so nothing can be allowed there."""
+    """The resolved path; None if it could not be resolved, so that no rule allows it."""
 
     @property
     def both(self) -> tuple[str, ...]:
@@ -237,7 +244,7 @@ class PathTarget:
 
 
 def path_target(word: str, cwd: str, home: str, real: Mapping[str, str]) -> PathTarget:
-    """The path that a word means; its resolved form is in `real` under its absolute or its plain form."""
+    """Return the path that a word means. `real` maps absolute paths, plain or with `..`, to resolved paths."""
     key = absolute(word, cwd, home)
     written = plain(key)
     found = real.get(key, real.get(written))

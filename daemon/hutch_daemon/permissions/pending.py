@@ -1,7 +1,7 @@
-"""The permission requests that wait for a decision, in memory: what the event loop knows beside the store.
+"""The permission requests that wait for a decision, in memory beside the store.
 
-Every pending request of the store is here from the moment its commit is announced until its settlement is, so that the
-executor's call that waits for it can be woken. A denial that could not be stored is kept here, too, until it is.
+A request is here from the callbacks of the commit that records it until the callbacks of the commit that settles it, so
+that the executor's waiting call can be woken. A denial that could not be stored is also kept here until it is stored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["PendingAsks", "UnstoredDenial"]
 
 @dataclass(frozen=True, slots=True)
 class UnstoredDenial:
-    """A denial that holds although it could not be stored yet: the record as it will be, and how to store it."""
+    """A denial in force that could not be stored yet: the record after it, and the settlement to store."""
 
     row: PermissionRow
     settlement: Settlement
@@ -32,7 +32,7 @@ class _Ask:
 
 
 class PendingAsks:
-    """For the event loop alone, except `denial`, which a unit of work may call."""
+    """Pending requests by id. Call it only on the event loop, except `denial`, which a unit of work may call too."""
 
     def __init__(self) -> None:
         """Start without requests."""
@@ -46,25 +46,25 @@ class PendingAsks:
         return permission in self._asks
 
     def __iter__(self) -> Iterator[PendingRequest]:
-        """Iterate over the requests as they are now; they may be settled meanwhile."""
+        """Iterate over a copy of the list of requests; some may be settled during the iteration."""
         return iter([ask.request for ask in self._asks.values()])
 
     def add(self, request: PendingRequest) -> None:
-        """Let a request wait."""
+        """Add a pending request."""
         self._asks[request.row.id] = _Ask(request)
 
     def settle(self, row: PermissionRow) -> None:
-        """Wake the call that waits for this request, which is settled and stored."""
+        """Remove a request whose settlement is stored, and wake the call that waits for it."""
         self._denials.pop(row.id, None)
         self._wake(row)
 
     def deny(self, denial: UnstoredDenial) -> None:
-        """Let a denial hold now and keep it until it is stored."""
+        """Wake the waiting call with a denial, and keep the denial until it is stored."""
         self._denials[denial.row.id] = denial
         self._wake(denial.row)
 
     def denial(self, permission: str) -> UnstoredDenial | None:
-        """Return the denial of this request that is not stored yet."""
+        """Return this request's denial if it is not stored yet, or None."""
         return self._denials.get(permission)
 
     def denials(self) -> list[UnstoredDenial]:
@@ -72,9 +72,9 @@ class PendingAsks:
         return list(self._denials.values())
 
     async def settled(self, permission: str) -> PermissionRow | None:
-        """Return the request when it is settled; None if it is not here, and so settled before.
+        """Wait until the request is settled, and return it; None if it was settled before.
 
-        Cancelled, the request waits on.
+        If the caller is cancelled, the request stays pending.
         """
         if (denial := self._denials.get(permission)) is not None:
             return denial.row

@@ -1,15 +1,15 @@
-"""Decides a tool call from the owner's rules: pure, reads no clock and no file.
+"""Decides a tool call from the owner's rules. Pure: reads no clock and no file.
 
 The first of these decides: a rule that denies; a rule that asks; a rule to deny or ask that could not be read; the
-mode; a rule that allows. Specificity and layer of a rule do not count. A call that nothing settles asks the user; in
-the mode `unattended` it is denied.
+mode; a rule that allows. Specificity and layer of a rule do not matter. If none of them decides, the user is asked; in
+the mode `unattended` the call is denied.
 
-| mode | passes without a rule | always asks, even where a rule allows it |
+| mode | allowed without a rule | always asks, even where a rule allows it |
 |---|---|---|
 | ask | reading and searching inside the work directory | |
-| accept_edits | that, and editing inside the work directory | |
-| plan | reading and searching inside the work directory | commands, edits, tools of servers |
-| bypass | everything that no rule can deny or ask about | removing the root or the home |
+| accept_edits | reading, searching and editing inside the work directory | |
+| plan | reading and searching inside the work directory | commands, edits, tools of MCP servers |
+| bypass | every call that certainly no rule denies or asks about | removing the root or the home |
 | unattended | | (nothing: a call that would ask is denied) |
 """
 
@@ -43,7 +43,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A decision, the rule that made it, and why."""
+    """A decision, the rule that made it, and the reason."""
 
     decision: Literal["allow", "ask", "deny"]
     rule: str | None
@@ -52,15 +52,15 @@ class Verdict:
     why: str
     """One sentence for the user."""
     suggestions: tuple[Suggestion, ...] = ()
-    """Narrow rules that `always` could add; only with `ask`."""
+    """Narrow rules that a user could add by answering `always`; only for `ask`."""
     programs: tuple[tuple[str, ...], ...] = ()
     """The commands that were judged, each as its words."""
 
 
 def paths_to_resolve(call: ToolCall, cwd: str, home: str) -> tuple[str, ...]:
-    """The absolute paths that `judge` needs in `real`. The session's account resolves them, following links in order.
+    """Return the absolute paths that `judge` needs in `real`: at most 200 for a command.
 
-    Bounded to about 200. `cwd` and `home` are absolute and resolved.
+    The session's account resolves them, following links in order. `cwd` and `home` are absolute and resolved.
     """
     if call.action == "run_command":
         return paths_of(call.command, cwd, home) if call.command else ()
@@ -77,17 +77,17 @@ def judge(
     home: str,
     workspace: str,
 ) -> Verdict:
-    """Decide a call. Never raises, whatever the call holds.
+    """Decide a call. Never raises, whatever the call contains.
 
-    `real` maps each of `paths_to_resolve` to its resolved path, as the session's account sees it; a path missing there
-    can be denied but not allowed. `cwd`, `home` and `workspace` are absolute and resolved. Path rules such as `src/**`
-    start at `workspace`, and `accept_edits` opens it.
+    `real` maps each path of `paths_to_resolve` to its resolved path, as the session's account sees it. A path that is
+    missing there can be denied but not allowed. `cwd`, `home` and `workspace` are absolute and resolved. Path rules
+    such as `src/**` start at `workspace`, and the mode `accept_edits` allows edits below it.
     """
     context = CallContext(cwd, home, workspace, real)
     return _settle(policy, call, mode, _look(policy, call, context, mode))
 
 
-# ---------------------------------------------------------------- what the rules say
+# ---------------------------------------------------------------- matching the rules
 
 
 def _look(policy: Policy, call: ToolCall, context: CallContext, mode: PermissionMode) -> Assessment:
@@ -169,12 +169,15 @@ def _files(policy: Policy, call: ToolCall, context: CallContext, mode: Permissio
 
 
 def _allowed_by_reading(policy: Policy, hit: RuleHit) -> bool:
-    """Whether a rule for reading allowed the search. A rule for searches means everything below, so it suffices."""
+    """Return whether a rule for reading allowed the search.
+
+    A rule for searching covers all files below its directory; a rule for reading allows only the files that it covers.
+    """
     return any(rule.action != "search" for rule in policy.allow.paths if rule.origin == hit.origin)
 
 
 def _may_search(policy: Policy, context: CallContext, call: ToolCall) -> str | None:
-    """Why a search may show files that a rule denies to read, though its start is not denied; None if it cannot."""
+    """Return the reason why a search may show files below its start that a rule denies to read, or None."""
     for rule in (*policy.deny.paths, *policy.ask.paths):
         if rule.action in {"read", "search"}:
             for path in call.paths:
@@ -188,7 +191,7 @@ def _guarded(call: ToolCall, paths: tuple[str, ...]) -> bool:
 
 
 def _passes(call: ToolCall, mode: PermissionMode) -> bool:
-    """Whether the mode opens the work directory for this action without a rule."""
+    """Return whether the mode allows this action in the work directory without a rule."""
     if call.action == "edit":
         return mode == "accept_edits"
     return mode != "unattended"
@@ -219,7 +222,7 @@ def _address(policy: Policy, call: ToolCall) -> Assessment:
     )
 
 
-# ---------------------------------------------------------------- what follows from it
+# ---------------------------------------------------------------- deciding
 
 
 def _settle(policy: Policy, call: ToolCall, mode: PermissionMode, assessment: Assessment) -> Verdict:
@@ -248,7 +251,7 @@ def _settle(policy: Policy, call: ToolCall, mode: PermissionMode, assessment: As
 
 
 def _always_asks(call: ToolCall, mode: PermissionMode, assessment: Assessment) -> str | None:
-    """Why the user must decide even where a rule allows the call, or None."""
+    """Return the reason why the user must decide even where a rule allows the call, or None."""
     if call.action in {"question", "plan"}:
         return "only the user can answer it"
     if assessment.destroys is not None:
@@ -266,7 +269,7 @@ def _by_rule(decision: Literal["allow", "ask", "deny"], hit: RuleHit, assessment
 
 
 def _ask(mode: PermissionMode, verdict: Verdict) -> Verdict:
-    """The verdict; in the mode `unattended` it denies instead of asking."""
+    """Return the verdict that asks or, in the mode `unattended`, one that denies."""
     if mode != "unattended":
         return verdict
     return replace(

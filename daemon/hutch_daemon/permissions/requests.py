@@ -1,8 +1,8 @@
-"""Permission requests: what is recorded, what a decision means, and what follows from the state of one. Pure.
+"""Permission requests: their records, their settlements, and the next step for a pending one. Pure.
 
-A permission request is a tool call that the policy does not settle, a plan, or a question that an agent asks its user.
-It is pending until its one decision: a user allows, denies or answers it; it expires; nobody is there to decide; or it
-is withdrawn because its turn or executor ended. Each of these is a `Settlement`.
+A permission request is a tool call that the policy does not decide, a plan, or a question that an agent asks its user.
+It is pending until it is settled: a user allows, denies or answers it; it expires; no user is present; or it is
+withdrawn because its turn or executor ended. Each of these is a `Settlement`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 _IN_PAGE: Final = b'[[[{"data":{"permission":%b}}]]]'
-"""A request as deep in a frame as it ever lies: clients refuse frames that are nested deeper than the wire allows."""
+"""The deepest nesting of a request in a frame. Clients refuse frames that are nested deeper than the wire allows."""
 _DECISION: Final[dict[m.PermissionState, m.Decision]] = {
     "allowed": "allow",
     "answered": "answer",
@@ -54,7 +54,7 @@ _STATE: Final[dict[m.Decision, m.PermissionState]] = {"allow": "allowed", "deny"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settlement:
-    """How a request is settled: the columns of its record, and the rule and the stop that come with the decision."""
+    """The settlement of a request: the columns that it sets, the rule that it adds, and whether it stops the turn."""
 
     state: m.PermissionState
     settled_by: str
@@ -65,12 +65,12 @@ class Settlement:
     decided_digest: str | None = None
     answers: dict[str, Any] | None = None
     rule: RuleRow | None = None
-    """A rule that the decision adds."""
+    """The rule that the decision adds, or None."""
     stop_reason: str | None = None
-    """Why the turn is stopped as well; None if it goes on."""
+    """The reason why the turn is stopped too; None if the turn continues."""
 
     def columns(self) -> dict[str, Any]:
-        """Return the columns of the record that the settlement sets, besides state and time."""
+        """Return the columns that the settlement sets in the record, without `state` and `settled_at`."""
         return {
             "settled_by": self.settled_by,
             "message": self.message,
@@ -82,34 +82,34 @@ class Settlement:
         }
 
     def applied_to(self, row: PermissionRow, at: int) -> PermissionRow:
-        """Return the record as it is after this settlement at `at` ms."""
+        """Return the record after this settlement. `at` is in ms since 1970."""
         return replace(row, state=self.state, settled_at=at, **self.columns())
 
 
 @dataclass(slots=True, eq=False)
 class PendingRequest:
-    """A request that waits, with its deadlines in seconds on the monotonic clock."""
+    """A pending request, with its deadlines in seconds on the monotonic clock."""
 
     row: PermissionRow
     deadline: float
-    """When it expires."""
+    """The time when the request expires."""
     presence_due: float = math.inf
-    """When to check that somebody is there to decide; infinite if no check is due."""
+    """The time to check whether a user is present to decide; infinite if no check is due."""
     notified: bool = False
-    """The notify command worked, so somebody counts as being there."""
+    """True if the notify command worked, so that a user counts as present."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Nothing is due before `at`."""
+    """Nothing is due before the time `at`."""
 
     at: float
 
 
 def next_step(request: PendingRequest, now: float, when_nobody: m.WhenNobody) -> Settlement | WaitUntil:
-    """Return what follows for a pending request at `now`.
+    """Return the settlement of a pending request that is due at `now`, or the time when something will be due.
 
-    `when_nobody` is the session's policy for nobody being there, or `wait` while somebody is.
+    `when_nobody` is the session's policy for an absent user, or `wait` while a user is present.
     """
     if request.deadline <= now:
         return expired()
@@ -121,12 +121,12 @@ def next_step(request: PendingRequest, now: float, when_nobody: m.WhenNobody) ->
 
 
 def expired() -> Settlement:
-    """Return the settlement of a request whose time is over."""
+    """Return the settlement of an expired request."""
     return Settlement(state="expired", settled_by="expiry", message="Nobody answered in time.")
 
 
 def undecided(*, stop: bool) -> Settlement:
-    """Return the settlement of a request while nobody is there to decide it; `stop`: the session's turn is stopped."""
+    """Return the settlement of a request that no user is present to decide; `stop` stops the turn too."""
     return Settlement(
         state="denied",
         settled_by="nobody",
@@ -144,7 +144,7 @@ def withdrawn(why: str) -> Settlement:
 def new_request(
     params: m.RequestPermission, verdict: Verdict, *, id_: str, executor: str, digest: str, now: int, expiry: float
 ) -> PermissionRow:
-    """Return the record of a call that the policy does not settle. INVALID_PARAMS if no client could show it.
+    """Return the record of a call that the policy does not decide. INVALID_PARAMS if no client could show it.
 
     `now` is in ms since 1970, `expiry` in seconds.
     """
@@ -168,7 +168,7 @@ def new_request(
         suggestions=tuple(verdict.suggestions),
     )
     if not is_sound(_IN_PAGE % msgspec.json.encode(permission_view(row))):
-        raise HutchError(Reason.INVALID_PARAMS, "The call is nested too deeply to be shown to whoever decides.")
+        raise HutchError(Reason.INVALID_PARAMS, "The call is nested too deeply to be shown to a user.")
     return row
 
 
@@ -190,7 +190,7 @@ def check_answer(row: PermissionRow, params: m.AnswerPermission) -> None:
 
 
 def rule_of_answer(session: SessionRow, row: PermissionRow, params: m.AnswerPermission, now: int) -> RuleRow | None:
-    """Return the rule that a decision adds; None for a decision that holds once. `invalid_params`, `invalid_rule`."""
+    """Return the rule that a decision adds; None if it is for this call only. `invalid_params`, `invalid_rule`."""
     if params.scope == "once" or params.decision == "answer":
         return None
     text = params.rule or (row.suggestions[0].rule if row.suggestions else None)
@@ -213,7 +213,7 @@ def rule_of_answer(session: SessionRow, row: PermissionRow, params: m.AnswerPerm
 
 
 def settlement_of_answer(params: m.AnswerPermission, by: str, digest: str, rule: RuleRow | None) -> Settlement:
-    """Return the settlement by a user, named `by`; `digest` is of the input that may run."""
+    """Return the settlement by the user named `by`. `digest` is the digest of the input that may run."""
     return Settlement(
         state=_STATE[params.decision],
         settled_by=by,
@@ -236,7 +236,7 @@ def standing(row: PermissionRow) -> m.PermissionDecision:
         input=row.updated_input if row.updated_input is not None else row.call.input,
         digest=row.decided_digest or row.digest,
         message=row.message,
-        interrupt=row.interrupt or row.state == "withdrawn",  # the turn is over: nothing follows the answer
+        interrupt=row.interrupt or row.state == "withdrawn",  # the turn has ended, so the agent must not continue
         answers=row.answers,
     )
 
@@ -266,7 +266,7 @@ def too_late(params: m.RequestPermission, digest: str) -> m.PermissionDecision:
 
 
 def already_settled(row: PermissionRow) -> HutchError:
-    """Return the refusal of a decision that came second, with the request as it stands."""
+    """Return the error for a decision about a settled request. It contains the current record."""
     return HutchError(
         Reason.ALREADY_SETTLED,
         f"It was settled before: {row.state} by {row.settled_by}.",

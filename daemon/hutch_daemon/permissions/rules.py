@@ -1,8 +1,8 @@
 """Rules as users write them (Claude Code's syntax), parsed into types.
 
-A rule is `Tool` or `Tool(specifier)`. The tool is named as Claude names it or by the common action; the type keeps the
-action. Rules that allow are read narrowly, rules that ask or deny broadly: if a text can mean two things, a rule that
-allows gets the smaller meaning and a rule that asks or denies the larger one.
+A rule is `Tool` or `Tool(specifier)`. The tool has Claude's name for it (`Bash`) or the name of the action
+(`run_command`). If a rule can mean two things, a rule that allows gets the narrower meaning, and a rule that asks or
+denies the broader one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LONGEST_RULE = 4_000
 
 
 class BadRuleError(ValueError):
-    """The text is not a rule; the message tells the user why."""
+    """The text is not a rule; the message explains the mistake to the user."""
 
 
 class _MoreThanACommandError(BadRuleError):
@@ -33,7 +33,7 @@ class _MoreThanACommandError(BadRuleError):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a rule comes from, for users: its text, its layer, and the layer's name for itself."""
+    """The origin of a rule, for users: its text, its layer, and the name of the file or answer that contains it."""
 
     text: str
     layer: LayerName
@@ -76,19 +76,22 @@ _ANY = Glob(("", ""))
 
 @dataclass(frozen=True, slots=True)
 class CommandRule:
-    """A command of these words. `open`: more words may follow. `line`: the text as written, for an exact line."""
+    """A rule about commands that start with these words."""
 
     origin: Origin
     words: tuple[Glob, ...]
+    """The words of the command. Empty for a rule about all commands, or about one line that is not a simple command."""
     open: bool
+    """True if more words may follow."""
     line: str
+    """The text in the parentheses, for rules that allow exactly this line."""
     program: Glob
-    """Its program for ask and deny: the base name, in any case."""
+    """The base name of the program in lower case, for rules that ask or deny."""
     exact: bool = False
-    """The rule spells a whole command, letter by letter."""
+    """True if the rule spells a whole command without stars."""
 
     def spells(self, argv: tuple[Word, ...]) -> int | None:
-        """For allow: how many words at the start of the command the rule spells; None if the rule does not match."""
+        """Match a rule that allows: return how many words of the command it spells; None if it does not match."""
         if self.words and self.words[0].pieces[0] != argv[0].text:
             return None
         if len(argv) < len(self.words) or (not self.open and len(argv) != len(self.words)):
@@ -102,7 +105,7 @@ class CommandRule:
         return spelled
 
     def forbids(self, argv: tuple[Word, ...]) -> Fit:
-        """For ask and deny: whether the rule matches the command, with options in any order and place."""
+        """Match a rule that asks or denies. Options of the command may be in any order and place."""
         if not self.words:
             return "yes"
         if not argv or not argv[0].sure:
@@ -144,7 +147,7 @@ def _loosely(program: Glob) -> Glob:
 
 
 def _has_option(option: Glob, words: tuple[Word, ...]) -> bool:
-    """Whether the words contain the option: a long one abbreviated or with a value, short ones in any bundle."""
+    """Return whether the words contain the option. A long one may be abbreviated; short ones may be in a bundle."""
     given = [word.text for word in words if word.text.startswith("-")]
     if not option.literal:
         return any(option.fits(text) for text in given)
@@ -161,7 +164,7 @@ def _has_option(option: Glob, words: tuple[Word, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PathRule:
-    """The files of a pattern; None: all files. `action`: what the rule is about."""
+    """A rule about an action on files. `pattern` is None for all files."""
 
     origin: Origin
     action: Literal["read", "edit", "search"]
@@ -176,7 +179,7 @@ class PathRule:
 
 @dataclass(frozen=True, slots=True)
 class HostRule:
-    """A host, or all hosts below it; None: all hosts."""
+    """A rule about web addresses. `host` is None for all hosts; with `below`, the rule covers only its sub-domains."""
 
     origin: Origin
     host: str | None
@@ -188,7 +191,7 @@ class HostRule:
 
 @dataclass(frozen=True, slots=True)
 class NameRule:
-    """A tool by its name: tools of MCP servers (also whole servers), and tools that have no finer rules."""
+    """A rule about tools by name: MCP tools, all tools of an MCP server, and tools that take no specifier."""
 
     origin: Origin
     name: Glob
@@ -224,7 +227,7 @@ _STARS = re.compile(r"\*+")
 
 
 def parse_rule(text: str, effect: Effect, layer: LayerName, source: str, *, base: str, home: str) -> Rule:
-    """Parse one rule. `base` is where `/x` starts. Raises `BadRuleError`."""
+    """Parse one rule. `base` is the directory that `/x` starts from. Raises `BadRuleError`."""
     origin = Origin(text, layer, source, effect)
     if len(text) > LONGEST_RULE or any(ord(char) < 32 and char not in "\t\n" for char in text):
         raise BadRuleError("it is longer than 4,000 characters, or has control characters")
@@ -267,7 +270,7 @@ def _command_rule(origin: Origin, specifier: str | None) -> CommandRule:
     except _MoreThanACommandError:
         if is_open or origin.effect != "allow":
             raise
-        # Not a simple command: the rule means exactly this line.
+        # Not a simple command: the rule allows exactly this line.
         return CommandRule(origin, (), False, line, _ANY)
     if not words:
         raise BadRuleError("no word is before the star")
@@ -281,7 +284,7 @@ def _command_rule(origin: Origin, specifier: str | None) -> CommandRule:
 
 
 def _rule_words(text: str) -> tuple[Glob, ...]:
-    """The words of a rule. Quotes and backslashes work as in the shell; a star outside quotes is a wildcard."""
+    """Return the words of a rule. Quotes and backslashes work as in the shell; a star outside quotes is a wildcard."""
     words: list[Glob] = []
     pieces: list[str] | None = None
     quote = ""

@@ -1,4 +1,4 @@
-"""What a command line may run, and which files it may use. Generous, for rules that deny or ask."""
+"""Finds the commands that a line might run and the files that it might use. Generous, for rules that deny or ask."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hutch_daemon.permissions.shell.words import SimpleCommand, Word
 from hutch_daemon.permissions.wrappers import LOOKED_THROUGH, hidden_commands
 
 NOWHERE = frozenset(["/dev/null", "/dev/stdout", "/dev/stderr", "/dev/stdin", "/dev/tty"])
-"""Names that are not files."""
+"""Device names that a command may read or write without touching a file."""
 _MOST_HIDDEN = 400
-"""Commands inside commands. After this many the search ends as incomplete."""
+"""The largest number of commands inside commands. If there are more, the result is incomplete."""
 _MOST_HIDDEN_WORDS = 2_500
-"""Words of those commands; nested wrappers repeat their words in each."""
+"""The largest number of words in those commands; nested wrappers repeat the words of the command inside them."""
 MOST_DIRECTORIES = 8
-"""Directories that are followed in a line."""
+"""The largest number of directories, entered by `cd`, that are considered in a line."""
 _MOST_PATHS = 200
 _LONGEST_PATH = 1024
 _TAKES_NO_FILE = PRINTS_ITS_WORDS | LOOKED_THROUGH
@@ -28,7 +28,10 @@ _IN_PLACE = re.compile(r"-[A-Za-z]*i|--in-place|inplace")
 
 
 def everything_in(line: str) -> tuple[tuple[SimpleCommand, ...], bool]:
-    """The commands of a line and inside them (`sudo x`, `sh -c x`, `find -exec x`), and whether these are all."""
+    """Return the commands of a line and the commands inside them (`sudo x`, `sh -c x`, `find -exec x`).
+
+    The flag is False if some may be missing.
+    """
     found = find(line)
     complete = found.complete
     commands = list(found.commands)
@@ -49,7 +52,7 @@ def everything_in(line: str) -> tuple[tuple[SimpleCommand, ...], bool]:
             continue
         inner = [SimpleCommand(command.words[len(argv) - len(words) :]) for words in inside]
         for text in lines:
-            # A text that is not a shell line (a host, a user) is read as a command too; that only denies more.
+            # Some texts are not shell lines (a host, a user). Reading them as commands can only deny more.
             inner += find(text[:LONGEST]).commands
         commands += inner
         pending += inner
@@ -57,7 +60,7 @@ def everything_in(line: str) -> tuple[tuple[SimpleCommand, ...], bool]:
 
 
 def directories_of(commands: tuple[SimpleCommand, ...], cwd: str, home: str) -> tuple[str, ...]:
-    """Directories in which parts of the line may run, as `cd` names them."""
+    """Return the directories in which commands of the line may run, following its `cd` and `pushd`."""
     seen = [cwd]
     for command in commands:
         if len(command.words) == 2 and command.words[0].text in {"cd", "pushd"} and len(seen) < MOST_DIRECTORIES:
@@ -66,7 +69,7 @@ def directories_of(commands: tuple[SimpleCommand, ...], cwd: str, home: str) -> 
 
 
 def as_paths(word: str) -> Iterator[str]:
-    """The file names that a program may read in a word."""
+    """Iterate over the file names that a program may find in a word (`x`, `-ox`, `--output=x`, `host:x`)."""
     if len(word) > _LONGEST_PATH or not can_be_path(word):
         return
     if not word.startswith("-"):
@@ -79,7 +82,7 @@ def as_paths(word: str) -> Iterator[str]:
 
 
 def operands_of(command: SimpleCommand) -> Iterator[tuple[Word, bool, bool]]:
-    """Words of a command that may be files; for each, whether it may be read and whether it may be written."""
+    """Iterate over the words of a command that may be files, with two flags: may be read, may be written."""
     for word in command.reads:
         yield word, True, False
     for word in command.writes:
@@ -98,7 +101,7 @@ def operands_of(command: SimpleCommand) -> Iterator[tuple[Word, bool, bool]]:
 
 
 def paths_of(line: str, cwd: str, home: str) -> tuple[str, ...]:
-    """Absolute paths that judging the line needs, a bounded number. They still contain `..`."""
+    """Return the absolute paths that judging the line needs, at most 200. They still contain `..`."""
     commands, _ = everything_in(line)
     directories = directories_of(commands, cwd, home)
     paths: dict[str, None] = {}
@@ -113,6 +116,6 @@ def paths_of(line: str, cwd: str, home: str) -> tuple[str, ...]:
 
 
 def shown(command: SimpleCommand) -> str:
-    """The command for users, cut if it is long."""
+    """Return the command as text for users, shortened if it is long."""
     text = " ".join(word.text for word in command.words)
     return text if len(text) <= 120 else text[:119] + "…"

@@ -1,7 +1,8 @@
 """Narrow rules that are safe to accept with `always`.
 
-For a command: program, sub-command and script name if these suffice, otherwise exactly these words. A suggested open
-rule lets no option or word pass that could write files or run programs. A suggested rule always allows the call.
+The rule for a command spells the program, sub-command and script name, if that is narrow enough; otherwise exactly the
+words of the command. A suggested open rule never allows an option or word that could write files or run programs. A
+suggested rule always allows the call that it is suggested for.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _MODULES = frozenset(["pytest", "unittest", "mypy", "ruff", "black", "build", "c
 
 
 def of_command(argv: tuple[Word, ...]) -> Suggestion | None:
-    """The suggestion for a command that no rule allows, or None if no narrow rule would allow it."""
+    """Return the suggestion for a command that no rule allows, or None if no narrow rule would allow it."""
     if not argv or not all(word.sure for word in argv):
         return None
     words = [word.text for word in argv]
@@ -62,7 +63,7 @@ def of_command(argv: tuple[Word, ...]) -> Suggestion | None:
 
 
 def _stem(words: list[str]) -> list[str] | None:
-    """The first words of a safe open rule, or None if only a rule for the whole command is narrow enough."""
+    """Return the words of a safe open rule, or None if only a rule for the whole command is narrow enough."""
     name = words[0]
     if name in _TEST_PROGRAMS:
         return [name]
@@ -82,7 +83,7 @@ def _stem(words: list[str]) -> list[str] | None:
 
 
 def of_path(tool: str, path: str) -> Suggestion | None:
-    """A rule for this one file, from the file system's root; None if a rule cannot contain its name."""
+    """Return a rule for this file by its absolute path; None if a rule cannot contain its name."""
     if any(ord(char) < 32 for char in path) or len(path) > 500:
         return None
     spelled = re.sub(r"([*?\[])", r"[\1]", path)
@@ -94,7 +95,7 @@ def of_host(host: str) -> Suggestion:
 
 
 def of_tool(name: str) -> Suggestion | None:
-    """A rule for a tool by its whole name; None if a rule cannot contain the name."""
+    """Return a rule for a tool by its whole name; None if a rule cannot contain the name."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.\-]*", name):
         return None
     return Suggestion(rule=name, note="every call of this tool, whatever its input")

@@ -1,4 +1,4 @@
-"""The transactions of a permission request: a verdict of the policy, a new request, its settlement."""
+"""The transactions of permission requests: record the policy's verdict, record a request, settle a request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["RequestTransactions", "record_verdict", "turn_runs"]
 
 
 class RequestTransactions:
-    """Each method is a unit of work, or a part of one; what follows the commit is registered with it."""
+    """Each method is a unit of work or a part of one. It registers the callbacks that run after the commit."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class RequestTransactions:
         stop_turn: Callable[[str, str, str], None],
         plan_approved: Callable[[Tx, str, str], None],
     ) -> None:
-        """Wake the asks in `pending`; the other parameters are those of `Approvals`."""
+        """Wake the calls that wait in `pending`. The other parameters are those of `Approvals`."""
         self._pending = pending
         self._stop_turn = stop_turn
         self._plan_approved = plan_approved
@@ -39,9 +39,9 @@ class RequestTransactions:
     def record(
         self, tx: Tx, row: PermissionRow, params: m.RequestPermission, after: Callable[[PermissionRow], None]
     ) -> PermissionRow | None:
-        """Record a request with its event; `after(row)` runs after the commit.
+        """Record a request with its event, and return it. `after(row)` runs after the commit.
 
-        Return what the same ask recorded before, if it did, or None if its turn is over.
+        If the executor asked with the same id before, return the earlier record. Return None if the turn has ended.
         """
         if not turn_runs(tx, row.executor, params):
             return None
@@ -53,9 +53,9 @@ class RequestTransactions:
         return kept
 
     def settle(self, tx: Tx, permission: str, settlement: Settlement) -> tuple[PermissionRow, bool]:
-        """Settle a request with its event, the rule that it adds and its audit line; wake the ask after the commit.
+        """Settle a request, with event, audit line and the rule that it adds. Wake the waiting call after the commit.
 
-        Return the request as it stands and whether this settlement was the first.
+        Return the current record, and whether this settlement was the first.
         """
         row, won = permissions.settle(tx, permission, settlement.state, settled_at=now_ms(), **settlement.columns())
         tx.after_commit(partial(self._pending.settle, row))
@@ -69,7 +69,7 @@ class RequestTransactions:
         if row.kind == "plan" and row.state == "allowed":
             self._plan_approved(tx, row.session, settlement.settled_by)
         session = sessions.get(tx, row.session)
-        assert session is not None, "a request's record has its session's"
+        assert session is not None, "a request cannot outlive its session"
         audit.record(
             tx,
             actor=settlement.settled_by,
@@ -89,7 +89,7 @@ class RequestTransactions:
 
 
 def turn_runs(on: Executes, executor: str, params: m.RequestPermission) -> bool:
-    """Tell whether the turn that asks was given to this executor and is not being stopped."""
+    """Return whether the request's turn was given to this executor and is not being stopped."""
     turn = turns.get(on, params.turn)
     return (
         turn is not None
@@ -101,7 +101,7 @@ def turn_runs(on: Executes, executor: str, params: m.RequestPermission) -> bool:
 def record_verdict(
     tx: Tx, *, session: SessionRow, executor: str, params: m.RequestPermission, verdict: Verdict, digest: str
 ) -> bool:
-    """Record what the policy decides by itself; False, and nothing recorded, if the turn does not run any more."""
+    """Record a decision of the policy. Return False, without recording anything, if the turn does not run any more."""
     if not turn_runs(tx, executor, params):
         return False
     audit.record(

@@ -1,7 +1,7 @@
 """Programs that run the command after them.
 
-For rules that allow, five wrappers are looked through, and only if their options are plain. For rules that deny or ask,
-every command that a program might run counts.
+A rule that allows a command also allows it inside five wrappers, if their options are plain. A rule that denies or asks
+matches every command that a program might run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DURATION = re.compile(r"[0-9]+(\.[0-9]+)?[smhd]?")
 
 
 def unwrap(argv: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The command after `timeout nice time nohup stdbuf`, also nested; None if their options are not plain."""
+    """Return the command inside `timeout nice time nohup stdbuf`, also nested; None if their options are not plain."""
     while argv and argv[0] in LOOKED_THROUGH:
         name, at = argv[0], 1
         while at < len(argv) and argv[at].startswith("-"):
@@ -77,7 +77,7 @@ WRAPPERS: Mapping[str, int] = MappingProxyType(
         **dict.fromkeys(names("docker podman nerdctl kubectl oc ip"), 2),
     }
 )
-"""Programs that run the command after them, and how many of their own operands may come first."""
+"""Programs that run the command after them, with the number of their own operands that may come first."""
 SHELLS = names(
     "bash sh zsh dash ksh fish ash su eval env watch ssh script flock trap alias xargs parallel sg runuser busybox "
     "hyperfine watchexec nodemon concurrently mosh autossh"
@@ -92,15 +92,15 @@ _SUB_RUNS: Mapping[str, frozenset[str]] = MappingProxyType(
         ),
     }
 )
-"""Programs with sub-commands that run the command after them."""
+"""Programs with the sub-commands that run the command after them."""
 _HIDES = SHELLS | frozenset(WRAPPERS) | frozenset(_SUB_RUNS) | names("find gfind fd fdfind git")
 _FIND_RUNS = names("-exec -execdir -ok -okdir -x --exec -X --exec-batch")
 
 
 def hidden_commands(argv: tuple[str, ...], most: int) -> tuple[list[tuple[str, ...]], list[str]]:
-    """What a command may run besides itself: commands, and texts that a shell reads. Generous.
+    """Return the commands that a command may run, and the texts that it may give to a shell. Generous.
 
-    The list ends with the command that brings the words of all of them above `most`.
+    Stops after the command that brings the total number of words above `most`.
     """
     name = base_name(argv[0])
     commands: list[tuple[str, ...]] = []

@@ -1,1 +1,1 @@
-"""What programs can do besides what their name says: a table of rows, checks, and the veto on open rules."""
+"""A table of programs whose options can run other programs or write files, and the veto on open rules based on it."""

@@ -1,4 +1,4 @@
-"""Rows of compilers, linters, test and task runners, package managers and cloud tools."""
+"""Table rows of compilers, linters, test and task runners, package managers and cloud tools."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _compiler(argv: Argv, spelled: int) -> str | None:
 
 
 def _answers(argv: Argv, spelled: int) -> str | None:
-    """For programs that read more words from files (`@file`)."""
+    """Check programs that read more options from files (`@file`)."""
     word = next((word for word in argv[1:] if word.startswith("@")), None)
     return None if word is None else f"{base_name(argv[0])} reads options from {word}"
 
@@ -51,7 +51,7 @@ _RUNNER_OPTIONS = re.compile(
 
 
 def _runner(argv: Argv, spelled: int) -> str | None:
-    """For task runners, whose many options run or load something: only plain options pass."""
+    """Check task runners. Many of their options run or load something, so only a list of plain options is accepted."""
     word = next((w for w in argv[spelled:] if w.startswith("-") and not _RUNNER_OPTIONS.fullmatch(w)), None)
     return _targets(argv, spelled) if word is None else f"{base_name(argv[0])} {word} may change what it runs"
 

@@ -1,4 +1,4 @@
-"""Rows of the programs that show, search, copy, pack, fetch and edit files."""
+"""Table rows of programs that show, search, copy, pack, fetch and edit files."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _printf(argv: Argv, spelled: int) -> str | None:
 
 
 def _evaluates(argv: Argv, spelled: int) -> str | None:
-    """Where a number is expected, shells evaluate an array index and the substitutions in it."""
+    """Check for `[`…`]`: where a shell expects a number, it evaluates an array index and the substitutions in it."""
     word = next((word for word in argv[1:] if _EVALUATES.search(word)), None)
     return None if word is None else f"{argv[0]} may evaluate {word}"
 

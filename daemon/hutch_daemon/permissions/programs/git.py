@@ -1,4 +1,4 @@
-"""The row of git, and what its sub-commands and options can do."""
+"""The table row of git, with the sub-commands and options that can run programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of the programs that run what they are given: interpreters, shells, wrappers, editors, shell builtins."""
+"""Table rows of programs that run other programs or code: interpreters, shells, wrappers, editors, shell builtins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _RUN_MODULES = names(
     "timeit cProfile profile trace pdb bdb ipdb pudb runpy coverage debugpy code IPython asyncio viztracer scalene "
     "kernprof memory_profiler doctest pyinstrument"
 )
-"""Modules of Python that run what their operand names."""
+"""Python modules that run the program that their operand names."""
 ROWS: Final = rows(
     (
         "python pypy",

@@ -1,7 +1,7 @@
-"""What a row of the table says, and how options are found in a command.
+"""The type of a table row, and the search for options in a command.
 
-An *open* rule (`Bash(sort:*)`) lets the agent choose the rest of the command. A row lists what it may not choose.
-A rule that spells a whole command is not checked against the table.
+An *open* rule (`Bash(sort:*)`) lets the agent choose the rest of the command. A row lists the options and words that
+the agent may not choose. A rule that spells a whole command is not checked against the table.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ __all__ = ["Check", "Program", "ProgramKind", "base_name", "names", "option_of",
 
 Argv = tuple[str, ...]
 Check = Callable[[Argv, int], str | None]
-"""Takes a command and how many of its words the rule spells; returns why the rule does not open it, or None."""
+"""Takes a command and the number of words that the rule spells; returns the reason why the rule fails, or None."""
 
 
 class ProgramKind(Enum):
-    """How far an open rule reaches."""
+    """What a program can do with the words of its command line."""
 
     PLAIN = "does what its name says"
     READS = "only reads, whatever its options"
@@ -29,36 +29,36 @@ class ProgramKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One row: the kind, then the options and words that an open rule never admits, then what needs code."""
+    """One row of the table. An open rule never allows the options and words in `short`, `long` and `words`."""
 
     kind: ProgramKind = ProgramKind.PLAIN
     short: str = ""
-    """Letters of options."""
+    """Forbidden one-letter options, without dashes."""
     long: frozenset[str] = frozenset()
-    """Names of options, without dashes."""
+    """Forbidden long options, without dashes."""
     words: frozenset[str] = frozenset()
-    """Whole words."""
+    """Forbidden whole words."""
     flags: frozenset[str] = frozenset()
-    """PINNED: options without a value that may stand before the operand."""
+    """Only for PINNED: options without a value that may come before the operand."""
     has_subcommands: bool = False
-    """The first operand is a sub-command."""
+    """True if the first operand is a sub-command."""
     runs_next: frozenset[str] = frozenset()
-    """Sub-commands (or Python modules) that run what the next word names: the rule must name that too."""
+    """Sub-commands (or Python modules) that run the program named by the next word, so a rule must spell that word."""
     exact: frozenset[str] = frozenset()
-    """Sub-commands that only a rule for the whole command opens."""
+    """Sub-commands that are allowed only by a rule for the whole command."""
     hands_on: bool = False
-    """Words after `--` are handed on, so they are not its own options."""
+    """True if the program passes the words after `--` to another program, so they are not its own options."""
     check: Check | None = field(default=None, repr=False)
-    """What options alone cannot say."""
+    """A function for what the other fields cannot express."""
 
 
 def names(text: str) -> frozenset[str]:
-    """The words of a text."""
+    """Return the words of a text."""
     return frozenset(text.split())
 
 
 def rows(*groups: tuple[str, Program]) -> dict[str, Program]:
-    """Rows by program name; each group gives one row to several names. ValueError if a name has two rows."""
+    """Return rows by program name. Each group gives one row to several names. ValueError if a name has two rows."""
     table: dict[str, Program] = {}
     for group, program in groups:
         for name in group.split():
@@ -69,19 +69,20 @@ def rows(*groups: tuple[str, Program]) -> dict[str, Program]:
 
 
 def base_name(program: str) -> str:
-    """The name of a program without its directory."""
+    """Return the name of a program without its directory."""
     return program.rsplit("/", 1)[-1]
 
 
 def subcommand(argv: Argv) -> str:
-    """The first word that is not an option; empty if there is none."""
+    """Return the first word that is not an option; "" if there is none."""
     return next((word for word in argv[1:] if not word.startswith("-")), "")
 
 
 def option_of(argv: Argv, short: str, long: frozenset[str], words: frozenset[str]) -> str | None:
-    """Why one of these options forbids the command, or None. Long options match abbreviated, short ones in a bundle.
+    """Return a reason if the command has one of these options, or None.
 
-    Some programs take long options after one dash too; three letters are needed to tell those from a bundle.
+    Finds abbreviated long options, and short options in a bundle. Some programs take long options after one dash too;
+    three letters are needed to distinguish those from a bundle.
     """
     for word in argv[1:]:
         if word in words:

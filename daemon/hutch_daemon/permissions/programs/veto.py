@@ -1,4 +1,4 @@
-"""The veto: why an open rule does not open a command, though its words fit."""
+"""The veto: reasons why an open rule does not allow a command although the rule's words match."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _RUNS_SCRIPTS: Final = names(
 )
 """Programs whose operand is a script."""
 _OPTIONS_FIRST: Final = _RUNS_SCRIPTS | names("npx bunx pnpx uvx")
-"""Programs whose words after the operand belong to what the operand names."""
+"""Programs that pass the words after their operand to the program that the operand names."""
 
 
 def veto(argv: Argv, spelled: int) -> str | None:
-    """Why an open rule that spells the first `spelled` words does not open this command, or None."""
+    """Return the reason why an open rule that spells the first `spelled` words does not allow the command, or None."""
     program = lookup(argv[0])
     if program.kind is ProgramKind.EXACT:
         return f"{base_name(argv[0])} runs other commands: only a rule for the whole command opens it"
@@ -38,7 +38,7 @@ def veto(argv: Argv, spelled: int) -> str | None:
 
 
 def _unpinned(program: Program, argv: Argv, spelled: int) -> str | None:
-    """Why the rule does not name what a PINNED program runs, or None if it does."""
+    """Return a reason if the rule does not name what a PINNED program runs, or None if it does."""
     name = base_name(argv[0])
     at = 1
     while at < spelled and argv[at] in program.flags:
@@ -56,7 +56,7 @@ def _unpinned(program: Program, argv: Argv, spelled: int) -> str | None:
 
 
 def script_of(argv: Argv) -> str | None:
-    """A program or script that the command names by a path relative to its directory, or None."""
+    """Return the program or script that the command names by a relative path, or None."""
     if "/" in argv[0]:
         return None if argv[0].startswith("/") else argv[0]
     program = lookup(argv[0])

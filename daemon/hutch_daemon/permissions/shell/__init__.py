@@ -1,1 +1,1 @@
-"""Two readings of a bash line: `grammar` finds every command, `reader` understands a subset."""
+"""Two parsers of bash lines: `grammar` finds every command that might run; `reader` understands a subset exactly."""

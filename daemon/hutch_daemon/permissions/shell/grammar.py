@@ -1,8 +1,8 @@
 """The generous reading: finds every command that a line might run, for rules that deny or ask.
 
 The grammar is tree-sitter-bash. It differs from bash (it reads a carriage return as a blank, and has no node for
-back-ticks in a here-document), so it never decides alone that a line is harmless: `reader` must find the same commands.
-Walks are iterative, because a line can nest as deep as it is long.
+back-ticks in a here-document), so a line is allowed only if `reader` finds the same commands. Tree walks are iterative,
+because a line can nest as deep as it is long.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _CUTS = re.compile(r"[;&|\n(){}`<>]+")
 _LEAVES = frozenset({"word", "number", "raw_string", "string_content", "comment", "file_descriptor", "variable_name"})
 _ENDS_WITH_COMMAND = frozenset({"list", "pipeline", "negated_command", "redirected_statement"})
 LONGEST = 10_000
-"""Characters; longer lines are read roughly."""
+"""The longest line, in characters, that the grammar parses. Longer lines are only split at operators."""
 MOST_LOOKED_AT = 20_000
-"""Characters; the rest of a longer line is not read, and the line never passes."""
+"""The number of characters of a line that are read at all. A longer line is never allowed."""
 LONGEST_BARE = 2_000
-"""Characters outside plain quotes. The grammar may take quadratic time over them: over 400 ms for 8,000."""
+"""The most characters outside quotes. The grammar may take quadratic time for them: over 400 ms for 8,000."""
 MOST_OPENERS = 250
-"""Brackets outside quotes, and quotes; over brackets that are never closed the grammar takes quadratic time too."""
+"""The most quotes and opening brackets outside quotes. The grammar takes quadratic time for brackets left open."""
 _COMMANDS = frozenset({"command", "declaration_command", "unset_command"})
 _WORDS_TEXT = (
     "word number raw_string string concatenation ansi_c_string translated_string simple_expansion expansion "
@@ -56,7 +56,7 @@ class ParsedLine:
 
 
 def find(line: str) -> ParsedLine:
-    """Every command in the line and in its substitutions. Takes any text; never raises."""
+    """Return every command in the line and in its substitutions. Takes any text; never raises."""
     return _find(line[:MOST_LOOKED_AT])
 
 
@@ -76,14 +76,14 @@ def _find(line: str) -> ParsedLine:
 
 
 def _roughly(line: str) -> tuple[SimpleCommand, ...]:
-    """Possible commands, found without the grammar: the texts between operators, without quotes."""
+    """Return possible commands without using the grammar: the texts between operators, with quotes removed."""
     bare = _QUOTES.sub("", line)
     pieces = dict.fromkeys(piece.strip() for piece in _CUTS.split(bare))
     return tuple(SimpleCommand(tuple(Word(word) for word in piece.split())) for piece in pieces if piece)
 
 
 def _parsed(line: str) -> tuple[list[SimpleCommand], bool, list[str]]:
-    """The commands, whether the grammar read the whole line, and texts in it that the shell reads as lines."""
+    """Return the commands, whether the grammar read the whole line, and the texts that the shell reads as lines."""
     source = line.encode("utf-8", "replace")
     root = Parser(_LANGUAGE).parse(source).root_node
     complete = not root.has_error
@@ -95,7 +95,7 @@ def _parsed(line: str) -> tuple[list[SimpleCommand], bool, list[str]]:
         if kind in _COMMANDS or (kind == "ERROR" and node.named_child_count):
             commands.append(_command(path, source))
         elif kind == "file_redirect" and not _belongs_to_command(path):
-            # `>f` alone or after a group: no program, but a file.
+            # `>f` alone or after a group: it names a file, but no program.
             reads: list[Word] = []
             writes: list[Word] = []
             extra: list[Word] = []
@@ -108,14 +108,14 @@ def _parsed(line: str) -> tuple[list[SimpleCommand], bool, list[str]]:
 
 
 class _NodePath(NamedTuple):
-    """A node and the nodes above it. (The tree finds a parent only by a walk from the root.)"""
+    """A node and its ancestors. (In tree-sitter, looking up a parent walks from the root.)"""
 
     node: Node
     up: _NodePath | None
 
 
 def _walk(root: Node) -> Iterator[_NodePath]:
-    """All nodes that may contain commands, in the order of the text, without recursion."""
+    """Iterate over the nodes that may contain commands, in the order of the text, without recursion."""
     stack = [_NodePath(root, None)]
     while stack:
         path = stack.pop()
@@ -126,7 +126,7 @@ def _walk(root: Node) -> Iterator[_NodePath]:
 
 
 def _belongs_to_command(redirect: _NodePath) -> bool:
-    """Whether `_command` collects this redirection with its command."""
+    """Return whether `_command` collects this redirection together with its command."""
     if redirect.up is None or redirect.up.node.type == "command":
         return redirect.up is not None
     body = redirect.up.node.child_by_field_name("body")
@@ -136,7 +136,10 @@ def _belongs_to_command(redirect: _NodePath) -> bool:
 
 
 def _redirects_around(path: _NodePath) -> Iterator[Node]:
-    """Redirections of enclosing nodes: the grammar reads `a && b >f` as (`a && b`) `>f`, bash redirects only `b`."""
+    """Iterate over redirections of enclosing nodes that belong to this command.
+
+    The grammar reads `a && b >f` as (`a && b`) `>f`, but bash redirects only `b`.
+    """
     here = path
     while (up := here.up) is not None:
         if up.node.type == "redirected_statement" and up.node.child_by_field_name("body") == here.node:
@@ -175,7 +178,7 @@ def _command(path: _NodePath, source: bytes) -> SimpleCommand:
 
 
 def _redirect(node: Node, source: bytes, words: list[Word], reads: list[Word], writes: list[Word]) -> None:
-    """Collect a redirection. The grammar puts later words of the command under it: only the first is the file."""
+    """Collect a redirection. The grammar puts later words of the command below it; only the first word is the file."""
     targets = node.children_by_field_name("destination")
     operator = next((child.type for child in node.children if not child.is_named), "")
     if not targets:
@@ -193,7 +196,7 @@ def _text(node: Node, source: bytes) -> str:
 
 
 def word_of(node: Node, source: bytes) -> Word:
-    """The word of a node as the program gets it, if the text alone determines it."""
+    """Return the word of a node; sure if its text alone determines what the program gets."""
     kind = node.type
     text = _text(node, source)
     if _NOTHING_TO_READ.fullmatch(text) and kind in {"word", "number"}:

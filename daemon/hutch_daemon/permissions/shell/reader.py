@@ -1,10 +1,9 @@
 """The strict reading: understands a subset of bash exactly and refuses everything else.
 
 The subset: simple commands joined by `;`, newline, `&&`, `||`, `|`, `|&` and `&`, and parentheses around them; words of
-plain characters, single quotes, double quotes without expansions, backslashes; file name patterns and `$?`, which is a
-number (the word is then not sure); redirections to and from named files and descriptors; comments; leading assignments
-of plain values. Every rule here is narrower than bash's. A change that widens one must pass
-`tests/daemon/permissions/differential.py`.
+plain characters, single quotes, double quotes without expansions, backslashes; file name patterns and `$?`, whose words
+are not sure; redirections to and from named files and descriptors; comments; leading assignments of plain values. Every
+rule here is narrower than bash's. A change that widens one must pass `tests/daemon/permissions/differential.py`.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\[.*\])?\+?=", re.DOTALL)
 _DESCRIPTOR = re.compile(r"[0-9-](?=[\s|&;)]|$)")
 _OWN_HOME = re.compile(r"~(?=[/\s|&;<>)]|$)")
 _GOES_ON = re.compile(r"(,|\.\.).*\}", re.DOTALL)
-"""After a closing brace: bash reads `{a}b,c}` as braces around `a}b` and `c`, even where parts are quoted."""
+"""Matches the text after a closing brace if bash would continue the expansion: `{a}b,c}` expands to `a}b` and `c`."""
 _PLAIN_RUN = re.compile(r"[A-Za-z0-9_./:,@%+-]+")
 
 
 class NotUnderstoodError(Exception):
-    """The line is outside the subset; the text tells the user why."""
+    """The line is outside the subset; the text explains the reason to the user."""
 
 
 @dataclass(slots=True)
 class _Parts:
-    """A simple command that is being read."""
+    """The parts of the simple command that is being read."""
 
     words: list[Word] = field(default_factory=list)
     reads: list[Word] = field(default_factory=list)
@@ -105,7 +104,7 @@ class _Reader:
             raise NotUnderstoodError("`;;` outside a case")
         self.at += len(text)
         if text == "\n":
-            # A newline ends a command; after an operator or another newline it means nothing.
+            # A newline ends a command; after an operator or another newline it has no meaning.
             self._end(";", may_be_empty=True)
             return
         self._end(_JOINTS[text], may_be_empty=False)
@@ -255,7 +254,7 @@ class _Reader:
         return Word(text, sure), quoted
 
     def _double_quoted(self) -> tuple[str, bool]:
-        """Read up to the closing quote; return the text and whether it is exactly what the program gets."""
+        """Read up to the closing quote; return the text, and whether the program gets exactly this text."""
         line = self.line
         out: list[str] = []
         sure = True
@@ -286,7 +285,7 @@ class _Reader:
 
 
 def understand(line: str) -> tuple[SimpleCommand, ...]:
-    """The simple commands of a line, in the order of the text. Parentheses appear as commands without words.
+    """Return the simple commands of a line, in the order of the text. A parenthesis appears as a command without words.
 
     Raises `NotUnderstoodError` for a line outside the subset.
     """

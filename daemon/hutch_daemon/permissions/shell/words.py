@@ -1,7 +1,7 @@
-"""Words and commands, the result of both readings of a line.
+"""Words and commands, the results of both parsers.
 
-A `Word` is *sure* if its text is exactly what the program gets. A word that the shell still changes (a variable, a
-substitution, a file name pattern, braces) is not sure; its text is what was written.
+A `Word` is *sure* if the program gets exactly its text. A word that the shell still changes (a variable, a
+substitution, a file name pattern, braces) is not sure; its text is the text of the line.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 Joint = Literal["", "&&", "||", ";", "|", "&", "(", ")"]
-"""What follows a command; a parenthesis is a command without words."""
+"""The operator after a command. A parenthesis is a command without words."""
 
 
 class Word(NamedTuple):
@@ -18,7 +18,7 @@ class Word(NamedTuple):
 
 
 class SimpleCommand(NamedTuple):
-    """One simple command: its words, the files it is redirected from and to, its variables, and what follows it."""
+    """One simple command: its words, redirections (`reads`, `writes`) and assignments, and the operator after it."""
 
     words: tuple[Word, ...]
     reads: tuple[Word, ...] = ()
