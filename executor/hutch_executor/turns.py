@@ -186,7 +186,7 @@ class Turns:
 
 
 def timed_out() -> TurnEnded:
-    """Return the end of a turn that exceeded its time."""
+    """Return the end of a turn that exceeded its time limit."""
     return TurnEnded("timed_out", "turn_timeout", "The turn exceeded its time limit.")
 
 

@@ -201,7 +201,10 @@ def test_walls_that_cannot_be_put_up_are_a_refusal_with_the_reason(
 
 def test_a_list_that_cannot_be_read_is_a_refusal(cwd: Path) -> None:
     """Nothing is allowed by a guess."""
-    with pytest.raises(HutchError, match="no host") as refused, sandboxed(cwd, "allow-list", "https://example.com"):
+    with (
+        pytest.raises(HutchError, match="is not a host") as refused,
+        sandboxed(cwd, "allow-list", "https://example.com"),
+    ):
         pass
 
     assert refused.value.reason is Reason.ISOLATION_UNAVAILABLE

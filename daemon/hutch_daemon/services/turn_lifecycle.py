@@ -99,7 +99,7 @@ def stopped(why: StopCause, detail: str = "") -> TurnEnded:
     """Return the end of a turn that hutchd stopped."""
     texts = {
         "interrupted": "The turn was interrupted.",
-        "timed_out": "The turn took longer than it may.",
+        "timed_out": "The turn exceeded its time limit.",
         "closed": "The session was closed.",
     }
     message = f"{texts[why]} {detail}".strip()

@@ -134,7 +134,7 @@ class SocketStream(ByteStream):
             self._writable.set_result(None)
 
     async def send_eof(self) -> None:
-        """SendFrame that nothing more will be sent; reading goes on."""
+        """Announce that nothing more will be sent; reading goes on."""
         try:
             self._sock.shutdown(socket.SHUT_WR)
         except OSError:
