@@ -73,7 +73,17 @@ def test_silence_is_not_waited_for_for_ever(pipe: Pipe) -> None:
     assert refused.value.reason is Reason.TIMED_OUT
 
 
-@pytest.mark.parametrize("line", [b"{}\n", b"not json, with a token-of-the-test\n", b"\xff\n"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{}\n",
+        b"not json, with a token-of-the-test\n",
+        b"\xff\n",
+        b'{"executor":"\xff"}\n',
+        b'{"x":' + 8000 * b"[" + b"\n",
+    ],
+    ids=["no fields", "not JSON", "not UTF-8", "a field that is not UTF-8", "too deeply nested"],
+)
 def test_a_line_that_cannot_be_read_is_not_repeated(pipe: Pipe, line: bytes) -> None:
     """It may hold the token, so that no message quotes it."""
     os.write(pipe[1], line)
@@ -84,6 +94,15 @@ def test_a_line_that_cannot_be_read_is_not_repeated(pipe: Pipe, line: bytes) -> 
     assert refused.value.reason is Reason.INVALID_PARAMS
     assert "token" not in str(refused.value)
     assert refused.value.__suppress_context__
+
+
+def test_without_standard_input_nothing_is_announced() -> None:
+    """A closed descriptor means that the process that started this one is gone."""
+    reading, writing = os.pipe()
+    os.close(writing)
+    os.close(reading)
+
+    assert not announce(reading)
 
 
 def test_a_hutchd_that_ends_before_the_line_is_an_ordinary_end() -> None:

@@ -7,9 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from claude_agent_sdk import ClaudeSDKClient
 
+from hutch_executor.runners.claude.connection import ClaudeConnection
 from hutch_executor.runners.claude.events import EventTranslator
 from hutch_executor.runners.claude.lines import ModelUsage, ResultLine
+from hutch_executor.runners.claude.process import ClaudeProcess
+from hutch_executor.runners.claude.spawn import Launch
 from hutch_executor.runners.claude.turn_end import ended
 from hutch_executor.runners.claude.usage import UsageMeter, total
 from hutch_shared.events import Notice, Text, UsageSeen
@@ -163,6 +167,40 @@ def test_the_introduction_is_told_once(narrator: EventTranslator) -> None:
     assert "db" in first[1][1].message
     assert again == []
     assert narrator.session == "s-9"
+
+
+@pytest.mark.parametrize("servers", [None, "db", {"db": "failed"}, ["db", 3]])
+def test_mcp_servers_in_another_form_are_left_out(narrator: EventTranslator, servers: Any) -> None:
+    """A newer CLI may list them differently; the turn goes on."""
+    events = tell(narrator, type="system", subtype="init", session_id="s-9", mcp_servers=servers)
+
+    assert [notice.word for _, notice in events] == ["agent_ready"]
+    assert narrator.session == "s-9"
+
+
+@pytest.mark.parametrize("kind", ["user", "assistant", "stream_event", "system", "rate_limit_event", "result"])
+@pytest.mark.parametrize(
+    "value",
+    [b'"\xff"', 100_000 * b"[", b"1e999", b'"\\ud800"', b"nonsense"],
+    ids=["not UTF-8", "too deep", "a number without a value", "half a surrogate pair", "not JSON"],
+)
+async def test_a_line_that_cannot_be_decoded_is_a_notice(kind: str, value: bytes) -> None:
+    """The notice says what is wrong with the line, and the turn goes on."""
+    process = ClaudeProcess(Launch(("claude",), "/", {}))
+    connection = ClaudeConnection(ClaudeSDKClient(), process, EventTranslator("/work", {}), UsageMeter({}), {}, None)
+    line = b'{"type":"%b","subtype":%b,"event":{"type":%b},"message":{"content":%b}}' % (
+        kind.encode(),
+        value,
+        value,
+        value,
+    )
+    events = connection.translate(line)
+    await process.close()
+    process.messages.close()
+
+    assert len(events) == 1
+    assert isinstance(notice := events[0][1], Notice)
+    assert notice.message.startswith("Claude Code sent a message of an unknown shape: ")
 
 
 def test_the_model_is_awaited_from_the_request_to_the_end_of_its_message(narrator: EventTranslator) -> None:

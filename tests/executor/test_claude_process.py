@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -95,6 +96,81 @@ async def test_what_is_no_message_ends_the_messages() -> None:
         assert isinstance(messages[1], BrokenOutput)
         assert len(messages) == 2
         assert not process.is_ready()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"type":"assistant","x":' + 100_000 * b"[",
+        b'{"type":"control_request","x":' + 100_000 * b"[" + 100_000 * b"]" + b"}",
+        b'{"type":"control_request","x":' + 5_000 * b"[" + 5_000 * b"]" + b"}",
+        b'{"type":"control_request","x":"\xff"}',
+    ],
+    ids=["not closed", "closed", "only just too deep", "not UTF-8"],
+)
+async def test_a_line_that_no_decoder_reads_ends_the_messages(line: bytes, tmp_path: Path) -> None:
+    """Too deeply nested, or not UTF-8: the runner gets one broken item and no exception."""
+    lines = tmp_path / "lines"
+    lines.write_bytes(line + b'\n{"type":"result"}\n')
+    program = f"import shutil, sys; shutil.copyfileobj(open({str(lines)!r}, 'rb'), sys.stdout.buffer)"
+    async with started(program) as (process, control):
+        messages = await all_of(process)
+
+        assert [type(message) for message in messages] == [BrokenOutput]
+        assert control == []
+        assert not process.is_ready()
+
+
+async def test_a_line_that_was_cut_off_by_the_cli_s_end_is_no_message() -> None:
+    """The lines before it pass."""
+    program = """
+import os, sys
+sys.stdout.write('{"type":"assistant"}\\n{"type":"result","is_err')
+sys.stdout.flush()
+os.kill(os.getpid(), 9)
+"""
+    async with started(program) as (process, _):
+        messages = await all_of(process)
+
+        assert messages == [b'{"type":"assistant"}']
+        assert await process.exit_code() == -9
+
+
+async def test_a_cli_that_closes_its_input_accepts_no_more() -> None:
+    """Its output is still read; a request of ours fails with a sentence instead of a broken pipe."""
+    program = """
+import os, time
+os.close(0)
+print('{"type":"assistant"}', flush=True)
+time.sleep(600)
+"""
+
+    async def write_on(process: ClaudeProcess) -> None:
+        while True:
+            await process.write(10_000 * "x" + "\n")
+
+    async with started(program) as (process, _):
+        first = await process.next_message()
+        with pytest.raises(CLIConnectionError, match="accepts no more input"):
+            await write_on(process)
+        with pytest.raises(CLIConnectionError, match="not running"):
+            await process.control("interrupt")
+
+        assert first == b'{"type":"assistant"}'
+        assert not process.is_ready()
+
+
+async def test_a_cli_that_ends_before_it_reads_its_documents_starts_and_ends() -> None:
+    """The pipe breaks while a document is written, and stays open nowhere."""
+    before = {*os.listdir("/proc/self/fd")} if os.path.exists("/proc/self/fd") else set()
+    document = {"in_variables": {"KEY_FD": Secret("x" * 1_000_000)}}
+    async with started("raise SystemExit(3)", **document) as (process, _):
+        messages = await all_of(process)
+        code = await process.exit_code()
+    after = {*os.listdir("/proc/self/fd")} if os.path.exists("/proc/self/fd") else set()
+
+    assert (messages, code) == ([], 3)
+    assert after == before
 
 
 async def test_documents_arrive_whole_and_leave_nothing_behind() -> None:

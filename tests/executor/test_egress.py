@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +14,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from hutch_executor.sandbox.egress import AT_ONCE, EgressProxy, NetworkBridge
+from hutch_executor.sandbox.programs import bridge_argv
 from hutch_shared.allow_list import Address, AllowList
 
 WAIT = 30.0
@@ -312,19 +315,58 @@ def test_its_end_ends_its_thread_and_all_connections(inside: Callable[..., Insid
     assert not [one for one in threading.enumerate() if one.name == "egress"]
 
 
-def test_a_door_through_which_no_listening_socket_comes_serves_nobody(inside: Callable[..., Inside]) -> None:
-    """A connected socket, two sockets, or nothing; the others go on."""
+def test_a_bridge_that_passes_no_listening_socket_serves_nobody(inside: Callable[..., Inside]) -> None:
+    """It passes nothing, connected sockets, a pipe, or both. Their descriptors are closed; other bridges go on."""
     with server(echo) as port:
         made = inside(f"127.0.0.1:{port}")
-        for count in (0, 1, 2):
-            door = made.egress.open_bridge()
-            pair = socket.socketpair()
-            with pair[0], pair[1], socket.socket(fileno=os.dup(door.descriptor)) as through:
-                socket.send_fds(through, [b"\n"], [one.fileno() for one in pair[:count]])
-            door.close()
+        a, b = socket.socketpair()
+        reading, writing = os.pipe()
+        with a, b, open(writing, "wb", buffering=0) as pipe:
+            with open(reading, "rb"):
+                for passed in ([], [a.fileno()], [a.fileno(), b.fileno()], [reading], [a.fileno(), reading]):
+                    bridge = made.egress.open_bridge()
+                    with socket.socket(fileno=os.dup(bridge.descriptor)) as through:
+                        socket.send_fds(through, [b"\n"], passed)
+                        through.settimeout(WAIT)
+                        assert through.recv(1) == b""
+                    bridge.close()
+            a.close()
+            with pytest.raises(BrokenPipeError):
+                pipe.write(b"x")
+            assert b.recv(1) == b""
         with made.tunnel(port) as sock:
             sock.sendall(b"on")
             assert sock.recv(10) == b"on"
+
+
+def test_a_bridge_whose_sandbox_ends_at_once_is_an_ordinary_end(inside: Callable[..., Inside]) -> None:
+    """Its socket is closed before a listening socket came; the other bridges go on."""
+    with server(echo) as port:
+        made = inside(f"127.0.0.1:{port}")
+        bridge = made.egress.open_bridge()
+        with socket.socket(fileno=os.dup(bridge.descriptor)) as through:
+            through.shutdown(socket.SHUT_RDWR)
+        bridge.close()
+        with made.tunnel(port) as sock:
+            sock.sendall(b"on")
+            assert sock.recv(10) == b"on"
+
+
+def test_without_its_executor_a_sandboxed_command_does_not_start() -> None:
+    """The bridge program cannot pass its listening socket on, and exits with one sentence."""
+    ours, theirs = socket.socketpair()
+    ours.close()
+    with theirs:
+        done = subprocess.run(
+            [*bridge_argv(theirs.fileno()), "/bin/echo", "started"],
+            pass_fds=[theirs.fileno()],
+            capture_output=True,
+            timeout=WAIT,
+            check=False,
+        )
+
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert re.fullmatch(rb"hutch: the sandbox's network bridge could not be made: [^\n]+\n", done.stderr)
 
 
 def test_what_is_refused_is_logged_once_and_nothing_else(

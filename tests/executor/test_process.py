@@ -112,6 +112,20 @@ async def test_a_hutchd_that_is_killed_before_the_boot_line_is_an_ordinary_end()
     assert b"Traceback" not in said
 
 
+@pytest.mark.parametrize("stdin", ["closed", "a closed socket"])
+async def test_an_executor_without_its_starter_ends_with_one_line(stdin: str) -> None:
+    """Its standard input is closed, or the other side of it is gone before the executor announces itself."""
+    ours, theirs = socket.socketpair()
+    ours.close()
+    with theirs:
+        argv = [sys.executable, "-P", "-m", "hutch_executor"]
+        closed = ["/bin/sh", "-c", 'exec "$@" <&-', "sh"] if stdin == "closed" else []
+        done = await anyio.run_process([*closed, *argv], stdin=theirs.fileno(), env=ENVIRONMENT, cwd="/", check=False)
+
+    assert done.returncode == 2
+    assert done.stderr == b"hutch-executor: cannot start: the process that started it is gone.\n"
+
+
 async def test_it_shows_and_passes_on_nothing(hutchd: FakeHutchd, cwd: Path) -> None:
     """Not dumpable, no core, bounded memory, no standard input, an environment that is a list; the token nowhere."""
     look = "env; readlink /proc/self/fd/0; ulimit -c; ulimit -d; ls -l /proc/self/fd"

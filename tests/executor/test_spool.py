@@ -137,7 +137,14 @@ def test_a_living_executor_keeps_its_spool(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{}\n", b'{"format":"other","executor":"x","session":"s"}\n', b"\xff" * 9000]
+    "content",
+    [
+        b"",
+        b"{}\n",
+        b'{"format":"other","executor":"x","session":"s"}\n',
+        b"\xff" * 9000,
+        b'{"x":' + b"[" * 4000 + b"\n",
+    ],
 )
 def test_a_file_that_is_no_spool_is_refused(directory: Path, content: bytes) -> None:
     """What lies in the directory is not trusted to be ours."""

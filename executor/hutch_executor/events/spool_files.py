@@ -75,7 +75,7 @@ def read_spool(path: Path, acked: int = 0) -> tuple[SpoolOwner, Generator[tuple[
     except BlockingIOError as error:
         os.close(fd)
         raise HutchError(Reason.WRONG_STATE, f"The executor of the spool {path.name} lives.") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         os.close(fd)
         raise HutchError(Reason.NOT_FOUND, f"{path.name} is not a spool.") from error
     return owner, _drain(fd, len(line) + 1, parts)

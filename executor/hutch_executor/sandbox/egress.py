@@ -16,6 +16,7 @@ Always true:
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -294,18 +295,17 @@ def _receive_listener(ours: socket.socket) -> socket.socket | None:
     """Receive the listening socket that `netns_bridge` made; None if it ended without, or passed something else."""
     try:
         _, descriptors, _, _ = socket.recv_fds(ours, 16, 4, socket.MSG_CMSG_CLOEXEC)
-        sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
-    except OSError as error:  # its end was reset, or a descriptor is not a socket
+    except OSError as error:  # its end was reset
         _log.warning("the network bridge of a sandbox broke: %s", error)
         return None
-    for one in sockets:
-        if (
-            len(sockets) == 1
-            and one.family == socket.AF_INET
-            and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        ):
-            one.setblocking(False)
-            return one
-        one.close()
+    if len(descriptors) == 1:
+        with suppress(OSError):  # not a socket
+            one = socket.socket(fileno=descriptors[0])
+            if one.family == socket.AF_INET and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                one.setblocking(False)
+                return one
+            one.detach()
+    for descriptor in descriptors:
+        os.close(descriptor)
     _log.warning("the network bridge of a sandbox passed no listening socket")
     return None

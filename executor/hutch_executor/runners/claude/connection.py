@@ -13,7 +13,7 @@ import msgspec
 from claude_agent_sdk import ClaudeSDKClient
 
 from hutch_executor.runners.claude.events import EventTranslator
-from hutch_executor.runners.claude.lines import ResultLine
+from hutch_executor.runners.claude.lines import UNREADABLE, ResultLine
 from hutch_executor.runners.claude.process import BrokenOutput, ClaudeProcess, SkippedMessage
 from hutch_executor.runners.claude.turn_end import ended
 from hutch_executor.runners.claude.usage import UsageMeter
@@ -57,7 +57,7 @@ class ClaudeConnection:
             return [("notice", Notice("message_too_large", f"A message of Claude Code was left out: {line}."))]
         try:
             return [*self.translator.translate(line)]
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             message = f"Claude Code sent a message of an unknown shape: {error}"
             return [("notice", Notice("agent_note", message))]
 
@@ -83,7 +83,7 @@ class ClaudeConnection:
     async def start_error(self, failure: Exception) -> HutchError:
         """End the CLI and return why it did not start; `word` of the details is a turn's reason."""
         result: ResultLine | None = None
-        with suppress(anyio.EndOfStream, anyio.ClosedResourceError, anyio.WouldBlock, msgspec.DecodeError):
+        with suppress(anyio.EndOfStream, anyio.ClosedResourceError, anyio.WouldBlock, *UNREADABLE):
             while result is None:
                 line = self.process.messages.receive_nowait()
                 if isinstance(line, bytes):

@@ -69,7 +69,7 @@ class EventTranslator:
         return f"<EventTranslator {self.session or 'new'}{', awaits the model' if self.awaits_model else ''}>"
 
     def translate(self, line: bytes) -> list[Translated]:
-        """Return the events of one line. msgspec.DecodeError if the line has not the shape of its kind."""
+        """Return the events of one line. One of `UNREADABLE` if the line does not have the shape of its kind."""
         match kind_of_line(line):
             case "stream_event":
                 return self._stream(STREAM_LINE.decode(line))
@@ -191,7 +191,9 @@ class EventTranslator:
         if shown == self._shown:
             return []
         self._shown = shown
-        failed = [str(s.get("name")) for s in line.get("mcp_servers") or () if s.get("status") not in _MCP_FINE]
+        servers = line.get("mcp_servers")
+        known = [one for one in servers if isinstance(one, dict)] if isinstance(servers, list) else []
+        failed = [str(one.get("name")) for one in known if one.get("status") not in _MCP_FINE]
         events = [_note("agent_ready", f"Claude Code {shown['version']}, model {shown['model']}.", shown)]
         if failed:
             events.append(_note("mcp_failed", f"MCP servers that are not connected: {', '.join(failed)}."))

@@ -14,6 +14,7 @@ __all__ = [
     "CONVERSATION_LINE",
     "RESULT_LINE",
     "STREAM_LINE",
+    "UNREADABLE",
     "ContentBlock",
     "ConversationLine",
     "ModelMessage",
@@ -21,6 +22,7 @@ __all__ = [
     "ResultLine",
     "StreamLine",
     "UsageCount",
+    "UsageResponse",
     "kind_of_line",
 ]
 
@@ -113,6 +115,18 @@ class ResultLine(msgspec.Struct):
     model_usage: dict[str, ModelUsage] | None = msgspec.field(default=None, name="modelUsage")
 
 
+class SessionUsage(msgspec.Struct):
+    """Usage of the conversation, by model."""
+
+    model_usage: dict[str, ModelUsage]
+
+
+class UsageResponse(msgspec.Struct):
+    """The response to the control request `get_usage`."""
+
+    session: SessionUsage
+
+
 class _Envelope(msgspec.Struct):
     type: str
 
@@ -122,8 +136,10 @@ CONVERSATION_LINE: Final = msgspec.json.Decoder(ConversationLine)
 STREAM_LINE: Final = msgspec.json.Decoder(StreamLine)
 RESULT_LINE: Final = msgspec.json.Decoder(ResultLine)
 ANY_LINE: Final = msgspec.json.Decoder(dict[str, Any])
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""The errors of a decoder: another shape, text that is not UTF-8, too deeply nested."""
 
 
 def kind_of_line(line: bytes) -> str:
-    """Return the `type` of a line. ValueError if it is not a JSON object with that field."""
+    """Return the `type` of a line. ValueError if it is no JSON object with that field; RecursionError if too deep."""
     return _ENVELOPE.decode(line).type

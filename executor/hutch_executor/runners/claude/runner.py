@@ -27,7 +27,7 @@ from hutch_executor.runners.claude.connection import ClaudeConnection
 from hutch_executor.runners.claude.events import EventTranslator
 from hutch_executor.runners.claude.hooks import PermissionHooks
 from hutch_executor.runners.claude.instructions import instructions
-from hutch_executor.runners.claude.lines import ModelUsage, ResultLine
+from hutch_executor.runners.claude.lines import ModelUsage, ResultLine, UsageResponse
 from hutch_executor.runners.claude.process import BrokenOutput, ClaudeProcess, SkippedMessage
 from hutch_executor.runners.claude.turn import STOPPED, ClaudeTurn, OutputBounds
 from hutch_executor.runners.claude.turn_end import ended, failure
@@ -164,8 +164,7 @@ class ClaudeRunner:
     async def _earlier_usage(self, process: ClaudeProcess) -> dict[str, ModelUsage] | None:
         """Return what a resumed conversation has used before, since the CLI counts on from there."""
         with anyio.move_on_after(self._bounds.interrupt), suppress(ClaudeSDKError, msgspec.ValidationError):
-            usage = (await process.control("get_usage")).get("session", {}).get("model_usage")
-            return msgspec.convert(usage, dict[str, ModelUsage])
+            return msgspec.convert(await process.control("get_usage"), UsageResponse).session.model_usage
         return None
 
     async def _version(self) -> str | None:
