@@ -1,8 +1,8 @@
-"""`python -m hutch_executor`: an executor. It reads its boot line from standard input and dials hutchd.
+"""`python -m hutch_executor` runs one executor: it reads its boot line from standard input and dials hutchd.
 
-It hardens itself before it imports anything that takes long. If standard input is a socket it then announces that with
-one byte; its parent checks the hardening and only then sends the boot line with the token, while the rest is imported.
-Exit codes: 0 left in order, 2 could not start, 3 did not leave in time.
+The executor hardens itself before any slow import. If standard input is a socket, it then writes one byte to report
+that. The parent checks the hardening before it sends the boot line with the token; meanwhile the executor imports the
+rest. Exit codes: 0 ended in order, 2 could not start, 3 did not end in time.
 """
 
 from __future__ import annotations

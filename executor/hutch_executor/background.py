@@ -1,4 +1,4 @@
-"""A request's work in a task of the executor's own, so that a lost connection cancels the waiting, not the work."""
+"""Runs a request's work in a task of the executor, so that a lost connection cancels only the wait for the result."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ R = TypeVar("R")
 
 
 class BackgroundCall(Generic[R]):
-    """One run of `work` and its result, for every caller that waits for it."""
+    """One run of `work`, and its result for every caller that waits."""
 
     def __init__(self, work: Callable[[], Awaitable[R]]) -> None:
-        """Prepare; start `run` in a task."""
+        """Keep `work`; the caller starts `run` in a task."""
         self._work = work
         self._done = anyio.Event()
         self._result: R
         self._error: HutchError | None = None
 
     async def run(self) -> None:
-        """Run the work and keep its result or its HutchError. Any other exception becomes `internal`, and is logged."""
+        """Run the work and keep its result or its HutchError. Any other exception is logged and becomes `internal`."""
         try:
             self._result = await self._work()
         except HutchError as error:
@@ -40,7 +40,7 @@ class BackgroundCall(Generic[R]):
             self._done.set()
 
     async def wait(self) -> R:
-        """Return the result when the work is done, or raise its HutchError. A cancelled caller does not stop it."""
+        """Return the result when the work is done, or raise its HutchError. A cancel stops only this wait."""
         await self._done.wait()
         if self._error is not None:
             raise self._error

@@ -1,6 +1,6 @@
 """The handlers of the methods that hutchd calls on an executor; `hutch_shared.methods.TO_EXECUTOR` has their types.
 
-A plain function is called by the connection's reader and must be quick; an async one runs in a task of its own.
+The connection's reader calls a plain function, which must be quick; an async function runs in a task of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["HANDLERS"]
 
 
 async def prepare_session(worker: Worker, params: m.PrepareSession) -> m.Prepared:
-    """Connect the agent. Idempotent by session."""
+    """Assign the session and connect the agent. Idempotent by session."""
     return await worker.open_session(params)
 
 
@@ -34,7 +34,7 @@ def execute_prompt(worker: Worker, params: m.ExecutePrompt) -> m.Accepted:
 
 
 async def interrupt_turn(worker: Worker, params: m.InterruptExecutor) -> m.Interrupted:
-    """Stop the turn. After the reply nothing of it starts."""
+    """Stop the turn. After the reply the turn starts nothing more."""
     cause = timed_out() if params.timed_out else TurnEnded("stopped", "interrupted", "The turn was interrupted.")
     return m.Interrupted(was_running=await worker.stop_turn(params.turn, cause))
 
@@ -61,7 +61,7 @@ async def take_spool(worker: Worker, params: m.TakeSpool) -> m.SpooledEvents:
 
 
 def shutdown(worker: Worker, params: m.Shutdown) -> m.Nothing:
-    """Leave, soon."""
+    """End this executor soon; see `Worker.leave`."""
     worker.leave(params.reason, finish_turn=params.finish_turn)
     return m.Nothing()
 

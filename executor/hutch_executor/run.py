@@ -1,6 +1,6 @@
-"""An executor's process, from its boot line to its end.
+"""The process of an executor, from its boot line to its end.
 
-Everything that a session will need is imported before the first `hello`, so files replaced later do not matter.
+Everything that a session needs is imported before the first `hello`, so files replaced later do not matter.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _SWEEP_DEADLINE: Final = 3.0
 _REAP_EVERY: Final = 5.0
 _SPARE_THREADS: Final = 3
 _USE_THREADS_EVERY: Final = 5.0
-"""Seconds; anyio ends threads that are idle for 10."""
+"""Seconds between two uses of the spare threads. anyio ends a thread that was idle for 10 s."""
 _THREAD_USE: Final = 0.005
-"""Seconds that each thread is kept busy, so that all of them are used."""
+"""Seconds that one use keeps a thread busy: long enough that each use gets a thread of its own."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -106,13 +106,13 @@ async def _reap() -> None:
 
 
 async def _keep_threads() -> None:
-    """Keep spare threads alive: a session at its process limit could start none to write the spool with."""
+    """Keep spare threads alive. The spool needs one, and a session at its process limit cannot start it."""
     while True:
         try:
             async with anyio.create_task_group() as group:
                 for _ in range(_SPARE_THREADS):
                     group.start_soon(to_thread.run_sync, time.sleep, _THREAD_USE)
-        except* RuntimeError:  # the limit is reached; the threads that exist stay
+        except* RuntimeError:  # at the process limit: the existing threads stay
             pass
         await anyio.sleep(_USE_THREADS_EVERY)
 

@@ -1,9 +1,9 @@
-"""A session's turns, one at a time, each to an end of some kind.
+"""Runs a session's turns, one at a time.
 
-Theory. A turn reports `turn_started`, then what the runner reports, then `turn_ended`, each of the two exactly once,
-whatever happens to the connection. `stop` names the cause before it interrupts the runner. A runner that does not stop
-in time is closed and its turn cancelled. The cause then decides how the turn ended, unless the agent completed it
-first.
+Theory. A turn reports `turn_started`, then the runner's events, then `turn_ended`. The first and the last are reported
+exactly once, whatever happens to the connection. `stop` records the cause before it interrupts the runner. If the
+runner does not stop in time, it is closed and the turn is cancelled. The turn then ends with the recorded cause, unless
+the agent completed it first.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from hutch_shared.rpc.dispatch import internal_error
 __all__ = ["INTERRUPT_DEADLINE", "Turns", "report_limits", "timed_out"]
 
 INTERRUPT_DEADLINE: Final = 10.0
-"""Seconds for the runner to interrupt a turn, and again for its `run` to return."""
+"""The runner's time limit in seconds, for `interrupt` and then again for the end of `run`."""
 _CAUSED_BY_LIMITS: Final = frozenset(
     {"agent_broken", "agent_died", "agent_stuck", "agent_unavailable", "internal", "no_result"}
 )
-"""Reasons of failed turns that a limit explains better, if the session went over one meanwhile."""
+"""Failure reasons that `over_limit` replaces if the session exceeded a limit during the turn."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +42,7 @@ class _RunningTurn:
     id: str
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     cause: TurnEnded | None = None
-    """How the turn ends because it was told to stop; None while it may run on."""
+    """The end that a request to stop has set; None while the turn may run on."""
 
 
 class Turns:
@@ -60,7 +60,7 @@ class Turns:
         leave: Callable[[str], None],
         close_agent: Callable[[], Awaitable[None]],
     ) -> None:
-        """Start between turns. Notifies `changed` when a turn ended; calls `leave` when its agent cannot go on."""
+        """Start without a turn. Notifies `changed` when a turn ends; calls `leave` when the agent cannot go on."""
         self._runner = runner
         self._reporter = reporter
         self._requests = requests
@@ -84,7 +84,7 @@ class Turns:
 
     @property
     def state(self) -> Literal["ready", "running", "stopping"]:
-        """Where the current turn is; `ready` between turns."""
+        """The phase of the current turn; `ready` between turns."""
         if self._running is None:
             return "ready"
         return "running" if self._running.cause is None else "stopping"
@@ -97,7 +97,7 @@ class Turns:
         return self.running
 
     def was_accepted(self, turn: str) -> bool:
-        """Whether `begin` had this turn before."""
+        """Whether `begin` has already accepted this turn."""
         return turn in self._accepted
 
     def begin(self, prompt: m.ExecutePrompt) -> None:
@@ -112,7 +112,7 @@ class Turns:
 
     async def _run(self, prompt: m.ExecutePrompt, turn: _RunningTurn) -> None:
         await self._reporter.report("turn_started", TurnStarted(prompt.prompt, prompt.number))
-        await report_limits(self._limits, self._reporter)  # what happened between turns is not this one's fault
+        await report_limits(self._limits, self._reporter)  # limits exceeded between turns do not belong to this turn
         async with anyio.create_task_group() as group:
             if prompt.timeout is not None:
                 group.start_soon(self._expire, turn, prompt.timeout)
@@ -129,7 +129,7 @@ class Turns:
         self._changed.notify()
 
     async def _play(self, prompt: m.ExecutePrompt, turn: _RunningTurn) -> TurnEnded:
-        """Run the turn to an end of some kind."""
+        """Run the turn and return how it ended."""
         ended: TurnEnded | None = None
         with turn.scope:
             try:
@@ -153,7 +153,7 @@ class Turns:
     # ------------------------------------------------------------ stopping
 
     async def stop(self, turn_id: str, cause: TurnEnded) -> bool:
-        """Stop a turn; return whether it was running. Afterwards nothing of it starts. The first cause stands."""
+        """Stop a turn; return whether it was running. From then on it starts nothing more. The first cause stands."""
         turn = self._running
         if turn is None or turn.id != turn_id:
             return False
@@ -179,7 +179,7 @@ class Turns:
             await self._kill(turn)
 
     async def _kill(self, turn: _RunningTurn) -> None:
-        """End the turn together with its agent, and so this executor."""
+        """Close the agent, cancel the turn and let this executor end."""
         self._leave("the agent did not stop")
         await self._close_agent()
         turn.scope.cancel()
@@ -191,7 +191,7 @@ def timed_out() -> TurnEnded:
 
 
 async def report_limits(watch: LimitWatch, reporter: Reporter) -> Notice | None:
-    """Report what the session's limits did since the last call; return the notice of a limit of its own, if any."""
+    """Report the limits exceeded since the last call; return the notice `over_limit`, if there is one."""
     notices = watch.take_notices()
     for notice in notices:
         await reporter.report("notice", notice)

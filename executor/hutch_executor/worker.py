@@ -1,9 +1,9 @@
-"""The executor's life: one session, its turns, and an end that leaves nothing behind.
+"""The executor's life: one session, its turns, and an end that leaves no process behind.
 
-Theory. What hutchd requests runs in the worker's own tasks: a lost connection cancels the waiting for a result, never
-the work, and the same request sent again finds it.
+Theory. A request from hutchd runs in a task of the worker. So a lost connection cancels only the wait for the result;
+when hutchd sends the same request again, it gets the result of the same run.
 
-An executor whose agent fails in an unexpected way (it cannot be opened, does not stop, raises) reports that and ends.
+If the agent fails in an unexpected way (cannot be opened, does not stop, raises), the executor reports that and ends.
 hutchd starts another executor, and the session goes on there.
 """
 
@@ -55,20 +55,20 @@ T = TypeVar("T")
 
 
 class Worker:
-    """Serves hutchd with one runner; `methods` has the handlers of what hutchd requests."""
+    """Serves hutchd with one runner; `methods` has the handlers of hutchd's requests."""
 
     def __init__(
         self, boot: m.Boot, runner: AgentRunner, *, sweep: Callable[[], Awaitable[None]] | None = None
     ) -> None:
-        """Prepare to serve. `sweep` kills what the agent left, before the last events are sent."""
+        """Prepare to serve. Before the last events are sent, `sweep` kills the processes that the agent left."""
         self.state: State = "idle"
         self.reporter = Reporter()
         self.link = DaemonLink(boot, self.reporter, self._link_state, self._welcomed)
         self.boot = boot
         self.setup = Setup()
-        """What agents and the notify command get of the account's set-up; known once a session is open."""
+        """The account's PATH and umask, for the agent and the notify command; set when a session is opened."""
         self.path_threads = anyio.CapacityLimiter(_PATH_THREADS)
-        """For path look-ups: one that hangs on a dead file server keeps its thread."""
+        """Threads for path look-ups. A look-up that hangs on a dead file server occupies its thread."""
         self._runner = runner
         self._sweep = sweep
         self._tasks: TaskGroup | None = None
@@ -78,7 +78,7 @@ class Worker:
         self._leaving: m.Shutdown | None = None
         self._leave = anyio.Event()
         self._changed = Latch()
-        """A turn ended, or leaving became more urgent."""
+        """Notified when a turn ends and when `leave` is called."""
         self._hurry = anyio.Event()
 
     def __repr__(self) -> str:
@@ -92,7 +92,7 @@ class Worker:
     # ------------------------------------------------------------ life
 
     async def serve(self, handlers: Mapping[str, Handler[Any]]) -> None:
-        """Dial hutchd and serve it until `leave`, or until the link is hopeless."""
+        """Dial hutchd and serve it until `leave` is called or the link ends with a final error."""
         async with anyio.create_task_group() as self._tasks:
             self._tasks.start_soon(self.reporter.keep_spool)
             self._tasks.start_soon(self._keep_link, handlers)
@@ -101,7 +101,7 @@ class Worker:
             self._tasks.cancel_scope.cancel()
 
     def leave(self, reason: str, *, finish_turn: bool = False) -> None:
-        """End soon: after the running turn with `finish_turn`, else at once. A later call can only hasten it."""
+        """End at once, or with `finish_turn` after the running turn. A later call can only bring the end forward."""
         if self._leaving is None or (self._leaving.finish_turn and not finish_turn):
             self._leaving = m.Shutdown(reason, finish_turn)
             _log.info("leaving: %s", reason)
@@ -111,7 +111,7 @@ class Worker:
             self._hurry.set()
 
     async def wait_leaving(self) -> None:
-        """Return when the worker leaves without waiting for a turn."""
+        """Return when the worker ends without waiting for a turn."""
         await self._hurry.wait()
 
     async def _keep_link(self, handlers: Mapping[str, Handler[Any]]) -> None:
@@ -132,7 +132,7 @@ class Worker:
         self._hurry.set()
         self._move("closing")
         await self._close_runner()
-        if self._sweep is not None:  # before the last events: leftovers may occupy every thread of the session
+        if self._sweep is not None:  # first: left-over processes may use up the threads that the last events need
             await self._sweep()
         with anyio.move_on_after(_LAST_EVENTS_DEADLINE):
             if self.link.is_up:
@@ -166,7 +166,7 @@ class Worker:
         )
 
     def _welcomed(self, welcome: m.Welcome) -> None:
-        """Stop the running turn if hutchd has ended it: nothing more of it may happen."""
+        """Stop the running turn if hutchd has already ended it."""
         running = self._running_turn
         if running is not None and welcome.turn != running and self._tasks is not None and self._turns is not None:
             cause = TurnEnded("stopped", "interrupted", "hutchd had ended the turn when the executor came back.")
@@ -247,7 +247,7 @@ class Worker:
         return m.Accepted(accepted=True)
 
     async def stop_turn(self, turn: str, cause: TurnEnded) -> bool:
-        """Stop a turn; return whether it was running. Afterwards nothing of it starts."""
+        """Stop a turn; return whether it was running. After the return it starts nothing more."""
         turns = self._turns
         return turns is not None and await self.start(lambda: turns.stop(turn, cause)).wait()
 
@@ -263,7 +263,7 @@ class Worker:
             raise HutchError(Reason.WRONG_STATE, "This executor does not have that session.")
 
     def start(self, work: Callable[[], Awaitable[T]]) -> BackgroundCall[T]:
-        """Run `work` in a task of the worker's own, which no lost connection cancels."""
+        """Run `work` in a task of the worker, which a lost connection does not cancel."""
         assert self._tasks is not None
         call = BackgroundCall(work)
         self._tasks.start_soon(call.run)

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from hutch_executor.sandbox.egress import AT_ONCE, EgressProxy, NetworkBridge
+from hutch_executor.sandbox.egress import CONNECTION_LIMIT, EgressProxy, NetworkBridge
 from hutch_executor.sandbox.programs import bridge_argv
 from hutch_shared.allow_list import Address, AllowList
 
@@ -27,7 +27,7 @@ def server(answer: Callable[[socket.socket], None], path: str | None = None) -> 
     family = socket.AF_INET if path is None else socket.AF_UNIX
     with socket.socket(family) as listener:
         listener.bind(("127.0.0.1", 0) if path is None else path)
-        listener.listen(AT_ONCE)
+        listener.listen(CONNECTION_LIMIT)
 
         def serve() -> None:
             while True:
@@ -95,7 +95,7 @@ class Inside:
 
     def open(self) -> tuple[NetworkBridge, int]:
         door = self.egress.open_bridge()
-        with socket.create_server(("127.0.0.1", 0), backlog=AT_ONCE) as listener:
+        with socket.create_server(("127.0.0.1", 0), backlog=CONNECTION_LIMIT) as listener:
             with socket.socket(fileno=os.dup(door.descriptor)) as through:
                 socket.send_fds(through, [b"\n"], [listener.fileno()])
             return door, listener.getsockname()[1]
@@ -269,7 +269,7 @@ def test_connections_are_bounded_and_those_beyond_wait(inside: Callable[..., Ins
     """One that ends makes room for the next."""
     with server(echo) as port:
         made = inside(f"127.0.0.1:{port}")
-        held = [made.dial() for _ in range(AT_ONCE)]
+        held = [made.dial() for _ in range(CONNECTION_LIMIT)]
         with made.dial() as beyond:
             for sock in held:
                 sock.sendall(f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\nHost: x\r\n\r\n".encode())

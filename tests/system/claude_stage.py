@@ -13,7 +13,7 @@ import anyio
 import msgspec
 
 from hutch_executor.runners.claude.runner import ClaudeRunner
-from hutch_executor.runners.claude.turn import OutputBounds
+from hutch_executor.runners.claude.turn import ClaudeTimeouts
 from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
 from hutch_shared.events import EventKind, Notice, TurnEnded
@@ -147,7 +147,7 @@ async def stage(
     script: Script,
     *,
     decide: Callable[[m.ToolCall], m.PermissionDecision] | None = allow,
-    bounds: OutputBounds | None = None,
+    timeouts: ClaudeTimeouts | None = None,
     options: m.AgentOptions | None = None,
     limits: m.Limits | None = None,
     mode: m.PermissionMode = "bypass",
@@ -164,7 +164,7 @@ async def stage(
     home.mkdir(exist_ok=True)
     async with serve(key=KEY, script=script) as model:
         daemon = FakeDaemon(m.KeyGrant("direct", KEY, auth=auth), decide)
-        runner = ClaudeRunner(bounds or OutputBounds(retries=1), cli)
+        runner = ClaudeRunner(timeouts or ClaudeTimeouts(retries=1), cli)
         session = m.PrepareSession(
             session="s-1",
             agent="claude",

@@ -13,7 +13,7 @@ import anyio
 import pytest
 from claude_agent_sdk import PermissionResultDeny, ToolPermissionContext
 
-from hutch_executor.runners.claude.turn import OutputBounds
+from hutch_executor.runners.claude.turn import ClaudeTimeouts
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from tests.rehearsal import Drop, Pause, Refuse, Reply, Say, Stall, Step, Steps, Think, Use, anything
@@ -305,9 +305,9 @@ async def test_a_failing_provider_fails_the_turn_with_a_reason(tmp_path: Path, r
 
 async def test_a_stalled_stream_fails_the_turn_and_the_conversation_goes_on(tmp_path: Path) -> None:
     """Silence of the model has a bound of ours, and the CLI that waits for it is replaced."""
-    bounds = OutputBounds(model_silence=4, probe_after=0.5)
+    timeouts = ClaudeTimeouts(model_silence=4, probe_after=0.5)
     script = Steps(("first", Say("one")), Step("stall", [Say("x"), Stall()], None), OK)
-    async with stage(tmp_path, script, bounds=bounds) as s:
+    async with stage(tmp_path, script, timeouts=timeouts) as s:
         first = await s.turn("first")
         end = await s.turn("stall")
         again = await s.turn("again")
@@ -320,8 +320,8 @@ async def test_a_stalled_stream_fails_the_turn_and_the_conversation_goes_on(tmp_
 
 async def test_a_provider_that_asks_for_a_long_wait_is_not_waited_for(tmp_path: Path) -> None:
     """The bound holds for a retry too, and the reason is what the provider said."""
-    bounds = OutputBounds(retries=1, model_silence=4, probe_after=0.5)
-    async with stage(tmp_path, Steps(Step(anything, Refuse(429, retry_after=600), None)), bounds=bounds) as s:
+    timeouts = ClaudeTimeouts(retries=1, model_silence=4, probe_after=0.5)
+    async with stage(tmp_path, Steps(Step(anything, Refuse(429, retry_after=600), None)), timeouts=timeouts) as s:
         end = await s.turn()
 
         assert (end.state, end.reason) == ("failed", "rate_limited")
@@ -417,9 +417,9 @@ async def test_what_a_dead_cli_left_running_is_ended(tmp_path: Path) -> None:
 
 async def test_a_long_tool_and_a_long_question_are_no_stall(tmp_path: Path) -> None:
     """Silence while a person thinks or a tool runs is not held against the CLI."""
-    bounds = OutputBounds(model_silence=3, probe_after=0.2)
+    timeouts = ClaudeTimeouts(model_silence=3, probe_after=0.2)
     script = Steps(("go", Use("Bash", {"command": "sleep 4"})), OK)
-    async with stage(tmp_path, script, bounds=bounds, decide=None) as s, anyio.create_task_group() as group:
+    async with stage(tmp_path, script, timeouts=timeouts, decide=None) as s, anyio.create_task_group() as group:
         ends = []
 
         async def play() -> None:
@@ -443,7 +443,7 @@ async def test_a_cli_that_dies_or_hangs_fails_the_turn_and_is_replaced(
 ) -> None:
     """The next prompt goes to a new CLI that goes on with the conversation."""
     script = Steps(("first", Say("one")), ("go", [Say("x"), Pause()]), OK)
-    async with stage(tmp_path, script, bounds=OutputBounds(probe_after=0.5, probe_answer=5)) as s:
+    async with stage(tmp_path, script, timeouts=ClaudeTimeouts(probe_after=0.5, probe_answer=5)) as s:
         first = await s.turn("first")
         ends = []
         pid = s.pid
@@ -502,7 +502,7 @@ async def test_a_cli_that_died_between_turns_costs_no_turn(tmp_path: Path) -> No
 async def test_an_interrupt_of_a_cli_that_hangs_kills_it(tmp_path: Path) -> None:
     """The interrupt returns within its bound and nothing is left that could start anything."""
     script = Steps(("go", [Say("x"), Pause()]), OK)
-    async with stage(tmp_path, script, bounds=OutputBounds(interrupt=0.5)) as s:
+    async with stage(tmp_path, script, timeouts=ClaudeTimeouts(interrupt=0.5)) as s:
         ends = []
         async with anyio.create_task_group() as group:
 

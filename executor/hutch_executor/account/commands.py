@@ -1,7 +1,7 @@
 """Runs a command as the account, in a session of its own; its process group is killed when it ends.
 
-Reads the output through a pipe of ours rather than asyncio's. asyncio (Python 3.12 and 3.13) waits until every holder
-of the pipe has closed it, and a background child may hold it forever.
+The output comes through a pipe made here, not through asyncio's. asyncio (Python 3.12 and 3.13) waits until every
+holder of the pipe has closed it, and a background child may hold it forever.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ async def run_command(
     try:
         os.set_blocking(reading, False)
         try:
-            # shielded: on a cancel half-way, asyncio would leave a process that nothing refers to
+            # shielded: cancelled half-way, asyncio would leave a process that no code waits for
             with _as_file(stdin) as stdin_file, anyio.CancelScope(shield=True):
                 process = await anyio.open_process(
                     argv,

@@ -1,4 +1,4 @@
-"""The environment variables that an executor keeps of those it was started with."""
+"""The environment variables that an executor keeps; it removes all others at its start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notify command: a program of the user's that learns of a waiting permission request. It runs as the account."""
+"""Runs the notify command, as the account: the user's own program that reports a waiting permission request."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _STDERR_LIMIT: Final = 2000
 
 
 async def run_notify(params: m.RunNotify, setup: Setup) -> m.Notified:
-    """Run the command with the request as one JSON line on its standard input. A failing command is a result.
+    """Run the command with the request as one JSON line on its standard input.
 
-    The command gets the account's set-up, like an agent. After `timeout` seconds, and on cancel, its whole process
-    group is killed.
+    A failure of the command is a result, not an error. The command gets the account's PATH and umask, like an agent.
+    After `timeout` seconds, and on cancel, its whole process group is killed.
     """
     if not params.command:
         return m.Notified(ok=False, detail="There is no command.")

@@ -37,7 +37,7 @@ _log: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How the agent's processes differ from the executor."""
+    """The PATH and umask of the agent's processes."""
 
     path: str | None = None
     """PATH; None for the executor's own."""
@@ -50,7 +50,7 @@ class Setup:
 
 
 async def set_up(wanted: m.AccountSetup, cwd: str, home: str) -> Setup:
-    """Return the account's set-up for an agent in `cwd`. A part that cannot be found out keeps the executor's value."""
+    """Return the account's set-up for an agent in `cwd`. A PATH that cannot be determined is the executor's."""
     path = await login_path(home) if wanted.path == "login" else None
     return Setup(path, await to_thread.run_sync(umask_for, wanted.umask, cwd))
 
@@ -59,7 +59,8 @@ async def login_path(home: str, shell: str | None = None, *, deadline: float = L
     """Return PATH as the account's login shell sets it; None if there is no usable one.
 
     The shell runs as the account, in its home, with a clean environment, for at most `deadline` seconds. Its process
-    group is killed when it ends; whatever escaped that ends with the executor. Only absolute directories are kept.
+    group is killed when it ends; processes that left the group end with the executor. Only absolute directories are
+    kept.
     """
     shell = _shell() if shell is None else shell
     if os.path.basename(shell) in _NO_SHELLS or not os.path.isabs(shell):

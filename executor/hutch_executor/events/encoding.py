@@ -20,7 +20,7 @@ EVENT_LIMIT: Final = 30 << 20
 _RESULT_LIMIT: Final = 1 << 20
 """Characters of a turn's result and of its message, when they must be cut."""
 _IN_FRAME: Final = b"[[[{%b]]]"
-"""An event at its depth in the frame, for the depth check."""
+"""The brackets around an event in its frame: the depth check counts them too."""
 
 _encode: Final = msgspec.json.Encoder().encode
 

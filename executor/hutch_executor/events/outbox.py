@@ -72,7 +72,7 @@ class Outbox:
         self._memory_bytes += len(event)
 
     def rewind(self, acked: int) -> bool:
-        """Start a connection on which hutchd has every event up to `acked`; False if that number was never reached."""
+        """Start a connection on which hutchd has every event up to `acked`; False if no event has that number yet."""
         if acked > self.last:
             return False
         self.sent = max(acked, self.acked)

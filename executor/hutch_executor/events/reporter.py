@@ -39,7 +39,7 @@ __all__ = ["Reporter"]
 _RETRY_SPOOL: Final = 1.0
 """Seconds between attempts to write a spool whose disk fails."""
 _GATHER: Final = (0.004, 0.1)
-"""Seconds that events gather after a batch; and the most that they gather while the batch is unacknowledged."""
+"""Seconds that events gather after each batch, and the longest time while that batch is unacknowledged."""
 _YIELD_EVERY: Final = 64
 """Events after which a runner that never waits lets other tasks run."""
 
@@ -51,7 +51,7 @@ class Reporter:
     """The events of one executor. `turn` is the turn that new events belong to; None between turns."""
 
     def __init__(self, outbox: Outbox | None = None, *, gather: tuple[float, float] = _GATHER) -> None:
-        """Start without a session: nothing can be reported before `begin`. `gather` is as `_GATHER`."""
+        """Start without a session: nothing can be reported before `begin`. `gather` replaces `_GATHER`."""
         self._gather_for = gather
         self.outbox = outbox or Outbox()
         self.turn: str | None = None
@@ -64,11 +64,11 @@ class Reporter:
         self._file = anyio.Lock()
         self._changed = Latch()
         self._spool_work = Latch()
-        """The spool may have work: events to write, or parts to remove."""
+        """Notified when the spool may have work: events to write, or parts to remove."""
         self._wanted = 0
-        """A caller waits until every event up to this number is sent."""
+        """The highest event number that a caller waits for, until it is sent."""
         self._flush = Latch()
-        """`_wanted` grew, a batch is full, or an acknowledgement came: gathering may end."""
+        """Notified when gathering may end: `_wanted` grew, a batch is full, or an acknowledgement came."""
 
     def __repr__(self) -> str:
         return f"<Reporter {'connected' if self._is_connected else 'detached'} {self.outbox!r}>"
@@ -136,13 +136,13 @@ class Reporter:
         self._spool_work.notify()
 
     def detach(self) -> None:
-        """The connection is lost: from now on spool the events."""
+        """Spool the events from now on: the connection is lost."""
         self._is_connected = False
         self._changed.notify()
         self._spool_work.notify()
 
     def acknowledge(self, n: int) -> None:
-        """Every event up to `n` is durable at hutchd: forget them."""
+        """Forget every event up to `n`: hutchd has stored them."""
         self.outbox.ack(n)
         self._changed.notify()
         self._flush.notify()
@@ -172,7 +172,7 @@ class Reporter:
         return self._wanted <= self.outbox.sent and self.outbox.last - self.outbox.sent < BATCH_COUNT
 
     async def wait_sent(self, n: int) -> None:
-        """Return when every event up to `n` is sent or acknowledged. They gather no longer."""
+        """Return when every event up to `n` is sent or acknowledged. Meanwhile these events do not gather."""
         self._wanted = max(self._wanted, n)
         self._flush.notify()
         while max(self.outbox.sent, self.outbox.acked) < n:
@@ -184,7 +184,7 @@ class Reporter:
             await self._changed.wait()
 
     async def wait_safe(self) -> None:
-        """Return when every event is acknowledged or spooled. For the executor's end, when the rest would be lost."""
+        """Return when every event is acknowledged or spooled. Call it at the executor's end, to lose none."""
         self._is_ending = True
         while max(self.outbox.acked, self.outbox.spooled) < self.outbox.last:
             await self._changed.wait()

@@ -1,8 +1,8 @@
 """The spool: files that hold unacknowledged events while hutchd is away. `spool_files` has their format.
 
-Theory. What `append` returned for is on the disk. The spool consists of parts, and a part is removed when all of it is
-acknowledged: a spool that shares a full disk with hutchd's record gives up room as the record needs it. For the same
-reason some of the disk is left free, except at the executor's end, when unspooled events would be lost.
+Theory. When `append` returns, its events are on the disk. The spool consists of parts, and a part is removed when all
+of it is acknowledged: a spool that shares a full disk with hutchd's record gives up room as the record needs it. For
+the same reason some of the disk is left free, except at the executor's end, when unspooled events would be lost.
 
 Always true: the records of a part are numbered without gaps; after a failed write the part is cut back to its last
 synced record. All calls block: make them from a worker thread, one at a time.
@@ -38,9 +38,9 @@ from hutch_shared.failpoints import failpoint, witness
 __all__ = ["DiskSpace", "Spool", "SpoolFullError"]
 
 _PART: Final = (1 << 20, 64)
-"""The size at which a part is followed by another: these bytes, or this fraction of a small disk (one in 64)."""
+"""The size at which the next part begins: 1 MiB, or on a small disk 1/64 of the disk."""
 _LEFT_FREE: Final = (16 << 20, 4)
-"""What is left free of the disk, in the same form."""
+"""The space of the disk that stays free: 16 MiB, or on a small disk a quarter of it."""
 
 
 class SpoolFullError(Exception):
@@ -49,7 +49,7 @@ class SpoolFullError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DiskSpace:
-    """The size of a file system and what is free of it, in bytes."""
+    """The size of a file system and its free space, in bytes."""
 
     size: int
     free: int
@@ -68,13 +68,13 @@ class DiskSpace:
 
 @dataclass(slots=True)
 class _Part:
-    """One file of records from number `first` on; `ends` holds the offset at which each ends."""
+    """One file of records from number `first` on; `ends` holds the offset at which each record ends."""
 
     path: Path
     first: int
     ends: list[int] = field(default_factory=list)
     is_named: bool = False
-    """Its directory entry is durable."""
+    """Whether the directory entry of the file is durable."""
 
     @property
     def last(self) -> int:

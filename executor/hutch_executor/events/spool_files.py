@@ -1,12 +1,12 @@
-"""The files of a spool on disk: their format, and what another executor reads of a dead one's.
+"""The files of a spool: their format, and how another executor reads those of a dead one.
 
 The `.spool` file holds one line that names the executor and the session. The events are in `.part` files beside it,
 each named by the number of its first event. A part is a sequence of records: a head (number, length, CRC-32 over number
 and payload), then the payload, which is the event as it goes on the wire. The first record that is not whole ends the
 spool: a crash that tears the tail costs only what was not synced.
 
-While its executor lives the `.spool` file is locked, so whoever gets the lock knows that the executor is dead. Earlier
-versions wrote the records into the `.spool` file itself, after its first line; they are read from there.
+An executor locks its `.spool` file while it lives, so a process that gets the lock knows that the executor is dead.
+Earlier versions wrote the records into the `.spool` file itself, after the first line; those are read too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OWNER_LIMIT: Final = 4096
 
 
 class SpoolOwner(msgspec.Struct, frozen=True):
-    """The first line of a `.spool` file: whose events these are."""
+    """The first line of a `.spool` file: the executor and session of its events."""
 
     format: str
     executor: str

@@ -15,7 +15,7 @@ from hutch_shared.errors import HutchError, Reason
 __all__ = ["DEADLINE", "LINE_LIMIT", "read_boot"]
 
 LINE_LIMIT: Final = 16 * 1024
-"""Bytes."""
+"""Bytes of the boot line."""
 DEADLINE: Final = 10.0
 _CHUNK: Final = 4096
 
@@ -48,7 +48,7 @@ def _read_line(fd: int, until: float) -> bytes:
             raise HutchError(Reason.TIMED_OUT, "No boot line came on standard input.")
         try:
             chunk = os.read(fd, _CHUNK)
-        except OSError:  # a reset: hutchd died and left our readiness byte unread
+        except OSError:  # a reset: hutchd died before it read this executor's byte
             chunk = b""
         if not chunk:
             raise HutchError(Reason.CONNECTION_LOST, "hutchd ended before it sent the boot line.")

@@ -1,8 +1,8 @@
 """The one connection to hutchd: dialled, authenticated, and dialled again when it is lost.
 
-The token goes only to a server of the right uid. A hutchd whose epoch is lower than one seen before is refused. What
-may pass (nobody listens, the token is not known yet) is tried again with a back-off, until the executor has been
-without hutchd and without a turn for `give_up_after` seconds. A final error ends the link at once.
+The token goes only to a server of the right uid. A hutchd whose epoch is lower than one seen before is refused. After a
+temporary error (nobody listens, the token is not known yet) the link dials again, with a back-off, until the executor
+has been without hutchd and without a turn for `give_up_after` seconds. A final error ends the link at once.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _DIAL_DEADLINE: Final = 5.0
 _HELLO_DEADLINE: Final = 10.0
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 0.5
-"""Short: executors should be back within a second of hutchd's restart."""
+"""The longest pause between two dials, in seconds: executors should be back within a second of hutchd's restart."""
 _STEADY: Final = 1.0
-"""Seconds. A connection that lasted this long starts the back-off over."""
+"""A connection that lasted this many seconds was good: the next failure starts with the shortest pause again."""
 _LIMITS: Final = PeerLimits(frame=32 << 20)
 _FINAL: Final = frozenset({Reason.LEASE_LOST, Reason.TOKEN_EXPIRED, Reason.PROTOCOL_MISMATCH})
 
@@ -60,7 +60,7 @@ class LinkState:
 
 
 class DaemonLink:
-    """The current connection to hutchd, and the ones that follow it."""
+    """The connection to hutchd; a lost one is replaced."""
 
     def __init__(
         self,
@@ -72,7 +72,10 @@ class DaemonLink:
         give_up_after: float = GIVE_UP_AFTER,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """Prepare to dial `boot.socket`. `welcomed` gets each answer to a hello. `clock` counts awake seconds."""
+        """Prepare to dial `boot.socket`. `welcomed` gets each answer to `hello`.
+
+        `clock` returns seconds and stops while the machine sleeps.
+        """
         self.epoch = boot.daemon_epoch
         self._boot = boot
         self._reporter = reporter
@@ -89,7 +92,7 @@ class DaemonLink:
         return f"<DaemonLink {'up' if self._peer else 'down'}, epoch {self.epoch}>"
 
     async def run(self, context: Any, handlers: Mapping[str, Handler[Any]]) -> HutchError:
-        """Keep a connection up until `close` or a hopeless error; return the error that ended it."""
+        """Keep a connection up until `close` or a final error; return the error that ended the link."""
         since = self._clock()
         backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE, steady=math.inf)
         while True:
@@ -108,7 +111,7 @@ class DaemonLink:
     async def call(self, name: str, params: msgspec.Struct) -> Any:
         """Call hutchd; after a lost connection call again on the next one. For idempotent methods.
 
-        Raises hutchd's HutchError. Waits without limit for a connection; `close` does not end it, cancel does.
+        Raises hutchd's HutchError. Waits without limit for a connection: only a cancel ends that wait, not `close`.
         """
         while True:
             while (peer := self._peer) is None:
@@ -122,7 +125,7 @@ class DaemonLink:
                 await self._changed.wait()
 
     async def close(self) -> None:
-        """Close the current connection after the replies that are due, and dial no more."""
+        """Send the replies that are due, close the connection and dial no more."""
         self._is_closing = True
         if self._peer is not None:
             await self._peer.aclose()
@@ -135,7 +138,7 @@ class DaemonLink:
     # ------------------------------------------------------------ one connection
 
     async def _connect(self, context: Any, handlers: Mapping[str, Handler[Any]]) -> tuple[HutchError, bool]:
-        """Dial and serve one connection; return the error that ended it and whether hutchd had admitted us."""
+        """Dial and serve one connection; return the error that ended it, and whether hutchd admitted this executor."""
         was_up = False
         try:
             stream = await self._dial()

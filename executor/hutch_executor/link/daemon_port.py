@@ -19,7 +19,7 @@ from hutch_shared.project_file import read_project_file
 __all__ = ["LinkedDaemon"]
 
 _REQUEST_LIMIT: Final = 30 << 20
-"""Bytes of a permission request. A frame that is too large for hutchd is refused without its id."""
+"""Bytes of a permission request. hutchd does not read a larger frame, so it could not say which request it refuses."""
 
 
 class LinkedDaemon:

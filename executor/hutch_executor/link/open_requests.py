@@ -1,7 +1,7 @@
 """The permission requests that wait for hutchd's decision: sent again after a reconnect, ended by an interrupt.
 
-The result is always a decision. Whatever prevents one becomes a denial with the reason, since nothing runs unasked. An
-allowed input is checked against the digest that the decision is bound to.
+Every request ends in a decision. A request that hutchd cannot decide is denied with the reason, since nothing may run
+unasked. A decision carries the digest of the judged input; if its input has another digest, the request is denied.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class OpenRequests:
     """The permission requests of a session's turns. `send` sends one to hutchd and returns its decision."""
 
     def __init__(self, send: Send) -> None:
-        """Start between turns: every request is denied until `begin_turn`."""
+        """Start without a turn: every request is denied until `begin_turn`."""
         self._send = send
         self._waiting: set[anyio.CancelScope] = set()
         self._is_open = False

@@ -44,7 +44,7 @@ def own_groups(proc: Path = Path("/proc/self")) -> dict[Controller, LimitGroup]:
 
 
 def _mounts(mountinfo: str) -> dict[str, tuple[str, str]]:
-    """Return (root, mount point) of each controller's hierarchy. The one of version 2 has the empty name."""
+    """Return (root, mount point) of each controller's hierarchy. The hierarchy of version 2 has the empty name."""
     found: dict[str, tuple[str, str]] = {}
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
@@ -81,7 +81,7 @@ def read_field(path: Path, name: str) -> int:
 
 
 def read_number(path: Path) -> int | None:
-    """Return the number in a file; None if there is none."""
+    """Return the number in a file; None if it has none."""
     with suppress(OSError, ValueError):
         return int(path.read_text())
     return None

@@ -1,7 +1,7 @@
-"""The processes below this one. As a subreaper the executor inherits what an agent double-forked away.
+"""Finds, kills and reaps the processes below this one. The executor is a subreaper, so it inherits their orphans.
 
 Linux only; on other platforms no process is found. A process that forks faster than it is found can escape a sweep;
-hutchd's own check and, where there is one, the cgroup make the end certain.
+hutchd's own check makes their end certain, and so does the cgroup if there is one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def descendants() -> list[int]:
 
 
 async def kill_descendants(deadline: float) -> list[int]:
-    """Kill and reap every process below this one, again and again until none is left or `deadline` seconds passed.
+    """Kill and reap every process below this one, repeatedly, until none is left or `deadline` seconds have passed.
 
     Returns the pids that are left. Only for the executor's end: it also reaps children that other code waits for.
     """
@@ -51,10 +51,10 @@ async def kill_descendants(deadline: float) -> list[int]:
 
 
 class Zombies:
-    """Reaps inherited children that have ended. The executor's own children are reaped sooner, by their starters."""
+    """Reaps inherited children that have ended. The code that starts a child of the executor reaps it sooner."""
 
     def __init__(self) -> None:
-        """Start without suspects."""
+        """Start before the first look."""
         self._seen: set[int] = set()
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What an executor does to itself first, so that less can be read or stolen from it.
+"""Hardens the executor, its first act: other processes of the account can then read less of it.
 
 It imports little: until `harden` has returned, other processes of the account may look inside (see the README).
 """
@@ -14,12 +14,12 @@ from hutch_shared.hardening import adopt_orphans, forbid_dumps
 __all__ = ["READY", "announce", "harden", "replace_stdin"]
 
 READY = b"\n"
-"""What an executor sends once no other process of the account can look inside."""
+"""The byte that an executor sends when other processes of the account can no longer look inside."""
 _OOM_SCORE = b"500"
 
 
 def harden() -> None:
-    """Forbid core dumps and inspection by the same account, lead a session, adopt orphaned descendants.
+    """Forbid core dumps and inspection by the same account, start a process session, adopt orphaned descendants.
 
     Skips what the platform lacks. The umask stays as it is: the executor gives its own files explicit modes.
     """
@@ -33,8 +33,8 @@ def harden() -> None:
 def announce(fd: int) -> bool:
     """If `fd` is a socket, send one byte to say that this process is hardened. Return False if the other side is gone.
 
-    The parent may then check (/proc/PID belongs to root by now) and send the boot line. A pipe leads only one way;
-    there the boot line comes without this.
+    The parent may then check the hardening (/proc/PID now belongs to root) and send the boot line. On a pipe nothing is
+    sent: the parent cannot read from it, and sends the boot line at once.
     """
     try:
         if not stat.S_ISSOCK(os.fstat(fd).st_mode):
@@ -52,7 +52,7 @@ def replace_stdin() -> None:
 
 
 def _raise_oom_score() -> None:
-    """When memory runs out, the kernel should kill a session rather than hutchd. Not allowed once not dumpable."""
+    """Let the kernel kill a session before hutchd when memory runs out. Must come before `forbid_dumps`."""
     with suppress(OSError):
         fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         try:

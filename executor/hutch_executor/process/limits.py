@@ -1,10 +1,10 @@
-"""Whether the session exceeded a limit of its cgroup: processes killed for memory, and forks refused.
+"""Detects that the session exceeded a limit of its cgroup: processes killed for memory, forks refused.
 
 The executor runs in its session's cgroup and reads the group's own counters from a few small files. Without a cgroup,
 or in the root cgroup, there is nothing to read and no limit to exceed.
 
-A process killed for memory does not tell whose limit it was: a machine without memory kills too. It was the session's
-own limit if the group has one and reached it (`oom` in version 2, `memory.failcnt` in version 1).
+The kernel also kills processes when the whole machine is out of memory. So a kill counts as the session's own limit
+only if the group has a limit and reached it (`oom` in version 2, `memory.failcnt` in version 1).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["OVER_LIMIT", "LimitWatch"]
 
 OVER_LIMIT: Final = "over_limit"
 _NO_LIMIT: Final = 1 << 60
-"""Version 1 reports "no limit" as a number of this size."""
+"""Version 1 reports "no limit" as a number above this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,13 @@ class _Counters:
     killed: int = 0
     """Processes killed because memory ran out."""
     full: int = 0
-    """How often the group reached its own memory limit."""
+    """Times that the group reached its own memory limit."""
     refused: int = 0
     """Forks that were refused."""
 
 
 class LimitWatch:
-    """Notices what happened since the last look. A look takes a few microseconds; make it from any task."""
+    """Reports limits exceeded since the last look. A look takes a few microseconds and may be made from any task."""
 
     def __init__(self, groups: dict[Controller, LimitGroup] | None = None) -> None:
         """Watch `groups` from now on; by default those of this process."""
@@ -46,7 +46,7 @@ class LimitWatch:
         return f"<LimitWatch {', '.join(f'{name} {group.path}' for name, group in self._groups.items()) or 'nothing'}>"
 
     def take_notices(self) -> list[Notice]:
-        """Return notices of what happened since the last call, or since the start; `over_limit` first."""
+        """Return a notice for each limit exceeded since the last call, or since the start; `over_limit` first."""
         seen = self._seen
         now = self._seen = self._read(seen)
         found: list[Notice] = []

@@ -1,4 +1,4 @@
-"""Which process the kernel kills first when memory runs out: the agent's, before the executor."""
+"""Makes the kernel kill the agent's processes before the executor when memory runs out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TRIAL_DEADLINE: Final = 5.0
 def find_choom() -> str | None:
     """Return the path of choom(1); None if it cannot raise a score here, or the score is high enough already.
 
-    Tries it once in a process, which takes a few milliseconds: make the first call from a thread.
+    The first call tries choom, which blocks for a few milliseconds: make it from a thread.
     """
     choom = shutil.which("choom")
     with suppress(OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""The ports of a runner: `AgentRunner` is what it does for the worker, `DaemonPort` what it gets from hutchd.
+"""The ports of a runner: `AgentRunner`, which the worker calls, and `DaemonPort`, through which a runner calls hutchd.
 
 The worker calls a runner from one task at a time, except `interrupt`, `set_mode` and `close`, which it may call while
 `run` is under way. A runner calls its `DaemonPort` from any of its tasks.
@@ -61,7 +61,7 @@ class AgentRunner(Protocol):
 
     agent: ClassVar[str]
     setup: Setup
-    """The account's set-up, for the agent and all that it runs. The worker sets it before `open`."""
+    """The PATH and umask for the agent and its commands. The worker sets it before `open`."""
 
     def __init__(self) -> None:
         """Make a runner; do nothing yet."""

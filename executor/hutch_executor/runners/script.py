@@ -1,8 +1,8 @@
 """The script runner: plays a file of JSON lines through the same ports as a real agent, for demonstrations and tests.
 
-Turn k of the session plays part k of the script, and later turns its last part. Without a script the prompt is the
-script if its first line is an object; any other prompt is answered with its own text. Each event carries its line as
-the native message.
+Turn k of the session plays part k of the script; turns after the last part play the last part again. Without a script
+the prompt is the script if its first line is an object; any other prompt is answered with its own text. Each event
+carries its line as the native message.
 
 The script and the files that it waits for are read as the account. Its commands run in the session's sandbox, if there
 is one, each with a /tmp and a home of its own.
@@ -194,7 +194,7 @@ class ScriptRunner:
         return to_call(tool, tool_input, f"call-{os.getpid()}-{self._calls}", self._session.cwd, with_diff=True)
 
     async def _use(self, step: Step, call: m.ToolCall, kind: m.PermissionKind = "tool") -> None:
-        """Report the call, request permission, and do what was allowed."""
+        """Report the call, request permission, and run the call if it is allowed."""
         assert self._daemon is not None
         await self._daemon.report("tool_call", ToolCallSeen(msgspec.to_builtins(call)), step.native)
         decision = await self._daemon.request_permission(

@@ -34,7 +34,7 @@ class End(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One line. Exactly one field up to `turn` is set; the rest belong to `tool`."""
+    """One line. Exactly one of the fields from `text` to `turn` is set; the fields after `turn` belong to `tool`."""
 
     text: str | UnsetType = UNSET
     delta: str | UnsetType = UNSET
@@ -44,13 +44,14 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     notice: Notice | UnsetType = UNSET
     usage: UsageSeen | UnsetType = UNSET
     tool: str | UnsetType = UNSET
-    """Requests permission to call this tool with `input`. If allowed, `run` runs its command in a shell; otherwise the
-    call returns `result`."""
+    """Requests permission to call this tool with `input`.
+
+    If the call is allowed, it runs its command in a shell with `run`; without `run` it returns `result`."""
     ask: list[dict[str, Any]] | UnsetType = UNSET
     """Questions, in the form of `AskUserQuestion`."""
     plan: str | UnsetType = UNSET
     pause: float | UnsetType = UNSET
-    """Seconds."""
+    """Waits this many seconds."""
     wait_file: str | UnsetType = UNSET
     """Waits until this file exists."""
     repeat: Repeat | UnsetType = UNSET

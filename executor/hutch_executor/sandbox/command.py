@@ -26,7 +26,7 @@ _GIT: Final = (("safe.bareRepository", "explicit"),)
 _GIT_INSIDE: Final = (*_GIT, ("commit.gpgSign", "false"), ("tag.gpgSign", "false"))
 """Inside a sandbox the user's signing keys are hidden, so signing would only make commits fail."""
 _OUTSIDE: Final = frozenset({"TMPDIR", "XDG_RUNTIME_DIR"})
-"""Variables that name places which a sandbox does not show."""
+"""Variables that name places outside the sandbox."""
 _PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 _PROXY: Final = f"http://127.0.0.1:{PROXY_PORT}"
 
@@ -47,7 +47,7 @@ class SandboxedCommand:
 
 
 class SessionSandbox:
-    """The sandbox of one session, made afresh for each of its commands. Its methods block for a moment."""
+    """The sandbox of one session. Each of its commands gets a sandbox of its own. The methods block for a moment."""
 
     def __init__(self, session: m.PrepareSession, spec: m.SandboxSpec) -> None:
         """Start the proxy if the network needs one. `isolation_unavailable` if the allow-list cannot be read."""
@@ -72,7 +72,7 @@ class SessionSandbox:
         write: Iterable[str] = (),
         sockets: Iterable[str] = (),
     ) -> SandboxedCommand:
-        """Return `argv` as a command in the sandbox, after a command that does nothing ran there.
+        """Return `argv` as a command in the sandbox. First tries the sandbox with a command that does nothing.
 
         `show`, `write` and `sockets` are as in `plan_sandbox`. `isolation_unavailable`, with the reason, if the sandbox
         cannot be made.
@@ -110,7 +110,7 @@ class SessionSandbox:
 
 
 def git_settings(settings: Sequence[tuple[str, str]] = _GIT) -> dict[str, str]:
-    """Return the environment variables that give git these settings, above those of its files."""
+    """Return the environment variables that give git these settings; they override git's files."""
     env = {"GIT_CONFIG_COUNT": str(len(settings))}
     for at, (key, value) in enumerate(settings):
         env |= {f"GIT_CONFIG_KEY_{at}": key, f"GIT_CONFIG_VALUE_{at}": value}

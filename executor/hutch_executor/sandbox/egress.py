@@ -6,10 +6,10 @@ socket, made by `netns_bridge`; every decision is made here, outside.
 
 Always true:
 
-- A name is resolved here, once, and the address that was checked is the one dialled: a changing answer gains nothing.
-- An address of this machine or of a private network is dialled only if an entry of the list is that address.
-- A connection carries one request or one tunnel. Connections, heads and times are bounded (`AT_ONCE`, …).
-- Nothing that passes is stored. Of a refused request only the host is logged, once.
+- The proxy resolves each name once and dials the address that it checked, so a later DNS answer has no effect.
+- The proxy dials an address of this machine or of a private network only if an entry of the list is that address.
+- A connection carries one request or one tunnel. Connections, heads and times are bounded (`CONNECTION_LIMIT`, …).
+- The proxy stores nothing that passes. It logs each refused host once, and nothing else of a request.
 - The proxy connects directly: it does not use a proxy of the host.
 """
 
@@ -40,22 +40,22 @@ from hutch_executor.sandbox.http_head import (
 from hutch_shared.allow_list import Address, AllowList, address_of
 from hutch_shared.rpc.stream import SocketStream, accept
 
-__all__ = ["AT_ONCE", "EgressProxy", "NetworkBridge"]
+__all__ = ["CONNECTION_LIMIT", "EgressProxy", "NetworkBridge"]
 
-AT_ONCE: Final = 128
+CONNECTION_LIMIT: Final = 128
 """Connections of a session at once. More wait in the listening socket's queue; beyond that the kernel drops them."""
 _HEAD_DEADLINE: Final = 30.0
 _RESOLVE_DEADLINE: Final = 15.0
 _DIAL_DEADLINE: Final = 10.0
 _ADDRESSES: Final = 6
-"""How many addresses of a host are tried, each for that long."""
+"""Addresses of one host that are tried, each for at most `_DIAL_DEADLINE` seconds."""
 _IDLE: Final = 600.0
 """Seconds without a byte after which a connection is cut."""
 _CHUNK: Final = 1 << 16
 _CLOSE_DEADLINE: Final = 2.0
 _LOGGED: Final = 100
 _ENDED: Final = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
-"""How a connection ends by itself: the other side left, or a deadline passed."""
+"""Errors that end one connection only: the other side left, or a deadline passed."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class NetworkBridge:
     """One sandboxed command's way to the proxy. `netns_bridge` inherits `descriptor` and passes a listening socket."""
 
     def __init__(self, descriptor: socket.socket, serving: Future[None]) -> None:
-        """Made by `EgressProxy.open_bridge`."""
+        """Use `EgressProxy.open_bridge`."""
         self._descriptor = descriptor
         self._serving = serving
 
@@ -126,7 +126,7 @@ class EgressProxy:
             started.set_exception(error)
 
     async def _serve(self, started: Future[BlockingPortal]) -> None:
-        self._room = anyio.Semaphore(AT_ONCE)
+        self._room = anyio.Semaphore(CONNECTION_LIMIT)
         async with BlockingPortal() as portal:
             started.set_result(portal)
             await portal.sleep_until_stopped()
@@ -134,7 +134,7 @@ class EgressProxy:
     # ------------------------------------------------------------ connections
 
     async def _serve_bridge(self, ours: socket.socket) -> None:
-        """Wait for the listening socket that was made inside, and serve it until cancelled."""
+        """Wait for the listening socket that `netns_bridge` makes inside, and serve it until cancelled."""
         with ours:
             ours.setblocking(False)
             await anyio.wait_readable(ours)
@@ -178,7 +178,7 @@ class EgressProxy:
                 await _relay(request, reader.rest, client, host)
 
     async def _reach(self, request: ProxyRequest) -> ByteStream:
-        """Return a connection to the host. `_RefusedError` if the agent may not reach it, or it cannot be reached."""
+        """Return a connection to the host. `_RefusedError` if the agent may not reach the host, or the proxy cannot."""
         host, port = request.host, request.port
         if not self._allow.names(host, port):
             self._log_refusal(host, port)
@@ -269,7 +269,7 @@ async def _pump(
 
 
 async def _resolve(host: str, port: int) -> list[Address]:
-    """Return the addresses of a host, in the order to try. The name goes as bytes, so that no codec changes it."""
+    """Return the addresses of a host, in the order to try. The name is passed as bytes, so that no codec changes it."""
     if (literal := address_of(host)) is not None:
         return [literal]
     look = partial(socket.getaddrinfo, host.removesuffix(".").encode(), port, type=socket.SOCK_STREAM)
@@ -292,10 +292,10 @@ def _is_own(address: Address) -> bool:
 
 
 def _receive_listener(ours: socket.socket) -> socket.socket | None:
-    """Receive the listening socket that `netns_bridge` made; None if it ended without, or passed something else."""
+    """Receive the listening socket that `netns_bridge` made; None if it passed no listening socket."""
     try:
         _, descriptors, _, _ = socket.recv_fds(ours, 16, 4, socket.MSG_CMSG_CLOEXEC)
-    except OSError as error:  # its end was reset
+    except OSError as error:  # the bridge died
         _log.warning("the network bridge of a sandbox broke: %s", error)
         return None
     if len(descriptors) == 1:

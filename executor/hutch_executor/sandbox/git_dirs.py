@@ -1,11 +1,11 @@
 """The git directories outside a working directory whose `.git` is a file: of a worktree or a submodule.
 
-Theory. The agent can write that file, so it could name any folder of the account. The folder that it names must point
-back to the working directory, in a file outside that no agent of this directory could have written: `gitdir` of a
+Theory. The agent can write the `.git` file, so the file could name any folder of the account. Therefore the named
+folder must point back to the working directory, in a file that no agent in this directory can write: `gitdir` of a
 worktree, `config` of a submodule.
 
-Always true: in a worktree's repository an agent can change only what commits are stored in. Hooks, settings and other
-worktrees, which other working directories use, are read-only.
+Always true: in a worktree's repository an agent can change only the folders in which git stores commits. Hooks,
+settings and other worktrees are read-only, since other working directories use them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class GitDirs:
 
 
 def git_dirs(cwd: str) -> GitDirs:
-    """Return the git directories of `cwd`, a real path. None if they lie inside it, or do not point back to it."""
+    """Return the git directories of `cwd`, a real path. Empty if they lie inside it, or do not point back to it."""
     try:
         named = _read(Path(cwd, ".git"))
         if not named.startswith("gitdir: "):

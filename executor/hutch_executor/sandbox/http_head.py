@@ -1,7 +1,7 @@
 """The heads that an HTTP proxy reads and writes; h11 parses them. Pure: bytes in, heads out.
 
-A connection carries one request. What follows its head goes to the one host that was checked, whatever it is, as in a
-tunnel. A body longer than it claims gains nothing, so bodies are not parsed.
+A connection carries one request. All bytes after its head go to the one host that was checked, as in a tunnel. So
+bodies need not be parsed: a body longer than its head claims still reaches only that host.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import h11
 __all__ = ["HEAD_LIMIT", "BadHeadError", "ProxyRequest", "RequestReader", "ResponseReader", "response"]
 
 HEAD_LIMIT: Final = 64 * 1024
-"""Bytes of one head, and of one read while a head is awaited."""
+"""Bytes of one head; also of one read while a head is incomplete."""
 
 _AUTHORITY: Final = r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)"
 _TUNNEL: Final = re.compile(rf"{_AUTHORITY}:([0-9]{{1,5}})")

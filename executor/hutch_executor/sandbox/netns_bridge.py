@@ -5,7 +5,7 @@ was made, whichever process holds it. So this program makes one on loopback insi
 descriptor to the executor, which accepts connections outside. Nothing of Hutch's keeps running inside, and no socket of
 Hutch's is visible there.
 
-A program by itself: it imports nothing of ours, since a sandbox shows little.
+It imports no other module of Hutch: it runs as a program of its own, in a sandbox that shows few files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
             socket.send_fds(executor, [b"\n"], [listener.fileno()])
     except OSError as error:
         sys.exit(f"hutch: the sandbox's network bridge could not be made: {error}")
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; the command must not inherit that
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these signals; the command must not inherit that
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)  # noqa: S606 -- the command may well be a shell

@@ -1,7 +1,6 @@
-"""Which places a sandbox shows, keeps private and hides: the lists, and what a home file tells. No mounts are made
-here.
+"""The places that a sandbox shows, keeps private and hides, and the search for keys in files of a home. Mounts nothing.
 
-A place below the home may lie elsewhere if an XDG variable says so; `in_home` yields both.
+An XDG variable may move a place out of the home; `in_home` yields both paths.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ SYSTEM: Final = (
     *("/var/lib/ca-certificates", "/var/cache/fontconfig"),
 )
 PRIVATE: Final = ("/tmp", "/var/tmp", "/run")  # noqa: S108
-"""Each sandbox gets empty ones of its own."""
+"""Directories that each sandbox has empty and for itself."""
 ROOT_ONLY: Final = ("/etc/shadow", "/etc/gshadow", "/etc/shadow-", "/etc/gshadow-", "/etc/ssl/private")
 """Files in the shown system that only uid 0 may read; hidden from an agent that runs as uid 0."""
 
@@ -41,15 +40,15 @@ TOOLS: Final = (
     *(".yarn/bin", ".foundry/bin", ".goenv", ".jenv", ".krew/bin", ".local/share/rtx"),
     *(".gitconfig?*", ".gitignore", ".gitignore_global", ".gitattributes"),
 )
-"""Below the home, shown with `tools`: developers' tools installed for one account. `*` as in a shell."""
+"""Names below the home, shown with `tools`: developers' tools installed for one account. `*` matches as in a shell."""
 CACHES: Final = (".cache", ".cargo/git", ".cargo/registry", ".gradle", ".npm", "go/pkg")
-"""Below the home: what tools must write. Private and temporary, so that nothing an agent left there runs outside."""
+"""Names below the home that tools write: private and temporary, so that nothing left there runs outside."""
 TYPED_SECRETS: Final = (
     *(".bashrc", ".bash_profile", ".bash_login", ".bash_aliases", ".profile", ".zshenv", ".zshrc", ".zprofile"),
     *(".zlogin", ".config/fish/config.fish", ".gitconfig*", ".config/git/config", ".cargo/config.toml"),
     ".cargo/config",
 )
-"""Below the home: settings files that people put keys into. A file that holds one is hidden."""
+"""Names below the home: settings files in which users write keys. Such a file is hidden if it holds a key."""
 _READ_LIMIT: Final = 1 << 20
 _KEY_IS_SET: Final = re.compile(
     rb"""(?ix)
@@ -76,15 +75,15 @@ SECRETS: Final = (
     *("snap", ".config/sops", ".config/age", ".local/share/kwalletd", ".pki", ".authinfo", ".authinfo.gpg", ".envrc"),
     *(".node_repl_history", ".mysql_history", ".sqlite_history", ".lesshst", ".viminfo", ".local/share/fish"),
     *(".local/share/atuin", ".histfile", ".zhistory", ".local/share/containers", ".secrets", ".env"),
-    # … and sockets of programs that hand out keys or run commands
+    # sockets of programs that hand out keys or run commands:
     *(".git-credential-cache", ".1password", ".bitwarden-ssh-agent.sock", ".colima", ".lima", ".rd"),
     *(".orbstack", ".local/share/podman", ".config/Bitwarden"),
 )
-"""Below the home, hidden with `tools` and `read_only`: keys, and histories of what people typed."""
+"""Names below the home, hidden with `tools` and `read_only`: keys, and histories of typed commands."""
 
 
 def in_home(name: str, home: str, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield the paths at which the account has what is usually called `name` below its home."""
+    """Yield the paths that `name` below the home may have for this account, XDG variables included."""
     if "*" in name:
         yield from glob.iglob(os.path.join(glob.escape(home), name))
     else:
@@ -96,7 +95,7 @@ def in_home(name: str, home: str, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def holds_key(path: str) -> bool:
-    """Whether the file sets what looks like a key. False for a file that the account cannot read: nor can its agent."""
+    """Whether the file seems to set a key. False for a file that the account, and so its agent, cannot read."""
     try:
         with open(path, "rb") as file:
             return _KEY_IS_SET.search(file.read(_READ_LIMIT)) is not None

@@ -1,17 +1,17 @@
 """The plan of a sandbox: what it shows, lets be written and hides, and bubblewrap's arguments for that.
 
 Theory. The agent sees a list of places, each at its real path: the system's programs read-only, its working directory,
-what its account's tools need. A list of hidden places would miss what its author did not think of, so hiding is only
-for what lies inside a shown place. Of two places the deeper one decides, whichever list it came from: a project is
-shown in a home that is not, Hutch's state is hidden in a project that is shown, and Hutch's programs are read-only
-there.
+what its account's tools need. A list of hidden places alone would miss every place that its author did not think of, so
+hiding is only for places inside shown ones. If one place lies in another, the deeper one decides, whatever list it came
+from: a project is shown in a hidden home, Hutch's state is hidden in a shown project, and Hutch's programs are
+read-only there.
 
 Always true of a program inside:
 
-- It has a pid namespace of its own. It sees no process of Hutch's, and what it started ends with it or with the
-executor.
-- It has no capability and can gain none; set-uid programs do not help it.
-- It can open no Unix socket that is not shown. With `full` it uses the host's network; otherwise a network namespace of
+- It has a pid namespace of its own. It sees no process of Hutch, and the processes that it started end with it or with
+  the executor.
+- It has no capability and can gain none, not even through set-uid programs.
+- It can open only Unix sockets that are shown. With `full` it uses the host's network; otherwise a network namespace of
   its own with nothing but loopback, and no abstract socket of the host.
 - A place is mounted at its real path only; links lead to it as they do outside. So nothing hidden has a second name.
 - Nothing that is hidden or read-only inside a writable place can be moved, nor can any folder in between.
@@ -46,7 +46,7 @@ Access = Literal["read", "write", "pinned", "private", "hidden", "devices", "pro
 """How a place is mounted. `private` is empty and temporary; `pinned` is writable but cannot be renamed."""
 
 _EMPTY: Final = str(Path(__file__).parents[1] / "py.typed")
-"""An empty file to mount over a hidden one. Some tools fail on a device there, since it cannot be opened."""
+"""An empty file to mount over a hidden one. Not a device, which cannot be opened there: some tools would fail."""
 _BARE: Final = ("private", "hidden")
 """Places that show nothing of the host."""
 
@@ -94,7 +94,7 @@ def plan_sandbox(
     """Plan a sandbox whose commands run in `cwd`. Looks at the file system.
 
     `show` and `write` add to those of `spec`; `sockets` are directories that are shown even inside hidden places. Paths
-    that do not exist are left out. Of `environ` the XDG variables count. `isolation_unavailable` if no sandbox is
+    that do not exist are left out. `environ` gives the XDG variables. `isolation_unavailable` if no sandbox is
     possible: `cwd` is or contains the home or a place of the system, or lies in a hidden place.
     """
     _require_fit(os.path.realpath(cwd), home, spec.hide)
@@ -125,7 +125,7 @@ def _require_fit(cwd: str, home: str, hidden: Iterable[str]) -> None:
 def _shown_places(
     spec: m.SandboxSpec, home: str, show: Iterable[str], environ: Mapping[str, str]
 ) -> tuple[dict[str, Access], list[str]]:
-    """Return the places without the writable ones and `spec.hide`; and the tools, by the paths that name them."""
+    """Return all places but the writable ones and `spec.hide`; and the paths of the tools before links are resolved."""
 
     def below(names: Iterable[str]) -> list[str]:
         return [path for name in names for path in in_home(name, home, environ)]

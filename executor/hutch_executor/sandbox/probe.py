@@ -96,7 +96,7 @@ def _take(ours: socket.socket) -> int:
 
 
 def probe_sandbox(spec: m.SandboxSpec, home: str) -> str:
-    """Check inside a sandbox what a sandbox promises; return why it does not hold, or nothing. Blocks for a moment."""
+    """Check from inside that a sandbox holds; return why it does not, or an empty text. Blocks for a moment."""
     try:
         with tempfile.TemporaryDirectory(prefix="hutch-sandbox-") as workspace:
             plan = plan_sandbox(spec, workspace, home, show=PROGRAMS)

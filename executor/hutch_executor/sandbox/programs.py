@@ -12,7 +12,7 @@ from hutch_executor.sandbox import netns_bridge
 __all__ = ["PROGRAMS", "PROXY_PORT", "bridge_argv"]
 
 PROXY_PORT: Final = 18118
-"""Where the proxy listens inside. Nothing else is on that loopback interface but what the agent itself starts."""
+"""The proxy's port inside the sandbox. Only the agent's own servers share that loopback interface."""
 PROGRAMS: Final = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]))
 """Read-only places: the interpreter and this code. The agent may not change them, even in its working directory."""
 

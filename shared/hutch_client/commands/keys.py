@@ -17,7 +17,7 @@ from hutch_shared.times import now_ms, to_wire
 
 __all__ = ["COMMANDS"]
 
-_LONGEST: Final = 1 << 16
+_INPUT_LIMIT: Final = 1 << 16
 _OAUTH: Final = ("refresh_token", "refresh_url", "client_id")
 """Fields of a log-in that are passed on; a token endpoint may return others, which are dropped."""
 
@@ -76,7 +76,7 @@ def _read_key(provider: str) -> Secret:
         except EOFError:
             key = ""
     else:
-        key = sys.stdin.readline(_LONGEST).strip()
+        key = sys.stdin.readline(_INPUT_LIMIT).strip()
     if not key:
         raise HutchError(Reason.INVALID_PARAMS, "There was no key on standard input.")
     return Secret(key)
@@ -85,7 +85,7 @@ def _read_key(provider: str) -> Secret:
 def _read_log_in() -> dict[str, Any]:
     """Read a log-in as JSON and return the fields of `put_api_key`. No error shows the text."""
     try:
-        found = json.loads(sys.stdin.read(_LONGEST))
+        found = json.loads(sys.stdin.read(_INPUT_LIMIT))
         what = {"kind": "oauth", "secret": found["access_token"], **{name: found.get(name) for name in _OAUTH}}
         if (left := found.get("expires_in")) is not None:
             return {**what, "expires_at": to_wire(now_ms() + int(float(left) * 1000))}

@@ -14,7 +14,7 @@ import anyio
 from anyio.abc import ByteStream
 
 from hutch_executor.runners.claude.runner import ClaudeRunner
-from hutch_executor.runners.claude.turn import OutputBounds
+from hutch_executor.runners.claude.turn import ClaudeTimeouts
 from hutch_shared import messages as m
 from tests.rehearsal import Say, Steps, Use, serve
 from tests.system.claude_stage import KEY, FakeDaemon, allow
@@ -43,7 +43,7 @@ async def main(root: Path, bubblewrap: str, network: Network, cli: str, command:
 
         group.start_soon(listener.serve, relay)
         grant = m.KeyGrant("lease", KEY, base_url="http://broker.invalid", unix_socket=str(broker / "broker.sock"))
-        daemon, runner = FakeDaemon(grant, allow), ClaudeRunner(OutputBounds(retries=1), None if cli == "-" else cli)
+        daemon, runner = FakeDaemon(grant, allow), ClaudeRunner(ClaudeTimeouts(retries=1), None if cli == "-" else cli)
         sandbox = m.SandboxSpec(bubblewrap, (str(root / "state"),), network=network, allow=("192.0.2.1",))
         options, limits = m.AgentOptions(), m.Limits()
         session = m.PrepareSession(

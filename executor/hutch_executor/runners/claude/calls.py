@@ -1,4 +1,4 @@
-"""What kind of permission request a Claude tool call is, and the CLI's form of the decision. Pure."""
+"""Claude's tool calls as permission requests, and decisions in the CLI's form. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plan_of(tool_input: dict[str, Any]) -> str:
 def judged_input(agent_tool: str, decision: m.PermissionDecision) -> dict[str, Any] | None:
     """Return the input that may run; None if the decision allows nothing.
 
-    A decision whose digest is not that of its input is bound to another input: it allows nothing.
+    A decision whose digest does not match its input allows nothing.
     """
     if decision.decision == "deny" or decision.state not in ("allowed", "answered"):
         return None

@@ -1,4 +1,4 @@
-"""A connected Claude CLI: its process, what its lines translate to, and how far they were reported."""
+"""A connected Claude CLI: its process, the translation of its lines, and the count of reported lines."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ClaudeConnection:
     """The digest of the input that each call ran with, by call."""
     command: SandboxedCommand | None
     reported: int = 0
-    """Messages whose events are reported."""
+    """The number of messages whose events are reported."""
     stderr: deque[str] = field(default_factory=lambda: deque(maxlen=_STDERR_LINES))
     stderr_ended: anyio.Event = field(default_factory=anyio.Event)
     _progress: Latch = field(default_factory=Latch)
@@ -62,12 +62,12 @@ class ClaudeConnection:
             return [("notice", Notice("agent_note", message))]
 
     def note_reported(self) -> None:
-        """The events of one more message are reported."""
+        """Count one more message whose events are reported."""
         self.reported += 1
         self._progress.notify()
 
     async def caught_up(self) -> None:
-        """Wait until every message read so far is reported, so that a permission request follows what led to it."""
+        """Wait until every message read so far is reported, so that a permission request follows them."""
         goal = self.process.received
         while self.reported < goal:
             await self._progress.wait()
@@ -81,7 +81,7 @@ class ClaudeConnection:
         self.stderr_ended.set()
 
     async def start_error(self, failure: Exception) -> HutchError:
-        """End the CLI and return why it did not start; `word` of the details is a turn's reason."""
+        """End the CLI and return why it did not start; the detail `word` is the reason for a failed turn."""
         result: ResultLine | None = None
         with suppress(anyio.EndOfStream, anyio.ClosedResourceError, anyio.WouldBlock, *UNREADABLE):
             while result is None:

@@ -38,7 +38,7 @@ _NOTE_LIMIT: Final = 2000
 
 @dataclass(slots=True)
 class _Speaker:
-    """How far the main agent or a sub-agent is in its model message."""
+    """The model message that the main agent or a sub-agent writes: its id, and the number of finished blocks."""
 
     message: str = ""
     finished: int = 0

@@ -1,9 +1,9 @@
 """The SDK's hooks and permission callback: every tool call goes to hutchd, and only the decided input runs.
 
-The PreToolUse hook answers `ask` for every call, in every mode, so that each one reaches `may_use`. That requests
-hutchd's decision and returns the judged input, which alone runs. The PostToolUse hook compares the digest of what ran
-with the decided one; another input, or a call that was never decided, ends the turn. (A hook that answered `allow`
-would not be final, and settings of the project are not loaded.)
+The PreToolUse hook answers `ask` for every call, in every mode, so that each one reaches `may_use`. `may_use` requests
+hutchd's decision and returns the judged input, the only input that runs. The PostToolUse hook compares the digest of
+what ran with the decided one; another input, or a call that was never decided, ends the turn. (The hook does not answer
+`allow`, because the CLI does not treat that answer as final.)
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from hutch_shared.vocabulary import to_call, to_questions
 __all__ = ["PermissionHooks", "RunningTurn"]
 
 _HOOK_TIMEOUT: Final = 7 * 24 * 3600.0
-"""Seconds; far above any permission request's expiry, since a hook that times out fails its call."""
+"""Seconds. It exceeds every permission request's expiry, since the call fails if its hook times out."""
 _NOTHING_STARTS: Final = "The turn has ended; nothing more starts."
 
 
 class RunningTurn(Protocol):
-    """Where the hooks find the turn and the CLI that they are called for."""
+    """Gives the hooks the current turn and the connected CLI."""
 
     turn: ClaudeTurn | None
     connection: ClaudeConnection | None

@@ -1,4 +1,4 @@
-"""How the Claude CLI is started for a session: its arguments, its environment, what it must not do by itself.
+"""How the Claude CLI is started for a session: its arguments, its environment, and the features that it may not use.
 
 Settings files of the project and the account are not loaded (`--setting-sources=`): hooks, `env` and helpers in them
 are commands that run unasked. `instructions` reads the text files beside them.
@@ -26,13 +26,13 @@ from hutch_shared.secret import Secret
 __all__ = ["build", "bundled_cli", "cli_mode", "sandboxed", "transcripts_name"]
 
 _DISALLOWED: Final = (
-    # They act later, when no turn is running …
+    # These tools act later, when no turn is running:
     "CronCreate",
     "CronDelete",
     "CronList",
     "Monitor",
     "ScheduleWakeup",
-    # … or elsewhere: in other sessions, other worktrees, the vendor's cloud, or scripts that call tools.
+    # These act elsewhere: in other sessions, other worktrees, the vendor's cloud, or scripts that call tools:
     "EnterWorktree",
     "ExitWorktree",
     "ListAgents",
@@ -83,8 +83,9 @@ def build(
 ) -> Launch:
     """Return how to start the CLI for `session`; `conversation` are the arguments that name the conversation.
 
-    `text` is appended to the system prompt. The CLI retries a failed model request `retries` times. A stream that is
-    silent for `stream_idle` seconds (the CLI accepts no less than 10), or an answer that has not begun by then, failed.
+    `text` is appended to the system prompt. The CLI retries a failed model request `retries` times. A request has
+    failed if its answer has not begun, or its stream is silent, for `stream_idle` seconds; the CLI accepts no less than
+    10.
     """
     options = session.options
     argv = [
@@ -127,8 +128,8 @@ def sandboxed(
 ) -> tuple[Launch, SandboxedCommand]:
     """Return `launch` in the session's sandbox, and the command to close at its end. Blocks.
 
-    Of the CLI's own folder the agent gets only the transcripts of its working directory: what it wrote elsewhere there
-    would be run by the user's own CLI. `isolation_unavailable` if the sandbox cannot be made; `agent_unavailable` if
+    In the CLI's folder the agent can write only the transcripts of its working directory: the user's own CLI would run
+    other files that the agent left there. `isolation_unavailable` if the sandbox cannot be made; `agent_unavailable` if
     the transcript folder cannot be created, or the model could not be reached from inside.
     """
     if session.sandbox is not None and session.sandbox.network == "broker-only" and grant.unix_socket is None:
@@ -158,8 +159,8 @@ def sandboxed(
 def transcripts_name(cwd: str) -> str:
     """Return the CLI's name for the folder of the transcripts of `cwd`, a real path.
 
-    As JavaScript counts: a character beyond the first plane of Unicode is two. The SDK's own function counts it as one;
-    with its name the conversation would lie in a folder that is removed with the sandbox.
+    The CLI counts UTF-16 code units, as JavaScript does; the SDK's own function counts characters. With the SDK's name
+    the conversation would be stored in a folder that is removed with the sandbox.
     """
     encoded = unicodedata.normalize("NFC", cwd).encode("utf-16-le", "surrogatepass")
     units = [int.from_bytes(encoded[at : at + 2], "little") for at in range(0, len(encoded), 2)]

@@ -4,8 +4,8 @@ The SDK carries the control protocol (hooks, permission requests, interrupt) ove
 implements. The agent's own messages bypass the SDK: each is passed on as the bytes that the CLI wrote, so it is decoded
 once and never encoded again. Always true:
 
-- One task reads standard output (the SDK's); one at a time writes standard input. When nobody takes `messages`, reading
-  stops, and with it the CLI: back-pressure, never loss.
+- One task (the SDK's) reads standard output; one task at a time writes standard input. When nobody takes `messages`,
+  reading stops, and with it the CLI: back-pressure, never loss.
 - A line longer than `MAX_LINE` is skipped and does not end the CLI; a request in it is refused.
 - `close` ends the process and everything that came from it, within its own deadline.
 """
@@ -31,7 +31,7 @@ from hutch_executor.runners.claude.spawn import Launch, feed, kill_marked, spawn
 __all__ = ["MAX_LINE", "BrokenOutput", "ClaudeProcess", "SkippedMessage"]
 
 MAX_LINE: Final = 32 * 1024 * 1024
-"""Bytes of one line of the CLI: a tool result of 10 MB comes twice in its line."""
+"""Bytes of one line of the CLI. A tool result may have 10 MB, and its line contains it twice."""
 
 _CHUNK: Final = 256 * 1024
 _AHEAD: Final = 64
@@ -60,7 +60,7 @@ class BrokenOutput:
 
 @dataclass(slots=True)
 class _ControlRequest:
-    """A control request of ours, and the CLI's response once it came."""
+    """A control request to the CLI, and the CLI's response once it came."""
 
     answered: anyio.Event = field(default_factory=anyio.Event)
     response: dict[str, Any] = field(default_factory=lambda: {"error": "it has ended"})
@@ -77,9 +77,9 @@ class ClaudeProcess(Transport):
         self._ready = False
         self._sender, self.messages = anyio.create_memory_object_stream[bytes | SkippedMessage | BrokenOutput](_AHEAD)
         self.received = 0
-        """Messages read so far. A permission request of the CLI follows all of them."""
+        """The number of messages read so far. A permission request of the CLI follows all of them."""
         self.lines = 0
-        """Lines of any kind read so far: it does not grow while the CLI is silent."""
+        """The number of lines of any kind read so far: it does not grow while the CLI is silent."""
         self._mark = secrets.token_hex(8)
         self._requests: dict[str, _ControlRequest] = {}
         self._numbers = itertools.count()
@@ -96,7 +96,7 @@ class ClaudeProcess(Transport):
 
     @property
     def blocked(self) -> bool:
-        """Whether reading has stopped because nobody takes `messages`: then the silence is not the CLI's."""
+        """Whether reading has stopped because nobody takes `messages`, so that silence does not mean a stuck CLI."""
         return self._sender.statistics().current_buffer_used >= _AHEAD
 
     async def connect(self) -> None:
@@ -182,8 +182,8 @@ class ClaudeProcess(Transport):
     async def control(self, subtype: str, **fields: Any) -> dict[str, Any]:
         """Send a request of the control protocol to the CLI and return its response. Waits without limit.
 
-        Not through the SDK, which knows fewer requests and fails with bare exceptions. CLIConnectionError if the CLI
-        has ended or refuses.
+        Bypasses the SDK, which supports fewer requests and raises bare exceptions. CLIConnectionError if the CLI has
+        ended or refuses.
         """
         name = f"hutch-{next(self._numbers)}"
         pending = self._requests[name] = _ControlRequest()
@@ -199,7 +199,7 @@ class ClaudeProcess(Transport):
         return response if isinstance(response, dict) else {}
 
     def _is_response(self, control: dict[str, Any]) -> bool:
-        """Whether this responds to a request of `control`; if so, take it. Everything else is the SDK's."""
+        """Take a response to a request of `control` and return True; return False for a message for the SDK."""
         response = control.get("response")
         if not isinstance(response, dict) or (pending := self._requests.get(str(response.get("request_id")))) is None:
             return False
@@ -219,7 +219,7 @@ class ClaudeProcess(Transport):
         return rest.decode(errors="replace") if rest else None
 
     async def exit_code(self) -> int | None:
-        """Return the exit code, for which it waits a second; negative for a signal, None if the CLI still runs."""
+        """Wait up to a second and return the exit code; negative for a signal, None if the CLI still runs."""
         if self._process is not None:
             with anyio.move_on_after(1.0):
                 return await self._process.wait()
@@ -240,7 +240,7 @@ class ClaudeProcess(Transport):
     async def close(self, grace: float = 2.0) -> None:
         """Close the CLI's input, wait `grace` seconds, then kill everything that came from it. Safe to call twice.
 
-        Earlier messages stay in `messages`, which its reader closes.
+        Messages read before stay in `messages`; the reader of `messages` closes it.
         """
         self._ready = False
         self._sender.close()
@@ -254,7 +254,7 @@ class ClaudeProcess(Transport):
             self.kill()
             with anyio.move_on_after(_KILL_DEADLINE):
                 await process.wait()
-                while self.kill():  # noqa: ASYNC110 -- nothing notifies us when a grandchild ends, or starts one more
+                while self.kill():  # noqa: ASYNC110 -- nothing reports that a grandchild ended or forked
                     await anyio.sleep(0.01)
             for stream in (process.stdin, process.stdout, process.stderr):
                 if stream is not None:

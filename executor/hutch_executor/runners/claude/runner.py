@@ -1,7 +1,7 @@
 """Claude Code through claude-agent-sdk and its CLI: one CLI process for a session, one turn for each prompt.
 
-`hooks` keeps every tool call under hutchd's decision. A turn ends with the CLI's `result` line, or with the CLI.
-Everything that could prevent both has a limit in `OutputBounds`; when one is reached the CLI is killed, and the next
+`hooks` keeps every tool call under hutchd's decision. A turn ends when the CLI writes its `result` line or ends.
+`ClaudeTimeouts` limits everything that could prevent both: when a limit is reached, the CLI is killed, and the next
 turn starts another CLI that resumes the conversation.
 """
 
@@ -29,7 +29,7 @@ from hutch_executor.runners.claude.hooks import PermissionHooks
 from hutch_executor.runners.claude.instructions import instructions
 from hutch_executor.runners.claude.lines import ModelUsage, ResultLine, UsageResponse
 from hutch_executor.runners.claude.process import BrokenOutput, ClaudeProcess, SkippedMessage
-from hutch_executor.runners.claude.turn import STOPPED, ClaudeTurn, OutputBounds
+from hutch_executor.runners.claude.turn import STOPPED, ClaudeTimeouts, ClaudeTurn
 from hutch_executor.runners.claude.turn_end import ended, failure
 from hutch_executor.runners.claude.usage import UsageMeter, total
 from hutch_executor.runners.port import DaemonPort
@@ -41,7 +41,7 @@ from hutch_shared.events import Notice, StderrText, TurnEnded
 
 __all__ = ["ClaudeRunner"]
 
-# What the SDK logs as an error it also raises as an exception, which is handled here.
+# The SDK raises every error that it logs, and the runner handles the exception.
 logging.getLogger("claude_agent_sdk").setLevel(logging.CRITICAL)
 
 
@@ -50,24 +50,24 @@ class ClaudeRunner:
 
     agent: ClassVar[str] = "claude"
 
-    def __init__(self, bounds: OutputBounds | None = None, cli: str | None = None) -> None:
+    def __init__(self, timeouts: ClaudeTimeouts | None = None, cli: str | None = None) -> None:
         """Make a runner; do nothing yet. `cli` is a program to start instead of the SDK's own CLI."""
         self.setup = Setup()
         self.turn: ClaudeTurn | None = None
         self.connection: ClaudeConnection | None = None
-        self._given_bounds = bounds
-        self._bounds: OutputBounds
+        self._given_timeouts = timeouts
+        self._timeouts: ClaudeTimeouts
         self._cli = cli
         self._conversation = ""
         self._begun = False
-        """The CLI knows the conversation by its id …"""
+        """Whether the CLI knows the conversation by its id."""
         self._stored = False
-        """… and has it on disk, so that it outlives the CLI."""
+        """Whether the CLI has stored the conversation on disk, so that it outlives the CLI."""
         self._spoiled = False
-        """A turn was left before its end: the CLI cannot be used again."""
+        """Whether a turn was cancelled before its end: then the CLI cannot be used again."""
         self._sandbox: SessionSandbox | None = None
         self._scratch: str | None = None
-        """Without a sandbox: a private folder instead of the CLI's own in /tmp, which another account may own."""
+        """The CLI's temporary folder if it has no sandbox: its usual one in /tmp may belong to another account."""
         self._closed = False
         self._session: m.PrepareSession
         self._daemon: DaemonPort
@@ -90,7 +90,7 @@ class ClaudeRunner:
         """Start the CLI. HutchError: no key, no CLI, or `not_found` if the conversation to resume is unknown."""
         self._session, self._daemon = session, daemon
         self._hooks = PermissionHooks(self, daemon, session.cwd)
-        self._bounds = self._given_bounds or OutputBounds.of(session)
+        self._timeouts = self._given_timeouts or ClaudeTimeouts.of(session)
         self._conversation = session.resume if session.resume and not session.fork else str(uuid.uuid4())
         self._begun = self._stored = session.resume == self._conversation
         if session.sandbox is not None:
@@ -112,7 +112,7 @@ class ClaudeRunner:
         return (f"--resume={self._session.resume}", "--fork-session", name) if self._session.fork else (name,)
 
     async def _connect(self) -> m.KeyGrant:
-        session, bounds, provider = self._session, self._bounds, provider_of(self.agent)
+        session, timeouts, provider = self._session, self._timeouts, provider_of(self.agent)
         assert provider is not None
         grant = await self._daemon.get_api_key(provider)
         text = await anyio.to_thread.run_sync(instructions, session.cwd, session.home, session.instructions)
@@ -122,8 +122,8 @@ class ClaudeRunner:
             self._conversation_arguments(),
             text,
             cli=self._cli or claude_launch.bundled_cli(),
-            retries=bounds.retries,
-            stream_idle=bounds.stream_idle,
+            retries=timeouts.retries,
+            stream_idle=timeouts.stream_idle,
             environ=self.setup.environ(),
         )
         launch = replace(launch, umask=self.setup.umask)
@@ -143,7 +143,7 @@ class ClaudeRunner:
         async with anyio.create_task_group() as group:
             group.start_soon(link.read_stderr)
             try:
-                with anyio.fail_after(bounds.connect):
+                with anyio.fail_after(timeouts.connect):
                     await client.connect()
                     if self._begun or session.fork:
                         link.meter = UsageMeter(await self._earlier_usage(process))
@@ -162,8 +162,8 @@ class ClaudeRunner:
         return grant
 
     async def _earlier_usage(self, process: ClaudeProcess) -> dict[str, ModelUsage] | None:
-        """Return what a resumed conversation has used before, since the CLI counts on from there."""
-        with anyio.move_on_after(self._bounds.interrupt), suppress(ClaudeSDKError, msgspec.ValidationError):
+        """Return the earlier usage of a resumed conversation, since the CLI's sums include it."""
+        with anyio.move_on_after(self._timeouts.interrupt), suppress(ClaudeSDKError, msgspec.ValidationError):
             return msgspec.convert(await process.control("get_usage"), UsageResponse).session.model_usage
         return None
 
@@ -240,7 +240,7 @@ class ClaudeRunner:
         await self._daemon.report("stderr", StderrText(text))
 
     async def _listen(self, turn: ClaudeTurn, link: ClaudeConnection) -> TurnEnded:
-        """Report the CLI's messages until it reports the turn's end, or ends itself."""
+        """Report the CLI's messages until the CLI reports the turn's end, or ends."""
         while True:
             try:
                 line = await link.process.next_message()
@@ -290,11 +290,11 @@ class ClaudeRunner:
         last = f" It said: {link.stderr[-1]}" if link.stderr else ""
         return TurnEnded("failed", "agent_died", f"Claude Code was ended in mid-turn {how}.{last}")
 
-    # ---------------------------------------------------------------- bounds
+    # ---------------------------------------------------------------- timeouts
 
     async def _watch_stop(self, turn: ClaudeTurn, link: ClaudeConnection) -> None:
         await turn.stop_requested.wait()
-        await anyio.sleep(self._bounds.stop)
+        await anyio.sleep(self._timeouts.stop)
         link.process.kill()
 
     async def _watch_silence(self, turn: ClaudeTurn, link: ClaudeConnection) -> None:
@@ -302,20 +302,20 @@ class ClaudeRunner:
 
         A long-running tool and a waiting permission request are silent too: a CLI that responds is not stuck.
         """
-        bounds, process = self._bounds, link.process
+        timeouts, process = self._timeouts, link.process
         since, received = anyio.current_time(), process.received
         while True:
             lines = process.lines
-            await anyio.sleep(bounds.probe_after)
+            await anyio.sleep(timeouts.probe_after)
             if process.received != received or process.blocked or turn.undecided or not link.translator.awaits_model:
                 since, received = anyio.current_time(), process.received
             if process.lines != lines or process.blocked:
                 continue
-            with anyio.move_on_after(bounds.probe_answer) as answer, suppress(ClaudeSDKError):
+            with anyio.move_on_after(timeouts.probe_answer) as answer, suppress(ClaudeSDKError):
                 await process.control("mcp_status")
             if answer.cancelled_caught and not process.blocked:
                 turn.give_up("agent_stuck", "Claude Code did not respond any more and was ended.")
-            elif anyio.current_time() - since > bounds.model_silence:
+            elif anyio.current_time() - since > timeouts.model_silence:
                 turn.give_up(*failure(link.translator.awaited()))
             if turn.cause is not None:
                 process.kill()
@@ -328,20 +328,20 @@ class ClaudeRunner:
         turn.stop_requested.set()
         if (link := self.connection) is None:
             return
-        with anyio.move_on_after(self._bounds.interrupt, shield=True), suppress(ClaudeSDKError):
+        with anyio.move_on_after(self._timeouts.interrupt, shield=True), suppress(ClaudeSDKError):
             await link.process.control("interrupt")
             return
         link.process.kill()
 
     async def set_mode(self, mode: m.PermissionMode) -> None:
-        """Tell the CLI whether to plan. A failure here is harmless, since hutchd decides what may run."""
+        """Pass the mode on to the CLI. A failure is harmless, since hutchd decides what may run."""
         self._session = msgspec.structs.replace(self._session, permission_mode=mode)
         if self.connection is not None:
-            with anyio.move_on_after(self._bounds.interrupt), suppress(ClaudeSDKError):
+            with anyio.move_on_after(self._timeouts.interrupt), suppress(ClaudeSDKError):
                 await self.connection.process.control("set_permission_mode", mode=claude_launch.cli_mode(mode))
 
     async def close(self) -> None:
-        """End the CLI and what it started, within the bound."""
+        """End the CLI and every process that came from it, within the time limit."""
         self._closed = True
         if self.turn is not None:
             self.turn.stop_requested.set()
@@ -356,6 +356,6 @@ class ClaudeRunner:
         if link is None:
             return
         with anyio.CancelScope(shield=True):
-            with anyio.move_on_after(self._bounds.close), suppress(ClaudeSDKError):
+            with anyio.move_on_after(self._timeouts.close), suppress(ClaudeSDKError):
                 await link.client.disconnect()
             await link.end()

@@ -37,13 +37,13 @@ class Launch:
     cwd: str
     env: Mapping[str, str]
     in_variables: Mapping[str, Secret] = field(default_factory=dict)
-    """Documents, by the variable that gets the pipe's number."""
+    """Secret documents, by the variable that gets the pipe's number."""
     after_flags: Mapping[str, Secret] = field(default_factory=dict)
-    """Documents, by the flag that gets the pipe's path."""
+    """Secret documents, by the flag that gets the pipe's path."""
     inherited: tuple[int, ...] = ()
     """Descriptors that the CLI inherits, under the same numbers."""
     umask: int = -1
-    """-1 for this process's own."""
+    """The umask of the CLI; -1 for this process's own."""
 
 
 async def spawn(launch: Launch, mark: str) -> tuple[Process, list[tuple[int, Secret]]]:

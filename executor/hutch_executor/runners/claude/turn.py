@@ -1,4 +1,4 @@
-"""The state of a running turn, and the limits of what may take how long."""
+"""The state of a running turn, and the time limits of the CLI."""
 
 from __future__ import annotations
 
@@ -10,33 +10,37 @@ import anyio
 from hutch_shared import messages as m
 from hutch_shared.events import TurnEnded
 
-__all__ = ["STOPPED", "ClaudeTurn", "OutputBounds"]
+__all__ = ["STOPPED", "ClaudeTimeouts", "ClaudeTurn"]
 
 STOPPED: Final = TurnEnded("stopped", "interrupted", "The turn was stopped.")
 
 
 @dataclass(frozen=True, slots=True)
-class OutputBounds:
-    """How long the CLI may take, in seconds, and how often it retries a model request."""
+class ClaudeTimeouts:
+    """The time limits of the CLI, in seconds, and the number of its retries."""
 
     connect: float = 60.0
+    """From the start of the CLI until it is ready."""
     retries: int = 2
+    """Times that the CLI repeats a failed model request."""
     stream_idle: float = 60.0
-    """Silence of a model's stream after which the CLI gives the request up. The CLI accepts no less than 10."""
+    """Silence of a model's stream after which the CLI gives the request up; the CLI accepts no less than 10."""
     model_silence: float = 180.0
-    """Silence of the CLI while the model owes an answer: the CLI's own limits have failed then."""
+    """Silence of the CLI during a model request after which the CLI counts as stuck: its own limits have failed."""
     probe_after: float = 20.0
-    """Silence of the CLI after which it is probed …"""
+    """Silence of the CLI after which the runner sends it a probe."""
     probe_answer: float = 20.0
-    """… and how long its response to the probe may take."""
+    """From the probe to the response of the CLI."""
     interrupt: float = 5.0
+    """From an interrupt to its acknowledgement by the CLI."""
     stop: float = 10.0
     """From the interrupt to the end of the turn; then the CLI is killed."""
     close: float = 10.0
+    """From the closing of the CLI's input to its end."""
 
     @classmethod
-    def of(cls, session: m.PrepareSession) -> OutputBounds:
-        """Return the session's bounds: its CLI is probed as soon as its stream has been silent for too long."""
+    def of(cls, session: m.PrepareSession) -> ClaudeTimeouts:
+        """Return the limits of a session: the runner probes the CLI when its stream has been silent for too long."""
         idle = session.stream_idle
         probe = min(20.0, idle)
         return cls(
@@ -54,17 +58,17 @@ class ClaudeTurn:
 
     stop_requested: anyio.Event = field(default_factory=anyio.Event)
     undecided: int = 0
-    """Calls that wait for a decision."""
+    """The number of calls that wait for a decision."""
     call_cwds: dict[str, str] = field(default_factory=dict)
     """The directory that each call would run in: a sub-agent may have a working tree of its own."""
     decided: dict[str, str] = field(default_factory=dict)
     """The digest of the input that may run, by call."""
     cause: TurnEnded | None = None
-    """Why Hutch ended the turn; it overrides the CLI's own report."""
+    """The end that Hutch gave the turn; it overrides the CLI's own report. None if the CLI decides."""
 
     @property
     def stopping(self) -> bool:
-        """Whether the turn was told to stop: nothing of it starts any more."""
+        """Whether the turn is stopping: it starts nothing more."""
         return self.stop_requested.is_set()
 
     def give_up(self, reason: str, message: str) -> None:
