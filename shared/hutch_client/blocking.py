@@ -97,7 +97,7 @@ class BlockingConnection:
                     self._send({"jsonrpc": "2.0", "result": {}, "id": message["id"]})
                 elif "method" not in message and message["id"] in (self._number, None):
                     return _result(message)
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
                 raise HutchError(
                     Reason.PARSE_ERROR,
                     _NOT_HUTCH,

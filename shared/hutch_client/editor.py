@@ -33,5 +33,5 @@ def edit_input(tool_input: dict[str, Any]) -> dict[str, Any]:
             raise HutchError(
                 Reason.INVALID_PARAMS, f"The editor `{command[0]}` failed: {error}. Set EDITOR to another one."
             ) from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise HutchError(Reason.INVALID_PARAMS, f"The edited text is not a valid input: {error}") from None

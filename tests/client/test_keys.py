@@ -71,7 +71,19 @@ def test_a_log_in_may_say_how_long_it_lasts(
     assert daemon.asked("put_api_key")[0].expires_at.endswith("Z")
 
 
-@pytest.mark.parametrize("text", ["", "sk-secret", '["sk-secret"]', '{"token": "sk-secret"}', '{"access_token": "a"'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "sk-secret",
+        '["sk-secret"]',
+        '{"token": "sk-secret"}',
+        '{"access_token": "a"',
+        '{"access_token": "a", "x": ' + 100_000 * "[",
+        '{"access_token": "a", "expires_in": 1e999}',
+    ],
+    ids=["nothing", "a key", "a list", "another name", "not closed", "too deeply nested", "a time without a value"],
+)
 def test_what_is_no_log_in_is_refused_and_not_shown(
     daemon: FakeDaemon, hutch: Hutch, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:

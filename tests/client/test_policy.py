@@ -29,9 +29,9 @@ def test_an_input_may_be_given_in_short(tool: str, text: str, expected: object) 
     assert tool_input(tool, text) == expected
 
 
-@pytest.mark.parametrize(("tool", "text"), [("mcp__db__query", "x"), ("Edit", "{broken")])
+@pytest.mark.parametrize(("tool", "text"), [("mcp__db__query", "x"), ("Edit", "{broken"), ("Edit", 10**5 * '{"a":')])
 def test_an_input_that_cannot_be_read_is_refused(tool: str, text: str) -> None:
-    """With a sentence."""
+    """Not JSON, or too deeply nested: a sentence says what to give."""
     with pytest.raises(HutchError, match="JSON object"):
         tool_input(tool, text)
 

@@ -7,6 +7,7 @@ log-in.
 
 from __future__ import annotations
 
+import http.client
 import json
 import ssl
 import urllib.error
@@ -36,6 +37,11 @@ _RECENT: Final = 30.0
 """Seconds after a refresh during which a rejected token is not refreshed again."""
 _TIMEOUT: Final = 30.0
 _LONGEST: Final = 1 << 20
+_UNUSABLE: Final = (
+    *(OSError, http.client.HTTPException),
+    *(ValueError, RecursionError, KeyError, TypeError, AttributeError, OverflowError, HutchError),
+)
+"""The errors of a token endpoint's answer that is broken off, is not HTTP, or does not hold what it should."""
 
 
 class FreshKeys:
@@ -113,7 +119,7 @@ def _exchange(credential: Credential, refresh: Refresh, ca_file: str | None) -> 
     except urllib.error.HTTPError as error:
         error.close()
         raise HutchError(Reason.KEY_UNREADABLE, f"the provider refused it (HTTP {error.code}).") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, HutchError):
+    except _UNUSABLE:
         raise HutchError(Reason.KEY_UNREADABLE, "its answer is not usable; the next request tries again.") from None
     return replace(credential, secret=secret, expires_at=ends, refresh=replace(refresh, token=token))
 

@@ -90,7 +90,7 @@ def _read_log_in() -> dict[str, Any]:
         if (left := found.get("expires_in")) is not None:
             return {**what, "expires_at": to_wire(now_ms() + int(float(left) * 1000))}
         return {**what, "expires_at": found.get("expires_at")}
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, OverflowError):
         raise HutchError(
             Reason.INVALID_PARAMS,
             f"Give a JSON object on standard input: access_token, and for refreshing it {', '.join(_OAUTH)} and"

@@ -97,7 +97,7 @@ def tool_input(tool: str, text: str) -> dict[str, Any]:
     if text.lstrip().startswith("{") and tool != "Bash":
         try:
             given: dict[str, Any] = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise HutchError(Reason.INVALID_PARAMS, f"The input is not a JSON object: {error}.") from None
         return given
     name = _MAIN_PARAMETER.get(tool)

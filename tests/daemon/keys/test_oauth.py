@@ -124,7 +124,14 @@ async def test_who_asked_and_went_away_loses_no_token(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("status", "value"),
-    [(400, {"error": "invalid_grant"}), (302, {}), (200, {}), (200, []), (200, {"access_token": "a b"})],
+    [
+        (400, {"error": "invalid_grant"}),
+        (302, {}),
+        (200, {}),
+        (200, []),
+        (200, {"access_token": "a b"}),
+        (200, {"access_token": "access-2", "expires_in": float("inf")}),
+    ],
 )
 async def test_an_exchange_that_fails_is_a_sentence_for_the_owner(tmp_path: Path, status: int, value: object) -> None:
     """It says how the log-in is replaced and holds no secret; the stored token stays as it was."""
@@ -138,4 +145,37 @@ async def test_an_exchange_that_fails_is_a_sentence_for_the_owner(tmp_path: Path
     assert refused.value.reason is Reason.KEY_UNREADABLE
     assert "hutch key add anthropic --name default --oauth" in str(refused.value)
     assert "refresh-1" not in str(refused.value)
+    assert kept.secret.reveal() == "access-1"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"SSH-2.0-x\r\n\r\n",
+        b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"access_token": "acc',
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n",
+        b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + 100_000 * b"[",
+        b'HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{"access_token": "\xff"}',
+    ],
+    ids=["nothing", "not HTTP", "half a body", "a broken chunk", "too deeply nested", "not UTF-8"],
+)
+async def test_an_answer_that_cannot_be_read_leaves_the_token_as_it_was(tmp_path: Path, answer: bytes) -> None:
+    """The next request tries again."""
+
+    async def serve(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            await stream.receive()
+            await stream.send(answer)
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
+    async with listener, anyio.create_task_group() as tasks, vault_stage(tmp_path) as stage:
+        tasks.start_soon(listener.serve, serve)
+        row = await put(stage, f"http://127.0.0.1:{listener.extra(anyio.abc.SocketAttribute.local_port)}/token", 1000)
+        with pytest.raises(HutchError, match="its answer is not usable") as refused:
+            await FreshKeys(stage.vault, Settings)(row.id, False)
+        _, kept = await stage.vault.reveal(OWNER, "anthropic")
+        tasks.cancel_scope.cancel()
+
+    assert refused.value.reason is Reason.KEY_UNREADABLE
     assert kept.secret.reveal() == "access-1"
