@@ -1,10 +1,10 @@
-"""What `hutch doctor` cannot examine from outside: settings, database and keys of this hutchd, and a host's accounts.
+"""hutchd's part of `hutch doctor`: examines hutchd's settings, database and keys, and the accounts of a host.
 
-The examination changes nothing, works whether hutchd runs or not, and goes on after the first fault. Each finding names
-what was examined, with advice if something is wrong. What this account may not examine is a finding too.
+The examination changes nothing, works whether hutchd runs or not, and continues after the first fault. Each finding
+names the thing examined, with advice if something is wrong. A thing that this account may not examine is a finding too.
 
-The state directory is examined as its owner, so that no file of another account is left in it. In system mode root
-starts a process under that account for this; any other account gets the part that everybody may see.
+The state directory is examined as its owner, so that no files of another account are left in it. In system mode root
+starts a process under that account for this; other accounts skip this part.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Finding", "as_service", "examine"]
 
 
 def examine(paths: Paths) -> Iterator[Finding]:
-    """Examine everything in turn. Takes up to a minute if the database is large."""
+    """Examine everything, one thing after the other. Takes up to a minute if the database is large."""
     yield Finding(f"hutchd {__version__}, Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}")
     settings, finding = _settings(paths.config)
     yield finding
@@ -53,7 +53,7 @@ def examine(paths: Paths) -> Iterator[Finding]:
 
 
 def as_service() -> Iterator[Finding]:
-    """Examine what only hutchd's own account may: the state directory, and the launcher's replies."""
+    """Examine the things that only hutchd's own account may: the state directory, and the launcher's replies."""
     paths = find_paths(system=True)
     settings, _ = _settings(paths.config)
     yield from examine_record(paths, settings)
@@ -70,7 +70,7 @@ def _settings(path: Path) -> tuple[Settings, Finding]:
 
 
 def _account(config: LauncherConfig | None) -> tuple[PathReader | None, Finding]:
-    """Return the account of a host's hutchd: the one that the launcher serves."""
+    """Return the account of the host's hutchd, which the launcher's configuration names."""
     name = LauncherConfig().serve if config is None else config.serve
     try:
         who = PathReader.named(name)
@@ -85,7 +85,7 @@ def _account(config: LauncherConfig | None) -> tuple[PathReader | None, Finding]
 
 
 def _inside(paths: Paths, settings: Settings, account: PathReader) -> Iterator[Finding]:
-    """Examine what belongs to hutchd, or say who may."""
+    """Examine the things that belong to hutchd, or report which accounts may do so."""
     if os.geteuid() == account.uid:
         yield from as_service()
     elif os.geteuid() == 0:

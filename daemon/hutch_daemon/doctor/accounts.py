@@ -1,6 +1,6 @@
-"""The accounts on the launcher's list: whether agents can run as each, and whether in a sandbox.
+"""Examines the accounts on the launcher's list: can agents run as each of them, and in a sandbox?
 
-Root tries it in a process under that account. Other accounts check owners and modes, which finds most faults.
+Root tries it in a process under that account. Any other account checks owners and modes, which finds most faults.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from hutch_shared.reach import PathReader, closed, members
 __all__ = ["examine_accounts"]
 
 _MOST: Final = 20
-"""Accounts examined at most."""
+"""The largest number of accounts to examine."""
 _LONGEST: Final = 40.0
-"""Seconds after which no further account is examined."""
+"""The seconds after which no further account is examined."""
 _TRY: Final = 20.0
 _SANDBOX: Final = 60.0
 _LOAD: Final = "import hutch_executor.run"
 _NO_SHELLS: Final = ("nologin", "false", "sync", "halt", "shutdown")
 _DAY: Final = 86_400
 CLOSED: Final = "hutch-python"
-"""A copy of the interpreter that accounts may execute but not read: the kernel lets no process look into it."""
+"""The name of a copy of Python that accounts may execute but not read, so that they cannot trace its processes."""
 _APPARMOR: Final = (
     "give bubblewrap a profile with `userns,` in it (/etc/apparmor.d/bwrap), or sysctl -w"
     " kernel.apparmor_restrict_unprivileged_userns=0"
@@ -82,7 +82,7 @@ def examine_accounts(config: LauncherConfig, settings: Settings, paths: Paths) -
 
 
 def _interpreter(path: Path) -> Finding:
-    """Return whether accounts may only execute the interpreter of executors, and whether it is the current one."""
+    """Check that accounts may execute but not read the interpreter of executors, and that it is up to date."""
     subject = f"executors run {path}"
     mend = f'install -m 711 "{os.path.realpath(sys.executable)}" "{Path(sys.executable).with_name(CLOSED)}"'
     try:
@@ -100,7 +100,7 @@ def _interpreter(path: Path) -> Finding:
 
 
 def _refused(who: PathReader, config: LauncherConfig) -> str | None:
-    """Return why the launcher would refuse an account, or None."""
+    """Return the reason why the launcher would refuse an account, or None."""
     if who.uid == 0 or who.name == config.serve or who.name in config.deny:
         return "The launcher never starts agents as root, hutchd's account or one in `deny`: take it off the list."
     if not config.uid_min <= who.uid <= config.uid_max:
@@ -129,7 +129,7 @@ def _expired(name: str) -> bool:
 
 
 def _unusable(who: PathReader, config: LauncherConfig) -> str | None:
-    """Return what keeps an executor from running as an account, or None."""
+    """Return the reason why an executor cannot run as an account, or None."""
     if why := _code(who, config):
         return f"{why} Install Hutch, and the Python it runs with, where every account may read it."
     try:
@@ -142,7 +142,10 @@ def _unusable(who: PathReader, config: LauncherConfig) -> str | None:
 
 
 def _code(who: PathReader, config: LauncherConfig) -> str | None:
-    """Return why an account cannot read the interpreter or the code: tried as root, or by owners and modes."""
+    """Return the reason why an account cannot read the interpreter or the code, or None.
+
+    Root tries it; any other account checks owners and modes.
+    """
     python = config.interpreter
     places = ((python, 1), (sysconfig.get_path("stdlib"), 5), (sysconfig.get_path("purelib"), 5), (shared_file, 4))
     if os.geteuid() == 0:
@@ -163,7 +166,7 @@ def _code(who: PathReader, config: LauncherConfig) -> str | None:
 
 
 def _sandbox(who: PathReader, config: LauncherConfig, paths: Paths) -> Finding:
-    """Return whether agents can have a sandbox. That depends on the host, so one account is enough to try it."""
+    """Check whether agents can have a sandbox. That depends on the host, so trying it as one account is enough."""
     subject = "isolation strict: a sandbox for agents"
     program = shutil.which("bwrap", path=config.path)
     if program is None:
@@ -191,7 +194,7 @@ def _sandbox(who: PathReader, config: LauncherConfig, paths: Paths) -> Finding:
 
 
 def _kernel() -> str | None:
-    """Return the kernel setting that forbids user namespaces and how to change it, or None."""
+    """Return a sentence with the kernel setting that forbids user namespaces and how to change it, or None."""
     for name, bad, way in _KERNEL:
         try:
             if Path("/proc/sys", name).read_text().strip() == bad:

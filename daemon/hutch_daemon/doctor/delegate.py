@@ -1,4 +1,4 @@
-"""Examinations as another account: in a process of its own, with the rights of that account alone."""
+"""Runs examinations as another account, in a separate process that has only the rights of that account."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ _PLACES: Final = ("HUTCH_CONFIG", "HUTCH_STATE_DIR", "HUTCH_RUNTIME_DIR")
 def run_as(
     who: PathReader, command: Sequence[str], *, timeout: float, given: bytes = b"", path: str = os.defpath
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a command as an account, with its current groups, no privilege, and only `_PLACES` of our environment.
+    """Run a command as an account, with its current groups and no privilege. Only root can do this.
 
-    Only root can. TimeoutExpired after `timeout` seconds, when it is killed; OSError when it cannot be started.
+    The command inherits only the variables in `_PLACES`. It is killed after `timeout` seconds, with TimeoutExpired;
+    OSError if it cannot be started.
     """
     environ = {"PATH": path, "HOME": who.home, "USER": who.name, "LOGNAME": who.name, "LANG": "C.UTF-8"}
     environ |= {name: os.environ[name] for name in _PLACES if name in os.environ}
@@ -49,7 +50,7 @@ def run_as(
 
 
 def ask_as(account: PathReader) -> Iterator[Finding]:
-    """Have hutchd's account examine what belongs to it."""
+    """Run `as_service` under hutchd's account."""
     subject = f"examination as {account.name}"
     try:
         done = run_as(account, (sys.executable, "-P", "-c", _SERVICE), timeout=_EXAMINATION)

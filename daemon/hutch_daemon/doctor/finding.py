@@ -8,7 +8,7 @@ __all__ = ["Finding"]
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """`subject` names what was examined; `advice` says what to do, or is None if nothing is wrong."""
+    """`subject` names the thing examined; `advice` tells the user what to do, or is None if nothing is wrong."""
 
     subject: str
     advice: str | None = None

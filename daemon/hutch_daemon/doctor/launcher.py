@@ -1,6 +1,7 @@
-"""Examinations of hutch-launcher from outside: its configuration, its socket, its replies to hutchd.
+"""Examines hutch-launcher from outside: its configuration, its socket, and its replies to hutchd.
 
-The launcher reads its configuration itself: neither side imports the other. What is read here serves advice alone.
+The launcher reads its configuration with its own code, since neither program imports the other. The configuration read
+here is used only for advice.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _ALL: Final = ("memory", "pids", "cpu")
 
 
 class LauncherConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Its keys, with their defaults."""
+    """The keys of the launcher's configuration, with their defaults."""
 
     serve: str = "hutch"
     users: tuple[str, ...] = ()
@@ -67,7 +68,7 @@ def read_config(path: Path = Path(LAUNCHER_CONFIG)) -> tuple[LauncherConfig | No
 
 
 def _unsafe(path: Path, found: os.stat_result) -> str | None:
-    """Return why the launcher would not trust the file."""
+    """Return the reason why the launcher would not trust the file, or None."""
     if not stat.S_ISREG(found.st_mode) or path.is_symlink():
         return "It is not a regular file, so the launcher refuses it."
     for place, one in ((path, found), (path.parent, path.parent.stat())):
@@ -79,12 +80,12 @@ def _unsafe(path: Path, found: os.stat_result) -> str | None:
 
 
 def command_of(settings: Settings) -> str:
-    """Return the launcher that the sudo rule names."""
+    """Return the path of the launcher, as the sudo rule names it."""
     return settings.isolation.launcher_command or os.path.join(sys.prefix, "bin", "hutch-launcher")
 
 
 def examine_launcher(settings: Settings) -> list[Finding]:
-    """Ask the launcher, as hutchd does. Takes up to ten seconds if it does not answer."""
+    """Ask the launcher for its abilities, as hutchd does. Takes up to ten seconds if it does not answer."""
     sudo = settings.isolation.launcher == "sudo"
     way = ("sudo", "-n", "--", command_of(settings)) if sudo else Path(settings.isolation.launcher_socket)
     subject = f"launcher: {' '.join(way) if isinstance(way, tuple) else way}"
@@ -118,7 +119,7 @@ def examine_launcher(settings: Settings) -> list[Finding]:
 
 
 def examine_socket(settings: Settings, account: PathReader) -> list[Finding]:
-    """Examine the launcher's socket from outside, as every account may."""
+    """Examine the owner and mode of the launcher's socket. Every account may do this."""
     if settings.isolation.launcher == "sudo":
         return []
     path = Path(settings.isolation.launcher_socket)

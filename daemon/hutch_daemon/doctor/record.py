@@ -1,4 +1,4 @@
-"""The state directory of this hutchd: its permissions, the database, the master key, and the free space."""
+"""Examines hutchd's state directory: its permissions, the database, the master key, and the free space."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def examine_record(paths: Paths, settings: Settings) -> Iterator[Finding]:
 
 
 def _private(folder: Path) -> Finding:
-    """Return whether only one account can read or change a directory and its entries."""
+    """Check that only the owner can read or change a directory and its entries."""
     try:
         open_to_others = [path for path in (folder, *folder.iterdir()) if stat.S_IMODE(path.lstat().st_mode) & 0o066]
         foreign = [path for path in folder.iterdir() if path.lstat().st_uid != folder.lstat().st_uid]

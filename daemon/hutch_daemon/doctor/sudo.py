@@ -1,4 +1,4 @@
-"""The sudo rule by which hutchd reaches the launcher: that it exists, allows nothing else and names a safe program."""
+"""Examines the sudo rule for the launcher: it must exist, allow nothing else, and name a program that is safe."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _UNIT: Final = Path("/etc/systemd/system/hutchd.service")
 
 
 def sudo_rule(paths: Paths) -> str:
-    """Return the text of sudo's file for the launcher that the settings name. SettingsError, HutchError."""
+    """Return the text of sudo's file for the launcher in the settings. SettingsError, HutchError."""
     return sudoers.rule(command_of(load(paths.config)))
 
 
 def examine_sudo(settings: Settings, account: PathReader | None) -> Iterator[Finding]:
-    """Examine the rule; no finding if the launcher has a unit and there is no rule."""
+    """Examine the rule. Return no finding if the settings do not use sudo and no rule exists."""
     used = settings.isolation.launcher == "sudo"
     file = Path(sudoers.FILE)
     if not used and not file.exists():
@@ -53,7 +53,7 @@ def examine_sudo(settings: Settings, account: PathReader | None) -> Iterator[Fin
 
 
 def _program(command: str) -> str | None:
-    """Return why root should not run this command, or None."""
+    """Return the reason why it is not safe that root runs this command, or None."""
     path = Path(os.path.realpath(command))
     if not path.is_file():
         return "It does not exist."

@@ -1,7 +1,7 @@
-"""The one sudo rule by which hutchd may start hutch-launcher where it has no unit: its text, and a check of others.
+"""The sudo rule that lets hutchd start hutch-launcher on hosts without its unit: its text, and a check of a host.
 
-Pure. The rule names one command, with `""`: no arguments. Anything wider (a pattern, a second command, another account)
-is a way to become root. So the rule counts only if it is exactly this one.
+Pure. The rule allows one command without arguments (`""`). Any wider rule (a pattern, a second command, another
+account) is a way to become root. So only exactly this rule is accepted.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _LISTED: Final = re.compile(r"\s+(\(.*)")
 
 
 def rule(command: str, account: str = HOST_ACCOUNT) -> str:
-    """Return the text of `FILE`; `command` is hutch-launcher. INVALID_PARAMS for a path that could be a pattern.
+    """Return the text of `FILE`. `command` is hutch-launcher; INVALID_PARAMS if sudo could read it as a pattern.
 
-    The connection is the launcher's standard input. So sudo must neither put a terminal or a log between (`use_pty`,
-    `log_input`, `log_output`) nor require one (`requiretty`). Without a PAM session the launcher replaces sudo instead
-    of being its child, and no log-out ends the launcher. `noexec` would keep executors from starting programs.
-    By default sudo closes the descriptors from 3 on (`closefrom`); the launcher needs 0, 1 and 2 only.
+    The launcher's standard input is the connection to hutchd. So sudo must not insert a terminal or a log (`use_pty`,
+    `log_input`, `log_output`) or require a terminal (`requiretty`). Without a PAM session the launcher replaces sudo
+    instead of being its child, and a log-out does not end the launcher. `noexec` would prevent executors from starting
+    programs. By default sudo closes the descriptors from 3 on (`closefrom`); the launcher needs only 0, 1 and 2.
     """
     if not _PLAIN.fullmatch(command) or "/../" in f"{command}/":
         raise HutchError(
@@ -42,7 +42,7 @@ def rule(command: str, account: str = HOST_ACCOUNT) -> str:
 
 
 def allowed(listing: str) -> list[str]:
-    """Return the rules that `sudo -l -U ACCOUNT` printed, as they are spelled there."""
+    """Return the rules in the output of `sudo -l -U ACCOUNT`, unchanged."""
     rules: list[str] = []
     begun = False
     for line in listing.splitlines():
@@ -56,7 +56,7 @@ def allowed(listing: str) -> list[str]:
 
 
 def faults(rules: Sequence[str], command: str) -> list[str]:
-    """Return a sentence for each way in which an account's rules differ from the one; empty if they do not."""
+    """Return a sentence for each difference between an account's rules and the wanted rule."""
     wanted = f'(root) NOPASSWD: {command} ""'
     sentences = [] if wanted in rules else [f"The rule is missing: {wanted}"]
     for one in rules:

@@ -1,4 +1,4 @@
-"""Unix accounts, looked up each time: a new group membership takes effect with the next executor."""
+"""Looks up Unix accounts. Nothing is cached, so a new group membership takes effect with the next executor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["account_name", "account_named", "account_of", "groups_of", "uid_of"]
 
 
 def account_of(uid: int, *, home: str | None = None) -> Account:
-    """Return the account; `isolation_unavailable` when there is none. `home` replaces the one of the system."""
+    """Return the account with this uid; `isolation_unavailable` if it does not exist. `home` overrides its home."""
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
@@ -25,7 +25,7 @@ def account_of(uid: int, *, home: str | None = None) -> Account:
 
 
 def account_named(name: str) -> Account:
-    """Return the account of that name; `isolation_unavailable` when there is none."""
+    """Return the account of that name; `isolation_unavailable` if it does not exist."""
     uid = uid_of(name)
     if uid is None:
         raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"There is no account {name} on this host.")
@@ -44,12 +44,12 @@ def uid_of(name: str) -> int | None:
     """Return the uid of the account of that name, or None."""
     try:
         return pwd.getpwnam(name).pw_uid
-    except (KeyError, ValueError):  # a name that no account can have, such as one with a NUL
+    except (KeyError, ValueError):  # ValueError: no account can have this name, for example because of a NUL in it
         return None
 
 
 def groups_of(uid: int) -> frozenset[str]:
-    """Return the names of the groups that an account is in."""
+    """Return the names of an account's groups."""
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:

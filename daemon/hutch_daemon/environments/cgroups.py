@@ -1,9 +1,9 @@
-"""A cgroup per executor, where the host allows it: a process cannot leave its cgroup by forking.
+"""One cgroup per executor, if the host allows it. A process cannot leave its cgroup by forking.
 
 hutchd uses cgroup version 2 with `cgroup.kill` if it can make a child of its own cgroup (in a delegated tree, or as
-root). Otherwise it uses the version 1 `freezer` hierarchy, where the processes of a frozen group cannot fork faster
-than they are killed. If neither works, `find_root` returns None, and processes are found by descent and by the mark in
-their environment.
+root). Otherwise it uses the version 1 `freezer` hierarchy: the processes of a frozen group cannot fork while they are
+killed. If neither works, `find_root` returns None, and processes are found by descent and by the mark in their
+environment.
 """
 
 from __future__ import annotations
@@ -32,18 +32,21 @@ class Cgroup:
     version: Version
 
     def enter(self, pid: int) -> None:
-        """Move a process in; what it starts from then on starts there too."""
+        """Move a process into the cgroup. Processes that it starts later are in the cgroup too."""
         (self.path / "cgroup.procs").write_text(str(pid))
 
     def pids(self) -> set[int]:
-        """Return its processes without zombies; the empty set when the group is gone."""
+        """Return the pids in the cgroup, without zombies; the empty set if the cgroup does not exist."""
         try:
             return {int(line) for line in (self.path / "cgroup.procs").read_text().split()} - {0}
         except (FileNotFoundError, OSError):
             return set()
 
     def kill(self, deadline: float) -> bool:
-        """End all its processes and remove it; return False if some are left at `deadline` (monotonic). Blocks."""
+        """Kill all processes in the cgroup and remove it. Blocks until `deadline` (monotonic) at most.
+
+        Return False if some processes are left.
+        """
         pause = 0.001
         while self.path.exists():
             self._kill_once()
@@ -80,7 +83,10 @@ class CgroupRoot:
     def make(
         self, executor: str, memory: int | None = None, pids: int | None = None, cpu_weight: int | None = None
     ) -> Cgroup | None:
-        """Make an executor's cgroup with those limits that the host can enforce; None if the host refuses."""
+        """Make an executor's cgroup, with the limits that the host can enforce; None if the host refuses.
+
+        `memory` is in bytes, `cpu_weight` from 1 to 10,000.
+        """
         group = self.of(executor)
         try:
             group.path.mkdir()
@@ -89,12 +95,12 @@ class CgroupRoot:
         if self.version == 2:
             for name, value in (("memory.max", memory), ("pids.max", pids), ("cpu.weight", cpu_weight)):
                 if value is not None:
-                    with contextlib.suppress(OSError):  # this controller is not delegated to us
+                    with contextlib.suppress(OSError):  # the controller is not delegated to hutchd
                         (group.path / name).write_text(str(value))
         return group
 
     def of(self, executor: str) -> Cgroup:
-        """Return an executor's cgroup here, which may not exist."""
+        """Return an executor's cgroup in this directory. It may not exist."""
         return Cgroup(self.path / f"{_PREFIX}{executor}", self.version)
 
     def find(self, path: str) -> Cgroup:
@@ -103,7 +109,7 @@ class CgroupRoot:
 
 
 def find_root() -> CgroupRoot | None:
-    """Return a directory in which cgroups can be made: hutchd's own cgroup, version 2 first. Makes one to try it."""
+    """Return hutchd's own cgroup, version 2 first, if a trial shows that cgroups can be made in it; otherwise None."""
     own = _own_groups()
     for version, mount in _mounts():
         path = own.get("" if version == 2 else "freezer")
@@ -123,7 +129,7 @@ def find_root() -> CgroupRoot | None:
 
 
 def of_process(pid: int) -> tuple[str, ...]:
-    """Return the executors whose cgroups `pid` is in: several for a hutchd that runs in a session of another one."""
+    """Return the executors whose cgroups contain `pid`. There are several if a hutchd runs in a session of another."""
     try:
         text = Path(f"/proc/{pid}/cgroup").read_text()
     except OSError:
@@ -133,7 +139,7 @@ def of_process(pid: int) -> tuple[str, ...]:
 
 
 def _own_groups() -> dict[str, str]:
-    """Return hutchd's path in each hierarchy by controller; version 2 has the empty name."""
+    """Return the path of hutchd's cgroup for each controller. The key of version 2 is the empty string."""
     groups: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -143,7 +149,7 @@ def _own_groups() -> dict[str, str]:
 
 
 def _mounts() -> list[tuple[Version, Path]]:
-    """Return where version 2 and the version 1 freezer are mounted, version 2 first."""
+    """Return the mount points of version 2 and of the version 1 freezer, version 2 first."""
     found: list[tuple[Version, Path]] = []
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/mounts").read_text().splitlines():

@@ -1,8 +1,8 @@
-"""Hands a starting executor its boot line, which holds the token, once no process of its account can look into it.
+"""Sends a starting executor its boot line, which contains the token, once no other process can read its memory.
 
-An executor makes itself non-dumpable before it imports much, and then writes one byte to its standard input, a socket.
-hutchd checks that with the kernel: root owns the /proc entries of a process that is not dumpable. A tracer may have
-attached earlier, so a traced executor gets no token. (proc(5), PR_SET_DUMPABLE in prctl(2))
+Right after its start, an executor makes itself non-dumpable, and then writes one byte to its standard input, a socket.
+hutchd checks this with the kernel: root owns the /proc entries of a process that is not dumpable. A tracer may have
+attached earlier, so a traced executor gets no token. (See proc(5), and PR_SET_DUMPABLE in prctl(2).)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TRACER: Final = re.compile(rb"^TracerPid:\s*(\d+)$", re.MULTILINE)
 
 
 def read_line(sock: socket.socket, deadline: float, limit: int = 64 * 1024) -> bytes:
-    """Return the next line of an executor without its end, or nothing if none comes before `deadline`. Blocks."""
+    """Return the next line of an executor without its newline, or b"" if none arrives before `deadline`. Blocks."""
     line = b""
     while b"\n" not in line and len(line) < limit and _readable(sock, deadline):
         try:
@@ -40,10 +40,10 @@ def read_line(sock: socket.socket, deadline: float, limit: int = 64 * 1024) -> b
 
 
 def hand_over(sock: socket.socket, pid: int, uid: int, boot: m.Boot, deadline: float) -> None:
-    """Give the executor `pid` of the account `uid` its boot line over `sock`. Blocks up to `deadline` (monotonic).
+    """Send the executor `pid` of the account `uid` its boot line over `sock`. Blocks up to `deadline` (monotonic).
 
-    `agent_unavailable` when it ends or does not become ready; `isolation_unavailable` when others could look into it.
-    The caller closes `sock`, and ends the executor when this raises.
+    `agent_unavailable` if the executor ends or does not become ready; `isolation_unavailable` if another process could
+    read its memory. The caller closes `sock`, and ends the executor if this raises.
     """
     if not _readable(sock, deadline):
         raise HutchError(Reason.AGENT_UNAVAILABLE, "The executor did not come up in time.")
@@ -69,16 +69,16 @@ def _readable(sock: socket.socket, deadline: float) -> bool:
 
 
 def _why_open(pid: int, uid: int) -> str | None:
-    """Return why other processes of the account could look into this one, or None if they cannot."""
+    """Return the reason why another process of the account could read this one's memory, or None if none can."""
     entry = Path("/proc", str(pid))
     try:
-        owner = (entry / "environ").stat().st_uid  # /proc/PID itself always belongs to the account
+        owner = (entry / "environ").stat().st_uid  # not of /proc/PID itself, which always belongs to the account
         tracer = _TRACER.search((entry / "status").read_bytes())
     except FileNotFoundError:
         return None if not Path("/proc/self").exists() else "is gone"
     except OSError:
         return "cannot be looked at by hutchd"
-    if uid != 0 and owner == uid:  # for root there is no difference to see
+    if uid != 0 and owner == uid:  # for root the owner is the same in both cases
         return "could be looked into by other processes of its account"
     if tracer is not None and int(tracer[1]) not in (0, os.getpid()):
         return "is traced by another process"

@@ -1,11 +1,11 @@
-"""The client of hutch-launcher, the one privileged part: start as another account, kill, sweep.
+"""The client of hutch-launcher, the only privileged program: start an executor as another account, kill, sweep.
 
-Each request and each reply is one packet, on a connection that is made when it is needed, and again after it broke.
-Packets are fixed in size and meaning. The launcher alone decides which program it starts, and as which accounts. Calls
-block for as long as the launcher takes (milliseconds): make them in worker threads.
+Each request and each reply is one packet of fixed size. Connections are made on demand, and again after a failure. The
+launcher alone decides which program it starts, and as which accounts. Calls block until the launcher answers
+(milliseconds), so make them in worker threads.
 
-hutchd reaches it in one of two ways: at the socket of its unit, or through one sudo rule, by which hutchd starts it
-with the connection as its standard input.
+hutchd reaches the launcher in one of two ways: at the socket of its systemd unit, or by starting it with sudo, with the
+connection as its standard input.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _REPLY: Final = struct.Struct(">8sBxxxIIIIQ476s")
 _MAGIC: Final = b"hutchL01"
 _NOBODY: Final = 0xFFFF_FFFF
 _DEADLINE: Final = 10.0
-"""Seconds until a reply must be there."""
+"""Seconds within which the launcher must reply."""
 _STARTING: Final = 3
-"""Number of connections for starts."""
+"""The number of connections for starts."""
 
 
 class LauncherRequest(IntEnum):
-    """The requests that there are."""
+    """The kinds of requests, with their numbers in a packet."""
 
     PROBE = 1
     START = 2
@@ -58,7 +58,7 @@ class LauncherRequest(IntEnum):
 
 
 class LauncherStatus(IntEnum):
-    """How a request went."""
+    """The outcome of a request."""
 
     DONE = 0
     NOT_YET = 1
@@ -67,17 +67,19 @@ class LauncherStatus(IntEnum):
 
 
 class LauncherAbilities(msgspec.Struct, frozen=True):
-    """What a launcher can do on this host, by its own account."""
+    """A launcher's abilities on this host, as it reports them."""
 
     cgroup: Literal["v2", "v1", ""] = ""
     limits: tuple[str, ...] = ()
-    """Which of memory, pids and cpu it can limit."""
+    """The resources that it can limit, of memory, pids and cpu."""
     spool: str = ""
-    """Each account has a directory below it, named by its uid."""
+    """The directory with the accounts' spool directories, which are named by uid."""
     root: str = ""
+    """The directory in which it makes cgroups."""
     caps: bool = False
+    """True if it has the rights to become another account."""
     why: str = ""
-    """A sentence that says what is missing."""
+    """A sentence about what is missing; "" if nothing is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +89,18 @@ class LauncherReply:
     status: LauncherStatus
     pid: int
     left: int
+    """The number of processes that are left after a kill or sweep."""
     oom: int
-    """Number of processes that the kernel ended for the memory limit."""
+    """The number of processes that the kernel killed because of the memory limit."""
     full: int
-    """Number of times that the limit of processes was reached."""
+    """The number of times that the limit of processes was reached."""
     start_time: int
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A started executor: `sock` is the other end of its standard input. The caller closes both descriptors."""
+    """A started executor. `sock` is the other end of its standard input. The caller closes `sock` and `pidfd`."""
 
     reply: LauncherReply
     sock: socket.socket
@@ -105,10 +108,10 @@ class Started:
 
 
 class LauncherClient:
-    """Connections to the launcher: some for starts, which may wait for an account's home, and one for everything else.
+    """Connections to the launcher: a few for starts, which may wait for an account's home, and one for the rest.
 
-    Thread-safe. Starts of one account happen one at a time, so that an account whose home hangs delays only itself.
-    Through sudo there is one connection for everything.
+    Thread-safe. Starts of one account run one at a time, so that an account whose home hangs delays only itself. With
+    sudo there is one connection for everything.
     """
 
     def __init__(self, way: Path | Sequence[str]) -> None:
@@ -122,7 +125,7 @@ class LauncherClient:
         self._starts_of: dict[int, threading.Lock] = {}
 
     def probe(self, uid: int | None = None) -> LauncherReply:
-        """Ask what it can do; with `uid`, whether it starts executors as that account (`REFUSED` if not)."""
+        """Ask for the launcher's abilities or, with `uid`, whether it accepts that account (`REFUSED` if not)."""
         return self._line.ask(LauncherRequest.PROBE, _NOBODY if uid is None else uid)[0]
 
     def start(
@@ -136,7 +139,10 @@ class LauncherClient:
         cpu_weight: int | None = None,
         open_files: int | None = None,
     ) -> Started | LauncherReply:
-        """Start an executor whose output goes to the descriptor `output`; return only the reply if it did not start."""
+        """Start an executor whose output goes to the descriptor `output`. If it did not start, return the reply.
+
+        `memory` is in bytes; None does not limit.
+        """
         bounds = (memory or 0, pids or 0, cpu_weight or 0, open_files or 0)
         with self._starts_of.setdefault(uid, threading.Lock()):
             line = self._free.get()
@@ -151,21 +157,21 @@ class LauncherClient:
         return reply
 
     def kill(self, uid: int, executor: str) -> LauncherReply:
-        """Do one round of ending an executor; `LauncherStatus.NOT_YET` while something is left."""
+        """Kill an executor's processes once. The status is `NOT_YET` while some are left: call again."""
         return self._line.ask(LauncherRequest.KILL, uid, executor)[0]
 
     def sweep(self, uid: int) -> LauncherReply:
-        """Do one round of sweeping a dedicated account."""
+        """Kill the remaining processes of a dedicated account once. The status is `NOT_YET` while some are left."""
         return self._line.ask(LauncherRequest.SWEEP, uid)[0]
 
     def close(self) -> None:
-        """Close the connections. Executors live on."""
+        """Close the connections. Executors keep running."""
         for line in self._lines:
             line.close()
 
 
 class _LauncherConnection:
-    """One connection, made when it is needed, and again after it broke."""
+    """One connection, made on demand, and again after a failure."""
 
     def __init__(self, way: Path | Sequence[str]) -> None:
         self._way = way if isinstance(way, Path) else tuple(way)
@@ -185,7 +191,10 @@ class _LauncherConnection:
         bounds: tuple[int, int, int, int] = (0, 0, 0, 0),
         descriptors: tuple[int, ...] = (),
     ) -> tuple[LauncherReply, list[int]]:
-        """Send a request and return the reply; if the old connection turns out to be gone, ask again on a new one."""
+        """Send a request; return the reply and its descriptors.
+
+        If an existing connection fails, retry on a new one. A START is not retried once it was sent.
+        """
         packet = _REQUEST.pack(_MAGIC, request, uid, executor.encode("ascii"), *bounds, 0)
         with self._lock:
             for last in (False, True):
@@ -202,7 +211,7 @@ class _LauncherConnection:
                     return self._answer(sock)
                 except OSError as error:
                     self._drop()
-                    # a start may have been carried out, so it is never sent twice
+                    # the launcher may have started the executor before the connection failed, so do not retry a START
                     if last or fresh or request is LauncherRequest.START:
                         raise self._unreachable(error) from error
         raise AssertionError("the second try returns or raises")
@@ -240,7 +249,7 @@ class _LauncherConnection:
     def _sudo(self, command: Sequence[str]) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            # in a session of its own: a signal to hutchd's group must not end the launcher during a start
+            # in a new session, because a signal to hutchd's process group must not end the launcher during a start
             self._process = subprocess.Popen(
                 command,
                 stdin=theirs.fileno(),
@@ -261,7 +270,7 @@ class _LauncherConnection:
             self._sock = None
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(1.0)  # it ends with its connection, and so does sudo
+                self._process.wait(1.0)  # the launcher, and with it sudo, ends when its connection is closed
             self._process = None
 
     def _unreachable(self, error: OSError) -> HutchError:
@@ -276,7 +285,7 @@ class _LauncherConnection:
 
 
 def read_abilities(text: str) -> LauncherAbilities:
-    """Return the abilities in the reply to a probe; none if the reply cannot be read."""
+    """Return the abilities in the reply to a probe. If the reply cannot be read, the launcher has none."""
     try:
         return msgspec.json.decode(text, type=LauncherAbilities)
     except msgspec.DecodeError:

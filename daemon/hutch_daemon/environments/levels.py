@@ -1,12 +1,12 @@
-"""The isolation level of a session, decided here alone from what was probed. Pure.
+"""Decides the isolation level of a session from the results of the probes. Pure.
 
-| level | account other than hutchd's | cgroup of its own | sandbox with its own processes and view of the files |
+| level | account other than hutchd's | own cgroup | sandbox with its own processes and view of the files |
 |---|---|---|---|
 | `strict` | yes | yes | yes |
 | `account` | yes | yes | if the host allows it |
-| `reduced` | one of the two is missing | | if the host allows it |
+| `reduced` | at most one of these two | | if the host allows it |
 
-A session that cannot have the level that was asked for is refused, with what is missing.
+A session that cannot have the requested level is refused, with a sentence about what is missing.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _NETWORK: Final = {
 
 
 def highest(*levels: m.IsolationLevel | None) -> m.IsolationLevel:
-    """Return the highest of the levels that were asked for; `reduced` if none was."""
+    """Return the highest of the requested levels; `reduced` if none is requested."""
     return max((one for one in levels if one is not None), key=ORDER.index, default="reduced")
 
 
 def is_less(level: m.IsolationLevel, than: m.IsolationLevel) -> bool:
-    """Tell whether a level is lower than another."""
+    """Return whether a level is lower than another."""
     return ORDER.index(level) < ORDER.index(than)
 
 
 def level_of(
     offer: IsolationOffer, sandbox: m.SandboxSpec | None, no_sandbox: str, asked: m.IsolationLevel, kind: str = ""
 ) -> m.Isolation:
-    """Return the isolation of a session with this sandbox; without one, `no_sandbox` says why.
+    """Return the isolation of a session with this sandbox. Without a sandbox, `no_sandbox` is the reason.
 
-    `kind` names the sandbox in the text.
+    `asked` is the requested level; `kind` names the sandbox program in the text.
     """
     apart, cgroup = offer.separate_account, offer.cgroup
     why = [offer.why]
@@ -70,7 +70,7 @@ def level_of(
 
 
 def require_level(having: m.Isolation) -> None:
-    """Raise `isolation_unavailable` if the level is lower than the one that was asked for."""
+    """Raise `isolation_unavailable` if the level is lower than the requested one."""
     if having.asked is not None and is_less(having.level, having.asked):
         raise HutchError(
             Reason.ISOLATION_UNAVAILABLE,

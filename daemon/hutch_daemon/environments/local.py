@@ -1,4 +1,4 @@
-"""What environments on this host share: executors are its processes, whichever account they run as."""
+"""The common part of both environments, whose executors are processes of this host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["NO_PLACES", "Local", "Places", "open_output", "refused_start"]
 
 
 Places = tuple[Sequence[str], Sequence[str]]
-"""Paths that no agent may see, and programs of Hutch that no agent may change."""
+"""Two lists: paths that no agent may see, and programs of Hutch that no agent may change."""
 NO_PLACES: Final[Places] = ((), ())
 
 
@@ -32,10 +32,10 @@ class Local:
         self._output = output
         self._boot = boot_id()
         self._children: dict[int, subprocess.Popen[bytes]] = {}
-        """Executors that are children of hutchd itself."""
+        """The executors that are children of hutchd, by pid."""
 
     async def poll(self, launched: Launched) -> Alive | Exited:
-        """Look at the process, and reap it if it is a child of hutchd that ended."""
+        """Return whether the process lives, and reap it if it is a child of hutchd that ended."""
         process = self._executor(launched)
         if process is not None and not process.dead:
             return Alive()
@@ -43,7 +43,7 @@ class Local:
         return Exited(None if child is None else child.wait())
 
     async def wait(self, launched: Launched) -> Exited:
-        """Wait on a pidfd."""
+        """Wait until the process ends, using a pidfd."""
         try:
             handle = os.pidfd_open(launched.pid)
         except ProcessLookupError:
@@ -58,7 +58,7 @@ class Local:
                 os.close(handle)
 
     def adopt(self, state: Mapping[str, Any]) -> Launched | None:
-        """Look for the process of a launch record."""
+        """Return the executor of a launch record if its process lives, or None."""
         try:
             launched = Launched(
                 str(state["executor"]),
@@ -74,7 +74,7 @@ class Local:
         return launched if process is not None and not process.dead else None
 
     def trim_output(self, launched: Launched) -> None:
-        """Cut a log that is over its limit down to the newest half of it. The executor appends, so it can go on."""
+        """Shorten a log that exceeds its limit to the newest half. The executor can go on appending meanwhile."""
         path = launched.state.get("log")
         with contextlib.suppress(OSError):
             handle = os.open(str(path), os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -94,13 +94,13 @@ class Local:
 
 
 def open_output(path: Path) -> int:
-    """Return a descriptor that appends to an executor's log, made if it is missing; OSError if that fails."""
+    """Return a descriptor that appends to an executor's log, which is created if it is missing. OSError on failure."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def refused_start(error: OSError) -> HutchError:
-    """Return the error of an executor that cannot be started."""
+    """Return the error for an executor that cannot be started."""
     return HutchError(
         Reason.AGENT_UNAVAILABLE, f"The executor cannot be started: {error.strerror or type(error).__name__}."
     )

@@ -1,4 +1,4 @@
-"""Which session a process belongs to, if any: this tells agents from users at the client socket."""
+"""Finds the executor that a process belongs to, if any. This distinguishes agents from users at the client socket."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def insider_of(
 ) -> str | None:
     """Return the executor that `pid` belongs to, or None.
 
-    `not_allowed` when the parents of `pid` cannot be found, as when it has ended: it may have passed its connection on
-    to a process that hides behind it. The caller checks afterwards that `pid` still lives.
+    `executors` maps the pids of live executors to their ids. The look-up uses, in this order: the cgroup, which is the
+    hardest to leave; the ancestors; the mark in the environment of the process or of an ancestor.
 
-    `executors` maps the pids of live executors to their ids. The traces are tried from the one that is hardest to get
-    rid of: the cgroup, the line of parents, the mark in the environment of a process in that line.
+    `not_allowed` if the ancestors of `pid` cannot be found, for example because it has ended: it may have passed its
+    connection to another process in order to hide it. The caller checks afterwards that `pid` still lives.
     """
     known = frozenset(executors.values())
     for executor in group(pid):
         if executor in known:
             return executor
     descent = line(pid)
-    if not descent and line(os.getpid()):  # a system that does not even tell our own parents has no such look-up
+    if not descent and line(os.getpid()):  # if even hutchd's own ancestors cannot be found, the system has no look-up
         raise HutchError(Reason.NOT_ALLOWED, "Nobody can tell whose process made this connection.")
     for one in descent:
         if one in executors:

@@ -1,7 +1,7 @@
-"""The port to where executors run: start one, see whether it lives, end it with all that it started, adopt it.
+"""The interface of environments, which run executors: start one, poll it, kill it with all its processes, adopt it.
 
-An environment verifies what it reports: `kill` says `verified` only after a look that found nothing left.
-`Launched.state` is all that a restarted hutchd has to find an executor by.
+An environment verifies its reports: `kill` returns `verified` only if a search afterwards found no process left. A
+restarted hutchd finds an executor by its `Launched.state` alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hutch_shared import messages as m
 __all__ = ["MARK", "Account", "Alive", "Environment", "Exited", "IsolationOffer", "Killed", "LaunchSpec", "Launched"]
 
 MARK = "HUTCH_EXECUTOR_ID"
-"""The variable in an executor's environment that its descendants inherit: it names the executor."""
+"""The environment variable with the executor's id. Its descendants inherit it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +34,21 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """What to start. The process gets `env`, `MARK` and the variables on the environment's allow-list, no others."""
+    """The executor to start. Its process gets only `env`, `MARK` and the variables on the environment's allow-list."""
 
     executor: str
     account: Account
     agent: str
     boot: m.Boot
-    """Holds the token, so it goes to standard input and nowhere else."""
+    """The boot line. It contains the token, so it is sent only to standard input."""
     cwd: str
     log_path: Path
     env: Mapping[str, str]
     memory_limit: int | None = None
-    """Bytes. An environment enforces this and the next limits as far as its host can."""
+    """The memory limit in bytes. An environment enforces this and the following limits as far as the host can."""
     pids: int | None = None
     cpu_weight: int | None = None
-    """1 to 10,000; None is 100."""
+    """The share of a busy CPU, from 1 to 10,000; None means 100."""
     open_files: int | None = None
 
     def __repr__(self) -> str:
@@ -57,12 +57,12 @@ class LaunchSpec:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """One started executor. `state` is plain JSON and holds no secret."""
+    """One started executor. `state` is plain JSON and contains no secret."""
 
     executor: str
     pid: int
     start_time: int
-    """In the kernel's ticks since boot: it tells the process from a later one with the same pid."""
+    """The start time in kernel ticks since boot. It distinguishes the process from a later one with the same pid."""
     boot_id: str
     uid: int
     state: Mapping[str, Any]
@@ -75,92 +75,94 @@ class Alive:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """The process is gone. `code` is like `Popen.returncode`, or None for a process that was not hutchd's child."""
+    """The process is gone. `code` is its `Popen.returncode`, or None if it was not hutchd's child."""
 
     code: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """`verified`: a look found nothing left of the executor. `left` names pids that could not be ended."""
+    """The result of killing an executor."""
 
     verified: bool
+    """True if a search found no process of the executor left."""
     left: tuple[int, ...] = ()
+    """The pids that could not be ended."""
     over: str = ""
-    """A sentence if the kernel ended a process of the executor for a limit, or the empty string."""
+    """A sentence if the executor exceeded a limit and the kernel acted on it, or the empty string."""
 
 
 @dataclass(frozen=True, slots=True)
 class IsolationOffer:
-    """What an environment isolates sessions by, without a sandbox, according to the last probe."""
+    """The isolation that an environment offers to sessions apart from the sandbox, according to the last probe."""
 
     separate_account: bool
-    """Sessions run as other accounts than hutchd's."""
+    """True if sessions run as other accounts than hutchd's."""
     cgroup: bool
-    """Each executor has a cgroup of its own, whose limits and end apply to all that the executor starts."""
+    """True if each executor has its own cgroup, which limits and ends all processes that the executor starts."""
     why: str
-    """A sentence that says what this means for a session."""
+    """A sentence for the user about the consequences for a session."""
     insiders: str
-    """How a process of a session is told from a user at the client socket."""
+    """A description of how hutchd distinguishes a process of a session from a user at the client socket."""
     missing: str = ""
-    """What is missing for a higher isolation level, and how to get it."""
+    """A sentence about what a higher isolation level needs, and how to get it."""
 
 
 class Environment(Protocol):
-    """Where and as whom executors run."""
+    """Starts and ends executors as the accounts that it serves."""
 
     name: str
 
     def serves(self, account: Account) -> bool:
-        """Tell whether this is the environment for an account; asks nothing and promises nothing."""
+        """Return whether this environment is meant for an account. `check_account` decides whether it accepts it."""
 
     async def probe(self) -> str:
-        """Find out what can be offered here now; return what is wrong, or the empty string. Never raises.
+        """Find out what the environment can offer now. Return a sentence if something is wrong, otherwise "".
 
-        Cheap if it was asked a moment ago.
+        Never raises. Cheap if it was called a moment ago.
         """
 
     def isolation_offered(self) -> IsolationOffer:
-        """Return what isolates sessions here, according to the last probe."""
+        """Return the isolation offered here, according to the last probe."""
 
     async def check_account(self, account: Account) -> None:
-        """Return if executors may run as this account here; `isolation_unavailable` with the reason if not."""
+        """Raise `isolation_unavailable`, with the reason, if executors may not run as this account here."""
 
     async def probe_sandbox(self, account: Account) -> SandboxProbe:
-        """Return whether an account's agents can have a sandbox: a trial run as the account, whose result is kept.
+        """Try the sandbox in a process of the account; return the result, which may be a cached one.
 
-        `isolation_unavailable` when there can be no trial.
+        `isolation_unavailable` if it cannot be tried.
         """
 
     def last_probe(self) -> SandboxProbe:
-        """Return the result of the last probe, of whichever account."""
+        """Return the result of the last probe of the sandbox, for any account."""
 
     def spool_of(self, account: Account, executor: str) -> Path | None:
-        """Return the directory that an executor makes for its spool itself, or None if hutchd makes it."""
+        """Return the directory that the executor must create for its spool, or None if hutchd creates one."""
 
     async def start(self, spec: LaunchSpec) -> Launched:
-        """Start an executor and hand it its boot line.
+        """Start an executor and send it its boot line.
 
-        `agent_unavailable` when it cannot be started. Cancelled or failed, it leaves no process behind.
+        `agent_unavailable` if it cannot be started. If this is cancelled or fails, no process is left behind.
         """
 
     async def poll(self, launched: Launched) -> Alive | Exited:
-        """Tell whether the executor itself lives; never waits."""
+        """Return whether the executor's own process lives. Never waits."""
 
     async def wait(self, launched: Launched) -> Exited:
-        """Return when the executor itself has ended. Does not poll; may be cancelled."""
+        """Wait until the executor's own process has ended. Does not poll; may be cancelled."""
 
     async def kill(self, launched: Launched) -> Killed:
-        """End the executor and everything that it started, and verify it. Has its own deadline."""
+        """End the executor and all processes that it started, and verify the result. Has its own deadline."""
 
     async def sweep(self, account: Account) -> str:
-        """Remove what is left of a dedicated account; return what went wrong, or the empty string.
+        """Remove processes and files that a dedicated account left behind. Return a sentence on failure, otherwise "".
 
-        Other accounts are left as they are. Called when no executor of the account is left.
+        Does nothing for other accounts. Called when the account has no executor left.
         """
 
     def adopt(self, state: Mapping[str, Any]) -> Launched | None:
-        """Return the executor of a launch record if the very process lives (pid, start time, boot, uid), or None."""
+        """Return the executor of a launch record if the same process lives (pid, start time, boot, uid), or None."""
 
     def trim_output(self, launched: Launched) -> None:
-        """Cut the executor's own output down to its limit."""
+        """Shorten the executor's log file to its limit."""

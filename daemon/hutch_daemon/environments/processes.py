@@ -1,7 +1,7 @@
-"""The processes of this host: which there are, which belong together, and how to signal exactly the right one.
+"""The processes of this host: lists them, finds descendants, and signals exactly the intended process.
 
-The kernel reuses pids, so a process here is a pid with its start time. A signal goes through a pidfd that was opened
-before the start time was compared again. A zombie counts as dead: only its parent can reap it.
+The kernel reuses pids, so a process is identified by its pid and start time. A signal is sent through a pidfd, which is
+opened before the start time is compared again. A zombie is treated as dead: only its parent can reap it.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class ProcessEntry:
-    """One process at the time of the look."""
+    """One process, as it was when /proc was read."""
 
     pid: int
     parent: int
     start_time: int
-    """Kernel ticks since boot."""
+    """The start time in kernel ticks since boot."""
     state: str
 
     @property
     def dead(self) -> bool:
-        """Whether it is a zombie or vanishing."""
+        """True if the process is a zombie or about to disappear."""
         return self.state in "ZXx"
 
 
 def look_up(pid: int) -> ProcessEntry | None:
-    """Return the process, even a zombie; None when there is none."""
+    """Return the process with this pid, even if it is a zombie; None if there is none."""
     try:
         stat = (_PROC / str(pid) / "stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -46,7 +46,7 @@ def look_up(pid: int) -> ProcessEntry | None:
 
 
 def scan() -> dict[int, ProcessEntry]:
-    """Return every living process by pid."""
+    """Return all processes that are not dead, by pid."""
     found = (look_up(int(name)) for name in os.listdir(_PROC) if name.isdigit())
     return {one.pid: one for one in found if one is not None and not one.dead}
 
@@ -67,7 +67,7 @@ def descendants(processes: dict[int, ProcessEntry], roots: Iterable[int]) -> set
 
 
 def environ_mark(pid: int, name: str) -> str | None:
-    """Return a variable of the environment that `pid` was started with; None if it is missing or cannot be read."""
+    """Return a variable from the environment that `pid` was started with; None if it is missing or unreadable."""
     try:
         environ = (_PROC / str(pid) / "environ").read_bytes()
     except OSError:
@@ -80,7 +80,7 @@ def environ_mark(pid: int, name: str) -> str | None:
 
 
 def signal_it(process: ProcessEntry, number: signal.Signals) -> None:
-    """Signal exactly this process: nothing happens if it is gone or its pid was reused."""
+    """Signal exactly this process. Does nothing if it is gone or its pid was reused."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         handle = os.pidfd_open(process.pid)
         try:
@@ -92,9 +92,9 @@ def signal_it(process: ProcessEntry, number: signal.Signals) -> None:
 
 
 def end_all(find: Callable[[], Iterable[ProcessEntry]], deadline: float) -> tuple[int, ...]:
-    """Kill what `find` finds until two looks in a row find nothing; return the pids left at `deadline` (monotonic).
+    """Kill the processes that `find` returns until it returns none twice in a row, or until `deadline` (monotonic).
 
-    Blocks: call it in a worker thread.
+    Return the pids that are left. Blocks: call it in a worker thread.
     """
     empty = 0
     pause = 0.001

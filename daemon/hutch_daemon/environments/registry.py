@@ -1,6 +1,6 @@
-"""The environments of this hutchd, and which of them serves an account.
+"""The environments of this hutchd, and the choice of the environment for an account.
 
-An environment is added by its module and one line in `wiring`; nobody else names a concrete one.
+To add an environment, write its module and add a line in `wiring`. No other module names a concrete environment.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Environments:
     def choose(self, name: str | None, account: Account) -> Environment:
         """Return the environment of that name; without a name, the first that serves the account, or the default.
 
-        Whether the chosen one accepts the account is for its `check_account` to say. `isolation_unavailable` when no
+        The chosen environment may still reject the account in `check_account`. `isolation_unavailable` if no
         environment has that name.
         """
         if name is None:
@@ -38,7 +38,7 @@ class Environments:
         return chosen
 
     async def probe(self) -> str:
-        """Probe the default environment; return what is wrong with it, or the empty string. Never raises."""
+        """Probe the default environment. Return a sentence if something is wrong, otherwise "". Never raises."""
         return await self.default.probe()
 
     def __repr__(self) -> str:

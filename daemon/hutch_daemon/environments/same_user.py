@@ -1,8 +1,8 @@
-"""Executors as hutchd's own account: each has a Unix session, a process group and, if the host allows it, a cgroup.
+"""Runs executors as hutchd's own account, each in its own process session and, if the host allows it, its own cgroup.
 
-The processes of an executor are found in three ways at once: by its cgroup; by descent, which double-forked children do
-not escape, since an executor is a subreaper; and by the mark in the environment, which children inherit. `kill` stops
-the executor first, so that it starts nothing more, then ends the others, and the executor last.
+hutchd finds the processes of an executor in three ways: by the cgroup; by descent, which also finds double-forked
+children, because an executor is a subreaper; and by the mark in the environment, which children inherit. `kill` first
+stops the executor with SIGSTOP, so that it starts no more processes, then kills the others, and the executor last.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from hutch_shared.failpoints import VARIABLES
 __all__ = ["ARGV", "READY", "SameUser"]
 
 ARGV: Final = (sys.executable, "-P", "-m", "hutch_executor")
-"""-P: Python imports nothing from the directory in which it starts."""
+"""The command of an executor. `-P` keeps Python from importing modules from the directory in which it starts."""
 _INHERITED: Final = frozenset(
     {"PATH", "LANG", "LANGUAGE", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR"}
     | {f"XDG_{name}" for name in ("RUNTIME_DIR", "CONFIG_HOME", "CACHE_HOME", "DATA_HOME")}
@@ -50,7 +50,7 @@ _INHERITED: Final = frozenset(
 _INHERITED_PREFIX: Final = "LC_"
 _KILL_DEADLINE: Final = 5.0
 READY: Final = 30.0
-"""Seconds until an executor must be ready for its boot line."""
+"""Seconds within which an executor must be ready for its boot line."""
 
 
 class SameUser(Local):
@@ -66,9 +66,9 @@ class SameUser(Local):
         cgroup: bool = True,
         places: Places = NO_PLACES,
     ) -> None:
-        """`output` limits an executor's log file, in bytes; `cgroup=False` does without cgroups.
+        """`output` is the limit of an executor's log file, in bytes; `cgroup=False` uses no cgroups.
 
-        `places` are the paths that no agent may see, and those that none may change.
+        `places` are the paths that no agent may see, and those that no agent may change.
         """
         super().__init__(output)
         self._places = places
@@ -82,12 +82,12 @@ class SameUser(Local):
         return account.uid == os.getuid()
 
     async def probe(self) -> str:
-        """Try the sandbox, once. Nothing else can go wrong here."""
+        """Try the sandbox at the first call. There is nothing else to probe."""
         await self._probe_sandbox()
         return ""
 
     def isolation_offered(self) -> IsolationOffer:
-        """Return that sessions share hutchd's account, and how their processes are known."""
+        """Return the offer of an environment whose sessions share hutchd's account."""
         if self._root is not None:
             insiders = f"by cgroup (version {self._root.version}), by descent and by a mark in the environment"
         else:
@@ -102,7 +102,7 @@ class SameUser(Local):
         )
 
     async def check_account(self, account: Account) -> None:
-        """Accept hutchd's own account alone."""
+        """Accept only hutchd's own account."""
         if not self.serves(account):
             raise HutchError(
                 Reason.ISOLATION_UNAVAILABLE,
@@ -111,7 +111,7 @@ class SameUser(Local):
             )
 
     async def probe_sandbox(self, account: Account) -> SandboxProbe:
-        """Try it at the first call."""
+        """Try the sandbox at the first call; later return the same result."""
         return await self._probe_sandbox()
 
     async def _probe_sandbox(self) -> SandboxProbe:
@@ -121,7 +121,7 @@ class SameUser(Local):
             return self._probed
 
     def last_probe(self) -> SandboxProbe:
-        """Return the result of the trial, if there was one."""
+        """Return the result of the trial, or an empty one if there was none."""
         return self._probed or SandboxProbe()
 
     def spool_of(self, account: Account, executor: str) -> Path | None:
@@ -129,13 +129,13 @@ class SameUser(Local):
         return None
 
     async def sweep(self, account: Account) -> str:
-        """Leave everything: the account is a user's."""
+        """Do nothing: the account belongs to a user."""
         return ""
 
     async def start(self, spec: LaunchSpec) -> Launched:
         """Start an executor; see the port."""
         await self.check_account(spec.account)
-        return await anyio.to_thread.run_sync(self._start, spec)  # not cancellable: a forked process must be recorded
+        return await anyio.to_thread.run_sync(self._start, spec)  # not cancellable: a started process must be recorded
 
     def _start(self, spec: LaunchSpec) -> Launched:
         group = self._root.make(spec.executor, spec.memory_limit, spec.pids, spec.cpu_weight) if self._root else None
@@ -159,7 +159,7 @@ class SameUser(Local):
             process = look_up(child.pid)
             assert process is not None, "a child that was not waited for has an entry in /proc"
             if group is not None:
-                group.enter(child.pid)  # before its boot line, so before it starts anything
+                group.enter(child.pid)  # before the boot line: without it the executor starts no process
             hand_over(ours, child.pid, spec.account.uid, spec.boot, time.monotonic() + READY)
         except (OSError, HutchError) as error:
             if child is not None:
@@ -195,7 +195,7 @@ class SameUser(Local):
         return {"PATH": os.defpath, **inherited, **own, **spec.env, MARK: spec.executor}
 
     async def kill(self, launched: Launched) -> Killed:
-        """Stop the executor, end what it started, end the executor, look again."""
+        """Stop the executor, kill its other processes, kill the executor, and search again."""
         return await anyio.to_thread.run_sync(self._kill, launched)
 
     def _kill(self, launched: Launched) -> Killed:
@@ -218,14 +218,14 @@ class SameUser(Local):
         return Killed(verified=not left, left=tuple(sorted(set(left))))
 
     def _group(self, launched: Launched) -> cgroups.Cgroup | None:
-        """Return its cgroup, even of a start that was not recorded; that of an executor without one is empty."""
+        """Return the executor's cgroup, recorded or not. If it was never made, it has no processes."""
         if self._root is None:
             return None
         path = launched.state.get("cgroup")
         return self._root.find(path) if path else self._root.of(launched.executor)
 
     def _members(self, launched: Launched, *, with_executor: bool) -> list[ProcessEntry]:
-        """Look for every process of an executor; hutchd itself is never one."""
+        """Return every process of an executor, but never hutchd itself."""
         if launched.boot_id != self._boot:
             return []
         processes = scan()

@@ -1,9 +1,9 @@
-"""Whether agents can have a sandbox here: one trial run, and one sentence that says why not.
+"""Tries whether agents can have a sandbox here, and keeps the result or the reason why not.
 
-The executor makes the sandbox (with bubblewrap), so the executor's own program tries it: as the account, it runs a
-small command in a sandbox that hides Hutch's own paths, once with each network, and reports what does not work. That
-and the settings decide what a session gets. bubblewrap may be removed while hutchd runs, so it is checked again for
-each session: `lost` then says why no session may start, instead of one that has less than it was promised.
+The executor sets up the sandbox (with bubblewrap), so the executor's own program tries it: as the account, it runs a
+small command in a sandbox that hides Hutch's own paths, once with each network, and reports the failures. A session's
+sandbox depends on this result and on the settings. bubblewrap may be removed while hutchd runs, so it is checked again
+for each session: if `lost` returns a reason, no session may start, rather than one with less isolation than promised.
 """
 
 from __future__ import annotations
@@ -27,25 +27,27 @@ __all__ = ["PROBE_COMMAND", "SandboxProbe", "TrialRun", "probe"]
 
 PROBE_COMMAND = (sys.executable, "-P", "-m", "hutch_executor.sandbox")
 TrialRun = Callable[[m.SandboxSpec], Awaitable[str]]
-"""Has an account try the sandbox; returns a JSON object: why it does not work, by network."""
+"""Tries the sandbox as an account; returns a JSON object with the reason for each network that does not work."""
 _DEADLINE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxProbe:
-    """The result of a probe: the sandbox works if there is a `program`; otherwise `why` says why it does not."""
+    """The result of a probe."""
 
     program: str | None = None
+    """The path of bubblewrap; None if the sandbox does not work."""
     why: str = "No sandbox was looked for."
+    """The reason why the sandbox does not work or, if it works, the version of bubblewrap."""
     hide: tuple[str, ...] = ()
     """Paths of Hutch that no agent may see."""
     show: tuple[str, ...] = ()
     """Programs of Hutch, which no agent may change."""
     unavailable_networks: Mapping[str, str] = field(default_factory=dict)
-    """Why the sandbox does not work with a network that `[sandbox] network` may ask for."""
+    """The reasons why the sandbox does not work with some values of `[sandbox] network`, by value."""
 
     def spec_for(self, cwd: str, home: str, settings: SandboxSettings) -> tuple[m.SandboxSpec | None, str]:
-        """Return the sandbox of a session in `cwd` of the account with this home, or None and why there is none."""
+        """Return the sandbox of a session in the directory `cwd`, or None and the reason why there is none."""
 
         def absolute(paths: Sequence[str]) -> tuple[str, ...]:
             return tuple(join(home, path[2:]) if path.startswith("~/") else path for path in paths)
@@ -73,7 +75,7 @@ class SandboxProbe:
         )
 
     def lost(self) -> str:
-        """Return a sentence if the sandbox worked and bubblewrap is gone since, or the empty string. Cheap."""
+        """Return a sentence if the sandbox worked but bubblewrap is gone now, otherwise "". Cheap."""
         if self.program is None or os.access(self.program, os.X_OK):
             return ""
         return (
@@ -95,20 +97,20 @@ class SandboxProbe:
 async def probe(
     hide: Sequence[str], show: Sequence[str], *, command: Sequence[str] = PROBE_COMMAND, trial: TrialRun | None = None
 ) -> SandboxProbe:
-    """Look for bubblewrap and try its sandbox with each network: as this account, or as that of `trial`.
+    """Find bubblewrap and try the sandbox with each network, with `trial` or, by default, as hutchd's account.
 
-    Takes a fraction of a second, or a minute if something hangs. Raises only what `trial` raises.
+    Takes a fraction of a second, or a minute if something hangs. Raises only the errors of `trial`.
     """
     program = shutil.which("bwrap")
     if program is None:
         return SandboxProbe(why="There is no sandbox around the agent: bubblewrap (bwrap) is not installed.")
     hide = tuple(dict.fromkeys((*hide, *map(realpath, hide))))  # a working directory may contain it under either name
     spec = m.SandboxSpec(program, hide, tuple(show))
-    said = await (trial(spec) if trial is not None else _run(command, msgspec.json.encode(spec)))
+    output = await (trial(spec) if trial is not None else _run(command, msgspec.json.encode(spec)))
     try:
-        found = msgspec.json.decode(said, type=dict[str, str])
+        found = msgspec.json.decode(output, type=dict[str, str])
     except msgspec.DecodeError:
-        found = {"full": said}
+        found = {"full": output}
     if why := found.pop("full", ""):
         return SandboxProbe(why=f"There is no sandbox around the agent: bubblewrap cannot put one up here ({why}).")
     version = await _run((program, "--version")) or "bubblewrap"
@@ -116,11 +118,11 @@ async def probe(
 
 
 async def _run(command: Sequence[str], question: bytes = b"") -> str:
-    """Return the output of a command, or how it failed."""
+    """Return the output of a command, or a description of its failure."""
     try:
         with anyio.fail_after(_DEADLINE):
             done = await anyio.run_process(command, input=question, stderr=subprocess.PIPE, check=False)
     except (OSError, TimeoutError) as error:
         return str(error) or "it took too long"
-    said = (done.stdout or done.stderr).decode(errors="replace").strip()
-    return said or f"exit code {done.returncode}"
+    output = (done.stdout or done.stderr).decode(errors="replace").strip()
+    return output or f"exit code {done.returncode}"

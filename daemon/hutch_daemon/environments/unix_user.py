@@ -1,8 +1,7 @@
-"""Executors as other Unix accounts: started, bounded and ended by hutch-launcher, since hutchd has no privilege.
+"""Runs executors as other Unix accounts. hutch-launcher starts, limits and ends them, since hutchd has no privilege.
 
-hutchd hands the token over itself, through the socket that the launcher passes on. A kill is a number of rounds, until
-the executor's cgroup is gone: that is what `verified` means here. While the launcher cannot be reached, nothing can be
-shown to be gone.
+hutchd itself sends the token, through the socket that the launcher passes on. A kill is repeated until the executor's
+cgroup is gone; only then is it `verified`. While the launcher cannot be reached, no kill is verified.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ _TRIAL_MEMORY: Final = 512 << 20
 _TRIAL_PIDS: Final = 256
 _TRIAL_DEADLINE: Final = 15.0
 _FAILURE_KEPT: Final = 5.0
-"""Seconds until an account whose trial failed may try the sandbox again."""
+"""Seconds before the sandbox is tried again for an account whose trial failed."""
 _PROBE_KEPT: Final = 5.0
-"""Seconds for which a probe of the launcher is kept, a failed one too."""
+"""Seconds during which the result of a probe of the launcher is reused, even of a failed one."""
 
 
 class UnixUser(Local):
@@ -65,14 +64,15 @@ class UnixUser(Local):
         dedicated: Callable[[str], bool] = lambda _: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`output` limits an executor's log file, in bytes; `dedicated` tells whether only Hutch uses an account.
+        """`output` is the limit of an executor's log file, in bytes.
 
-        `places` are the paths that no agent may see, and those that none may change.
+        `dedicated(name)` returns whether only Hutch uses an account. `places` are the paths that no agent may see, and
+        those that no agent may change.
         """
         super().__init__(output)
         self._places = places
         self._trials: dict[int, tuple[SandboxProbe, float]] = {}
-        """Trials by uid, each with the time until which it is kept: a success for ever, a failure for a moment."""
+        """The results of trials by uid, each with the time until which it is used: infinite for a success."""
         self._tried = SandboxProbe(
             why="Whether there can be a sandbox is tried when the first session of an account opens."
         )
@@ -88,11 +88,11 @@ class UnixUser(Local):
     # ------------------------------------------------------------ probing
 
     def serves(self, account: Account) -> bool:
-        """Serve every account but hutchd's own."""
+        """Serve every account except hutchd's own."""
         return account.uid != os.geteuid()
 
     async def probe(self) -> str:
-        """Ask the launcher what it can do; return what is wrong, or the empty string. Never raises."""
+        """Ask the launcher for its abilities. Return a sentence if something is wrong, otherwise "". Never raises."""
         if self._clock() - self._probed >= _PROBE_KEPT:
             await anyio.to_thread.run_sync(self._probe)
         return self._trouble
@@ -109,7 +109,7 @@ class UnixUser(Local):
         self._probed = self._clock()
 
     def isolation_offered(self) -> IsolationOffer:
-        """Return what isolates sessions, by the launcher's last answer."""
+        """Return the isolation that the launcher can provide, according to its last reply."""
         group = self._group or LauncherAbilities()
         missing = self._trouble or ("" if group.cgroup else group.why or "The launcher can make no cgroup.")
         return IsolationOffer(
@@ -126,7 +126,7 @@ class UnixUser(Local):
         )
 
     async def check_account(self, account: Account) -> None:
-        """Ask the launcher: its own list decides."""
+        """Ask the launcher, whose own list decides."""
         try:
             reply = await anyio.to_thread.run_sync(self._launcher.probe, account.uid)
         except HutchError:
@@ -135,18 +135,18 @@ class UnixUser(Local):
         if reply.status is not LauncherStatus.DONE:
             why = reply.text or "The launcher refuses this account."
             raise HutchError(Reason.ISOLATION_UNAVAILABLE, why, refused=True)
-        if self._group is None:  # the launcher is back
+        if self._group is None:  # the launcher answers again
             await anyio.to_thread.run_sync(self._probe)
 
     async def probe_sandbox(self, account: Account) -> SandboxProbe:
-        """Have an executor of the account try the sandbox. A success is kept; a failure is tried again."""
+        """Let an executor of the account try the sandbox. A success is cached; after a failure it is tried again."""
         if (known := self._known(account.uid)) is not None:
             return known
         async with self._trying.setdefault(account.uid, anyio.Lock()):  # a slow account must not delay the others
             if (known := self._known(account.uid)) is not None:
                 return known
             found = self._tried = await probe(*self._places, trial=partial(self._try_sandbox, account))
-            if shutil.which("bwrap") is not None:  # if not, there was no trial to keep
+            if shutil.which("bwrap") is not None:  # without bubblewrap nothing was tried
                 until = inf if found.program is not None else self._clock() + _FAILURE_KEPT
                 self._trials[account.uid] = found, until
             return found
@@ -164,7 +164,7 @@ class UnixUser(Local):
         return await anyio.to_thread.run_sync(self._run_trial, account, spec)
 
     def _run_trial(self, account: Account, spec: m.SandboxSpec) -> str:
-        """Start an executor that only tries the sandbox; return its answer. It gets no token."""
+        """Start an executor that only tries the sandbox, without a token; return its answer."""
         executor = new_id("executor")
         reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -185,13 +185,13 @@ class UnixUser(Local):
             os.close(writer)
 
     def spool_of(self, account: Account, executor: str) -> Path | None:
-        """Return a directory below the one that the launcher made for the account."""
+        """Return a directory below the one that the launcher creates for the account."""
         return Path(self._spool, str(account.uid), executor) if self._spool else None
 
     # ------------------------------------------------------------ start
 
     async def start(self, spec: LaunchSpec) -> Launched:
-        """Start an executor; see the port. `isolation_unavailable` when the launcher refuses or is not there."""
+        """Start an executor; see the port. `isolation_unavailable` if the launcher refuses or cannot be reached."""
         await self.check_account(spec.account)
         return await anyio.to_thread.run_sync(self._start, spec)  # not cancellable: a started process must be recorded
 
@@ -249,7 +249,7 @@ class UnixUser(Local):
     # ------------------------------------------------------------ end
 
     async def kill(self, launched: Launched) -> Killed:
-        """Have the launcher end every process in the executor's cgroup until it is gone."""
+        """Let the launcher kill the processes in the executor's cgroup until the cgroup is gone."""
         if launched.boot_id != self._boot:
             return Killed(verified=True)
         return await anyio.to_thread.run_sync(self._kill, launched)
@@ -267,7 +267,7 @@ class UnixUser(Local):
         return Killed(verified=not left, left=left, over=_over(reply, launched))
 
     def _end(self, uid: int, executor: str) -> LauncherReply:
-        """Ask for rounds until nothing is left or the deadline has passed. Blocks."""
+        """Repeat the launcher's kill until nothing is left or the deadline has passed. Blocks."""
         deadline, pause = time.monotonic() + _KILL_DEADLINE, 0.0005
         oom = full = 0
         while True:
@@ -279,7 +279,7 @@ class UnixUser(Local):
             pause = min(pause * 1.5, 0.05)
 
     def _left(self, launched: Launched) -> tuple[int, ...]:
-        """Return the pids that hutchd itself still finds."""
+        """Return the pids of the executor that hutchd itself still finds."""
         executor = self._executor(launched)
         left = {launched.pid} if executor is not None and not executor.dead else set[int]()
         if path := launched.state.get("cgroup"):
@@ -287,7 +287,7 @@ class UnixUser(Local):
         return tuple(sorted(left))
 
     async def sweep(self, account: Account) -> str:
-        """Have the launcher sweep an account, if the settings and the launcher's own list call it dedicated."""
+        """Let the launcher sweep an account if both the settings and the launcher's list name it as dedicated."""
         if not self._dedicated(account.name):
             return ""
         deadline = self._clock() + _KILL_DEADLINE

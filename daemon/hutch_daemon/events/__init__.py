@@ -1,1 +1,1 @@
-"""What happened, kept and handed on: the journal and its followers."""
+"""Events: the journal that stores them, and the fanout that sends them to followers."""

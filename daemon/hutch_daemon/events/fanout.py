@@ -1,15 +1,15 @@
-"""Brings committed events to any number of followers: history first, then live, each event once and in order.
+"""Sends committed events to any number of followers: history first, then live, each event once and in order.
 
-Why a follower neither misses an event nor gets one twice: it has a cursor (a seq, or a position for `"*"`) and a
-bounded queue, and is in one of two states.
+A follower has a cursor (a seq, or a position for `"*"`) and a bounded queue. It is in one of two states, which ensure
+that it neither misses an event nor gets one twice:
 
-- *reading*: it empties its queue, lets it fill, and reads a page of the store after its cursor. A commit that the page
-  does not contain is published after the queue was opened, so it is in the queue. An event in both is dropped by its
-  number. If the page was the last one and the queue did not overflow meanwhile, the follower is live.
+- *reading*: it empties its queue, opens it for new events, and then reads a page of the store after its cursor. A
+  commit that is not in the page is published after the queue was opened, so it is in the queue. An event in both is
+  dropped by its number. If the page was the last one and the queue did not overflow, the follower becomes live.
 - *live*: it takes the events beyond its cursor from the queue.
 
-When the queue overflows, it is emptied and closed, and the follower reads again from its cursor. A slow follower costs
-its bound and a page, however much it misses.
+When the queue overflows, it is emptied and closed, and the follower reads again from its cursor. So a slow follower
+uses the memory of one queue and one page at most.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hutch_daemon.store.store import Store
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.latch import Latch
 
-__all__ = ["Fanout", "FollowOver", "Follower", "Room", "Why"]
+__all__ = ["Fanout", "FollowOver", "Follower", "QueueLimits", "Why"]
 
 Why = Literal["too_slow", "session_removed", "shutting_down", "store_unavailable"]
 
@@ -41,18 +41,18 @@ _SENTENCES: Final[dict[Why, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """The bounds of a follower's queue and of a page that it reads; the first one reached counts."""
+class QueueLimits:
+    """The limits of a follower's queue and of a page that it reads; the first limit reached applies."""
 
     events: int = 1024
     bytes: int = 1 << 20
 
 
-_ROOM: Final = Room()
+_LIMITS: Final = QueueLimits()
 
 
 class FollowOver(Exception):  # noqa: N818 an end, not an error
-    """The follow ended for `why`; `after` is the cursor to come back with; `str()` is a sentence."""
+    """The follow has ended. `after` is the cursor for the next follow; `str()` is a sentence for the user."""
 
     def __init__(self, why: Why, after: int) -> None:
         self.why: Why = why
@@ -61,12 +61,12 @@ class FollowOver(Exception):  # noqa: N818 an end, not an error
 
 
 class Follower:
-    """One follow. Made by `Fanout.follow`; `next` is called by one task."""
+    """One follow of a session or of all sessions. Use `Fanout.follow` to create it; only one task may call `next`."""
 
     def __init__(
         self,
         store: Store,
-        room: Room,
+        limits: QueueLimits,
         session: str,
         after: int,
         seqs: events.SeqRange,
@@ -76,12 +76,12 @@ class Follower:
         self.session = session
         self.owner = owner
         self.head = seqs.head
-        """The newest number when the follow began."""
+        """The number of the newest event when the follow began."""
         self.oldest = seqs.oldest
         self.cursor = after
-        """Every event up to here was handed over or is of a skipped kind."""
+        """The number of the last event that `next` returned or skipped."""
         self._store = store
-        self._room = room
+        self._limits = limits
         self._skip = frozenset(skip)
         self._queue: deque[StoredEvent] = deque()
         self._queue_bytes = 0
@@ -95,10 +95,10 @@ class Follower:
         return f"<Follower {self.session} {state} after {self.cursor}, {len(self._queue)} queued>"
 
     async def next(self) -> tuple[StoredEvent, ...]:
-        """Return the next events, one or more, in order; wait until there is one.
+        """Wait for events; return one or more, in order.
 
-        They fit into the follower's room, except that one event may exceed it. On cancel nothing is lost: the cursor
-        moves when this returns. FollowOver when the follow has ended.
+        They fit into the follower's limits, except that a single event may exceed them. If the caller is cancelled,
+        no event is lost: the cursor moves when this returns. FollowOver if the follow has ended.
         """
         while True:
             if self._over is not None:
@@ -110,10 +110,10 @@ class Follower:
                 await self._changed.wait()
 
     def offer(self, event: StoredEvent) -> None:
-        """Queue a committed event; if there is no room, fall back to reading. Never blocks."""
+        """Queue a committed event; if the queue is full, fall back to reading. Never blocks."""
         if not self._filling:
             return
-        if len(self._queue) >= self._room.events or self._queue_bytes >= self._room.bytes:
+        if len(self._queue) >= self._limits.events or self._queue_bytes >= self._limits.bytes:
             self._drop_queue()
         else:
             self._queue.append(event)
@@ -121,13 +121,13 @@ class Follower:
         self._changed.notify()
 
     def end(self, why: Why) -> None:
-        """End the follow: `next` raises, from its next call or out of its wait."""
+        """End the follow: a running or later call of `next` raises FollowOver."""
         self._over = self._over or why
         self._drop_queue()
         self._changed.notify()
 
     def number(self, event: StoredEvent) -> int:
-        """Return the event's number in what is followed."""
+        """Return the event's seq or, in a follow of all sessions, its position."""
         return event.position if self.session == events.EVERY else event.seq
 
     def _drop_queue(self) -> None:
@@ -144,8 +144,8 @@ class Follower:
                     events.read,
                     session=self.session,
                     after=self.cursor,
-                    limit=self._room.events,
-                    max_bytes=self._room.bytes,
+                    limit=self._limits.events,
+                    max_bytes=self._limits.bytes,
                     skip=self._skip,
                     owner=self.owner,
                 )
@@ -178,16 +178,16 @@ _WHY: Final[dict[Reason, Why]] = {
 
 
 class Fanout:
-    """All followers of a store. For its event loop only."""
+    """All followers of a store. Call it only on the store's event loop."""
 
-    def __init__(self, store: Store, room: Room = _ROOM) -> None:
-        """Publish what `store` commits from now on; each follower's queue has the bounds `room`."""
+    def __init__(self, store: Store, limits: QueueLimits = _LIMITS) -> None:
+        """Publish the events that `store` commits from now on. `limits` apply to each follower's queue."""
         self._store = store
-        self._room = room
+        self._limits = limits
         self._followers: dict[str, set[Follower]] = {}
         self._answering: set[Follower] = set()
         self.presence_changed: Signal[[]] = Signal()
-        """Emitted whenever a follower that can decide comes or goes; `answering` says how many there are."""
+        """Emitted when a follow that can decide permission requests begins or ends; see `answering`."""
         self._closed = False
         store.on_committed(self.publish)
 
@@ -201,10 +201,11 @@ class Fanout:
         owner: int | None = None,
         answers: bool = False,
     ) -> AsyncIterator[Follower]:
-        """Follow a session from seq `after`, or `"*"` (all sessions of `owner`; None: of all users) from a position.
+        """Follow a session from seq `after`, or `"*"` from position `after`, while the block runs.
 
-        -1 starts at the present head. `answers`: the follower can decide permission requests. Leaving ends the follow.
-        HutchError: NOT_FOUND, COMPACTED (`oldest`), INVALID_PARAMS for a cursor beyond the head, SHUTTING_DOWN.
+        `"*"` means all sessions of `owner`, or of all users if `owner` is None. `after=-1` starts at the newest event.
+        Events of kinds in `skip` are left out. `answers`: the follower can decide permission requests. HutchError:
+        NOT_FOUND, COMPACTED (`oldest`), INVALID_PARAMS for a cursor beyond the newest event, SHUTTING_DOWN.
         """
         if self._closed:
             raise HutchError(Reason.SHUTTING_DOWN)
@@ -215,7 +216,7 @@ class Fanout:
             raise HutchError(Reason.INVALID_PARAMS, f"The cursor {after} is beyond the newest event, {seqs.head}.")
         if after < seqs.oldest - 1:
             raise events.compacted(seqs.oldest)
-        follower = Follower(self._store, self._room, session, after, seqs, skip, owner)
+        follower = Follower(self._store, self._limits, session, after, seqs, skip, owner)
         if self._closed:
             raise HutchError(Reason.SHUTTING_DOWN)
         self._followers.setdefault(session, set()).add(follower)
@@ -229,7 +230,7 @@ class Fanout:
             self._forget(follower)
 
     def publish(self, committed: Sequence[StoredEvent]) -> None:
-        """Offer events to their followers. Never blocks; costs a step for each follower of each event."""
+        """Queue events for their followers. Never blocks; the time grows with events × followers."""
         for event in committed:
             for follower in self._followers.get(event.session, ()):
                 follower.offer(event)
@@ -242,7 +243,7 @@ class Fanout:
         return len(self._followers.get(session, ()))
 
     def answering(self, session: str, owner: int) -> int:
-        """Return how many followers can decide for a session of `owner`, including followers of `"*"`."""
+        """Return how many followers can decide requests of a session of `owner`, including followers of `"*"`."""
         return sum(
             follower.session == session
             or (follower.session == events.EVERY and (follower.owner is None or follower.owner == owner))
@@ -255,7 +256,7 @@ class Fanout:
             follower.end("session_removed")
 
     def close(self) -> None:
-        """End all follows; further ones are refused."""
+        """End all follows, and refuse new ones."""
         self._closed = True
         for followers in self._followers.values():
             for follower in followers:

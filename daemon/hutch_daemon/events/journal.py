@@ -1,6 +1,6 @@
 """Appends hutchd's own events, reads pages of history, and encodes events for the wire.
 
-An executor's payload is not decoded here: its bytes are copied into the envelope as they arrived.
+An event's payload from an executor is not decoded: its bytes are copied into the event's JSON as they arrived.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ class Journal:
 
     @property
     def id(self) -> str:
-        """The journal's id, which cursors contain."""
+        """The journal's id, which is part of each client's cursor."""
         return self._store.journal
 
     def append(self, tx: Tx, session: str, turn: str | None, kind: EventKind, data: msgspec.Struct) -> StoredEvent:
-        """Append an event of hutchd's own, in the unit of work that makes it true.
+        """Append one of hutchd's own events, in the transaction that changes what the event reports.
 
-        `data` has the kind's type. HutchError(NOT_FOUND) without the session.
+        The type of `data` must fit `kind`. HutchError(NOT_FOUND) if the session does not exist.
         """
         return events.append(tx, session, turn, kind, data)
 
     async def seq_range(self, session: str, owner: int | None = None) -> SeqRange:
-        """Return the numbers of a session or of `"*"`. HutchError(NOT_FOUND)."""
+        """Return the newest and the oldest number of a session, or of `"*"`. HutchError(NOT_FOUND)."""
         return await self._store.read(partial(events.seq_range, session=session, owner=owner))
 
     async def read(
         self, session: str, after: int, *, limit: int = 1000, skip: Collection[str] = (), owner: int | None = None
     ) -> Page:
-        """Return a page of history as `store.events.read` does, but no empty page while more events follow."""
+        """Return a page of history as `store.events.read` does, but never an empty page if more events follow."""
         while True:
             page = await self._store.read(
                 partial(events.read, session=session, after=after, limit=limit, skip=skip, owner=owner)
@@ -58,10 +58,9 @@ class Journal:
             after = page.cursor
 
     async def prune(self, *, before: int | None = None, max_bytes: int | None = None) -> int:
-        """Remove events older than `before` (ms) and, while the database is over `max_bytes`, the oldest.
+        """Remove events older than `before` (ms since 1970) and, while the database exceeds `max_bytes`, the oldest.
 
-        Return how many were removed. It works in short transactions, so that other writers
-        get their turn.
+        Return the number of removed events. Works in short transactions, so that other writes run between them.
         """
         total = 0
         while count := await self._store.write(partial(events.prune, before=before, max_bytes=max_bytes)):
@@ -80,7 +79,7 @@ def event_frame(event: StoredEvent, follow: int) -> bytes:
 
 
 def _inside(event: StoredEvent) -> bytes:
-    """Return the object without its opening brace. Only the turn is encoded: an executor may report any text as one."""
+    """Return the object without its opening brace. Only `turn`, which an executor may choose freely, needs escaping."""
     turn = b"" if event.turn is None else b'"turn":%b,' % _ENCODER.encode(event.turn)
     return b'"session":"%b","seq":%d,"position":%d,"at":"%b","kind":"%b",%b%b}' % (
         event.session.encode(), event.seq, event.position, _time(event.at), event.kind.encode(), turn, event.body,

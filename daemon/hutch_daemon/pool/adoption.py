@@ -1,4 +1,4 @@
-"""How executors that an earlier hutchd started are taken over."""
+"""Adopts the executors that an earlier hutchd started."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hutch_shared.errors import HutchError
 __all__ = ["adopt", "remove_old_output"]
 
 _OUTPUT_KEPT: Final = 7 * 24 * 3600.0
-"""Seconds that the output of an executor is kept after its last line."""
+"""Seconds during which an executor's log file is kept after its last line."""
 
 
 def adopt(
@@ -31,7 +31,7 @@ def adopt(
     account_of: Callable[[int], Account],
     spawn: Spawn,
 ) -> list[Executor]:
-    """Take over the executors of these rows: return those that live and should dial in, end the others."""
+    """Adopt the executors of these rows. Return those that live and should dial in; end the others."""
     living: list[Executor] = []
     for row in rows:
         environment = environments.get(row.environment)
@@ -41,7 +41,7 @@ def adopt(
         why_not = ""
         try:
             account = account_of(row.uid)
-        except HutchError as error:  # its processes are ended all the same
+        except HutchError as error:  # the account is gone: its executor is ended below, by uid
             why_not, account = error.message, Account(row.uid, row.uid, row.account, "/")
             roster.notice("account_gone", f"{row.id} is ended: {why_not}")
         executor = Executor(row.id, ExecutorKey(account, row.agent, row.environment), environment, roster.clock())
@@ -56,7 +56,7 @@ def adopt(
             spawn(ender.end, executor, 0.0)
         elif executor.state == "detached" and why_not:
             ender.retire(executor, why_not)
-        elif executor.state == "detached" and found is None:  # what it started may still live
+        elif executor.state == "detached" and found is None:  # its descendants may still live
             ender.retire(executor, "it was gone when hutchd came back")
         elif executor.state == "detached":
             living.append(executor)
@@ -66,7 +66,7 @@ def adopt(
 
 
 def remove_old_output(folder: Path) -> None:
-    """Remove the output of executors that ended long ago. Blocks."""
+    """Remove the log files of executors that ended long ago. Blocks."""
     before = time.time() - _OUTPUT_KEPT
     for file in folder.glob("x-*.log"):
         with contextlib.suppress(OSError):

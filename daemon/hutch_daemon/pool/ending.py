@@ -1,4 +1,7 @@
-"""How executors end: watched until their process ends, asked or killed, shown to be gone, else quarantined."""
+"""Ends executors: watches their processes, shuts them down or kills them, and verifies that they are gone.
+
+An executor whose end cannot be verified is quarantined.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +21,18 @@ from hutch_shared.times import now_ms
 __all__ = ["Ender", "Spawn"]
 
 _READ_TO_END: Final = 5.0
-"""Seconds to read what an executor that has ended still left in its socket."""
+"""Seconds for reading the data that an ended executor left in its socket."""
 _WATCH_PAUSE: Final = 1.0
 _SPARE_DELAY: Final = 0.5
-"""Seconds before a spare that is gone is replaced."""
+"""Seconds before a spare that ended is replaced."""
 _log = structlog.get_logger(__name__)
 
 Spawn = Callable[..., None]
-"""Starts a task of the pool: a function and its arguments."""
+"""Starts a task of the pool. Takes a function and its arguments."""
 
 
 class Ender:
-    """Ends the executors of a roster, each in a task of its own."""
+    """Ends the executors of a roster, each in its own task."""
 
     def __init__(self, roster: Roster, spawn: Spawn) -> None:
         self._roster = roster
@@ -39,9 +42,9 @@ class Ender:
         return f"<Ender of {self._roster!r}>"
 
     def retire(self, executor: Executor, detail: str, grace: float = 0.0) -> None:
-        """End an executor in the background; nothing happens if it is ending already.
+        """End an executor in the background. Does nothing if it is already ending.
 
-        With `grace` it is asked first and has that many seconds; without, it is killed at once.
+        It is asked to shut down and is killed after `grace` seconds, or at once if `grace` is 0.
         """
         if executor.over:
             return
@@ -51,20 +54,20 @@ class Ender:
         self._roster.report(executor)
 
     async def watch(self, executor: Executor) -> None:
-        """Wait until the executor's process ends, then end what it left."""
+        """Wait until the executor's process ends, then end the processes that it left."""
         assert executor.launched is not None
         exited: Exited | None = None
         while exited is None:
             try:
                 exited = await executor.environment.wait(executor.launched)
-            except OSError as error:  # hutchd has no descriptor left: try again
+            except OSError as error:  # hutchd has no free file descriptor: try again
                 _log.error("an executor cannot be watched", executor=executor.id, error=str(error))
                 await anyio.sleep(_WATCH_PAUSE)
         self.retire(executor, "its process ended" + (f" with {exited.code}" if exited.code is not None else ""))
 
     async def end(self, executor: Executor, grace: float) -> None:
-        """Carry out the end of a draining executor."""
-        await executor.started.wait()  # a start under way must finish before there is something to end
+        """End a draining executor."""
+        await executor.started.wait()  # a running start must finish first: until then the process is not known
         launched = executor.launched
         assert launched is not None
         await self._roster.save(executor, state="draining", detail=executor.detail)
@@ -89,7 +92,7 @@ class Ender:
         self._roster.report(executor)
 
     def check(self, executor: Executor) -> None:
-        """Try again, in the background, to end what is left of a quarantined executor."""
+        """Try again, in the background, to end the processes of a quarantined executor."""
         executor.checking = True
         self._spawn(self._check, executor)
 
@@ -121,7 +124,7 @@ class Ender:
             return Killed(verified=False, left=(launched.pid,))
 
     async def _settle(self, executor: Executor) -> None:
-        """Store that the executor is gone, which frees its slot, or quarantined."""
+        """Store the executor's final state, gone or quarantined. If it is gone, free its slot."""
         fields: dict[str, Any] = {"state": executor.state, "session": None, "detail": executor.detail}
         if executor.state != "gone":
             await self._roster.save(executor, **fields)
@@ -133,7 +136,7 @@ class Ender:
         self._roster.changed.notify()
 
     async def _sweep(self, executor: Executor) -> None:
-        """Remove what is left of a dedicated account once its last executor is gone."""
+        """Sweep a dedicated account once its last executor is gone."""
         account = executor.key.account
         if self._roster.of_account(account.uid):
             return

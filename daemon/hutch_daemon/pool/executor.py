@@ -1,4 +1,4 @@
-"""One executor in memory. What must outlive hutchd is in its row in the store."""
+"""One executor in memory. The data that must outlive hutchd is in its row in the store."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class ExecutorPeer(Protocol):
     """The connection on which an executor dialled in."""
 
     async def call(self, name: str, params: msgspec.Struct, timeout: float, /) -> Any:
-        """Make a request; return the result, typed as the table of methods says, or raise `HutchError`."""
+        """Call a method; return its result, of the type in the table of methods. Raises HutchError."""
 
     async def notify(self, name: str, params: msgspec.Struct, /) -> None:
         """Send a notification."""
 
     def close(self) -> None:
-        """End the connection soon; returns at once."""
+        """Close the connection soon. Returns at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorKey:
-    """Executors of one key are interchangeable: a spare may serve any session of its key."""
+    """The properties that an executor needs to serve a session. A spare may serve any session of its key."""
 
     account: Account
     agent: str
@@ -46,7 +46,7 @@ class ExecutorKey:
 
 
 class Executor:
-    """State, process and connection of one executor. The pool alone changes it."""
+    """The state, process and connection of one executor. Only the pool changes it."""
 
     __slots__ = (
         "acked",
@@ -59,11 +59,11 @@ class Executor:
         "disconnected",
         "ended",
         "environment",
-        "heard",
         "id",
         "idle_since",
         "key",
         "killed",
+        "last_seen",
         "launched",
         "launching",
         "peer",
@@ -85,57 +85,58 @@ class Executor:
         self.state: m.ExecutorState = EXECUTOR.start
         self.launched: Launched | None = None
         self.launching = False
-        """Its start has not come to an end, in an executor or a recorded failure."""
+        """True until its start has succeeded or its failure is recorded."""
         self.peer: ExecutorPeer | None = None
         self.session: str | None = None
         self.turn: str | None = None
-        """The turn that it runs, by its latest hello."""
+        """The turn that it runs, according to its last hello."""
         self.prepared = False
         self.adopted = False
         self.started = anyio.Event()
-        """Set when its environment has started it or failed to: `launched` names what there is of it."""
+        """Set when the environment has started the process or failed. From then on `launched` is set."""
         self.checking = False
+        """True while a check of a quarantined executor runs."""
         self.checked = now
-        """When the last check for what is left of a quarantined executor ended."""
+        """The time when the last check of a quarantined executor ended."""
         self.connected = anyio.Event()
-        """Set at the first hello, or when it ended without one."""
+        """Set at the first hello, or when the executor ended without one."""
         self.disconnected = anyio.Event()
-        """Set when its connection is over and was read to its end. A new connection brings a new event."""
+        """Set when its connection has ended and all its data was read. A new connection replaces the event."""
         self.attached = 0
-        """How often it has said hello: this tells two connections apart."""
+        """The number of its hellos, which identifies a connection."""
         self.ended = anyio.Event()
-        """Set when it is gone or quarantined; then `killed` says what was found of it."""
+        """Set when it is gone or quarantined. From then on `killed` is set."""
         self.killed: Killed | None = None
-        self.heard = now
+        self.last_seen = now
         self.since = now
         self.idle_since: float | None = None
         self.acked = 0
         self.rss = 0
         self.renew_at = 0
-        """When half the lifetime of its token is over, in milliseconds awake."""
+        """The time when half of its token's lifetime is over, in ms on the monotonic clock."""
         self.protocol = m.PROTOCOL
         self.detail = ""
 
     def move(self, state: m.ExecutorState, now: float) -> None:
-        """Change the state as the table allows."""
+        """Change the state. Raises IllegalMoveError for a move that the table does not allow."""
         self.state = EXECUTOR.move(self.state, state, self)
         self.since = now
 
     @property
     def over(self) -> bool:
-        """It does nothing for a session any more."""
+        """True if it is ending or has ended, and so serves no session any more."""
         return self.state in ("draining", "gone", "quarantined")
 
     async def call(self, method: str, params: msgspec.Struct, timeout: float) -> Any:
-        """Make a request; `connection_lost` when it has no connection."""
+        """Call a method of the executor; `connection_lost` if it has no connection."""
         if self.peer is None:
             raise HutchError(Reason.CONNECTION_LOST, "The executor has no connection at the moment.")
         return await self.peer.call(method, params, timeout)
 
     async def send_mode(self, session: str, mode: m.PermissionMode) -> None:
-        """Send the agent its mode.
+        """Send the agent its permission mode. Failures are only logged.
 
-        hutchd judges by the mode in any case; an agent that misses it gets it when it starts next.
+        hutchd judges by the mode in any case. An agent that misses the message gets the mode at its next start.
         """
         try:
             await self.call("set_permission_mode", m.SetMode(session, mode), _MODE_TIMEOUT)
@@ -143,7 +144,7 @@ class Executor:
             _log.info("an executor did not take its mode", executor=self.id, error=error.message)
 
     def status(self) -> m.ExecutorStatus:
-        """Return what clients are shown."""
+        """Return the executor as clients see it."""
         return m.ExecutorStatus(
             id=self.id,
             account=self.key.account.name,

@@ -14,7 +14,7 @@ __all__ = ["Lease", "WaitingLeases"]
 
 
 class Lease:
-    """A session that waits for an executor: at the end it has one, or an error."""
+    """A session's request for an executor. It ends with an executor or an error."""
 
     def __init__(self, session: str, key: ExecutorKey) -> None:
         self.session = session
@@ -37,7 +37,7 @@ class Lease:
         self._settled.set()
 
     async def wait(self) -> Executor:
-        """Return the executor, or raise the error. Cancelled, `executor` may be there already."""
+        """Wait for the executor and return it, or raise the error. If cancelled, check whether `executor` is set."""
         await self._settled.wait()
         if self.executor is None:
             assert self._error is not None
@@ -46,7 +46,7 @@ class Lease:
 
 
 class WaitingLeases:
-    """The queue. `changed` is called when a lease joins or leaves it by itself."""
+    """The queue of waiting leases. `changed` is called when a lease joins the queue, or leaves it after its wait."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
@@ -57,7 +57,7 @@ class WaitingLeases:
         return f"<WaitingLeases {len(self._leases)}>"
 
     async def wait(self, lease: Lease) -> Executor:
-        """Queue a lease and wait for its end; see `Lease.wait`. Cancelled, the lease leaves the queue."""
+        """Queue a lease and wait for its executor. If cancelled, remove the lease from the queue."""
         number = next(self._numbers)
         self._leases[number] = lease
         self._changed()
@@ -68,14 +68,14 @@ class WaitingLeases:
             self._changed()
 
     def take(self, number: int) -> Lease:
-        """Return a lease and take it out of the queue."""
+        """Remove a lease from the queue and return it."""
         return self._leases.pop(number)
 
     def take_first(self, key: ExecutorKey) -> Lease | None:
-        """Return the oldest lease of a key, or None, and take it out of the queue."""
+        """Remove the oldest lease of a key from the queue and return it; None if there is none."""
         number = next((number for number, lease in self._leases.items() if lease.key == key), None)
         return None if number is None else self._leases.pop(number)
 
     def view(self) -> tuple[LeaseView, ...]:
-        """Return what waits, oldest first."""
+        """Return the waiting leases for the plan, oldest first."""
         return tuple(LeaseView(number, lease.key) for number, lease in self._leases.items())

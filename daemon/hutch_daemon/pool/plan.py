@@ -1,17 +1,17 @@
-"""What is due in the pool: `plan(state, now)` returns the acts to carry out and when to look again. Pure.
+"""Plans the pool's next actions: `plan(state, now)` returns the actions that are due, and when to plan again. Pure.
 
-The pool plans whenever something changed, and at `Plan.look_at`. Carrying a plan out changes the state, so the pool
-plans again, until nothing is due. The rules:
+The pool plans whenever its state changes, and at the plan's `look_at`. Carrying out a plan changes the state, so the
+pool plans again, until no action is due. The rules:
 
-- Executors that are silent, lost, given up, idle or surplus are ended, and quarantined ones are checked again.
-- A waiting lease gets a ready executor of its key, the oldest lease first.
-- While a key fails to start too often its leases are refused; while hutchd stops, every lease is.
-- A lease without an executor on its way has one started, where there is room. Where there is none, a spare of another
-  key is ended for it, or the executor that has been idle longest. An executor that is ending anyway makes room too.
-- Spares are started last: one at a time for each key, and only where there is room.
+- Executors that are silent, lost, given up, idle or surplus are ended. Quarantined executors are checked again.
+- A waiting lease gets a ready executor of its key; the oldest lease comes first.
+- The leases of a key that failed to start too often are refused for a while. While hutchd stops, all are refused.
+- For a lease without a starting executor, one is started if there is space. If there is none, a spare of another key is
+  ended, or the executor that has been idle longest. If an executor is already ending, the lease waits for its space.
+- Spares are started last: one at a time for each key, and only if there is space.
 
-At most `starts_at_once` executors start at the same time, and a quarter of that for an account other than hutchd's: a
-failing account must not starve the others.
+At most `starts_at_once` executors start at the same time, and only a quarter of that for each account other than
+hutchd's, so that a failing account does not starve the others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SHORTEST_INTERVAL: Final = 0.05
 
 
 def plan(state: PoolState, now: float) -> Plan:
-    """Return what is due in this state at this time."""
+    """Return the actions that are due in this state at the time `now`."""
     overdue = _overdue(state, now)
     check = tuple(one.id for one in state.executors if _is_check_due(state, one, now))
     look_at = _look_at(state, now)
@@ -57,7 +57,7 @@ def plan(state: PoolState, now: float) -> Plan:
 
 
 def look_interval(settings: ExecutorSettings) -> float:
-    """Return the seconds between two looks when nothing happens."""
+    """Return the seconds between two plans when nothing changes."""
     return max(_SHORTEST_INTERVAL, min(_INTERVAL, settings.heartbeat_timeout / 4, settings.lost_timeout / 4))
 
 
@@ -65,7 +65,7 @@ def look_interval(settings: ExecutorSettings) -> float:
 
 
 def _overdue(state: PoolState, now: float) -> tuple[Retirement, ...]:
-    """Return how the executors are ended whose time is over."""
+    """Return the executors to end because a timeout has passed."""
     found = [retired for one in state.executors if (retired := _timed_out(state.settings, one, now)) is not None]
     ending = {one.executor for one in found}
     ready = Counter(one.key for one in state.executors if one.state == "ready" and one.id not in ending)
@@ -79,7 +79,7 @@ def _overdue(state: PoolState, now: float) -> tuple[Retirement, ...]:
 
 
 def _timed_out(settings: ExecutorSettings, one: ExecutorView, now: float) -> Retirement | None:
-    if one.state in ("ready", "leased") and now - one.heard >= settings.heartbeat_timeout:
+    if one.state in ("ready", "leased") and now - one.last_seen >= settings.heartbeat_timeout:
         return Retirement(one.id, f"it was silent for {settings.heartbeat_timeout:.0f} s")
     if one.state == "starting" and now - one.since >= settings.hello_timeout + settings.lost_timeout:
         return Retirement(one.id, "its start was given up")
@@ -99,7 +99,7 @@ def _check_at(state: PoolState, one: ExecutorView) -> float:
 
 
 def _look_at(state: PoolState, now: float) -> float:
-    """Return when the plan can first differ without a change of the state."""
+    """Return the earliest time at which the plan can differ although the state is the same."""
     times = (at for at in _times(state) if at > now)
     return min(times, default=now + look_interval(state.settings))
 
@@ -108,7 +108,7 @@ def _times(state: PoolState) -> Iterator[float]:
     settings = state.settings
     for one in state.executors:
         if one.state in ("ready", "leased"):
-            yield one.heard + settings.heartbeat_timeout
+            yield one.last_seen + settings.heartbeat_timeout
         if one.state == "ready":
             yield one.since + settings.idle_timeout
         if one.state == "leased" and one.idle_since is not None:
@@ -144,7 +144,7 @@ def _is_blocked(state: PoolState, key: ExecutorKey, now: float) -> bool:
 
 
 class _Room:
-    """How many executors more may be started, in all and of each account; takes account of what is planned."""
+    """Counts how many more executors may be started, in all and per account, including the starts planned so far."""
 
     def __init__(self, state: PoolState) -> None:
         self._state = state
@@ -154,23 +154,23 @@ class _Room:
         self._memory = sum(one.rss for one in state.executors)
 
     def is_full(self) -> bool:
-        """Tell whether there is room for no account at all."""
+        """Return whether no account may have another executor."""
         settings = self._state.settings
         return self._count >= settings.maximum or (settings.memory is not None and self._memory >= settings.memory)
 
     def has_place(self, uid: int) -> bool:
-        """Tell whether an account may have one executor more."""
+        """Return whether an account may have another executor."""
         limit = self._state.account_limit
         return not self.is_full() and (limit is None or self._of_account[uid] < limit)
 
     def may_start(self, uid: int) -> bool:
-        """Tell whether a start of an account may begin now."""
+        """Return whether a start for an account may begin now."""
         at_once = self._state.starts_at_once
         share = at_once if uid == self._state.own_uid else max(1, at_once // 4)
         return self._starting.total() < at_once and self._starting[uid] < share
 
     def take(self, uid: int) -> None:
-        """Count a start."""
+        """Count a planned start."""
         self._count += 1
         self._of_account[uid] += 1
         self._starting[uid] += 1
@@ -179,7 +179,7 @@ class _Room:
 def _starts(
     state: PoolState, waiting: Iterable[LeaseView], ending: set[str], served: set[str], now: float
 ) -> tuple[list[ExecutorKey], list[Retirement]]:
-    """Return the keys to start, leases before spares, and the executors that are ended to make room for leases."""
+    """Return the keys to start, for leases first and then for spares, and the executors to end to make room."""
     room = _Room(state)
     on_their_way = Counter(
         one.key for one in state.executors if one.launching and (one.state == "starting" or one.over)
@@ -196,7 +196,7 @@ def _starts(
         elif not room.has_place(uid):
             among = [one for one in state.executors if room.is_full() or one.key.account.uid == uid]
             if (one := next((one for one in among if one.id in makes_room), None)) is not None:
-                makes_room.remove(one.id)  # its place is for this lease
+                makes_room.remove(one.id)  # this lease waits for its space
             elif (one := _victim(among, key, served | {one.executor for one in evicted})) is not None:
                 evicted.append(Retirement(one.id, "its slot was needed", 2.0 if one.state == "ready" else 5.0))
         elif room.may_start(uid):
@@ -208,7 +208,7 @@ def _starts(
 
 
 def _spares(state: PoolState, room: _Room, starts: list[ExecutorKey], gone: set[str], now: float) -> list[ExecutorKey]:
-    """Return the keys of which a spare is started, after `starts` for leases."""
+    """Return the keys for which to start a spare, given the `starts` for leases."""
     found: list[ExecutorKey] = []
     for key in state.kept:
         spares = [one for one in state.executors if one.key == key and one.session is None and not one.over]
@@ -225,7 +225,7 @@ def _spares(state: PoolState, room: _Room, starts: list[ExecutorKey], gone: set[
 
 
 def _victim(among: Iterable[ExecutorView], key: ExecutorKey, taken: set[str]) -> ExecutorView | None:
-    """Return whom to end for a lease of `key`: a spare of another key, else the one that has been idle longest."""
+    """Return the executor to end for a lease of `key`: a spare of another key, or the one that is idle longest."""
     free = [one for one in among if one.id not in taken]
     spare = next((one for one in free if one.state == "ready" and one.key != key), None)
     idle = (one for one in free if one.state == "leased" and one.idle_since is not None)
@@ -233,7 +233,7 @@ def _victim(among: Iterable[ExecutorView], key: ExecutorKey, taken: set[str]) ->
 
 
 def _unneeded(state: PoolState, waiting: Iterable[LeaseView], ending: set[str]) -> Iterator[str]:
-    """Return the newest starts beyond what leases wait for, of keys that no spares are kept of."""
+    """Return the newest starts that no lease waits for, of keys without spares."""
     needed = Counter(lease.key for lease in waiting)
     for one in state.executors:
         if one.state == "starting" and one.id not in ending and not state.wants_spares(one.key):

@@ -1,15 +1,16 @@
-"""The pool of executors: starts them, hands them out to sessions, watches, ends and adopts them.
+"""The pool of executors: starts them, leases them to sessions, watches, ends and adopts them.
 
 What is always true:
 
-- Intent is stored before the act: a row says `starting` before a process exists, `leased` before it gets a session.
-- An executor serves one session and no second one after it. A spare serves none.
-- Its slot is free when it is `gone`: when a look found nothing left of it. Until then it is `quarantined`, counts
-  against `maximum`, and is checked again.
+- The row is stored before the action: it is `starting` before the process exists, and `leased` before the executor
+  gets a session.
+- An executor serves at most one session in its life. A spare serves none.
+- An executor occupies a slot until it is `gone`, that is, until a search found no process of it left. If that cannot be
+  verified, it is `quarantined` and checked again; it still counts against `maximum`.
 - Every process is watched from its start, or its adoption, to its end. Cancelling `running` ends no executor.
-- A start that failed is tried again after a pause that doubles, and after too many failures not before a while.
+- A failed start is retried after a pause that doubles. After too many failures there is a longer pause.
 
-`plan` decides what is due; this module keeps the state that it decides on and carries out what it says.
+`plan` decides; this module keeps the state that it decides on, and carries out the plan.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ from hutch_shared.times import now_ms
 __all__ = ["Pool"]
 
 _SPARE_DELAY: Final = 0.5
-"""Seconds before a spare that was handed out is replaced: the session that got it goes first."""
+"""Seconds before a spare that was leased is replaced, so that the session's first turn is not slowed down."""
 _STARTS_AT_ONCE: Final = 2 * (os.cpu_count() or 1)
-"""More would only make each other miss the deadline of the hello."""
+"""The most executors that start at the same time. With more, some would miss the deadline for their hello."""
 
 
 class Pool:
@@ -72,10 +73,10 @@ class Pool:
         on_change: Callable[[Executor], None],
         on_notice: Callable[[str, str], None],
     ) -> None:
-        """`socket` is where executors dial in; `output_dir` is where their own output goes; `limits` are in force.
+        """`socket` is the socket for executors; `output_dir` is the directory of their log files.
 
-        `on_change` gets an executor whose state or connection changed; `on_notice` gets the word of a notice and a
-        sentence for the administrator. Neither may block.
+        `on_change` is called with each executor whose state or connection changed; `on_notice` with the name of a
+        notice and a sentence for the administrator. Neither may block.
         """
         self._store = store
         self._environments = environments
@@ -88,7 +89,7 @@ class Pool:
         self._roster = Roster(store, on_change, on_notice, clock)
         self._ender = Ender(self._roster, self._spawn)
         context = StartContext(environments, settings, limits, issue, socket, server_uid, boot_id, output_dir)
-        self._starter = Starter(self._roster, self._ender, store, context, self._spawn, self._refuse_one)
+        self._starter = Starter(self._roster, self._ender, store, context, self._spawn, self._fail_oldest_lease)
         self._leases = WaitingLeases(self._roster.changed.notify)
         self._kept: dict[ExecutorKey, None] = {}
         self._tasks: TaskGroup | None = None
@@ -101,7 +102,7 @@ class Pool:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Keep the pool's tasks; leaving ends the tasks and no executor."""
+        """Run the pool's tasks while the block runs. Leaving it ends the tasks, but no executor."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             tasks.start_soon(self._run)
@@ -112,7 +113,7 @@ class Pool:
                 tasks.cancel_scope.cancel()
 
     def stop_starting(self) -> None:
-        """Start no more executors, refuse the leases that wait, and end the spares."""
+        """Start no more executors, refuse the waiting leases, and end the spares."""
         self._stop()
         for one in self.all():
             if one.session is None:
@@ -126,11 +127,11 @@ class Pool:
     # ------------------------------------------------------------ looking
 
     def all(self) -> list[Executor]:
-        """Return those that are not gone, oldest first."""
+        """Return the executors that are not gone, oldest first."""
         return self._roster.all()
 
     def get(self, executor: str) -> Executor | None:
-        """Return one that is not gone."""
+        """Return the executor with this id, or None if it is gone."""
         return self._roster.get(executor)
 
     def of_session(self, session: str) -> Executor | None:
@@ -138,16 +139,16 @@ class Pool:
         return next((one for one in self.all() if one.session == session and not one.over), None)
 
     def pids(self) -> dict[int, str]:
-        """Return the ids of executors that may still have processes, by pid."""
+        """Return the ids of the executors that may still have processes, by the pid of their main process."""
         return {one.launched.pid: one.id for one in self.all() if one.launched is not None}
 
-    # ------------------------------------------------------------ handing out
+    # ------------------------------------------------------------ leasing
 
     async def lease(self, session: str, key: ExecutorKey) -> Executor:
-        """Return an executor that serves `session` from now on, durably; retire another one that did.
+        """Return an executor that serves `session` from now on. The lease is durable; a former executor is retired.
 
-        Waits for a free slot. `agent_unavailable` or `isolation_unavailable` when none can be started, with the reason;
-        `shutting_down` when the pool starts none any more.
+        Waits for a free slot. `agent_unavailable` or `isolation_unavailable`, with the reason, if none can be started;
+        `shutting_down` if the pool is stopping.
         """
         executor = await self._wait_for(Lease(session, key))
         for former in self.all():
@@ -171,19 +172,19 @@ class Pool:
             raise
 
     def warm(self, keys: Iterable[ExecutorKey]) -> None:
-        """Keep spares of these keys from now on, if the settings keep spares of their agents."""
+        """Keep spares of these keys from now on, if the settings want spares of their agents."""
         self._kept |= dict.fromkeys(keys)
         self._roster.changed.notify()
 
     def retire(self, executor: Executor, detail: str, *, grace: float = 0.0) -> None:
-        """End an executor and all that it started, in the background; see `Executor.ended` and `killed`.
+        """End an executor and all its processes in the background; see `Executor.ended` and `killed`.
 
-        With `grace` it is asked first and has that many seconds; without, it is killed at once.
+        It is asked to shut down and is killed after `grace` seconds, or at once if `grace` is 0.
         """
         self._ender.retire(executor, detail, grace)
 
     async def end(self, executor: Executor, detail: str, *, grace: float = 0.0) -> Killed:
-        """Do as `retire` and wait for the result. Cancelled, the end goes on."""
+        """End an executor like `retire`, and wait for the result. If the caller is cancelled, the ending continues."""
         self.retire(executor, detail, grace=grace)
         await executor.ended.wait()
         assert executor.killed is not None
@@ -192,32 +193,32 @@ class Pool:
     # ------------------------------------------------------------ connections
 
     async def attach(self, executor: Executor, peer: ExecutorPeer, hello: m.Hello) -> None:
-        """Take the connection on which an admitted executor said hello; close an older connection of it.
+        """Use a connection on which an admitted executor sent its hello, and close its older connection.
 
-        `lease_lost` when the executor was given up. What `on_change` wakes runs after the caller's next step, so that
-        the answer to the hello goes out first.
+        `lease_lost` if the executor was given up. Tasks that `on_change` wakes run only after the caller's next step,
+        so that the reply to the hello is sent first.
         """
         state: m.ExecutorState = "leased" if executor.session is not None else "ready"
         if not executor.over:
             await self._roster.save(executor, state=state, protocol=hello.protocol, version=hello.version)
-        if executor.over:  # before, or while that was stored; its end stores its state
+        if executor.over:  # given up before or during the write; the code that ends it stores its state
             raise HutchError(Reason.LEASE_LOST, f"This executor was given up: {executor.detail}.")
         former, executor.peer = executor.peer, peer
         executor.disconnected = anyio.Event()
         executor.attached += 1
-        executor.heard = self._clock()
+        executor.last_seen = self._clock()
         executor.turn = hello.turn
         executor.prepared = executor.prepared or hello.session is not None
         executor.protocol = hello.protocol
         if former is not None:
             former.close()
         if executor.state != state:
-            executor.move(state, executor.heard)
+            executor.move(state, executor.last_seen)
         executor.connected.set()
         self._roster.report(executor)
 
     def detach(self, executor: Executor, peer: ExecutorPeer) -> None:
-        """Note that a connection is over and everything on it was read; one that was replaced does not matter."""
+        """Record that a connection has ended and all its data was read. Ignore a connection that was replaced."""
         if executor.peer is not peer:
             return
         executor.peer = None
@@ -227,20 +228,20 @@ class Pool:
         self._roster.report(executor)
 
     def idle(self, executor: Executor) -> None:
-        """Note that its session has nothing to do: from now on it may be ended for another one."""
+        """Record that the executor's session has no work. From now on it may be ended to make room for another."""
         if executor.idle_since is None:
             executor.idle_since = self._clock()
             self._roster.changed.notify()
 
-    def heard(self, executor: Executor, heartbeat: m.Heartbeat) -> None:
-        """Note a heartbeat."""
-        executor.heard = self._clock()
+    def record_heartbeat(self, executor: Executor, heartbeat: m.Heartbeat) -> None:
+        """Record a heartbeat."""
+        executor.last_seen = self._clock()
         executor.rss = heartbeat.rss_bytes
 
     # ------------------------------------------------------------ adoption
 
     async def adopt(self, rows: Iterable[ExecutorRow]) -> list[Executor]:
-        """Take over what an earlier hutchd started: return those that live and should dial in, end the others."""
+        """Adopt the executors of an earlier hutchd. Return those that live and should dial in; end the others."""
         await anyio.to_thread.run_sync(adoption.remove_old_output, self._output_dir)
         return adoption.adopt(rows, self._roster, self._ender, self._environments, self._account_of, self._spawn)
 
@@ -251,7 +252,7 @@ class Pool:
         self._tasks.start_soon(run, *args)
 
     async def _run(self) -> None:
-        """Plan and carry out, whenever something changed and when the plan says so."""
+        """Plan and carry out the plan, after each change and at the plan's `look_at`."""
         trim_at = self._clock()
         while True:
             before = self._clock()
@@ -269,7 +270,7 @@ class Pool:
                         one.environment.trim_output(one.launched)
 
     def _excuse(self, passed: float, pause: float) -> None:
-        """Charge no executor for time in which hutchd did not run or could not store what it sent."""
+        """Extend the executors' deadlines by the time in which hutchd did not run or could not store their events."""
         late = passed - pause
         if not self._store.available:
             late = passed
@@ -300,8 +301,8 @@ class Pool:
         self._roster.delay_spare(lease.key, _SPARE_DELAY)
         lease.grant(executor)
 
-    def _refuse_one(self, key: ExecutorKey, error: Exception) -> bool:
-        """Refuse the oldest lease of a key with what ended its start; False if none waits."""
+    def _fail_oldest_lease(self, key: ExecutorKey, error: Exception) -> bool:
+        """Refuse the oldest waiting lease of a key with `error`; return False if none waits."""
         lease = self._leases.take_first(key)
         if lease is None:
             return False

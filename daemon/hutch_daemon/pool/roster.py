@@ -1,4 +1,4 @@
-"""The executors that the pool has now, and who is told of their changes."""
+"""The executors that the pool has now. It reports their changes to the callbacks of the pool's owner."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Roster:
-    """Executors from their start, or adoption, until they are gone."""
+    """The executors by id, from their start or adoption until they are gone."""
 
     def __init__(
         self,
@@ -30,19 +30,17 @@ class Roster:
         on_notice: Callable[[str, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_change` gets an executor whose state or connection changed; `on_notice` gets the word of a notice and a
-        sentence. Neither may block.
-        """
+        """`on_change` and `on_notice` are those of `Pool`."""
         self._store = store
         self._on_change = on_change
         self.notice = on_notice
-        """Called with a word that names the notice and a sentence; a later one of the same word replaces it."""
+        """Reports a notice: its name and a sentence. A later notice of the same name replaces it."""
         self.clock = clock
         self.changed = Latch()
-        """Notified whenever the pool should plan again."""
+        """Set when the pool should plan again."""
         self._executors: dict[str, Executor] = {}
         self.spare_at: dict[ExecutorKey, float] = {}
-        """When the next spare of a key may be started."""
+        """The earliest time when the next spare of a key may be started."""
 
     def __repr__(self) -> str:
         return f"<Roster of {len(self._executors)}>"
@@ -52,7 +50,7 @@ class Roster:
         return list(self._executors.values())
 
     def get(self, executor: str) -> Executor | None:
-        """Return an executor that is not gone."""
+        """Return the executor with this id, or None if it is gone."""
         return self._executors.get(executor)
 
     def of_account(self, uid: int) -> list[Executor]:
@@ -60,11 +58,11 @@ class Roster:
         return [one for one in self._executors.values() if one.key.account.uid == uid]
 
     def add(self, executor: Executor) -> None:
-        """Take an executor in: from now on it has a slot."""
+        """Add an executor, which then occupies a slot."""
         self._executors[executor.id] = executor
 
     def remove(self, executor: Executor) -> None:
-        """Free the slot of an executor that is gone."""
+        """Remove an executor that is gone, which frees its slot."""
         self._executors.pop(executor.id, None)
 
     def report(self, executor: Executor) -> None:
@@ -73,20 +71,20 @@ class Roster:
         self.changed.notify()
 
     def delay_spare(self, key: ExecutorKey, seconds: float) -> None:
-        """Start no spare of a key for so long."""
+        """Start no spare of a key for `seconds`."""
         self.spare_at[key] = max(self.spare_at.get(key, 0.0), self.clock() + seconds)
 
     def excuse(self, seconds: float) -> None:
-        """Charge no executor for a time in which hutchd could not hear it."""
+        """Extend all executors' deadlines by `seconds` in which hutchd could not receive their messages."""
         for one in self._executors.values():
-            one.heard, one.since = one.heard + seconds, one.since + seconds
+            one.last_seen, one.since = one.last_seen + seconds, one.since + seconds
 
     def view(self) -> tuple[ExecutorView, ...]:
-        """Return the executors as the plan sees them, oldest first."""
+        """Return the executors for the plan, oldest first."""
         return tuple(map(_view, self._executors.values()))
 
     async def save(self, executor: Executor, **fields: Any) -> None:
-        """Store what happened in any case. What cannot be stored now, the next adoption finds out again."""
+        """Store columns of an executor's row. Failures are only logged: the next hutchd's adoption corrects the row."""
         try:
             await self._store.write(lambda tx: executors.update(tx, executor.id, **fields))
         except HutchError as error:
@@ -100,7 +98,7 @@ def _view(one: Executor) -> ExecutorView:
         state=one.state,
         session=one.session,
         launching=one.launching,
-        heard=one.heard,
+        last_seen=one.last_seen,
         since=one.since,
         idle_since=one.idle_since,
         rss=one.rss,

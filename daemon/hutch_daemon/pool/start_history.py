@@ -1,4 +1,4 @@
-"""When a start that failed may be tried again: after a pause, and after too many failures not before a while. Pure."""
+"""Decides when a failed start may be tried again: after a pause, and after too many failures a longer one. Pure."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ class StartHistory:
 
     failures: tuple[float, ...] = ()
     error: str = ""
-    """What the last failure said."""
+    """The message of the last failure."""
     retry_at: float = 0.0
 
     def failed(self, now: float, error: str, window: float, pause: float) -> StartHistory:
-        """Add a failure after which the next start waits for `pause` seconds; forget those older than `window`."""
+        """Return the history with another failure, after which the next start waits for `pause` seconds.
+
+        Failures older than `window` seconds are dropped.
+        """
         return StartHistory((*(at for at in self.failures if now - at < window), now), error, now + pause)
 
     def not_before(self, limit: int, window: float) -> float:
-        """Return when the next start may be tried; 0 if there was no failure."""
+        """Return the time when the next start may be tried; 0 if there was no failure."""
         return self.failures[-limit] + window if self.blocked(limit) else self.retry_at
 
     def blocked(self, limit: int) -> bool:
-        """Tell whether there were `limit` failures: then no start is tried until the window has passed."""
+        """Return whether there were `limit` failures, so that no start is tried until the window has passed."""
         return len(self.failures) >= limit
 
 

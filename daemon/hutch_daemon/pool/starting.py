@@ -1,4 +1,4 @@
-"""How executors start: a row, a process with its boot line, a hello; and what follows when that fails."""
+"""Starts executors: stores a row, starts a process, sends its boot line, waits for its hello. Records failures."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ __all__ = ["FIRST_PAUSE", "StartContext", "Starter", "launched_as_stored"]
 FIRST_PAUSE: Final = 0.25
 _LONGEST_PAUSE: Final = 30.0
 _SPARE_PAUSE: Final = 1.0
-"""Seconds until a spare that did not start is tried again, at the least."""
+"""The least number of seconds before a spare that did not start is tried again."""
 _HEARTBEAT: Final = 5.0
-"""Seconds between an executor's heartbeats, or a quarter of the heartbeat timeout if that is less."""
+"""The most seconds between two heartbeats of an executor; a quarter of the heartbeat timeout if that is less."""
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class StartContext:
-    """What every start needs of this hutchd."""
+    """The parameters of all starts."""
 
     environments: Environments
     settings: Callable[[], ExecutorSettings]
     limits: Callable[[], LimitSettings]
     issue: Callable[[], IssuedToken]
     socket: str
-    """Where executors dial in."""
+    """The path of the socket for executors."""
     server_uid: int
     boot_id: str
     output_dir: Path
-    """Where each executor's own output goes, one file each."""
+    """The directory of the executors' log files."""
 
 
 class Starter:
-    """Starts executors, each in a task of its own, and keeps the history of failed starts by key."""
+    """Starts executors, each in its own task, and keeps the history of failed starts by key."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Starter:
         spawn: Spawn,
         refuse: Callable[[ExecutorKey, Exception], bool],
     ) -> None:
-        """`refuse` gets what ended a start for good; it returns whether a lease of that key was refused with it."""
+        """`refuse(key, error)` refuses a waiting lease of a key whose start failed; it returns False if none waits."""
         self._roster = roster
         self._ender = ender
         self._store = store
@@ -83,7 +83,7 @@ class Starter:
         return f"<Starter {len(self._scopes)} starting, {len(self.histories)} keys with failures>"
 
     def start(self, key: ExecutorKey) -> None:
-        """Start an executor in the background. It has its slot when this returns, and is `ready` after its hello."""
+        """Start an executor in the background. It occupies a slot at once, and is `ready` after its hello."""
         try:
             environment = self._context.environments.choose(key.environment, key.account)
         except HutchError as error:
@@ -95,16 +95,16 @@ class Starter:
         self._spawn(self._run, executor)
 
     def stop(self) -> None:
-        """Record no failures any more: hutchd ends the starts that are under way."""
+        """Record no more failures, because hutchd is ending the running starts."""
         self._stopped = True
 
     def abandon(self, executor: Executor) -> None:
-        """Give up a start; what it has started so far is ended."""
+        """Cancel a running start. Its process, if there is one, is ended."""
         if (scope := self._scopes.get(executor.id)) is not None:
             scope.cancel()
 
     def blocked_error(self, key: ExecutorKey) -> HutchError:
-        """Return what a lease is told while no start of its key is tried."""
+        """Return the error for a lease while no start of its key is tried."""
         history, settings = self.histories.get(key, NO_FAILURES), self._context.settings()
         pause = history.not_before(settings.start_attempts, settings.start_window) - self._roster.clock()
         times = len(history.failures)
@@ -122,7 +122,7 @@ class Starter:
                 await self._start(executor)
             except HutchError as error:
                 self._failed(executor.key, error)
-            except Exception as error:  # a bug ends the lease's session task, which reports it
+            except Exception as error:  # a bug: the session that waits gets the exception and reports it
                 if not self._refuse(executor.key, error):
                     raise
             else:
@@ -134,7 +134,7 @@ class Starter:
                 self._roster.changed.notify()
 
     def _failed(self, key: ExecutorKey, error: HutchError) -> None:
-        """Record a failed start: what another try may mend is tried again, anything else refuses a lease."""
+        """Record a failed start. `agent_unavailable` is retried after a pause; any other error refuses a lease."""
         if self._stopped:
             return
         self._roster.delay_spare(key, _SPARE_PAUSE)
@@ -158,7 +158,7 @@ class Starter:
             self._roster.notice("start_loop", f"{key} failed to start {limit} times in {window:.0f} s. {error.message}")
 
     async def _start(self, executor: Executor) -> None:
-        """Start a process and wait for its hello; HutchError when there is none. Cancelled, the process is ended."""
+        """Start a process and wait for its hello. HutchError on failure. If cancelled, end the process."""
         timeout = self._context.settings().hello_timeout
         token = self._context.issue()
         row, spec = self._row(executor, token), self._spec(executor, token)
@@ -245,6 +245,6 @@ def _has_cgroup(environment: Environment) -> bool:
 
 
 def launched_as_stored(row: ExecutorRow) -> Launched:
-    """Return what a row tells of an executor's process: enough to look for what it started."""
+    """Return the process that a row describes, which may be gone. It is enough to search for its descendants."""
     state = row.launched or {}
     return Launched(row.id, row.pid or 0, row.start_time or 0, row.boot_id, row.uid, state)

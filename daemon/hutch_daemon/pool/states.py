@@ -1,4 +1,4 @@
-"""The states of an executor. Its slot is free only when it is `gone`: when a look found nothing left of it."""
+"""The states of an executor. It is `gone`, and its slot free, only after a search found no process of it left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXECUTOR: Final[TransitionTable[ExecutorState]] = TransitionTable(
         "starting": frozenset({"ready", "draining"}),
         "ready": frozenset({"leased", "detached", "draining"}),
         "leased": frozenset({"detached", "draining"}),
-        # without a connection: hutchd was restarted, or the connection broke
+        # it has no connection, because hutchd was restarted or the connection broke
         "detached": frozenset({"ready", "leased", "draining"}),
         "draining": frozenset({"gone", "quarantined"}),
         "quarantined": frozenset({"gone"}),

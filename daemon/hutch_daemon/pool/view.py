@@ -1,4 +1,4 @@
-"""The pool as `plan` sees it, and what a plan says: plain values. Pure."""
+"""The input and the output of `plan`: plain values."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ __all__ = ["ExecutorView", "LeaseView", "Plan", "PoolState", "Retirement"]
 
 @dataclass(frozen=True, slots=True)
 class ExecutorView:
-    """One executor as the plan sees it. Times are seconds on the pool's clock."""
+    """One executor. Times are seconds on the pool's clock."""
 
     id: str
     key: ExecutorKey
     state: m.ExecutorState
     session: str | None = None
     launching: bool = False
-    """Its start has not come to an end: whether it failed is not known yet, even if it was given up meanwhile."""
-    heard: float = 0.0
-    """When it last sent a heartbeat, or said hello."""
+    """True until its start has succeeded or its failure is recorded, even if the start was given up meanwhile."""
+    last_seen: float = 0.0
+    """The time of its last heartbeat or hello."""
     since: float = 0.0
-    """When its state last changed."""
+    """The time of the last change of its state."""
     idle_since: float | None = None
-    """Since when its session has nothing to do; None while it has."""
+    """The time since when its session has no work; None while it has work."""
     rss: int = 0
-    """Bytes of memory."""
+    """Its resident memory, in bytes."""
     checking: bool = False
-    """A quarantined one: a check for what is left of it is under way."""
+    """True while a check of a quarantined executor runs."""
     checked: float = 0.0
-    """A quarantined one: when the last check ended."""
+    """The time when the last check of a quarantined executor ended."""
 
     @property
     def over(self) -> bool:
-        """It does nothing for a session any more."""
+        """True if it is ending or has ended, and so serves no session any more."""
         return self.state in ("draining", "gone", "quarantined")
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseView:
-    """A session that waits for an executor of `key`; `number` tells it from others."""
+    """A session that waits for an executor of `key`. `number` identifies the lease."""
 
     number: int
     key: ExecutorKey
@@ -52,29 +52,29 @@ class LeaseView:
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """All that the plan depends on. Executors and leases come oldest first."""
+    """The whole input of `plan`. Executors and leases come oldest first."""
 
     settings: ExecutorSettings
     own_uid: int
     starts_at_once: int
     account_limit: int | None = None
-    """Executors of one account at once."""
+    """The most executors that an account may have at once; None does not limit them."""
     executors: tuple[ExecutorView, ...] = ()
     leases: tuple[LeaseView, ...] = ()
     kept: tuple[ExecutorKey, ...] = ()
-    """Keys of which spares are kept."""
+    """The keys that should have spares."""
     spare_at: Mapping[ExecutorKey, float] = field(default_factory=dict)
-    """When the next spare of a key may be started at the earliest."""
+    """The earliest time when the next spare of a key may be started."""
     histories: Mapping[ExecutorKey, StartHistory] = field(default_factory=dict)
     stopping: bool = False
 
     def retry_at(self, key: ExecutorKey) -> float:
-        """Return when a start of this key may be tried again."""
+        """Return the time when a start of this key may be tried again."""
         history = self.histories.get(key, NO_FAILURES)
         return history.not_before(self.settings.start_attempts, self.settings.start_window)
 
     def wants_spares(self, key: ExecutorKey) -> bool:
-        """Tell whether spares of a key are kept: for accounts other than hutchd's only while they have sessions."""
+        """Return whether a key should have spares. Other accounts than hutchd's have them only with sessions."""
         if key not in self.kept or key.agent not in self.settings.spare_agents or not self.settings.spares:
             return False
         uid = key.account.uid
@@ -85,7 +85,7 @@ class PoolState:
 
 @dataclass(frozen=True, slots=True)
 class Retirement:
-    """An executor to end: asked first if it has `grace` seconds, else killed."""
+    """An executor to end. It is killed after `grace` seconds, or at once if `grace` is 0."""
 
     executor: str
     detail: str
@@ -94,16 +94,18 @@ class Retirement:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to carry out, and when to look again at the latest. Executors are named by their ids."""
+    """The actions that are due, and the time of the next plan. Executors are given by id, leases by number."""
 
     retire: tuple[Retirement, ...] = ()
     check: tuple[str, ...] = ()
-    """Quarantined executors to check again."""
+    """The quarantined executors to check again."""
     hand_out: tuple[tuple[int, str], ...] = ()
-    """Numbers of leases, each with the executor that serves it."""
+    """The leases to grant, each with its executor."""
     refuse: tuple[int, ...] = ()
-    """Numbers of leases."""
+    """The leases to refuse."""
     start: tuple[ExecutorKey, ...] = ()
+    """The keys to start an executor for, one for each entry."""
     abandon: tuple[str, ...] = ()
-    """Starts under way that nothing needs any more."""
+    """The running starts to cancel, because no session needs them."""
     look_at: float = 0.0
+    """The latest time for the next plan."""

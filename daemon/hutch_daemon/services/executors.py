@@ -148,7 +148,7 @@ class ExecutorService:
 
     def heartbeat(self, executor: Executor, params: m.Heartbeat) -> None:
         """Note a sign of life at once; then renew the token of a leased executor if half its time has passed."""
-        self._pool.heard(executor, params)
+        self._pool.record_heartbeat(executor, params)
         if self._tasks is not None and executor.session is not None and awake_ms() >= executor.renew_at:
             executor.renew_at = sys.maxsize
             self._tasks.start_soon(self._renew_token, executor)

@@ -1,1 +1,1 @@
-"""The durable record of hutchd: SQLite, one writer thread, numbered migrations."""
+"""hutchd's durable data: an SQLite database with one writer thread and numbered migrations."""

@@ -1,4 +1,4 @@
-"""The audit: who did or decided what. Lines are added and read, never changed."""
+"""The audit table: a line for each security-relevant act, with its actor. Lines are added and read, never changed."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def record(
     details: Mapping[str, Any] | None = None,
     at: int | None = None,
 ) -> None:
-    """Add a line in the transaction of the act it records: either both are stored or neither.
+    """Add a line in the transaction of the act that it records: either both are stored or neither.
 
-    `actor` did it; `owner` is the uid of the user whom it concerns; `subject` is the id of what it was done to;
-    `at` is the time of the act in ms since 1970, now unless given.
+    `actor` did it; `owner` is the uid of the user concerned; `subject` is the id of the affected object; `at` is the
+    time of the act in ms since 1970, by default now.
     """
     AUDIT.insert(
         tx,
@@ -67,9 +67,9 @@ def read(
     after: int = 0,
     limit: int = 1000,
 ) -> tuple[tuple[AuditRow, ...], bool]:
-    """Return lines numbered above `after`, in order, and whether more exist; None does not restrict.
+    """Return lines with numbers above `after`, in order, and whether more exist. A filter of None does not restrict.
 
-    As many lines as fit into an answer, and at most `limit`.
+    The lines fit into one reply, and are at most `limit`.
     """
     chosen = {
         "owner = ?": owner,

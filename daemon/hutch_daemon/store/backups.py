@@ -1,4 +1,4 @@
-"""Copies of the whole database, and how to restore one."""
+"""Backs up the whole database, and restores a backup."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ __all__ = ["copy", "restore"]
 
 
 def copy(source: Path, target: Path) -> int:
-    """Copy the database at `source`, which may be in use, to the new file `target` (0600), synced; return its size.
+    """Copy the database at `source`, which may be in use, to the new file `target` (0600); return its size in bytes.
 
-    HutchError: CONFLICT if `target` exists, STORE_UNAVAILABLE if a disk fails; then no `target` is left.
+    The copy is durable when this returns. HutchError, without leaving a `target`: CONFLICT if `target` exists,
+    STORE_UNAVAILABLE if a disk fails.
     """
     try:
         os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
@@ -47,11 +48,11 @@ def copy(source: Path, target: Path) -> int:
 
 
 def restore(backup: Path, path: Path) -> Path | None:
-    """Replace the database at `path`, which must not be in use, by the copy `backup`; return where the old one went.
+    """Replace the database at `path`, which must not be in use, with `backup`; return the path of the old database.
 
-    The journal gets a new id; tokens and leases of executors become void; turns that were under way fail as
-    `outcome_unknown`. HutchError: NOT_FOUND without the copy, WRONG_STATE while a hutchd runs, STORE_UNAVAILABLE if the
-    copy is damaged. Then nothing was changed.
+    The journal gets a new id; tokens and leases of executors become invalid; turns that were active fail as
+    `outcome_unknown`. HutchError, without changing anything: NOT_FOUND if `backup` does not exist, WRONG_STATE while a
+    hutchd runs, STORE_UNAVAILABLE if the backup is damaged.
     """
     if not backup.is_file():
         raise HutchError(Reason.NOT_FOUND, f"There is no file {backup}.")

@@ -1,9 +1,9 @@
 """The database file: create it, open it, check it, migrate it to the latest schema. No threads.
 
-A new database is created under another name and renamed when it is complete. So every file at the path was complete
-once, and one without a valid header is damaged, never new. An existing database is migrated step by step, each step in
-one transaction. While a connection is open, the file is not opened by other means: closing any descriptor of it would
-drop the locks of the process.
+A new database is created under another name and renamed when it is complete. So a file at the path without a valid
+header is damaged, never new. An existing database is migrated step by step, each step in one transaction. While a
+connection is open, the process must not open the file by other means: closing any descriptor of the file would release
+all locks that the process holds on it.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ def _migrations() -> list[tuple[int, str]]:
 
 
 LATEST: Final = max(number for number, _ in _migrations())
-"""The latest schema that this code knows."""
+"""The number of the latest schema that this code knows."""
 
 
 def wal_of(path: Path) -> Path:
-    """Return where SQLite keeps the write-ahead log of the database at `path`."""
+    """Return the path of the write-ahead log of the database at `path`."""
     return path.with_name(path.name + "-wal")
 
 
 def prepare(path: Path) -> None:
-    """Make sure that a sound database of the latest schema lies at `path`; its directory must exist and be locked.
+    """Create, or check and migrate, the database at `path`. Its directory must exist and be locked.
 
-    HutchError(STORE_UNAVAILABLE) if it is damaged, of a newer schema or not one of ours, or if the disk fails.
+    HutchError(STORE_UNAVAILABLE) if the database is damaged, has a newer schema or is not Hutch's; if the disk fails.
     """
     try:
         if not path.exists():
@@ -68,17 +68,17 @@ def prepare(path: Path) -> None:
 
 
 def connect_writer(path: Path) -> sqlite3.Connection:
-    """Open the read-write connection; a commit that returns is on the disk. Never creates a file."""
+    """Open the read-write connection. A commit is on the disk when it returns. Never creates a file."""
     return _connect(path, "rw", "journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "cache_size = -16384")
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
-    """Open a read-only connection; any thread may use it, one at a time."""
+    """Open a read-only connection. Any thread may use it, but only one at a time."""
     return _connect(path, "ro", "query_only = ON")
 
 
 def truncate_wal(conn: sqlite3.Connection) -> bool:
-    """Checkpoint the whole write-ahead log with a sync, and empty it; False if a reader prevents it."""
+    """Write the whole write-ahead log into the database, sync, and empty the log; False if a reader prevents it."""
     busy: int = conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
     return not busy
 
@@ -141,9 +141,9 @@ def _migrate(conn: sqlite3.Connection, number: int, script: str) -> None:
 
 
 def check(conn: sqlite3.Connection, path: Path, *, seconds: float = _CHECK_SECONDS) -> None:
-    """Check that the database is ours, of a known schema, and undamaged as far as `seconds` of checking show.
+    """Check that the database is Hutch's and has a known schema, and look for damage for up to `seconds`.
 
-    HutchError(STORE_UNAVAILABLE) otherwise, with `detail` for damage; sqlite3.Error if it cannot be read.
+    HutchError(STORE_UNAVAILABLE) otherwise, with `detail` if it is damaged; sqlite3.Error if it cannot be read.
     """
     application = conn.execute("PRAGMA application_id").fetchone()[0]
     schema = conn.execute("PRAGMA user_version").fetchone()[0]
@@ -162,7 +162,7 @@ def check(conn: sqlite3.Connection, path: Path, *, seconds: float = _CHECK_SECON
 
 
 def _damage(conn: sqlite3.Connection, seconds: float) -> Iterator[str]:
-    """Yield what `quick_check` finds within `seconds`, which may cover only a part of a large database."""
+    """Yield the damage that `quick_check` finds within `seconds`. It may check only a part of a large database."""
     until = time.monotonic() + seconds
     conn.set_progress_handler(lambda: time.monotonic() > until, 1000)
     try:

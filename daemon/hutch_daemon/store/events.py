@@ -1,8 +1,8 @@
-"""The table of events: each has a number without gaps in its session (`seq`) and one over all sessions (`position`).
+"""The table of events. Each event has a number in its session (`seq`) and a number over all sessions (`position`).
 
-Only the writer's thread assigns numbers, in the transaction that stores the event: positions rise in the order of
-commits, and none is used again. `after` and cursors are seqs, or positions for all sessions (`"*"`). Removing or
-pruning a session leaves holes in the positions, never in the seqs.
+The writer thread assigns both in the transaction that stores the event: positions rise in the order of commits and are
+never reused. `after` and cursors are seqs, or positions when following all sessions (`"*"`). The seqs of a session have
+no gaps; removing a session leaves gaps in the positions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 EVERY: Final = "*"
-"""Stands for all sessions."""
+"""The session argument that means all sessions."""
 _PAGE_BYTES: Final = 1 << 20
 _ENCODER: Final = msgspec.json.Encoder()
 _COLUMNS: Final = "position, session, seq, owner, turn, at, kind"
@@ -47,28 +47,32 @@ _INSERTS: Final = {
     many: f"INSERT INTO events ({_COLUMNS}, body) VALUES {', '.join(many * ['(?, ?, ?, ?, ?, ?, ?, ?)'])}"  # noqa: S608
     for many in (64, 8, 1)
 }
-"""Statements by their number of rows. A row of a large statement costs less than half, and three stay prepared."""
+"""INSERT statements by their number of rows. In a large statement a row takes less than half the time."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeqRange:
-    """The number of the newest event, and that of the oldest one kept (`head` + 1 if none is)."""
+    """The numbers of the events that are kept."""
 
     head: int
+    """The number of the newest event."""
     oldest: int
+    """The number of the oldest event; `head` + 1 if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Events in order, with all of them up to `cursor` except skipped kinds. `more`: others may follow it."""
+    """A part of the history."""
 
     events: tuple[StoredEvent, ...]
+    """All events up to `cursor`, in order, without the skipped kinds."""
     cursor: int
     more: bool
+    """False if no event follows `cursor` at the moment."""
 
 
 def body_of(event: ReportedEvent) -> bytes:
-    """Return the event's payload as it is stored and sent: the bytes in which it arrived."""
+    """Return the event's payload, as it is stored and sent: the bytes as they arrived."""
     if event.native is UNSET:
         return b'"data":%b' % bytes(event.data)
     return b'"data":%b,"native":%b' % (bytes(event.data), bytes(event.native))
@@ -77,9 +81,10 @@ def body_of(event: ReportedEvent) -> bytes:
 def append(
     tx: Tx, session: str, turn: str | None, kind: EventKind, data: msgspec.Struct, *, at: int | None = None
 ) -> StoredEvent:
-    """Append an event of hutchd's own, in the unit of work that makes it true; `at` is in ms, now unless given.
+    """Append one of hutchd's own events, in the transaction that changes what the event reports.
 
-    `data` has the kind's type. HutchError(NOT_FOUND) without the session.
+    The type of `data` must fit `kind`. `at` is in ms since 1970, by default now. HutchError(NOT_FOUND) if the session
+    does not exist.
     """
     assert type(data) is DATA_OF_KIND[kind], f"{type(data).__name__} is not the data of {kind}"
     body = b'"data":' + _ENCODER.encode(data)
@@ -90,11 +95,11 @@ def append(
 def append_reported(
     tx: Tx, executor: str, session: str, events: Sequence[ReportedEvent]
 ) -> tuple[list[StoredEvent], int]:
-    """Append an executor's report of a session; return the new events, and the number up to which all are stored.
+    """Append the events that an executor reports; return the newly stored events, and the executor's new receipt.
 
-    Events numbered at or below the executor's receipt were stored before and are dropped. The receipt moves in the same
-    transaction. HutchError: NOT_FOUND without executor or session; INVALID_REQUEST for a gap in the numbers;
-    INVALID_PARAMS for a time that cannot be read.
+    The receipt is the highest number of the executor that is stored; events with numbers up to it are dropped as
+    repeated. It changes in the same transaction. HutchError: NOT_FOUND if executor or session do not exist;
+    INVALID_REQUEST for a gap in the numbers; INVALID_PARAMS for a time that cannot be read.
     """
     record = tx.execute("SELECT acked_n FROM executors WHERE id = ?", (executor,)).fetchone()
     if record is None:
@@ -119,9 +124,9 @@ def append_reported(
 
 
 def seq_range(on: Executes, session: str, owner: int | None = None) -> SeqRange:
-    """Return the numbers of a session or, for `"*"`, of the journal.
+    """Return the seqs kept of a session or, for `"*"`, the positions kept.
 
-    HutchError(NOT_FOUND) for a missing session and, with `owner`, for another owner's.
+    HutchError(NOT_FOUND) if the session does not exist or, with `owner`, belongs to another user.
     """
     if session == EVERY:
         return SeqRange(_position(on), int(meta.get(on, "floor") or 0) + 1)
@@ -134,7 +139,7 @@ def seq_range(on: Executes, session: str, owner: int | None = None) -> SeqRange:
 
 
 def compacted(oldest: int) -> HutchError:
-    """Return the refusal of a cursor before the oldest number that is kept."""
+    """Return the error for a cursor before the oldest event that is kept."""
     return HutchError(Reason.COMPACTED, f"Events before {oldest} are no longer kept; go on from there.", oldest=oldest)
 
 
@@ -150,9 +155,9 @@ def read(
 ) -> Page:
     """Return the events after `after` in a session, or for `"*"` in all sessions of `owner` (None: of all users).
 
-    At most `limit` events are read, including those of kinds in `skip`, and the page ends with the event that takes it
-    over `max_bytes`. HutchError: NOT_FOUND without the session, COMPACTED (`oldest`) if events after `after` are no
-    longer kept.
+    Reads at most `limit` events, counting those of kinds in `skip`; the page ends with the event that brings it above
+    `max_bytes`. HutchError: NOT_FOUND if the session does not exist, COMPACTED (`oldest`) if some events after `after`
+    are no longer kept.
     """
     oldest = seq_range(on, session, owner).oldest
     if after < oldest - 1:
@@ -189,9 +194,9 @@ def found_after(on: Executes, position: int) -> list[StoredEvent]:
 
 
 def prune(tx: Executes, *, before: int | None = None, max_bytes: int | None = None) -> int:
-    """Remove some of the oldest events: older than `before` (ms), or any while the database is over `max_bytes`.
+    """Remove a batch of the oldest events: those older than `before` (ms), or any if the database exceeds `max_bytes`.
 
-    Return how many were removed; call it again, in a new transaction, until it returns 0.
+    Return the number of removed events. Call it again, in a new transaction, until it returns 0.
     """
     excess = 0 if max_bytes is None else _bytes_used(tx) - max_bytes
     oldest = tx.execute(

@@ -27,7 +27,7 @@ EXECUTORS: Final = RowMapping("executors", ExecutorRow)
 
 
 def insert(tx: Executes, row: ExecutorRow) -> None:
-    """Store a launch record; it is committed before the process starts."""
+    """Store a launch record. It must be committed before the process starts."""
     failpoint("executors.insert")
     EXECUTORS.insert(tx, row)
 
@@ -48,7 +48,7 @@ def live(on: Executes) -> tuple[ExecutorRow, ...]:
 
 
 def with_spool(on: Executes) -> tuple[ExecutorRow, ...]:
-    """Return the executors that are gone and whose spool is not stored yet, oldest first."""
+    """Return the executors that are gone but whose spooled events are not stored yet, oldest first."""
     return EXECUTORS.all(on, "WHERE state = 'gone' AND spool IS NOT NULL ORDER BY created_at, id")
 
 
@@ -67,9 +67,9 @@ def update(tx: Executes, executor: str, **fields: Any) -> ExecutorRow:
 
 
 def lease(tx: Executes, executor: str, session: str, at: int) -> str | None:
-    """Lease the session to the executor; return the id of the executor that loses it, if another had it.
+    """Lease the session to the executor; return the id of the executor that had the lease before, or None.
 
-    HutchError: NOT_FOUND without the executor; WRONG_STATE if it has the lease of another session.
+    HutchError: NOT_FOUND if the executor does not exist; WRONG_STATE if it has the lease of another session.
     """
     row = get(tx, executor)
     if row is None:
@@ -93,5 +93,5 @@ def release(tx: Executes, executor: str) -> bool:
 
 
 def forget(tx: Executes, before: int) -> int:
-    """Remove the executors that have been gone since before `before` (ms) and have no spool; return how many."""
+    """Remove the executors without spooled events that were gone before `before` (ms); return how many."""
     return EXECUTORS.delete(tx, "WHERE state = 'gone' AND gone_at < ? AND spool IS NULL", (before,))

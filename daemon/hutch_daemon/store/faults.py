@@ -1,6 +1,6 @@
-"""The faults of the disk under the store, as a table: how each is recognised, described and healed.
+"""A table of disk faults that stop the store: how each is recognised, described and healed.
 
-SQLite's result codes are from https://www.sqlite.org/rescode.html; the low byte is the primary one.
+SQLite's result codes are listed at https://www.sqlite.org/rescode.html; the low byte is the primary code.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ __all__ = ["Cure", "StoreFault", "fault_of", "fault_of_os", "unavailable"]
 
 
 class Cure(Enum):
-    """How a fault is healed; the writer tries it every half second."""
+    """How the store recovers from a fault. The writer tries every half second."""
 
-    PROBE = "a small write succeeds on the same connection; after a full disk, there is also room for more than that"
+    PROBE = "a small write succeeds on the same connection; after a full disk, there is also space for more than that"
     REOPEN = "everything is closed; the database is reopened and its log written into it"
     NONE = "a person has to act and restart hutchd"
 
 
 class StoreFault(Enum):
-    """A reason why nothing can be stored: a sentence for its reader, and its cure."""
+    """A reason why nothing can be stored, with a sentence for the user and a cure."""
 
     FULL = ("The disk is full; nothing was accepted. The store resumes by itself when there is space.", Cure.PROBE)
     BUSY = (
@@ -66,14 +66,14 @@ _BY_ERRNO: Final[dict[int, StoreFault]] = {
 
 
 def fault_of(error: BaseException) -> StoreFault | None:
-    """Return the fault that an error of SQLite stands for; None if the statement is to blame, not the disk."""
+    """Return the fault that an error of SQLite means; None if the statement caused it, not the disk."""
     if not isinstance(error, sqlite3.Error):
         return None
     return _BY_CODE.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
 
 
 def fault_of_os(error: OSError) -> StoreFault:
-    """Return the fault that an error of the kernel stands for."""
+    """Return the fault that an error of the kernel means."""
     return _BY_ERRNO.get(error.errno or 0, StoreFault.IO)
 
 

@@ -1,4 +1,4 @@
-"""The table of credentials, each encrypted in its envelope."""
+"""The table of credentials. Each is encrypted in an envelope."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEYS: Final = RowMapping("keys", KeyRow)
 
 
 def put(tx: Executes, row: KeyRow) -> None:
-    """Store `row`; it replaces the owner's credential of that provider and name."""
+    """Store `row`, replacing the owner's credential of the same provider and name."""
     delete(tx, row.owner, row.provider, row.name)
     KEYS.insert(tx, row)
 
@@ -24,7 +24,7 @@ def get(on: Executes, owner: int, provider: str, name: str) -> KeyRow | None:
 
 
 def list_(on: Executes, owner: int | None = None, provider: str | None = None) -> tuple[KeyRow, ...]:
-    """Return credentials, ordered by owner, provider and name; None does not restrict."""
+    """Return credentials, ordered by owner, provider and name. A filter of None does not restrict."""
     return KEYS.all(
         on,
         "WHERE owner = ifnull(?, owner) AND provider = ifnull(?, provider) ORDER BY owner, provider, name",

@@ -1,4 +1,4 @@
-"""One hutchd for each state directory: a lock that the kernel releases when its process ends."""
+"""A lock that allows one hutchd per state directory. The kernel releases it when the process ends."""
 
 from __future__ import annotations
 

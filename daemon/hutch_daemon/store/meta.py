@@ -1,4 +1,4 @@
-"""Single facts about the journal: `journal` (its id) and `epoch` (how often it was opened)."""
+"""A table of single values: `journal` (the journal's id), `epoch` (how often it was opened), and a few others."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def get(on: Executes, key: str) -> str | None:
 
 
 def put(tx: Executes, key: str, value: str) -> None:
-    """Store `value` under `key`; replace an earlier one."""
+    """Store `value` under `key`, replacing an earlier value."""
     tx.execute("INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, value))

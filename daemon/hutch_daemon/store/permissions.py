@@ -1,4 +1,4 @@
-"""The table of permission requests. Each has one decision, the first."""
+"""The table of permission requests. The first decision about a request is final."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PERMISSIONS: Final = RowMapping("permissions", PermissionRow)
 
 
 def insert(tx: Executes, row: PermissionRow) -> tuple[PermissionRow, bool]:
-    """Insert `row` and return it with True, or return the request that the same ask made before, with False."""
+    """Insert `row` and return it with True. If the executor used the same ask id before, return that row and False."""
     made = by_ask(tx, row.executor, row.ask)
     if made is not None:
         return made, False
@@ -31,7 +31,7 @@ def get(on: Executes, permission: str) -> PermissionRow | None:
 
 
 def by_ask(on: Executes, executor: str, ask: str) -> PermissionRow | None:
-    """Return the request that an executor's ask made."""
+    """Return the request that an executor made with the id `ask`."""
     return PERMISSIONS.one(on, "WHERE executor = ? AND ask = ?", (executor, ask))
 
 
@@ -44,7 +44,7 @@ def list_(
     state: m.PermissionState | None = "pending",
     limit: int = 200,
 ) -> tuple[PermissionRow, ...]:
-    """Return requests, oldest first, of an owner, a session and a turn, in a state; None does not restrict."""
+    """Return requests, oldest first, of an owner, session and turn, in a state. A filter of None does not restrict."""
     where, values = _where(owner, session, turn, state)
     return PERMISSIONS.all(on, f"{where} LIMIT ?", (*values, limit))
 
@@ -58,7 +58,7 @@ def page(
     after: str | None,
     limit: int,
 ) -> tuple[tuple[PermissionRow, ...], bool]:
-    """Return as many of these requests after `after` as fit into an answer, and whether more exist.
+    """Return the requests that follow the request `after` and fit into one reply, and whether more exist.
 
     HutchError(NOT_FOUND) if the request `after` does not exist or belongs to another owner.
     """
@@ -82,7 +82,7 @@ def _where(
     terms: list[str] = []
     values: list[object] = []
     if state is not None:
-        # With the literal, SQLite can use the partial index.
+        # SQLite uses the partial index only for a literal, not for a parameter.
         terms.append("state = 'pending'" if state == "pending" else "state = ?")
         values += [] if state == "pending" else [state]
     for column, value in (("session", session), ("turn", turn)):
@@ -108,7 +108,7 @@ def pending(on: Executes, session: str) -> int:
 
 
 def settle(tx: Executes, permission: str, state: m.PermissionState, **fields: Any) -> tuple[PermissionRow, bool]:
-    """Move a pending request to `state` with `fields`; return the request, and whether this decision was the first.
+    """If the request is pending, set its `state` and `fields`. Return the request, and whether it was pending.
 
     HutchError(NOT_FOUND).
     """

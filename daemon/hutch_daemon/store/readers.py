@@ -1,6 +1,6 @@
-"""Short reads beside the writer: a few read-only connections; each read is a consistent snapshot with a deadline.
+"""Short reads beside the writer, on a few read-only connections. Each read has a consistent snapshot and a deadline.
 
-A snapshot holds the write-ahead log, so no read may take long: SQLite interrupts it at its deadline.
+While a snapshot is open, the write-ahead log cannot shrink. So SQLite interrupts a read at its deadline.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _READ_SECONDS: Final = 5.0
 _REOPENING: Final = 10.0
 """Seconds that a read waits while the writer reopens the database."""
 _STEPS: Final = 10_000
-"""Steps of SQLite's virtual machine between two looks at the clock: well below a millisecond."""
+"""The number of SQLite's virtual machine steps between two checks of the deadline: well below a millisecond."""
 
 
 class Readers:
-    """Connections, opened when they are first needed. All methods block and may be called from any thread."""
+    """The read-only connections, opened on demand. All methods block and may be called from any thread."""
 
     def __init__(self, path: Path, *, seconds: float = _READ_SECONDS) -> None:
         """Read the database at `path`; no read lasts longer than `seconds`."""
@@ -41,7 +41,8 @@ class Readers:
     def run(self, unit: Callable[[sqlite3.Connection], T]) -> T:
         """Run `unit` on one snapshot and return its result.
 
-        HutchError: TIMED_OUT if it takes too long, STORE_UNAVAILABLE if the disk fails or the database stays closed.
+        HutchError: TIMED_OUT if it takes too long, STORE_UNAVAILABLE if the disk fails or the writer does not reopen
+        the database in time.
         """
         try:
             conn = self._take()
@@ -65,9 +66,9 @@ class Readers:
             raise unavailable(fault, str(error)) from error
 
     def close(self, wait: float = 1.0) -> bool:
-        """Interrupt all reads and close their connections; later reads wait for `reopen`.
+        """Interrupt all reads and close their connections. Later reads wait for `reopen`.
 
-        False if a read did not end within `wait` seconds.
+        Return False if a read did not end within `wait` seconds.
         """
         with self._changed:
             self._open = False

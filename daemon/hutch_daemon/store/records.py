@@ -1,7 +1,7 @@
-"""Rows to columns and back, and rows to messages, once for all tables.
+"""Converts rows to columns and back, and rows to messages, for all tables.
 
-A `RowMapping` is made from a row class (`rows`) and a table; it has their statements. So a new column takes two places:
-a migration and the field of its row class. SQL text is joined from names in the code alone; values are parameters.
+A `RowMapping` is made from a table's name and a row class (`rows`), and builds their SQL statements. So a new column
+needs only a migration and a field in the row class. SQL text contains only names from the code; values are parameters.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _PLAIN = frozenset((int, float, str, bytes, type(None)))
 
 
 class Executes(Protocol):
-    """Runs a statement: the `Tx` of a unit of work, or the connection that a read gets."""
+    """An object that runs statements: the `Tx` of a unit of work, or the connection of a read."""
 
     def execute(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ..., /) -> sqlite3.Cursor: ...
 
 
 class RowMapping(Generic[R]):
-    """A table and its row class. SQLite assigns the column `assigned` of a row that is inserted with 0 there."""
+    """A table and its row class. If a row is inserted with 0 in the column `assigned`, SQLite assigns its value."""
 
     def __init__(self, name: str, row: type[R], *, assigned: str | None = None) -> None:
         hints = typing.get_type_hints(row)
@@ -53,7 +53,7 @@ class RowMapping(Generic[R]):
         self._insert = f"INSERT INTO {name} ({self.listed}) VALUES ({marks})"  # noqa: S608 names of the code
 
     def insert(self, tx: Executes, row: R) -> int:
-        """Insert `row`; return its rowid. sqlite3.IntegrityError where a constraint forbids it."""
+        """Insert `row`; return its rowid. sqlite3.IntegrityError if a constraint forbids it."""
         values = [self._encode(column, getattr(row, column)) for column in self.columns]
         if self._assigned is not None:
             index = self.columns.index(self._assigned)
@@ -72,8 +72,8 @@ class RowMapping(Generic[R]):
     def page(self, on: Executes, tail: str, values: Sequence[Any], limit: int) -> tuple[tuple[R, ...], bool]:
         """Return the first rows that `tail` (without LIMIT) selects, and whether there are more.
 
-        The page has at most `limit` rows and ends with the row that takes it over 2 MiB, so that an answer with it
-        fits into a frame.
+        The page has at most `limit` rows and ends with the row that brings it above 2 MiB, so that a reply with the
+        page fits into a frame.
         """
         rows: list[R] = []
         size = 0
@@ -89,9 +89,9 @@ class RowMapping(Generic[R]):
         return next(self.iterate(on, tail, values), None)
 
     def update(self, tx: Executes, changes: Mapping[str, Any], tail: str, values: Sequence[Any]) -> int:
-        """Set columns of the rows that `tail` (`WHERE …`) selects; return how many rows it selected.
+        """Set columns of the rows that `tail` (`WHERE …`) selects; return the number of rows.
 
-        KeyError if a change names no column.
+        KeyError for an unknown column, ValueError if `changes` is empty.
         """
         unknown = changes.keys() - set(self.columns)
         if unknown:
@@ -103,7 +103,7 @@ class RowMapping(Generic[R]):
         return tx.execute(f"UPDATE {self.name} SET {sets} {tail}", [*new, *values]).rowcount  # noqa: S608 as above
 
     def delete(self, tx: Executes, tail: str, values: Sequence[Any]) -> int:
-        """Delete the rows that `tail` (`WHERE …`) selects; return how many rows it selected."""
+        """Delete the rows that `tail` (`WHERE …`) selects; return the number of rows."""
         return tx.execute(f"DELETE FROM {self.name} {tail}", values).rowcount  # noqa: S608 as above
 
     def _made(self, record: Sequence[Any]) -> R:
@@ -120,9 +120,9 @@ class RowMapping(Generic[R]):
 
 
 def to_message(message: type[W], row: Any, **given: Any) -> W:
-    """Return the message whose fields are the row's of the same names; times become the wire's.
+    """Return a message with the row's fields of the same names. Times are converted to the wire's format.
 
-    `given` has the fields that the row lacks, or that clients see differently. AttributeError for a field of neither.
+    `given` has the fields that the row lacks or that clients see differently. AttributeError if a field is in neither.
     """
     for name in message.__struct_fields__:
         if name not in given:
@@ -136,7 +136,7 @@ def _on_wire(name: str, value: Any) -> Any:
 
 
 def _is_plain(hint: Any) -> bool:
-    """Tell whether SQLite stores values of this type as they are; so it does unions and literals of plain types."""
+    """Return whether SQLite stores values of this type unchanged. Unions and literals of plain types are plain too."""
     origin = typing.get_origin(hint)
     if origin is Literal:
         return all(type(word) in _PLAIN for word in typing.get_args(hint))

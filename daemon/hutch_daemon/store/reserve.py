@@ -1,9 +1,9 @@
-"""Disk space that the store reserves, so that it can empty its log on a full disk.
+"""Disk space that the store reserves, so that it can empty its write-ahead log on a full disk.
 
-On a full disk the write-ahead log may be the only file that can shrink; but to empty it, the database must grow. The
-store releases the reserve for this and takes it again from the space that the emptied log frees. The reserve is at
-least as large as a log, except while a reader holds the log. It is released while hutchd does not run, so that the next
-one has room to start.
+On a full disk the log may be the only file that can shrink, but emptying it makes the database grow. For this the store
+releases the reserve, and takes it again from the space that the emptied log frees. The reserve is at least as large as
+the log, except while a reader keeps the log from shrinking. While hutchd does not run, the reserve is released, so that
+the next hutchd has space to start.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ __all__ = ["Reserve"]
 
 _LARGEST: Final = 16 << 20
 _SHARE: Final = 4
-"""The reserve is at most this fraction (1/n) of the disk."""
+"""The largest reserve, as the fraction 1/n of the disk."""
 _OF_LOG: Final = 4
-"""The log is checkpointed when it reaches this fraction (1/n) of the reserve."""
+"""The size of the log at which it is checkpointed, as the fraction 1/n of the reserve."""
 _OF_ROOM: Final = 8
-"""After a full disk, the store resumes when this fraction (1/n) of the reserve is free beyond it."""
+"""The free space, beyond the reserve, at which the store resumes after a full disk: the fraction 1/n of the reserve."""
 
 
 class Reserve:
-    """A file beside the database. All methods block; none raises."""
+    """The reserve: a file beside the database. All methods block; none raises."""
 
     def __init__(self, database: Path) -> None:
-        """Take no space yet; release what an earlier process left."""
+        """Release a reserve that an earlier process left. Takes no space yet."""
         self._path = database.with_name(database.name + "-reserve")
         self.release()
 
     @property
     def size(self) -> int:
-        """The bytes to reserve on this disk."""
+        """The size of the reserve for this disk, in bytes."""
         try:
             disk = os.statvfs(self._path.parent)
         except OSError:
@@ -44,13 +44,13 @@ class Reserve:
 
     @property
     def log(self) -> int:
-        """The size of the log in bytes at which it is checkpointed; it may grow somewhat larger before that is done."""
+        """The size of the log, in bytes, at which it is checkpointed. It may grow a little larger before."""
         return self.size // _OF_LOG
 
     def take(self, *, with_room: bool = False) -> bool:
-        """Take the whole reserve or nothing; False if the disk lacks the space.
+        """Take the whole reserve or nothing. Return False if the disk lacks the space.
 
-        `with_room`: also require the space in which the store can resume.
+        `with_room`: also require the free space that the store needs to resume.
         """
         size = self.size
         try:

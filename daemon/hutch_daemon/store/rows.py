@@ -1,7 +1,8 @@
-"""The rows of the tables: one frozen dataclass for each table; its fields are the table's columns in order.
+"""The rows of the tables: one frozen dataclass per table. Its fields are the table's columns, in order.
 
-Times are whole milliseconds since 1970. Lifetimes are milliseconds of the awake monotonic time of one boot. A field
-whose type is not one of SQLite's (int, float, str, bytes, bool) is stored as JSON and read back as its type.
+Times are whole milliseconds since 1970. Lifetimes are milliseconds on the monotonic clock of one boot, which stands
+still while the machine sleeps. A field whose type SQLite does not have (it has int, float, str, bytes, bool) is stored
+as JSON and decoded to its type.
 """
 
 from __future__ import annotations
@@ -57,18 +58,18 @@ class SessionRow:
     idempotency_key: str | None = None
     closed_at: int | None = None
     head_seq: int = 0
-    """seq of the newest event; only `store.events` changes it."""
+    """The seq of the newest event. Only `store.events` changes it."""
     floor_seq: int = 0
-    """seq of the newest event that is no longer kept."""
+    """The seq of the newest event that is no longer kept; 0 if all are kept."""
     turns: int = 0
-    """Number of the newest turn; only `turns.insert` changes it."""
+    """The number of the newest turn. Only `turns.insert` changes it."""
     mode_before_plan: m.PermissionMode | None = None
-    """The mode to return to when a plan is approved; None means `ask`."""
+    """The permission mode to return to when a plan is approved; None means `ask`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRow:
-    """A turn. The store assigns `number`: 1, 2, 3 … in its session."""
+    """A turn. The store assigns `number`: 1, 2, 3 … in each session."""
 
     id: str
     session: str
@@ -89,7 +90,7 @@ class TurnRow:
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """A stored event. `body` is `"data":…`, followed by `,"native":…` if it has one: the bytes as they arrived."""
+    """A stored event. `body` is `"data":…`, perhaps followed by `,"native":…`: the bytes as they arrived."""
 
     position: int
     session: str
@@ -106,7 +107,7 @@ class StoredEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PermissionRow:
-    """A permission request: the call, why it was asked, and the decision once it is settled."""
+    """A permission request: the tool call, the reason why the user is asked, and the decision once it is settled."""
 
     id: str
     session: str
@@ -149,23 +150,23 @@ class ExecutorRow:
     token_hash: bytes
     state: m.ExecutorState = "starting"
     boot_id: str = ""
-    """The boot in which the process started; `token_until` is a time of it."""
+    """The id of the boot in which the process started."""
     token_until: int = 0
-    """When the token expires, in awake monotonic milliseconds of `boot_id`."""
+    """The time when the token expires, in ms on the monotonic clock of `boot_id`."""
     token_uses: int = 0
     token_max_uses: int = 1
     pid: int | None = None
     start_time: int | None = None
     launched: dict[str, Any] | None = None
-    """What the environment needs to adopt the process again."""
+    """The state that the environment needs to adopt the process after a restart of hutchd."""
     protocol: int = m.PROTOCOL
     version: str = ""
     epoch: int = 0
-    """The epoch of the hutchd that started it."""
+    """The epoch of the hutchd that started the executor."""
     session: str | None = None
     leased_at: int | None = None
     acked_n: int = 0
-    """The receipt: the highest stored number of its events; only `events.append_reported` changes it."""
+    """The receipt: the highest number of its events that is stored. Only `events.append_reported` changes it."""
     spool: str | None = None
     log_path: str | None = None
     gone_at: int | None = None
@@ -174,7 +175,7 @@ class ExecutorRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRow:
-    """An encrypted credential: `sealed` under a data key, which is `wrapped` under the master key `master`."""
+    """A credential: `sealed` with a data key, which is `wrapped` with the master key that has the mark `master`."""
 
     id: str
     owner: int
@@ -194,7 +195,7 @@ class KeyRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleRow:
-    """A rule that a user added: for everything, for one `project` directory, or for one `session`."""
+    """A rule that a user added: for all sessions, for one `project` directory, or for one `session`."""
 
     owner: int
     effect: RuleEffect
@@ -204,12 +205,12 @@ class RuleRow:
     project: str | None = None
     session: str | None = None
     origin: str = ""
-    """Where the rule comes from, such as the permission request that was answered with `always`."""
+    """The origin of the rule in words, such as the permission request that the user answered with `always`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustRow:
-    """An owner's trust in the policy file at `path`, as long as it has exactly this digest."""
+    """An owner's trust in the policy file at `path` while the file has exactly this digest."""
 
     owner: int
     path: str
@@ -219,7 +220,7 @@ class TrustRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRow:
-    """A line of the audit: `actor` did `action`, which concerns the user with uid `owner`. `number` orders lines."""
+    """A line of the audit: `actor` did `action`, which concerns the user with uid `owner`. `number` is its order."""
 
     at: int
     owner: int
@@ -236,7 +237,7 @@ class AuditRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRow:
-    """Tokens and dollars of one turn and model (`source` agent) or of one request (`source` broker)."""
+    """Tokens and US dollars of one turn and model (`source` agent) or of one request (`source` broker)."""
 
     at: int
     owner: int
@@ -247,7 +248,7 @@ class UsageRow:
     source: Literal["agent", "broker"] = "agent"
     number: int = 0
     request: str | None = None
-    """The reporter's name of the record; a record with the same name is not counted twice."""
+    """The reporter's id of the record. A second record with the same id is not counted."""
     input_tokens: int = 0
     output_tokens: int = 0
     cache_read_tokens: int = 0

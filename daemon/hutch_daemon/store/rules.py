@@ -1,4 +1,4 @@
-"""The table of rules that users added, and the table of project files that they trust."""
+"""The table of rules that users added, and the table of project policy files that they trust."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def remove(
 
 
 def list_(on: Executes, owner: int, *, project: str | None = None, session: str | None = None) -> tuple[RuleRow, ...]:
-    """Return the owner's rules that hold in that project and session, in the order in which they were added."""
+    """Return the owner's rules that apply to a project and a session, in the order in which they were added."""
     return RULES.all(
         on,
         "WHERE owner = ? AND (project IS NULL OR project = ?) AND (session IS NULL OR session = ?) ORDER BY number",
@@ -41,7 +41,7 @@ def list_(on: Executes, owner: int, *, project: str | None = None, session: str 
 
 
 def trust(tx: Executes, row: TrustRow) -> None:
-    """Trust a file with one digest; a digest that was trusted before for its path no longer is."""
+    """Trust a file with one digest. A digest trusted earlier for the same path is not trusted any more."""
     distrust(tx, row.owner, row.path)
     TRUST.insert(tx, row)
 

@@ -53,7 +53,7 @@ class ActiveTurn:
 
 @dataclass(frozen=True, slots=True)
 class SessionActivity:
-    """What a session does now: its active turn, its queued turns, its pending requests, and its usage so far."""
+    """A session's active turn, its numbers of queued turns and pending requests, and its usage so far."""
 
     active: ActiveTurn | None
     queued: int
@@ -62,7 +62,7 @@ class SessionActivity:
 
 
 def activity(on: Executes, session: str) -> SessionActivity:
-    """Return what a session does now, in one statement; a missing session does nothing."""
+    """Return a session's activity, read in one statement. For a missing session it is empty."""
     record = on.execute(_ACTIVITY, {"session": session}).fetchone()
     turn, state, queued, pending, reports, fresh, out, cache_read, cache_write, usd = record
     return SessionActivity(
@@ -74,9 +74,9 @@ def activity(on: Executes, session: str) -> SessionActivity:
 
 
 def insert(tx: Executes, row: SessionRow) -> tuple[SessionRow, bool]:
-    """Insert `row` and return it with True, or return the session that the same idempotency key made, with False.
+    """Insert `row` and return it with True. If a session with the same idempotency key exists, return it with False.
 
-    HutchError(CONFLICT) if the owner has an open session of that name or used the key for another agent or cwd.
+    HutchError(CONFLICT) if the owner has an open session of the same name, or used the key for another agent or cwd.
     """
     if row.idempotency_key is not None:
         made = SESSIONS.one(tx, "WHERE owner = ? AND idempotency_key = ?", (row.owner, row.idempotency_key))
@@ -107,9 +107,10 @@ def get(on: Executes, session: str) -> SessionRow | None:
 def find(on: Executes, owner: int | None, ref: str, *, first: int | None = None) -> SessionRow:
     """Return the session that `ref` names: an id, a prefix of an id (4 characters or more), or a name.
 
-    Only sessions of `owner` are searched; None searches all, and then first those of `first`, so that no user can take
-    a name that an administrator uses. Of several sessions with the name, the open one is returned, or the newest.
-    HutchError: NOT_FOUND; INVALID_PARAMS if several sessions match.
+    Searches the sessions of `owner`, or all sessions if `owner` is None. In all sessions, those of the user `first`
+    take precedence, so that no other user can hide an administrator's session by taking its name. If several sessions
+    have the name, the open one is returned, otherwise the newest. HutchError: NOT_FOUND; INVALID_PARAMS if `ref` is
+    ambiguous.
     """
     if owner is None and first is not None:
         try:
@@ -127,7 +128,7 @@ def find(on: Executes, owner: int | None, ref: str, *, first: int | None = None)
             raise _ambiguous(ref, named)
         return named[0]
     if len(ref) >= _PREFIX:
-        # a range, not LIKE: it uses the index and has no wildcards
+        # a range instead of LIKE, because it uses the index and has no wildcards
         begun = SESSIONS.all(
             on, f"WHERE id >= ? AND id < ? {mine} ORDER BY id LIMIT 5", (ref, f"{ref}\U0010ffff", *values)
         )
@@ -148,7 +149,7 @@ def list_(
 def page(
     on: Executes, owner: int | None, state: m.SessionState | None, limit: int
 ) -> tuple[tuple[SessionRow, ...], bool]:
-    """Return as many of these sessions as fit into an answer, newest first, and whether more exist."""
+    """Return the newest of these sessions that fit into one reply, newest first, and whether more exist."""
     return SESSIONS.page(on, _LISTED, (owner, state), limit)
 
 
@@ -167,9 +168,9 @@ def update(tx: Executes, session: str, **fields: Any) -> SessionRow:
 
 
 def delete(tx: Executes, session: str) -> bool:
-    """Remove a session with its turns, permission requests, rules and events; audit and usage stay.
+    """Remove a session with its turns, permission requests, rules and events; keep its audit and usage.
 
-    False if it did not exist.
+    Return False if it did not exist.
     """
     tx.execute("DELETE FROM events WHERE session = ?", (session,))
     return SESSIONS.delete(tx, "WHERE id = ?", (session,)) > 0

@@ -1,14 +1,14 @@
-"""The durable record: one SQLite database, one thread that writes, and short reads beside it.
+"""The store: one SQLite database, one thread that writes, and short reads beside it.
 
 What is always true:
 
-- `write` returns after its commit reached the disk (WAL, synchronous=FULL), or raises and nothing was acknowledged.
-- Units that wait at the same time share a commit, each in its own savepoint. A lone unit commits at once.
-- On the event loop, in the order of commits: a commit's events go to the sinks, then its effects run
-  (`Tx.after_commit`), then each `write` of it returns.
-- A read sees whole commits only.
+- `write` returns after its commit reached the disk (WAL, synchronous=FULL). If it raises, nothing was acknowledged.
+- Units that wait at the same time share a commit; each runs in its own savepoint. A lone unit commits at once.
+- After each commit, in this order and on the event loop: its events go to the sinks, its effects run
+  (`Tx.after_commit`), and the `write` calls of its units return. Commits are handled in their order.
+- A read sees only whole commits.
 
-While the store cannot write, it refuses each `write` at once; `faults` lists the causes and how they heal.
+While the store cannot write, it refuses each `write` at once. `faults` lists the causes and the cures.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _LIMITS: Final = StoreLimits()
 
 
 class Store:
-    """The store as the event loop uses it. Only `Store.open` makes one."""
+    """The store, for use on the event loop. Use `Store.open` to create it."""
 
     def __init__(self, path: Path, limits: StoreLimits, reserve: Reserve) -> None:
         """Open a database that is prepared and locked."""
@@ -67,10 +67,11 @@ class Store:
     @classmethod
     @asynccontextmanager
     async def open(cls, path: Path, *, limits: StoreLimits = _LIMITS) -> AsyncIterator[Store]:
-        """Open the database at `path` and start a new epoch; a missing one is made in its existing directory.
+        """Open the database at `path`, or create it in its existing directory, and start a new epoch.
 
-        Leaving commits the units that were handed over, runs their effects, and closes everything. HutchError:
-        WRONG_STATE if another hutchd uses it, STORE_UNAVAILABLE if it is damaged or of a newer Hutch or the disk fails.
+        At the end of the block, commit the units that were handed over, run their effects, and close everything.
+        HutchError: WRONG_STATE if another hutchd uses the database; STORE_UNAVAILABLE if the database is damaged or
+        written by a newer Hutch, or if the disk fails.
         """
         with hold(path.with_name(path.name + ".lock")):
             reserve = Reserve(path)
@@ -93,35 +94,35 @@ class Store:
 
     @property
     def journal(self) -> str:
-        """The journal's id, which cursors name. A restored database has a new one."""
+        """The journal's id, which is part of each client's cursor. A restored database has a new id."""
         return self._writer.journal
 
     @property
     def epoch(self) -> int:
-        """How many times this journal was opened, including this time."""
+        """The number of times that this journal was opened, including this time."""
         return self._writer.epoch
 
     @property
     def available(self) -> bool:
-        """Whether no fault is known that prevents writing."""
+        """True if no known fault prevents writing."""
         return self._writer.fault is None
 
     @property
     def writing(self) -> bool:
-        """Whether the writer's thread runs; it does so even while a fault prevents writing."""
+        """True while the writer thread runs. It also runs while a fault prevents writing."""
         return self._writing
 
     def on_committed(self, sink: Sink) -> None:
-        """Call `sink` with the events of each commit that has any. It must neither block nor raise."""
+        """Call `sink` with the events of each commit that has events. It must neither block nor raise."""
         self._sinks.append(sink)
 
     async def write(self, unit: Callable[[Tx], T]) -> T:
-        """Run `unit` on the writer's thread in a transaction; return its result once it is durable.
+        """Run `unit` on the writer thread in a transaction; return its result once it is durable.
 
-        An exception of the unit undoes this unit alone and is raised here. If the caller is cancelled, the unit still
-        runs; `Tx.after_commit` is the place for what follows. While 1024 units wait, a further one waits for room.
-        HutchError: SHUTTING_DOWN after closing, STORE_UNAVAILABLE if the unit could not be made durable. A unit that is
-        tried again after STORE_UNAVAILABLE may find itself stored: its bytes can have reached the disk before a crash.
+        If the unit raises, only this unit is rolled back, and the exception is raised here. If the caller is cancelled,
+        the unit still runs; use `Tx.after_commit` for work that must follow it. At most 1024 units wait; further
+        callers block. HutchError: SHUTTING_DOWN after closing, STORE_UNAVAILABLE if the unit could not be made durable.
+        After STORE_UNAVAILABLE the unit may be stored nevertheless, so a retry must check for duplicates.
         """
         async with self._room:
             self._check_open()
@@ -132,10 +133,10 @@ class Store:
             return await receipt
 
     async def read(self, unit: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `unit` in a thread on one consistent snapshot; return its result. Keep it short: read pages.
+        """Run `unit` in a thread on one consistent snapshot; return its result. Keep units short: read in pages.
 
-        Reads work while the store cannot write. HutchError: TIMED_OUT after `StoreLimits.read_seconds`,
-        STORE_UNAVAILABLE when the disk fails. A cancelled caller waits for the unit to end.
+        Reads work while the store cannot write. A cancelled caller waits for the unit to end. HutchError: TIMED_OUT
+        after `StoreLimits.read_seconds`, STORE_UNAVAILABLE if the disk fails.
         """
         self._check_open()
         try:
@@ -146,7 +147,7 @@ class Store:
             raise
 
     def status(self) -> m.StoreStatus:
-        """Return the store's state; of the disk, this looks only at file sizes."""
+        """Return the store's state. The only disk access is for the sizes of its files."""
         fault = self._writer.fault
         return m.StoreStatus(
             ok=fault is None,
@@ -159,7 +160,7 @@ class Store:
         )
 
     async def backup(self, target: Path) -> m.BackupDone:
-        """Write a consistent, synced copy to the new file `target` (0600) while the store is in use.
+        """Write a consistent, durable copy to the new file `target` (0600) while the store is in use.
 
         HutchError: CONFLICT if `target` exists, STORE_UNAVAILABLE if reading or writing fails.
         """
@@ -182,7 +183,7 @@ class Store:
             raise HutchError(Reason.SHUTTING_DOWN)
 
     def _deliver(self, events: list[StoredEvent], effects: list[Effect], results: list[JobResult]) -> None:
-        """Bring a commit's events, effects and results to the event loop. Called on the writer's thread."""
+        """Send a commit's events, effects and results to the event loop. Called on the writer thread."""
         with suppress(RuntimeError):  # the loop is closed, so no caller waits any more
             self._loop.call_soon_threadsafe(self._settle, events, effects, results)
 

@@ -1,4 +1,4 @@
-"""The table of turns: a session's queue, and the compare-and-set that every change of state uses."""
+"""The table of turns: a session's queue, and the compare-and-set for changes of state."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _ACTIVE: Final = "state IN ('dispatching', 'running', 'stopping')"
 
 
 def insert(tx: Executes, row: TurnRow) -> tuple[TurnRow, bool]:
-    """Queue `row` under the session's next number and return it with True.
+    """Queue `row` with the session's next number and return it with True.
 
-    If its idempotency key made a turn before, return that turn with False. HutchError: NOT_FOUND without the session,
-    SESSION_CLOSED, CONFLICT if the key was used for another prompt.
+    If a turn with the same idempotency key exists, return that turn with False. HutchError: NOT_FOUND if the session
+    does not exist, SESSION_CLOSED, CONFLICT if the key was used for another prompt.
     """
     if row.idempotency_key is not None:
         made = TURNS.one(tx, "WHERE session = ? AND idempotency_key = ?", (row.session, row.idempotency_key))
@@ -56,7 +56,7 @@ def list_(on: Executes, session: str, limit: int = 200) -> tuple[TurnRow, ...]:
 
 
 def page(on: Executes, session: str, limit: int) -> tuple[tuple[TurnRow, ...], bool]:
-    """Return the newest turns that fit into an answer, oldest first, and whether older ones exist."""
+    """Return the newest turns that fit into one reply, oldest first, and whether older ones exist."""
     found, more = TURNS.page(on, "WHERE session = ? ORDER BY number DESC", (session,), limit)
     return found[::-1], more
 
@@ -85,9 +85,9 @@ def live(on: Executes) -> tuple[TurnRow, ...]:
 
 
 def move(tx: Executes, turn: str, from_states: Collection[m.TurnState], to_state: m.TurnState, **fields: Any) -> bool:
-    """Move a turn to `to_state` with `fields` if its state is in `from_states`; return whether it was.
+    """If the turn's state is in `from_states`, set `to_state` and `fields`; return whether it was.
 
-    A compare-and-set. sqlite3.IntegrityError if another turn of the session is active already.
+    This is a compare-and-set. sqlite3.IntegrityError if another turn of the session is already active.
     """
     marks = ", ".join("?" for _ in from_states)
     return (

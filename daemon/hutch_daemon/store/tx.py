@@ -1,4 +1,4 @@
-"""The transaction as a unit of work sees it."""
+"""The transaction that a unit of work gets."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from hutch_daemon.store.rows import StoredEvent
 __all__ = ["Effect", "Tx"]
 
 Effect = Callable[[], object]
-"""What follows a commit: a plain callback on the event loop, in no task. It must not block; `anyio.current_time` and
-task groups of its own are not available to it.
+"""A callback that runs on the event loop after a commit, outside of any task. It must not block, and cannot use
+`anyio.current_time` or open task groups.
 """
 
 
 @dataclass(slots=True)
 class Tx:
-    """Statements on the open transaction, and what follows its commit. Valid while the unit runs."""
+    """Runs statements on the open transaction, and collects events and effects. Valid while the unit runs."""
 
     conn: sqlite3.Connection
     events: list[StoredEvent] = field(default_factory=list)
-    """Published after the commit; `store.events` adds to it."""
+    """The events to publish after the commit. `store.events` adds to it."""
     effects: list[Effect] = field(default_factory=list)
+    """The callbacks to run after the commit. `after_commit` adds to it."""
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
         """Run one statement."""
         return self.conn.execute(sql, parameters)
 
     def after_commit(self, effect: Effect) -> None:
-        """Run `effect` once on the event loop when this unit is durable, even if its writer was cancelled meanwhile.
+        """Run `effect` once on the event loop when this unit is durable, even if the caller of `write` was cancelled.
 
-        It never runs if the unit raises or the commit fails. Effects run in the order of their registration, after the
-        commit's events were published and before any writer of the commit continues: whoever an effect wakes finds the
-        events published, and a writer finds its effects done. An effect that raises is logged; the others still run.
-        Effects of a refused commit run after all if reopening the database shows that the commit's events were stored.
+        It does not run if the unit raises or the commit fails. (If reopening the database shows that a failed commit
+        was stored, its effects run then.) Effects run in the order of their registration: after the commit's events
+        were published, and before the commit's `write` calls return. An exception of an effect is logged; the other
+        effects still run.
         """
         self.effects.append(effect)

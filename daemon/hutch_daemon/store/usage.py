@@ -1,4 +1,4 @@
-"""The table of usage: tokens and dollars, and their sums."""
+"""The table of usage: tokens and US dollars per turn or request, and their sums."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SUMS: Final = (
 
 
 def add(tx: Executes, row: UsageRow) -> bool:
-    """Add `row`; False if its `request` was added before."""
+    """Add `row`; return False if a row of the same source and `request` exists."""
     if row.request is not None and USAGE.one(tx, "WHERE source = ? AND request = ?", (row.source, row.request)):
         return False
     USAGE.insert(tx, row)
@@ -40,7 +40,7 @@ def table(
     since: int | None = None,
     source: Literal["agent", "broker"] = "agent",
 ) -> tuple[UsageTotal, ...]:
-    """Return the sums of one source for each session, account, day (UTC) or model, in the order of first use."""
+    """Return one source's sums per session, account, day (UTC) or model, in the order of first use."""
     chosen = {"owner = ?": owner, "session = ?": session, "at >= ?": since}
     terms = ["source = ?", *(term for term, value in chosen.items() if value is not None)]
     values = [source, *(value for value in chosen.values() if value is not None)]
@@ -55,6 +55,6 @@ def table(
 
 
 def total(on: Executes, session: str) -> UsageSeen | None:
-    """Return the total usage of a session as its agent reports it; None if there is none yet."""
+    """Return the total usage of a session as its agent reported it; None if it reported none yet."""
     lines = table(on, "session", session=session)
     return lines[0].usage if lines else None

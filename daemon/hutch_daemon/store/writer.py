@@ -1,12 +1,13 @@
-"""The writer's thread: takes units of work, commits them in groups, and delivers each unit's result.
+"""The writer thread: takes units of work, commits them in groups, and delivers each unit's result.
 
-A group is the units that wait when the thread becomes free: the next group gathers while one commit is under way. So a
-lone unit is never delayed, and a busy store makes few commits. A group is bounded by 10 ms of work and by 256 units.
+A group consists of the units that wait when the thread becomes free; the next group gathers during a commit. So a lone
+unit is never delayed, and a busy store makes few commits. A group has at most 256 units and takes at most 10 ms.
 
-After a fault (`faults`) the open transaction is lost and none of its units is acknowledged. A failed sync is never
-repeated: the writer closes everything, reopens it, and writes the commits in the log into the database with a sync of
-its own before it continues. A refused group can turn out to be stored, if its bytes reached the log and the log's index
-was lost. Then its events are published and its effects run; senders that try again meet the checks for duplicates.
+After a fault (`faults`) the open transaction is rolled back and none of its units is acknowledged. A failed sync is
+never repeated: the writer closes and reopens the database, and writes the commits in the write-ahead log into the
+database with a new sync before it continues. A refused group may turn out to be stored, if its bytes reached the log
+and the log's index was lost. Then its events are published and its effects run, and callers that retry are recognised
+as duplicates.
 """
 
 from __future__ import annotations
@@ -39,20 +40,21 @@ log = structlog.get_logger("hutchd.store")
 _GROUP_SECONDS: Final = 0.010
 _GROUP_UNITS: Final = 256
 _LOG_PAGES: Final = 1000
-"""Pages in the log at which SQLite starts a checkpoint, unless the disk is small."""
+"""The number of pages in the log at which SQLite starts a checkpoint; fewer on a small disk."""
 _HEAL_SECONDS: Final = 0.5
 _TRUNCATE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """Bounds of the store: sizes in bytes, times in seconds."""
+    """Limits of the store: sizes in bytes, times in seconds."""
 
     wal: int = 64 << 20
-    """A larger write-ahead log is emptied as soon as no reader holds it."""
+    """The size above which the write-ahead log is emptied as soon as no reader uses it."""
     wal_held: int = 512 << 20
-    """With a larger log the store refuses all writes until the reader that holds the log is gone."""
+    """The size of the log above which the store refuses all writes until no reader uses the log."""
     read_seconds: float = 5.0
+    """The longest time that a read may take."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +75,7 @@ class JobResult:
 
 
 Deliver = Callable[[list[StoredEvent], list[Effect], list[JobResult]], None]
-"""Takes a commit's events, its effects and the results of its units."""
+"""Called with a commit's events, its effects and the results of its units."""
 
 
 class Writer:
@@ -98,7 +100,7 @@ class Writer:
         self._heal_at = 0.0
         self._truncate_at = 0.0
         self._refused: Tx | None = None
-        """The transaction whose commit failed last; reopening the database may show that it was stored."""
+        """The last transaction whose commit failed. Reopening the database may show that it was stored."""
         self._reserve = reserve
         self._conn = self._connect()
         try:
@@ -124,15 +126,15 @@ class Writer:
         self._inbox.put(job)
 
     def report(self, fault: StoreFault) -> None:
-        """Report damage that a reader met: nothing more is written on top of it."""
+        """Report damage that a reader found. The writer then stops writing."""
         self._inbox.put(fault)
 
     def stop(self) -> None:
-        """Let `run` end after the jobs that were handed over before."""
+        """End `run` after the jobs that were handed over before."""
         self._inbox.put(None)
 
     def run(self) -> None:
-        """Work until `stop`; then close the database."""
+        """Process jobs until `stop`; then close the database."""
         try:
             while not self._stopping:
                 self._turn()
@@ -149,7 +151,7 @@ class Writer:
         self._reserve.release()
 
     def _turn(self) -> None:
-        """Do the next thing: commit a group, or try to heal."""
+        """Take one item from the inbox and process it, or try to recover from a fault."""
         try:
             item = self._inbox.get(timeout=None if self.fault is None else max(0.0, self._heal_at - time.monotonic()))
         except queue.Empty:
@@ -186,7 +188,7 @@ class Writer:
             self._deliver(tx.events, tx.effects, results)
 
     def _run_group(self, jobs: list[Job], tx: Tx) -> list[JobResult]:
-        """Run the job of `jobs` and those that wait, which join `jobs`; sqlite3.Error as from `_run`."""
+        """Run the first job and the waiting jobs, which are appended to `jobs`. sqlite3.Error as from `_run`."""
         results: list[JobResult] = []
         until = time.monotonic() + _GROUP_SECONDS
         while True:
@@ -211,7 +213,7 @@ class Writer:
         return None
 
     def _run(self, job: Job, tx: Tx) -> JobResult:
-        """Run a unit in its savepoint. sqlite3.Error if the disk fails: then the whole group is lost."""
+        """Run a unit in its savepoint. sqlite3.Error if the disk fails, which loses the whole group."""
         events_before, effects_before = len(tx.events), len(tx.effects)
         self._conn.execute("SAVEPOINT unit")
         try:
@@ -228,7 +230,7 @@ class Writer:
         return JobResult(job, value)
 
     def _fail(self, fault: StoreFault, detail: str) -> None:
-        """Refuse writes from now on. The open transaction is rolled back."""
+        """Refuse writes from now on, and roll back the open transaction."""
         if self.fault is None or fault.cure is Cure.NONE:
             self.fault, self.detail = fault, detail
             log.error("store_unavailable", fault=fault.name.lower(), detail=detail)
@@ -257,7 +259,7 @@ class Writer:
         self.fault, self.detail, self._refused = None, "", None
 
     def _make_room(self) -> bool:
-        """Empty the log to free space; tell whether there is enough to continue for more than a moment."""
+        """Empty the log to free disk space; return whether there is enough to continue for some time."""
         self._reserve.release()
         self._empty_wal()
         if self._reserve.take(with_room=True):
@@ -266,7 +268,7 @@ class Writer:
         return False
 
     def _empty_wal(self) -> None:
-        """Checkpoint as much of the log as readers and the disk allow."""
+        """Write as much of the log into the database as readers and the disk allow."""
         try:
             truncate_wal(self._conn)
         except sqlite3.Error as error:
@@ -274,10 +276,10 @@ class Writer:
                 raise
 
     def _reopen(self) -> bool:
-        """Close everything, reopen it, make its content durable and publish the events that were never published.
+        """Close and reopen the database, make its content durable, and publish the stored events not published yet.
 
-        False if that has to be tried again. Reads continue meanwhile: the log's index, which is kept, does not contain
-        the refused group.
+        Return False if this must be tried again. Until then reads work: the log's index, which is kept, does not
+        contain the refused group.
         """
         ended = self._readers.close()
         try:
@@ -309,17 +311,17 @@ class Writer:
 
     @contextmanager
     def _log_in_use(self) -> Iterator[None]:
-        """Keep the log in use while the writing connection is closed.
+        """Keep a reading connection open while the block closes the writing one.
 
-        The last connection that may write checkpoints the log when it closes. A connection that opens an unused log
-        takes everything readable in it as committed, including a refused group.
+        Without it, two things would go wrong: the last writing connection checkpoints the log when it closes, and a
+        connection that opens an unused log takes every readable group in it as committed, even a refused one.
         """
         with closing(connect_reader(self._path)) as user:
             user.execute("PRAGMA user_version").fetchone()  # the cheapest statement that opens the log
             yield
 
     def _bound_wal(self) -> None:
-        """Empty a log that has outgrown its bound; refuse writes if readers prevent this for too long."""
+        """Empty a log that exceeds its limit. Refuse writes if readers prevent this and the log exceeds `wal_held`."""
         now = time.monotonic()
         try:
             size = os.stat(self._wal).st_size

@@ -31,7 +31,7 @@ from hutch_daemon.environments.port import Account
 from hutch_daemon.environments.registry import Environments
 from hutch_daemon.environments.same_user import SameUser
 from hutch_daemon.environments.unix_user import UnixUser
-from hutch_daemon.events.fanout import Fanout, Room
+from hutch_daemon.events.fanout import Fanout, QueueLimits
 from hutch_daemon.events.journal import Journal
 from hutch_daemon.keys.broker import Broker
 from hutch_daemon.keys.broker_boot import BrokerPaths
@@ -82,7 +82,7 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
         store = await stack.enter_async_context(Store.open(paths.state / "hutch.db", limits=limits))
         passed = _passed(service, paths, stack)
         journal = Journal(store)
-        fanout = Fanout(store, Room(bytes=settings.sockets.follower_bytes))
+        fanout = Fanout(store, QueueLimits(bytes=settings.sockets.follower_bytes))
         notices = Notices()
 
         # keys

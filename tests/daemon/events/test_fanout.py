@@ -7,7 +7,7 @@ from functools import partial
 import anyio
 import pytest
 
-from hutch_daemon.events.fanout import Fanout, Follower, FollowOver, Room
+from hutch_daemon.events.fanout import Fanout, Follower, FollowOver, QueueLimits
 from hutch_daemon.store import events, sessions
 from hutch_daemon.store.store import Store
 from hutch_shared.errors import HutchError, Reason
@@ -100,7 +100,7 @@ async def test_skipped_kinds_are_not_sent_and_move_the_cursor(opened: Store) -> 
 
 async def test_a_laggard_costs_its_room_and_misses_nothing(opened: Store) -> None:
     """A follower that does not read keeps at most its bound in memory; later it reads all events from the store."""
-    fanout = Fanout(opened, Room(events=8, bytes=1000))
+    fanout = Fanout(opened, QueueLimits(events=8, bytes=1000))
     async with fanout.follow("s-aaaa") as slow, fanout.follow("s-aaaa") as fast:
         await report(opened, 1)
         seen = [await take(slow, 1), await take(fast, 1)]
@@ -117,7 +117,7 @@ async def test_a_laggard_costs_its_room_and_misses_nothing(opened: Store) -> Non
 
 async def test_a_large_event_passes_a_small_room(opened: Store) -> None:
     """An event larger than the bound in bytes still passes."""
-    fanout = Fanout(opened, Room(events=8, bytes=1000))
+    fanout = Fanout(opened, QueueLimits(events=8, bytes=1000))
     async with fanout.follow("s-aaaa") as follower:
         await report(opened, 1, 2, size=50_000)
         history = await take(follower, 2)
@@ -160,7 +160,7 @@ async def test_somebody_elses_session_cannot_be_followed(opened: Store) -> None:
 
 async def test_a_laggard_whose_events_are_gone_is_told_its_cursor(opened: Store) -> None:
     """If retention removes events that a follower needs, the follow ends; none is skipped silently."""
-    fanout = Fanout(opened, Room(events=1))
+    fanout = Fanout(opened, QueueLimits(events=1))
     async with fanout.follow("s-aaaa") as follower:
         await report(opened, 1)
         await take(follower, 1)

@@ -9,7 +9,7 @@ import anyio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hutch_daemon.events.fanout import Fanout, Room
+from hutch_daemon.events.fanout import Fanout, QueueLimits
 from hutch_daemon.store.store import Store
 from tests.daemon.store.examples import report, with_session
 
@@ -48,7 +48,7 @@ def test_each_event_reaches_each_follower_once_and_in_order(
 
     async def run(path: Path) -> None:
         async with Store.open(path) as store:
-            fanout = Fanout(store, Room(events=room))
+            fanout = Fanout(store, QueueLimits(events=room))
             for session, executor in SESSIONS.items():
                 await with_session(store, session, executor)
             with anyio.fail_after(60):

@@ -33,11 +33,11 @@ SETTINGS = ExecutorSettings(
 
 
 def executor(name: str, state: Any = "leased", key: ExecutorKey = CLAUDE, **changes: Any) -> ExecutorView:
-    """Return an executor that was heard just now; a leased one serves a session that works."""
+    """Return an executor whose last heartbeat is current; a leased one serves a session that works."""
     fields: dict[str, Any] = {
         "session": f"s-{name}" if state == "leased" else None,
         "launching": state == "starting",
-        "heard": NOW,
+        "last_seen": NOW,
         "since": NOW,
         "checked": NOW,
     }
@@ -71,8 +71,8 @@ def due(state: PoolState, now: float = NOW) -> Plan:
         (executor("x", "ready", OWN), 60.0, "it was silent for 60 s", 0.0),
         (executor("x", "starting"), 60.0, "its start was given up", 0.0),
         (executor("x", "detached", session="s-1"), 30.0, "it had no connection for 30 s", 0.0),
-        (executor("x", idle_since=NOW, heard=NOW + 899.0), 900.0, "its session was idle", 5.0),
-        (executor("x", "ready", SCRIPT, heard=NOW + 899.0), 900.0, "no session needed it", 2.0),
+        (executor("x", idle_since=NOW, last_seen=NOW + 899.0), 900.0, "its session was idle", 5.0),
+        (executor("x", "ready", SCRIPT, last_seen=NOW + 899.0), 900.0, "no session needed it", 2.0),
     ],
 )
 def test_an_executor_is_ended_when_its_time_is_over(one: ExecutorView, after: float, detail: str, grace: float) -> None:
@@ -109,7 +109,7 @@ def test_the_oldest_lease_gets_a_ready_executor_of_its_key() -> None:
 
 def test_an_executor_that_is_ended_is_not_handed_out() -> None:
     """A silent spare serves nobody."""
-    state = pool(executor("x", "ready", heard=0.0), leases=(CLAUDE,))
+    state = pool(executor("x", "ready", last_seen=0.0), leases=(CLAUDE,))
 
     assert due(state) == Plan(retire=(Retirement("x", "it was silent for 60 s"),), start=(CLAUDE,))
 
@@ -277,6 +277,6 @@ def test_leases_go_before_spares() -> None:
 
 def test_while_hutchd_stops_every_lease_is_refused() -> None:
     """Nothing is started or handed out; what is overdue still ends."""
-    state = pool(executor("x", "ready"), executor("silent", heard=0.0), leases=(CLAUDE, BOBS), stopping=True)
+    state = pool(executor("x", "ready"), executor("silent", last_seen=0.0), leases=(CLAUDE, BOBS), stopping=True)
 
     assert due(state) == Plan(retire=(Retirement("silent", "it was silent for 60 s"),), refuse=(1, 2))
