@@ -19,7 +19,7 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """Serve; return the exit code: 0 after a signal or the connection's end, 2 if it cannot serve."""
+    """Serve hutchd; return the exit code: 0 after a signal or the connection's end, 2 if the launcher cannot serve."""
     os.umask(0o077)
     while os.open(os.devnull, os.O_RDWR) <= 2:
         pass  # 0, 1 and 2 stay open, so that no other file gets these numbers
@@ -75,7 +75,7 @@ def _check(config: ConfigFile, path: str) -> str:
 
 
 def _given_connection() -> socket.socket | None:
-    """Return standard input if it is a connection: sudo started us."""
+    """Return standard input if it is a connection, which means that sudo started the launcher."""
     try:
         sock = socket.socket(fileno=os.dup(0))
     except OSError:
@@ -118,7 +118,7 @@ def _listen(path: str, uid: int) -> socket.socket:
 
 
 def _notify_ready() -> None:
-    """Tell systemd that the launcher is ready, if it asked for that. (sd_notify(3))"""
+    """Notify systemd that the launcher is ready, if systemd asks for that. (sd_notify(3))"""
     if name := os.environ.get("NOTIFY_SOCKET"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock, suppress(OSError):
             sock.connect(f"\0{name[1:]}" if name.startswith("@") else name)

@@ -1,4 +1,4 @@
-"""What a forked child does: become the account, and execute the executor's program. The parent runs none of this."""
+"""Code of a forked child only: it becomes the account, and executes the executor's program."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def become(account: LaunchAccount, request: LaunchRequest, groups: Groups) -> No
 
 
 def _set_limit(what: int, value: int) -> None:
-    """Set both the soft and the hard limit, at most to the present hard one. 0 means the default, except for cores."""
+    """Set the soft and the hard limit, at most to the present hard limit. 0 means the default, except for cores."""
     hard = resource.getrlimit(what)[1]
     if hard != resource.RLIM_INFINITY:
         value = min(value, hard)
@@ -89,7 +89,7 @@ def _set_limit(what: int, value: int) -> None:
 
 
 def _drop_bounding_set() -> None:
-    """Empty the bounding set. Without CAP_SETPCAP it stays; no_new_privs then makes it ineffective."""
+    """Empty the bounding set. Without CAP_SETPCAP it stays; no_new_privs then makes the set ineffective."""
     for capability in range(64):
         LIBC.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
 

@@ -1,4 +1,4 @@
-"""Starting and ending executors. Nothing here waits: a start is finished when its pipe says so, an end takes rounds."""
+"""Starts and ends executors without waiting: a pipe reports the result of a start, and an end takes rounds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ExecutorChild:
 
 @dataclass(frozen=True, eq=False)
 class PendingStart:
-    """An executor that has been forked. `failure` is a pipe: closed once the program is executed, else it has why not.
+    """An executor that has been forked. The pipe `failure` closes when the program is executed, or gets an error text.
 
     `stream` is the other end of the executor's standard input, `pidfd` a second descriptor of the child, for hutchd.
     """
@@ -59,17 +59,17 @@ class PendingStart:
 
 
 class LaunchedExecutors:
-    """The executors of this host: those that this launcher forked, and the records of those before it."""
+    """The executors of this host: those that this launcher forked, and the recorded ones of earlier launchers."""
 
     def __init__(self, config: ConfigFile) -> None:
-        """Find where cgroups can be made."""
+        """Find the places where the launcher can make cgroups."""
         self.groups = find_groups()
         self.children: dict[str, ExecutorChild] = {}
         self._records = ExecutorRecords(config)
         self._ending: dict[str, float] = {}
 
     def find_groups_again(self) -> Groups:
-        """Return where cgroups can be made; look again if they could not be made before."""
+        """Return the places for cgroups; look again if there were none before."""
         if self.groups.tree is None:
             self.groups = find_groups()
         return self.groups
@@ -81,7 +81,8 @@ class LaunchedExecutors:
     # ------------------------------------------------------------ start
 
     def start(self, request: LaunchRequest, account: LaunchAccount, config: Config, output: int) -> PendingStart:
-        """Fork an executor into its cgroup. On Refused and OSError nothing of it remains, or it is being ended."""
+        """Fork an executor into its cgroup. After Refused or OSError `end_round` ends its processes, if any are
+        left."""
         executor = request.executor
         make_account_directory(config.spool, account)
         try:
@@ -94,7 +95,7 @@ class LaunchedExecutors:
         except FileExistsError:
             raise Refused(f"There is an executor {executor} already.") from None
         deadline = time.monotonic() + _START_DEADLINE
-        self._ending[executor] = deadline  # taken back below if all of this succeeds
+        self._ending[executor] = deadline  # removed below if the start succeeds
         ours, theirs = socket.socketpair()
         failure, failure_in_child = os.pipe()
         try:
@@ -137,7 +138,7 @@ class LaunchedExecutors:
         return killed
 
     def reap(self, executor: str) -> None:
-        """Wait for the executor's own process if it has exited."""
+        """Reap the executor's own process if it has exited."""
         child = self.children.get(executor)
         if child is not None and os.waitpid(child.pid, os.WNOHANG)[0]:
             os.close(child.pidfd)
@@ -153,14 +154,14 @@ class LaunchedExecutors:
         self._ending[executor] = time.monotonic() + _KILL_DEADLINE
 
     def end_all_soon(self) -> set[str]:
-        """Let `end_round` end every executor, those of earlier launchers too; return them."""
+        """Let `end_round` end every executor, also those of earlier launchers; return them."""
         executors = self._records.executors()
         for executor in executors:
             self.end_soon(executor)
         return executors
 
     def end_round(self) -> dict[str, int]:
-        """Do one round for each executor that is to end. Return those given up at their deadline, and what is left."""
+        """Do one round for each executor that must end. Return the processes left of those given up at the deadline."""
         given_up = {}
         for executor, deadline in list(self._ending.items()):
             left = self.end(executor).left

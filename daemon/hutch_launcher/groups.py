@@ -7,7 +7,7 @@
 | version 1 | freezer: a frozen process cannot fork faster than it is killed | version 1: memory, pids, cpu |
 | none | descent from the executor | – |
 
-Nothing here waits: a round of killing does what can be done now and returns what is left.
+Nothing here waits: one round of killing sends the signals and returns the number of processes left.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FREEZERS: Final = (("freezer.state", "FROZEN", "THAWED"), ("cgroup.freeze", "1"
 
 @dataclass(frozen=True)
 class KillRound:
-    """The result of one round of killing: processes left, and how often each limit was met since the start."""
+    """The result of one round of killing: processes left, and how often the executor reached each limit."""
 
     left: int
     oom_kills: int = 0
@@ -96,7 +96,7 @@ def kill_descendants(pid: int, start: int, uid: int) -> int:
 
 @dataclass
 class Groups:
-    """Where groups are made. Processes are killed through `tree`; `limits` has the directory of each controller."""
+    """The directories in which groups are made: `tree` for killing processes, `limits` for each controller."""
 
     version: str = ""
     tree: Path | None = None
@@ -104,7 +104,7 @@ class Groups:
     why: str = ""
 
     def directories(self, executor: str) -> list[Path]:
-        """Return the executor's directory in each hierarchy; first the one that kills."""
+        """Return the executor's directory in each hierarchy, first the one through which processes are killed."""
         trees = [tree for tree in (self.tree, *self.limits.values()) if tree is not None]
         return [tree / f"{_PREFIX}{executor}" for tree in dict.fromkeys(trees)]
 
@@ -167,7 +167,7 @@ class Groups:
 def moved_directories(
     executor: str, members: Iterable[dict[str, str]], mounts: dict[str, tuple[str, str]]
 ) -> list[Path]:
-    """Return the executor's directories outside of ours: an earlier launcher that ran elsewhere has made them.
+    """Return the executor's directories that an earlier launcher made in another place than this one.
 
     `members` has, for each process of the machine, its path by controller.
     """
@@ -175,13 +175,13 @@ def moved_directories(
     for paths in members:
         for controller, path in paths.items():
             head, mark, _ = f"{path}/".partition(f"/{_PREFIX}{executor}/")
-            if mark and controller in mounts and ".." not in head.split("/"):  # `..` leads out of our view of the tree
+            if mark and controller in mounts and ".." not in head.split("/"):  # `..` leads outside the tree
                 found[_below(mounts[controller], f"{head}{mark}")] = None
     return list(found)
 
 
 def enter(directory: Path) -> None:
-    """Move the calling process, which must have one thread, into a group. Moving a thread is cheaper, if possible."""
+    """Move the calling process, which must have one thread, into a group; by moving the thread, if possible."""
     file = directory / "tasks"
     (file if file.exists() else directory / "cgroup.procs").write_text("0")
 
@@ -206,7 +206,7 @@ def fork_into(groups: Groups, directories: list[Path]) -> tuple[int, Path | None
 
 
 def _kill_members(directory: Path) -> int:
-    """Kill all processes in one directory if its hierarchy can kill; return how many there were."""
+    """Kill all processes in one directory if its hierarchy can do that; return the number of processes."""
     if (directory / "cgroup.kill").exists():
         _try_write(directory / "cgroup.kill", "1")
         return len(_members(directory))
@@ -241,7 +241,7 @@ def _limit_memory(directory: Path, size: int) -> None:
         _try_write(directory / "memory.swap.max", "0")
     else:
         _write(directory / "memory.limit_in_bytes", size)
-        # One page more: with equal limits the one of memory and swap is met first, and memory.failcnt stays 0.
+        # One page more: otherwise the limit of memory plus swap is reached first, and memory.failcnt stays 0.
         _try_write(directory / "memory.memsw.limit_in_bytes", str(size + _LARGEST_PAGE))
 
 
@@ -260,7 +260,7 @@ def _try_write(path: Path, value: str) -> None:
 
 
 def find_groups() -> Groups:
-    """Find where groups can be made, by making one. In version 2 this may move the launcher into a leaf."""
+    """Find the places where groups can be made, by making one. In version 2 this may move the launcher into a leaf."""
     own, mounts = _cgroups_of("self"), _mounts()
     found = Groups()
     if "" in own and "" in mounts:
@@ -286,11 +286,11 @@ def find_groups() -> Groups:
 
 
 def _version_2(own: Path, top: Path) -> tuple[Path, list[str]]:
-    """Return where groups can have controllers, and which; our own group and none if they cannot.
+    """Return the directory in which groups can have controllers, and these; if there is none, our own group and none.
 
     A group that gives controllers to its children must not hold processes itself. Our own group qualifies if systemd
-    put us into a leaf of it (DelegateSubgroup) or if we can move into one. Otherwise root makes a group at the top:
-    beside systemd's groups, and undisturbed when the unit restarts while executors live.
+    put the launcher into a leaf of it (DelegateSubgroup) or if the launcher can move into one. Otherwise root makes a
+    group at the top, beside systemd's groups: a restart of the unit leaves it alone while executors live.
     """
     if own.name == _LEAF and (controllers := _delegate(own.parent)):
         return own.parent, controllers

@@ -1,6 +1,6 @@
 """The two packets of the launcher's socket, a request and a reply. The README has their layout.
 
-`Refused` is raised wherever a request is turned down; its text is the sentence that the reply carries.
+`Refused` rejects a request; its text is the sentence in the reply.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LaunchReply:
 
 
 def read_request(packet: bytes, descriptors: int) -> LaunchRequest:
-    """Parse a packet that came with this number of descriptors. Refused unless it has the one valid form."""
+    """Parse a packet that came with this number of descriptors. Refused unless the packet is valid."""
     if len(packet) != _REQUEST.size:
         raise Refused(f"A request has {_REQUEST.size} bytes.")
     values = _REQUEST.unpack(packet)

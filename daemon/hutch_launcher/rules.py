@@ -1,6 +1,6 @@
-"""The configuration and its checks: which account may ask, and as which accounts executors start. Changes nothing.
+"""The configuration and its checks: the account that may send requests, and the accounts of executors.
 
-Whatever does not pass raises `Refused`.
+Changes nothing. A failed check raises `Refused`.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Config:
 
     @property
     def served_uid(self) -> int:
-        """The uid of the account that may ask."""
+        """The uid of the account that may send requests."""
         if (found := _account_named(self.serve)) is None:
             raise Refused(f"The configuration serves the account {self.serve!r}, which does not exist.")
         return found.pw_uid
 
 
 class ConfigFile:
-    """The configuration file. A change applies to the next request, for which the file is read again."""
+    """The configuration file, read again for each request: a change applies to the next one."""
 
     def __init__(self, path: str) -> None:
         """Read the file. Refused unless it is valid, and only root can change it."""
@@ -109,14 +109,15 @@ def _values(settings: dict[str, Any]) -> dict[str, Any]:
 def _own_interpreter() -> str:
     """Return `hutch-python` beside our own interpreter, if it exists; otherwise our own interpreter.
 
-    `hutch-python` is a copy that accounts can execute and not read: the kernel lets them inspect no process of it.
+    `hutch-python` is a copy that accounts can execute but not read, so the kernel does not let them inspect its
+    processes.
     """
     unreadable = os.path.join(os.path.dirname(sys.executable), "hutch-python")
     return unreadable if os.path.exists(unreadable) else sys.executable
 
 
 def _checked_interpreter(path: str) -> str:
-    """Return the path unless somebody besides root could change the program: every account will run it."""
+    """Return the path. ValueError if an account other than root could change it: every account will run it."""
     try:
         found = os.stat(path)
     except OSError as error:
@@ -134,9 +135,9 @@ def _check_directory(directory: str, path: str) -> None:
 
 
 def _check_way(path: str, sticky: bool = False) -> None:
-    """Refuse a path that somebody besides root could change: itself, a directory above it, or a link on the way.
+    """Refuse a path if an account other than root could change the file, a directory above it, or a link on the way.
 
-    With `sticky` a directory above may be writable by everybody if only owners can rename what is in it.
+    With `sticky` a directory above may be writable by everybody if only owners can rename its entries.
     """
     unchecked = [path]
     while unchecked:
@@ -170,7 +171,7 @@ class LaunchAccount:
 
 
 def check_account(uid: int, config: Config) -> LaunchAccount:
-    """Look the account up. Refused if its agents may not run here."""
+    """Return the account. Refused if its agents may not run here."""
     try:
         account = pwd.getpwuid(uid)
     except (KeyError, OverflowError):
@@ -233,7 +234,7 @@ def _check_expiry(name: str) -> None:
 
 
 def check_output(fd: int) -> None:
-    """Refuse a descriptor through which an executor could do more than append output."""
+    """Refuse an output descriptor with which an executor could do more than append."""
     kind, flags = os.fstat(fd).st_mode, fcntl.fcntl(fd, fcntl.F_GETFL)
     writable = flags & os.O_ACCMODE in (os.O_WRONLY, os.O_RDWR)
     if not writable or not (stat.S_ISFIFO(kind) or (stat.S_ISREG(kind) and flags & os.O_APPEND)):

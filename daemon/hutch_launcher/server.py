@@ -1,4 +1,4 @@
-"""The loop that serves hutchd. It waits for descriptors only: for no peer, no account's home and no process."""
+"""The loop that serves hutchd. It waits in poll(2) only, so no slow peer, home directory or process can block it."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ def log(text: str) -> None:
 
 @dataclass(eq=False)
 class LaunchConnection:
-    """A connection of hutchd's. During a start nothing more is read from it."""
+    """A connection from hutchd. While a start runs, the launcher reads no further request from it."""
 
     sock: socket.socket
     starting: bool = False
 
 
 class LaunchServer:
-    """Serves one listening socket until a signal comes, or one connection until it ends."""
+    """Serves a listening socket until a signal comes, or a single connection until it ends."""
 
     def __init__(self, config: ConfigFile) -> None:
-        """Nothing is served yet."""
+        """Prepare; `serve` serves."""
         self._config = config
         self._connections: list[LaunchConnection] = []
         self._starts: dict[PendingStart, LaunchConnection] = {}
@@ -73,7 +73,7 @@ class LaunchServer:
         self._stopping = False
 
     def serve(self, listener: socket.socket | None, connection: socket.socket | None) -> None:
-        """Serve until the end; executors live on, except those whose start nobody has heard of."""
+        """Serve until the end. Executors live on, except those whose start hutchd has not learnt of."""
         if connection is not None:
             self._admit(connection)
         wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -101,13 +101,13 @@ class LaunchServer:
         self._stopping = True
 
     def _timeout(self) -> float:
-        """Return the seconds until `_do_timed` has to be called at the latest."""
+        """Return the seconds after which `_do_timed` must be called."""
         if self._executors.ending:
             return _KILL_INTERVAL
         return 1.0 if self._starts or self._sweeps else min(60.0, max(0.05, self._config.current.gone_after / 4))
 
     def _do_timed(self) -> None:
-        """Fail late starts, check sweepers, and end executors: those marked, and all if hutchd is gone too long."""
+        """Fail late starts, check sweepers, and end executors: those marked, or all if hutchd is away too long."""
         now, gone_after = time.monotonic(), self._config.current.gone_after
         for start in [start for start in self._starts if now >= start.deadline]:
             self._finish(start, "It did not start in time.")
@@ -128,7 +128,7 @@ class LaunchServer:
             self._admit(listener.accept()[0])
 
     def _admit(self, sock: socket.socket) -> None:
-        """Keep a connection of the served account; refuse every other one. The kernel says whose it is."""
+        """Keep a connection from the served account, which the kernel identifies; refuse every other one."""
         sock.setblocking(False)
         config = self._config.current
         try:

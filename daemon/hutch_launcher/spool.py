@@ -1,4 +1,4 @@
-"""The spool: in it each account has a directory, and each executor a record that outlives the launcher."""
+"""The spool directory: a directory for each account, and a record of each executor that outlives the launcher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ExecutorRecords", "make_account_directory"]
 
 
 def make_account_directory(spool: str, account: LaunchAccount) -> None:
-    """Make the account's directory. Refused if something else has its path."""
+    """Make the account's directory. Refused if another file has its path."""
     for directory in reversed([Path(spool), *Path(spool).parents]):
         if not directory.exists():
             directory.mkdir()
@@ -40,10 +40,10 @@ def make_account_directory(spool: str, account: LaunchAccount) -> None:
 
 
 class ExecutorRecords:
-    """A file for each executor that was started and not ended: `pid start uid`. It is empty until the fork is done."""
+    """A file for each executor that was started and not ended: `pid start uid`, or empty before the fork."""
 
     def __init__(self, config: ConfigFile) -> None:
-        """Keep them in the spool of the current configuration."""
+        """Keep the records in the spool of the current configuration."""
         self._config = config
 
     def _path(self, executor: str = "") -> Path:
@@ -55,7 +55,7 @@ class ExecutorRecords:
         self._path(executor).touch(exist_ok=False)
 
     def write(self, executor: str, pid: int, start: int, uid: int) -> None:
-        """Write which process the executor is."""
+        """Write the executor's process."""
         self._path(executor).write_text(f"{pid} {start} {uid}")
 
     def read(self, executor: str) -> tuple[int, int, int] | None:

@@ -1,6 +1,6 @@
-"""The sweep of a dedicated account: end its processes, remove its files and IPC objects from places that all may write.
+"""Sweeps a dedicated account: ends its processes, removes its files and IPC objects from world-writable places.
 
-A child becomes the account and cleans up; the kernel thus ensures that it removes only what is the account's.
+A child becomes the account and cleans up, so the kernel lets it remove only the account's own files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RESULT_KEPT: Final = 1.0  # seconds
 
 @dataclass
 class Sweeper:
-    """A child that cleans up. `deadline` is when it is killed; once it has exited, when its `code` is forgotten."""
+    """A child that cleans up. It is killed at `deadline`; after its exit, its `code` is kept until `deadline`."""
 
     pid: int
     pidfd: int
@@ -37,14 +37,14 @@ class Sweeper:
 
 
 class Sweeps:
-    """The sweepers by uid of the account. Nothing here waits."""
+    """The sweepers, by uid of the account. Nothing here waits."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without sweepers."""
         self._by_uid: dict[int, Sweeper] = {}
 
     def __bool__(self) -> bool:
-        """Return whether any sweeper runs, or has a result that nobody has fetched."""
+        """Return whether a sweeper runs, or has a result that `sweep` has not returned."""
         return bool(self._by_uid)
 
     def running(self) -> dict[int, int]:
@@ -52,7 +52,7 @@ class Sweeps:
         return {uid: sweeper.pidfd for uid, sweeper in self._by_uid.items() if sweeper.code is None}
 
     def sweep(self, account: LaunchAccount, request: LaunchRequest) -> LaunchReply:
-        """Do one round: start a sweeper, or report on the one there is. Kill whatever the account runs beside it."""
+        """Do one round: start a sweeper, or report on the present one. Kill every other process of the account."""
         sweeper = self.check(request.uid)
         left = [one.pid for one in processes() if request.uid in one.uids and (not sweeper or one.pid != sweeper.pid)]
         for pid in left:
@@ -76,7 +76,7 @@ class Sweeps:
         return not_yet
 
     def check(self, uid: int) -> Sweeper | None:
-        """Reap the account's sweeper if it has exited, kill it if it is late, forget its result if that is old."""
+        """Reap the account's sweeper if it has exited, kill it after its deadline, forget its result if that is old."""
         sweeper, now = self._by_uid.get(uid), time.monotonic()
         if sweeper is None:
             return None
@@ -137,7 +137,7 @@ def _remove_ipc(kind: str, number: int) -> None:
 
 
 def _remove(path: str) -> None:
-    """Remove a file or a tree. Subdirectories move to the top first, so paths and the stack do not grow with depth."""
+    """Remove a file or a tree. Subdirectories move to the top first, so a deep tree needs no long path or recursion."""
     if _unlink(path):
         return
     stuck: set[str] = set()
@@ -174,7 +174,7 @@ def _unlink(name: str, directory: int | None = None) -> bool:
 
 @contextmanager
 def _opened(name: str, directory: int | None = None) -> Iterator[int]:
-    """Open a directory that is not a link, after restoring permissions that the account took from itself."""
+    """Open a directory that is not a link, after restoring its owner's permissions."""
     handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
     try:
         with suppress(OSError):

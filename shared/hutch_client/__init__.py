@@ -11,7 +11,7 @@ __all__ = ["Follow", "HutchClient"]
 
 
 def __getattr__(name: str) -> object:
-    """Import the API on first use: most commands do not need it and start faster without."""
+    """Import the API on first use: most commands start faster without it."""
     if name in __all__:
         from hutch_client import client
 

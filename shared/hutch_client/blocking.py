@@ -1,7 +1,7 @@
-"""The blocking client: one request, one answer, on a socket.
+"""The blocking client: sends one request at a time on a socket and waits for the answer.
 
-Most commands use it, because it starts fast: it imports JSON and sockets only. Records stay JSON objects, since the
-commands only print them (their types are in `hutch_shared.messages`; members with default values are left out).
+Most commands use this client because it starts fast: it imports JSON and sockets only. Records stay JSON objects, since
+the commands only print them (`hutch_shared.messages` has their types; members with default values are left out).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class BlockingConnection:
         return True
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._received.close()
         self._line.close()
 
@@ -86,7 +86,7 @@ class BlockingConnection:
         self._line.sendall(json.dumps(message, separators=(",", ":")).encode() + b"\n")
 
     def _answer(self) -> dict[str, Any]:
-        """Read up to the answer of the current call. Answer a ping; skip every other message."""
+        """Return the result of the current call. Meanwhile answer pings and skip every other message."""
         while True:
             frame = self._received.readline(_FRAME_LIMIT)
             if not frame.endswith(b"\n"):

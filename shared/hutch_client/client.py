@@ -1,10 +1,11 @@
 """The Python API: `async with HutchClient.connect() as hutch: …`, on anyio.
 
-Theory. All calls share one connection; each follow has its own (`follow`). If the connection is lost, a call that may
-be made twice (it only reads, or has an idempotency key) is made again on a new connection. It fails after `redial_for`
-seconds without a connection.
+Theory. All calls share one connection; each follow has a connection of its own (`follow`). If the connection is lost,
+the client repeats a call on a new connection if that is harmless (the call only reads, or has an idempotency key). The
+call fails after `redial_for` seconds without a connection.
 
-What is always true: nothing is sent to a server whose uid was not checked; a follow yields each event once, in order.
+What is always true: the client checks the server's uid before it sends anything; a follow yields each event once, in
+order.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class HutchClient:
     def __init__(self, path: Path, tasks: TaskGroup, redial_for: float) -> None:
         """Use `connect`."""
         self.refusal: HutchError | None = None
-        """The last error of the current call, if the call is being repeated; else None."""
+        """The error for which the current call is being repeated; None if it is not."""
         self._path = path
         self._tasks = tasks
         self._redial_for = redial_for
@@ -149,7 +150,7 @@ class HutchClient:
     async def follow(
         self, params: m.FollowEvents, on_connection: Callable[[bool], None] | None = None
     ) -> AsyncIterator[Follow]:
-        """Follow a session's events (or `"*"`: all sessions') while the body runs. Raises hutchd's refusal.
+        """Follow a session's events (or `"*"`: all sessions') while the body runs. Raises HutchError if hutchd refuses.
 
         `on_connection(False)` is called when the connection is lost, `on_connection(True)` when it is back.
         Up to 256 events are buffered for the body; when the buffer is full, hutchd keeps the rest.

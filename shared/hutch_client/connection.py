@@ -1,4 +1,4 @@
-"""Connections to hutchd for the Python API: checked, greeted, and made again with growing pauses."""
+"""Connections to hutchd for the Python API: checks the server, greets it, and dials again with growing pauses."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def connected_peer(path: Path, context: C, handlers: dict[str, Handler[C]]
 
 
 class Redial:
-    """How long to keep dialling: pauses that grow, until their sum exceeds the limit."""
+    """Growing pauses between dials, until `redial_for` seconds are over."""
 
     def __init__(self, redial_for: float) -> None:
         """Give up `redial_for` seconds after the first `wait`."""
@@ -70,7 +70,7 @@ class Redial:
 
 @asynccontextmanager
 async def background_tasks() -> AsyncIterator[TaskGroup]:
-    """A task group that is cancelled at the end of its body. An exception of the body leaves it without a group."""
+    """Yield a task group that is cancelled when the body ends. An exception of the body passes through unwrapped."""
     failure = None
     async with anyio.create_task_group() as tasks:
         try:

@@ -178,7 +178,7 @@ class Console:
         return self._talk("tool", *(self._paint(colour, mark + line) for mark, line in zip(marks, shown, strict=True)))
 
     def question(self, asked: Permission) -> list[Piece]:
-        """Return the whole permission request; nothing if it was written last."""
+        """Return the whole permission request; nothing if it is the request written last."""
         if self._last_question == asked.id:
             return []
         self.doing = "waiting for an answer"
@@ -259,7 +259,7 @@ class Console:
 
 
 def question_lines(asked: Permission) -> list[tuple[str, str]]:
-    """Return (colour, line) for a request: what, why, and which rule `always` would add."""
+    """Return (colour, line) for a request: the call, the reason, and the rule that `always` would add."""
     lines: list[tuple[str, str]] = []
     if asked.kind == "plan":
         lines += [
@@ -301,7 +301,7 @@ def _unseen(call: ToolCall) -> dict[str, Any]:
 
 
 def _headline(call: ToolCall) -> tuple[str, str]:
-    """Return the verb and its object, in Hutch's common words where they are known."""
+    """Return the verb and its object; in the common vocabulary where the call has an action there."""
     given = call.command or call.url or call.query or ", ".join(call.paths)
     match call.action:
         case "mcp":

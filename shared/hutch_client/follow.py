@@ -26,10 +26,11 @@ __all__ = ["Follow"]
 
 
 class Follow:
-    """Iterate over it: `async for event in follow`.
+    """The events of one follow: `async for event in follow`.
 
-    It ends when the session is removed; it raises JOURNAL_REPLACED, COMPACTED or CONNECTION_LOST if it cannot continue.
-    `journal` and `head` are those of the last connection; a later follow continues from the cursor `after`.
+    The iteration ends when the session is removed; it raises JOURNAL_REPLACED, COMPACTED or CONNECTION_LOST if it
+    cannot continue. `journal` and `head` are those of the last connection; a later follow continues from the cursor
+    `after`.
     """
 
     def __init__(

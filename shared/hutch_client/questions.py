@@ -1,4 +1,4 @@
-"""Permission requests in words: what is requested, what a user types, and the `answer_permission` parameters of it."""
+"""Permission requests in words, and typed replies as parameters of `answer_permission`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DECISIONS: dict[str, dict[str, Any]] = {
 
 
 def headline(permission: dict[str, Any]) -> str:
-    """Return in one line what is requested."""
+    """Return the request in one line: the questions, the plan or the tool call."""
     call = permission["call"]
     match permission["kind"]:
         case "question":

@@ -65,7 +65,7 @@ def start(argv: Sequence[str] = HUTCHD, *, timeout: float = 30.0) -> int | None:
         )
     deadline = time.monotonic() + timeout
     while True:
-        ended = daemon.poll() is not None  # before the connection: what answers after its end is another one
+        ended = daemon.poll() is not None  # first: a hutchd that answers after this one's end is another one
         if is_running(path):
             if ended:
                 return None
@@ -86,7 +86,7 @@ def log_tail(log: Path, begin: int = 0, lines: int = 20) -> str:
 
 
 def run_hutchd(option: str, *, system: bool) -> str:
-    """Return what hutchd's program prints with one of the options that end at once.
+    """Run hutchd with `--check`, `--config` or another option that only prints; return the output.
 
     HutchError INVALID_PARAMS if it cannot use its settings, INTERNAL if it fails.
     """

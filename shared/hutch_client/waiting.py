@@ -1,4 +1,4 @@
-"""Says what a command waits for if that takes long."""
+"""Reports what a command waits for, if the wait is long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watching a session in a terminal: its events on the screen, its permission requests asked, Ctrl-C handled.
+"""Watches a session in a terminal: shows its events, asks the user about permission requests, handles Ctrl-C.
 
 Closing the terminal loses nothing: the turn goes on, and `hutch attach` shows what happened.
 """
@@ -69,7 +69,7 @@ class TurnWatch:
         return self._code
 
     async def _follow(self, params: m.FollowEvents) -> m.FollowEvents | None:
-        """Follow to the end. If events were compacted, say so and return the parameters to continue after them."""
+        """Follow to the end. If events were compacted, report it and return the parameters to continue after them."""
         try:
             async with self._hutch.follow(params, on_connection=self._report_connection) as follow:
                 head = follow.head
@@ -85,7 +85,7 @@ class TurnWatch:
         return None
 
     async def _show(self, follow: Follow, head: int, waiting: Sequence[m.Permission]) -> None:
-        """Show the history up to `head`, ask the requests that are `waiting`, then show new events."""
+        """Show the history up to `head`, ask the user about the `waiting` requests, then show new events."""
         if not self._options.interactive or follow.after >= head:
             self._ask(*waiting)
         if self._code == exits.NEEDS_ANSWER:
@@ -136,7 +136,7 @@ class TurnWatch:
             self._asking[1].cancel()
 
     async def _answer_questions(self) -> None:
-        """Ask the requests one after the other. A request that is settled elsewhere disappears from the screen."""
+        """Ask the user about one request after the other. A request settled elsewhere disappears from the screen."""
         while True:
             while not self._waiting:
                 self._asked = anyio.Event()
@@ -157,7 +157,7 @@ class TurnWatch:
                     self._waiting.pop(asked.id, None)
 
     async def _typed(self, asked: m.Permission) -> m.AnswerPermission | None:
-        """Ask the user; None if the request was settled elsewhere. An answer that is being sent is not withdrawn."""
+        """Return the user's answer; None if the request was settled elsewhere first. A sent answer is not withdrawn."""
         reply = None
         with anyio.CancelScope() as scope:
             self._asking = (asked.id, scope)
@@ -194,7 +194,7 @@ class TurnWatch:
     # ------------------------------------------------------------ the connection and Ctrl-C
 
     async def _report_why_it_waits(self) -> None:
-        """Say once why the turn has not started; on a terminal show it beside the spinner until the turn starts."""
+        """Print once why the turn has not started; on a terminal also show that beside the spinner until it starts."""
         await two_seconds()
         reported = False
         while not self._begun.is_set():
@@ -216,7 +216,7 @@ class TurnWatch:
     async def _handle_ctrl_c(self, watching: anyio.CancelScope) -> None:
         with anyio.open_signal_receiver(signal.SIGINT) as signals:
             await anext(signals)
-            if self._turn is None and self._console.doing == "idle":  # nothing runs, so there is nothing to stop
+            if self._turn is None and self._console.doing == "idle":  # no turn runs that a second Ctrl-C could stop
                 self._leave(watching)
                 return
             self._screen.say(

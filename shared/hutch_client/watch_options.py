@@ -1,4 +1,4 @@
-"""How a session is watched: what is printed, and whether the user can be asked."""
+"""The options of watching a session: what to print, and whether to ask the user."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class WatchOptions:
     def skip(self) -> tuple[str, ...]:
         """The kinds of events that are not needed."""
         if self.interactive:
-            return ()  # pending requests are asked when the last event of the history arrives, so none may be skipped
+            return ()  # the last event of the history triggers the pending requests, so no kind may be skipped
         if self.output == "json":
             return tuple(kind for kind in KINDS if kind not in _NEEDED)
         return () if self.output == "jsonl" or sys.stdout.isatty() else _DELTAS

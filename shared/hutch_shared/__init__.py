@@ -1,3 +1,3 @@
-"""What daemon, executor and client share: the words, the wire and the facts of a Unix host."""
+"""Code that the daemon, the executor and the client share: the wire, its types, and facts about a Unix host."""
 
 __version__ = "0.1.0"

@@ -15,11 +15,11 @@ class Agent(NamedTuple):
     """One kind of agent."""
 
     display: str
-    """Its name in sentences."""
+    """The agent's name in sentences."""
     summary: str
     """One line for help texts and completion."""
     provider: str | None
-    """Whose API key it needs; None if it needs none."""
+    """The provider whose API key the agent needs; None if it needs none."""
     runner: str
     """The class that drives it, as `module:class`."""
 

@@ -1,4 +1,4 @@
-"""How long to wait before something that failed is tried again."""
+"""The pauses before an operation that failed is tried again."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ __all__ = ["Backoff"]
 
 
 class Backoff:
-    """Pauses that double from `first` to `longest` seconds, each shortened by a random part of it.
-
-    Tries that lie `steady` seconds or more apart belong to different failures: the pauses start over. The random part
-    keeps many clients of one server from coming back at the same moment.
+    """Pauses that double from `first` to `longest` seconds, each shortened by a random part. If two calls of `next` lie
+    `steady` seconds or more apart, the pauses start over with `first`. The random part keeps many clients of one server
+    from coming back at the same moment.
     """
 
     def __init__(
@@ -26,7 +25,7 @@ class Backoff:
         clock: Callable[[], float] = time.monotonic,
         rand: Callable[[], float] = random.random,
     ) -> None:
-        """`jitter`: the largest part of a pause that is taken off, 0 to 1. `steady`: twice `longest` unless given.
+        """`jitter`, from 0 to 1: the largest part by which a pause is shortened. `steady`: twice `longest` by default.
 
         `clock` returns seconds; `rand` returns a number from 0 up to, but not including, 1.
         """

@@ -1,7 +1,7 @@
 """The private link between hutchd and hutch-broker: the messages on `broker-control.sock`, and the broker's boot line.
 
-hutchd dials and sends `hello` with the link's token; the broker answers nothing else before. Then both sides may call.
-Secrets cross only this link, and only towards the broker. The broker numbers its records, keeps them until hutchd
+hutchd dials and sends `hello` with the link's token; before that the broker answers no other call. Then both sides may
+call. Secrets cross only this link, and only towards the broker. The broker numbers its records, keeps them until hutchd
 acknowledges them, and reports them again after a reconnect: the number shows which ones hutchd already has.
 """
 
@@ -60,15 +60,15 @@ class BrokerBoot(Wire, frozen=True, omit_defaults=True):
     """The socket that agents dial, alone in a directory that hutchd made."""
     protocol: int = PROTOCOL
     everyone: bool = False
-    """Agents of other accounts dial it too."""
+    """Whether agents of other accounts may dial the socket."""
     tcp: bool = False
-    """Listen on a port of the loopback interface as well."""
+    """Whether to listen on a port of the loopback interface too."""
     ca_file: str | None = None
     """Certificates to trust besides the system's."""
     proxies: dict[str, str] = msgspec.field(default_factory=dict)
-    """By scheme (`http`, `https`); `no` has the exceptions, as in NO_PROXY."""
+    """Proxies by scheme (`http`, `https`); `no` has the exceptions, as in NO_PROXY."""
     prices: dict[str, Price] = msgspec.field(default_factory=dict)
-    """By model; they take precedence over the built-in table."""
+    """Prices by model, which override the built-in table."""
     header_timeout: float = 10.0
     idle_timeout: float = 75.0
     connect_timeout: float = 10.0
@@ -79,7 +79,7 @@ class BrokerBoot(Wire, frozen=True, omit_defaults=True):
     records: int = 100_000
     """The number of records kept for hutchd. At this limit requests are refused: they cannot be recorded."""
     linger: float = 60.0
-    """After this many seconds without leases and without hutchd the broker ends."""
+    """Seconds without leases and without hutchd after which the broker ends."""
 
     def __repr__(self) -> str:
         return f"<BrokerBoot {self.socket}>"
@@ -121,7 +121,7 @@ class LeaseState(Wire, frozen=True, omit_defaults=True):
     expires_in: float
     requests: int
     usd: float | None = None
-    """None: unlimited."""
+    """The dollars that the lease may still use; None means unlimited."""
     streams: int = 0
 
 
@@ -171,7 +171,7 @@ class NeedKey(Wire, frozen=True, omit_defaults=True):
 
 
 class Key(Wire, frozen=True, omit_defaults=True):
-    """The secret of a lease. It may go to `base_url`; None: to the provider."""
+    """The secret of a lease. The broker may send it to `base_url`, or to the provider if that is None."""
 
     secret: str
     kind: CredentialKind
@@ -183,7 +183,8 @@ class Key(Wire, frozen=True, omit_defaults=True):
 
 
 class Record(Wire, frozen=True, omit_defaults=True):
-    """One request: forwarded (`status` is the provider's, 0 without an answer), or refused with a reason.
+    """One request that the broker forwarded (`status` is the provider's, 0 without an answer), or refused with a
+    reason.
 
     `n` numbers both. `lease` is empty if the request had no known lease. Cached tokens are not in `input`. `usd` None:
     the price or the usage is unknown.

@@ -1,6 +1,6 @@
 """The only errors that may cross a process boundary: a stable reason, its JSON-RPC code, a sentence for the reader.
 
-Any other exception crosses as `internal` with an id that the log has too, never with its text.
+Any other exception crosses as `internal`, without its text; its id leads to the details in the log.
 """
 
 from __future__ import annotations

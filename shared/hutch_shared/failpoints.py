@@ -1,9 +1,9 @@
-"""Named places where a test can make the process die, and what a process was promised.
+"""Failpoints, named places where a test can kill the process; and a log of the promises made to a process.
 
-`HUTCH_FAILPOINT=name[:k]` kills the process (SIGKILL, as a power cut would) at its k-th pass of that place; with
-`HUTCH_FAILPOINT_MARK=file` only the one of several processes that finds the file and removes it.
-`HUTCH_WITNESS=file` collects what processes were promised. All are read once, when the module is imported; without
-them nothing happens.
+`HUTCH_FAILPOINT=name[:k]` kills the process (SIGKILL, like a power cut) when it passes that place for the k-th time.
+With `HUTCH_FAILPOINT_MARK=file` too, only the first process that can remove the file is killed. `HUTCH_WITNESS=file`
+collects promises made to processes: for example, an event that was acknowledged. The variables are read once, at
+import; without them nothing happens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 __all__ = ["VARIABLES", "WITNESSED", "failpoint", "witness"]
 
 VARIABLES: Final = ("HUTCH_FAILPOINT", "HUTCH_FAILPOINT_MARK", "HUTCH_WITNESS")
-"""What a process has to hand on to those it starts."""
+"""Variables that a process must pass on to the processes that it starts."""
 
 
 def _parse(text: str) -> tuple[str | None, int]:
@@ -30,11 +30,11 @@ _MARK: Final = os.environ.get("HUTCH_FAILPOINT_MARK")
 _passes: Final = itertools.count(1)
 _WITNESS: Final = os.environ.get("HUTCH_WITNESS")
 WITNESSED: Final = _WITNESS is not None
-"""Whether somebody collects what is said to `witness`: for where there is much to say."""
+"""Whether `witness` writes anything. Check it before preparing many calls of `witness`."""
 
 
 def failpoint(name: str) -> None:
-    """Die here, without any clean-up, if this is the pass of the place that the environment names."""
+    """Kill this process, without clean-up, if HUTCH_FAILPOINT names this place and this pass of it."""
     if name == _NAME and next(_passes) == _PASS and _is_meant():
         witness("died", name, os.getpid())
         os.kill(os.getpid(), signal.SIGKILL)
@@ -50,7 +50,7 @@ def _is_meant() -> bool:
 
 
 def witness(name: str, *values: str | int) -> None:
-    """Note what this process was promised, where somebody collects it."""
+    """Append a promise made to this process to the file HUTCH_WITNESS, if that is set."""
     if _WITNESS is not None:
         with open(_WITNESS, "ab", buffering=0) as file:
             file.write(json.dumps([name, *values]).encode() + b"\n")

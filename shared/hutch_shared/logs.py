@@ -1,6 +1,6 @@
 """Logs to standard error, without secrets: JSON lines, or colour on a terminal.
 
-Records of `logging`, from libraries and our own lower modules, take the same path.
+Records of the standard `logging`, from libraries and from Hutch, pass through the same redaction.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SECRET_TEXT: Final = re.compile(
 
 
 def redact_text(text: str) -> str:
-    """Return `text` with keys, tokens and passwords in URLs replaced, as far as their form shows them."""
+    """Return `text` with keys, tokens and passwords in URLs replaced, where their form gives them away."""
     for mask in _also:
         text = mask(text)
     return _SECRET_TEXT.sub(_HIDDEN, text)
@@ -47,7 +47,7 @@ _also: list[Callable[[str], str]] = []
 
 
 def mask_also(mask: Callable[[str], str]) -> None:
-    """Apply `mask` to every text of the logs from now on; it replaces the secrets that it knows."""
+    """Apply `mask`, which replaces the secrets that it knows, to every logged text from now on."""
     _also.append(mask)
 
 
@@ -67,7 +67,7 @@ def redact(value: Any) -> Any:
 
 
 def _is_secret(key: Any, value: Any) -> bool:
-    """Tell whether the key names a secret. A number is not one: `tokens` may be a count."""
+    """Return whether `value` is a secret by its key. A number is not a secret: `tokens` may be a count."""
     return isinstance(key, str) and not isinstance(value, int | float) and bool(_SECRET_NAME.search(key))
 
 

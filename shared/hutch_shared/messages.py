@@ -112,11 +112,11 @@ class Isolation(Wire, frozen=True, omit_defaults=True):
     level: IsolationLevel
     why: str
     insiders: str = ""
-    """How hutchd recognises a process of the session at the client socket, and what would escape that."""
+    """How hutchd recognises a process of the session at the client socket, and which processes it would miss."""
     keys_why: str = ""
     """The reason for the session's `keys`, a sentence."""
     asked: IsolationLevel | None = None
-    """The lowest level that the session may start with, by request or by the settings."""
+    """The lowest isolation level that the session accepts, from the request or the settings."""
     missing: str = ""
     """What a higher level needs here and how to get it; empty at the highest level."""
     limits: str = ""
@@ -267,7 +267,7 @@ class BrokerState(Wire, frozen=True, omit_defaults=True):
 
     state: Literal["up", "down", "idle"]
     detail: str = ""
-    """Why it is not up: the end of a sentence."""
+    """The reason why the broker is not up, as a clause."""
     leases: int = 0
     streams: int = 0
     requests: int = 0
@@ -313,7 +313,7 @@ class OpenSession(Wire, frozen=True, omit_defaults=True):
     """The name of the stored key to use; None for the default one."""
     idempotency_key: Short | None = None
     account: Short | None = None
-    """The Unix account to run as, if not the caller's own. The settings say who may choose which."""
+    """The Unix account to run as, if not the caller's own. The settings limit the choice."""
     isolation: IsolationLevel | None = None
     """The lowest acceptable level; `isolation_unavailable` if it cannot be met. The settings may require more."""
 
@@ -510,7 +510,7 @@ class ApiKey(Wire, frozen=True, omit_defaults=True):
     base_url: str | None = None
     chosen: bool = False
     trouble: str = ""
-    """Why it cannot be used: a sentence, or empty."""
+    """The reason why the key cannot be used, a sentence; empty if it can."""
 
 
 class ApiKeys(Wire, frozen=True, omit_defaults=True):
@@ -693,7 +693,7 @@ class Hello(Wire, frozen=True, omit_defaults=True):
     """The highest daemon epoch that this executor has seen."""
     session: str | None = None
     turn: str | None = None
-    """The turn that it runs, or whose end is not acknowledged yet."""
+    """The running turn, or the last one while its end is not acknowledged."""
     last_n: int = 0
 
 
@@ -781,7 +781,7 @@ class SandboxSpec(Wire, frozen=True, omit_defaults=True):
 
 
 class AccountSetup(Wire, frozen=True, omit_defaults=True):
-    """What the agent inherits of its account's set-up, if the account is not hutchd's own."""
+    """The PATH and umask that the agent gets from its account, if the account is not hutchd's own."""
 
     path: Literal["login", "fixed"] = "fixed"
     """`login`: the PATH that the account's login shell sets; `fixed`: the executor's PATH."""
@@ -805,7 +805,7 @@ class PrepareSession(Wire, frozen=True, omit_defaults=True):
     resume: str | None = None
     fork: bool = False
     retries: int = 2
-    """How often the agent repeats a failed request to the provider."""
+    """The number of times that the agent repeats a failed request to the provider."""
     stream_idle: float = 90.0
     """Seconds of silence after which a stream from the provider counts as dead."""
     permission_expiry: float = 600.0
@@ -846,7 +846,7 @@ class InterruptExecutor(Wire, frozen=True, omit_defaults=True):
 
 
 class Interrupted(Wire, frozen=True, omit_defaults=True):
-    """Nothing of the turn starts after this answer; the event `turn_ended` follows."""
+    """After this answer the turn starts nothing more; the event `turn_ended` follows."""
 
     was_running: bool
 

@@ -27,7 +27,7 @@ class Method:
     result: type[msgspec.Struct] | None
     doc: str
     changes: bool = False
-    """It changes state: refused to processes of a session that dial the client socket."""
+    """Whether the method changes state. hutchd refuses such methods to processes of a session."""
     control: bool = True
     hot: bool = False
 
@@ -82,7 +82,9 @@ CLIENT: Final[Table] = _table(
         m.Permission,
         "Decides a permission request; the first decision stands.",
     ),
-    _changing("interrupt_turn", m.InterruptTurn, m.Turn, "Stops the running turn; nothing starts after the reply."),
+    _changing(
+        "interrupt_turn", m.InterruptTurn, m.Turn, "Stops the running turn; after the reply it starts nothing more."
+    ),
     _changing("cancel_turn", m.TurnRef, m.Turn, "Removes a queued turn from the queue."),
     _changing("close_session", m.CloseSession, m.Session, "Ends the session and its processes; its record stays."),
     _changing("delete_session", m.SessionRef, m.Nothing, "Removes a closed session and its record."),
@@ -134,7 +136,7 @@ TO_EXECUTOR: Final[Table] = _table(
     _request("prepare_session", m.PrepareSession, m.Prepared, "Assigns a session and connects the agent."),
     _request("execute_prompt", m.ExecutePrompt, m.Accepted, "Starts a turn; idempotent by turn id."),
     _request(
-        "interrupt_turn", m.InterruptExecutor, m.Interrupted, "Stops the turn; nothing of it starts after the reply."
+        "interrupt_turn", m.InterruptExecutor, m.Interrupted, "Stops the turn; after the reply it starts nothing more."
     ),
     _request("set_permission_mode", m.SetMode, m.Nothing, "Reports the session's new mode."),
     _request("resolve_paths", m.ResolvePaths, m.ResolvedPaths, "Resolves paths as the account."),

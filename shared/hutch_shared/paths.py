@@ -1,7 +1,7 @@
 """The paths of settings, state and sockets: a user's or the host's.
 
-Variables of the environment take precedence, so that several daemons can run side by side. By default nothing is put
-into /tmp: without a runtime directory of the user, it is below the state directory.
+Variables of the environment take precedence, so that several daemons can run side by side. No default path is in /tmp:
+if the user has no runtime directory, the sockets are below the state directory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SYSTEM_RUNTIME: Final = Path("/run/hutch")
 
 
 class Paths(NamedTuple):
-    """The paths of one hutchd. `host` is the client socket to dial; it may be another daemon's."""
+    """The paths of one hutchd. `host` is the client socket that clients dial, perhaps another daemon's."""
 
     config: Path
     """The settings file."""
@@ -73,7 +73,7 @@ def find_paths(environ: Mapping[str, str] | None = None, *, system: bool = False
 def find_host(environ: Mapping[str, str] | None = None, *, system: bool = False) -> Path:
     """Return the client socket to dial: HUTCH_HOST (the socket, or the directory it is in), else hutchd's own.
 
-    Fast if the environment decides it: every start of the client calls it.
+    Fast if the environment names the socket, since every start of the client calls this function.
     """
     environ = os.environ if environ is None else environ
     host = _given(environ, "HUTCH_HOST") or _runtime(environ, system)

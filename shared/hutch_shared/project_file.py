@@ -12,7 +12,7 @@ __all__ = ["POLICY_FILE", "TEXT_LIMIT", "UNUSABLE", "PolicyFile", "read_project_
 POLICY_FILE: Final = (".hutch", "policy.toml")
 TEXT_LIMIT: Final = 64 * 1024
 UNUSABLE: Final = "!! This project's policy file cannot be used: "
-"""Starts the text that stands for an unreadable file; the reason follows. It is not TOML."""
+"""The start of the text that replaces an unreadable file; the reason follows. The text is not TOML."""
 _NO_LINKS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 

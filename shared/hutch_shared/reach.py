@@ -1,7 +1,7 @@
 """Whether an account can reach a file: checks each component of its path, as the kernel does.
 
-Uses owners and modes only, which every account may read. Access control lists and security modules can allow or forbid
-more; where that matters, only an attempt shows it.
+It uses owners and modes only, which every account may read. Access control lists and security modules may decide
+otherwise; only an attempt to open the file shows that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LINKS: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class PathReader:
-    """An account that wants to reach files, with all its current groups."""
+    """An account that reads files, with all its current groups."""
 
     name: str
     uid: int
@@ -46,7 +46,7 @@ class PathReader:
 
 
 def closed(path: str | Path, reader: PathReader, bits: int = 4) -> str | None:
-    """Return what keeps `reader` from `path`, as a clause about the first such component; None if nothing does.
+    """Return why `reader` cannot reach `path`: a clause about the first component that stops it. None if it can.
 
     Links are followed, as in the kernel. `bits` is the access wanted to the last component; a directory must also be
     traversable.

@@ -20,7 +20,7 @@ def now_ms() -> int:
 
 
 def awake_ms() -> int:
-    """Return the milliseconds of this boot in which the machine was awake: the clock of lifetimes."""
+    """Return the milliseconds since boot, without those in which the machine slept. Lifetimes use this clock."""
     return time.monotonic_ns() // 1_000_000
 
 

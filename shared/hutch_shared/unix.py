@@ -1,7 +1,7 @@
 """Peers, processes and Unix sockets, as the kernel reports them.
 
-Which account and process a peer is, which process a pid names, whether a path is safe to listen on. Nothing here
-blocks or needs an event loop.
+It finds the account and process of a peer, identifies processes, and checks that a path is safe to listen on. Nothing
+here blocks or needs an event loop.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _XUCRED: Final = struct.Struct("=IIh2x16I")  # macOS: cr_version, cr_uid, cr_ngr
 
 
 class Credentials(NamedTuple):
-    """The peer when it connected or began to listen. Its pid may name another process by now."""
+    """The peer's ids when it connected or began to listen. The pid may belong to another process by now."""
 
     uid: int
     gid: int
@@ -86,7 +86,7 @@ def peer_credentials(sock: socket.socket) -> Credentials:
 
 
 class Process(NamedTuple):
-    """One process, distinct from others that have had its pid. `start` is in clock ticks since boot."""
+    """One process. `start`, in clock ticks since boot, distinguishes it from others with the same pid."""
 
     pid: int
     start: int
@@ -122,8 +122,8 @@ def start_time(pid: int) -> int | None:
 def ancestors(pid: int) -> list[int]:
     """Return `pid` and its ancestors in this pid namespace, nearest first. Empty outside Linux.
 
-    A parent that ends during the look-up hands its children on, and its pid may be reused at once. So the result counts
-    only when two consecutive look-ups agree. Empty if the process does not exist or the look-ups never agree.
+    If a parent ends during the look-up, its children get another parent, and its pid may be reused at once. So two
+    consecutive look-ups must agree. Empty if the process does not exist or the look-ups never agree.
     """
     line = _line_of(pid)
     for _ in range(_LOOKS):

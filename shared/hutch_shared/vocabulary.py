@@ -1,8 +1,8 @@
 """Claude-style tool calls in the common vocabulary, which rules judge and people read.
 
-Pure, and the only module with this knowledge: an agent's call, one that a user edited and one in a test case of a
-policy are translated alike. The agent's input may be hostile, so nothing here raises: a field of a wrong type counts as
-missing, and a call without the field that its action is judged by needs a decision. The input itself is not changed.
+Pure, and the only module that translates calls: an agent's own, those that a user edited, and those in a policy's test
+cases. The agent's input may be hostile, so nothing here raises: a field of a wrong type counts as missing. If the
+missing field is the one by which rules judge the action, no rule allows the call. The input itself is not changed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from hutch_shared import messages as m
 __all__ = ["DIFF_LIMIT", "to_call", "to_questions"]
 
 DIFF_LIMIT: Final = 64 * 1024
-"""Characters of a diff. A longer one is cut, and says so."""
+"""Characters of a diff. A longer diff is cut and ends with a note."""
 _COMPARED_LINES: Final = 1000
-"""Lines of one call. For more, a text made for that purpose could make the comparison take seconds."""
+"""The lines of one call up to which texts are compared. A hostile text with more lines could make that take seconds."""
 _CUT: Final = "… (cut)"
 _DESCRIPTION_LIMIT: Final = 1000
 _QUESTIONS_LIMIT: Final = 20

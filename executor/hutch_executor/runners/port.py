@@ -84,7 +84,7 @@ class AgentRunner(Protocol):
         ...
 
     async def interrupt(self) -> None:
-        """Stop the turn. After the return nothing of the turn starts; `run` returns soon after."""
+        """Stop the turn. After the return the turn starts nothing more; `run` returns soon after."""
         ...
 
     async def set_mode(self, mode: m.PermissionMode) -> None:

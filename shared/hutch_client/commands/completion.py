@@ -1,11 +1,11 @@
-"""completion: the completion script for shells, and the completions that it asks for.
+"""completion: prints the completion script of a shell, and answers that script's requests.
 
 At each Tab the script runs `hutch` with the line in the environment (argcomplete's protocol). `answer` reads the parser
 of the command on that line, so every option is known. The metavar of an argument gives its values: a SESSION or REQUEST
 from hutchd, a FILE or DIR from the disk, an ACCOUNT from the system.
 
-What is always true: only the module of the command is imported; only completions are printed; hutchd has half a second
-to answer, after which there are no values.
+What is always true: only the module of the command is imported; only completions are printed; if hutchd does not answer
+within half a second, it gives no values.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def answer() -> NoReturn:
         always_complete_options=False,
         default_completer=SuppressCompleter(),
     )
-    raise SystemExit(exits.FAILED)  # not reached: argcomplete ends the process
+    raise SystemExit(exits.FAILED)  # unreachable: argcomplete ends the process
 
 
 def _parser(chosen: str) -> Parser:
@@ -99,7 +99,7 @@ def _sessions(command: str) -> Offer:
     def offer(**_: Any) -> dict[str, str]:
         state = None if command in _WITH_CLOSED else "open"
         offered = {}
-        for one in _asked("list_sessions", "sessions", state=state):
+        for one in _listed("list_sessions", "sessions", state=state):
             description = f"{one['state']}, {one['agent']} in {one_line(one['cwd'], 60)}"
             offered[one["id"]] = f"{one_line(one['name'], 40)}: {description}"
             if _is_plain(one["name"]):
@@ -113,13 +113,13 @@ def _requests(_: str) -> Offer:
     def offer(**_: Any) -> dict[str, str]:
         from hutch_client.questions import headline
 
-        return {one["id"]: one_line(headline(one), 60) for one in _asked("list_permissions", "permissions")}
+        return {one["id"]: one_line(headline(one), 60) for one in _listed("list_permissions", "permissions")}
 
     return offer
 
 
-def _asked(method: str, what: str, **params: Any) -> list[dict[str, Any]]:
-    """Return hutchd's records; none if it does not answer in time."""
+def _listed(method: str, what: str, **params: Any) -> list[dict[str, Any]]:
+    """Return the records that hutchd lists; none if it does not answer in time."""
     from hutch_client.blocking import BlockingConnection  # late: most completions need no hutchd
 
     try:
@@ -131,7 +131,7 @@ def _asked(method: str, what: str, **params: Any) -> list[dict[str, Any]]:
 
 
 def _is_plain(name: str) -> bool:
-    """Return whether the name is safe in every shell: others choose names, and completing one must not run it."""
+    """Return whether no shell would run code in the name when it completes it: other users choose names."""
     return bool(name) and name[0] != "-" and all(one.isalnum() or one in "-_.+@" for one in name)
 
 
@@ -148,14 +148,14 @@ _NOBODY: Final = 65534
 
 
 def _files(_: str) -> Offer:
-    return lambda prefix, **_: dict.fromkeys(_beginning(prefix, directories=False), "")
+    return lambda prefix, **_: dict.fromkeys(_paths_with_prefix(prefix, directories=False), "")
 
 
 def _directories(_: str) -> Offer:
-    return lambda prefix, **_: dict.fromkeys(_beginning(prefix, directories=True), "")
+    return lambda prefix, **_: dict.fromkeys(_paths_with_prefix(prefix, directories=True), "")
 
 
-def _beginning(prefix: str, *, directories: bool) -> Iterator[str]:
+def _paths_with_prefix(prefix: str, *, directories: bool) -> Iterator[str]:
     """Yield the paths with this prefix, as they are typed; a directory ends with a slash."""
     above, slash, begun = prefix.rpartition("/")
     try:

@@ -1,7 +1,7 @@
-"""config show, path, check: the settings of hutchd, and where each of them comes from.
+"""config show, path, check: the settings of hutchd and the origin of each.
 
-hutchd's own program reads them: only it knows the settings and their defaults. It prints the settings that a hutchd
-would have if it started here and now. No hutchd needs to run.
+The program `hutchd` reads and prints them, since only it knows their defaults: the settings that a hutchd would have if
+it started now. No hutchd needs to run.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class _Setting(NamedTuple):
     value: Any
     origin: str
     record: dict[str, Any]
-    """As `-o json --origin` prints it."""
+    """The setting as `-o json --origin` prints it."""
 
 
-def _which(parser: argparse.ArgumentParser) -> None:
+def _system_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--system",
         action="store_true",
@@ -55,7 +55,7 @@ def _show_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="with where each value comes from: file:line, environment, default",
     )
-    _which(parser)
+    _system_argument(parser)
     output(parser, "text", "json")
 
 
@@ -118,7 +118,7 @@ def _setting(shown: dict[str, Any], file: str) -> _Setting:
 
 
 def _tree(settings: list[_Setting], below: int = 0) -> dict[str, Any]:
-    """Return nested tables whose values are the settings; keys without their first `below` parts."""
+    """Return the settings as nested tables; the first `below` parts of each key are left out."""
     tree: dict[str, Any] = {}
     for one in settings:
         table = tree
@@ -133,7 +133,7 @@ def _values(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _toml(settings: list[_Setting], *, origin: bool) -> str:
-    """Return settings as a TOML file. A setting without a value is a comment there: TOML has no null."""
+    """Return settings as a TOML file. A setting without a value becomes a comment, since TOML has no null."""
     from tomlkit import document, dumps
 
     file = document()
@@ -193,7 +193,7 @@ _VERBS = {
     "show": Command(
         _show_arguments, _show, "Print the settings in force as TOML; with --origin, also where each is from."
     ),
-    "path": Command(_which, _path, "Print the path of the settings file."),
-    "check": Command(_which, _check, "Check the settings; exit 2 with the reason if they cannot be used."),
+    "path": Command(_system_argument, _path, "Print the path of the settings file."),
+    "check": Command(_system_argument, _check, "Check the settings; exit 2 with the reason if they cannot be used."),
 }
 COMMANDS = {"config": group(_VERBS, "Show and check the settings of hutchd; no hutchd needs to run.")}

@@ -76,10 +76,10 @@ def _stop(given: argparse.Namespace) -> int:
                     error.reason, f"A turn of {ref} runs or is queued. `hutch stop -f {ref}` (--force) stops it too."
                 ) from None
 
-        return _each(given.sessions, stop)
+        return _for_each(given.sessions, stop)
 
 
-def _each(refs: Iterable[str], act: Callable[[str], None]) -> int:
+def _for_each(refs: Iterable[str], act: Callable[[str], None]) -> int:
     """Act on each session. Report an error and go on; return the exit code of the first error."""
     code = exits.OK
     for ref in refs:
@@ -113,7 +113,7 @@ def _rm(given: argparse.Namespace) -> int:
                 hutch.call("close_session", session=session["id"], force=True)
             hutch.call("delete_session", session=session["id"])
 
-        return _each(given.sessions, remove)
+        return _for_each(given.sessions, remove)
 
 
 def _fork_arguments(parser: argparse.ArgumentParser) -> None:
@@ -129,7 +129,7 @@ def _fork(given: argparse.Namespace) -> int:
 
 COMMANDS = {
     "mode": Command(_mode_arguments, _mode, "Change a session's permission mode, also during a turn."),
-    "interrupt": Command(_interrupt_arguments, _interrupt, "Stop the running turn; after that nothing of it starts."),
+    "interrupt": Command(_interrupt_arguments, _interrupt, "Stop the running turn; it then starts nothing more."),
     "stop": Command(_stop_arguments, _stop, "Close sessions and end their processes; their record stays."),
     "rm": Command(_rm_arguments, _rm, "Remove closed sessions and their record."),
     "fork": Command(_fork_arguments, _fork, "Open a session that continues this one's conversation; print its id."),

@@ -25,7 +25,7 @@ def _output(parser: argparse.ArgumentParser) -> None:
     output(parser, "text", "json")
 
 
-def _nothing(parser: argparse.ArgumentParser) -> None:
+def _no_arguments(parser: argparse.ArgumentParser) -> None:
     """Take no arguments."""
 
 

@@ -1,4 +1,4 @@
-"""doctor: finds problems and says what to do, as far as a client can see; hutchd's own program looks at its files."""
+"""doctor: finds the problems that a client can see, with advice; `hutchd --doctor` examines hutchd's own files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _doctor(given: argparse.Namespace) -> int:
 
 
 def _sudo_rule() -> int:
-    """Print the content of sudo's file as hutchd's program knows it; visudo checks it where there is one."""
+    """Print the sudo rule for hutch-launcher, as `hutchd` gives it; visudo checks the rule if it is installed."""
     import shutil
     import subprocess
 
@@ -111,7 +111,8 @@ def _examine(*, system: bool) -> Iterator[tuple[str, str | None]]:
             f"broker: {words}",
             None if up else "Agents reach no model until it is up. hutchd restarts it.",
         )
-    own = keys or status["mode"] == "system"  # there each user has their own keys, and an administrator may need none
+    # In system mode each user has their own keys; an administrator may need none.
+    own = keys or status["mode"] == "system"
     yield f"model keys: {len(keys)}", None if own else "Add one: `hutch key add anthropic`."
     for key in keys:
         if trouble := key.get("trouble"):
@@ -127,7 +128,7 @@ def _examine(*, system: bool) -> Iterator[tuple[str, str | None]]:
 
 
 def _examine_inside(path: Path) -> Iterator[tuple[str, str | None]]:
-    """Yield what hutchd's own program finds in its settings and files, as far as the caller may read them."""
+    """Yield the findings of `hutchd --doctor` in hutchd's settings and files, as far as the caller may read them."""
     import subprocess
 
     from hutch_client.starting import HUTCHD

@@ -21,7 +21,7 @@ def _attach_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _attach(given: argparse.Namespace) -> int:
-    from hutch_client.commands import following  # late, here and below: help and completion come without it
+    from hutch_client.commands import following  # late, here and below: help and completion do not need it
 
     return following.attach(given, look_back=_LOOK_BACK)
 

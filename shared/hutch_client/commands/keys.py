@@ -19,14 +19,14 @@ __all__ = ["COMMANDS"]
 
 _INPUT_LIMIT: Final = 1 << 16
 _OAUTH: Final = ("refresh_token", "refresh_url", "client_id")
-"""Fields of a log-in that are passed on; a token endpoint may return others, which are dropped."""
+"""The fields of a log-in that hutchd gets. A token endpoint may return other fields; those are dropped."""
 
 
 def _provider(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("provider", metavar="PROVIDER", help="such as anthropic")
 
 
-def _which(parser: argparse.ArgumentParser) -> None:
+def _key_arguments(parser: argparse.ArgumentParser) -> None:
     _provider(parser)
     parser.add_argument(
         "--name", default="default", help="name of the key, if you have several of a provider (default: %(default)s)"
@@ -38,7 +38,7 @@ def _output(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    _which(parser)
+    _key_arguments(parser)
     parser.set_defaults(
         surplus="a key cannot be an argument, since others can see arguments. Give it on standard input or at the"
         " prompt. If this was a key, your shell's history has it now"
@@ -172,7 +172,7 @@ def _explain(given: argparse.Namespace) -> int:
     return exits.OK
 
 
-def _nothing(parser: argparse.ArgumentParser) -> None:
+def _no_arguments(parser: argparse.ArgumentParser) -> None:
     """Take no arguments."""
 
 
@@ -192,8 +192,8 @@ _VERBS = {
     "add": Command(_add_arguments, _add, "Store a key, read from standard input or a hidden prompt."),
     "ls": Command(_output, _ls, "List keys, without their secrets; * marks the one you chose."),
     "use": Command(_use_arguments, _use, "Choose the key for sessions that name none."),
-    "rm": Command(_which, _rm, "Delete a key, and end its use at once."),
+    "rm": Command(_key_arguments, _rm, "Delete a key, and end its use at once."),
     "explain": Command(_explain_arguments, _explain, "Show which key is used, why, and what the agent gets."),
-    "rotate-master": Command(_nothing, _rotate, "Replace the master key while hutchd works."),
+    "rotate-master": Command(_no_arguments, _rotate, "Replace the master key while hutchd works."),
 }
 COMMANDS = {"key": group(_VERBS, "Add, choose, explain and remove model keys.")}

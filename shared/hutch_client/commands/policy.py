@@ -38,7 +38,7 @@ def _output(parser: argparse.ArgumentParser) -> None:
     output(parser, "text", "json")
 
 
-def _where(parser: argparse.ArgumentParser) -> None:
+def _place_arguments(parser: argparse.ArgumentParser) -> None:
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--session", metavar="SESSION", help="in this session: id, prefix of an id, or name")
     place.add_argument("-C", "--directory", metavar="DIR", help="in this directory (default: the current one)")
@@ -58,7 +58,7 @@ def _place(hutch: BlockingConnection, given: argparse.Namespace) -> dict[str, An
 
 
 def _show_arguments(parser: argparse.ArgumentParser) -> None:
-    _where(parser)
+    _place_arguments(parser)
     _output(parser)
 
 
@@ -85,12 +85,12 @@ def _explain_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tool", metavar="TOOL", help="such as Bash, Edit, WebFetch, mcp__server__tool")
     parser.add_argument("input", metavar="INPUT", help="the command, path, URL or query; or the whole input as JSON")
     parser.add_argument("--mode", choices=MODES, help="as if in this mode")
-    _where(parser)
+    _place_arguments(parser)
     _output(parser)
 
 
 def tool_input(tool: str, text: str) -> dict[str, Any]:
-    """Return the tool input that `text` gives: a JSON object, or the tool's main parameter.
+    """Return the tool input that `text` gives, either as a JSON object or as the tool's main parameter.
 
     Raises HutchError INVALID_PARAMS.
     """

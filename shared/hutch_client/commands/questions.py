@@ -90,14 +90,14 @@ def _session(hutch: BlockingConnection, ref: str) -> str | None:
         return None
 
 
-def _which(parser: argparse.ArgumentParser) -> None:
+def _request_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "permission", metavar="REQUEST", help="id, prefix of an id, or a session with one pending request"
     )
 
 
 def _approve_arguments(parser: argparse.ArgumentParser) -> None:
-    _which(parser)
+    _request_argument(parser)
     scope = parser.add_mutually_exclusive_group()
     parser.set_defaults(scope="once")
     scope.add_argument(
@@ -145,7 +145,7 @@ def _suggested(asked: dict[str, Any]) -> str:
 
 
 def _deny_arguments(parser: argparse.ArgumentParser) -> None:
-    _which(parser)
+    _request_argument(parser)
     parser.add_argument("-m", "--message", help="a message to the agent")
     parser.add_argument("--stop", action="store_true", help="stop the turn too")
 
@@ -159,7 +159,7 @@ def _deny(given: argparse.Namespace) -> int:
 
 
 def _answer_arguments(parser: argparse.ArgumentParser) -> None:
-    _which(parser)
+    _request_argument(parser)
     parser.add_argument(
         "answers", metavar="ANSWER", nargs="+", help="one for each question: a number, a label or your own words"
     )

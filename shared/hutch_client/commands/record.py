@@ -1,6 +1,6 @@
-"""audit and usage: who decided what, and what it cost.
+"""audit and usage: the record of decisions, and the tokens and dollars used.
 
-Usage is shown as the broker counted it, where it did: an agent cannot change the broker's count.
+Usage is the broker's count where there is one, since an agent cannot change it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ _CENT: Final = 0.01
 
 
 def _difference(row: dict[str, Any]) -> str:
-    """Return what the agent reports, if that differs from the broker's count."""
+    """Return the agent's own count as text, if it differs from the broker's."""
     counted, reported = row.get("broker"), row["usage"]
     if counted is None:
         return "as the agent reports it"

@@ -53,7 +53,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(given: argparse.Namespace) -> int:
-    from hutch_client.commands import running  # late: help and completion come without it
+    from hutch_client.commands import running  # late: help and completion do not need it
 
     return running.run(given)
 

@@ -36,7 +36,7 @@ def run(given: argparse.Namespace) -> int:
     if misplaced:
         option = misplaced[0].replace("_", "-")
         raise HutchError(Reason.INVALID_PARAMS, f"--{option} is for a new session; {given.session} has its own.")
-    opened = None if given.session else _new_session(given)  # first: report wrong arguments before anything starts
+    opened = None if given.session else _new_session(given)  # first, so that wrong arguments start nothing
     prompt = _read_prompt(given.prompt)
     _ensure_daemon()
     return anyio.run(_talk, given, opened, prompt)
@@ -52,7 +52,7 @@ def _read_prompt(prompt: str | None) -> str:
 
 
 def _ensure_daemon() -> None:
-    """Start the user's hutchd if none runs. One that HUTCH_HOST names is not started."""
+    """Start the user's hutchd if none runs. A hutchd that HUTCH_HOST names is never started."""
     if "HUTCH_HOST" not in os.environ and not starting.is_running(socket_path()):
         pid = starting.start()
         if pid is not None:
@@ -109,7 +109,7 @@ def _new_session(given: argparse.Namespace) -> m.OpenSession:
     script = given.script and os.path.abspath(given.script)
     if script and given.agent not in (None, "script"):
         raise HutchError(Reason.INVALID_PARAMS, f"--script is for `--agent script`, not for {given.agent}.")
-    if script and not given.account:  # another account may be able to read what we cannot
+    if script and not given.account:  # another account may be able to read a script that the caller cannot
         try:
             open(script, "rb").close()
         except OSError as error:

@@ -1,6 +1,6 @@
 """service: install hutchd for systemd or launchd, and hutch-launcher on a host with many users.
 
-The work is done in `hutch_client.install`: a pure plan, which `--dry-run` prints, and an executor for it.
+`hutch_client.install` does the work: it makes a pure plan, which `--dry-run` prints, and carries it out.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = ["COMMANDS", "install", "uninstall"]
 
 
 def install(place: UnitPlace, *, force: bool = False, now: bool = False, only_plan: bool = False) -> Plan:
-    """Install the service; start hutchd too with `now`. Return the plan; with `only_plan` nothing is done.
+    """Install the service; with `now` start hutchd too. Return the plan; `only_plan` does not carry it out.
 
-    HutchError: WRONG_STATE where no manager would read the files, another hutchd runs, or hutchd's account is missing
-    or cannot run it; NOT_ALLOWED where others than root could change a host's service; CONFLICT for edited files that
-    cannot be taken over. Nothing is written then.
+    HutchError, before anything is written: WRONG_STATE if no manager would read the files, another hutchd runs, or
+    hutchd's account is missing or cannot run hutchd; NOT_ALLOWED if accounts other than root could change a host's
+    service; CONFLICT for edited files whose edits cannot be kept.
     """
     manager = ManagerStatus() if only_plan else read_status(place).manager
     plan = plan_install(
@@ -115,7 +115,7 @@ def _uninstall(given: argparse.Namespace) -> int:
 
 
 def _report(given: argparse.Namespace, place: UnitPlace, plan: Plan) -> int:
-    """Print the plan if it was only asked for, else the status as JSON if that was asked for."""
+    """Print the plan with `--dry-run`; otherwise print the service's status with `-o json`."""
     if given.dry_run and given.output == "json":
         print_json(_plan_as_json(plan))
     elif given.dry_run:

@@ -26,8 +26,8 @@ LEVELS = ("strict", "account", "reduced")
 def real_directory(given: str | None, *, other: bool = False) -> str:
     """Return the real path of the directory `given`, by default the current one. HutchError INVALID_PARAMS.
 
-    With `other` a directory that the caller may not look at is accepted as an absolute path: the session runs as
-    another account, which checks it.
+    With `other` the session runs as another account, which checks the directory: the caller need not be able to read
+    it, if the path is absolute.
     """
     cwd = os.path.realpath(given or ".")
     try:
@@ -55,7 +55,7 @@ def is_other_account(name: str) -> bool:
 def _ps_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-a", "--all", action="store_true", help="closed sessions too")
     parser.add_argument("--everyone", action="store_true", help="sessions of all accounts (administrators)")
-    _newest(parser, "sessions")
+    _limit_argument(parser, "sessions")
     parser.add_argument("-q", "--quiet", action="store_true", help="only the ids")
     output(parser, "text", "json", "jsonl")
 
@@ -84,7 +84,7 @@ def _ps(given: argparse.Namespace) -> int:
 _HEADS = ("AGENT", "STATE", "ISOLATION", "KEYS", "AGE", "DIRECTORY")
 
 
-def _newest(parser: argparse.ArgumentParser, what: str) -> None:
+def _limit_argument(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument(
         "-n", "--limit", type=number, default=200, metavar="N", help=f"the newest N {what} (default: %(default)d)"
     )
@@ -127,7 +127,7 @@ def one_session(parser: argparse.ArgumentParser) -> None:
 
 def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
     one_session(parser)
-    _newest(parser, "turns")
+    _limit_argument(parser, "turns")
     output(parser, "text", "json")
 
 
@@ -176,7 +176,7 @@ def _inspect(given: argparse.Namespace) -> int:
 
 
 def isolation_fields(isolation: dict[str, Any]) -> list[tuple[str, object]]:
-    """Return the shown fields of an `Isolation`: level and reason, required level, what more needs, limits."""
+    """Return the shown fields of an `Isolation`: level and reason, required level, needs of a higher level, limits."""
     return [
         ("isolation", f"{isolation['level']}: {isolation['why']}"),
         ("at least", isolation.get("asked")),

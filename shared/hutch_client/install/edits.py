@@ -1,9 +1,9 @@
 """What a user edited in a unit that Hutch wrote, as a drop-in that keeps it after the unit is replaced.
 
-Pure. A setting that the edited unit has and the new one has not, or has with another value, goes into the drop-in.
-A setting that the user took out is switched off in the drop-in where that can be said in a drop-in; `lost` names the
-others. `ExecStart`, the sockets, the account and Hutch's own variables follow the installation: an edit of them is lost
-and named too, since the old value would keep the old program in use.
+Pure. The drop-in gets each setting of the edited unit that the new unit lacks or gives another value. It switches off
+each setting that the user removed, if a drop-in can do that; `lost` names the other ones. Edits of `ExecStart`, the
+sockets, the account and Hutch's own variables are lost and named too: their old values would keep the old program in
+use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FOLLOWS: Final = frozenset(
     | {"ListenSequentialPacket", "SocketUser", "Description"}
 )
 _OFF: Final = {"yes": "no", "strict": "no", "read-only": "no"}
-"""What switches a setting off, by its value."""
+"""The value that switches a setting off, by the value to replace."""
 _EMPTY_RESETS: Final = frozenset(
     {"ReadWritePaths", "RestrictAddressFamilies", "RestartPreventExitStatus", "SystemCallArchitectures"}
     | {"SystemCallFilter"}
@@ -40,7 +40,7 @@ class Edits(NamedTuple):
     drop_in: str
     """The text of the drop-in; empty if nothing needs one."""
     lost: tuple[str, ...]
-    """Edits that the drop-in cannot or must not keep, as `Name=value`, or `Name` if it was taken out."""
+    """Edits that the drop-in cannot or must not keep: `Name=value`, or `Name` for a removed setting."""
 
 
 def edits_of(edited: str, new: str) -> Edits:
@@ -58,7 +58,7 @@ def edits_of(edited: str, new: str) -> Edits:
         elif name in _FOLLOWS:
             lost += [f"{name}={value}" for value in values if value not in ours]
         elif all(credential_of(f"{name}={value}") for value in values):
-            continue  # it has a drop-in of its own
+            continue  # the master key has a drop-in of its own
         else:
             reset = [f"{name}="] if len(values) > 1 or len(ours) > 1 or name in _EMPTY_RESETS else []
             kept.setdefault(section, []).extend([*reset, *(f"{name}={value}" for value in values)])
@@ -75,7 +75,7 @@ def edits_of(edited: str, new: str) -> Edits:
 
 
 def _is_carried(name: str, value: str) -> bool:
-    """Tell whether a value is a variable that an installation sets by itself."""
+    """Return whether a value is a variable that the installation sets itself."""
     carried = ("HUTCH_CONFIG=", "HUTCH_STATE_DIR=", "HUTCH_RUNTIME_DIR=", "XDG_")
     return name == "Environment" and value.strip('"').startswith(carried)
 

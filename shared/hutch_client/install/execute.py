@@ -1,7 +1,7 @@
 """Carries out a plan: makes sure that every check holds, then takes the steps in order.
 
-It decides nothing. If there is a problem or a check fails, nothing was written. If a step fails, the steps before it
-stay: planning again gives the rest.
+It decides nothing. If the plan has a problem or a check fails, it writes nothing. If a step fails, the steps before it
+stay; a new plan has the remaining steps.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def execute(plan: Plan) -> Iterator[str]:
 
 
 def check(one: Check) -> None:
-    """Raise HutchError, with what to do, unless the check holds."""
+    """Raise HutchError, with advice, unless the check holds."""
     match one:
         case RunsAsRoot():
             if os.geteuid() != 0:
@@ -143,7 +143,7 @@ def _take(step: Step) -> None:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Write a file that is whole or unchanged. A link in its place is replaced, not followed."""
+    """Write a file completely, or leave the old one. A link at that path is replaced, not followed."""
     for folder in reversed([one for one in path.parents if not one.exists()]):
         folder.mkdir()
         folder.chmod(0o755)

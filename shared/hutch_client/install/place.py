@@ -1,4 +1,4 @@
-"""Where the service is installed: the folder, the files, the programs and the account of this person and this Hutch."""
+"""The place of a service: its folder, files, programs and account, for the present user and installation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class UnitPlace:
     system: bool
     manager: Literal["systemd", "launchd"]
     here: bool
-    """Whether that manager runs this host."""
+    """Whether the manager runs on this host."""
     templates: dict[Path, str] = field(default_factory=dict)
     """Configuration that is written only where there is none."""
     owned: tuple[tuple[Path, str], ...] = ()
@@ -84,7 +84,7 @@ class UnitPlace:
 
     @property
     def stop_command(self) -> tuple[str, ...]:
-        """The command that undoes it."""
+        """The command that reverses `start_commands`."""
         if self.manager == "launchd":
             return ("launchctl", "bootout", f"{self.domain}/{LABEL}")
         return (*self.systemctl, "disable", "--now", *self.units)
@@ -93,7 +93,7 @@ class UnitPlace:
 def find_place(*, system: bool, systemd_version: Callable[[], int], credential: str | None = None) -> UnitPlace:
     """Return the place for this user and this Hutch. HutchError INVALID_PARAMS for a path that no unit can hold.
 
-    A host's unit keeps loading the master key from the file that it loads it from now, unless `credential` is given.
+    Without `credential`, a host's unit loads the master key from the same file as the installed unit.
     """
     argv = _argv("hutchd", "hutch_daemon")
     if sys.platform == "darwin":
@@ -143,7 +143,7 @@ def find_place(*, system: bool, systemd_version: Callable[[], int], credential: 
 def installed_credential(folder: Path) -> str | None:
     """Return the file from which the installed hutchd loads the master key.
 
-    It is named in its drop-in; before there was one, in the unit itself.
+    A drop-in names the file; in units of earlier versions the unit itself does.
     """
     for name in (CREDENTIAL, DAEMON):
         try:
@@ -157,6 +157,6 @@ def installed_credential(folder: Path) -> str | None:
 
 
 def _argv(name: str, module: str) -> list[str]:
-    """Return the command of a program that belongs to this hutch."""
+    """Return the command that runs another program of this installation."""
     program = Path(os.path.realpath(sys.prefix), "bin", name)
     return [str(program)] if program.exists() else [sys.executable, "-P", "-m", module]

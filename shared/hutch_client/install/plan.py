@@ -1,6 +1,6 @@
-"""What installing and removing the service takes: checks, steps and sentences, as data.
+"""Plans the installation and the removal of the service: checks, steps and sentences, as data.
 
-Pure: a plan follows from the place and from what is installed there. `execute` carries it out; `--dry-run` prints it.
+Pure: a plan follows from the place and the files installed there. `execute` carries it out; `--dry-run` prints it.
 
 What is always true: a unit or drop-in that a user edited is not overwritten or removed without `--force`; an edited
 unit of Hutch is replaced only after its edits have gone into a drop-in. A user's own drop-ins are never touched.
@@ -47,7 +47,8 @@ __all__ = [
 ]
 
 FileState = Literal["absent", "current", "older", "changed"]
-"""Of a file: missing; as it would be written now; as Hutch wrote it for another place or version; edited by a user."""
+"""`absent`: missing. `current`: as Hutch would write it now. `older`: as Hutch wrote it for another place or version.
+`changed`: edited by a user."""
 
 
 class InstalledFile(NamedTuple):
@@ -154,7 +155,7 @@ Check = RunsAsRoot | OnlyRootChanges | AccountExists | AccountCanUse | AccountOw
 
 @dataclass(frozen=True, slots=True)
 class WriteFile:
-    """Write a file; it is whole or unchanged."""
+    """Write a file; the target is whole or unchanged."""
 
     path: Path
     content: str
@@ -178,7 +179,7 @@ class KeepFile:
 
 @dataclass(frozen=True, slots=True)
 class CopyFile:
-    """Copy a file in the same way."""
+    """Copy a file; the target is whole or unchanged."""
 
     source: Path
     path: Path
@@ -220,7 +221,7 @@ class Plan:
     steps: tuple[Step, ...] = ()
     sentences: tuple[str, ...] = ()
     problems: tuple[HutchError, ...] = ()
-    """Known reasons to refuse it."""
+    """Reasons, known before any check, to refuse the plan."""
 
 
 MAKE_CREDENTIAL: Final = (
@@ -334,11 +335,11 @@ class _TakenOver(NamedTuple):
 
 
 def _take_over(place: UnitPlace, name: str, found: InstalledFile, existing: frozenset[Path]) -> _TakenOver | None:
-    """Return how an edited file gives way to the new one without losing the edits; None if it cannot."""
+    """Return the steps that replace an edited file and keep its edits; None if there are none."""
     path = place.folder / name
     if found.text is None or place.manager != "systemd":
         return None
-    if "/" in name:  # an edited drop-in stays as it is, if it still says what the place says
+    if "/" in name:  # an edited drop-in stays if it still loads the master key from the right file
         same = credential_of(found.text) == credential_of(place.texts[name])
         return _TakenOver([KeepFile(path, "yours, unchanged")], []) if same else None
     if seal_of(found.text) != "broken":
@@ -368,7 +369,7 @@ def _free_name(path: Path, existing: frozenset[Path]) -> Path:
 
 
 def _is_users(path: Path) -> bool:
-    """Tell whether a path beside the units is a user's: a drop-in, or the copy of an edited unit."""
+    """Return whether a path beside the units belongs to the user: a drop-in, or the copy of an edited unit."""
     return path.parent.suffix == ".d" or path.suffix.startswith(".edited")
 
 
@@ -389,7 +390,7 @@ def _wrong_manager(place: UnitPlace) -> list[HutchError]:
 
 
 def _checks(place: UnitPlace, *, account: bool) -> tuple[Check, ...]:
-    """Return what must hold for a host: root runs the programs, and hutchd's `account` must be able to."""
+    """Return the checks for a host's service: of the programs, and with `account` also of hutchd's account."""
     if not place.system or place.manager == "launchd":
         return ()
     code = tuple(dict.fromkeys((Path(place.program), *place.code)))
@@ -412,5 +413,5 @@ def _conflict(path: Path, outcome: str) -> HutchError:
 
 
 def _purpose(place: UnitPlace, name: str) -> str:
-    """Return what a file is for. A user's own service needs no such words."""
+    """Return the purpose of a file, in parentheses; an empty text for a user's own service."""
     return f" ({_PURPOSE[name]})" if place.system and name in _PURPOSE else ""

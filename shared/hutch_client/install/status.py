@@ -1,4 +1,4 @@
-"""What is installed and what runs: the files on the disk, and what systemd or launchd says about the service."""
+"""The state of the service: the installed files, and the report of systemd or launchd."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STATE_FOLDERS: Final = (Path("/var/lib/hutch"), Path("/var/lib/hutch-launcher")
 
 @dataclass(frozen=True, slots=True)
 class ManagerStatus:
-    """What the service manager says. None: unknown."""
+    """The service manager's report. None means unknown."""
 
     enabled: bool | None = None
     running: bool | None = None
@@ -51,7 +51,7 @@ class ServiceStatus:
 
     @property
     def installed(self) -> Literal["absent", "partly", "older", "current", "changed"]:
-        """What the files are, taken together."""
+        """The state of all files together; see `FileState`."""
         kinds = set(self.files.values())
         if "changed" in kinds:
             return "changed"
@@ -73,7 +73,7 @@ class ServiceStatus:
 
 
 def read_installed(place: UnitPlace, manager: ManagerStatus) -> Installed:
-    """Look at everything that a plan asks about."""
+    """Return the state of every file that a plan depends on."""
     existing = {path for path in (*place.templates, *_STATE_FOLDERS) if path.exists() or path.is_symlink()}
     if place.interpreter is not None and place.interpreter.exists():
         existing.add(place.interpreter)
@@ -88,7 +88,7 @@ def read_installed(place: UnitPlace, manager: ManagerStatus) -> Installed:
 
 
 def read_status(place: UnitPlace) -> ServiceStatus:
-    """Return the state of each file, and what the manager says where it can be asked."""
+    """Return the state of each file, and the manager's report if a manager runs."""
     if not place.here:
         manager = ManagerStatus(trouble="systemd does not run this host")
     elif place.manager == "systemd":

@@ -1,7 +1,7 @@
 """The files of Hutch's service, from the templates in `templates/`: units for systemd, a property list for launchd.
 
-Pure, but for reading the package's own templates. The last line of each file is a seal, a hash of the rest. It tells a
-file that somebody edited from one that an earlier Hutch wrote. What users change belongs into drop-ins
+Pure, except that it reads the package's own templates. The last line of each file is a seal, a hash of the rest. The
+seal distinguishes a file that somebody edited from one that an earlier Hutch wrote. Users' changes belong in drop-ins
 (`hutchd.service.d/*.conf`), which Hutch never overwrites.
 
 Theory. A setting of a unit applies to every process that the unit's process starts. So there are two kinds of units:
@@ -131,7 +131,7 @@ def _host_directories(argv: Sequence[str], carried: Mapping[str, str]) -> dict[s
 
 
 def render_launchd(argv: Sequence[str], environ: Mapping[str, str], *, system: bool) -> dict[str, str]:
-    """Return the property list in the same way. launchd passes no sockets: hutchd makes its own."""
+    """Return the text of the property list, by its path. launchd passes no sockets: hutchd makes its own."""
 
     def string(text: str) -> str:
         return f"<string>{escape(_plain(text), quote=False)}</string>"
@@ -150,7 +150,7 @@ def config_templates() -> dict[str, str]:
 
 
 def seal_of(text: str) -> Literal["whole", "broken", "none"]:
-    """Tell whether some version of Hutch wrote this text (whole), and somebody edited it since (broken)."""
+    """Return `whole` for a text that Hutch wrote, `broken` if it was edited since, `none` for any other text."""
     found = _SEAL.fullmatch(text)
     if found is None:
         return "none"

@@ -1,4 +1,4 @@
-"""The deadlines of one connection. Pure: callers pass the time in and learn which deadline has passed.
+"""The deadlines of one connection. Pure: callers pass the time, and get the deadline that has passed.
 
 Deadlines that depend on received bytes stand still while this side does not read: until it reads again, it cannot see
 what the peer sent.

@@ -6,7 +6,7 @@ and never stop the reader. Two things stop the reader:
 
 - A notification whose handler has not returned. Notifications are handled one at a time, in order. The reader decodes
   the next one meanwhile; any other frame waits until all notifications before it are handled.
-- A full outgoing queue when an answer is due: a peer that does not read is not read either.
+- A full outgoing queue when an answer is due: the reader does not read from a peer that does not read.
 
 Closing has an order: the queued frames and the running requests finish, this side half-closes, and reads until the
 peer closes as well; a deadline bounds all of it. When the peer closes first, running requests have the same deadline;
@@ -147,7 +147,7 @@ class Peer(Generic[C]):
     # ------------------------------------------------------------ life
 
     async def run(self) -> None:
-        """Serve until the connection is over; `why` then holds the reason. Nothing that the peer does raises here.
+        """Serve until the connection is over; `why` then holds the reason. No action of the peer raises an error here.
 
         Cancelled: running handlers are cancelled, callers get `connection_lost`, the stream is closed.
         """
@@ -210,7 +210,7 @@ class Peer(Generic[C]):
 
     @property
     def why(self) -> str | HutchError | None:
-        """Why the connection closes or closed; None while it is open."""
+        """The reason for which the connection closes or closed; None while it is open."""
         return self._why
 
     @property
@@ -377,7 +377,7 @@ class Peer(Generic[C]):
             self._put(frame)
 
     def _to_idle_task(self, ticket: Ticket, invocation: Invocation[C]) -> None:
-        """Run it in an idle task; starting a new task costs as much as the rest of a call."""
+        """Run the request in an idle task, since starting a task costs as much as the rest of a call."""
         while self._idle:
             work = self._idle.pop()
             if not work.done():  # a cancelled one: this task is about to be cancelled too

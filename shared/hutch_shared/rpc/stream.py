@@ -27,7 +27,7 @@ __all__ = ["OVERSIZED", "FrameSplitter", "SocketStream", "accept", "dial"]
 _RECEIVE: Final = 1 << 16
 _IN_A_ROW: Final = 16
 OVERSIZED: Final = "oversized"
-"""Stands for a frame over the limit; its bytes are dropped."""
+"""Takes the place of a frame over the limit, whose bytes are dropped."""
 
 _FRAME_BLANK: Final = b" \t\r"
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -183,7 +183,7 @@ async def dial(path: Path, timeout: float = 10.0) -> SocketStream:
 
 
 class FrameSplitter:
-    """Cuts what comes in into frames without their `\\n`. Blank lines are none, and leading blanks are cut off."""
+    """Cuts received bytes into frames without their `\\n`. Skips blank lines, and the blanks before a frame."""
 
     __slots__ = ("_begun", "_limit", "_skipping")
 
