@@ -1,9 +1,9 @@
 """`hutchd`: the command. Reads its arguments and settings, makes its directories, and runs in the foreground.
 
-Logs go to standard error. SIGTERM and SIGINT drain: live turns end first, up to `executors.drain_timeout`, executors
-with a turn that is not done by then live on and are adopted by the next hutchd. SIGHUP reads the settings again.
-A service manager may pass the sockets and is told how it goes (`service`).
-Exit codes: 0 stopped, 1 it could not run, 2 wrong arguments or settings.
+Logs go to standard error. On SIGTERM and SIGINT hutchd drains: it waits up to `executors.drain_timeout` for running
+turns; executors whose turn has not ended by then keep running, and the next hutchd adopts them. SIGHUP reads the
+settings again. A service manager may pass the sockets, and is notified of hutchd's state (`service`).
+Exit codes: 0 stopped, 1 hutchd could not run, 2 wrong arguments or settings.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from hutch_shared.paths import Paths, find_paths, make_private
 
 _log: Final = structlog.get_logger("hutchd")
 _GARBAGE: Final = (50_000, 20, 20)
-"""Thresholds of the collector. Reference counts free all but what ended connections leave; a thousand that come and
-go together would have it look at everything again and again, and nobody is answered meanwhile."""
+"""Thresholds of the garbage collector. Reference counting frees nearly everything, except some objects of closed
+connections. With the default thresholds, a thousand connections closed together would cause many long collections,
+during which hutchd answers nobody."""
 
 
 def main() -> NoReturn:
@@ -81,7 +82,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="hutchd",
         description="Runs coding agents for the people of this host. In the foreground; logs go to standard error.",
-        epilog="HUTCH_CONFIG, HUTCH_STATE_DIR and HUTCH_RUNTIME_DIR say where settings, record and sockets are.",
+        epilog="HUTCH_CONFIG, HUTCH_STATE_DIR and HUTCH_RUNTIME_DIR set the paths of settings, data and sockets.",
     )
     parser.add_argument(
         "--system", action="store_true", help="serve the whole host: /etc/hutch /var/lib/hutch /run/hutch"
@@ -125,15 +126,15 @@ def _print_sudo_rule(paths: Paths) -> NoReturn:
 def _restore(backup: Path, paths: Paths) -> NoReturn:
     kept = backups.restore(Path(os.path.abspath(backup)), paths.state / "hutch.db")
     print(  # noqa: T201
-        f"{backup} is in place, as a new journal: followers begin anew, executors of before are not admitted, keys that"
-        f" were replaced since the backup are refused.{f' The former database was kept: {kept}.' if kept else ''}",
+        f"{backup} is restored, as a new journal: followers start again, earlier executors are not admitted, and keys"
+        f" that were replaced since the backup are refused.{f' The former database was kept: {kept}.' if kept else ''}",
         file=sys.stderr,
     )
     raise SystemExit(0)
 
 
 def _harden() -> None:
-    """Keep memory and files to this account, whatever the shell had set."""
+    """Keep other accounts from reading hutchd's memory and files, and raise the limit of open files."""
     os.umask(0o077)
     forbid_dumps()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -143,14 +144,14 @@ def _harden() -> None:
 
 
 def _spare_the_collector() -> None:
-    """Leave out what stays as long as hutchd, and look for the rest seldom."""
+    """Exclude the objects that exist now from garbage collection, and collect the others rarely."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GARBAGE)
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """Return the one thing that went wrong below the task groups it passed; a group where there are more."""
+    """Return the exception inside nested groups of one; a group with several exceptions is returned itself."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error

@@ -1,7 +1,7 @@
-"""State machines as data: a table of legal moves, and the one function that makes them.
+"""State machines as data: a table of legal moves, and the function that makes a move.
 
-A table decides nothing by itself: who moves what, and when, stands where the move is made. An illegal move is a bug of
-ours and raises with the story of the thing that moved.
+The table only says which moves are legal; the calling code decides when to make one. An illegal move is a bug in
+hutchd, so it raises an error that describes the object.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ S = TypeVar("S", bound=str)
 
 
 class IllegalMoveError(AssertionError):
-    """Something was moved to a state that the table does not lead to."""
+    """A move that the table does not allow."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransitionTable(Generic[S]):
-    """The legal moves of one kind of thing; a state without moves is terminal."""
+    """The legal moves of one kind of object. A state without moves is terminal."""
 
     name: str
     start: S
@@ -29,24 +29,24 @@ class TransitionTable(Generic[S]):
 
     @property
     def terminal(self) -> frozenset[S]:
-        """States that never change."""
+        """The states without moves."""
         return frozenset(state for state, after in self.moves.items() if not after)
 
     @property
     def live(self) -> frozenset[S]:
-        """States that may still change."""
+        """The states with moves."""
         return frozenset(self.moves) - self.terminal
 
     def before(self, state: S) -> frozenset[S]:
-        """Return the states from which `state` is reached: the `from` of a compare-and-set."""
+        """Return the states from which `state` can be reached, for use in a compare-and-set."""
         return frozenset(one for one, after in self.moves.items() if state in after)
 
     def allows(self, old: S, new: S) -> bool:
-        """Tell whether the table leads from `old` to `new`."""
+        """Return whether the move from `old` to `new` is legal."""
         return new in self.moves[old]
 
     def move(self, old: S, new: S, story: object) -> S:
-        """Return `new`, or raise `IllegalMoveError` that tells `story`, what moved and where it could have gone."""
+        """Return `new`, or raise `IllegalMoveError` with `story`, a description of the object, and the legal moves."""
         if not self.allows(old, new):
             after = ", ".join(sorted(self.moves[old])) or "nothing: it is terminal"
             raise IllegalMoveError(f"{self.name} {story}: {old} does not lead to {new}, only to {after}")

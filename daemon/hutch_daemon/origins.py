@@ -1,8 +1,8 @@
-"""Where each setting comes from: the file, with the line, a variable of the environment, or the defaults.
+"""Finds the origin of each setting: the line in the file, an environment variable, or the defaults.
 
-tomllib tells no lines, and is asked for them all the same: the fewest lines that are TOML by themselves are one
-statement, since a statement that is not yet whole (an open string, an open bracket) is refused; what it sets stands
-where it begins. So what counts as a key is decided by the parser that reads the settings, and by nothing else.
+tomllib does not report line numbers. So the file is parsed line by line: lines are added to a statement until tomllib
+accepts it, because it rejects an incomplete statement (an open string or bracket). The keys of the statement belong to
+its first line. This way the parser that reads the settings also decides what is a key.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _USER_OF_ADDRESS: Final = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 class Setting(msgspec.Struct, frozen=True, omit_defaults=True, rename={"origin": "from"}):
-    """A setting in force. `line` goes with `file`, `variable` with `environment`; an empty table is a value."""
+    """A setting and its origin. `line` is set for `file`, `variable` for `environment`. An empty table is a value."""
 
     key: Key
     value: Any
@@ -37,7 +37,7 @@ class Setting(msgspec.Struct, frozen=True, omit_defaults=True, rename={"origin":
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """All settings, in the order of their types. `there`: the file exists."""
+    """All settings, in the order of their types. `there` is True if the file exists."""
 
     file: str
     there: bool
@@ -45,9 +45,9 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 def show(path: Path, environ: Mapping[str, str] = os.environ, *, system: bool = False) -> Shown:
-    """Return what a hutchd that starts now would have. SettingsError where it would not start.
+    """Return the settings of a hutchd that would start now. SettingsError if it would not start.
 
-    No setting is meant for a secret; user and password in an address are left out nevertheless.
+    No setting is meant to contain a secret; still, user and password in a URL are masked.
     """
     text = read(path)
     settings = msgspec.to_builtins(_in_force(parse(text, str(path), environ), system=system))
@@ -57,16 +57,16 @@ def show(path: Path, environ: Mapping[str, str] = os.environ, *, system: bool = 
 
 
 def _in_force(settings: Settings, *, system: bool) -> Settings:
-    """Fill in the defaults that depend on whom hutchd serves."""
+    """Fill in the defaults that differ between user mode and system mode."""
     least = settings.isolation.require or ("account" if system else "reduced")
     isolation = msgspec.structs.replace(settings.isolation, require=least)
     return msgspec.structs.replace(settings, limits=settings.bounds(system=system), isolation=isolation)
 
 
 def lines_of(text: str) -> dict[Key, int]:
-    """Return the line (from 1) at which each key of TOML that is valid is first set; of a table, where it begins.
+    """Return the line number (from 1) at which each key or table of valid TOML first appears.
 
-    Takes as long as to read the text once; a value over n lines as long as to read it n times.
+    The time is linear in the text, except that a value of n lines is parsed n times.
     """
     found: dict[Key, int] = {}
     table: Key = ()
@@ -77,7 +77,7 @@ def lines_of(text: str) -> dict[Key, int]:
         try:
             tree = tomllib.loads(statement)
         except tomllib.TOMLDecodeError:
-            continue  # not whole yet
+            continue  # the statement is not complete yet
         header = statement.lstrip().startswith("[")
         keys = [(*(() if header else table), *key) for key in _keys(tree)]
         for key in keys:
@@ -89,7 +89,7 @@ def lines_of(text: str) -> dict[Key, int]:
 
 
 def _keys(tree: dict[str, Any]) -> Iterator[Key]:
-    """Yield the key of each table and value, outer ones first."""
+    """Yield the key of each table and value, tables before their content."""
     for name, value in tree.items():
         yield (name,)
         if isinstance(value, dict):

@@ -1,12 +1,12 @@
-"""Finds known secrets in what agents write, in the forms in which they usually leak. Pure.
+"""Finds known secrets in the texts of agents, in the forms in which secrets usually leak. Pure.
 
-Theory. A secret is searched for as it is, reversed, in hexadecimal, in base64 at each of its three alignments in a
-longer text, escaped for a URL, and escaped for JSON. A whole match is masked. The search is for halves of each form,
-without the prefix that all keys of a provider share. So a secret that was cut or broken over two lines is found, too;
-it cannot be masked reliably, so its text must be withheld.
+Theory. The forms of a secret are: unchanged, reversed, in hexadecimal, in base64 at each of the three alignments in a
+longer text, escaped for a URL, and escaped for JSON. The search looks for either half of each form, without the prefix
+that all keys of a provider share. So it also finds a secret that was cut, or broken over two lines. A whole form is
+masked. A part of a form cannot be masked reliably, so its text must be withheld.
 
-A batch is searched at once, without its line ends: a long text costs less for each byte than a short one. `Splits`
-finds a secret that arrives in pieces over several events, of which the first are stored by then.
+A batch of texts is searched at once, with newlines removed: one long search is faster than many short ones. `Splits`
+finds a secret that arrives in pieces, over several events; the first of these events are already stored then.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ __all__ = ["MASK", "KnownSecrets", "Masked", "Splits", "forms"]
 
 MASK: Final = b"[masked by hutch]"
 _COMMON: Final = 14
-"""Length of the prefix that keys of a provider may share (`sk-ant-api03-`)."""
+"""The length of the prefix that keys of a provider may share (`sk-ant-api03-`)."""
 _SHORT: Final = 20
-"""A secret with fewer characters after the prefix is searched for as a whole, not by halves."""
+"""The number of characters after the prefix below which the search looks for the whole secret, not for its halves."""
 _KEPT: Final = 64
-"""The number of secrets remembered; the least recently used is forgotten first."""
+"""The number of secrets remembered. The least recently used secret is forgotten first."""
 _STREAMS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """A masked text. `whole` is False if a part of the secret is left in it that cannot be masked."""
+    """A masked text. `whole` is False if it still contains a part of the secret that cannot be masked."""
 
     text: bytes
     key: str
@@ -48,7 +48,7 @@ class _Needles:
 
 
 def forms(secret: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield the forms of a secret with their names; only the inner part of a form whose ends depend on its context."""
+    """Yield the forms of a secret with their names. Where context changes the ends of a form, yield its inner part."""
     yield "plain", secret
     text = secret.decode()
     once = json.dumps(text)[1:-1]
@@ -81,7 +81,7 @@ def _needles(secret: bytes) -> _Needles:
 
 
 class KnownSecrets:
-    """The secrets that were handed out or used, with the ids of their keys. Its repr shows none."""
+    """The secrets that were used or given to executors, with the ids of their keys. The repr contains no secret."""
 
     def __init__(self) -> None:
         """Start without secrets."""
@@ -95,11 +95,11 @@ class KnownSecrets:
 
     @property
     def reach(self) -> int:
-        """The length of the longest piece that is searched for."""
+        """The length, in bytes, of the longest piece that the search looks for."""
         return max((len(piece) for _, needles in self._known.values() for piece in needles.pieces), default=0)
 
     def learn(self, key: str, secret: str) -> None:
-        """Search for this secret from now on, and still for the one it replaces. Under 8 characters it is ignored."""
+        """Search for this secret from now on, and still for the one that it replaces. Ignored below 8 characters."""
         if len(secret) < 8:
             return
         if secret not in self._known:
@@ -109,7 +109,7 @@ class KnownSecrets:
         self._known.move_to_end(secret)
 
     def find(self, *texts: bytes) -> str | None:
-        """Return the key of a secret of which a piece is in one of `texts`, or None. This is the hot path."""
+        """Return the key of a secret if one of `texts` contains a piece of it, or None. This is the hot path."""
         if not self._known:
             return None
         joined = b"\0".join(texts)
@@ -134,7 +134,7 @@ class KnownSecrets:
         return Masked(text, key, found or "broken", self.find(text) is None)
 
     def mask_text(self, text: str) -> str:
-        """Return a text for people with its secrets masked; withhold it if a secret cannot be masked whole."""
+        """Return a text for users with its secrets masked. If a secret cannot be masked, the whole text is replaced."""
         masked = self.mask(text.encode(errors="replace"))
         if masked is None:
             return text
@@ -142,7 +142,7 @@ class KnownSecrets:
 
 
 class Splits:
-    """Finds secrets that arrive in pieces over the texts of a stream; it watches many streams at once."""
+    """Finds secrets that arrive in pieces, over several texts of a stream. Watches many streams at once."""
 
     def __init__(self, known: KnownSecrets) -> None:
         """Search for the secrets in `known`."""
@@ -150,9 +150,9 @@ class Splits:
         self._tails: OrderedDict[object, bytes] = OrderedDict()
 
     def feed(self, stream: object, text: str) -> str | None:
-        """Take the next text of a stream; return the key of a secret that it completes. Each is returned once.
+        """Take the next text of a stream; return the key of a secret that it completes, once per secret, or None.
 
-        A stream that is not fed while many others are is forgotten.
+        If there are too many streams, the one that was fed least recently is forgotten.
         """
         seen = self._tails.pop(stream, b"") + text.encode(errors="replace")
         key = self._known.find(seen)

@@ -1,7 +1,7 @@
-"""What a service manager passes to hutchd and wants to hear from it: sd_notify(3), sd_listen_fds(3), sd_watchdog(3).
+"""The protocol with a service manager such as systemd: sd_notify(3), sd_listen_fds(3), sd_watchdog(3).
 
-All of it is taken out of the environment at once: what hutchd starts must neither speak in its
-name nor take the sockets for its own. Without a manager everything here does nothing.
+Its variables are removed from the environment at once, so that the processes that hutchd starts cannot send
+notifications in its name or use its sockets. Without a service manager everything here does nothing.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _SEND: Final = 1.0
 
 @dataclass(slots=True)
 class Service:
-    """The line to the manager, and what it passed: `sockets` by name, `watchdog` in seconds."""
+    """The service manager's address, and the `sockets` (by name) and `watchdog` time (seconds) that it passed."""
 
     address: str = ""
     watchdog: float | None = None
     sockets: dict[str, int] = field(default_factory=dict)
 
     def say(self, *lines: str) -> None:
-        """Send `NAME=value` lines. Blocks at most a second; a manager that does not listen is no error of ours."""
+        """Send `NAME=value` lines. Blocks at most a second. If the manager does not listen, only log a warning."""
         if not self.address:
             return
         address = f"\0{self.address[1:]}" if self.address[0] == "@" else self.address
@@ -50,15 +50,15 @@ class Service:
                 _log.warning("the service manager does not listen", error=str(error))
 
     def status(self, *words: str) -> str:
-        """Return the line that has people see these words in `systemctl status`."""
+        """Return the line that shows these words in `systemctl status`."""
         return f"STATUS={' '.join(' '.join(words).split())}"
 
     def reloading(self) -> None:
-        """Say that settings are read again; READY=1 ends it."""
+        """Notify the manager that the settings are being read again. `READY=1` must follow."""
         self.say("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     async def beat(self, lives: Callable[[], bool]) -> None:
-        """Say twice in each watchdog's time that hutchd lives, until cancelled; never again once `lives` says no."""
+        """Notify the watchdog twice per watchdog time while `lives` returns True. Return when it returns False."""
         if self.watchdog is None or not self.address:
             return
         while lives():
@@ -67,10 +67,10 @@ class Service:
 
 
 def take(environ: MutableMapping[str, str] = os.environ, pid: int | None = None, first: int = _FIRST) -> Service:
-    """Take what is for process `pid` (this one) out of `environ`; sockets are the descriptors from `first` on.
+    """Remove the service manager's variables from `environ`, and return those for process `pid` (by default, this one).
 
-    HutchError INVALID_PARAMS when sockets were passed that hutchd does not take, by their names; what they are is
-    looked at when they are listened on (`hutch_shared.unix.take_over`).
+    The passed sockets are the descriptors from `first` on. HutchError INVALID_PARAMS if a socket has a name that hutchd
+    does not know. Their types are checked later (`hutch_shared.unix.take_over`).
     """
     given = {name: environ.pop(name, "") for name in VARIABLES}
     own = str(os.getpid() if pid is None else pid)

@@ -1,8 +1,8 @@
 """The settings of hutchd: one TOML file and a few environment variables, read into frozen types.
 
-An unknown key refuses the whole file and names the nearest known one, so that a misspelt limit is not a missing limit.
+A file with an unknown key is refused, and the error names the nearest known key: a misspelt limit must not be ignored.
 Durations are in seconds, sizes in bytes. The file is `HUTCH_CONFIG`, or `hutch.toml` in the configuration directory; if
-it does not exist, the defaults apply. SIGHUP reads it again; a setting that is read only at start says so below.
+it does not exist, the defaults apply. SIGHUP reads it again, except for the settings marked as read at start.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Bytes = Annotated[int, Meta(ge=1024)]
 
 
 class SettingsError(ValueError):
-    """The settings cannot be used; the text is a sentence for their author."""
+    """The settings cannot be used; the text explains why to the author of the file."""
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,7 +64,7 @@ class SocketSettings(_Section, frozen=True, kw_only=True):
     connections: Count = 4000
     connections_per_uid: Count = 1024
     first_frame: Seconds = 5.0
-    """A connection that has not sent a complete frame after this time is closed."""
+    """The time after which a connection without a complete frame is closed."""
     hello: Seconds = 2.0
     """The same for the executor socket, where the first frame must be `hello`."""
     frame_timeout: Seconds = 30.0
@@ -72,33 +72,34 @@ class SocketSettings(_Section, frozen=True, kw_only=True):
     ping_timeout: Seconds = 20.0
     unread_timeout: Seconds = 60.0
     follower_bytes: Bytes = 1024 * 1024
-    """Events that wait in memory for one follower; a follower further behind reads from the store."""
+    """The most events, in bytes, that wait in memory for one follower. A slower follower reads from the store."""
 
 
 class ExecutorSettings(_Section, frozen=True, kw_only=True):
     """`[executors]`: the pool."""
 
     spares: Annotated[int, Meta(ge=0, le=16)] = 1
-    """Warm executors per account and agent."""
+    """The number of warm executors per account and agent."""
     spare_agents: tuple[str, ...] = ("claude",)
+    """The agents that have warm executors."""
     maximum: Count = 64
-    """Executors at once; further sessions wait for one."""
+    """The most executors at once. Further sessions wait for one."""
     idle_timeout: Seconds = 900.0
-    """An executor is ended when its session was idle for this time; the next prompt resumes in another one."""
+    """The time without a turn after which a session's executor is ended. The next prompt starts another one."""
     hello_timeout: Seconds = 30.0
     prepare_timeout: Seconds = 60.0
     adopt_timeout: Seconds = 15.0
     drain_timeout: Seconds = 30.0
     heartbeat_timeout: Seconds = 60.0
     lost_timeout: Seconds = 30.0
-    """How long a live executor may be without a connection before its turn fails as lost."""
+    """The time without a connection after which a live executor's turn fails as lost."""
     start_attempts: Count = 5
     start_window: Seconds = 60.0
-    """After `start_attempts` failed starts within this time, none is tried until it has passed."""
+    """After `start_attempts` failed starts within this time, no start is tried until this time has passed."""
     memory: Bytes | None = None
-    """Memory of all executors together; none is started while they use that much."""
+    """The memory of all executors together above which no executor is started."""
     output: Bytes = 1024 * 1024
-    """How much of an executor's own output its log file keeps."""
+    """The size of an executor's log file."""
     spool: Bytes = 256 * 1024 * 1024
 
 
@@ -107,13 +108,13 @@ class TurnSettings(_Section, frozen=True, kw_only=True):
 
     timeout: Seconds = 24 * 3600.0
     interrupt_grace: Seconds = 10.0
-    """An agent that has not stopped after this time is killed with all its processes."""
+    """The time after which an agent that has not stopped is killed with all its processes."""
     queued_per_session: Count = 100
     prompt: Bytes = 2 * 1024 * 1024
     retries: Annotated[int, Meta(ge=0, le=20)] = 2
-    """How often the agent repeats a request that failed at the provider."""
+    """The number of times that the agent repeats a request that failed at the provider."""
     stream_idle: Seconds = 90.0
-    """A stream of the provider that is silent for this time counts as broken."""
+    """The time without data after which a stream from the provider is treated as broken."""
 
 
 class PermissionSettings(_Section, frozen=True, kw_only=True):
@@ -123,16 +124,16 @@ class PermissionSettings(_Section, frozen=True, kw_only=True):
     when_nobody: Literal["wait", "deny", "stop"] = "wait"
     expiry: Seconds = 600.0
     return_grace: Seconds = 5.0
-    """For `deny` and `stop`: a user counts as present until this time after their last client disconnected."""
+    """For `deny` and `stop`: the time for which a user counts as present after their last client disconnected."""
     host_policy: str | None = None
-    """Default: `policy.toml` beside the settings in system mode, /etc/hutch/policy.toml in user mode."""
+    """The host's policy file. Default: `policy.toml` beside the settings; in user mode /etc/hutch/policy.toml."""
     notify: tuple[str, ...] = ()
     notify_env: tuple[str, ...] = ()
     notify_timeout: Seconds = 30.0
 
 
 class PriceSettings(_Section, frozen=True, kw_only=True):
-    """`[providers.NAME.prices.MODEL]`: US dollars for a million tokens; takes precedence over the built-in table."""
+    """`[providers.NAME.prices.MODEL]`: US dollars per million tokens. They take precedence over the built-in table."""
 
     input: Annotated[float, Meta(ge=0)]
     output: Annotated[float, Meta(ge=0)]
@@ -141,23 +142,23 @@ class PriceSettings(_Section, frozen=True, kw_only=True):
 
 
 class ProviderSettings(_Section, frozen=True, kw_only=True):
-    """`[providers.NAME]`."""
+    """`[providers.NAME]`: a provider of models."""
 
     base_url: str | None = None
-    """Where requests go whose key names no base URL of its own."""
+    """The URL for requests whose key has no base URL of its own."""
     delivery: Literal["lease", "direct"] = "lease"
-    """`direct` gives the agent the secret itself, which it can then read; the session says so."""
+    """`direct` gives the agent the secret itself, which it can then read; the session is shown as exposed."""
     dialect: Literal["anthropic", "openai", "gemini", "bedrock", "vertex"] | None = None
-    """The API that it speaks; default: the API of the provider with this name."""
+    """The API that the provider speaks. Default: the API of the known provider with this name."""
     prices: dict[str, PriceSettings] = {}
-    """By model."""
+    """The prices of the provider's models, by model."""
 
 
 class KeySettings(_Section, frozen=True, kw_only=True):
-    """`[keys]`."""
+    """`[keys]`: the storage of keys."""
 
     master: str | None = None
-    """File of the master key; default `master.key` in the state directory, which hutchd makes at its first start."""
+    """The master key's file. Default: `master.key` in the state directory, which hutchd makes at its first start."""
     keyring: bool = False
     """Keep the master key in the OS keyring instead (`pip install 'hutch[keyring]'`)."""
     refuse_exposed: bool = False
@@ -170,15 +171,15 @@ class BrokerSettings(_Section, frozen=True, kw_only=True):
     tcp: bool = False
     """Listen on the loopback interface too, for agents that cannot dial a Unix socket."""
     ca_file: str | None = None
-    """Certificates that are trusted in addition to the system's."""
+    """A file of certificates that are trusted in addition to the system's."""
     proxy: str | None = None
-    """Default: HTTPS_PROXY and NO_PROXY of hutchd's environment."""
+    """The HTTP proxy for providers. Default: HTTPS_PROXY and NO_PROXY of hutchd's environment."""
     lease: Annotated[float, Meta(ge=1)] = 3600.0
-    """How long a lease is valid unless hutchd renews it, which it does while the executor lives."""
+    """The lifetime of a lease. hutchd renews it while the executor lives."""
     requests: Count = 1000
-    """Requests that a lease allows before hutchd must extend it."""
+    """The number of requests that a lease allows before hutchd must extend it."""
     usd: Annotated[float, Meta(gt=0)] = 5.0
-    """In a session with a budget: the US dollars of it that a lease gets in advance."""
+    """In a session with a budget: the US dollars that a lease gets in advance."""
     body: Bytes = 32 * 1024 * 1024
     connect_timeout: Seconds = 10.0
     first_byte_timeout: Seconds = 600.0
@@ -190,17 +191,17 @@ class SandboxSettings(_Section, frozen=True, kw_only=True):
     """`[sandbox]`: the sandbox of an agent. Paths are absolute, or below the account's home with `~/`."""
 
     mode: Literal["auto", "require", "off"] = "auto"
-    """`auto` runs sessions without a sandbox where the host allows none, and says so; `require` refuses them."""
+    """If the host allows no sandbox, `auto` runs sessions without one and reports that; `require` refuses them."""
     home: Literal["tools", "read_only", "hidden"] = "tools"
-    """What an agent sees of the account's home: the known folders of developer tools; all but secrets; nothing."""
+    """The part of the account's home that an agent sees: folders of developer tools, all but secrets, or nothing."""
     show: tuple[str, ...] = ()
-    """Further paths that it may read."""
+    """Further paths that an agent may read."""
     write: tuple[str, ...] = ()
-    """Further paths that it may read and change, in addition to its working directory."""
+    """Further paths that an agent may read and change, in addition to its working directory."""
     hide: tuple[str, ...] = ()
-    """Paths that it never sees, even where another setting shows them."""
+    """Paths that an agent never sees, even if another setting shows them."""
     network: Literal["full", "allow-list", "broker-only"] = "full"
-    """What it reaches: all that the host reaches; HTTP(S) at the hosts in `allow`; its model alone, by the broker."""
+    """The network that an agent reaches: the host's, only HTTP(S) to hosts in `allow`, or only its model's broker."""
     allow: tuple[str, ...] = ()
     """Hosts for `allow-list`: `example.com`, `*.example.com` (its subdomains); ports 80 and 443, or `:port`."""
 
@@ -210,66 +211,68 @@ class SandboxSettings(_Section, frozen=True, kw_only=True):
 
 
 class IsolationSettings(_Section, frozen=True, kw_only=True):
-    """`[isolation]`: the lowest isolation level of a session. A level that the host cannot offer is refused."""
+    """`[isolation]`: the lowest isolation level of a session. Sessions are refused if the host cannot offer it."""
 
     require: Literal["strict", "account", "reduced"] | None = None
-    """Default: `account` in system mode, `reduced` in user mode. A session may ask for more."""
+    """The lowest level. Default: `account` in system mode, `reduced` in user mode. A session may require more."""
     launcher: Literal["unit", "sudo"] = "unit"
-    """How hutchd reaches hutch-launcher: at the socket of its unit, or through one sudo rule. Read at start."""
+    """The way in which hutchd reaches hutch-launcher: the socket of its unit, or a sudo rule. Read at start."""
     launcher_socket: str = "/run/hutch-launcher/launcher.sock"
-    """Read at start."""
+    """For `unit`: the launcher's socket. Read at start."""
     launcher_command: str | None = None
-    """For `sudo`: the command of the rule; default `hutch-launcher` beside hutchd. Read at start."""
+    """For `sudo`: the command in the rule. Default: `hutch-launcher` beside hutchd. Read at start."""
 
 
 class AccountSettings(_Section, frozen=True, kw_only=True):
     """`[accounts]`: the account that each user's agents run as, and which of that account's settings they get."""
 
     map: dict[str, str] = {}
-    """User to account, by name. The agents of a user who is not named run as the user's own account."""
+    """The account of each user's agents, by user name. A user who is not listed uses their own account."""
     run_as: dict[str, tuple[str, ...]] = {}
-    """User to the accounts that the user may name with `--account`; admins may name any."""
+    """Further accounts that each user may choose with `--account`. Administrators may choose any account."""
     dedicated: tuple[str, ...] = ()
-    """Accounts that only Hutch uses: when their last session ends, what is left of them is removed. The launcher's
-    own list must name them too."""
+    """Accounts that only Hutch uses: when their last session ends, their remaining processes are ended. The launcher's
+    list must contain them too."""
     path: Literal["login", "fixed"] = "login"
-    """PATH of agents under other accounts: the one that the account's login shell sets, or the launcher's own."""
+    """PATH of agents under other accounts: that of the account's login shell, or the launcher's own."""
     umask: Annotated[str, Meta(pattern="^(auto|0?[0-7]{3})$")] = "auto"
-    """umask of agents under other accounts. `auto`: 002 where the working directory is setgid and its group may write,
-    so that a shared tree stays shared; 022 elsewhere."""
+    """The umask of agents under other accounts. `auto` is 002 if the working directory is setgid and its group may
+    write, so that shared files stay shared; otherwise 022."""
     instructions: Literal["all", "project", "none"] = "all"
-    """The CLAUDE.md files that an agent gets: the account's and the project's; the project's; none."""
+    """The CLAUDE.md files that an agent gets: those of the account and the project, only the project's, or none."""
 
 
 class LimitSettings(_Section, frozen=True, kw_only=True):
     """`[limits]`: limits of one session's processes, and of one account."""
 
     memory: Bytes | None = None
-    """Of a session; default: half of the machine's in system mode, none in user mode."""
+    """The memory of a session. Default: half of the machine's in system mode, unlimited in user mode."""
     pids: Annotated[int, Meta(ge=16)] | None = None
-    """Processes and threads of a session; default: 4096 in system mode, none in user mode."""
+    """The processes and threads of a session. Default: 4096 in system mode, unlimited in user mode."""
     cpu_weight: Annotated[int, Meta(ge=1, le=10_000)] = 100
     """A session's share of a busy machine, relative to other sessions."""
     open_files: Annotated[int, Meta(ge=256)] = 65536
-    """Of each process."""
+    """The open files of each process."""
     sessions: Count | None = None
-    """Open sessions of an account at once; default: 200 in system mode, no limit in user mode."""
+    """The open sessions of an account. Default: 200 in system mode, unlimited in user mode."""
     executors: Count | None = None
-    """Executors of an account at once; default: a quarter of `executors.maximum` in system mode, all in user mode."""
+    """The executors of an account. Default: a quarter of `executors.maximum` in system mode, unlimited in user mode."""
 
 
 class StoreSettings(_Section, frozen=True, kw_only=True):
-    """`[store]`: how long and how much is kept."""
+    """`[store]`: the age and the size up to which events are kept."""
 
     keep_days: Annotated[float, Meta(gt=0)] | None = None
+    """The age in days at which events are removed; None keeps them."""
     keep_bytes: Bytes | None = None
+    """The size of the database above which the oldest events are removed; None keeps them."""
     wal_bytes: Bytes = 64 * 1024 * 1024
-    """A write-ahead log larger than this is emptied. While a reader prevents that and the log is eight times as large,
-    nothing is accepted. Read at start."""
+    """The size above which the write-ahead log is emptied. If readers prevent that, hutchd refuses writes once the log
+    is eight times as large. Read at start."""
 
 
 class LogSettings(_Section, frozen=True, kw_only=True):
-    """`[logs]`."""
+    """`[logs]`: hutchd's log."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "json", "text"] = "auto"
@@ -301,7 +304,7 @@ class Settings(_Section, frozen=True, kw_only=True):
     admins: AdminSettings = AdminSettings()
 
     def bounds(self, *, system: bool) -> LimitSettings:
-        """Return the limits with the defaults of system mode filled in; user mode has only those that are given."""
+        """Return the limits; in system mode, with the defaults filled in."""
         if not system:
             return self.limits
         given = self.limits
@@ -320,12 +323,12 @@ class Settings(_Section, frozen=True, kw_only=True):
 
 
 def load(path: Path, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Read `path`, if it exists, and `HUTCH_LOG_LEVEL`; raise SettingsError if the settings cannot be used."""
+    """Read `path`, if it exists, and `HUTCH_LOG_LEVEL`. Raise SettingsError if the settings cannot be used."""
     return parse(read(path), str(path), environ)
 
 
 def read(path: Path) -> str:
-    """Return the text of the file, empty if it does not exist; raise SettingsError if it cannot be read."""
+    """Return the text of the file, empty if it does not exist. Raise SettingsError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:

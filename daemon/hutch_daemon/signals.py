@@ -1,4 +1,4 @@
-"""A signal: what an emitter tells whoever subscribed, without knowing them."""
+"""A signal: an emitter calls its subscribers without knowing them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ P = ParamSpec("P")
 
 
 class Signal(Generic[P]):
-    """Owned by its emitter, which alone calls `emit`. Subscribers are called in the order in which they subscribed."""
+    """A list of subscribers, called in the order of subscription. Only its owner calls `emit`."""
 
     def __init__(self) -> None:
         """Start without subscribers."""
         self._subscribers: list[Callable[P, object]] = []
 
     def subscribe(self, subscriber: Callable[P, object]) -> None:
-        """Call `subscriber` at each emission. It must not block; what it raises reaches the emitter."""
+        """Call `subscriber` at each `emit`. It must not block. Its exceptions reach the emitter."""
         self._subscribers.append(subscriber)
 
     def emit(self, *args: P.args, **kwargs: P.kwargs) -> None:

@@ -158,8 +158,8 @@ def _code(who: PathReader, config: LauncherConfig) -> str | None:
             return f"It cannot execute {python}: {why}."
         if done.returncode == 0:
             return None
-        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        why = next(filter(None, (closed(path, who, bits) for path, bits in places)), " ".join(said))
+        last_line = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        why = next(filter(None, (closed(path, who, bits) for path, bits in places)), " ".join(last_line))
         return f"It cannot load the executor with {python}: {why}."
     why = next(filter(None, (closed(path, who, bits) for path, bits in places)), None)
     return f"It cannot run the executor: {why}." if why else None

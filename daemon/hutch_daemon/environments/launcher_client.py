@@ -225,9 +225,9 @@ class _LauncherConnection:
                 os.close(one)
             raise OSError("it closed the connection" if not data else "it speaks another protocol")
         _, status, pid, left, oom, full, start_time, text = _REPLY.unpack(data)
-        said = text.rstrip(b"\0").decode(errors="replace")
+        message = text.rstrip(b"\0").decode(errors="replace")
         return LauncherReply(
-            LauncherStatus(min(status, LauncherStatus.FAILED)), pid, left, oom, full, start_time, said
+            LauncherStatus(min(status, LauncherStatus.FAILED)), pid, left, oom, full, start_time, message
         ), descriptors
 
     def _connected(self) -> socket.socket:

@@ -63,19 +63,19 @@ def level_of(
     insiders = offer.insiders
     if sandbox is not None and not apart:
         insiders = (
-            "A process of an agent cannot reach the client socket: it is not there in its sandbox. Others are told"
+            "A process of an agent cannot reach the client socket: it is not in its sandbox. Others are known"
             f" {insiders}"
         )
     return m.Isolation(level, " ".join(filter(None, why)), insiders, asked=asked, missing=missing)
 
 
-def require_level(having: m.Isolation) -> None:
+def require_level(isolation: m.Isolation) -> None:
     """Raise `isolation_unavailable` if the level is lower than the requested one."""
-    if having.asked is not None and is_less(having.level, having.asked):
+    if isolation.asked is not None and is_less(isolation.level, isolation.asked):
         raise HutchError(
             Reason.ISOLATION_UNAVAILABLE,
-            f"The session must have the isolation {having.asked} and could have only {having.level}: {having.missing}"
-            " `hutch doctor` says more.",
-            level=having.level,
-            asked=having.asked,
+            f"The session must have the isolation {isolation.asked} and could have only {isolation.level}:"
+            f" {isolation.missing} `hutch doctor` says more.",
+            level=isolation.level,
+            asked=isolation.asked,
         )

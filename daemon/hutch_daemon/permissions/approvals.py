@@ -281,7 +281,7 @@ class Approvals:
                 next_one = min(next_one, step.at)
         return next_one
 
-    async def _next_step(self, request: PendingRequest) -> Settlement | requests.WaitUntil:
+    async def _next_step(self, request: PendingRequest) -> Settlement | requests.DueAt:
         now = self._clock()
         when_nobody: m.WhenNobody = "wait"
         if request.presence_due <= now:
@@ -289,7 +289,7 @@ class Approvals:
             if session is not None and not self._somebody_there(session):
                 when_nobody = session.when_nobody
         step = requests.next_step(request, now, when_nobody)
-        if isinstance(step, requests.WaitUntil) and request.presence_due <= now:
+        if isinstance(step, requests.DueAt) and request.presence_due <= now:
             request.presence_due = math.inf
         return step
 

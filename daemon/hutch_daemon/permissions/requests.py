@@ -22,9 +22,9 @@ from hutch_shared.errors import HutchError, Reason
 from hutch_shared.rpc.envelope import is_sound
 
 __all__ = [
+    "DueAt",
     "PendingRequest",
     "Settlement",
-    "WaitUntil",
     "already_settled",
     "check_answer",
     "decided_by_policy",
@@ -100,13 +100,13 @@ class PendingRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitUntil:
+class DueAt:
     """Nothing is due before the time `at`."""
 
     at: float
 
 
-def next_step(request: PendingRequest, now: float, when_nobody: m.WhenNobody) -> Settlement | WaitUntil:
+def next_step(request: PendingRequest, now: float, when_nobody: m.WhenNobody) -> Settlement | DueAt:
     """Return the settlement of a pending request that is due at `now`, or the time when something will be due.
 
     `when_nobody` is the session's policy for an absent user, or `wait` while a user is present.
@@ -114,9 +114,9 @@ def next_step(request: PendingRequest, now: float, when_nobody: m.WhenNobody) ->
     if request.deadline <= now:
         return expired()
     if request.presence_due > now:
-        return WaitUntil(min(request.deadline, request.presence_due))
+        return DueAt(min(request.deadline, request.presence_due))
     if when_nobody == "wait" or request.notified:
-        return WaitUntil(request.deadline)
+        return DueAt(request.deadline)
     return undecided(stop=when_nobody == "stop")
 
 

@@ -10,10 +10,10 @@ import anyio
 from hutch_daemon.pool.executor import Executor, ExecutorKey
 from hutch_daemon.pool.view import LeaseView
 
-__all__ = ["Lease", "WaitingLeases"]
+__all__ = ["LeaseRequest", "WaitingLeases"]
 
 
-class Lease:
+class LeaseRequest:
     """A session's request for an executor. It ends with an executor or an error."""
 
     def __init__(self, session: str, key: ExecutorKey) -> None:
@@ -24,7 +24,7 @@ class Lease:
         self._settled = anyio.Event()
 
     def __repr__(self) -> str:
-        return f"<Lease {self.session} {self.key}: {self.executor or self._error or 'waiting'}>"
+        return f"<LeaseRequest {self.session} {self.key}: {self.executor or self._error or 'waiting'}>"
 
     def grant(self, executor: Executor) -> None:
         """End the wait with an executor."""
@@ -51,12 +51,12 @@ class WaitingLeases:
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
         self._numbers = count(1)
-        self._leases: dict[int, Lease] = {}
+        self._leases: dict[int, LeaseRequest] = {}
 
     def __repr__(self) -> str:
         return f"<WaitingLeases {len(self._leases)}>"
 
-    async def wait(self, lease: Lease) -> Executor:
+    async def wait(self, lease: LeaseRequest) -> Executor:
         """Queue a lease and wait for its executor. If cancelled, remove the lease from the queue."""
         number = next(self._numbers)
         self._leases[number] = lease
@@ -67,11 +67,11 @@ class WaitingLeases:
             self._leases.pop(number, None)
             self._changed()
 
-    def take(self, number: int) -> Lease:
+    def take(self, number: int) -> LeaseRequest:
         """Remove a lease from the queue and return it."""
         return self._leases.pop(number)
 
-    def take_first(self, key: ExecutorKey) -> Lease | None:
+    def take_first(self, key: ExecutorKey) -> LeaseRequest | None:
         """Remove the oldest lease of a key from the queue and return it; None if there is none."""
         number = next((number for number, lease in self._leases.items() if lease.key == key), None)
         return None if number is None else self._leases.pop(number)

@@ -22,7 +22,7 @@ from typing import Final
 
 from hutch_daemon.pool.executor import ExecutorKey
 from hutch_daemon.pool.start_history import NO_FAILURES
-from hutch_daemon.pool.view import ExecutorView, LeaseView, Plan, PoolState, Retirement
+from hutch_daemon.pool.view import ExecutorView, LeaseView, PoolPlan, PoolState, Retirement
 from hutch_daemon.settings import ExecutorSettings
 
 __all__ = ["look_interval", "plan"]
@@ -31,13 +31,13 @@ _INTERVAL: Final = 5.0
 _SHORTEST_INTERVAL: Final = 0.05
 
 
-def plan(state: PoolState, now: float) -> Plan:
+def plan(state: PoolState, now: float) -> PoolPlan:
     """Return the actions that are due in this state at the time `now`."""
     overdue = _overdue(state, now)
     check = tuple(one.id for one in state.executors if _is_check_due(state, one, now))
     look_at = _look_at(state, now)
     if state.stopping:
-        return Plan(overdue, check, refuse=tuple(lease.number for lease in state.leases), look_at=look_at)
+        return PoolPlan(overdue, check, refuse=tuple(lease.number for lease in state.leases), look_at=look_at)
     ending = {one.executor for one in overdue}
     hand_out = _hand_out(state, ending)
     served = dict(hand_out)
@@ -45,7 +45,7 @@ def plan(state: PoolState, now: float) -> Plan:
     refused = [lease for lease in waiting if _is_blocked(state, lease.key, now)]
     waiting = [lease for lease in waiting if lease not in refused]
     starts, evicted = _starts(state, waiting, ending, set(served.values()), now)
-    return Plan(
+    return PoolPlan(
         retire=(*overdue, *evicted),
         check=check,
         hand_out=tuple(hand_out),

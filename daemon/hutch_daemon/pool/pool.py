@@ -30,12 +30,12 @@ from hutch_daemon.environments.registry import Environments
 from hutch_daemon.pool import adoption
 from hutch_daemon.pool.ending import Ender
 from hutch_daemon.pool.executor import Executor, ExecutorKey, ExecutorPeer
-from hutch_daemon.pool.leases import Lease, WaitingLeases
+from hutch_daemon.pool.leases import LeaseRequest, WaitingLeases
 from hutch_daemon.pool.plan import look_interval, plan
 from hutch_daemon.pool.roster import Roster
 from hutch_daemon.pool.starting import StartContext, Starter
 from hutch_daemon.pool.tokens import IssuedToken
-from hutch_daemon.pool.view import Plan, PoolState
+from hutch_daemon.pool.view import PoolPlan, PoolState
 from hutch_daemon.settings import ExecutorSettings, LimitSettings
 from hutch_daemon.store import executors
 from hutch_daemon.store.rows import ExecutorRow
@@ -150,7 +150,7 @@ class Pool:
         Waits for a free slot. `agent_unavailable` or `isolation_unavailable`, with the reason, if none can be started;
         `shutting_down` if the pool is stopping.
         """
-        executor = await self._wait_for(Lease(session, key))
+        executor = await self._wait_for(LeaseRequest(session, key))
         for former in self.all():
             if former.session == session and former is not executor:
                 self.retire(former, "another executor serves its session")
@@ -163,7 +163,7 @@ class Pool:
         self._roster.report(executor)
         return executor
 
-    async def _wait_for(self, lease: Lease) -> Executor:
+    async def _wait_for(self, lease: LeaseRequest) -> Executor:
         try:
             return await self._leases.wait(lease)
         except BaseException:
@@ -278,7 +278,7 @@ class Pool:
             return
         self._roster.excuse(late)
 
-    def _carry_out(self, due: Plan) -> None:
+    def _carry_out(self, due: PoolPlan) -> None:
         by_id = {one.id: one for one in self.all()}
         for each in due.retire:
             self.retire(by_id[each.executor], each.detail, grace=each.grace)
@@ -295,7 +295,7 @@ class Pool:
         for executor in due.abandon:
             self._starter.abandon(by_id[executor])
 
-    def _hand_out(self, lease: Lease, executor: Executor) -> None:
+    def _hand_out(self, lease: LeaseRequest, executor: Executor) -> None:
         executor.session = lease.session
         executor.move("leased", self._clock())
         self._roster.delay_spare(lease.key, _SPARE_DELAY)

@@ -10,7 +10,7 @@ from hutch_daemon.pool.start_history import NO_FAILURES, StartHistory
 from hutch_daemon.settings import ExecutorSettings
 from hutch_shared import messages as m
 
-__all__ = ["ExecutorView", "LeaseView", "Plan", "PoolState", "Retirement"]
+__all__ = ["ExecutorView", "LeaseView", "PoolPlan", "PoolState", "Retirement"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Retirement:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PoolPlan:
     """The actions that are due, and the time of the next plan. Executors are given by id, leases by number."""
 
     retire: tuple[Retirement, ...] = ()

@@ -9,7 +9,7 @@ import pytest
 
 from hutch_daemon.permissions import requests
 from hutch_daemon.permissions.pending import PendingAsks, UnstoredDenial
-from hutch_daemon.permissions.requests import PendingRequest, Settlement, WaitUntil, next_step
+from hutch_daemon.permissions.requests import DueAt, PendingRequest, Settlement, next_step
 from hutch_daemon.store.rows import PermissionRow, SessionRow
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
@@ -41,7 +41,7 @@ def waiting(deadline: float = 100, presence_due: float = math.inf, *, notified: 
 def step(request: PendingRequest, now: float = 10, when_nobody: m.WhenNobody = "wait") -> str:
     """Return what follows, as one line."""
     found = next_step(request, now, when_nobody)
-    if isinstance(found, WaitUntil):
+    if isinstance(found, DueAt):
         return f"wait until {found.at}"
     return f"{found.state} by {found.settled_by}{', stop' if found.stop_reason else ''}"
 

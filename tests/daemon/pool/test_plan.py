@@ -11,7 +11,7 @@ from hutch_daemon.environments.port import Account
 from hutch_daemon.pool.executor import ExecutorKey
 from hutch_daemon.pool.plan import look_interval, plan
 from hutch_daemon.pool.start_history import NO_FAILURES, StartHistory
-from hutch_daemon.pool.view import ExecutorView, LeaseView, Plan, PoolState, Retirement
+from hutch_daemon.pool.view import ExecutorView, LeaseView, PoolPlan, PoolState, Retirement
 from hutch_daemon.settings import ExecutorSettings
 
 NOW = 1000.0
@@ -59,7 +59,7 @@ def failed(*times: float) -> StartHistory:
     return history
 
 
-def due(state: PoolState, now: float = NOW) -> Plan:
+def due(state: PoolState, now: float = NOW) -> PoolPlan:
     """Return the plan without its time."""
     return replace(plan(state, now), look_at=0.0)
 
@@ -95,43 +95,43 @@ def test_a_quarantined_executor_is_checked_again() -> None:
     """An interval after the last check ended; one check at a time."""
     one = executor("x", "quarantined")
 
-    assert due(pool(one)) == Plan()
-    assert due(pool(one), NOW + 5.0) == Plan(check=("x",))
-    assert due(pool(replace(one, checking=True)), NOW + 5.0) == Plan()
+    assert due(pool(one)) == PoolPlan()
+    assert due(pool(one), NOW + 5.0) == PoolPlan(check=("x",))
+    assert due(pool(replace(one, checking=True)), NOW + 5.0) == PoolPlan()
 
 
 def test_the_oldest_lease_gets_a_ready_executor_of_its_key() -> None:
     """An executor of another key serves none; the next lease of the key gets a start."""
     state = pool(executor("script", "ready", SCRIPT), executor("claude", "ready"), leases=(CLAUDE, CLAUDE))
 
-    assert due(state) == Plan(hand_out=((1, "claude"),), start=(CLAUDE,))
+    assert due(state) == PoolPlan(hand_out=((1, "claude"),), start=(CLAUDE,))
 
 
 def test_an_executor_that_is_ended_is_not_handed_out() -> None:
     """A silent spare serves nobody."""
     state = pool(executor("x", "ready", last_seen=0.0), leases=(CLAUDE,))
 
-    assert due(state) == Plan(retire=(Retirement("x", "it was silent for 60 s"),), start=(CLAUDE,))
+    assert due(state) == PoolPlan(retire=(Retirement("x", "it was silent for 60 s"),), start=(CLAUDE,))
 
 
 def test_a_lease_with_a_start_under_way_gets_no_second_one() -> None:
     """Two leases and one start: one start more."""
-    assert due(pool(executor("x", "starting"), leases=(CLAUDE,))) == Plan()
-    assert due(pool(executor("x", "starting"), leases=(CLAUDE, CLAUDE))) == Plan(start=(CLAUDE,))
+    assert due(pool(executor("x", "starting"), leases=(CLAUDE,))) == PoolPlan()
+    assert due(pool(executor("x", "starting"), leases=(CLAUDE, CLAUDE))) == PoolPlan(start=(CLAUDE,))
 
 
 def test_a_lease_waits_for_the_end_of_a_start_that_was_given_up() -> None:
     """Whether that failed decides when the next one may be tried."""
-    assert due(pool(executor("x", "draining", launching=True), leases=(CLAUDE,))) == Plan()
-    assert due(pool(executor("x", "draining"), leases=(CLAUDE,))) == Plan(start=(CLAUDE,))
+    assert due(pool(executor("x", "draining", launching=True), leases=(CLAUDE,))) == PoolPlan()
+    assert due(pool(executor("x", "draining"), leases=(CLAUDE,))) == PoolPlan(start=(CLAUDE,))
 
 
 def test_a_start_that_nothing_needs_any_more_is_abandoned() -> None:
     """The newest one, and none whose executor is kept as a spare."""
     first, second = executor("first", "starting"), executor("second", "starting")
 
-    assert due(pool(first, second, leases=(CLAUDE,))) == Plan(abandon=("second",))
-    assert due(pool(executor("x", "starting", OWN), kept=(OWN,))) == Plan()
+    assert due(pool(first, second, leases=(CLAUDE,))) == PoolPlan(abandon=("second",))
+    assert due(pool(executor("x", "starting", OWN), kept=(OWN,))) == PoolPlan()
 
 
 FULL = tuple(executor(f"x{at}") for at in range(SETTINGS.maximum - 1))
@@ -152,7 +152,7 @@ def test_a_lease_without_room_takes_the_place_of_a_spare_or_an_idle_executor(
     last: ExecutorView, expected: tuple[Retirement, ...]
 ) -> None:
     """Never of one that works; an executor that is ending makes room without another one."""
-    assert due(pool(*FULL, last, leases=(BOBS,))) == Plan(retire=expected)
+    assert due(pool(*FULL, last, leases=(BOBS,))) == PoolPlan(retire=expected)
 
 
 def test_a_spare_goes_before_idle_executors_and_of_those_the_longest_idle() -> None:
@@ -204,7 +204,7 @@ def test_after_a_failure_a_lease_waits_for_the_pause() -> None:
     """Other keys do not; the pool looks again when the pause is over."""
     state = pool(leases=(CLAUDE, BOBS), histories={CLAUDE: failed(NOW - 0.25)})
 
-    assert due(state) == Plan(start=(BOBS,))
+    assert due(state) == PoolPlan(start=(BOBS,))
     assert plan(state, NOW).look_at == NOW + 0.75
     assert due(state, NOW + 0.75).start == (CLAUDE, BOBS)
 
@@ -213,19 +213,19 @@ def test_after_too_many_failures_leases_are_refused_until_the_window_has_passed(
     """A ready executor serves them all the same."""
     state = pool(leases=(CLAUDE, BOBS), histories={CLAUDE: failed(NOW - 3.0, NOW - 2.0, NOW - 1.0)})
 
-    assert due(state) == Plan(refuse=(1,), start=(BOBS,))
+    assert due(state) == PoolPlan(refuse=(1,), start=(BOBS,))
     assert due(state, NOW + 57.0).start == (CLAUDE, BOBS)
     with_spare = replace(state, executors=(executor("x", "ready"),))
-    assert due(with_spare) == Plan(hand_out=((1, "x"),), start=(BOBS,))
+    assert due(with_spare) == PoolPlan(hand_out=((1, "x"),), start=(BOBS,))
 
 
 def test_a_spare_is_started_once_its_delay_is_over() -> None:
     """One that was handed out is replaced a little later."""
     state = pool(kept=(OWN,), spare_at={OWN: NOW + 0.5})
 
-    assert due(state) == Plan()
+    assert due(state) == PoolPlan()
     assert plan(state, NOW).look_at == NOW + 0.5
-    assert due(state, NOW + 0.5) == Plan(start=(OWN,))
+    assert due(state, NOW + 0.5) == PoolPlan(start=(OWN,))
 
 
 @pytest.mark.parametrize(
@@ -253,16 +253,16 @@ def test_a_spare_is_started_once_its_delay_is_over() -> None:
 )
 def test_no_spare_is_started(state: PoolState) -> None:
     """Where there is one, where there is no room for it, and where none is wanted."""
-    assert due(state) == Plan()
+    assert due(state) == PoolPlan()
 
 
 def test_another_account_keeps_its_spare_while_it_has_a_session() -> None:
     """Without one the spare is surplus, and so is a spare beyond the number that is kept."""
     ready, old = executor("spare", "ready", since=NOW - 900.0), executor("old", "ready", OWN, since=NOW - 900.0)
 
-    assert due(pool(ready, executor("works"), kept=(CLAUDE,))) == Plan()
+    assert due(pool(ready, executor("works"), kept=(CLAUDE,))) == PoolPlan()
     assert due(pool(ready, kept=(CLAUDE,))).retire == (Retirement("spare", "no session needed it", 2.0),)
-    assert due(pool(old, kept=(OWN,))) == Plan()
+    assert due(pool(old, kept=(OWN,))) == PoolPlan()
     two = due(pool(old, replace(old, id="other"), executor("new", "ready", OWN), kept=(OWN,)))
     assert [one.executor for one in two.retire] == ["old", "other"]
 
@@ -279,4 +279,4 @@ def test_while_hutchd_stops_every_lease_is_refused() -> None:
     """Nothing is started or handed out; what is overdue still ends."""
     state = pool(executor("x", "ready"), executor("silent", last_seen=0.0), leases=(CLAUDE, BOBS), stopping=True)
 
-    assert due(state) == Plan(retire=(Retirement("silent", "it was silent for 60 s"),), refuse=(1, 2))
+    assert due(state) == PoolPlan(retire=(Retirement("silent", "it was silent for 60 s"),), refuse=(1, 2))
