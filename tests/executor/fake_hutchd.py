@@ -1,4 +1,4 @@
-"""A hutchd of a few lines, on a real socket and with the real wire: what an executor meets in these tests."""
+"""A small fake hutchd on a real socket with the real wire, for the executors of these tests."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def boot(path: Path, **changes: Any) -> m.Boot:
 
 
 def prepare(cwd: Path, **changes: Any) -> m.PrepareSession:
-    """Return what gives an executor its session; the spool directory is made beside `cwd`."""
+    """Return the parameters of `prepare_session`; the spool directory is made beside `cwd`."""
     spool = cwd.parent / "spool"
     spool.mkdir(mode=0o700, exist_ok=True)
     fields: dict[str, Any] = {
@@ -83,7 +83,7 @@ async def allow(request: m.RequestPermission) -> m.PermissionDecision:
 
 
 def decision(call: m.ToolCall, what: m.Decision, **changes: Any) -> m.PermissionDecision:
-    """Return a decision about the input of `call`, or about another input."""
+    """Return a decision on the input of `call`, or on another input."""
     state: dict[m.Decision, m.PermissionState] = {"allow": "allowed", "deny": "denied", "answer": "answered"}
     given = changes.pop("input", call.input)
     return m.PermissionDecision(
@@ -92,7 +92,7 @@ def decision(call: m.ToolCall, what: m.Decision, **changes: Any) -> m.Permission
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process is there and no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -100,7 +100,7 @@ def is_alive(pid: int) -> bool:
 
 
 async def dead(pid: int) -> None:
-    """Return when a process that was killed is gone: the kernel takes a moment."""
+    """Return when a killed process is gone: the kernel takes a moment."""
     with anyio.fail_after(WAIT):
         while is_alive(pid):
             await anyio.sleep(LOOK_AGAIN)
@@ -137,20 +137,20 @@ class FakeHutchd:
         self.peer = None
 
     async def until(self, holds: Callable[[], Any]) -> None:
-        """Return when `holds` does; it is looked at whenever something came, and now and then."""
+        """Return when `holds()` is true. Checks it after each message, and at intervals."""
         with anyio.fail_after(WAIT):
             while not holds():
                 with anyio.move_on_after(LOOK_AGAIN):
                     await self._changed.wait()
 
     async def call(self, name: str, params: msgspec.Struct) -> Any:
-        """Ask the executor, once it is there."""
+        """Call the executor once it is connected."""
         await self.until(lambda: self.peer is not None)
         assert self.peer is not None
         return await self.peer.call(name, params, WAIT)
 
     async def ended(self, turn: str = "t-1") -> dict[str, Any]:
-        """Return the data of the turn's end, once it came."""
+        """Return the data of `turn_ended`, once it has arrived."""
         await self.until(lambda: self.of_kind("turn_ended", turn))
         return self.of_kind("turn_ended", turn)[0]
 
@@ -161,11 +161,11 @@ class FakeHutchd:
 
     @property
     def stored(self) -> int:
-        """The highest number stored."""
+        """The highest event number stored."""
         return self.events[-1].n if self.events else 0
 
     async def acknowledge(self) -> None:
-        """Acknowledge all that is stored."""
+        """Acknowledge every stored event."""
         assert self.peer is not None
         await self.peer.notify("ack_events", m.AckEvents(self.stored))
 
@@ -231,7 +231,7 @@ class FakeHutchd:
             await self.peer.notify("ack_events", m.AckEvents(self.stored))
 
     async def ask(self, params: m.RequestPermission) -> m.PermissionDecision:
-        """Answer a question."""
+        """Answer a permission request."""
         self.asked.append(params)
         self._changed.notify()
         return await self.answer(params)

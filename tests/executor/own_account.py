@@ -1,4 +1,4 @@
-"""An executor as an account of its own, started as hutch-launcher does: hardened before it gets its boot line."""
+"""An executor under an account of its own, started as hutch-launcher starts it: hardened before the boot line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["bash", "executor", "place", "prepare", "started"]
 
 @contextmanager
 def place() -> Iterator[Path]:
-    """A directory that every account can enter and none but root can change."""
+    """A directory that every account can enter and only root can change."""
     made = Path(tempfile.mkdtemp(prefix="hutch-place-", dir="/opt"))
     try:
         made.chmod(0o755)
@@ -36,7 +36,7 @@ def place() -> Iterator[Path]:
 
 @contextmanager
 def started(who: Account, python: Path | None = None) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
-    """Start an executor; yields it and the other end of its standard input. At the end it is killed."""
+    """Start an executor; yield it and the other end of its standard input. Kill it at the end."""
     ours, theirs = socket.socketpair()
     ours.settimeout(WAIT)
     with ours:
@@ -62,7 +62,7 @@ def started(who: Account, python: Path | None = None) -> Iterator[tuple[subproce
 
 @asynccontextmanager
 async def executor(hutchd: FakeHutchd, who: Account) -> AsyncIterator[subprocess.Popen[bytes]]:
-    """An executor that serves; it is told to leave at the end, and must do so in order."""
+    """An executor that serves. At the end it is shut down and must end in order."""
     with started(who) as (process, sock):
         assert await anyio.to_thread.run_sync(sock.recv, 1) == b"\n"
         sock.sendall(msgspec.json.encode(boot(hutchd.path)) + b"\n")
@@ -74,7 +74,7 @@ async def executor(hutchd: FakeHutchd, who: Account) -> AsyncIterator[subprocess
 
 
 def prepare(who: Account, cwd: Path, spool: Path, **changes: Any) -> m.PrepareSession:
-    """Return what gives it a session in `cwd`; `spool` is a directory of the account's, in which its spool is made."""
+    """Return the parameters of a session in `cwd`; the spool is made in `spool`, a directory of the account."""
     fields: dict[str, Any] = {
         "session": SESSION,
         "agent": "script",
@@ -91,5 +91,5 @@ def prepare(who: Account, cwd: Path, spool: Path, **changes: Any) -> m.PrepareSe
 
 
 def bash(*commands: str) -> str:
-    """Return a prompt that runs them one after another."""
+    """Return a prompt that runs the commands one after another."""
     return "\n".join(json.dumps({"tool": "Bash", "input": {"command": one}, "run": True}) for one in commands)

@@ -1,4 +1,4 @@
-"""What an agent has of its account's set-up: PATH of a login, the umask of the tree it works in."""
+"""The account's set-up for its agent: PATH as after a login, and a umask that fits the working directory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHELLS = [program for program in ("/bin/sh", "/bin/bash", "/usr/bin/zsh", "/usr/
 
 
 def shell(directory: Path, script: str) -> str:
-    """Return a login shell that does what `script` says, whatever it is asked; `$4` is what it is asked."""
+    """Return a login shell that always runs `script`; `$4` is the command that it was given."""
     made = directory / "shell"
     made.write_text(f"#!/bin/sh\n{script}\n")
     made.chmod(0o755)
@@ -25,9 +25,8 @@ def shell(directory: Path, script: str) -> str:
 
 
 @pytest.mark.parametrize("program", SHELLS)
-async def test_path_is_that_of_a_login(tmp_path: Path, program: str) -> None:
-    """As the account's own files set it; its empty and relative parts, which lead into the working directory, are not
-    taken, and one that comes twice is taken once."""
+async def test_path_is_the_login_shells(tmp_path: Path, program: str) -> None:
+    """The account's files set it. Empty, relative and duplicate entries are left out."""
     text = 'echo "hello, $USER"; export PATH="$HOME/bin:here::/usr/bin:$HOME/bin"'
     (tmp_path / ".profile").write_text(text)
     (tmp_path / ".zprofile").write_text(text)
@@ -40,7 +39,7 @@ async def test_path_is_that_of_a_login(tmp_path: Path, program: str) -> None:
 
 
 async def test_a_login_sees_a_clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the executor was started with is not handed to the account's files."""
+    """The account's start-up files do not see the variables that the executor was started with."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/0")
     (tmp_path / ".profile").write_text("export PATH=/$(env | sed 's/=.*//' | sort | tr '\\n' '.')")
 
@@ -58,7 +57,7 @@ async def test_a_login_sees_a_clean_environment(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("program", ["/usr/sbin/nologin", "/bin/false", "", "sh", "/no/such/shell"])
 async def test_an_account_without_a_login_shell_has_the_executors_path(tmp_path: Path, program: str) -> None:
-    """It is not run, or says nothing."""
+    """The shell does not exist, may not be run, or prints nothing."""
     assert await login_path(str(tmp_path), program) is None
 
 
@@ -74,13 +73,13 @@ async def test_an_account_without_a_login_shell_has_the_executors_path(tmp_path:
         'PATH="/$(/usr/bin/head -c 20000 /dev/zero | /usr/bin/tr "\\0" x)" exec /bin/sh -c "$3"',
     ],
 )
-async def test_what_is_no_path_is_not_taken(tmp_path: Path, script: str) -> None:
-    """Garbage, two answers, relative directories, lines, other bytes than text, more than a PATH can be."""
+async def test_an_unusable_answer_of_the_shell_is_ignored(tmp_path: Path, script: str) -> None:
+    """Garbage, two answers, relative directories, several lines, bytes that are not text, an oversized answer."""
     assert await login_path(str(tmp_path), shell(tmp_path, script)) is None
 
 
 async def test_a_login_that_hangs_is_killed(tmp_path: Path) -> None:
-    """With what it started; the agent then has the executor's PATH."""
+    """The shell's children are killed too; the agent gets the executor's PATH."""
     pid = tmp_path / "pid"
     program = shell(tmp_path, f"sleep 600 & echo $! > {pid}.new; mv {pid}.new {pid}; wait")
 
@@ -94,29 +93,29 @@ async def test_a_login_that_hangs_is_killed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "umask"), [(0o2775, 0o002), (0o2770, 0o002), (0o2755, 0o022), (0o775, 0o022), (0o700, 0o022)]
 )
-def test_a_shared_tree_stays_shared(tmp_path: Path, mode: int, umask: int) -> None:
-    """It is one where new files have its group and the group may write."""
+def test_a_directory_shared_by_a_group_gets_a_group_writable_umask(tmp_path: Path, mode: int, umask: int) -> None:
+    """In a directory that is setgid and writable for its group, the group may write new files."""
     tmp_path.chmod(mode)
 
     assert umask_for("auto", str(tmp_path)) == umask
 
 
 def test_a_umask_is_octal_or_the_executors_own() -> None:
-    """A directory that cannot be looked at is not taken for a shared one."""
+    """A directory that the account cannot examine does not count as shared."""
     assert umask_for("027", "/") == 0o027
     assert umask_for("0077", "/") == 0o077
     assert umask_for("", "/") == -1
     assert umask_for("auto", "/no/such/place") == 0o022
 
 
-async def test_nothing_is_looked_up_that_was_not_asked_for(tmp_path: Path) -> None:
-    """Where the account is hutchd's own, all is as it was."""
+async def test_without_set_up_nothing_is_looked_up(tmp_path: Path) -> None:
+    """If the account is hutchd's own, PATH and umask stay the executor's."""
     assert await set_up(m.AccountSetup(), str(tmp_path), str(tmp_path)) == Setup()
     assert Setup().environ({"PATH": "/a", "X": "y"}) == {"PATH": "/a", "X": "y"}
 
 
-async def test_the_notify_command_has_it_too(tmp_path: Path) -> None:
-    """It is found by the account's PATH, and makes files as the account does."""
+async def test_the_notify_command_gets_the_set_up_too(tmp_path: Path) -> None:
+    """The notify command is found by the account's PATH, and creates files with the account's umask."""
     (tmp_path / "tell").write_text(f"#!/bin/sh\necho $PATH > {tmp_path}/told\n")
     (tmp_path / "tell").chmod(0o755)
     setup = Setup(f"{tmp_path}:/usr/bin:/bin", 0o027)

@@ -1,4 +1,4 @@
-"""The boot line: read whole, in time, and never told."""
+"""The boot line is read whole and in time, and no message quotes it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def pipe() -> Iterator[Pipe]:
     os.close(writing)
 
 
-def test_it_says_that_it_is_ready_where_somebody_may_hear_it(pipe: Pipe) -> None:
-    """One byte on a socket; on a pipe nothing; False when the other side has gone."""
+def test_it_announces_itself_on_a_socket_only(pipe: Pipe) -> None:
+    """It sends one byte on a socket and nothing on a pipe; it returns False if the other side is gone."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         told = announce(theirs.fileno())
@@ -46,7 +46,7 @@ def test_it_says_that_it_is_ready_where_somebody_may_hear_it(pipe: Pipe) -> None
 
 
 def test_the_line_is_read(pipe: Pipe) -> None:
-    """Up to its end; what follows is not looked at."""
+    """It is read up to its newline; later bytes are ignored."""
     wanted = boot(Path("/run/x.sock"))
     os.write(pipe[1], msgspec.json.encode(wanted) + b"\nrest")
 
@@ -54,7 +54,7 @@ def test_the_line_is_read(pipe: Pipe) -> None:
 
 
 def test_a_line_in_pieces_is_one_line(pipe: Pipe) -> None:
-    """A pipe gives what it has."""
+    """A pipe may deliver the line in pieces."""
     wanted = boot(Path("/run/x.sock"))
     line = msgspec.json.encode(wanted) + b"\n"
     os.write(pipe[1], line[:10])
@@ -65,8 +65,8 @@ def test_a_line_in_pieces_is_one_line(pipe: Pipe) -> None:
     later.join()
 
 
-def test_silence_is_not_waited_for_for_ever(pipe: Pipe) -> None:
-    """An executor that nobody boots ends."""
+def test_waiting_for_the_line_has_a_deadline(pipe: Pipe) -> None:
+    """Without a boot line the executor ends."""
     with pytest.raises(HutchError) as refused:
         read_boot(pipe[0], deadline=0.0)
 
@@ -84,8 +84,8 @@ def test_silence_is_not_waited_for_for_ever(pipe: Pipe) -> None:
     ],
     ids=["no fields", "not JSON", "not UTF-8", "a field that is not UTF-8", "too deeply nested"],
 )
-def test_a_line_that_cannot_be_read_is_not_repeated(pipe: Pipe, line: bytes) -> None:
-    """It may hold the token, so that no message quotes it."""
+def test_an_invalid_line_is_not_quoted(pipe: Pipe, line: bytes) -> None:
+    """It may hold the token, so no message quotes it."""
     os.write(pipe[1], line)
 
     with pytest.raises(HutchError) as refused:
@@ -120,7 +120,7 @@ def test_a_hutchd_that_ends_before_the_line_is_an_ordinary_end() -> None:
         assert ended.value.reason is Reason.CONNECTION_LOST
 
 
-def test_a_line_without_end_is_bounded(pipe: Pipe) -> None:
+def test_the_length_of_the_line_is_limited(pipe: Pipe) -> None:
     """Standard input cannot fill the memory."""
     os.write(pipe[1], b"x" * (LINE_LIMIT + 1))
 
@@ -131,7 +131,7 @@ def test_a_line_without_end_is_bounded(pipe: Pipe) -> None:
 
 
 def test_another_protocol_is_refused(pipe: Pipe) -> None:
-    """Before anything is dialled."""
+    """The error comes before the executor dials anything."""
     os.write(pipe[1], msgspec.json.encode(boot(Path("/x"), protocol=99)) + b"\n")
 
     with pytest.raises(HutchError) as refused:
@@ -155,6 +155,6 @@ def test_another_protocol_is_refused(pipe: Pipe) -> None:
         ("MYHOME", False),
     ],
 )
-def test_the_environment_is_a_list(name: str, is_allowed: bool) -> None:
-    """What is not on it does not reach an agent."""
+def test_only_listed_variables_are_kept(name: str, is_allowed: bool) -> None:
+    """A variable that is not on the list does not reach an agent."""
     assert bool(ALLOWED_ENVIRONMENT.fullmatch(name)) is is_allowed

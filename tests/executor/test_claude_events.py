@@ -1,4 +1,4 @@
-"""The CLI's lines as events: pure."""
+"""The CLI's lines become events."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def narrator() -> EventTranslator:
 
 
 def test_deltas_and_their_text_share_a_block(narrator: EventTranslator) -> None:
-    """A reader can put the whole text in the place of its deltas."""
+    """A reader can replace the deltas by the whole text."""
     start(narrator)
     told = [
         *stream(narrator, delta(0, type="thinking_delta", thinking="h")),
@@ -68,7 +68,7 @@ def test_deltas_and_their_text_share_a_block(narrator: EventTranslator) -> None:
 
 
 def test_a_sub_agent_speaks_beside_the_main_agent(narrator: EventTranslator) -> None:
-    """Its words name the call that started it, and do not disturb the blocks of the other."""
+    """A sub-agent's text names the call that started it, and does not disturb the main agent's blocks."""
     start(narrator)
     assistant(narrator, {"type": "text", "text": "main"})
     inner = assistant(narrator, {"type": "text", "text": "inner"}, parent="toolu_1")
@@ -79,7 +79,7 @@ def test_a_sub_agent_speaks_beside_the_main_agent(narrator: EventTranslator) -> 
 
 
 def test_a_tool_call_and_its_result(narrator: EventTranslator) -> None:
-    """The call comes in the common vocabulary; the result carries the digest of what ran."""
+    """The call is in the common vocabulary; the result carries the digest of the input that ran."""
     narrator = EventTranslator("/work", {"toolu_1": "d" * 64})
     block = {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"command": "ls"}}
     (kind, seen), *_ = assistant(narrator, block)
@@ -98,7 +98,7 @@ def test_a_tool_call_and_its_result(narrator: EventTranslator) -> None:
     ]
 
 
-def test_usage_of_a_request_is_told_when_it_ends(narrator: EventTranslator) -> None:
+def test_the_usage_of_a_request_is_reported_at_its_end(narrator: EventTranslator) -> None:
     """The counts of the last delta are the final ones."""
     start(narrator)
     usage = {"input_tokens": 5, "output_tokens": 7, "cache_read_input_tokens": 2, "cache_creation_input_tokens": None}
@@ -121,8 +121,8 @@ def test_usage_of_a_request_is_told_when_it_ends(narrator: EventTranslator) -> N
         {"type": "rate_limit_event", "rate_limit_info": {"status": "allowed"}},
     ],
 )
-def test_what_a_reader_does_not_need_is_no_event(narrator: EventTranslator, line: dict[str, Any]) -> None:
-    """Counters, the edges of blocks and pieces of inputs are left out."""
+def test_lines_without_content_become_no_event(narrator: EventTranslator, line: dict[str, Any]) -> None:
+    """Counters, starts and stops of blocks, and pieces of inputs become no event."""
     assert tell(narrator, **line) == []
 
 
@@ -138,8 +138,8 @@ def test_what_a_reader_does_not_need_is_no_event(narrator: EventTranslator, line
         ({"type": "rate_limit_event", "rate_limit_info": {"status": "rejected"}}, "rate_limit"),
     ],
 )
-def test_what_a_person_may_want_to_know_is_a_notice(narrator: EventTranslator, line: dict[str, Any], word: str) -> None:
-    """Also what this version does not know, so that a newer CLI loses nothing."""
+def test_other_lines_become_notices(narrator: EventTranslator, line: dict[str, Any], word: str) -> None:
+    """Unknown kinds of lines become notices too, so that nothing of a newer CLI is lost."""
     ((kind, notice),) = tell(narrator, **line)
 
     assert kind == "notice"
@@ -147,7 +147,7 @@ def test_what_a_person_may_want_to_know_is_a_notice(narrator: EventTranslator, l
 
 
 def test_a_retry_says_why_and_when(narrator: EventTranslator) -> None:
-    """A person sees that the provider is the one who keeps them waiting."""
+    """The user sees that the provider causes the wait."""
     retry = {"attempt": 1, "max_retries": 2, "retry_delay_ms": 1500, "error_status": 429, "error": "rate_limit"}
     told = tell(narrator, type="system", subtype="api_retry", **retry)
 
@@ -156,8 +156,8 @@ def test_a_retry_says_why_and_when(narrator: EventTranslator) -> None:
     assert ended(narrator.awaited(), None).reason == "rate_limited"
 
 
-def test_the_introduction_is_told_once(narrator: EventTranslator) -> None:
-    """It comes with every turn; a failed MCP server is pointed out."""
+def test_the_init_line_is_reported_once(narrator: EventTranslator) -> None:
+    """The CLI repeats it in every turn; a failed MCP server becomes a notice."""
     line: dict[str, Any] = {"session_id": "s-9", "model": "opus", "claude_code_version": "2", "tools": ["Bash"]}
     line |= {"mcp_servers": [{"name": "db", "status": "failed"}, {"name": "ok", "status": "connected"}]}
     first = tell(narrator, type="system", subtype="init", **line)
@@ -204,7 +204,7 @@ async def test_a_line_that_cannot_be_decoded_is_a_notice(kind: str, value: bytes
 
 
 def test_the_model_is_awaited_from_the_request_to_the_end_of_its_message(narrator: EventTranslator) -> None:
-    """Only then is silence the model's."""
+    """Only in that time does the CLI's silence mean that the model is silent."""
     moments = [narrator.awaits_model]
     for line in (
         {"type": "system", "subtype": "status", "status": "requesting"},
@@ -249,7 +249,7 @@ def test_the_model_is_awaited_from_the_request_to_the_end_of_its_message(narrato
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_how_a_turn_ended(result: ResultLine, state: str, reason: str) -> None:
-    """`is_error` counts, whatever the subtype says."""
+    """`is_error` takes precedence over the subtype."""
     end = ended(result, None)
 
     assert (end.state, end.reason) == (state, reason)
@@ -257,8 +257,8 @@ def test_how_a_turn_ended(result: ResultLine, state: str, reason: str) -> None:
     assert end.result == (result.result if state == "completed" else None)
 
 
-def test_a_turn_is_metered_by_what_was_added() -> None:
-    """The CLI's sums go on over turns and resumed conversations."""
+def test_the_usage_of_a_turn_is_the_difference_of_the_sums() -> None:
+    """The CLI's sums continue over turns and resumed conversations."""
     meter = UsageMeter({"opus": ModelUsage(10, 1, 0, 0, 0.5)})
     first = meter.turn({"opus": ModelUsage(30, 3, 4, 0, 1.25), "haiku": ModelUsage(5, 5, 0, 0, 0.01)})
     second = meter.turn({"opus": ModelUsage(31, 4, 4, 0, 1.5), "haiku": ModelUsage(5, 5, 0, 0, 0.01)})
@@ -269,8 +269,8 @@ def test_a_turn_is_metered_by_what_was_added() -> None:
     assert total([]) is None
 
 
-def test_a_meter_that_does_not_know_where_it_stands_counts_from_the_next_turn() -> None:
-    """Too little is better than twice."""
+def test_with_unknown_starting_sums_counting_begins_with_the_next_turn() -> None:
+    """With unknown starting sums the first turn counts nothing, so that no token counts twice."""
     meter = UsageMeter(None)
 
     assert meter.turn({"opus": ModelUsage(30, 3)}) == []

@@ -1,4 +1,4 @@
-"""How the CLI is started, and what a call's answer looks like to it."""
+"""The CLI's arguments and environment, and decisions in the CLI's form."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def launch(options: m.AgentOptions | None = None, text: str = "", **environ: str
 
 
 def test_the_environment_is_built_from_a_list() -> None:
-    """Nothing that is not named reaches the agent, and no secret does."""
+    """Only listed variables reach the agent, and no secret does."""
     started = launch(
         PATH="/bin", HOME="/root", LC_ALL="C", ANTHROPIC_API_KEY="leak", CLAUDE_CONFIG_DIR="/x", AWS_KEY="y"
     )
@@ -45,7 +45,7 @@ def test_the_environment_is_built_from_a_list() -> None:
 
 
 def test_the_options_of_a_session_reach_the_command_line() -> None:
-    """What may hold secrets or be long comes through pipes."""
+    """Documents that may hold secrets or be long come through pipes."""
     mcp = {"db": {"command": "db", "env": {"TOKEN": "t"}}}
     options = m.AgentOptions("opus", "Be brief.", ("Read",), ("WebFetch",), mcp)
     started = launch(options, "Instructions")
@@ -58,7 +58,7 @@ def test_the_options_of_a_session_reach_the_command_line() -> None:
 
 
 def test_a_lease_is_used_at_the_brokers_socket() -> None:
-    """The base URL of such a grant names no host that exists."""
+    """The host in the base URL of a lease does not exist."""
     session = m.PrepareSession("s-1", "claude", "/work", "ask", m.AgentOptions(), m.Limits(), "/spool", "/home/ada")
     grant = m.KeyGrant("lease", "l", base_url="http://broker.invalid", unix_socket="/run/hutch/broker/broker.sock")
     started = build(session, grant, (), "", cli="/cli", retries=2, stream_idle=60, environ={})
@@ -67,8 +67,8 @@ def test_a_lease_is_used_at_the_brokers_socket() -> None:
     assert started.env["ANTHROPIC_BASE_URL"] == "http://broker.invalid"
 
 
-def test_the_cli_is_started_inside_the_walls_of_its_session(tmp_path: Path) -> None:
-    """Of its folder it has the transcripts of its working directory, of Hutch's the broker's directory."""
+def test_the_cli_is_started_in_the_sandbox_of_its_session(tmp_path: Path) -> None:
+    """It sees only its working directory's transcripts in its own folder, and only the broker's directory of Hutch."""
     cwd, home, broker = tmp_path / "work", tmp_path / "home", tmp_path / "run" / "broker"
     for folder in (cwd, home, broker):
         folder.mkdir(parents=True)
@@ -93,8 +93,8 @@ def test_the_cli_is_started_inside_the_walls_of_its_session(tmp_path: Path) -> N
     }  # fmt: skip
 
 
-def test_git_takes_no_folder_for_a_repository_that_only_looks_like_one(tmp_path: Path) -> None:
-    """Its settings name programs, which a harmless command of git would run; what is made as one works on."""
+def test_git_ignores_a_folder_that_only_looks_like_a_repository(tmp_path: Path) -> None:
+    """Settings in such a folder name programs that a harmless git command would run. Real repositories still work."""
     bait, real = tmp_path / "bait", tmp_path / "real"
     subprocess.run(["git", "init", "-q", "--bare", bait], check=True)
     subprocess.run(["git", "init", "-q", real], check=True)
@@ -107,8 +107,8 @@ def test_git_takes_no_folder_for_a_repository_that_only_looks_like_one(tmp_path:
     assert [one.returncode for one in found] == [128, 0]
 
 
-def test_without_a_place_for_the_conversation_there_is_no_session(tmp_path: Path) -> None:
-    """It would be lost with the first executor."""
+def test_without_a_transcript_folder_the_session_is_refused(tmp_path: Path) -> None:
+    """Without a folder the conversation would be lost with the executor."""
     (tmp_path / ".claude").write_text("")
     spec = m.SandboxSpec("/usr/bin/bwrap")
     session = m.PrepareSession(
@@ -120,8 +120,8 @@ def test_without_a_place_for_the_conversation_there_is_no_session(tmp_path: Path
     assert refused.value.reason is Reason.AGENT_UNAVAILABLE
 
 
-def test_a_key_in_the_agents_hands_is_no_use_where_only_the_broker_is_reached(tmp_path: Path) -> None:
-    """It is said at once, and not found out by an agent that tries for long."""
+def test_a_direct_key_is_refused_if_only_the_broker_is_reachable(tmp_path: Path) -> None:
+    """The session is refused at once, instead of an agent that tries for long."""
     spec = m.SandboxSpec("/usr/bin/bwrap", network="broker-only")
     session = m.PrepareSession(
         *("s-1", "claude", str(tmp_path), "ask", m.AgentOptions(), m.Limits(), "/spool", "/home/ada"), sandbox=spec
@@ -135,13 +135,13 @@ def test_a_key_in_the_agents_hands_is_no_use_where_only_the_broker_is_reached(tm
 @pytest.mark.parametrize(
     "cwd", ["/a/b c", "/a.b_c", "/ü/é", "/new\nline", "/" + "x" * 300, *(f"/{'é' * n}" for n in (198, 199, 200))]
 )
-def test_the_folder_of_the_conversations_is_called_as_the_cli_calls_it(cwd: str) -> None:
-    """As the SDK does, which is right for all that JavaScript counts as one unit."""
+def test_the_transcript_folder_has_the_clis_name(cwd: str) -> None:
+    """For characters of one UTF-16 unit the name is the same as the SDK's."""
     assert transcripts_name(cwd) == claude_agent_sdk.project_key_for_directory(cwd)
 
 
-def test_what_is_two_units_in_javascript_counts_twice() -> None:
-    """Where the SDK counts one."""
+def test_a_character_of_two_utf16_units_counts_twice() -> None:
+    """The SDK counts one."""
     assert transcripts_name("/sheep/🐑") == "-sheep---"
 
 
@@ -150,7 +150,7 @@ def _pairs(words: tuple[str, ...], word: str) -> set[str]:
 
 
 def test_instructions_come_outermost_first_and_stop_at_the_repository(tmp_path: Path) -> None:
-    """The account's own, then those of the project; what lies above the repository is none of it."""
+    """First the account's own, then the project's. Files above the repository are not read."""
     cwd, home = tmp_path / "up" / "repo" / "sub", tmp_path / "home"
     cwd.mkdir(parents=True)
     (home / ".claude").mkdir(parents=True)
@@ -169,10 +169,10 @@ def test_instructions_come_outermost_first_and_stop_at_the_repository(tmp_path: 
 
 
 @pytest.mark.parametrize(("which", "given"), [("all", ["OWN", "PROJECT"]), ("project", ["PROJECT"]), ("none", [])])
-def test_whose_instructions_are_given_is_a_choice(
+def test_a_setting_selects_the_instruction_files(
     tmp_path: Path, which: Literal["all", "project", "none"], given: list[str]
 ) -> None:
-    """Those of the account and the project, of the project, of nobody."""
+    """`all`, `project` or `none`."""
     (tmp_path / "home" / ".claude").mkdir(parents=True)
     (tmp_path / "home" / ".claude" / "CLAUDE.md").write_text("OWN")
     (tmp_path / "work").mkdir()
@@ -184,7 +184,7 @@ def test_whose_instructions_are_given_is_a_choice(
 
 
 def test_without_a_repository_only_the_folder_counts(tmp_path: Path) -> None:
-    """Nobody else's folder above it can give instructions."""
+    """Folders above it, which others may own, give no instructions."""
     (tmp_path / "CLAUDE.md").write_text("ABOVE")
     (tmp_path / "here").mkdir()
 
@@ -192,7 +192,7 @@ def test_without_a_repository_only_the_folder_counts(tmp_path: Path) -> None:
 
 
 def test_a_link_out_of_the_project_is_not_followed(tmp_path: Path) -> None:
-    """A repository cannot have other files of the account read to the model; a link inside it is fine."""
+    """A repository cannot make Hutch read other files of the account to the model; links inside it work."""
     cwd = tmp_path / "repo"
     cwd.mkdir()
     (tmp_path / "private").write_text("PRIVATE")
@@ -206,7 +206,7 @@ def test_a_link_out_of_the_project_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_instructions_are_bounded(tmp_path: Path) -> None:
-    """A text that is too long is cut, and says so."""
+    """A text that is too long is cut and ends with a note."""
     (tmp_path / "CLAUDE.md").write_text("é" * INSTRUCTIONS_LIMIT)
     text = instructions(str(tmp_path), str(tmp_path / "home"))
 
@@ -229,8 +229,8 @@ def decided(tool: str, given: dict[str, Any], **fields: Any) -> m.PermissionDeci
         {"digest": "0" * 64},
     ],
 )
-def test_only_a_clear_yes_lets_an_input_run(fields: dict[str, Any]) -> None:
-    """A denial, an expiry and a digest of another input are none."""
+def test_only_an_allowing_decision_on_this_input_lets_it_run(fields: dict[str, Any]) -> None:
+    """A denial, an expiry and the digest of another input allow nothing."""
     given = {"command": "ls"}
 
     assert judged_input("Bash", decided("Bash", given)) == given
@@ -238,7 +238,7 @@ def test_only_a_clear_yes_lets_an_input_run(fields: dict[str, Any]) -> None:
 
 
 def test_answers_go_back_by_question() -> None:
-    """Several labels become one text; a question may be named by its header; no answer is no leave."""
+    """Several labels become one text; a question may be named by its header; without an answer nothing is allowed."""
     given = {"questions": [{"question": "Which?", "header": "W"}, {"question": "Many?", "header": "M"}]}
     answered = decided(
         "AskUserQuestion", given, state="answered", decision="answer", answers={"W": "B", "Many?": ["C", "D"]}
@@ -248,8 +248,8 @@ def test_answers_go_back_by_question() -> None:
     assert judged_input("AskUserQuestion", decided("AskUserQuestion", given)) is None
 
 
-def test_questions_and_plans_are_no_tools() -> None:
-    """They are asked as what they are."""
+def test_questions_and_plans_are_not_tools() -> None:
+    """They become permission requests of their own kinds."""
     assert [kind_of(tool) for tool in ("Bash", "AskUserQuestion", "ExitPlanMode")] == ["tool", "question", "plan"]
     assert plan_of({"plan": "# Do"}) == "# Do"
     assert plan_of({"plan": 3}) == plan_of({}) != ""

@@ -1,4 +1,4 @@
-"""The CLI's process and its lines, with small programs in the CLI's place."""
+"""The CLI's process and its lines, with small programs instead of the CLI."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ for byte in {line!r} * 3:
 
 
 async def test_a_line_that_is_too_long_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lines around it pass; a question in such a line is refused, so that the CLI does not wait for ever."""
+    """The lines around it pass; a request in such a line is refused, so that the CLI does not wait for ever."""
     monkeypatch.setattr(claude_process, "MAX_LINE", 1000)
     program = """
 import sys
@@ -86,8 +86,8 @@ print('{"type":"result","told":' + sys.stdin.readline().strip() + '}')
         assert control == []
 
 
-async def test_what_is_no_message_ends_the_messages() -> None:
-    """Nothing that comes after it can be trusted."""
+async def test_broken_output_ends_the_messages() -> None:
+    """Nothing after it can be trusted."""
     program = """print('{"type":"assistant"}', '{"type":"us', '{"type":"result"}', sep=chr(10))"""
     async with started(program) as (process, _):
         messages = await all_of(process)
@@ -121,7 +121,7 @@ async def test_a_line_that_no_decoder_reads_ends_the_messages(line: bytes, tmp_p
         assert not process.is_ready()
 
 
-async def test_a_line_that_was_cut_off_by_the_cli_s_end_is_no_message() -> None:
+async def test_a_line_cut_off_by_the_clis_end_is_not_a_message() -> None:
     """The lines before it pass."""
     program = """
 import os, sys
@@ -137,7 +137,7 @@ os.kill(os.getpid(), 9)
 
 
 async def test_a_cli_that_closes_its_input_accepts_no_more() -> None:
-    """Its output is still read; a request of ours fails with a sentence instead of a broken pipe."""
+    """Its output is still read; a control request fails with a sentence instead of a broken pipe."""
     program = """
 import os, time
 os.close(0)
@@ -174,7 +174,7 @@ async def test_a_cli_that_ends_before_it_reads_its_documents_starts_and_ends() -
 
 
 async def test_documents_arrive_whole_and_leave_nothing_behind() -> None:
-    """By number in a variable, or as a path after a flag; what was read is gone from the descriptor."""
+    """By number in a variable, or as a path after a flag. A pipe that was read is empty."""
     program = """
 import json, os, sys
 key = int(os.environ["KEY_FD"])
@@ -190,7 +190,7 @@ print(json.dumps({"type": "result", "read": read, "size": len(text)}))
 
 
 async def test_the_cli_has_a_umask_of_its_own_and_is_killed_first() -> None:
-    """The files of the agent are made as its account makes them; the executor's own modes are untouched by it."""
+    """The agent's files get the account's umask; the executor's umask stays."""
     program = """
 import json, os
 score = int(open("/proc/self/oom_score_adj").read()) if os.path.exists("/proc/self/oom_score_adj") else 0
@@ -209,7 +209,7 @@ print(json.dumps({"type": "result", "umask": os.umask(0), "score": score}))
 
 
 async def test_a_reader_that_does_not_read_stops_the_cli() -> None:
-    """What the CLI says waits in the pipe, not in memory; nothing is lost."""
+    """The CLI's output waits in the pipe, not in memory; nothing is lost."""
     program = """
 for n in range(5000): print('{"type":"assistant","n":%d,"x":"%s"}' % (n, 1000 * "x"))
 """
@@ -224,8 +224,8 @@ for n in range(5000): print('{"type":"assistant","n":%d,"x":"%s"}' % (n, 1000 * 
         assert [json.loads(line)["n"] for line in messages] == list(range(5000))
 
 
-async def test_a_question_of_ours_is_answered_beside_the_sdk() -> None:
-    """Its answer does not reach the SDK; a refusal and the CLI's end are errors."""
+async def test_a_control_request_gets_its_response_beside_the_sdk() -> None:
+    """The response does not reach the SDK; a refusal and the CLI's end raise errors."""
     program = """
 import json, sys
 for answer in ({"subtype": "success", "response": {"x": 1}}, {"subtype": "error", "error": "no"}):
@@ -245,8 +245,8 @@ sys.stdin.readline()
         assert control == []
 
 
-async def test_a_program_that_is_not_there_is_said_so() -> None:
-    """No descriptor is left open by it."""
+async def test_a_missing_program_is_reported() -> None:
+    """The error leaves no descriptor open."""
     process = ClaudeProcess(Launch(("/nowhere/claude",), "/nowhere", {}, {"FD": Secret("k")}))
     with pytest.raises(CLIConnectionError, match="could not be started"):
         await process.connect()

@@ -1,4 +1,4 @@
-"""The connection to hutchd: whom it trusts, what it tries again, and when it gives up."""
+"""The connection to hutchd: the servers that it trusts, the errors after which it dials again, and its end."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ async def end_of(link: DaemonLink) -> HutchError:
         return await link.run(None, {})
 
 
-async def test_hello_tells_where_the_executor_stands(hutchd: FakeHutchd) -> None:
-    """The token, the session, the turn and the last number go with the first message."""
+async def test_hello_carries_the_executors_state(hutchd: FakeHutchd) -> None:
+    """`hello` carries the token, the session, the turn and the last event number."""
     link = DaemonLink(boot(hutchd.path, daemon_epoch=3), Reporter(), lambda: LinkState(SESSION, "t-1", is_busy=True))
     hutchd.epoch = 4
 
@@ -83,7 +83,7 @@ async def test_a_server_of_another_uid_gets_no_token(hutchd: FakeHutchd) -> None
 
 
 async def test_a_hutchd_of_a_lower_epoch_is_refused(hutchd: FakeHutchd) -> None:
-    """A daemon on an older state than this executor has seen gets no events, and is dialled again."""
+    """A daemon with an older state gets no events; the executor dials again."""
     link = DaemonLink(boot(hutchd.path, daemon_epoch=7), Reporter(), lambda: IDLE)
     hutchd.epoch = 6
 
@@ -96,7 +96,7 @@ async def test_a_hutchd_of_a_lower_epoch_is_refused(hutchd: FakeHutchd) -> None:
     assert link.epoch == 8
 
 
-async def test_a_token_that_is_not_known_yet_is_shown_again(hutchd: FakeHutchd) -> None:
+async def test_a_token_that_is_not_known_yet_is_sent_again(hutchd: FakeHutchd) -> None:
     """After a restart hutchd may need a moment to know its executors."""
     link = DaemonLink(boot(hutchd.path), Reporter(), lambda: IDLE)
     hutchd.refuse = HutchError(Reason.TOKEN_UNKNOWN)
@@ -110,7 +110,7 @@ async def test_a_token_that_is_not_known_yet_is_shown_again(hutchd: FakeHutchd) 
 
 
 @pytest.mark.parametrize("reason", [Reason.LEASE_LOST, Reason.TOKEN_EXPIRED, Reason.PROTOCOL_MISMATCH])
-async def test_what_cannot_pass_ends_it_at_once(hutchd: FakeHutchd, reason: Reason) -> None:
+async def test_a_final_error_ends_the_link_at_once(hutchd: FakeHutchd, reason: Reason) -> None:
     """A superseded executor stops."""
     hutchd.refuse = HutchError(reason)
 
@@ -120,8 +120,8 @@ async def test_what_cannot_pass_ends_it_at_once(hutchd: FakeHutchd, reason: Reas
     assert error.reason is reason
 
 
-async def test_it_gives_up_after_its_patience(hutchd: FakeHutchd) -> None:
-    """Without hutchd and without a turn an executor does not stay for ever."""
+async def test_it_gives_up_after_a_time_without_hutchd(hutchd: FakeHutchd) -> None:
+    """Without hutchd and without a turn an executor ends after `give_up_after` seconds."""
     clock = Clock(step=60.0)
 
     error = await end_of(DaemonLink(boot(hutchd.path), Reporter(), lambda: IDLE, clock=clock))
@@ -130,8 +130,8 @@ async def test_it_gives_up_after_its_patience(hutchd: FakeHutchd) -> None:
     assert clock.now >= 300.0
 
 
-async def test_a_turn_that_runs_keeps_it_waiting(hutchd: FakeHutchd) -> None:
-    """Its patience counts from the end of the turn."""
+async def test_it_does_not_give_up_during_a_turn(hutchd: FakeHutchd) -> None:
+    """The time counts from the end of the turn."""
     clock = Clock(step=200.0)
     looks: list[float] = []
 
@@ -145,7 +145,7 @@ async def test_a_turn_that_runs_keeps_it_waiting(hutchd: FakeHutchd) -> None:
 
 
 async def test_a_call_survives_a_lost_connection(hutchd: FakeHutchd) -> None:
-    """What is asked while hutchd goes away is asked again of the one that comes back."""
+    """A call during an outage is repeated on the next connection."""
     link = DaemonLink(boot(hutchd.path), Reporter(), lambda: IDLE)
     hutchd.key = m.KeyGrant(delivery="lease", value="l-1")
     found: list[m.KeyGrant] = []
@@ -161,8 +161,8 @@ async def test_a_call_survives_a_lost_connection(hutchd: FakeHutchd) -> None:
     assert found == [m.KeyGrant(delivery="lease", value="l-1")]
 
 
-async def test_an_error_of_hutchd_reaches_who_asked(hutchd: FakeHutchd) -> None:
-    """A refusal is no lost connection: it is not asked again."""
+async def test_an_error_of_hutchd_reaches_the_caller(hutchd: FakeHutchd) -> None:
+    """A refusal is not a lost connection: the call is not repeated."""
     link = DaemonLink(boot(hutchd.path), Reporter(), lambda: IDLE)
 
     async with hutchd.up(), running(link):
@@ -173,7 +173,7 @@ async def test_an_error_of_hutchd_reaches_who_asked(hutchd: FakeHutchd) -> None:
 
 
 async def test_closing_dials_no_more(hutchd: FakeHutchd) -> None:
-    """An executor that leaves does not come back."""
+    """After `close` the link does not dial."""
     ends: list[HutchError] = []
     link = DaemonLink(boot(hutchd.path), Reporter(), lambda: IDLE)
 

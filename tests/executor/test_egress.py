@@ -1,4 +1,4 @@
-"""The proxy of an agent's walls, on real sockets: the test hands it a listening socket, as `doorway` does inside."""
+"""The egress proxy, on real sockets: the test passes it a listening socket, as `netns_bridge` does inside a sandbox."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def server(answer: Callable[[socket.socket], None], path: str | None = None) -> 
 
 
 def echo(client: socket.socket) -> None:
-    """Say what is said, until that ends."""
+    """Send back what arrives, until its end."""
     while chunk := client.recv(65536):
         client.sendall(chunk)
 
@@ -79,15 +79,15 @@ def all_of(sock: socket.socket) -> bytes:
 
 
 class Anywhere(AllowList):
-    """Takes every address for a public one."""
+    """Treats every address as public."""
 
     def reaches(self, address: Address, port: int) -> bool:
-        """Say so."""
+        """Return True."""
         return True
 
 
 class Inside:
-    """What stands inside: the address of the listening socket that was handed over."""
+    """The inside of a sandbox: the address of the listening socket that was passed to the proxy."""
 
     def __init__(self, *allow: str, kind: type[AllowList] = AllowList) -> None:
         self.egress = EgressProxy(kind.read(allow))
@@ -134,7 +134,7 @@ def inside() -> Iterator[Callable[..., Inside]]:
 
 
 def test_a_tunnel_passes_bytes_both_ways_and_each_end_by_itself(inside: Callable[..., Inside]) -> None:
-    """What one side has said arrives after it ended its half."""
+    """What one side sent before it half-closed arrives at the other."""
     with server(echo) as port, inside(f"127.0.0.1:{port}").tunnel(port) as sock:
         sock.sendall(b"\x16\x03" * 500_000)
         sock.shutdown(socket.SHUT_WR)
@@ -173,8 +173,8 @@ def test_a_host_that_leaves_before_it_answers_cuts_no_other_connection(inside: C
     assert answers == [b"HTTP/1.1 502"]
 
 
-def test_what_came_with_the_head_is_passed_on_too(inside: Callable[..., Inside]) -> None:
-    """A client need not wait for the tunnel."""
+def test_bytes_after_the_head_are_passed_on_too(inside: Callable[..., Inside]) -> None:
+    """A client need not wait until the tunnel is ready."""
     with server(echo) as port, inside(f"127.0.0.1:{port}").dial() as sock:
         sock.sendall(f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\nHost: x\r\n\r\nearly".encode())
         said = until(sock, b"early")
@@ -183,7 +183,7 @@ def test_what_came_with_the_head_is_passed_on_too(inside: Callable[..., Inside])
 
 
 def test_a_plain_request_reaches_its_host_and_the_connection_ends_with_it(inside: Callable[..., Inside]) -> None:
-    """Whatever both sides would have liked."""
+    """Even if both sides want to keep it."""
     with server(mirror) as port:
         said = inside(f"127.0.0.1:{port}").ask(f"GET http://127.0.0.1:{port}/x HTTP/1.1", "Host: other", "Cookie: c")
 
@@ -204,10 +204,10 @@ def test_a_plain_request_reaches_its_host_and_the_connection_ends_with_it(inside
         ("evil.example", b"[sandbox] allow"),
     ],
 )
-def test_what_is_not_allowed_is_not_dialled_and_says_what_would_allow_it(
+def test_a_host_off_the_list_is_not_dialled_and_the_response_names_the_setting(
     inside: Callable[..., Inside], line: str, host: str, why: bytes
 ) -> None:
-    """Neither another host, nor an allowed name that leads to this machine."""
+    """Neither a host off the list, nor an allowed name with an address of this machine."""
     dialled = threading.Event()
     with server(lambda _: dialled.set()) as port:
         said = inside(f"127.0.0.1:{port + 1 if port < 65535 else 1}", f"localhost:{port}").ask(line.format(host, port))
@@ -218,7 +218,7 @@ def test_what_is_not_allowed_is_not_dialled_and_says_what_would_allow_it(
 
 
 def test_a_name_leads_to_this_machine_where_its_address_is_allowed_too(inside: Callable[..., Inside]) -> None:
-    """For hosts of one's own network."""
+    """This allows hosts of a private network."""
     with server(echo) as port, inside(f"localhost:{port}", f"127.0.0.1:{port}").tunnel(port, "localhost") as sock:
         sock.sendall(b"here")
         said = sock.recv(10)
@@ -227,15 +227,15 @@ def test_a_name_leads_to_this_machine_where_its_address_is_allowed_too(inside: C
 
 
 def test_an_address_of_this_machine_is_not_reached_although_it_looks_public(inside: Callable[..., Inside]) -> None:
-    """What the kernel would dial from the very address is here, whatever its range."""
+    """If the kernel would use the address itself as the source, it belongs to this machine, whatever its range."""
     with server(echo) as port:
         said = inside(f"localhost:{port}", kind=Anywhere).ask(f"CONNECT localhost:{port} HTTP/1.1")
 
     assert b"403 Not a public address" in said
 
 
-def test_a_host_that_is_not_there_is_a_bad_gateway(inside: Callable[..., Inside]) -> None:
-    """A name that nobody knows is told in the same way."""
+def test_an_unreachable_host_is_a_bad_gateway(inside: Callable[..., Inside]) -> None:
+    """An unknown name gets the same status."""
     with server(echo) as port:
         pass
     made = inside(f"127.0.0.1:{port}", "nowhere.invalid")
@@ -249,7 +249,7 @@ def test_a_host_that_is_not_there_is_a_bad_gateway(inside: Callable[..., Inside]
     [(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", 400), (b"A" * 70_000, 431), (b"\x16\x03\x01\r\n\r\n", 400)],
 )
 def test_a_request_that_is_not_for_a_proxy_is_refused(inside: Callable[..., Inside], said: bytes, status: int) -> None:
-    """So is a head that never ends: it is not stored."""
+    """A head that never ends is refused too and not stored."""
     with inside("example.com").dial() as sock:
         sock.sendall(said)
         answer = sock.recv(65536)
@@ -257,16 +257,16 @@ def test_a_request_that_is_not_for_a_proxy_is_refused(inside: Callable[..., Insi
     assert answer.startswith(b"HTTP/1.1 %d " % status)
 
 
-def test_a_host_that_does_not_speak_http_is_told(inside: Callable[..., Inside]) -> None:
-    """To a plain request; a tunnel passes anything."""
+def test_a_host_that_does_not_speak_http_is_reported(inside: Callable[..., Inside]) -> None:
+    """This holds for a plain request; a tunnel passes anything."""
     with server(lambda client: client.sendall(b"SSH-2.0-x\r\n\r\n")) as port:
         said = inside(f"127.0.0.1:{port}").ask(f"GET http://127.0.0.1:{port}/ HTTP/1.1")
 
     assert said.startswith(b"HTTP/1.1 502 ")
 
 
-def test_connections_are_bounded_and_those_beyond_wait(inside: Callable[..., Inside]) -> None:
-    """One that ends makes room for the next."""
+def test_connections_over_the_limit_wait(inside: Callable[..., Inside]) -> None:
+    """A connection that ends makes room for the next."""
     with server(echo) as port:
         made = inside(f"127.0.0.1:{port}")
         held = [made.dial() for _ in range(CONNECTION_LIMIT)]
@@ -287,8 +287,8 @@ def test_connections_are_bounded_and_those_beyond_wait(inside: Callable[..., Ins
     assert said.startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_closed_door_cuts_what_came_through_it_and_no_other(inside: Callable[..., Inside]) -> None:
-    """Each process of an agent has a door of its own."""
+def test_closing_a_bridge_cuts_only_its_own_connections(inside: Callable[..., Inside]) -> None:
+    """Each command of an agent has a bridge of its own."""
     with server(echo) as port:
         made = inside(f"127.0.0.1:{port}")
         with made.tunnel(port) as first:
@@ -303,7 +303,7 @@ def test_a_closed_door_cuts_what_came_through_it_and_no_other(inside: Callable[.
 
 
 def test_its_end_ends_its_thread_and_all_connections(inside: Callable[..., Inside]) -> None:
-    """Nothing is left; a second time it does nothing."""
+    """Nothing is left; closing again does nothing."""
     with server(echo) as port:
         made = inside(f"127.0.0.1:{port}")
         with made.tunnel(port) as sock:
@@ -316,7 +316,7 @@ def test_its_end_ends_its_thread_and_all_connections(inside: Callable[..., Insid
 
 
 def test_a_bridge_that_passes_no_listening_socket_serves_nobody(inside: Callable[..., Inside]) -> None:
-    """It passes nothing, connected sockets, a pipe, or both. Their descriptors are closed; other bridges go on."""
+    """It passes nothing, connected sockets, a pipe, or both. The proxy closes them; other bridges go on."""
     with server(echo) as port:
         made = inside(f"127.0.0.1:{port}")
         a, b = socket.socketpair()
@@ -340,7 +340,7 @@ def test_a_bridge_that_passes_no_listening_socket_serves_nobody(inside: Callable
 
 
 def test_a_bridge_whose_sandbox_ends_at_once_is_an_ordinary_end(inside: Callable[..., Inside]) -> None:
-    """Its socket is closed before a listening socket came; the other bridges go on."""
+    """The bridge's socket closes before it passed a listening socket; the other bridges go on."""
     with server(echo) as port:
         made = inside(f"127.0.0.1:{port}")
         bridge = made.egress.open_bridge()
@@ -369,10 +369,10 @@ def test_without_its_executor_a_sandboxed_command_does_not_start() -> None:
     assert re.fullmatch(rb"hutch: the sandbox's network bridge could not be made: [^\n]+\n", done.stderr)
 
 
-def test_what_is_refused_is_logged_once_and_nothing_else(
+def test_a_refused_host_is_logged_once_and_nothing_else(
     inside: Callable[..., Inside], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No header, no path, no content."""
+    """No header, path or content is logged."""
     caplog.set_level(logging.DEBUG, "hutch_executor")
     made = inside("example.com")
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Whose `.git` an agent gets when that of its working directory is a file."""
+"""The git directories that an agent gets when `.git` of its working directory is a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.programs import bubblewrap
 
 
 def git(cwd: Path, *words: str) -> None:
-    """Run git as nobody in particular, without settings of the machine."""
+    """Run git with a neutral identity, without the machine's settings."""
     settings = ("-c", "user.name=t", "-c", "user.email=t@t", "-c", "protocol.file.allow=always")
     env = {"PATH": os.environ["PATH"], "HOME": str(cwd), "GIT_CONFIG_NOSYSTEM": "1"}
     subprocess.run(["git", *settings, *words], cwd=cwd, env=env, check=True, capture_output=True)
@@ -36,8 +36,8 @@ def repository(tmp_path: Path) -> Path:
     return found
 
 
-def test_a_worktree_has_what_its_commits_go_to(repository: Path) -> None:
-    """The rest of its repository it can read."""
+def test_a_worktree_gets_the_folders_that_store_commits(repository: Path) -> None:
+    """The agent can read the rest of the repository."""
     common = repository / ".git"
     own = (common / "worktrees" / "tree", common / "objects", common / "refs", common / "logs")
 
@@ -45,12 +45,12 @@ def test_a_worktree_has_what_its_commits_go_to(repository: Path) -> None:
 
 
 def test_a_submodule_has_its_own_repository(repository: Path) -> None:
-    """It lies in that of the project around it, which it does not have."""
+    """It lies inside the surrounding project's repository, which the agent does not get."""
     assert git_dirs(str(repository / "sub")) == GitDirs(write=(str(repository / ".git" / "modules" / "sub"),))
 
 
-def test_a_repository_of_its_own_needs_nothing_else(repository: Path) -> None:
-    """Nor does a folder without one, or one whose git directory lies in it."""
+def test_a_plain_repository_needs_no_other_folder(repository: Path) -> None:
+    """The same holds for a folder without a repository."""
     inside = repository.with_name("inside")
     inside.mkdir()
     git(inside, "init", "-q", "--separate-git-dir", "kept")
@@ -61,8 +61,8 @@ def test_a_repository_of_its_own_needs_nothing_else(repository: Path) -> None:
 @pytest.mark.parametrize(
     "named", ["repository/.git", "repository/.git/worktrees/tree", "private", "nowhere", "", "forged"]
 )
-def test_a_git_file_does_not_get_what_does_not_point_back(repository: Path, named: str) -> None:
-    """The file is the agent's to write: it cannot have another folder of the account shown."""
+def test_a_folder_that_does_not_point_back_is_not_shown(repository: Path, named: str) -> None:
+    """The agent can write the `.git` file, but cannot use it to see another folder of the account."""
     root = repository.parent
     for folder in ("folder", "private", "forged/worktrees", "folder/own"):
         (root / folder).mkdir(parents=True)
@@ -77,7 +77,7 @@ def test_a_git_file_does_not_get_what_does_not_point_back(repository: Path, name
 
 
 def test_a_commit_in_a_worktree_arrives_and_nothing_that_others_run_is_changed(repository: Path) -> None:
-    """In the sandbox: hooks, settings and the main checkout of the repository are out of reach."""
+    """In the sandbox the agent cannot change hooks, settings or the main checkout."""
     program, tree, common = bubblewrap(), repository.with_name("tree"), repository / ".git"
     home = repository.with_name("home")
     home.mkdir()

@@ -1,4 +1,4 @@
-"""The limits of a session's cgroup: found where the kernel counts, and told once."""
+"""The limits of a session's cgroup: read from the kernel's counters, and reported once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write(directory: Path, **files: str) -> None:
 
 
 def two(directory: Path, *, kills: int = 0, full: int = 0, forks: int = 0, memory: str = "max") -> LimitWatch:
-    """Write the files of version 2; return who watches them, with nothing seen before."""
+    """Write the files of version 2; return a watch on them."""
     write(
         directory,
         memory__events=f"low 0\nhigh 0\nmax 3\noom 9\noom_kill {kills}\noom_group_kill 0\n",
@@ -44,8 +44,8 @@ def two(directory: Path, *, kills: int = 0, full: int = 0, forks: int = 0, memor
     return LimitWatch({"memory": LimitGroup(directory, 2), "pids": LimitGroup(directory, 2)})
 
 
-def test_what_memory_cost_is_told_once(tmp_path: Path) -> None:
-    """With the limit and its value; what was before the watch began is not told."""
+def test_kills_for_memory_are_reported_once(tmp_path: Path) -> None:
+    """The notice has the limit and its value; earlier events are not reported."""
     watch = two(tmp_path, kills=2, full=1, memory=str(512 * MIB))
     before = watch.take_notices()
     two(tmp_path, kills=3, full=2, memory=str(512 * MIB))
@@ -59,7 +59,7 @@ def test_what_memory_cost_is_told_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("full", "memory"), [(0, str(512 * MIB)), (1, "max")])
 def test_a_machine_without_memory_is_not_the_sessions_fault(tmp_path: Path, full: int, memory: str) -> None:
-    """It was not at its own limit, or has none."""
+    """The session did not reach its own limit, or has none."""
     watch = two(tmp_path)
     two(tmp_path, kills=2, full=full, memory=memory)
 
@@ -68,8 +68,8 @@ def test_a_machine_without_memory_is_not_the_sessions_fault(tmp_path: Path, full
     ]
 
 
-def test_refused_forks_are_told(tmp_path: Path) -> None:
-    """Nothing died of it."""
+def test_refused_forks_are_reported(tmp_path: Path) -> None:
+    """The notice counts the refused forks."""
     watch = two(tmp_path)
     two(tmp_path, forks=12)
 
@@ -79,7 +79,7 @@ def test_refused_forks_are_told(tmp_path: Path) -> None:
 
 
 def test_version_1_counts_in_other_files(tmp_path: Path) -> None:
-    """No limit is a large number there."""
+    """There, no limit is a large number."""
     files = {"memory__limit_in_bytes": str(1536 * MIB), "memory__failcnt": "0"}
     write(tmp_path, memory__oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 0\n", **files)
     watch = LimitWatch({"memory": LimitGroup(tmp_path, 1)})
@@ -98,8 +98,8 @@ def test_version_1_counts_in_other_files(tmp_path: Path) -> None:
     assert [notice.word for notice in watch.take_notices()] == ["out_of_memory"]
 
 
-def test_a_group_that_is_gone_tells_nothing(tmp_path: Path) -> None:
-    """It is read like one without files."""
+def test_a_removed_group_reports_nothing(tmp_path: Path) -> None:
+    """A removed group reports nothing, as one without files."""
     watch = two(tmp_path / "group", kills=2)
     for file in (tmp_path / "group").iterdir():
         file.unlink()
@@ -108,7 +108,7 @@ def test_a_group_that_is_gone_tells_nothing(tmp_path: Path) -> None:
 
 
 def places(tmp_path: Path, cgroup: str, mounts: list[tuple[str, str, str, str]]) -> dict[Any, LimitGroup]:
-    """Return what is found in a /proc of that content; `mounts` are (root, mount point, type, options)."""
+    """Return the groups found in a /proc with this content; `mounts` are (root, mount point, type, options)."""
     write(
         tmp_path / "proc",
         cgroup=cgroup,
@@ -120,7 +120,7 @@ def places(tmp_path: Path, cgroup: str, mounts: list[tuple[str, str, str, str]])
     return own_groups(tmp_path / "proc")
 
 
-def test_each_hierarchy_is_looked_at_where_it_is(tmp_path: Path) -> None:
+def test_each_controller_is_read_in_its_own_hierarchy(tmp_path: Path) -> None:
     """A host may have memory in version 1 and pids in version 2."""
     write(tmp_path / "memory" / "a" / "hutch-x-1", memory__oom_control="oom_kill 0\n")
     write(tmp_path / "unified" / "b", pids__events="max 0\n", memory__events="oom_kill 0\n")
@@ -137,7 +137,7 @@ def test_each_hierarchy_is_looked_at_where_it_is(tmp_path: Path) -> None:
 
 
 def test_a_part_of_a_hierarchy_may_be_mounted(tmp_path: Path) -> None:
-    """As in a container: the paths count from what is mounted; what lies outside of it cannot be read."""
+    """As in a container: paths are relative to the mounted part; the rest cannot be read."""
     write(tmp_path / "cg" / "own", memory__events="oom_kill 0\n", pids__events="max 0\n")
     mounts = [("/docker/1", "/cg", "cgroup2", "rw")]
 
@@ -146,8 +146,8 @@ def test_a_part_of_a_hierarchy_may_be_mounted(tmp_path: Path) -> None:
     assert places(tmp_path, "0::/../own\n", [("/", "/cg", "cgroup2", "rw")]) == {}
 
 
-def test_without_groups_there_is_nothing_to_go_over(tmp_path: Path) -> None:
-    """The root has no counters, another system no /proc."""
+def test_without_groups_there_is_no_limit(tmp_path: Path) -> None:
+    """The root group has no counters, and other systems have no /proc."""
     (tmp_path / "cg").mkdir()
 
     assert places(tmp_path, "0::/\n", [("/", "/cg", "cgroup2", "rw")]) == {}
@@ -155,8 +155,8 @@ def test_without_groups_there_is_nothing_to_go_over(tmp_path: Path) -> None:
     assert LimitWatch({}).take_notices() == []
 
 
-def test_what_an_agent_starts_is_killed_first() -> None:
-    """When memory runs out, before the executor, which has its events."""
+def test_the_agents_processes_are_killed_first() -> None:
+    """When memory runs out, the kernel kills the agent before the executor, which holds the events."""
     if find_choom() is None:
         assert agent_first(["a", "b"]) == ("a", "b")
         return
@@ -274,7 +274,7 @@ DIED = {"end": {"state": "failed", "reason": "agent_died", "message": "The agent
 async def test_a_turn_whose_agent_died_of_its_limit_says_so(
     hutchd: FakeHutchd, limited: Limited, tmp_path: Path
 ) -> None:
-    """The hog is killed and not the executor, which tells the limit; the next turn is not blamed for it."""
+    """The kernel kills the hog, and the executor reports the limit in this turn only."""
     (tmp_path / "work").mkdir()
     sentence = "The session went over its memory limit of 192 MiB: 1 process was killed."
     async with hutchd.up(), executor(hutchd, limited):
@@ -294,7 +294,7 @@ async def test_a_turn_whose_agent_died_of_its_limit_says_so(
 async def test_a_command_that_died_of_the_limit_does_not_fail_the_turn(
     hutchd: FakeHutchd, limited: Limited, tmp_path: Path
 ) -> None:
-    """The agent goes on; the person is told. So for processes as for memory."""
+    """The agent goes on and the user gets a notice, for the limit of processes and of memory."""
     (tmp_path / "work").mkdir()
     forks = "for n in $(seq 60); do sleep 20 & done; echo never"
     async with hutchd.up(), executor(hutchd, limited):
@@ -324,10 +324,10 @@ while time.monotonic() < until:
 
 
 @pytest.mark.system
-async def test_an_executor_outlives_what_takes_all_processes_of_its_session(
+async def test_an_executor_outlives_a_fork_bomb_in_its_session(
     hutchd: FakeHutchd, limited: Limited, tmp_path: Path
 ) -> None:
-    """Its agent can start nothing more; it tells why, takes the next turn, leaves in order and takes the bomb along."""
+    """The executor reports the limit, takes the next turn, ends in order and kills the fork bomb."""
     cwd = tmp_path / "work"
     cwd.mkdir()
     (cwd / "bomb.py").write_text(BOMB)

@@ -1,4 +1,4 @@
-"""The notify command: what it is given, and that it ends."""
+"""The notify command: its input, its environment, its end."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def shell(script: str, timeout: float = 30.0, env: tuple[str, ...] = ()) -> m.Ru
     return m.RunNotify(("/bin/sh", "-c", script), QUESTION, timeout, env)
 
 
-async def test_the_question_comes_as_one_line(tmp_path: Path) -> None:
-    """On standard input, as JSON."""
+async def test_the_request_comes_as_one_line(tmp_path: Path) -> None:
+    """The request comes on standard input, as JSON."""
     found = await run_notify(shell(f"cat > {tmp_path}/got"), Setup())
 
     text = (tmp_path / "got").read_text()
@@ -29,7 +29,7 @@ async def test_the_question_comes_as_one_line(tmp_path: Path) -> None:
 
 
 async def test_its_environment_is_a_list_of_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not on the list, or named by the settings, is not there."""
+    """The command gets only listed variables and those that the settings name."""
     monkeypatch.setenv("HIDDEN", "h")
     monkeypatch.setenv("WANTED", "w")
 
@@ -40,22 +40,22 @@ async def test_its_environment_is_a_list_of_names(tmp_path: Path, monkeypatch: p
     assert "HIDDEN" not in names
 
 
-async def test_a_failure_is_told_by_what_it_said() -> None:
-    """The end of its standard error."""
+async def test_a_failure_is_reported_with_the_commands_output() -> None:
+    """The result has the end of its standard error."""
     found = await run_notify(shell("echo no mail >&2; exit 3"), Setup())
 
     assert found == m.Notified(ok=False, detail="no mail")
 
 
 async def test_a_command_that_hangs_is_given_up() -> None:
-    """It has its time and no more."""
+    """After its time limit the command is killed."""
     found = await run_notify(shell("sleep 600", timeout=0.1), Setup())
 
     assert found == m.Notified(ok=False, detail="It did not end within 0.1 s and was killed.")
 
 
 async def test_its_children_are_killed_with_it(tmp_path: Path) -> None:
-    """When nobody waits for it any more, nothing of its group is left."""
+    """After the call no process of its group is left."""
     pid = tmp_path / "pid"
 
     async with anyio.create_task_group() as group:
@@ -68,21 +68,21 @@ async def test_its_children_are_killed_with_it(tmp_path: Path) -> None:
     await dead(int(pid.read_text()))
 
 
-async def test_a_child_that_holds_its_output_does_not_hold_it_up() -> None:
-    """The command has ended when it has ended."""
+async def test_a_child_that_holds_the_output_does_not_delay_the_end() -> None:
+    """The call returns when the command itself ends."""
     found = await run_notify(shell("sleep 600 & exit 0"), Setup())
 
     assert found.ok
 
 
 async def test_a_command_that_does_not_read_is_fine() -> None:
-    """It need not look at the question."""
+    """The command need not read its input."""
     assert (await run_notify(shell("exec <&-; exit 0"), Setup())).ok
 
 
 @pytest.mark.parametrize("command", [(), ("/no/such/program",), ("a\0b",)])
-async def test_what_cannot_be_started_is_told(command: tuple[str, ...]) -> None:
-    """A mistake in the settings is an answer, not an error."""
+async def test_a_command_that_cannot_be_started_is_reported(command: tuple[str, ...]) -> None:
+    """A mistake in the settings is a result, not an error."""
     found = await run_notify(m.RunNotify(command, QUESTION, 1.0), Setup())
 
     assert not found.ok

@@ -1,4 +1,4 @@
-"""Questions: every way that they end is a decision, and only a decision about this very input allows it."""
+"""Permission requests: each ends in a decision, and only a decision on this very input allows it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ REQUEST = m.RequestPermission("a-1", "s-1", "t-1", "tool", CALL, "/w")
 
 
 def asks(send: object) -> OpenRequests:
-    """Return the questions of a turn that runs."""
+    """Return the requests of a running turn."""
     made = OpenRequests(send)  # type: ignore[arg-type]
     made.begin_turn()
     return made
 
 
 async def test_a_decision_is_handed_on() -> None:
-    """What hutchd decided is what the runner gets."""
+    """The runner gets hutchd's decision."""
     assert await asks(allow).decide(REQUEST) == decision(CALL, "allow")
 
 
@@ -43,8 +43,8 @@ async def test_an_allowed_input_that_the_decision_is_not_bound_to_is_denied() ->
 
 
 @pytest.mark.parametrize("reason", [Reason.OVERLOADED, Reason.STORE_UNAVAILABLE, Reason.TIMED_OUT])
-async def test_what_may_pass_is_asked_again(reason: Reason) -> None:
-    """A hutchd that is busy or cannot write is asked the same question once more."""
+async def test_after_a_temporary_error_the_request_is_sent_again(reason: Reason) -> None:
+    """If hutchd is busy or cannot write, the same request is sent again."""
     seen: list[str] = []
 
     async def answer(request: m.RequestPermission) -> m.PermissionDecision:
@@ -61,7 +61,7 @@ async def test_what_may_pass_is_asked_again(reason: Reason) -> None:
 
 @pytest.mark.parametrize("reason", [Reason.NOT_ALLOWED, Reason.INTERNAL, Reason.WRONG_STATE, Reason.LEASE_LOST])
 async def test_any_other_refusal_is_a_denial(reason: Reason) -> None:
-    """What nobody settles is refused."""
+    """A request that hutchd refuses is denied."""
 
     async def answer(request: m.RequestPermission) -> m.PermissionDecision:
         raise HutchError(reason)
@@ -72,8 +72,8 @@ async def test_any_other_refusal_is_a_denial(reason: Reason) -> None:
     assert found.interrupt is (reason is Reason.LEASE_LOST)
 
 
-async def test_an_interrupt_ends_what_waits_and_what_comes_later() -> None:
-    """From the interrupt on every question is denied at once, until the next turn."""
+async def test_an_interrupt_denies_waiting_and_later_requests() -> None:
+    """From the interrupt until the next turn every request is denied at once."""
     found: list[m.PermissionDecision] = []
 
     async def answer(request: m.RequestPermission) -> m.PermissionDecision:
@@ -97,8 +97,8 @@ async def test_an_interrupt_ends_what_waits_and_what_comes_later() -> None:
 
 
 @pytest.mark.parametrize("depth", [80, 100_000])
-async def test_a_call_that_no_wire_takes_is_denied(depth: int) -> None:
-    """An input nested beyond all bounds is no reason to fail: it is not judged, so it does not run."""
+async def test_a_call_that_cannot_be_encoded_is_denied(depth: int) -> None:
+    """An input nested too deeply is not judged, so it does not run."""
     nested: Any = "x"
     for _ in range(depth):
         nested = [nested]

@@ -1,4 +1,4 @@
-"""What a dead executor left is handed over until it is stored, and then it goes."""
+"""The spool of a dead executor is returned until hutchd has stored it, and is then removed."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def leave(directory: Path, first: int, last: int) -> None:
     spool.path.write_bytes(spool_file)  # what a killed one leaves, empty or not
 
 
-def test_what_is_not_stored_comes_in_pieces(directory: Path) -> None:
-    """Each answer goes on after what is acknowledged; a question put twice is answered twice the same."""
+def test_unstored_events_come_in_batches(directory: Path) -> None:
+    """Each call returns the events after the acknowledged ones; the same call returns the same events."""
     leave(directory, 3, BATCH_COUNT + 10)
 
     first = take_spool(directory, 4)
@@ -48,8 +48,8 @@ def test_what_is_not_stored_comes_in_pieces(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("last", [0, 5])
-def test_a_spool_of_which_all_is_stored_goes(directory: Path, last: int) -> None:
-    """Also one that never held anything; after that there is nothing to take."""
+def test_a_spool_whose_events_are_stored_is_removed(directory: Path, last: int) -> None:
+    """So is a spool that never held an event. After that there is nothing to take."""
     leave(directory, 1, last)
 
     found = take_spool(directory, 5)
@@ -59,8 +59,8 @@ def test_a_spool_of_which_all_is_stored_goes(directory: Path, last: int) -> None
     assert take_spool(directory, 5).events == ()
 
 
-def test_a_directory_that_is_empty_goes(directory: Path) -> None:
-    """Of an executor that died before it had a spool; one that holds something else stays."""
+def test_an_empty_directory_is_removed(directory: Path) -> None:
+    """Its executor died before it had a spool. A directory with other files stays."""
     assert take_spool(directory, 0).events == ()
     assert not directory.exists()
 
@@ -71,7 +71,7 @@ def test_a_directory_that_is_empty_goes(directory: Path) -> None:
 
 
 def test_the_spool_of_a_living_executor_is_left_alone(directory: Path) -> None:
-    """It may still send the events itself."""
+    """The executor may still send the events itself."""
     spool = Spool(directory, "x-1", "s-1", 1 << 20)
 
     with pytest.raises(HutchError) as refused:

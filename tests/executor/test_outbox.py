@@ -1,4 +1,4 @@
-"""The outbox: what is kept, and what is sent, after any order of events, receipts and connections."""
+"""The outbox: which events are kept and sent, for any order of events, acknowledgements and connections."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def filled(count: int, **limits: int) -> Outbox:
     return outbox
 
 
-def test_what_was_not_acknowledged_is_sent_again_on_a_new_connection() -> None:
-    """A connection starts at the first event that the other side has not."""
+def test_unacknowledged_events_are_sent_again_on_a_new_connection() -> None:
+    """A connection starts at the first event that hutchd does not have."""
     outbox = filled(5)
     outbox.rewind(0)
     outbox.sent = 5
@@ -30,8 +30,8 @@ def test_what_was_not_acknowledged_is_sent_again_on_a_new_connection() -> None:
     assert repr(outbox) == "<Outbox acked 2, spooled to 2, sent 2, last 5>"
 
 
-def test_an_acknowledgement_of_what_was_not_sent_counts_only_for_what_was() -> None:
-    """A receipt cannot drop an event that never left."""
+def test_an_acknowledgement_covers_only_sent_events() -> None:
+    """An acknowledgement cannot drop an event that was never sent."""
     outbox = filled(5)
     outbox.rewind(0)
     outbox.sent = 3
@@ -41,13 +41,13 @@ def test_an_acknowledgement_of_what_was_not_sent_counts_only_for_what_was() -> N
     assert outbox.unacked == 2
 
 
-def test_another_side_that_has_more_events_than_there_are_is_refused() -> None:
-    """Who claims events that were never made is not this executor's hutchd."""
+def test_a_hutchd_with_more_events_than_were_made_is_refused() -> None:
+    """A hutchd that claims events that were never made is not this executor's."""
     assert not filled(5).rewind(6)
 
 
 def test_an_event_of_any_size_has_room_in_an_empty_memory() -> None:
-    """The bound of bytes never locks a large event out for good."""
+    """The limit of bytes never blocks a large event for good."""
     outbox = Outbox(bytes_limit=10)
     assert outbox.has_room(1000)
 
@@ -77,7 +77,7 @@ def test_a_batch_is_bounded_by_count() -> None:
     assert stretch.last == BATCH_COUNT
 
 
-def test_what_was_acknowledged_while_it_was_being_spooled_is_forgotten_once() -> None:
+def test_an_event_acknowledged_while_being_spooled_is_forgotten_once() -> None:
     """Writing to the spool and an acknowledgement may overlap."""
     outbox = filled(4)
     outbox.rewind(0)
@@ -93,7 +93,7 @@ def test_what_was_acknowledged_while_it_was_being_spooled_is_forgotten_once() ->
 
 
 def test_a_batch_is_full_by_count_or_by_bytes() -> None:
-    """What waits to be sent is a batch when there is no more room in one, or when it lies in the spool."""
+    """Unsent events fill a batch when no more fit into it, or when they lie in the spool."""
     by_count, by_bytes, spooled = filled(BATCH_COUNT - 1), Outbox(), filled(2)
     full = [by_count.fills_batch()]
     by_count.put(b"one more")
@@ -110,7 +110,7 @@ def test_a_batch_is_full_by_count_or_by_bytes() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["put", "send", "ack", "spool", "reconnect"]), st.integers(0, 5))))
 def test_the_parts_always_make_up_the_whole(steps: list[tuple[str, int]]) -> None:
-    """What is acknowledged, spooled and in memory follow each other without gap or overlap, whatever happens."""
+    """The acknowledged, the spooled and the remembered events follow each other without gap or overlap."""
     outbox = Outbox()
     outbox.rewind(0)
 

@@ -1,4 +1,4 @@
-"""An executor under an account of its own: nobody of that account looks inside; its set-up is the agent's."""
+"""An executor under an account of its own: other processes of the account cannot look inside."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def work(who: Account) -> Path:
 
 
 def steal(who: Account, pid: int) -> dict[str, bool]:
-    """Try all ways into a process of the account, from another one of it; return which are open."""
+    """Try all ways into a process of the account from another one; return those that are open."""
     address = next(
         (line.split("-")[0] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if " r" in line), "0"
     )
@@ -107,8 +107,8 @@ def steal(who: Account, pid: int) -> dict[str, bool]:
 # ---------------------------------------------------------------- nobody looks inside
 
 
-def test_it_says_that_it_is_ready_when_nobody_can_look_inside(who: Account) -> None:
-    """One byte, before which nothing is sent and after which the account's other processes get nowhere."""
+def test_it_announces_itself_once_no_other_process_can_look_inside(who: Account) -> None:
+    """It sends one byte; from then on other processes of the account cannot look inside."""
     with started(who) as (process, sock):
         said = sock.recv(1)
         owner = Path(f"/proc/{process.pid}/environ").stat().st_uid
@@ -128,8 +128,8 @@ def test_it_says_that_it_is_ready_when_nobody_can_look_inside(who: Account) -> N
     assert all(open_ways.values()), f"the thief is no thief: {open_ways}"
 
 
-def test_where_nobody_listens_any_more_it_ends(who: Account) -> None:
-    """It imports nothing for nobody."""
+def test_it_ends_if_its_starter_is_gone(who: Account) -> None:
+    """It ends without importing the rest."""
     with started(who) as (process, sock):
         sock.close()
 
@@ -157,7 +157,7 @@ print(stolen)
 
 
 def thefts(who: Account, python: Path, starts: int, done: Path) -> int:
-    """Start so many executors and tell into how many of them another process of the account could look."""
+    """Start this number of executors; return into how many another process of the account could look."""
     watcher = subprocess.Popen(
         [installed().python, "-c", WATCHER, done],
         stdin=subprocess.PIPE,
@@ -226,7 +226,7 @@ async def test_an_executor_serves_with_an_interpreter_that_cannot_be_read(
 
 
 async def said(hutchd: FakeHutchd, who: Account, spool: Path, cwd: Path, *commands: str, **changes: Any) -> list[str]:
-    """Run commands as an agent of the account does, in a session in `cwd`; return what each said."""
+    """Run commands as the account's agent does, in a session in `cwd`; return the output of each."""
     hutchd.events.clear()
     async with hutchd.up():
         hutchd.path.chmod(0o666)
@@ -240,7 +240,7 @@ async def said(hutchd: FakeHutchd, who: Account, spool: Path, cwd: Path, *comman
 async def test_an_agent_has_its_accounts_login_path_and_no_more_of_the_login(
     hutchd: FakeHutchd, who: Account, spool: Path
 ) -> None:
-    """What the account installed for itself is found; sockets of its login do not come along."""
+    """The agent finds programs that the account installed, and gets no socket of the login."""
     tool = who.home / ".local" / "bin" / "mytool"
     who.run("mkdir", "-p", tool.parent)
     who.run("sh", "-c", f"printf '#!/bin/sh\\necho mine\\n' > {tool}; chmod +x {tool}")
@@ -257,7 +257,7 @@ async def test_an_agent_has_its_accounts_login_path_and_no_more_of_the_login(
 
 
 async def test_with_a_fixed_path_no_file_of_the_account_is_run(hutchd: FakeHutchd, who: Account, spool: Path) -> None:
-    """The agent has the executor's PATH and the umask that was asked for."""
+    """The agent has the executor's PATH and the configured umask."""
     who.run("tee", who.home / ".profile", input=f"touch {who.home}/ran\n")
     setup = m.AccountSetup(path="fixed", umask="027")
 
@@ -268,8 +268,8 @@ async def test_with_a_fixed_path_no_file_of_the_account_is_run(hutchd: FakeHutch
     assert not (who.home / "ran").exists()
 
 
-async def test_a_tree_that_a_group_shares_stays_shared(hutchd: FakeHutchd, open_place: Path) -> None:
-    """What an agent of one makes there the other can change, folders and repositories too; elsewhere it cannot."""
+async def test_a_directory_shared_by_a_group_stays_shared(hutchd: FakeHutchd, open_place: Path) -> None:
+    """Each account's agent can change files that the other's agent made there, but not elsewhere."""
     with group("g") as name, account("a", groups=[name]) as alice, account("b", groups=[name]) as bob:
         shared, spool = open_place / "shared", open_place / "spool"
         shared.mkdir()

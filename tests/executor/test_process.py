@@ -1,4 +1,4 @@
-"""The real program: booted as hutchd boots it, against a hutchd of a few lines."""
+"""The real program, booted as hutchd boots it, with a small fake hutchd."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def bash(command: str) -> str:
 
 
 async def test_it_serves_a_session_and_leaves_nothing(hutchd: FakeHutchd, cwd: Path) -> None:
-    """A prompt runs; on `shutdown` it goes, with a double-forked child of the agent's."""
+    """A prompt runs; on `shutdown` the executor ends, and with it a double-forked child of the agent."""
     child_of_its_own = "setsid sh -c 'echo $$ > pid.new; mv pid.new pid; exec sleep 600' >/dev/null 2>&1 &"
     double_fork = f"({child_of_its_own}); while [ ! -e pid ]; do sleep 0.02; done; cat pid"
     async with hutchd.up(), executor(hutchd) as process:
@@ -126,8 +126,8 @@ async def test_an_executor_without_its_starter_ends_with_one_line(stdin: str) ->
     assert done.stderr == b"hutch-executor: cannot start: the process that started it is gone.\n"
 
 
-async def test_it_shows_and_passes_on_nothing(hutchd: FakeHutchd, cwd: Path) -> None:
-    """Not dumpable, no core, bounded memory, no standard input, an environment that is a list; the token nowhere."""
+async def test_its_process_is_hardened(hutchd: FakeHutchd, cwd: Path) -> None:
+    """It is not dumpable, has limited memory, no standard input and listed variables only; the token is nowhere."""
     look = "env; readlink /proc/self/fd/0; ulimit -c; ulimit -d; ls -l /proc/self/fd"
     async with hutchd.up(), executor(hutchd, memory_limit=8 << 30) as process:
         await hutchd.call("prepare_session", prepare(cwd))
@@ -167,7 +167,7 @@ async def test_it_goes_on_while_hutchd_is_away(hutchd: FakeHutchd, cwd: Path) ->
 
 
 async def test_a_killed_executor_leaves_its_spool(hutchd: FakeHutchd, cwd: Path) -> None:
-    """What happened in an outage is on the disk, also after SIGKILL."""
+    """Events of an outage are on the disk, also after SIGKILL."""
     steps = [{"text": "a"}, {"wait_file": "go"}, {"text": "b"}, {"wait_file": "never"}]
     spool = cwd.parent / "spool" / "x-0000000000000001.spool"
 
@@ -192,7 +192,7 @@ async def test_a_killed_executor_leaves_its_spool(hutchd: FakeHutchd, cwd: Path)
 
 
 async def test_all_is_imported_before_hello(hutchd: FakeHutchd, cwd: Path, tmp_path: Path) -> None:
-    """A whole session, an outage in it, a notify command and the end import nothing more."""
+    """A whole session with an outage, a notify command and the end import nothing."""
     log = tmp_path / "stderr"
     steps = [{"text": "a"}, json.loads(bash("echo b")), {"wait_file": "go"}, {"text": "c"}]
 
@@ -221,15 +221,15 @@ async def test_all_is_imported_before_hello(hutchd: FakeHutchd, cwd: Path, tmp_p
 
 
 async def test_an_unknown_agent_ends_it_at_once(hutchd: FakeHutchd) -> None:
-    """With an exit code that says that it could not start."""
+    """The exit code 2 means that it could not start."""
     async with executor(hutchd, agent="nobody") as process:
         code = await exit_code(process)
 
     assert code == 2
 
 
-async def test_a_superseded_one_goes(hutchd: FakeHutchd) -> None:
-    """`lease_lost` is the end."""
+async def test_a_superseded_executor_ends(hutchd: FakeHutchd) -> None:
+    """`lease_lost` ends it."""
     hutchd.refuse = HutchError(Reason.LEASE_LOST)
     async with hutchd.up(), executor(hutchd) as process:
         code = await exit_code(process)

@@ -19,8 +19,8 @@ def policy(tmp_path: Path) -> Path:
     return tmp_path / ".hutch" / "policy.toml"
 
 
-def test_a_project_without_a_policy_has_none(tmp_path: Path) -> None:
-    """Most have none."""
+def test_a_project_without_a_policy_file_has_no_policy(tmp_path: Path) -> None:
+    """`read_project_file` returns None."""
     assert read_project_file(str(tmp_path)) is None
 
 
@@ -58,8 +58,8 @@ def unusable_directory(policy: Path) -> None:
 @pytest.mark.parametrize(
     "make", [unusable_large, unusable_bytes, unusable_link, unusable_pipe, unusable_directory], ids=lambda f: f.__name__
 )
-def test_a_file_that_cannot_be_used_does_not_vanish(tmp_path: Path, policy: Path, make: object) -> None:
-    """It tightens the rules, so its absence is told in a text that no reader takes for rules."""
+def test_an_unusable_file_is_reported(tmp_path: Path, policy: Path, make: object) -> None:
+    """The file could only tighten the rules, so a text that is not valid TOML reports the reason."""
     make(policy)  # type: ignore[operator]
 
     found = read_project_file(str(tmp_path))
@@ -68,8 +68,8 @@ def test_a_file_that_cannot_be_used_does_not_vanish(tmp_path: Path, policy: Path
     assert found.text.startswith("!! This project's policy file cannot be used")
 
 
-def test_a_link_in_the_place_of_the_directory_is_not_followed(tmp_path: Path) -> None:
-    """The policy of a project lies in the project."""
+def test_a_link_instead_of_the_directory_is_not_followed(tmp_path: Path) -> None:
+    """A project's policy file must lie in the project."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "policy.toml").write_text("[permissions]\n")
@@ -83,8 +83,8 @@ def test_a_link_in_the_place_of_the_directory_is_not_followed(tmp_path: Path) ->
     assert found.text.startswith("!!")
 
 
-def test_links_are_followed_and_dots_are_gone(tmp_path: Path) -> None:
-    """What is judged is where a path really leads, also when nothing is there yet."""
+def test_links_and_dots_are_resolved(tmp_path: Path) -> None:
+    """Rules judge the real path, also of a file that does not exist yet."""
     real = tmp_path / "real"
     real.mkdir()
     (tmp_path / "link").symlink_to(real)
@@ -97,8 +97,8 @@ def test_links_are_followed_and_dots_are_gone(tmp_path: Path) -> None:
     assert resolve_path("/", cwd) == "/"
 
 
-def test_what_cannot_be_resolved_is_missing(tmp_path: Path) -> None:
-    """A loop, a NUL, a path that no system takes."""
+def test_unresolvable_paths_are_missing(tmp_path: Path) -> None:
+    """A loop, a NUL, a path that is too long."""
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / os.fsdecode(b"\xff")).mkdir()
     (tmp_path / "bytes").symlink_to(os.fsdecode(b"\xff"))
@@ -109,7 +109,7 @@ def test_what_cannot_be_resolved_is_missing(tmp_path: Path) -> None:
 
 
 async def test_the_number_of_paths_is_bounded(tmp_path: Path) -> None:
-    """Those past the limit are missing."""
+    """Paths past the limit are missing."""
     paths = tuple(f"p{n}" for n in range(PATHS_LIMIT + 5))
 
     found = await resolve_paths(paths, str(tmp_path), anyio.CapacityLimiter(1))

@@ -1,4 +1,4 @@
-"""Events on their way: order, receipts, outages, bounds, and bytes that no wire takes."""
+"""The reporter: order, acknowledgements, outages, limits, and events that the wire does not accept."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Receiver:
         return len(self.events)
 
     async def write(self, frame: bytes) -> None:
-        """Store what is new; a gap or a frame that the wire refuses is an error of the test."""
+        """Store new events. A gap or an invalid frame fails the test."""
         message = envelope.parse(frame.removesuffix(b"\n"))
         assert isinstance(message, envelope.Notification), message
         assert message.params is not None
@@ -54,7 +54,7 @@ class Receiver:
         await checkpoint()
 
     async def has(self, count: int) -> None:
-        """Return when so many events are stored."""
+        """Return when this number of events is stored."""
         with anyio.fail_after(WAIT):
             while self.stored < count:
                 await self._changed.wait()
@@ -71,7 +71,7 @@ def new_reporter(directory: Path, limit: int = 1 << 20, **limits: int) -> Report
 
 
 def patient_reporter(directory: Path) -> Reporter:
-    """Return a reporter that lets events gather for as long as it may."""
+    """Return a reporter that lets events gather for the longest time."""
     reporter = Reporter(Outbox(), gather=(0.0, 100 * WAIT))
     reporter.begin("s-1", Spool(directory, "x-1", "s-1", 1 << 20))
     return reporter
@@ -79,7 +79,7 @@ def patient_reporter(directory: Path) -> Reporter:
 
 @asynccontextmanager
 async def sending(reporter: Reporter, receiver: Receiver) -> AsyncIterator[None]:
-    """Keep a connection to the receiver, which acknowledges nothing."""
+    """Keep a connection to a receiver that acknowledges nothing."""
     reporter.connect(0)
     async with anyio.create_task_group() as group:
         group.start_soon(reporter.send, receiver.write)
@@ -96,7 +96,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 async def sent(reporter: Reporter, receiver: Receiver) -> None:
-    """Connect, and return when all is there and acknowledged."""
+    """Connect, and return when all events are received and acknowledged."""
     reporter.connect(receiver.stored)
     async with anyio.create_task_group() as group:
         group.start_soon(reporter.send, receiver.write)
@@ -106,7 +106,7 @@ async def sent(reporter: Reporter, receiver: Receiver) -> None:
 
 
 async def test_events_arrive_in_the_order_of_the_calls(directory: Path) -> None:
-    """Each event has the next number, its turn and its bytes as they were given."""
+    """Each event has the next number, its turn and its unchanged bytes."""
     reporter, receiver = new_reporter(directory), Receiver()
     reporter.turn = "t-1"
 
@@ -121,8 +121,8 @@ async def test_events_arrive_in_the_order_of_the_calls(directory: Path) -> None:
     await reporter.close()
 
 
-async def test_what_comes_while_events_are_under_way_goes_out_together(directory: Path) -> None:
-    """A lone event goes at once; those that come before its receipt share a frame, and so a commit."""
+async def test_events_reported_before_an_acknowledgement_are_sent_together(directory: Path) -> None:
+    """A lone event is sent at once; events reported before its acknowledgement share a frame, and so a commit."""
     reporter, receiver = patient_reporter(directory), Receiver()
     async with sending(reporter, receiver):
         await reporter.report("text", Text("0"))
@@ -138,8 +138,8 @@ async def test_what_comes_while_events_are_under_way_goes_out_together(directory
         assert receiver.texts() == [str(number) for number in range(11)]
 
 
-async def test_events_that_somebody_waits_for_do_not_gather(directory: Path) -> None:
-    """A question must come right after the events that led to it, receipt or none."""
+async def test_awaited_events_do_not_gather(directory: Path) -> None:
+    """A permission request must follow its events at once, acknowledged or not."""
     reporter, receiver = patient_reporter(directory), Receiver()
     async with sending(reporter, receiver):
         await reporter.report("text", Text("a"))
@@ -152,7 +152,7 @@ async def test_events_that_somebody_waits_for_do_not_gather(directory: Path) -> 
 
 
 async def test_a_full_batch_does_not_gather(directory: Path) -> None:
-    """More than a batch in memory would be of no use: it goes out without the receipt of the last."""
+    """A full batch is sent before the last one is acknowledged, since gathering more has no use."""
     reporter, receiver = patient_reporter(directory), Receiver()
     async with sending(reporter, receiver):
         await reporter.report("text", Text("0"))
@@ -166,7 +166,7 @@ async def test_a_full_batch_does_not_gather(directory: Path) -> None:
 
 
 async def test_an_outage_goes_through_the_spool(directory: Path) -> None:
-    """What is reported while hutchd is away is on the disk, and comes first after the reconnect."""
+    """Events reported during an outage are on the disk, and are sent first after the reconnect."""
     reporter, receiver = new_reporter(directory), Receiver()
     async with anyio.create_task_group() as group:
         group.start_soon(reporter.keep_spool)
@@ -188,8 +188,8 @@ async def test_an_outage_goes_through_the_spool(directory: Path) -> None:
     assert list(directory.iterdir()) == []
 
 
-async def test_what_hutchd_has_not_when_the_executor_ends_stays_in_the_spool(directory: Path) -> None:
-    """The account's next executor finds exactly what was not acknowledged."""
+async def test_unacknowledged_events_stay_in_the_spool_at_the_end(directory: Path) -> None:
+    """The account's next executor finds exactly the unacknowledged events."""
     reporter, receiver = new_reporter(directory), Receiver()
     await reporter.report("text", Text("a"))
     await sent(reporter, receiver)
@@ -208,7 +208,7 @@ async def test_what_hutchd_has_not_when_the_executor_ends_stays_in_the_spool(dir
 
 
 async def test_the_spool_shrinks_as_its_events_are_acknowledged(directory: Path) -> None:
-    """hutchd may need its room for what is still in it."""
+    """hutchd may need the space to store the other events."""
     spool = Spool(directory, "x-1", "s-1", 1 << 20, disk=lambda _: DiskSpace(64 * 10_000, 64 * 10_000))
     reporter, receiver = Reporter(), Receiver()
     reporter.begin("s-1", spool)
@@ -233,8 +233,8 @@ async def test_the_spool_shrinks_as_its_events_are_acknowledged(directory: Path)
     assert [n for n, _ in records][-300:] == list(range(701, 1001))
 
 
-async def test_what_an_executor_leaves_takes_the_last_of_the_disk(directory: Path) -> None:
-    """Room is left for hutchd only while the events are safe in memory."""
+async def test_an_ending_executor_may_use_the_last_of_the_disk(directory: Path) -> None:
+    """The spool leaves space for hutchd only while the events are safe in memory."""
     spool = Spool(directory, "x-1", "s-1", 1 << 20, disk=lambda _: DiskSpace(1 << 20, 1000))
     reporter = Reporter()
     reporter.begin("s-1", spool)
@@ -263,7 +263,7 @@ async def test_a_full_spool_makes_the_agent_wait_and_loses_nothing(directory: Pa
         done.set()
 
     def is_full() -> bool:
-        """Memory is full and would not fit into what is left of the spool."""
+        """Whether memory is full and its events do not fit into the rest of the spool."""
         outbox = reporter.outbox
         per_event = reporter.spooled_bytes / max(1, outbox.spooled)
         return outbox.in_memory == 5 and reporter.spooled_bytes + 5 * per_event > 2000
@@ -293,7 +293,7 @@ async def test_a_full_spool_makes_the_agent_wait_and_loses_nothing(directory: Pa
 
 
 async def test_a_hutchd_with_more_events_than_were_made_is_refused(directory: Path) -> None:
-    """It is another journal's, or another executor's."""
+    """Its count belongs to another journal or another executor."""
     reporter = new_reporter(directory)
 
     with pytest.raises(HutchError):
@@ -317,8 +317,8 @@ async def test_a_hutchd_with_more_events_than_were_made_is_refused(directory: Pa
     ],
     ids=["cut", "two", "utf8", "nan", "deep", "abyss", "digits", "empty", "large"],
 )
-async def test_a_native_message_that_no_wire_takes_is_left_out(directory: Path, native: bytes) -> None:
-    """An event whose native part would be refused goes without it, and the stream goes on."""
+async def test_a_native_message_that_the_wire_refuses_is_left_out(directory: Path, native: bytes) -> None:
+    """The event is sent without its native message, and the stream goes on."""
     reporter, receiver = new_reporter(directory), Receiver()
 
     await reporter.report("text", Text("kept"), native)
@@ -340,8 +340,8 @@ async def test_a_native_message_over_several_lines_is_one_line_on_the_wire(direc
     await reporter.close()
 
 
-async def test_an_event_that_no_wire_takes_becomes_a_notice(directory: Path) -> None:
-    """What is too large or too deep is told, not dropped in silence, and the session goes on."""
+async def test_an_event_that_the_wire_refuses_becomes_a_notice(directory: Path) -> None:
+    """A notice reports an event that is too large or too deep, and the session goes on."""
     reporter, receiver = new_reporter(directory), Receiver()
     deep: Any = "x"
     for _ in range(80):
@@ -369,7 +369,7 @@ async def test_a_large_result_passes_whole(directory: Path) -> None:
     await reporter.close()
 
 
-async def test_the_end_of_a_turn_stays_one_however_large_its_result(directory: Path) -> None:
+async def test_a_large_result_does_not_replace_the_end_of_a_turn(directory: Path) -> None:
     """A terminal event is never replaced by another kind: its result is cut instead."""
     reporter, receiver = new_reporter(directory), Receiver()
 
@@ -381,7 +381,7 @@ async def test_the_end_of_a_turn_stays_one_however_large_its_result(directory: P
 
 
 async def test_text_that_is_not_unicode_is_mended(directory: Path) -> None:
-    """A lone surrogate in what an agent said does not stop the stream."""
+    """A lone surrogate in an agent's text does not stop the stream."""
     reporter, receiver = new_reporter(directory), Receiver()
 
     await reporter.report("text", Text("a\ud800b"))
@@ -394,7 +394,7 @@ async def test_text_that_is_not_unicode_is_mended(directory: Path) -> None:
 @settings(max_examples=15)
 @given(st.lists(st.tuples(st.sampled_from(["report", "outage", "send", "lose"]), st.integers(1, 40)), max_size=15))
 async def test_every_event_arrives_once_and_in_order_through_any_outages(steps: list[tuple[str, int]]) -> None:
-    """Whatever the order of reports, outages, lost receipts and reconnects, the other side has 1, 2, 3 …"""
+    """For any order of reports, outages, lost acknowledgements and reconnects, hutchd has 1, 2, 3 …"""
     with tempfile.TemporaryDirectory() as made:
         reporter, receiver = new_reporter(Path(made)), Receiver()
         made_events = 0

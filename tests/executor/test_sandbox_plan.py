@@ -1,4 +1,4 @@
-"""The walls around an agent: what a program inside them really sees and can do."""
+"""The sandbox of an agent: what a program inside really sees and can do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Home = Literal["tools", "read_only", "hidden"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A home with secrets, tools and notes, a project in it, a state of Hutch's beside it."""
+    """A home with secrets, tools, notes and a project; Hutch's state directory beside it."""
 
     root: Path
     program: str
@@ -54,14 +54,14 @@ class Place:
         show: Iterable[Path] = (),
         sockets: Iterable[Path] = (),
     ) -> tuple[str, ...]:
-        """Return the words that put up the walls."""
+        """Return the command that starts the sandbox."""
         spec = m.SandboxSpec(self.program, (str(self.state), *map(str, hide)), home=home)
         return plan_sandbox(
             spec, str(cwd or self.project), str(self.home), show=map(str, show), sockets=map(str, sockets)
         ).argv()
 
     def say(self, command: str, words: tuple[str, ...] | None = None, become: Iterable[str] = ()) -> str:
-        """Run a shell command inside and return what it says, errors too."""
+        """Run a shell command inside and return its output, errors included."""
         done = subprocess.run(
             [*become, *(words or self.words()), "/bin/sh", "-c", command],
             stdin=subprocess.DEVNULL,
@@ -77,7 +77,7 @@ class Place:
 
 @pytest.fixture
 def place() -> Iterator[Place]:
-    """One in a directory that every account can get to."""
+    """A place in a directory that every account can reach."""
     program = bubblewrap()
     with tempfile.TemporaryDirectory(prefix="hutch-walls-") as made:
         root = Path(made).resolve()
@@ -99,7 +99,7 @@ def test_the_working_directory_is_where_it_was_and_can_be_written(place: Place) 
 
 
 def test_the_system_can_be_read_and_not_written(place: Place) -> None:
-    """Programs run; nothing of the host can be changed, by uid 0 neither."""
+    """Programs run; not even uid 0 can change a file of the host."""
     said = place.say(
         "for p in /usr /etc /sys /proc/sys/kernel/core_pattern; do test -w $p && echo $p; done; ls --version"
     )
@@ -110,23 +110,23 @@ def test_the_system_can_be_read_and_not_written(place: Place) -> None:
 @pytest.mark.parametrize(
     ("home", "seen"), [("tools", {"tool"}), ("read_only", {"tool", "notes"}), ("hidden", set[str]())]
 )
-def test_the_home_is_seen_as_far_as_was_chosen(place: Place, home: Home, seen: set[str]) -> None:
-    """Tools by default; secrets never."""
+def test_a_setting_selects_the_visible_part_of_the_home(place: Place, home: Home, seen: set[str]) -> None:
+    """By default the tools are visible; secrets never are."""
     said = place.say("cat ~/.ssh/id ~/notes ~/.cargo/bin/tool ~/.cargo/credentials", place.words(home=home))
 
     assert {name for name in ("id", "notes", "tool", "credentials") if f"<{name}>" in said} == seen
 
 
-def test_what_is_left_in_the_home_goes_with_the_agent(place: Place) -> None:
-    """So that nothing that it left is run by the person; caches can be written all the same."""
+def test_files_left_in_the_home_end_with_the_agent(place: Place) -> None:
+    """So the user runs nothing that the agent left. Caches can be written all the same."""
     said = place.say("mkdir -p ~/.cache/x ~/.config/autostart && echo x > ~/.profile && echo written")
 
     assert said == "written"
     assert sorted(os.listdir(place.home)) == [".cargo", ".ssh", "notes", "project"]
 
 
-def test_what_is_hutchs_is_hidden_wherever_it_lies(place: Place) -> None:
-    """In a working directory that contains it, behind a link to it, and when it is a single file."""
+def test_hutchs_state_is_hidden_everywhere(place: Place) -> None:
+    """It is hidden in a working directory that contains it, behind a link, and as a single file."""
     work = place.root / "home" / "project"
     (work / "state").mkdir()
     (work / "state" / "vault").write_text("<vault>")
@@ -139,8 +139,8 @@ def test_what_is_hutchs_is_hidden_wherever_it_lies(place: Place) -> None:
 
 
 @pytest.mark.parametrize("home", ["tools", "read_only", "hidden"])
-def test_a_home_behind_a_link_hides_what_it_hides_by_both_names(place: Place, home: Home) -> None:
-    """What is seen and what is not is the same by the name that the account uses and by where it really lies."""
+def test_a_home_behind_a_link_hides_places_by_both_names(place: Place, home: Home) -> None:
+    """The same places are visible and hidden by the account's name for the home and by its real path."""
     named = place.root / "named"
     named.symlink_to("home")
     spec = m.SandboxSpec(place.program, (str(named / "vault"), str(place.state)), home=home)
@@ -162,7 +162,7 @@ def test_a_home_behind_a_link_hides_what_it_hides_by_both_names(place: Place, ho
 
 
 def test_links_lead_where_they_lead_outside(place: Place) -> None:
-    """A tool that an account keeps elsewhere and links to, over several links, is found by every name on the way."""
+    """A tool that is reached over several links is found by the name of each link."""
     kept = place.root / "kept"
     (kept / "dot").mkdir(parents=True)
     (kept / "dot" / "gitconfig").write_text("<gitconfig>")
@@ -174,7 +174,7 @@ def test_links_lead_where_they_lead_outside(place: Place) -> None:
 
 
 def test_a_name_that_is_hidden_in_a_private_home_is_not_there_and_can_be_made(place: Place) -> None:
-    """A program that keeps its settings there can write them: it would try for long."""
+    """A program can write its settings there; otherwise it would try for long."""
     (place.home / ".claude.json").write_text("<settings>")
     said = place.say("ls -A ~; echo own > ~/.new && mv ~/.new ~/.claude.json && cat ~/.claude.json")
 
@@ -183,7 +183,7 @@ def test_a_name_that_is_hidden_in_a_private_home_is_not_there_and_can_be_made(pl
 
 
 def test_a_hidden_file_among_tools_is_empty(place: Place) -> None:
-    """A tool that reads its settings there goes on; one that may not open them would end."""
+    """A tool that reads its settings there goes on; if it could not open them, it would end."""
     said = place.say(
         "cat ~/.cargo/credentials && echo read; wc -c < ~/.cargo/credentials; echo x > ~/.cargo/credentials"
     )
@@ -193,8 +193,8 @@ def test_a_hidden_file_among_tools_is_empty(place: Place) -> None:
 
 
 @pytest.mark.parametrize("hidden", [True, False])
-def test_what_lies_in_a_working_directory_cannot_be_moved_with_its_folder(place: Place, *, hidden: bool) -> None:
-    """Neither what is hidden, to where the next agent would see it, nor a program, to put another in its place."""
+def test_protected_places_cannot_be_moved_with_their_folder(place: Place, *, hidden: bool) -> None:
+    """An agent can neither move a hidden place to where the next agent sees it, nor replace a program."""
     inner = place.project / "a" / "b" / "own"
     inner.mkdir(parents=True)
     (inner / "file").write_text("<own>")
@@ -221,7 +221,7 @@ def test_what_lies_in_a_working_directory_cannot_be_moved_with_its_folder(place:
 )
 @pytest.mark.parametrize("home", ["tools", "read_only"])
 def test_a_startup_file_is_seen_when_no_key_is_in_it(place: Place, line: str, home: Home, *, seen: bool) -> None:
-    """A shell would give what is set there to every command of the agent."""
+    """A shell would pass a key set there to every command of the agent."""
     (place.home / ".bashrc").write_text(f"# start\n{line}\n")
     (place.home / ".gitconfig-work").write_text(f"# start\n{line}\n")
     said = place.say("cat ~/.bashrc; cat ~/.gitconfig-work", place.words(home=home))
@@ -232,7 +232,7 @@ def test_a_startup_file_is_seen_when_no_key_is_in_it(place: Place, line: str, ho
 
 
 def test_places_that_the_account_has_moved_are_found(place: Place) -> None:
-    """XDG variables say where settings and data of programs lie in place of the usual folders."""
+    """XDG variables move the settings and data of programs out of the usual folders."""
     for name in ("conf/gh/hosts", "conf/git/config", "data/uv/tool", "data/uv/credentials/key"):
         (place.home / name).parent.mkdir(parents=True, exist_ok=True)
         (place.home / name).write_text(f"<{name}>")
@@ -246,7 +246,7 @@ def test_places_that_the_account_has_moved_are_found(place: Place) -> None:
 
 
 def test_no_process_of_the_host_is_seen_and_none_outlives_it(place: Place) -> None:
-    """It has process numbers of its own; what it put into the background, in a session of its own, ends with it."""
+    """The sandbox has a pid namespace; even a background process in a session of its own ends with it."""
     mark = f"321.{os.getpid()}"
     said = place.say(f"setsid sleep {mark} >/dev/null 2>&1 & ls -d /proc/[0-9]* | wc -l")
     deadline = time.monotonic() + 20
@@ -269,14 +269,14 @@ def _read(path: Path) -> bytes:
 
 
 def test_no_capability_is_left_and_none_can_be_gained(place: Place) -> None:
-    """Not for uid 0 either."""
+    """This holds for uid 0 too."""
     said = place.say("grep -E 'CapEff|CapBnd|NoNewPrivs' /proc/self/status").split()
 
     assert said == ["CapEff:", "0" * 16, "CapBnd:", "0" * 16, "NoNewPrivs:", "1"]
 
 
 def test_a_socket_is_reached_only_where_it_is_shown(place: Place) -> None:
-    """The directory of the broker's socket is seen although what it lies in is hidden; no other can be put there."""
+    """The directory of the broker's socket is visible in a hidden one; the agent cannot add a socket there."""
     directory = place.state / "broker"
     directory.mkdir()
     dial = 'python3 -c "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])" %s 2>/dev/null; echo $?'
@@ -294,7 +294,7 @@ def test_a_socket_is_reached_only_where_it_is_shown(place: Place) -> None:
 
 
 def test_programs_of_hutch_cannot_be_changed_in_a_folder_that_holds_them(place: Place) -> None:
-    """Of two places the deeper one counts."""
+    """If one place lies in another, the deeper one decides."""
     code = place.project / "code"
     code.mkdir()
     said = place.say("echo x > code/file; echo y > beside", place.words(show=(code,)))
@@ -304,8 +304,8 @@ def test_programs_of_hutch_cannot_be_changed_in_a_folder_that_holds_them(place: 
     assert (place.project / "beside").exists()
 
 
-def test_an_agent_can_put_up_walls_of_its_own_inside(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent's own sandbox works, for every account but root, to whom the kernel refuses it there."""
+def test_an_agent_can_start_a_sandbox_inside(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent's own sandbox works, except for root, which the kernel refuses that."""
     become: list[str] = []
     if os.geteuid() == 0:
         become = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
@@ -319,16 +319,16 @@ def test_an_agent_can_put_up_walls_of_its_own_inside(place: Place, monkeypatch: 
 
 
 @pytest.mark.parametrize("cwd", ["home", ".", "state/project", "/usr", "/"])
-def test_where_no_wall_can_stand_there_is_none(place: Place, cwd: str) -> None:
-    """A session that works in the home, in what contains it, in what is hidden or in the system is refused."""
+def test_a_place_without_a_possible_sandbox_is_refused(place: Place, cwd: str) -> None:
+    """A session in the home, above it, in a hidden place or in the system is refused."""
     with pytest.raises(HutchError) as refused:
         place.words(cwd=place.root / cwd)
 
     assert refused.value.reason is Reason.ISOLATION_UNAVAILABLE
 
 
-def test_walls_are_tried_by_putting_them_up(place: Place) -> None:
-    """Nothing is said when they hold, else why they do not."""
+def test_a_probe_starts_the_sandbox(place: Place) -> None:
+    """The probe returns an empty text if the sandbox holds, and otherwise the reason."""
     hide = (str(place.state), str(place.state / "vault"), str(place.home / "notes"))
 
     assert probe_sandbox(m.SandboxSpec(place.program, hide), str(place.home)) == ""
@@ -339,8 +339,8 @@ def test_walls_are_tried_by_putting_them_up(place: Place) -> None:
     assert "No such file" in probe_sandbox(m.SandboxSpec("/nowhere/bwrap", hide), str(place.home))
 
 
-def test_a_network_that_is_not_apart_is_noticed(place: Place) -> None:
-    """As a bubblewrap would have it that passes `--unshare-net` over."""
+def test_a_shared_network_is_noticed(place: Place) -> None:
+    """For example, of a bubblewrap that ignores `--unshare-net`."""
     careless = place.root / "careless"
     careless.write_text(
         '#!/bin/bash\nfor word; do [ "$word" = --unshare-net ] || kept+=("$word"); done\n'

@@ -1,4 +1,4 @@
-"""A session's commands inside its walls: what they reach with each network, and that nothing runs without the walls."""
+"""A session's commands in their sandbox: what they reach with each network. No command runs without a sandbox."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def cwd(tmp_path: Path) -> Path:
 def sandboxed(
     cwd: Path, network: Network = "full", *allow: str, program: str | None = None
 ) -> Iterator[SessionSandbox]:
-    """Give the walls of a session in `cwd`."""
+    """Yield the sandbox of a session in `cwd`."""
     spec = m.SandboxSpec(program or bubblewrap(), network=network, allow=allow)
     with closing(SessionSandbox(prepare(cwd, sandbox=spec), spec)) as made:
         yield made
 
 
 def say(sandbox: SessionSandbox, command: str, env: dict[str, str] | None = None) -> str:
-    """Run a shell command inside and return what it says, errors too."""
+    """Run a shell command inside and return its output, errors included."""
     with closing(sandbox.wrap(("/bin/sh", "-c", command), {"PATH": os.environ["PATH"], **(env or {})})) as inside:
         done = subprocess.run(
             inside.argv,
@@ -84,7 +84,7 @@ def dial(family: socket.AddressFamily, address: object) -> str:
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_loopback_of_the_host_and_its_abstract_sockets_are_reached_with_full_alone(cwd: Path, network: Network) -> None:
-    """A socket that is shown, as the broker's is, is reached with every network."""
+    """A shown socket, such as the broker's, is reached with every network."""
     name, shown = f"\0hutch-test-{os.getpid()}", str(cwd / "shown.sock")
     with (
         server(lambda client: client.sendall(b"THERE")) as port,
@@ -101,7 +101,7 @@ def test_loopback_of_the_host_and_its_abstract_sockets_are_reached_with_full_alo
 
 @pytest.mark.parametrize("network", ["broker-only", "allow-list"])
 def test_nothing_but_loopback_is_there(cwd: Path, network: Network) -> None:
-    """No interface, no route, and no word of the host's proxy."""
+    """There is no other interface, no route, and no variable of the host's proxy."""
     proxies = dict.fromkeys(("HTTP_PROXY", "https_proxy", "All_Proxy", "no_proxy"), "http://host:1")
     look = "cut -d: -f1 /proc/net/dev | tail -n +3; tail -n +2 /proc/net/route; env | grep -c host:1"
     with sandboxed(cwd, network) as sandbox:
@@ -111,8 +111,8 @@ def test_nothing_but_loopback_is_there(cwd: Path, network: Network) -> None:
 
 
 @pytest.mark.parametrize("client", ["curl -sS", "curl -sSp", "python3 -c"])
-def test_of_an_allow_list_what_is_on_it_is_reached(cwd: Path, client: str) -> None:
-    """By plain requests and through tunnels; what is refused says which setting would allow it."""
+def test_only_hosts_on_the_allow_list_are_reached(cwd: Path, client: str) -> None:
+    """Plain requests and tunnels work; a refusal names the setting that would allow the host."""
     code = (
         "import sys, urllib.error, urllib.request as r\n"
         "try: print(r.urlopen(sys.argv[1]).read().decode())\n"
@@ -131,16 +131,16 @@ def test_of_an_allow_list_what_is_on_it_is_reached(cwd: Path, client: str) -> No
     assert ("response 403" if client.endswith("p") else "[sandbox] allow") in said
 
 
-def test_around_the_proxy_there_is_no_way(cwd: Path) -> None:
-    """A client that does not use it reaches nothing."""
+def test_there_is_no_way_around_the_proxy(cwd: Path) -> None:
+    """A client that does not use the proxy reaches nothing."""
     with server(say_page) as named, sandboxed(cwd, "allow-list", f"127.0.0.1:{named}") as sandbox:
         said = say(sandbox, f"curl -sS --noproxy '*' http://127.0.0.1:{named}/")
 
     assert "curl: (7)" in said
 
 
-def test_the_command_is_what_was_to_run_and_nothing_of_ours(cwd: Path) -> None:
-    """Behind the door it has its own exit code, signals and descriptors; the loopback inside holds no other port."""
+def test_the_command_replaces_the_bridge_program(cwd: Path) -> None:
+    """Behind the bridge it has its own exit code, signals and descriptors; no other port is open inside."""
     look = (
         "ls /proc/self/fd | tr '\\n' ' '; grep SigIgn /proc/self/status; ps -o comm= -e;"
         " tail -n +2 /proc/net/tcp | wc -l; kill -TERM $$"
@@ -162,8 +162,8 @@ def test_the_command_is_what_was_to_run_and_nothing_of_ours(cwd: Path) -> None:
     assert said[-1] == "1"
 
 
-def test_each_command_has_a_door_and_none_serves_another(cwd: Path) -> None:
-    """Two at once, and one after the other."""
+def test_each_command_has_a_bridge_of_its_own(cwd: Path) -> None:
+    """This holds for two at once, and for one after the other."""
     with server(say_page) as named, sandboxed(cwd, "allow-list", f"127.0.0.1:{named}") as sandbox:
         ask = f"curl -sS http://127.0.0.1:{named}/"
         inside: list[str] = []
@@ -182,10 +182,10 @@ def test_each_command_has_a_door_and_none_serves_another(cwd: Path) -> None:
     ("program", "why"),
     [("/nowhere/bwrap", "No such file"), ("broken", "the kernel forbids it"), ("/bin/false", "exit code 1")],
 )
-def test_walls_that_cannot_be_put_up_are_a_refusal_with_the_reason(
+def test_without_a_sandbox_the_command_is_refused_with_the_reason(
     cwd: Path, network: Network, program: str, why: str
 ) -> None:
-    """The program is not there, or ends at once: the command does not run."""
+    """If bubblewrap is missing or ends at once, the command does not run."""
     if program == "broken":
         made = cwd.parent / "bwrap"
         made.write_text("#!/bin/sh\necho the kernel forbids it >&2\nexit 1\n")
@@ -199,8 +199,8 @@ def test_walls_that_cannot_be_put_up_are_a_refusal_with_the_reason(
     assert not (cwd / "ran").exists()
 
 
-def test_a_list_that_cannot_be_read_is_a_refusal(cwd: Path) -> None:
-    """Nothing is allowed by a guess."""
+def test_an_invalid_allow_list_is_refused(cwd: Path) -> None:
+    """An invalid entry allows nothing."""
     with (
         pytest.raises(HutchError, match="is not a host") as refused,
         sandboxed(cwd, "allow-list", "https://example.com"),
@@ -210,8 +210,8 @@ def test_a_list_that_cannot_be_read_is_a_refusal(cwd: Path) -> None:
     assert refused.value.reason is Reason.ISOLATION_UNAVAILABLE
 
 
-def test_the_environment_is_cleaned_and_keeps_what_it_had(cwd: Path) -> None:
-    """Names of places that are not there go; git is told what holds inside. With `full` a proxy is the host's."""
+def test_the_environment_is_cleaned(cwd: Path) -> None:
+    """Variables that name hidden places are removed; git gets its settings. With `full` the host's proxy stays."""
     given = {"LANG": "C", "TMPDIR": "/var/x", "XDG_RUNTIME_DIR": "/run/user/1", "HTTPS_PROXY": "http://host:1"}
     with sandboxed(cwd) as sandbox, closing(sandbox.wrap(("true",), given)) as command:
         env = dict(command.env)

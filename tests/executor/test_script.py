@@ -1,4 +1,4 @@
-"""The script runner: what each line does, and that only what was allowed runs."""
+"""The script runner: the effect of each line. Only allowed commands run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.programs import bubblewrap
 
 
 class FakeDaemon:
-    """Keeps what is reported, and answers every question in one way."""
+    """Keeps the reported events, and decides every request in the same way."""
 
     def __init__(self, what: m.Decision = "allow", **changes: Any) -> None:
         self.events: list[tuple[EventKind, dict[str, Any], bytes | None]] = []
@@ -73,7 +73,7 @@ async def play(cwd: Path, daemon: FakeDaemon, *steps: dict[str, Any]) -> TurnEnd
 
 
 async def test_lines_become_events_with_the_line_as_native(cwd: Path) -> None:
-    """What the file says is what is reported, in order."""
+    """The events come in the order of the file."""
     daemon = FakeDaemon()
 
     ended = await play(
@@ -95,7 +95,7 @@ async def test_lines_become_events_with_the_line_as_native(cwd: Path) -> None:
 
 
 async def test_an_allowed_command_really_runs(cwd: Path) -> None:
-    """The judged input runs, in the session's directory; its digest is told."""
+    """The judged input runs in the session's directory; the result has its digest."""
     daemon = FakeDaemon(input={"command": "pwd; echo err >&2"})
 
     await play(cwd, daemon, {"tool": "Bash", "input": {"command": "touch unjudged"}, "run": True})
@@ -106,7 +106,7 @@ async def test_an_allowed_command_really_runs(cwd: Path) -> None:
 
 
 async def test_a_child_in_the_background_does_not_hold_the_turn_up(cwd: Path) -> None:
-    """A command has ended when it has ended, whoever still holds its output."""
+    """The step ends with the command, even if a child still holds its output."""
     daemon = FakeDaemon()
 
     await play(cwd, daemon, {"tool": "Bash", "input": {"command": "sleep 600 & echo done"}, "run": True})
@@ -126,7 +126,7 @@ async def test_a_denied_command_does_not_run(cwd: Path) -> None:
 
 
 async def test_a_denial_may_stop_the_turn(cwd: Path) -> None:
-    """What comes after it is not played."""
+    """The rest of the script is not played."""
     daemon = FakeDaemon("deny", message="stop", interrupt=True)
 
     ended = await play(cwd, daemon, {"tool": "Edit", "input": {"file_path": "a"}}, {"text": "never"})
@@ -135,7 +135,7 @@ async def test_a_denial_may_stop_the_turn(cwd: Path) -> None:
 
 
 async def test_a_question_gets_its_answers(cwd: Path) -> None:
-    """They come back as the result of the call."""
+    """The answers are the result of the call."""
     daemon = FakeDaemon("answer", answers={"Which?": "A"})
 
     await play(cwd, daemon, {"ask": [{"question": "Which?", "options": [{"label": "A"}]}]})
@@ -146,7 +146,7 @@ async def test_a_question_gets_its_answers(cwd: Path) -> None:
 
 
 async def test_a_plan_is_asked_about(cwd: Path) -> None:
-    """The person sees the plan itself."""
+    """The user sees the plan itself."""
     daemon = FakeDaemon()
 
     await play(cwd, daemon, {"plan": "first this"})
@@ -171,7 +171,7 @@ async def test_a_script_may_end_early_and_repeat(cwd: Path) -> None:
 
 
 async def test_turns_are_played_by_their_number(cwd: Path) -> None:
-    """A new executor goes on where the session is; after the last part it stays with that."""
+    """A new executor continues with the session's next part; the last part repeats."""
     (cwd / "s.jsonl").write_text('{"text": "one"}\n{"turn": true}\n{"text": "two"}\n')
     runner, daemon = ScriptRunner(), FakeDaemon()
     await runner.open(prepare(cwd, options=m.AgentOptions(script="s.jsonl")), daemon)
@@ -192,7 +192,7 @@ async def test_a_plain_prompt_is_echoed(cwd: Path) -> None:
 
 
 async def test_an_interrupt_ends_the_command_that_runs(cwd: Path) -> None:
-    """When it has returned, the turn is over and its process is gone."""
+    """After the interrupt the turn is over and its process is gone."""
     runner, daemon = ScriptRunner(), FakeDaemon()
     await runner.open(prepare(cwd), daemon)
     command = "echo $$ > pid.new; mv pid.new pid; sleep 600"
@@ -216,13 +216,13 @@ async def test_an_interrupt_ends_the_command_that_runs(cwd: Path) -> None:
     "line",
     ["{", "[]", "{}", '{"text": "a", "delta": "b"}', '{"txet": "a"}', '{"text": 1}', '{"repeat": {"times": 1}}'],
 )
-def test_a_line_that_cannot_be_played_is_named(line: str) -> None:
-    """A mistake in a script is found before anything runs."""
+def test_an_invalid_line_is_named(line: str) -> None:
+    """An invalid line is reported before anything runs."""
     with pytest.raises(HutchError, match="Line 2 of the script"):
         read_script(f'{{"text": "fine"}}\n{line}\n')
 
 
-async def test_a_script_that_is_not_there_is_told(cwd: Path) -> None:
+async def test_a_missing_script_is_reported(cwd: Path) -> None:
     """The agent cannot be started without it."""
     with pytest.raises(HutchError) as refused:
         await ScriptRunner().open(prepare(cwd, options=m.AgentOptions(script="none.jsonl")), FakeDaemon())
@@ -253,7 +253,7 @@ def home(cwd: Path) -> Path:
 
 @asynccontextmanager
 async def walled(cwd: Path, home: Path, daemon: FakeDaemon, **spec: Any) -> AsyncIterator[ScriptRunner]:
-    """Give a runner that is open, with walls."""
+    """Yield an open runner with a sandbox."""
     runner = ScriptRunner()
     sandbox = m.SandboxSpec(**{"program": bubblewrap()} | spec)
     try:
@@ -267,10 +267,10 @@ def run(command: str) -> m.ExecutePrompt:
     return prompt(json.dumps({"tool": "Bash", "input": {"command": command}, "run": True}))
 
 
-async def test_commands_run_inside_the_walls_of_the_session(
+async def test_commands_run_in_the_sandbox_of_the_session(
     cwd: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They see the working directory and no secret, no other process, and of the environment what an agent gets."""
+    """They see the working directory, no secret, no other process, and only an agent's variables."""
     monkeypatch.setenv("HUTCH_TEST_KEPT_OUT", "x")
     monkeypatch.setenv("TMPDIR", "/var/elsewhere")
     daemon, left = FakeDaemon(), Path(f"/tmp/left-{os.getpid()}")
@@ -292,8 +292,8 @@ async def test_commands_run_inside_the_walls_of_the_session(
 
 
 @pytest.mark.parametrize("network", ["broker-only", "allow-list"])
-async def test_commands_reach_what_the_network_of_the_session_is(cwd: Path, home: Path, network: str) -> None:
-    """The same as any agent."""
+async def test_commands_reach_the_network_of_the_session(cwd: Path, home: Path, network: str) -> None:
+    """The commands have the network of any agent."""
     daemon = FakeDaemon()
     with server(say_page) as named, server(say_page) as other:
         asks = "; ".join(f"curl -sS http://127.0.0.1:{port}/" for port in (named, other))
@@ -305,7 +305,7 @@ async def test_commands_reach_what_the_network_of_the_session_is(cwd: Path, home
 
 
 async def test_a_command_ends_with_all_that_it_started(cwd: Path, home: Path) -> None:
-    """What it put into the background, into sessions of its own, is gone with its walls; the turn does not wait."""
+    """Its background processes, even in sessions of their own, end with its sandbox; the turn does not wait."""
     daemon = FakeDaemon()
     mark = f"611.{os.getpid()}"
     async with walled(cwd, home, daemon) as runner:
@@ -327,8 +327,8 @@ def _cmdline(path: Path) -> bytes:
 @pytest.mark.parametrize(
     ("program", "why"), [("/nowhere/bwrap", "No such file"), ("/bin/false", "exit code 1"), ("/etc/passwd", "denied")]
 )
-async def test_walls_that_cannot_be_put_up_fail_the_opening(cwd: Path, home: Path, program: str, why: str) -> None:
-    """With the reason; nothing runs."""
+async def test_without_a_sandbox_the_session_cannot_be_opened(cwd: Path, home: Path, program: str, why: str) -> None:
+    """The error has the reason; nothing runs."""
     with pytest.raises(HutchError, match=why) as refused:
         async with walled(cwd, home, FakeDaemon(), program=program):
             pass
@@ -336,8 +336,8 @@ async def test_walls_that_cannot_be_put_up_fail_the_opening(cwd: Path, home: Pat
     assert refused.value.reason is Reason.ISOLATION_UNAVAILABLE
 
 
-async def test_walls_that_are_taken_away_fail_the_turn(cwd: Path, home: Path) -> None:
-    """The command does not run without them, neither a link that leads nowhere nor a program that does nothing."""
+async def test_a_sandbox_that_disappears_fails_the_turn(cwd: Path, home: Path) -> None:
+    """The command does not run if bubblewrap is a broken link or a program that does nothing."""
     daemon = FakeDaemon()
     program = cwd.parent / "bwrap"
     program.symlink_to(bubblewrap())

@@ -1,4 +1,4 @@
-"""The spool: what it gives back after a crash anywhere, and what it refuses."""
+"""The spool: the events that it returns after a crash, and the files that it refuses."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def part_of(path: Path) -> Path:
     return part
 
 
-def test_what_was_appended_is_read_back(directory: Path) -> None:
-    """The next executor of the account finds whose events these are, and all of them in order."""
+def test_appended_events_are_read_back(directory: Path) -> None:
+    """The account's next executor finds the session and all events, in order."""
     owner, records = read_spool(left_behind(directory))
 
     assert (owner.executor, owner.session) == ("x-1", "s-1")
@@ -60,8 +60,8 @@ def test_its_own_executor_reads_from_any_number_on(directory: Path) -> None:
     spool.close()
 
 
-def test_a_spool_that_was_given_up_takes_later_numbers(directory: Path) -> None:
-    """Acknowledged records are gone, and the next outage starts a new stretch."""
+def test_an_emptied_spool_takes_later_numbers(directory: Path) -> None:
+    """Acknowledged records are gone; the next outage begins with later numbers."""
     spool = Spool(directory, "x-1", "s-1", LIMIT)
     spool.append(EventBatch(1, EVENTS))
     spool.forget(49)
@@ -83,7 +83,7 @@ def test_an_empty_spool_leaves_no_file(directory: Path) -> None:
 
 
 def test_a_full_spool_takes_nothing_and_keeps_what_it_has(directory: Path) -> None:
-    """The bound is never passed, not by half a batch either."""
+    """The limit is never exceeded, not even by half a batch."""
     spool = Spool(directory, "x-1", "s-1", limit=100)
     spool.append(EventBatch(1, EVENTS))
 
@@ -111,7 +111,7 @@ def test_a_tail_torn_at_any_byte_costs_only_the_record_it_is_in(directory: Path)
 
 @given(position=st.integers(0, 10_000), value=st.integers(1, 255))
 def test_a_changed_byte_never_passes_for_an_event(position: int, value: int) -> None:
-    """Records are checked: what comes back is a beginning of what was written, and nothing else."""
+    """Records have a checksum: the spool returns a beginning of the written records, and nothing else."""
     with tempfile.TemporaryDirectory() as made:
         path = left_behind(Path(made))
         part = part_of(path)
@@ -126,7 +126,7 @@ def test_a_changed_byte_never_passes_for_an_event(position: int, value: int) -> 
 
 
 def test_a_living_executor_keeps_its_spool(directory: Path) -> None:
-    """Nobody brings in a spool while its executor may still send the events itself."""
+    """A spool is not read while its executor may still send the events itself."""
     spool = Spool(directory, "x-1", "s-1", LIMIT)
 
     with pytest.raises(HutchError) as refused:
@@ -146,8 +146,8 @@ def test_a_living_executor_keeps_its_spool(directory: Path) -> None:
         b'{"x":' + b"[" * 4000 + b"\n",
     ],
 )
-def test_a_file_that_is_no_spool_is_refused(directory: Path, content: bytes) -> None:
-    """What lies in the directory is not trusted to be ours."""
+def test_a_file_that_is_not_a_spool_is_refused(directory: Path, content: bytes) -> None:
+    """A file in the directory need not be Hutch's."""
     path = directory / "x-1.spool"
     path.write_bytes(content)
 
@@ -158,15 +158,15 @@ def test_a_file_that_is_no_spool_is_refused(directory: Path, content: bytes) -> 
 
 
 def test_a_directory_that_others_can_enter_is_refused(directory: Path) -> None:
-    """Events of a session are not put where others read them."""
+    """Events of a session are not written where others can read them."""
     directory.chmod(0o755)
 
     with pytest.raises(HutchError, match="0700"):
         Spool(directory, "x-1", "s-1", LIMIT)
 
 
-def test_a_directory_that_is_not_there_is_made_and_goes_again(directory: Path) -> None:
-    """Closed to others whatever the umask; with events in it it stays."""
+def test_a_missing_directory_is_made_and_removed(directory: Path) -> None:
+    """It is closed to others, whatever the umask; with events it stays."""
     own = directory / "x-2"
     before = os.umask(0)
     try:
@@ -185,8 +185,8 @@ def test_a_directory_that_is_not_there_is_made_and_goes_again(directory: Path) -
     assert list(read_spool(own / "x-2.spool")[1]) == list(enumerate(EVENTS, 1))
 
 
-def test_a_directory_that_was_there_stays(directory: Path) -> None:
-    """Whoever made it removes it."""
+def test_an_existing_directory_stays(directory: Path) -> None:
+    """The spool removes only a directory that it made."""
     Spool(directory, "x-1", "s-1", LIMIT).close()
 
     assert list(directory.iterdir()) == []
@@ -194,7 +194,7 @@ def test_a_directory_that_was_there_stays(directory: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o770, 0o777, 0o1777])
 def test_no_directory_is_made_where_others_could_replace_it(directory: Path, mode: int) -> None:
-    """Nor in a place that is not there."""
+    """A missing parent directory is an error too."""
     directory.chmod(mode)
 
     with pytest.raises(HutchError, match="other accounts can write to"):
@@ -205,7 +205,7 @@ def test_no_directory_is_made_where_others_could_replace_it(directory: Path, mod
 
 
 def test_a_link_that_leads_nowhere_is_not_followed(directory: Path) -> None:
-    """Nothing is made where it leads."""
+    """Nothing is made at its target."""
     (directory / "x-2").symlink_to(directory / "there")
 
     with pytest.raises(HutchError):
@@ -213,8 +213,8 @@ def test_a_link_that_leads_nowhere_is_not_followed(directory: Path) -> None:
     assert not (directory / "there").exists()
 
 
-def test_a_link_in_the_place_of_the_directory_is_refused(directory: Path) -> None:
-    """The directory is the one that was made for it."""
+def test_a_link_instead_of_the_directory_is_refused(directory: Path) -> None:
+    """The directory must not be a link."""
     link = directory.with_name("link")
     link.symlink_to(directory)
 
@@ -223,7 +223,7 @@ def test_a_link_in_the_place_of_the_directory_is_refused(directory: Path) -> Non
 
 
 def test_the_file_is_its_owners_alone_whatever_the_umask(directory: Path) -> None:
-    """Mode 0600 is asked for, not hoped for."""
+    """The mode is 0600 under any umask."""
     before = os.umask(0)
     try:
         left_behind(directory)
@@ -241,8 +241,8 @@ def grown(directory: Path, disk: DiskSpace) -> Spool:
     return spool
 
 
-def test_a_spool_gives_its_room_back_piece_by_piece(directory: Path) -> None:
-    """What is acknowledged soon takes no room any more, and all that is not can still be read."""
+def test_a_spool_frees_disk_space_part_by_part(directory: Path) -> None:
+    """Acknowledged parts are removed; all other events can still be read."""
     spool = grown(directory, DiskSpace(PART * 64, PART * 32))
     whole = room_of(directory)
     sizes = []
@@ -259,8 +259,8 @@ def test_a_spool_gives_its_room_back_piece_by_piece(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("acked", [0, 1, 30, 79])
-def test_what_a_dead_executor_left_in_pieces_is_whole(directory: Path, acked: int) -> None:
-    """All that is not stored yet is found in order; what is stored is given up as far as it lies apart."""
+def test_a_dead_executors_parts_are_read_in_order(directory: Path, acked: int) -> None:
+    """All unstored events are read in order; parts with stored events only are removed."""
     spool = grown(directory, DiskSpace(PART * 64, PART * 32))
     spool.close()
 
@@ -272,7 +272,7 @@ def test_what_a_dead_executor_left_in_pieces_is_whole(directory: Path, acked: in
 
 
 def test_a_spool_of_the_version_before_is_read(directory: Path) -> None:
-    """Its records are in the first file, behind the line that says whose they are."""
+    """Its records are in the `.spool` file, after the first line."""
     path = left_behind(directory)
     part = part_of(path)
     path.write_bytes(path.read_bytes() + part.read_bytes())
@@ -284,7 +284,7 @@ def test_a_spool_of_the_version_before_is_read(directory: Path) -> None:
 
 
 def test_a_spool_leaves_room_on_the_disk(directory: Path) -> None:
-    """hutchd needs some to store what is in it; only an executor that ends takes it rather than lose events."""
+    """hutchd needs that space to store the events. Only an ending executor uses it, to lose none."""
     spool = Spool(directory, "x-1", "s-1", LIMIT, disk=lambda _: DiskSpace(4000, 1100))
     spool.append(EventBatch(1, (bytes(80),)))
 

@@ -24,7 +24,7 @@ from tests.executor.fake_hutchd import SESSION, WAIT, FakeHutchd, boot, decision
 
 
 class FakeRunner:
-    """Does what a test tells it to."""
+    """Does what a test prescribes."""
 
     agent: ClassVar[str] = "script"
     open_error: Exception | None = None
@@ -96,7 +96,7 @@ def cwd(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def serving(hutchd: FakeHutchd, runner: AgentRunner) -> AsyncIterator[Worker]:
-    """Run a worker while the body runs; then it must leave in order."""
+    """Run a worker while the body runs; then it must end in order."""
     worker = Worker(boot(hutchd.path), runner)
     async with anyio.create_task_group() as group:
         group.start_soon(worker.serve, HANDLERS)
@@ -113,7 +113,7 @@ async def left(worker: Worker) -> None:
 
 
 async def test_a_prompt_runs_to_its_end(hutchd: FakeHutchd, cwd: Path) -> None:
-    """Between `turn_started` and `turn_ended` lies what the agent said."""
+    """The agent's events lie between `turn_started` and `turn_ended`."""
     async with hutchd.up(), serving(hutchd, ScriptRunner()):
         prepared = await hutchd.call("prepare_session", prepare(cwd))
         accepted = await hutchd.call("execute_prompt", prompt(lines({"text": "hello"})))
@@ -171,7 +171,7 @@ async def test_a_second_turn_is_refused_while_one_runs(hutchd: FakeHutchd, cwd: 
 
 
 async def test_a_prompt_before_the_session_is_refused(hutchd: FakeHutchd) -> None:
-    """There is nothing to run it with."""
+    """Without a session no agent exists."""
     async with hutchd.up(), serving(hutchd, FakeRunner()):
         with pytest.raises(HutchError) as refused:
             await hutchd.call("execute_prompt", prompt("a"))
@@ -180,7 +180,7 @@ async def test_a_prompt_before_the_session_is_refused(hutchd: FakeHutchd) -> Non
 
 
 async def test_an_interrupt_stops_the_turn(hutchd: FakeHutchd, cwd: Path) -> None:
-    """The turn ends as stopped, whatever the runner calls it, and the next one runs."""
+    """The turn ends as stopped, whatever the runner reports, and the next one runs."""
     runner = FakeRunner()
     async with hutchd.up(), serving(hutchd, runner):
         await hutchd.call("prepare_session", prepare(cwd))
@@ -198,7 +198,7 @@ async def test_an_interrupt_stops_the_turn(hutchd: FakeHutchd, cwd: Path) -> Non
 
 
 async def test_nothing_may_start_after_an_interrupt(hutchd: FakeHutchd, cwd: Path) -> None:
-    """A question that waits, and one that comes later, is denied without a person."""
+    """A waiting request and a later one are denied without the user."""
     is_stopped = anyio.Event()
 
     async def too_late(request: m.RequestPermission) -> m.PermissionDecision:
@@ -221,7 +221,7 @@ async def test_nothing_may_start_after_an_interrupt(hutchd: FakeHutchd, cwd: Pat
 
 
 async def test_a_turn_that_takes_too_long_is_timed_out(hutchd: FakeHutchd, cwd: Path) -> None:
-    """Its time is over: it is stopped, and says why."""
+    """The turn is stopped at its time limit and reports the reason."""
     async with hutchd.up(), serving(hutchd, FakeRunner()):
         await hutchd.call("prepare_session", prepare(cwd))
         await hutchd.call("execute_prompt", prompt("a", timeout=0.0))
@@ -234,7 +234,7 @@ async def test_a_turn_that_takes_too_long_is_timed_out(hutchd: FakeHutchd, cwd: 
 async def test_a_runner_that_does_not_stop_is_closed_and_the_executor_ends(
     hutchd: FakeHutchd, cwd: Path, ends_when_closed: bool
 ) -> None:
-    """After the answer to an interrupt nothing starts: an agent that does not listen is killed."""
+    """After the reply to an interrupt nothing starts: an agent that does not react is killed."""
     runner = FakeRunner()
     runner.ignores_interrupt = True
     runner.ends_when_closed = ends_when_closed
@@ -277,8 +277,8 @@ async def test_a_turn_goes_on_while_hutchd_is_away(hutchd: FakeHutchd, cwd: Path
     assert hutchd.hellos[1].turn == "t-1"
 
 
-async def test_lost_receipts_double_nothing(hutchd: FakeHutchd, cwd: Path) -> None:
-    """What hutchd had stored, but could not acknowledge, is not sent again once it said so."""
+async def test_lost_acknowledgements_duplicate_no_event(hutchd: FakeHutchd, cwd: Path) -> None:
+    """Events that hutchd reports as stored in `hello` are not sent again."""
     hutchd.acknowledges = False
     async with hutchd.up(), serving(hutchd, ScriptRunner()) as worker:
         await hutchd.call("prepare_session", prepare(cwd))
@@ -293,8 +293,8 @@ async def test_lost_receipts_double_nothing(hutchd: FakeHutchd, cwd: Path) -> No
     assert len(hutchd.events) == 3
 
 
-async def test_a_question_is_asked_again_after_a_reconnect(hutchd: FakeHutchd, cwd: Path) -> None:
-    """It carries the same ask id, and the decision reaches the call that waits."""
+async def test_a_permission_request_is_sent_again_after_a_reconnect(hutchd: FakeHutchd, cwd: Path) -> None:
+    """The request carries the same ask id, and the decision reaches the waiting call."""
 
     async def answer(request: m.RequestPermission) -> m.PermissionDecision:
         if len(hutchd.asked) == 1:
@@ -320,8 +320,8 @@ async def test_a_question_is_asked_again_after_a_reconnect(hutchd: FakeHutchd, c
     assert hutchd.of_kind("tool_result")[0]["text"] == "edited\n"
 
 
-async def test_the_tool_call_is_there_before_its_question(hutchd: FakeHutchd, cwd: Path) -> None:
-    """Who is asked has seen what it is about."""
+async def test_the_tool_call_is_reported_before_its_permission_request(hutchd: FakeHutchd, cwd: Path) -> None:
+    """The user sees the call before the request."""
     seen: list[int] = []
 
     async def answer(request: m.RequestPermission) -> m.PermissionDecision:
@@ -342,7 +342,7 @@ async def test_the_tool_call_is_there_before_its_question(hutchd: FakeHutchd, cw
 
 
 async def test_an_agent_that_cannot_be_opened_says_why_and_the_executor_ends(hutchd: FakeHutchd, cwd: Path) -> None:
-    """The reason reaches whoever opened the session."""
+    """The reason reaches the caller of `prepare_session`."""
     runner = FakeRunner()
     runner.open_error = HutchError(Reason.AGENT_UNAVAILABLE, "There is no such agent.")
     async with hutchd.up(), serving(hutchd, runner) as worker:
@@ -352,8 +352,8 @@ async def test_an_agent_that_cannot_be_opened_says_why_and_the_executor_ends(hut
             await left(worker)
 
 
-async def test_a_directory_that_is_not_there_is_told(hutchd: FakeHutchd, cwd: Path) -> None:
-    """A session is not started in a place that its account cannot enter."""
+async def test_a_missing_directory_is_reported(hutchd: FakeHutchd, cwd: Path) -> None:
+    """A session does not start in a directory that its account cannot enter."""
     async with hutchd.up(), serving(hutchd, FakeRunner()):
         with pytest.raises(HutchError, match="does not exist") as refused:
             await hutchd.call("prepare_session", prepare(cwd / "none"))
@@ -362,7 +362,7 @@ async def test_a_directory_that_is_not_there_is_told(hutchd: FakeHutchd, cwd: Pa
 
 
 async def test_a_runner_that_fails_inside_ends_the_turn_without_its_text(hutchd: FakeHutchd, cwd: Path) -> None:
-    """An unexpected error is told by an id; the executor then makes place for a sound one."""
+    """An unexpected error is reported by an id; then the executor ends."""
     runner = FakeRunner()
     runner.run_error = RuntimeError("with a secret in it")
     async with hutchd.up(), serving(hutchd, runner) as worker:
@@ -377,7 +377,7 @@ async def test_a_runner_that_fails_inside_ends_the_turn_without_its_text(hutchd:
 
 
 async def test_shutdown_stops_the_turn_and_says_so(hutchd: FakeHutchd, cwd: Path) -> None:
-    """The last events are out, and acknowledged, before the connection closes."""
+    """The last events are sent and acknowledged before the connection closes."""
     runner = FakeRunner()
     async with hutchd.up(), serving(hutchd, runner) as worker:
         await hutchd.call("prepare_session", prepare(cwd))
@@ -393,7 +393,7 @@ async def test_shutdown_stops_the_turn_and_says_so(hutchd: FakeHutchd, cwd: Path
 
 
 async def test_shutdown_may_let_the_turn_end_first(hutchd: FakeHutchd, cwd: Path) -> None:
-    """Draining takes no new prompt and cuts none short."""
+    """While draining, the executor accepts no new prompt and stops no turn."""
     runner = FakeRunner()
     async with hutchd.up(), serving(hutchd, runner) as worker:
         await hutchd.call("prepare_session", prepare(cwd))
@@ -410,7 +410,7 @@ async def test_shutdown_may_let_the_turn_end_first(hutchd: FakeHutchd, cwd: Path
 
 
 async def test_a_superseded_executor_stops_and_keeps_its_events_on_disk(hutchd: FakeHutchd, cwd: Path) -> None:
-    """`lease_lost` ends it; what was not acknowledged is in its spool."""
+    """`lease_lost` ends it; unacknowledged events are in its spool."""
     runner = FakeRunner()
     async with hutchd.up(), serving(hutchd, runner) as worker:
         await hutchd.call("prepare_session", prepare(cwd))
@@ -426,7 +426,7 @@ async def test_a_superseded_executor_stops_and_keeps_its_events_on_disk(hutchd: 
 
 
 async def test_the_mode_reaches_the_runner(hutchd: FakeHutchd, cwd: Path) -> None:
-    """Also in mid-turn."""
+    """The mode may change during a turn."""
     runner = FakeRunner()
     async with hutchd.up(), serving(hutchd, runner):
         await hutchd.call("prepare_session", prepare(cwd))
@@ -446,7 +446,7 @@ async def test_paths_are_resolved_from_the_sessions_directory(hutchd: FakeHutchd
 
 
 async def test_a_runner_may_report_before_a_turn(hutchd: FakeHutchd, cwd: Path) -> None:
-    """What an agent says while it is opened belongs to no turn."""
+    """Events reported while the agent is opened belong to no turn."""
     runner = FakeRunner()
     async with hutchd.up(), serving(hutchd, runner):
         await hutchd.call("prepare_session", prepare(cwd))
@@ -458,12 +458,12 @@ async def test_a_runner_may_report_before_a_turn(hutchd: FakeHutchd, cwd: Path) 
 
 
 def test_every_state_leads_to_the_end() -> None:
-    """An executor can leave from wherever it is."""
+    """An executor can end from every state."""
     assert all("closing" in after for state, after in MOVES.items() if state != "closing")
 
 
-async def test_a_turn_that_hutchd_ended_meanwhile_is_stopped(hutchd: FakeHutchd, cwd: Path) -> None:
-    """An executor that comes back and hears that its turn does not run any more runs nothing more of it."""
+async def test_a_turn_that_hutchd_has_ended_is_stopped(hutchd: FakeHutchd, cwd: Path) -> None:
+    """If hutchd ended the turn during an outage, the executor stops it after the reconnect."""
     runner = FakeRunner()
     async with hutchd.up(), serving(hutchd, runner):
         await hutchd.call("prepare_session", prepare(cwd))
