@@ -3,12 +3,17 @@
 A hutchd is started that counts calls into Hutch's own code, in all its threads; it begins with SIGUSR1 and writes what
 it counted with SIGUSR2. An executor of the script agent answers the prompt. Everything is in a temporary directory.
 
-A move is a call, or a resumption, in another file than the one before it in the same thread; each pair of files counts
-once. `--list` prints the files and the moves too.
+`moves` counts pairs of files: a function in the first calls or resumes one in the second. `turns` counts pairs of files
+entered one after the other in one task, so that it has the ways back too. Each pair counts once; a worker's thread and a
+callback of the event loop begin by themselves. hutchd's own loops are quiet meanwhile: their intervals are long.
+
+`--list` prints the files and the moves too. `--root DIR` walks another checkout with the same counting.
 """
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import json
 import os
 import runpy
@@ -16,7 +21,6 @@ import signal
 import sys
 import tempfile
 import threading
-from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
@@ -28,6 +32,13 @@ from hutch_shared import messages as m
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _OURS: Final = ("daemon", "shared", "executor")
+_STEP: Final = asyncio.Handle._run.__code__  # noqa: SLF001 # typeshed has no public name for a step of the loop
+_QUIET: Final = """\
+[executors]
+spares = 0
+[sockets]
+ping_interval = 600
+"""
 _START: Final = 30.0
 """Seconds for hutchd to start, on a slow machine."""
 
@@ -40,32 +51,30 @@ class Counter:
         self._roots = roots
         self._output = output
         self._on = False
-        self._calls: dict[int, list[CodeType]] = {}
+        self._clear()
+
+    def _clear(self) -> None:
+        self._entered: dict[str, None] = {}
+        self._functions: set[tuple[str, str]] = set()
+        self._moves: dict[tuple[str, str], None] = {}
+        self._turns: dict[tuple[str, str], None] = {}
+        self._last: dict[object, str] = {}
 
     def begin(self, *_: object) -> None:
         """Start a new count."""
-        self._calls, self._on = {}, True
+        self._clear()
+        self._on = True
 
     def end(self, *_: object) -> None:
         """Write what was counted, as one JSON object, and stop."""
         self._on = False
-        found = {thread: list(calls) for thread, calls in self._calls.items()}
-        moves: dict[tuple[str, str], None] = {}
-        total = 0
-        for calls in found.values():
-            files = [self._name(code) for code in calls]
-            steps = [(one, other) for one, other in pairwise(files) if one != other]
-            moves |= dict.fromkeys(steps)
-            total += len(steps)
-        entered = dict.fromkeys(self._name(code) for calls in found.values() for code in calls)
-        functions = {(code.co_filename, code.co_qualname) for calls in found.values() for code in calls}
         result = {
-            "files": len(entered),
-            "moves": len(moves),
-            "steps": total,
-            "functions": len(functions),
-            "entered": list(entered),
-            "between": [" → ".join(move) for move in moves],
+            "files": len(self._entered),
+            "moves": len(self._moves),
+            "turns": len(self._turns),
+            "functions": len(self._functions),
+            "entered": list(self._entered),
+            "between": [f"{one} > {other}" for one, other in self._moves],
         }
         partial = self._output.with_suffix(".part")
         partial.write_text(json.dumps(result))
@@ -73,16 +82,42 @@ class Counter:
 
     def profile(self, frame: FrameType, event: str, _: Any) -> None:
         """Be a profile function (`sys.setprofile`)."""
-        if self._on and event == "call" and frame.f_code.co_filename.startswith(self._roots):
-            self._calls.setdefault(threading.get_ident(), []).append(frame.f_code)
+        if not self._on or event != "call" or not frame.f_code.co_filename.startswith(self._roots):
+            return
+        name, caller = self._name(frame.f_code), self._caller(frame)
+        self._entered[name] = None
+        self._functions.add((name, frame.f_code.co_qualname))
+        if caller not in (None, name):
+            self._moves[caller or "", name] = None
+        task = _current_task()
+        last = self._last.get(task or threading.get_ident()) if task is not None or caller is not None else None
+        if last not in (None, name):
+            self._turns[last or "", name] = None
+        self._last[task or threading.get_ident()] = name
+
+    def _caller(self, frame: FrameType) -> str | None:
+        """Return the nearest file of ours that called, in the same step of the event loop."""
+        one = frame.f_back
+        while one is not None and one.f_code is not _STEP:
+            if one.f_code.co_filename.startswith(self._roots):
+                return self._name(one.f_code)
+            one = one.f_back
+        return None
 
     def _name(self, code: CodeType) -> str:
         return next(code.co_filename.removeprefix(root) for root in self._roots if code.co_filename.startswith(root))
 
 
-def serve(output: Path) -> None:
-    """Run hutchd in this process, counting between SIGUSR1 and SIGUSR2."""
-    counter = Counter(tuple(f"{_ROOT / name}/" for name in _OURS), output)
+def _current_task() -> object:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # a worker's thread
+        return None
+
+
+def serve(root: Path, output: Path) -> None:
+    """Run the hutchd of a checkout in this process, counting between SIGUSR1 and SIGUSR2."""
+    counter = Counter(tuple(f"{root / name}/" for name in _OURS), output)
     signal.signal(signal.SIGUSR1, counter.begin)
     signal.signal(signal.SIGUSR2, counter.end)
     threading.setprofile(counter.profile)
@@ -146,21 +181,22 @@ async def prompt(client: HutchClient, session: str, text: str) -> None:
                 return
 
 
-async def main(*, listed: bool) -> None:
+async def main(checkout: Path, *, listed: bool) -> None:
     """Print a JSON line for each walk."""
     with tempfile.TemporaryDirectory(prefix="hutch-walk-") as temporary:
         root = Path(temporary)
         (root / "work").mkdir()
         (root / "home").mkdir()
-        (root / "hutch.toml").write_text("[executors]\nspares = 0\n")
+        (root / "hutch.toml").write_text(_QUIET)
         env = {
             "PATH": os.environ.get("PATH", os.defpath),
             "HOME": str(root / "home"),
             "HUTCH_CONFIG": str(root / "hutch.toml"),
             "HUTCH_STATE_DIR": str(root / "state"),
             "HUTCH_RUNTIME_DIR": str(root / "run"),
+            "PYTHONPATH": os.pathsep.join(str(checkout / name) for name in _OURS),
         }
-        command = [sys.executable, "-m", "scripts.walking", "--serve", str(root / "walk.json")]
+        command = [sys.executable, "-m", "scripts.walking", "--serve", str(checkout), str(root / "walk.json")]
         with (root / "log").open("wb") as log:
             daemon = await anyio.open_process(command, env=env, cwd=_ROOT, stdin=None, stdout=log, stderr=log)
         try:
@@ -172,12 +208,16 @@ async def main(*, listed: bool) -> None:
             daemon.terminate()
             await daemon.wait()
     for one in found:
-        shown = one if listed else {name: one[name] for name in ("walk", "files", "moves", "steps", "functions")}
+        shown = one if listed else {name: one[name] for name in ("walk", "files", "moves", "turns", "functions")}
         print(json.dumps(shown))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
-        serve(Path(sys.argv[2]))
+        serve(Path(sys.argv[2]), Path(sys.argv[3]))
     else:
-        anyio.run(lambda: main(listed="--list" in sys.argv[1:]))
+        parser = argparse.ArgumentParser(description="Trace one ps and one prompt in a real hutchd.")
+        parser.add_argument("--list", action="store_true", help="print the files and the moves too")
+        parser.add_argument("--root", type=Path, default=_ROOT, help="the checkout to walk (default: this one)")
+        given = parser.parse_args()
+        anyio.run(lambda: main(given.root.resolve(), listed=given.list))
