@@ -4,8 +4,8 @@ A hutchd is started that counts calls into Hutch's own code, in all its threads;
 it counted with SIGUSR2. An executor of the script agent answers the prompt. Everything is in a temporary directory.
 
 `moves` counts pairs of files: a function in the first calls or resumes one in the second. `turns` counts pairs of files
-entered one after the other in one task, so that it has the ways back too. Each pair counts once; a worker's thread and a
-callback of the event loop begin by themselves. hutchd's own loops are quiet meanwhile: their intervals are long.
+entered one after the other in one task, so that it has the ways back too. Each pair counts once; the thread of a worker
+and a callback of the event loop begin by themselves. hutchd's own loops are quiet meanwhile: their intervals are long.
 
 `--list` prints the files and the moves too. `--root DIR` walks another checkout with the same counting.
 """

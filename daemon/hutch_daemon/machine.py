@@ -7,7 +7,7 @@ hutchd, so it raises an error that describes the object.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 __all__ = ["IllegalMoveError", "TransitionTable", "mermaid"]
@@ -26,20 +26,20 @@ class TransitionTable(Generic[S]):
     name: str
     start: S
     moves: Mapping[S, frozenset[S]]
+    terminal: frozenset[S] = field(init=False)
+    """States that never change."""
+    live: frozenset[S] = field(init=False)
+    """States that may still change."""
+    before: Mapping[S, frozenset[S]] = field(init=False)
+    """For each state, those from which it is reached: the `from` of a compare-and-set."""
 
-    @property
-    def terminal(self) -> frozenset[S]:
-        """The states without moves."""
-        return frozenset(state for state, after in self.moves.items() if not after)
-
-    @property
-    def live(self) -> frozenset[S]:
-        """The states with moves."""
-        return frozenset(self.moves) - self.terminal
-
-    def before(self, state: S) -> frozenset[S]:
-        """Return the states from which `state` can be reached, for use in a compare-and-set."""
-        return frozenset(one for one, after in self.moves.items() if state in after)
+    def __post_init__(self) -> None:
+        """Derive the sets."""
+        terminal = frozenset(state for state, after in self.moves.items() if not after)
+        before = {state: frozenset(one for one, after in self.moves.items() if state in after) for state in self.moves}
+        object.__setattr__(self, "terminal", terminal)
+        object.__setattr__(self, "live", frozenset(self.moves) - terminal)
+        object.__setattr__(self, "before", before)
 
     def allows(self, old: S, new: S) -> bool:
         """Return whether the move from `old` to `new` is legal."""

@@ -35,6 +35,7 @@ __all__ = [
     "SandboxSettings",
     "Settings",
     "SettingsError",
+    "SettingsInForce",
     "SocketSettings",
     "StoreSettings",
     "TurnSettings",
@@ -320,6 +321,23 @@ class Settings(_Section, frozen=True, kw_only=True):
     def provider(self, name: str) -> ProviderSettings:
         """Return the settings of a provider, or the defaults."""
         return self.providers.get(name, ProviderSettings())
+
+
+class SettingsInForce:
+    """The settings that apply now. Whoever holds it reads `current` at each use: a reload replaces what is there."""
+
+    __slots__ = ("_system", "current", "limits")
+
+    def __init__(self, settings: Settings, *, system: bool = False) -> None:
+        """Start with `settings`; `system` tells whose defaults the limits have."""
+        self._system = system
+        self.replace(settings)
+
+    def replace(self, settings: Settings) -> None:
+        """Put other settings into force."""
+        self.current = settings
+        self.limits = settings.bounds(system=self._system)
+        """The limits with the defaults of the mode filled in."""
 
 
 def load(path: Path, environ: Mapping[str, str] = os.environ) -> Settings:

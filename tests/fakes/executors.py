@@ -257,6 +257,7 @@ class FakeHost:
     """The environment: it outlives the hutchds that use it."""
 
     name = "fake"
+    asks_each_time = True
 
     def __init__(self, tasks: TaskGroup, boot_id: str) -> None:
         self.tasks = tasks

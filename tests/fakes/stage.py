@@ -30,7 +30,7 @@ from hutch_daemon.services.host import DaemonInfo, StopRequest
 from hutch_daemon.services.key_troubles import KeyTroubles
 from hutch_daemon.services.notices import Notices
 from hutch_daemon.services.services import Services
-from hutch_daemon.settings import ExecutorSettings, PermissionSettings, Settings, TurnSettings
+from hutch_daemon.settings import ExecutorSettings, PermissionSettings, Settings, SettingsInForce, TurnSettings
 from hutch_daemon.signals import Signal
 from hutch_daemon.store.rows import SessionRow
 from hutch_daemon.store.store import Store
@@ -124,7 +124,7 @@ class Stage:
     def __init__(self, folder: Path, tasks: TaskGroup) -> None:
         self.folder = folder
         self.host = FakeHost(tasks, BOOT)
-        self.settings = settings()
+        self.in_force = SettingsInForce(settings())
         self.clock: Callable[[], float] = time.monotonic
         self.me = Caller(os.getuid(), os.getgid(), os.getpid(), "test")
         self.known = KnownSecrets()
@@ -139,9 +139,19 @@ class Stage:
         self.pool: Pool
         self.fanout: Fanout
 
+    @property
+    def settings(self) -> Settings:
+        """The settings in force; setting them replaces those of the hutchd that runs."""
+        return self.in_force.current
+
+    @settings.setter
+    def settings(self, settings: Settings) -> None:
+        self.in_force.replace(settings)
+
     @asynccontextmanager
     async def hutchd(self) -> AsyncIterator[Self]:
         """Run a hutchd; leaving it ends it as a crash would: executors live on, connections break."""
+        self.in_force = SettingsInForce(self.settings, system=self.mode == "system")
         async with Store.open(self.folder / "hutch.db") as self.store:
             self.fanout = Fanout(self.store)
             vault = await Vault.load(
@@ -152,14 +162,13 @@ class Stage:
             self.pool = Pool(
                 self.store,
                 environments,
-                lambda: self.settings.executors,
+                self.in_force,
                 lambda: tokens.issue(awake_ms()),
                 self.account_of,
                 socket=str(self.folder / "executor.sock"),
                 server_uid=os.getuid(),
                 boot_id=BOOT,
                 output_dir=self.folder / "output",
-                limits=lambda: self.settings.bounds(system=self.mode == "system"),
                 on_notice=self.notices.add,
                 clock=time.monotonic,
                 on_change=self.executor_changed.emit,
@@ -181,12 +190,12 @@ class Stage:
                 accounts=Accounts(
                     self.account_of,
                     self.account_named,
-                    lambda: self.settings.accounts,
+                    self.in_force,
                     lambda uid: uid in self.admins,
                     system=self.mode == "system",
                 ),
                 known=self.known,
-                settings=lambda: self.settings,
+                settings=self.in_force,
                 info=DaemonInfo(mode=self.mode),
                 spool_dir=self.folder / "spool",
                 host_policy=self.folder / "policy.toml",

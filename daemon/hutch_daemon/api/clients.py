@@ -1,4 +1,4 @@
-"""One client's connection: who it is, what it follows, and where its calls go.
+"""One client's connection: who its peer is, what it follows, and where its calls go.
 
 Every call passes the gate again. A follow is a task of the connection: it takes events from the fan-out and waits for
 room in the connection's queue, so that a client that does not read costs its follower's bound and no more.
@@ -7,7 +7,7 @@ room in the connection's queue, so that a client that does not read costs its fo
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -16,13 +16,13 @@ import structlog
 from anyio.abc import SocketAttribute, TaskGroup, TaskStatus
 
 from hutch_daemon.api.gate import Phase, admit_client
-from hutch_daemon.api.methods import CLIENT_METHODS, ClientMethod
+from hutch_daemon.api.methods import CLIENT_METHODS, OwnMethod
 from hutch_daemon.api.server import timeouts_of
 from hutch_daemon.events.fanout import Fanout, FollowOver
 from hutch_daemon.events.journal import Journal, event_frame
 from hutch_daemon.services.access import Caller
 from hutch_daemon.services.services import Services
-from hutch_daemon.settings import Settings
+from hutch_daemon.settings import Settings, SettingsInForce
 from hutch_shared import __version__
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
@@ -39,30 +39,41 @@ _FOLLOWS: Final = 64
 """Follows of one connection at a time."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ClientListener:
     """What every client connection shares; `run` is the server's `Serve`."""
 
     services: Services
     fanout: Fanout
     journal: Journal
-    settings: Callable[[], Settings]
-    is_admin: Callable[[Credentials], bool]
+    settings: SettingsInForce
+    is_admin: Callable[[int], bool]
+    """Tells whether a uid is root or an administrator."""
     insider_of: Callable[[int], str | None]
     """Returns the executor that a process belongs to, or None."""
     daemon_uid: int
     connections: set[ClientConnection] = field(default_factory=set)
+    handlers: dict[str, Handler[ClientConnection]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Look up what carries each method out."""
+        self.handlers = {
+            name: _own_handler(name, line.call_of(ClientConnection))
+            if isinstance(line, OwnMethod)
+            else _handler(name, line.call_of(self.services))
+            for name, line in CLIENT_METHODS.items()
+        }
 
     async def run(self, stream: SocketStream, credentials: Credentials) -> None:
         """Serve one client until it goes."""
-        sockets = self.settings().sockets
+        sockets = self.settings.current.sockets
         connection = ClientConnection(self, credentials, stream.extra_attributes[SocketAttribute.raw_socket]())
         peer = Peer(
             stream,
             takes=CLIENT,
             sends=TO_CLIENT,
             context=connection,
-            handlers=_HANDLERS,
+            handlers=self.handlers,
             limits=PeerLimits(frame=sockets.client_frame, queue_bytes=sockets.follower_bytes),
             timeouts=timeouts_of(sockets),
         )
@@ -109,19 +120,20 @@ class ClientConnection:
         await self._peer.wait_closed()
 
     def admit(self, method: str) -> Caller:
-        """Let a call in and return who makes it.
+        """Admit a call and return the caller.
 
-        Whose process it is, is found out at the first call: a connection that only sits there costs no look at it. A
-        process that made a connection and ended has no calls: its pid may be that of a stranger by then. Who is an
-        administrator is asked again when the settings changed; a process of a session never is.
+        The first call looks up whether the process belongs to a session; a connection that makes no call costs no
+        look. A process that made a connection and ended gets no answer: its pid may be a stranger's by then. Whether
+        the caller is an administrator is looked up again when the settings have changed; a process of a session never
+        is one.
         """
         one = self._credentials
         if self._caller is None:
             insider = self._listener.insider_of(one.pid)
             peer_process(self._sock)
             self._caller = Caller(uid=one.uid, gid=one.gid, pid=one.pid, client=self._name, insider=insider)
-        if self._judged_by is not (settings := self._listener.settings()):
-            admin = self._caller.insider is None and self._listener.is_admin(one)
+        if self._judged_by is not (settings := self._listener.settings.current):
+            admin = self._caller.insider is None and self._listener.is_admin(one.uid)
             self._caller, self._judged_by = replace(self._caller, admin=admin), settings
         admit_client(
             method,
@@ -192,14 +204,19 @@ class ClientConnection:
         return f"<ClientConnection uid {self._credentials.uid} pid {self._credentials.pid} {self._name!r}>"
 
 
-def _handler(name: str, method: ClientMethod[Any, Any]) -> Handler[ClientConnection]:
-    """Return the handler that admits a call and carries it out."""
+def _handler(name: str, call: Callable[[Caller, Any], Awaitable[Any]]) -> Handler[ClientConnection]:
+    """Return the handler that admits a call and has a service carry it out."""
 
     async def handle(connection: ClientConnection, params: Any) -> Any:
-        caller = connection.admit(name)
-        return await method.call_of(connection)(caller, params)
+        return await call(connection.admit(name), params)
 
     return handle
 
 
-_HANDLERS: Final = {name: _handler(name, method) for name, method in CLIENT_METHODS.items()}
+def _own_handler(name: str, call: Callable[[Any, Caller, Any], Awaitable[Any]]) -> Handler[ClientConnection]:
+    """Return the handler that admits a call and has the connection carry it out."""
+
+    async def handle(connection: ClientConnection, params: Any) -> Any:
+        return await call(connection, connection.admit(name), params)
+
+    return handle

@@ -1,10 +1,9 @@
-"""One executor's connection: nothing before `hello`; after it what its lease row allows, asked anew each time."""
+"""One executor's connection: before `hello` it may call nothing; after it each call is checked against its lease."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any
 
 import anyio
 
@@ -13,7 +12,7 @@ from hutch_daemon.api.methods import EXECUTOR_METHODS, HELLO, ExecutorMethod
 from hutch_daemon.api.server import timeouts_of
 from hutch_daemon.pool.executor import Executor
 from hutch_daemon.services.services import Services
-from hutch_daemon.settings import Settings
+from hutch_daemon.settings import SettingsInForce
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.methods import EXECUTOR, TO_EXECUTOR
@@ -25,23 +24,29 @@ from hutch_shared.unix import Credentials
 __all__ = ["ExecutorConnection", "ExecutorListener"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ExecutorListener:
     """What every executor connection shares; `run` is the server's `Serve`."""
 
     services: Services
-    settings: Callable[[], Settings]
+    settings: SettingsInForce
+    handlers: dict[str, Handler[ExecutorConnection]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Look up what carries each method out. `hello` is the connection's own."""
+        self.handlers = {name: _handler(name, line, self.services) for name, line in EXECUTOR_METHODS.items()}
+        self.handlers[HELLO] = ExecutorConnection.hello
 
     async def run(self, stream: SocketStream, credentials: Credentials) -> None:
         """Serve one executor until its connection ends; the executor may dial in again."""
-        sockets = self.settings().sockets
+        sockets = self.settings.current.sockets
         connection = ExecutorConnection(self, credentials)
         peer = Peer(
             stream,
             takes=EXECUTOR,
             sends=TO_EXECUTOR,
             context=connection,
-            handlers=_HANDLERS,
+            handlers=self.handlers,
             limits=PeerLimits(frame=sockets.executor_frame),
             timeouts=timeouts_of(sockets),
         )
@@ -75,7 +80,7 @@ class ExecutorConnection:
 
     async def hello(self, params: m.Hello) -> m.Welcome:
         """Prove an executor. Once on a connection; a refusal closes it."""
-        self._let_in("hello")
+        self._admit("hello")
         if self._greeted.is_set():
             raise HutchError(Reason.WRONG_STATE, "This connection has said hello already.")
         self._greeted.set()
@@ -87,12 +92,12 @@ class ExecutorConnection:
         return welcome
 
     def admit(self, method: str, session: str | None = None) -> Executor:
-        """Let a call in and return whose it is."""
-        self._let_in(method, session)
-        assert self.executor is not None, "the table lets in nobody else"
+        """Admit a call and return the executor that makes it."""
+        self._admit(method, session)
+        assert self.executor is not None, "the table admits no other"
         return self.executor
 
-    def _let_in(self, method: str, session: str | None = None) -> None:
+    def _admit(self, method: str, session: str | None = None) -> None:
         one = self.executor
         if one is None:
             standing = standing_of(None, over=False, leased=None, session=session)
@@ -104,24 +109,17 @@ class ExecutorConnection:
         return f"<ExecutorConnection pid {self._credentials.pid} {self.executor or 'before hello'}>"
 
 
-def _handler(name: str, method: ExecutorMethod[Any, Any]) -> Handler[ExecutorConnection]:
-    """Return the handler that admits a call and carries it out."""
+def _handler(name: str, line: ExecutorMethod[Any, Any], services: Services) -> Handler[ExecutorConnection]:
+    """Return the handler that admits a call and has a service carry it out."""
+    call, about_session = line.call_of(services), line.about_session
     if EXECUTOR[name].kind == "notification" and not EXECUTOR[name].hot:
 
         def handle_at_once(connection: ExecutorConnection, params: Any) -> Any:
-            executor = connection.admit(name, method.session_of(params))
-            return method.call_of(connection.services)(executor, params)
+            return call(connection.admit(name, params.session if about_session else None), params)
 
         return handle_at_once
 
     async def handle(connection: ExecutorConnection, params: Any) -> Any:
-        executor = connection.admit(name, method.session_of(params))
-        return await method.call_of(connection.services)(executor, params)
+        return await call(connection.admit(name, params.session if about_session else None), params)
 
     return handle
-
-
-_HANDLERS: Final[dict[str, Handler[ExecutorConnection]]] = {
-    HELLO: ExecutorConnection.hello,
-    **{name: _handler(name, method) for name, method in EXECUTOR_METHODS.items()},
-}

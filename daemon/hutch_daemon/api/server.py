@@ -1,10 +1,11 @@
-"""Takes connections at a Unix socket, within bounds, and runs each to its end.
+"""Accepts connections at a Unix socket, within limits, and runs each to its end.
 
-What is always true: who connects is known by the kernel's word before a byte of theirs is read; one account cannot use
-up the connections of the others; a connection that fails ends alone. Beyond a few at once, connections are taken at a
-pace that leaves time between them: a thousand that come together would else hold up everybody else, when they are taken
-and again when their deadlines, all the same, run out. And one that has not sent a whole message yet costs next to
-nothing: what serves it is made when it has. Who begins with what is no JSON speaks something else: told, and done with.
+What is always true: the kernel says who a peer is before a byte of it is read; one account cannot use up the
+connections of the others; a connection that fails ends alone. After a few connections at once, the rest are accepted at
+a pace that leaves time between them: a thousand that come together would otherwise delay everybody else, now and again
+when their deadlines, all the same, pass. A connection on which no whole message came yet costs next to nothing: what
+serves it is made when its first message is whole. A peer whose first line is not JSON is not a client: it gets
+`parse_error` and is closed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup
 
-from hutch_daemon.settings import SocketSettings
+from hutch_daemon.settings import SettingsInForce, SocketSettings
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.rpc.envelope import EnvelopeFault, encode_error, parse
 from hutch_shared.rpc.heartbeat import Timeouts
@@ -35,10 +36,10 @@ _log: Final = structlog.get_logger(__name__)
 
 _AT_ONCE: Final = 32
 _PACE: Final = 0.002
-"""Seconds between connections, once so many have come at once."""
+"""Seconds between connections, after `_AT_ONCE` that came together."""
 _FIRST: Final = 1 << 16
-"""Bytes of a first message that is not served before it is whole; a longer one is read by what serves it."""
-_TELL_AGAIN: Final = 1.0
+"""A first message up to this many bytes is read whole before it is served."""
+_LOG_AGAIN: Final = 1.0
 """Seconds between two lines in the log about the same account."""
 
 Serve = Callable[[SocketStream, Credentials], Awaitable[None]]
@@ -46,7 +47,7 @@ Serve = Callable[[SocketStream, Credentials], Awaitable[None]]
 
 
 def timeouts_of(sockets: SocketSettings) -> Timeouts:
-    """Return the deadlines of a connection that was let in: hutchd is the side that pings."""
+    """Return the deadlines of a connection that is served: hutchd is the side that pings."""
     return Timeouts(
         frame=sockets.frame_timeout,
         quiet=sockets.ping_interval,
@@ -58,40 +59,44 @@ def timeouts_of(sockets: SocketSettings) -> Timeouts:
 async def serve(
     listener: Listener,
     run: Serve,
-    settings: Callable[[], SocketSettings],
+    settings: SettingsInForce,
     first_frame: Callable[[SocketSettings], float],
 ) -> None:
-    """Accept until cancelled. Connections beyond the bounds, and those whose peer is unknown, are closed unread.
+    """Accept until cancelled. Connections beyond the limits, and those whose peer is unknown, are closed unread.
 
-    So is, after `first_frame` seconds, one on which no whole message came.
+    So are those on which no whole message came within `first_frame` seconds.
     """
     async with anyio.create_task_group() as tasks:
-        door = _Door(run, settings, tasks)
+        limiter = ConnectionLimiter(run, settings, tasks)
         try:
             while True:
                 sock = await accept(listener.socket)
-                credentials = door.admit(sock)
+                credentials = limiter.admit(sock)
                 if credentials is not None:
-                    door.newcomers.add(_Newcomer(door, sock, credentials, first_frame(settings())))
-                await anyio.sleep(door.pause())
+                    limiter.pending.add(
+                        PendingConnection(limiter, sock, credentials, first_frame(settings.current.sockets))
+                    )
+                await anyio.sleep(limiter.pause())
         finally:
-            for newcomer in tuple(door.newcomers):
-                newcomer.leave()
+            for one in tuple(limiter.pending):
+                one.close()
 
 
-class _Newcomer:
-    """A connection on which no whole message came yet: a descriptor, a deadline, and what came so far."""
+class PendingConnection:
+    """A connection on which no whole message came yet: a socket, a deadline, and the bytes so far."""
 
-    __slots__ = ("_credentials", "_deadline", "_door", "_loop", "_received", "_sock")
+    __slots__ = ("_credentials", "_deadline", "_limiter", "_loop", "_received", "_sock")
 
-    def __init__(self, door: _Door, sock: socket.socket, credentials: Credentials, seconds: float) -> None:
-        self._door = door
+    def __init__(
+        self, limiter: ConnectionLimiter, sock: socket.socket, credentials: Credentials, seconds: float
+    ) -> None:
+        self._limiter = limiter
         self._sock = sock
         self._credentials = credentials
         self._received = bytearray()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(sock, self._read)
-        self._deadline = self._loop.call_later(seconds, self.leave)
+        self._deadline = self._loop.call_later(seconds, self.close)
 
     def _read(self) -> None:
         try:
@@ -101,100 +106,97 @@ class _Newcomer:
         except OSError:
             chunk = b""
         if not chunk:
-            self.leave()
+            self.close()
             return
         self._received += chunk
         if b"\n" not in chunk and len(self._received) < _FIRST:
             return
         received = bytes(self._received)
-        if b"\n" in chunk and (why := _no_json(received)) is not None:
-            with suppress(OSError):  # it does not listen either
+        if b"\n" in chunk and (why := _answer_to_noise(received)) is not None:
+            with suppress(OSError):  # the peer has gone
                 self._sock.send(why)
-            self.leave()
+            self.close()
             return
-        self._rise()
-        self._door.tasks.start_soon(self._door.keep, self._sock, self._credentials, received)
+        self._stop_reading()
+        self._limiter.tasks.start_soon(self._limiter.run, self._sock, self._credentials, received)
 
-    def leave(self) -> None:
-        """Close it."""
-        self._rise()
+    def close(self) -> None:
+        """Close the connection and release its place."""
+        self._stop_reading()
         self._sock.close()
-        self._door.count_out(self._credentials)
+        self._limiter.release(self._credentials)
 
-    def _rise(self) -> None:
+    def _stop_reading(self) -> None:
         self._deadline.cancel()
         self._loop.remove_reader(self._sock)
-        self._door.newcomers.discard(self)
+        self._limiter.pending.discard(self)
 
 
-def _no_json(received: bytes) -> bytes | None:
-    """Return what to answer to a first message that is none, or None where it is one."""
+def _answer_to_noise(received: bytes) -> bytes | None:
+    """Return the reply to a first line that is not JSON, or None if it is JSON."""
     fault = parse(received.partition(b"\n")[0].rstrip(b"\r"))
     if not isinstance(fault, EnvelopeFault) or fault.reason is not Reason.PARSE_ERROR:
         return None
     return encode_error(None, HutchError(fault.reason, fault.message)) + b"\n"
 
 
-class _Door:
-    """Counts who is inside."""
+class ConnectionLimiter:
+    """Counts the open connections of each account, and admits new ones up to the limits."""
 
-    def __init__(self, run: Serve, settings: Callable[[], SocketSettings], tasks: TaskGroup) -> None:
+    def __init__(self, run: Serve, settings: SettingsInForce, tasks: TaskGroup) -> None:
         self.tasks = tasks
-        self.newcomers: set[_Newcomer] = set()
+        self.pending: set[PendingConnection] = set()
         self._run = run
         self._settings = settings
-        self._inside: Counter[int] = Counter()
+        self._open: Counter[int] = Counter()
         self._allowance = float(_AT_ONCE)
         self._last = -math.inf
         self._refused: Counter[int] = Counter()
-        self._told_at: dict[int, float] = {}
+        self._logged_at: dict[int, float] = {}
 
     def pause(self) -> float:
-        """Return how many seconds the next connection is to wait for, now that one was taken."""
+        """Return the seconds until the next connection is accepted; called after each one."""
         now = monotonic()
         self._allowance = min(_AT_ONCE, self._allowance + (now - self._last) / _PACE) - 1
         self._last = now
         return 0.0 if self._allowance > 0 else _PACE
 
     def admit(self, sock: socket.socket) -> Credentials | None:
-        """Count a connection in, or close it."""
+        """Count a connection and return who its peer is; None if it is beyond the limits and was closed."""
         try:
             credentials = peer_credentials(sock)
         except HutchError as error:
             _log.warning("a connection was refused", error=error.message)
             sock.close()
             return None
-        settings = self._settings()
-        if (
-            self._inside.total() >= settings.connections
-            or self._inside[credentials.uid] >= settings.connections_per_uid
-        ):
-            self._tell_refused(credentials.uid)
+        settings = self._settings.current.sockets
+        if self._open.total() >= settings.connections or self._open[credentials.uid] >= settings.connections_per_uid:
+            self._log_refused(credentials.uid)
             sock.close()
             return None
-        self._inside[credentials.uid] += 1
+        self._open[credentials.uid] += 1
         return credentials
 
-    def _tell_refused(self, uid: int) -> None:
+    def _log_refused(self, uid: int) -> None:
         self._refused[uid] += 1
         now = monotonic()
-        if now - self._told_at.get(uid, -math.inf) >= _TELL_AGAIN:
-            self._told_at[uid] = now
+        if now - self._logged_at.get(uid, -math.inf) >= _LOG_AGAIN:
+            self._logged_at[uid] = now
             refused = self._refused.pop(uid)
-            _log.warning("too many connections", uid=uid, of_uid=self._inside[uid], refused=refused)
+            _log.warning("too many connections", uid=uid, of_uid=self._open[uid], refused=refused)
 
-    async def keep(self, sock: socket.socket, credentials: Credentials, received: bytes) -> None:
-        """Run a connection on which this came, and count it out, however it ended."""
+    async def run(self, sock: socket.socket, credentials: Credentials, received: bytes) -> None:
+        """Run a connection on which `received` came, and release its place at its end."""
         try:
             await self._run(SocketStream(sock, received), credentials)
-        except Exception:  # noqa: BLE001  # the border: one connection's bug is in the log, and no other's
+        except Exception:  # noqa: BLE001  # one connection's bug is logged and ends that connection alone
             _log.exception("a connection failed inside", uid=credentials.uid, pid=credentials.pid)
         finally:
             sock.close()
-            self.count_out(credentials)
+            self.release(credentials)
 
-    def count_out(self, credentials: Credentials) -> None:
-        """Note that a connection is over."""
-        self._inside[credentials.uid] -= 1
-        if not self._inside[credentials.uid]:
-            del self._inside[credentials.uid]
+    def release(self, credentials: Credentials) -> None:
+        """Give the place of a connection back."""
+        self._open[credentials.uid] -= 1
+        if not self._open[credentials.uid]:
+            del self._open[credentials.uid]

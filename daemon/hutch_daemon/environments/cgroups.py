@@ -14,14 +14,15 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from hutch_daemon.environments.processes import look_up, signal_it
 
-__all__ = ["Cgroup", "CgroupRoot", "find_root", "of_process"]
+__all__ = ["PREFIX", "Cgroup", "CgroupRoot", "find_root"]
 
 Version = Literal[1, 2]
-_PREFIX = "hutch-"
+PREFIX: Final = "hutch-"
+"""Before an executor's id, in the name of its cgroup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class CgroupRoot:
 
     def of(self, executor: str) -> Cgroup:
         """Return an executor's cgroup in this directory. It may not exist."""
-        return Cgroup(self.path / f"{_PREFIX}{executor}", self.version)
+        return Cgroup(self.path / f"{PREFIX}{executor}", self.version)
 
     def find(self, path: str) -> Cgroup:
         """Return the cgroup that a launch record names."""
@@ -126,16 +127,6 @@ def find_root() -> CgroupRoot | None:
         if usable and writable:
             return root
     return None
-
-
-def of_process(pid: int) -> tuple[str, ...]:
-    """Return the executors whose cgroups contain `pid`. There are several if a hutchd runs in a session of another."""
-    try:
-        text = Path(f"/proc/{pid}/cgroup").read_text()
-    except OSError:
-        return ()
-    parts = (part for line in text.splitlines() for part in line.split(":", 2)[-1].split("/"))
-    return tuple(part.removeprefix(_PREFIX) for part in parts if part.startswith(f"{_PREFIX}x-"))
 
 
 def _own_groups() -> dict[str, str]:

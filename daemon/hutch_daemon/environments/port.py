@@ -112,6 +112,8 @@ class Environment(Protocol):
     """Starts and ends executors as the accounts that it serves."""
 
     name: str
+    asks_each_time: bool
+    """`check_account` may refuse an account later that it accepts now: somebody else decides."""
 
     def serves(self, account: Account) -> bool:
         """Return whether this environment is meant for an account. `check_account` decides whether it accepts it."""

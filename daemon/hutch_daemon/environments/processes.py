@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ProcessEntry", "descendants", "end_all", "environ_mark", "look_up", "scan", "signal_it"]
+__all__ = ["ProcessEntry", "descendants", "end_all", "look_up", "scan", "signal_it"]
 
 _PROC = Path("/proc")
 
@@ -64,19 +64,6 @@ def descendants(processes: dict[int, ProcessEntry], roots: Iterable[int]) -> set
                 found.add(pid)
                 todo.append(pid)
     return found
-
-
-def environ_mark(pid: int, name: str) -> str | None:
-    """Return a variable from the environment that `pid` was started with; None if it is missing or unreadable."""
-    try:
-        environ = (_PROC / str(pid) / "environ").read_bytes()
-    except OSError:
-        return None
-    prefix = os.fsencode(name) + b"="
-    for item in environ.split(b"\0"):
-        if item.startswith(prefix):
-            return os.fsdecode(item[len(prefix) :])
-    return None
 
 
 def signal_it(process: ProcessEntry, number: signal.Signals) -> None:

@@ -23,12 +23,12 @@ import anyio
 from hutch_daemon.environments import cgroups
 from hutch_daemon.environments.handover import hand_over
 from hutch_daemon.environments.local import NO_PLACES, Local, Places, open_output, refused_start
+from hutch_daemon.environments.origin import environ_mark
 from hutch_daemon.environments.port import MARK, Account, IsolationOffer, Killed, Launched, LaunchSpec
 from hutch_daemon.environments.processes import (
     ProcessEntry,
     descendants,
     end_all,
-    environ_mark,
     look_up,
     scan,
     signal_it,
@@ -57,6 +57,7 @@ class SameUser(Local):
     """The environment `same-user`."""
 
     name = "same-user"
+    asks_each_time = False
 
     def __init__(
         self,

@@ -54,6 +54,7 @@ class UnixUser(Local):
     """The environment `unix-user`."""
 
     name = "unix-user"
+    asks_each_time = True
 
     def __init__(
         self,

@@ -12,8 +12,9 @@ import msgspec
 
 from hutch_daemon.store import events
 from hutch_daemon.store.events import Page, SeqRange
+from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import StoredEvent
-from hutch_daemon.store.store import Store, Tx
+from hutch_daemon.store.store import Store
 from hutch_shared.events import EventKind
 from hutch_shared.times import to_wire
 

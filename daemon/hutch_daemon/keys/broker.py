@@ -28,7 +28,7 @@ from hutch_daemon.keys.key_supply import FreshKey, KeyReport, KeySupply
 from hutch_daemon.keys.lease_book import Budget, GrantedLease, LeaseBook, LeaseHolder
 from hutch_daemon.keys.request_records import store_records
 from hutch_daemon.keys.supervisor import Link
-from hutch_daemon.settings import Settings
+from hutch_daemon.settings import Settings, SettingsInForce
 from hutch_daemon.store import sessions, usage
 from hutch_daemon.store.rows import KeyRow, SessionRow
 from hutch_daemon.store.store import Store
@@ -66,7 +66,7 @@ class Broker:
     def __init__(
         self,
         store: Store,
-        settings: Callable[[], Settings],
+        settings: SettingsInForce,
         paths: BrokerPaths,
         holds: Holds,
         *,
@@ -80,7 +80,7 @@ class Broker:
         self._settings = settings
         self._socket = paths.socket
         self._holds = holds
-        self._book = LeaseBook(lambda: settings().broker)
+        self._book = LeaseBook(settings)
         self._supply = KeySupply(store, self._book, settings, fresh, report)
         self._link = ControlLink(
             settings,
@@ -156,7 +156,7 @@ class Broker:
     async def _renew(self) -> None:
         """Three times per lease lifetime, end the leases that no longer hold and renew the others."""
         while True:
-            await anyio.sleep(self._settings().broker.lease / 3)
+            await anyio.sleep(self._settings.current.broker.lease / 3)
             await self._end_unheld()
             for lease in list(self._book.live):
                 await self._link.send("refill", self._book.renewal(lease))
@@ -179,7 +179,7 @@ class Broker:
 
         AGENT_UNAVAILABLE if no broker is linked within half a minute.
         """
-        dialect = dialect_of(self._settings(), provider)
+        dialect = dialect_of(self._settings.current, provider)
         lease, secret = new_id("lease"), new_token()
         token = f"hutch-{lease}-{secret}"
         granted = GrantedLease(
@@ -216,7 +216,7 @@ class Broker:
             value=token,
             base_url=base + ("/v1" if dialect == "openai" else ""),
             auth="api_key" if dialect in ("anthropic", "gemini") else "bearer",
-            expires_in=self._settings().broker.lease,
+            expires_in=self._settings.current.broker.lease,
             unix_socket=None if holder.tcp else str(self._socket),
         )
 

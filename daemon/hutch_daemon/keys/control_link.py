@@ -11,7 +11,7 @@ import anyio
 
 from hutch_daemon.keys.broker_boot import BrokerPaths, boot_line
 from hutch_daemon.keys.supervisor import BrokerProcess, Link
-from hutch_daemon.settings import Settings
+from hutch_daemon.settings import SettingsInForce
 from hutch_shared import broker_link as link
 from hutch_shared import messages as m
 from hutch_shared.backoff import Backoff
@@ -33,7 +33,7 @@ class ControlLink:
 
     def __init__(
         self,
-        settings: Callable[[], Settings],
+        settings: SettingsInForce,
         paths: BrokerPaths,
         handlers: Mapping[str, Handler[None]],
         agree: Agree,
@@ -101,7 +101,7 @@ class ControlLink:
         if not self._paths.control.exists():  # the socket of a broker that an earlier hutchd left: link with it at once
             await self._start_requested.wait()
         process = BrokerProcess(
-            boot_line(self._settings(), self._paths, self._environ, everyone=self._everyone),
+            boot_line(self._settings.current, self._paths, self._environ, everyone=self._everyone),
             self._handlers,
             log_path=self._paths.log,
             environ=self._environ,

@@ -5,16 +5,14 @@ Every grant and every refusal is audited, without the secret.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from hutch_daemon.keys.broker import Broker
 from hutch_daemon.keys.lease_book import LeaseHolder
 from hutch_daemon.keys.vault import Vault
-from hutch_daemon.settings import Settings
+from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store import audit, keys
+from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import SessionRow
 from hutch_daemon.store.store import Store
-from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.times import now_ms
@@ -25,9 +23,7 @@ __all__ = ["Grants"]
 class Grants:
     """Grants leases if there is a broker; otherwise gives executors the secrets."""
 
-    def __init__(
-        self, store: Store, vault: Vault, settings: Callable[[], Settings], broker: Broker | None = None
-    ) -> None:
+    def __init__(self, store: Store, vault: Vault, settings: SettingsInForce, broker: Broker | None = None) -> None:
         """Without `broker`, executors get the secrets, so each session that needs a key is exposed."""
         self._store = store
         self._vault = vault
@@ -43,7 +39,7 @@ class Grants:
         delivery, why = self.delivery(provider)
         key = None
         try:
-            if delivery == "direct" and self._settings().keys.refuse_exposed:
+            if delivery == "direct" and self._settings.current.keys.refuse_exposed:
                 raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"Keys are not handed out to agents here. {why}")
             row, credential = await self._vault.reveal(session.owner, provider, session.credential)
             key = row.id
@@ -55,7 +51,7 @@ class Grants:
                 grant = m.KeyGrant(
                     delivery="direct",
                     value=credential.secret.reveal(),
-                    base_url=credential.base_url or self._settings().provider(provider).base_url,
+                    base_url=credential.base_url or self._settings.current.provider(provider).base_url,
                     auth="api_key" if credential.kind == "api_key" else "bearer",
                 )
         except HutchError as error:
@@ -66,7 +62,7 @@ class Grants:
 
     def delivery(self, provider: str) -> tuple[m.Delivery, str]:
         """Return how executors get a provider's keys, and a sentence with the reason."""
-        if self._settings().provider(provider).delivery == "direct":
+        if self._settings.current.provider(provider).delivery == "direct":
             return "direct", f'The settings say so: [providers.{provider}] delivery = "direct".'
         if self._broker is None:
             return "direct", "There is no broker here."

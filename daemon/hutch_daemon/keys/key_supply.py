@@ -13,11 +13,11 @@ from typing import Final
 import anyio
 
 from hutch_daemon.keys.lease_book import LeaseBook
-from hutch_daemon.settings import Settings
+from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store import audit, keys
+from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import KeyRow
 from hutch_daemon.store.store import Store
-from hutch_daemon.store.tx import Tx
 from hutch_shared import broker_link as link
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.times import now_ms
@@ -38,7 +38,7 @@ class KeySupply:
     """Gives keys for live leases."""
 
     def __init__(
-        self, store: Store, book: LeaseBook, settings: Callable[[], Settings], fresh: FreshKey, report: KeyReport
+        self, store: Store, book: LeaseBook, settings: SettingsInForce, fresh: FreshKey, report: KeyReport
     ) -> None:
         """`report` is called after each attempt to get a key, whether it failed or succeeded."""
         self._store = store
@@ -67,7 +67,7 @@ class KeySupply:
         return key
 
     async def _key_of(self, lease: link.Lease, *, rejected: bool) -> link.Key:
-        until = anyio.current_time() + _OWNER_SHARE * self._settings().broker.key_timeout
+        until = anyio.current_time() + _OWNER_SHARE * self._settings.current.broker.key_timeout
         while True:
             replaced = self._replaced[lease.credential]
             try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from hutch_daemon.settings import BrokerSettings
+from hutch_daemon.settings import SettingsInForce
 from hutch_shared import broker_link as link
 
 __all__ = ["Budget", "GrantedLease", "LeaseBook", "LeaseHolder"]
@@ -63,8 +63,8 @@ class GrantedLease:
 class LeaseBook:
     """Live leases by id, and the ids of ended leases that the broker must still end."""
 
-    def __init__(self, settings: Callable[[], BrokerSettings]) -> None:
-        """Start empty. `settings` returns the size of a portion and the lifetime of a lease without renewal."""
+    def __init__(self, settings: SettingsInForce) -> None:
+        """Start empty. `settings` has the size of a portion and the lifetime of a lease without renewal."""
         self._settings = settings
         self.live: dict[str, GrantedLease] = {}
         self.ended: set[str] = set()
@@ -97,7 +97,7 @@ class LeaseBook:
 
     def with_portion(self, granted: GrantedLease) -> link.LeaseState:
         """Take a full portion from the lease's budget; return the lease and its allowance for the broker."""
-        settings = self._settings()
+        settings = self._settings.current.broker
         return link.LeaseState(
             lease=granted.lease,
             expires_in=settings.lease,
@@ -107,12 +107,12 @@ class LeaseBook:
 
     def renewal(self, lease: str, *, requests: int = 0, usd: float | None = None) -> link.Refill:
         """Return the message that extends a lease's life and adds `requests` and `usd` to its allowance."""
-        return link.Refill(lease=lease, requests=requests, usd=usd, expires_in=self._settings().lease)
+        return link.Refill(lease=lease, requests=requests, usd=usd, expires_in=self._settings.current.broker.lease)
 
     def top_up(self, granted: GrantedLease, state: link.LeaseState) -> link.Refill:
         """Return the refill that restores a full portion of requests. `state` is the lease as the broker has it."""
         granted.requests = 0
-        return self.renewal(state.lease.id, requests=max(0, self._settings().requests - state.requests))
+        return self.renewal(state.lease.id, requests=max(0, self._settings.current.broker.requests - state.requests))
 
     def restart(self, granted: GrantedLease) -> link.LeaseState:
         """Return the lease with a fresh portion, for a broker that does not have it."""
@@ -131,7 +131,7 @@ class LeaseBook:
         return [refill for lease in used if (refill := self._due(lease)) is not None]
 
     def _due(self, lease: str) -> link.Refill | None:
-        settings, granted = self._settings(), self.live.get(lease)
+        settings, granted = self._settings.current.broker, self.live.get(lease)
         if granted is None or (granted.requests < _SHARE * settings.requests and granted.usd < _SHARE * settings.usd):
             return None
         requests, spent, granted.requests, granted.usd = granted.requests, granted.usd, 0, 0.0

@@ -13,7 +13,6 @@ import ssl
 import urllib.error
 import urllib.request
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
 from typing import Any, Final
@@ -24,7 +23,7 @@ from anyio import to_thread
 
 from hutch_daemon.keys.credential import Credential, Refresh, secret_of
 from hutch_daemon.keys.vault import Vault
-from hutch_daemon.settings import Settings
+from hutch_daemon.settings import SettingsInForce
 from hutch_shared import broker_link as link
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.times import now_ms
@@ -47,7 +46,7 @@ _UNUSABLE: Final = (
 class FreshKeys:
     """Gives the broker keys, after refreshing access tokens that are about to expire."""
 
-    def __init__(self, vault: Vault, settings: Callable[[], Settings]) -> None:
+    def __init__(self, vault: Vault, settings: SettingsInForce) -> None:
         """Store new tokens in `vault`."""
         self._vault = vault
         self._settings = settings
@@ -66,7 +65,7 @@ class FreshKeys:
         return link.Key(
             secret=credential.secret.reveal(),
             kind=credential.kind,
-            base_url=credential.base_url or self._settings().provider(row.provider).base_url,
+            base_url=credential.base_url or self._settings.current.provider(row.provider).base_url,
             expires_in=left,
         )
 
@@ -84,7 +83,7 @@ class FreshKeys:
             return credential
         try:
             credential = await to_thread.run_sync(
-                _exchange, credential, credential.refresh, self._settings().broker.ca_file
+                _exchange, credential, credential.refresh, self._settings.current.broker.ca_file
             )
         except HutchError as error:
             raise HutchError(

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from hutch_daemon.store import audit, meta, sessions, usage
+from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import UsageRow
-from hutch_daemon.store.tx import Tx
 from hutch_shared import broker_link as link
 
 __all__ = ["store_records"]

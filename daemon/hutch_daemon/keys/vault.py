@@ -29,10 +29,9 @@ from hutch_daemon.keys.ledger import Ledger
 from hutch_daemon.keys.master import MasterKey, MasterKeys
 from hutch_daemon.store import keys as rows
 from hutch_daemon.store import meta
-from hutch_daemon.store.records import Executes
+from hutch_daemon.store.records import Executes, Tx
 from hutch_daemon.store.rows import KeyRow
 from hutch_daemon.store.store import Store
-from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import failpoint

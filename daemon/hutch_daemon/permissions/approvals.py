@@ -34,11 +34,11 @@ from hutch_daemon.permissions.judging import CallJudge, PolicyOf, Requester
 from hutch_daemon.permissions.pending import PendingAsks, UnstoredDenial
 from hutch_daemon.permissions.requests import PendingRequest, Settlement, permission_view
 from hutch_daemon.permissions.transactions import RequestTransactions, record_verdict, turn_runs
-from hutch_daemon.settings import PermissionSettings
+from hutch_daemon.settings import PermissionSettings, SettingsInForce
 from hutch_daemon.store import permissions, sessions
+from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import PermissionRow, SessionRow
 from hutch_daemon.store.store import Store
-from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
 from hutch_shared.backoff import Backoff
 from hutch_shared.digest import input_digest
@@ -62,7 +62,7 @@ class Approvals:
     def __init__(
         self,
         store: Store,
-        settings: Callable[[], PermissionSettings],
+        settings: SettingsInForce,
         policy_of: PolicyOf,
         *,
         somebody_there: Callable[[SessionRow], bool],
@@ -108,7 +108,7 @@ class Approvals:
         A new boot has a new monotonic clock, so the wall clock gives the time that each request has left: at least a
         second, at most the whole expiry. Clients have `return_grace` to reconnect before hutchd checks for presence.
         """
-        settings, now = self._settings(), self._clock()
+        settings, now = self._settings.current.permissions, self._clock()
         for row in await self._store.read(lambda conn: permissions.list_(conn, state="pending", limit=1_000_000)):
             left = settings.expiry if row.expires_at is None else (row.expires_at - now_ms()) / 1000
             deadline = now + min(max(left, 1.0), settings.expiry)
@@ -142,7 +142,7 @@ class Approvals:
             if not await self._store.write(partial(record, digest=digest)):
                 return requests.too_late(params, digest)
             return requests.decided_by_policy(params, verdict, digest)
-        settings = self._settings()
+        settings = self._settings.current.permissions
         row = requests.new_request(
             params,
             verdict,

@@ -11,9 +11,8 @@ from hutch_daemon.permissions.pending import PendingAsks
 from hutch_daemon.permissions.policy import Verdict
 from hutch_daemon.permissions.requests import Settlement, permission_view
 from hutch_daemon.store import audit, events, permissions, rules, sessions, turns
-from hutch_daemon.store.records import Executes
+from hutch_daemon.store.records import Executes, Tx
 from hutch_daemon.store.rows import PermissionRow, SessionRow
-from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
 from hutch_shared.events import PermissionAsked, PermissionSettled
 from hutch_shared.failpoints import failpoint

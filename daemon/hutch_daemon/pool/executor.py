@@ -11,6 +11,7 @@ import structlog
 
 from hutch_daemon.environments.port import Account, Environment, Killed, Launched
 from hutch_daemon.pool.states import EXECUTOR
+from hutch_daemon.settings import Settings
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 
@@ -53,6 +54,7 @@ class Executor:
         "adopted",
         "attached",
         "checked",
+        "checked_for",
         "checking",
         "connected",
         "detail",
@@ -66,6 +68,7 @@ class Executor:
         "last_seen",
         "launched",
         "launching",
+        "over",
         "peer",
         "prepared",
         "protocol",
@@ -83,6 +86,8 @@ class Executor:
         self.key = key
         self.environment = environment
         self.state: m.ExecutorState = EXECUTOR.start
+        self.over = False
+        """True if it is ending or has ended, and so serves no session any more."""
         self.launched: Launched | None = None
         self.launching = False
         """True until its start has succeeded or its failure is recorded."""
@@ -110,6 +115,8 @@ class Executor:
         self.last_seen = now
         self.since = now
         self.idle_since: float | None = None
+        self.checked_for: Settings | None = None
+        """The settings under which its session's account and isolation were found to be allowed."""
         self.acked = 0
         self.rss = 0
         self.renew_at = 0
@@ -121,11 +128,7 @@ class Executor:
         """Change the state. Raises IllegalMoveError for a move that the table does not allow."""
         self.state = EXECUTOR.move(self.state, state, self)
         self.since = now
-
-    @property
-    def over(self) -> bool:
-        """True if it is ending or has ended, and so serves no session any more."""
-        return self.state in ("draining", "gone", "quarantined")
+        self.over = state in ("draining", "gone", "quarantined")
 
     async def call(self, method: str, params: msgspec.Struct, timeout: float) -> Any:
         """Call a method of the executor; `connection_lost` if it has no connection."""

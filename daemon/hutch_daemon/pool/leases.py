@@ -56,6 +56,9 @@ class WaitingLeases:
     def __repr__(self) -> str:
         return f"<WaitingLeases {len(self._leases)}>"
 
+    def __bool__(self) -> bool:
+        return bool(self._leases)
+
     async def wait(self, lease: LeaseRequest) -> Executor:
         """Queue a lease and wait for its executor. If cancelled, remove the lease from the queue."""
         number = next(self._numbers)

@@ -15,6 +15,7 @@ What is always true:
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -36,11 +37,11 @@ from hutch_daemon.pool.roster import Roster
 from hutch_daemon.pool.starting import StartContext, Starter
 from hutch_daemon.pool.tokens import IssuedToken
 from hutch_daemon.pool.view import PoolPlan, PoolState
-from hutch_daemon.settings import ExecutorSettings, LimitSettings
+from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store import executors
+from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import ExecutorRow
 from hutch_daemon.store.store import Store
-from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.times import now_ms
@@ -60,7 +61,7 @@ class Pool:
         self,
         store: Store,
         environments: Environments,
-        settings: Callable[[], ExecutorSettings],
+        settings: SettingsInForce,
         issue: Callable[[], IssuedToken],
         account_of: Callable[[int], Account],
         *,
@@ -68,7 +69,6 @@ class Pool:
         server_uid: int,
         boot_id: str,
         output_dir: Path,
-        limits: Callable[[], LimitSettings] = LimitSettings,
         clock: Callable[[], float] = time.monotonic,
         on_change: Callable[[Executor], None],
         on_notice: Callable[[str, str], None],
@@ -81,22 +81,22 @@ class Pool:
         self._store = store
         self._environments = environments
         self._settings = settings
-        self._limits = limits
         self._account_of = account_of
         self._server_uid = server_uid
         self._output_dir = output_dir
         self._clock = clock
-        self._roster = Roster(store, on_change, on_notice, clock)
-        self._ender = Ender(self._roster, self._spawn)
-        context = StartContext(environments, settings, limits, issue, socket, server_uid, boot_id, output_dir)
-        self._starter = Starter(self._roster, self._ender, store, context, self._spawn, self._fail_oldest_lease)
-        self._leases = WaitingLeases(self._roster.changed.notify)
+        self.roster = Roster(store, on_change, on_notice, settings, clock)
+        """The executors that are not gone: look them up here."""
+        self._ender = Ender(self.roster, self._spawn)
+        context = StartContext(environments, settings, issue, socket, server_uid, boot_id, output_dir)
+        self._starter = Starter(self.roster, self._ender, store, context, self._spawn, self._fail_oldest_lease)
+        self._leases = WaitingLeases(self.roster.changed.notify)
         self._kept: dict[ExecutorKey, None] = {}
         self._tasks: TaskGroup | None = None
         self._stopping = False
 
     def __repr__(self) -> str:
-        return f"<Pool {len(self.all())} executors, {self._leases!r}{', stopping' * self._stopping}>"
+        return f"<Pool {len(self.roster.all())} executors, {self._leases!r}{', stopping' * self._stopping}>"
 
     # ------------------------------------------------------------ life
 
@@ -115,32 +115,14 @@ class Pool:
     def stop_starting(self) -> None:
         """Start no more executors, refuse the waiting leases, and end the spares."""
         self._stop()
-        for one in self.all():
+        for one in self.roster.all():
             if one.session is None:
                 self.retire(one, "hutchd stops", grace=2.0)
 
     def _stop(self) -> None:
         self._stopping = True
         self._starter.stop()
-        self._roster.changed.notify()
-
-    # ------------------------------------------------------------ looking
-
-    def all(self) -> list[Executor]:
-        """Return the executors that are not gone, oldest first."""
-        return self._roster.all()
-
-    def get(self, executor: str) -> Executor | None:
-        """Return the executor with this id, or None if it is gone."""
-        return self._roster.get(executor)
-
-    def of_session(self, session: str) -> Executor | None:
-        """Return the executor that serves a session now."""
-        return next((one for one in self.all() if one.session == session and not one.over), None)
-
-    def pids(self) -> dict[int, str]:
-        """Return the ids of the executors that may still have processes, by the pid of their main process."""
-        return {one.launched.pid: one.id for one in self.all() if one.launched is not None}
+        self.roster.changed.notify()
 
     # ------------------------------------------------------------ leasing
 
@@ -151,7 +133,7 @@ class Pool:
         `shutting_down` if the pool is stopping.
         """
         executor = await self._wait_for(LeaseRequest(session, key))
-        for former in self.all():
+        for former in self.roster.all():
             if former.session == session and former is not executor:
                 self.retire(former, "another executor serves its session")
         try:
@@ -160,7 +142,7 @@ class Pool:
             self.retire(executor, "its lease could not be stored")
             raise
         self.warm([key])
-        self._roster.report(executor)
+        self.roster.report(executor)
         return executor
 
     async def _wait_for(self, lease: LeaseRequest) -> Executor:
@@ -174,7 +156,7 @@ class Pool:
     def warm(self, keys: Iterable[ExecutorKey]) -> None:
         """Keep spares of these keys from now on, if the settings want spares of their agents."""
         self._kept |= dict.fromkeys(keys)
-        self._roster.changed.notify()
+        self.roster.changed.notify()
 
     def retire(self, executor: Executor, detail: str, *, grace: float = 0.0) -> None:
         """End an executor and all its processes in the background; see `Executor.ended` and `killed`.
@@ -200,7 +182,7 @@ class Pool:
         """
         state: m.ExecutorState = "leased" if executor.session is not None else "ready"
         if not executor.over:
-            await self._roster.save(executor, state=state, protocol=hello.protocol, version=hello.version)
+            await self.roster.save(executor, state=state, protocol=hello.protocol, version=hello.version)
         if executor.over:  # given up before or during the write; the code that ends it stores its state
             raise HutchError(Reason.LEASE_LOST, f"This executor was given up: {executor.detail}.")
         former, executor.peer = executor.peer, peer
@@ -215,7 +197,7 @@ class Pool:
         if executor.state != state:
             executor.move(state, executor.last_seen)
         executor.connected.set()
-        self._roster.report(executor)
+        self.roster.report(executor)
 
     def detach(self, executor: Executor, peer: ExecutorPeer) -> None:
         """Record that a connection has ended and all its data was read. Ignore a connection that was replaced."""
@@ -225,25 +207,14 @@ class Pool:
         executor.disconnected.set()
         if executor.state in ("ready", "leased"):
             executor.move("detached", self._clock())
-        self._roster.report(executor)
-
-    def idle(self, executor: Executor) -> None:
-        """Record that the executor's session has no work. From now on it may be ended to make room for another."""
-        if executor.idle_since is None:
-            executor.idle_since = self._clock()
-            self._roster.changed.notify()
-
-    def record_heartbeat(self, executor: Executor, heartbeat: m.Heartbeat) -> None:
-        """Record a heartbeat."""
-        executor.last_seen = self._clock()
-        executor.rss = heartbeat.rss_bytes
+        self.roster.report(executor)
 
     # ------------------------------------------------------------ adoption
 
     async def adopt(self, rows: Iterable[ExecutorRow]) -> list[Executor]:
         """Adopt the executors of an earlier hutchd. Return those that live and should dial in; end the others."""
         await anyio.to_thread.run_sync(adoption.remove_old_output, self._output_dir)
-        return adoption.adopt(rows, self._roster, self._ender, self._environments, self._account_of, self._spawn)
+        return adoption.adopt(rows, self.roster, self._ender, self._environments, self._account_of, self._spawn)
 
     # ------------------------------------------------------------ carrying out
 
@@ -258,14 +229,15 @@ class Pool:
             before = self._clock()
             due = plan(self._state(), before)
             self._carry_out(due)
+            self.roster.look_at = math.inf if self._leases else due.look_at
             pause = max(0.0, due.look_at - before)
             with anyio.move_on_after(pause):
-                await self._roster.changed.wait()
+                await self.roster.changed.wait()
             passed = self._clock() - before
             self._excuse(passed, pause)
             if self._clock() >= trim_at:
-                trim_at = self._clock() + look_interval(self._settings())
-                for one in self.all():
+                trim_at = self._clock() + look_interval(self._settings.current.executors)
+                for one in self.roster.all():
                     if one.launched is not None:
                         one.environment.trim_output(one.launched)
 
@@ -274,12 +246,12 @@ class Pool:
         late = passed - pause
         if not self._store.available:
             late = passed
-        elif late < look_interval(self._settings()):
+        elif late < look_interval(self._settings.current.executors):
             return
-        self._roster.excuse(late)
+        self.roster.excuse(late)
 
     def _carry_out(self, due: PoolPlan) -> None:
-        by_id = {one.id: one for one in self.all()}
+        by_id = {one.id: one for one in self.roster.all()}
         for each in due.retire:
             self.retire(by_id[each.executor], each.detail, grace=each.grace)
         for executor in due.check:
@@ -298,7 +270,7 @@ class Pool:
     def _hand_out(self, lease: LeaseRequest, executor: Executor) -> None:
         executor.session = lease.session
         executor.move("leased", self._clock())
-        self._roster.delay_spare(lease.key, _SPARE_DELAY)
+        self.roster.delay_spare(lease.key, _SPARE_DELAY)
         lease.grant(executor)
 
     def _fail_oldest_lease(self, key: ExecutorKey, error: Exception) -> bool:
@@ -311,14 +283,14 @@ class Pool:
 
     def _state(self) -> PoolState:
         return PoolState(
-            settings=self._settings(),
+            settings=self._settings.current.executors,
             own_uid=self._server_uid,
             starts_at_once=_STARTS_AT_ONCE,
-            account_limit=self._limits().executors,
-            executors=self._roster.view(),
+            account_limit=self._settings.limits.executors,
+            executors=self.roster.view(),
             leases=self._leases.view(),
             kept=tuple(self._kept),
-            spare_at=self._roster.spare_at,
+            spare_at=self.roster.spare_at,
             histories=self._starter.histories,
             stopping=self._stopping,
         )

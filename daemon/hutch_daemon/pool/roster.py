@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +11,10 @@ import structlog
 
 from hutch_daemon.pool.executor import Executor, ExecutorKey
 from hutch_daemon.pool.view import ExecutorView
+from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store import executors
 from hutch_daemon.store.store import Store
+from hutch_shared import messages as m
 from hutch_shared.errors import HutchError
 from hutch_shared.latch import Latch
 
@@ -28,11 +31,13 @@ class Roster:
         store: Store,
         on_change: Callable[[Executor], None],
         on_notice: Callable[[str, str], None],
+        settings: SettingsInForce,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`on_change` and `on_notice` are those of `Pool`."""
         self._store = store
         self._on_change = on_change
+        self._settings = settings
         self.notice = on_notice
         """Reports a notice: its name and a sentence. A later notice of the same name replaces it."""
         self.clock = clock
@@ -41,6 +46,8 @@ class Roster:
         self._executors: dict[str, Executor] = {}
         self.spare_at: dict[ExecutorKey, float] = {}
         """The earliest time when the next spare of a key may be started."""
+        self.look_at = math.inf
+        """The time of the next plan if nothing changes; infinite while a lease waits, which may need an idle one's slot."""
 
     def __repr__(self) -> str:
         return f"<Roster of {len(self._executors)}>"
@@ -52,6 +59,14 @@ class Roster:
     def get(self, executor: str) -> Executor | None:
         """Return the executor with this id, or None if it is gone."""
         return self._executors.get(executor)
+
+    def of_session(self, session: str) -> Executor | None:
+        """Return the executor that serves a session now."""
+        return next((one for one in self._executors.values() if one.session == session and not one.over), None)
+
+    def pids(self) -> dict[int, str]:
+        """Return the ids of the executors that may still have processes, by the pid of their main process."""
+        return {one.launched.pid: one.id for one in self._executors.values() if one.launched is not None}
 
     def of_account(self, uid: int) -> list[Executor]:
         """Return the executors of an account."""
@@ -69,6 +84,18 @@ class Roster:
         """Report a change of an executor's state or connection."""
         self._on_change(executor)
         self.changed.notify()
+
+    def idle(self, executor: Executor) -> None:
+        """Record that the executor's session has no work. From now on it may be ended to make room for another."""
+        if executor.idle_since is None:
+            executor.idle_since = self.clock()
+            if executor.idle_since + self._settings.current.executors.idle_timeout < self.look_at:
+                self.changed.notify()
+
+    def record_heartbeat(self, executor: Executor, heartbeat: m.Heartbeat) -> None:
+        """Record a heartbeat."""
+        executor.last_seen = self.clock()
+        executor.rss = heartbeat.rss_bytes
 
     def delay_spare(self, key: ExecutorKey, seconds: float) -> None:
         """Start no spare of a key for `seconds`."""

@@ -17,7 +17,7 @@ from hutch_daemon.pool.executor import Executor, ExecutorKey
 from hutch_daemon.pool.roster import Roster
 from hutch_daemon.pool.start_history import NO_FAILURES, StartHistory
 from hutch_daemon.pool.tokens import IssuedToken
-from hutch_daemon.settings import ExecutorSettings, LimitSettings
+from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store import executors
 from hutch_daemon.store.rows import ExecutorRow
 from hutch_daemon.store.store import Store
@@ -44,8 +44,7 @@ class StartContext:
     """The parameters of all starts."""
 
     environments: Environments
-    settings: Callable[[], ExecutorSettings]
-    limits: Callable[[], LimitSettings]
+    settings: SettingsInForce
     issue: Callable[[], IssuedToken]
     socket: str
     """The path of the socket for executors."""
@@ -105,7 +104,7 @@ class Starter:
 
     def blocked_error(self, key: ExecutorKey) -> HutchError:
         """Return the error for a lease while no start of its key is tried."""
-        history, settings = self.histories.get(key, NO_FAILURES), self._context.settings()
+        history, settings = self.histories.get(key, NO_FAILURES), self._context.settings.current.executors
         pause = history.not_before(settings.start_attempts, settings.start_window) - self._roster.clock()
         times = len(history.failures)
         return HutchError(
@@ -143,7 +142,7 @@ class Starter:
                 _log.warning("a spare executor did not start", executor_key=str(key), error=error.message)
             self._roster.changed.notify()
             return
-        settings = self._context.settings()
+        settings = self._context.settings.current.executors
         limit, window = settings.start_attempts, settings.start_window
         backoff = self._backoffs.get(key)
         if backoff is None:
@@ -159,7 +158,7 @@ class Starter:
 
     async def _start(self, executor: Executor) -> None:
         """Start a process and wait for its hello. HutchError on failure. If cancelled, end the process."""
-        timeout = self._context.settings().hello_timeout
+        timeout = self._context.settings.current.executors.hello_timeout
         token = self._context.issue()
         row, spec = self._row(executor, token), self._spec(executor, token)
         executor.launched = launched_as_stored(row)
@@ -210,7 +209,7 @@ class Starter:
         )
 
     def _spec(self, executor: Executor, token: IssuedToken) -> LaunchSpec:
-        key, settings, limits = executor.key, self._context.settings(), self._context.limits()
+        key, settings, limits = executor.key, self._context.settings.current.executors, self._context.settings.limits
         memory = limits.memory or settings.memory
         boot = m.Boot(
             executor=executor.id,

@@ -1,18 +1,27 @@
-"""Who calls, and what is whose: what the caller does not own looks as if it did not exist."""
+"""The caller of a method, and the things that it may see: what belongs to another looks as if it did not exist."""
 
 from __future__ import annotations
 
+import grp
+import pwd
+from collections.abc import Sequence
 from dataclasses import dataclass
 from posixpath import isabs
 
+import structlog
+
+from hutch_daemon.environments.accounts import groups_of
 from hutch_daemon.permissions.paths import can_be_path
+from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store import sessions, turns
 from hutch_daemon.store.rows import SessionRow, TurnRow
 from hutch_daemon.store.store import Store
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.times import from_wire
 
-__all__ = ["Access", "Caller", "parse_time", "require_absolute"]
+__all__ = ["Access", "Administrators", "Caller", "parse_time", "require_absolute"]
+
+_log = structlog.get_logger("hutchd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +51,50 @@ class Caller:
         return f"uid {self.uid} ({self.client or 'a client'}, pid {self.pid})"
 
 
+class Administrators:
+    """The users who see and control every session: root, and those that the settings name."""
+
+    def __init__(self, settings: SettingsInForce) -> None:
+        """Call `look_up` whenever other settings come into force."""
+        self._settings = settings
+        self._uids = frozenset[int]()
+
+    def look_up(self) -> None:
+        """Find the uids of the users that the settings name; a name that does not exist is logged."""
+        admins, found = self._settings.current.admins, set()
+        for name in admins.users:
+            try:
+                found.add(pwd.getpwnam(name).pw_uid)
+            except KeyError:
+                _log.warning("no such account", admin=name)
+        for name in _unknown_groups(admins.groups):
+            _log.warning("no such group", admins=name)
+        self._uids = frozenset(found)
+
+    def is_admin(self, uid: int) -> bool:
+        """Tell whether a uid is root or an administrator."""
+        if uid == 0 or uid in self._uids:
+            return True
+        groups = self._settings.current.admins.groups
+        return bool(groups) and not groups_of(uid).isdisjoint(groups)
+
+
 class Access:
     """Finds what a caller names, if it is the caller's, and tells whether hutchd takes new work."""
 
     def __init__(self, store: Store) -> None:
         """Look things up in `store`."""
         self._store = store
-        self._draining = False
-
-    @property
-    def draining(self) -> bool:
-        """Whether hutchd takes no new work."""
-        return self._draining
+        self.draining = False
+        """Whether hutchd takes no new work; `start_draining` sets it."""
 
     def start_draining(self) -> None:
         """Take no new work from now on."""
-        self._draining = True
+        self.draining = True
 
     def require_serving(self) -> None:
         """Raise `shutting_down` if hutchd takes no new work."""
-        if self._draining:
+        if self.draining:
             raise HutchError(Reason.SHUTTING_DOWN)
 
     async def session(self, caller: Caller, ref: str) -> SessionRow:
@@ -81,6 +114,11 @@ class Access:
         if turn is None:
             raise HutchError(Reason.NOT_FOUND)
         return await self.session_by_id(caller, turn.session), turn
+
+
+def _unknown_groups(names: Sequence[str]) -> list[str]:
+    known = {group.gr_name for group in grp.getgrall()} if names else set()
+    return [name for name in names if name not in known]
 
 
 def require_absolute(path: str, what: str) -> None:

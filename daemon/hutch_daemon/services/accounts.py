@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hutch_daemon.environments.port import Account
 from hutch_daemon.services.access import Caller
 from hutch_daemon.services.account_map import account_for, may_run_as
-from hutch_daemon.settings import AccountSettings
+from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store.rows import SessionRow
 from hutch_shared.errors import HutchError, Reason
 
@@ -22,7 +22,7 @@ class Accounts:
         self,
         by_uid: Callable[[int], Account],
         by_name: Callable[[str], Account],
-        settings: Callable[[], AccountSettings],
+        settings: SettingsInForce,
         is_admin: Callable[[int], bool],
         *,
         system: bool,
@@ -48,7 +48,7 @@ class Accounts:
         account = self.of_session(session)
         if self._system and account.uid != os.geteuid():
             user, admin = self.by_uid(session.owner).name, self._is_admin(session.owner)
-            if not may_run_as(user, account.name, self._settings(), admin=admin):
+            if not may_run_as(user, account.name, self._settings.current.accounts, admin=admin):
                 raise HutchError(
                     Reason.NOT_ALLOWED,
                     f"{user} may not run agents as {account.name} any more ([accounts] map and run_as of the"
@@ -65,7 +65,9 @@ class Accounts:
             return own
         if caller.uid == os.geteuid() and wanted in (None, own.name):
             return own
-        name = account_for(own.name, caller.uid, wanted, self._settings(), admin=caller.admin, uid_of=self._uid_of)
+        name = account_for(
+            own.name, caller.uid, wanted, self._settings.current.accounts, admin=caller.admin, uid_of=self._uid_of
+        )
         account = own if name == own.name else self._by_name(name)
         if account.uid == os.geteuid():
             raise HutchError(Reason.NOT_ALLOWED, f"{name} is the account of hutchd itself: no agent runs as it.")

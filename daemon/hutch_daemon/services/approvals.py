@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +17,7 @@ from hutch_daemon.services.access import Access, Caller
 from hutch_daemon.services.executors import served_session
 from hutch_daemon.services.masking import Masking
 from hutch_daemon.services.modes import report_mode
-from hutch_daemon.settings import PermissionSettings
+from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store import permissions
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
@@ -37,7 +37,7 @@ class _ExecutorRequester:
     """An executor that asks, for what only its account can do."""
 
     executor: Executor
-    settings: Callable[[], PermissionSettings]
+    settings: SettingsInForce
 
     @property
     def id(self) -> str:
@@ -56,7 +56,7 @@ class _ExecutorRequester:
 
     async def notify_somebody(self, question: m.Permission) -> m.Notified:
         """Have the executor run the notify command as its account."""
-        settings = self.settings()
+        settings = self.settings.current.permissions
         names = settings.notify_env
         values = {name: os.environ[name] for name in names if name in os.environ}
         run = m.RunNotify(settings.notify, question, settings.notify_timeout, names, values)
@@ -74,7 +74,7 @@ class ApprovalService:
         approvals: Approvals,
         pool: Pool,
         masking: Masking,
-        settings: Callable[[], PermissionSettings],
+        settings: SettingsInForce,
     ) -> None:
         """`approvals` decides; a call that holds a secret that `masking` knows is denied before it gets there."""
         self._store = store
@@ -103,13 +103,13 @@ class ApprovalService:
         """Decide a permission request; see `Approvals.decide`."""
         asked = await self.approvals.get(params.permission)
         session = await self._access.session_by_id(caller, asked.session)
-        executor = self._pool.of_session(session.id)
+        executor = self._pool.roster.of_session(session.id)
         connected = executor is not None and executor.peer is not None
         requester = _ExecutorRequester(executor, self._settings) if executor is not None and connected else None
         settled = await self.approvals.decide(session, requester, str(caller), params)
         failpoint("answer.stored")
         if settled.kind == "plan" and settled.state == "allowed":
-            await report_mode(self._pool, await self._access.session_by_id(caller, session.id))
+            await report_mode(self._pool.roster, await self._access.session_by_id(caller, session.id))
         return settled
 
     async def request_permission(self, executor: Executor, params: m.RequestPermission) -> m.PermissionDecision:

@@ -17,10 +17,9 @@ from hutch_daemon.pool.executor import Executor, ExecutorPeer
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.services.reports import Reports
 from hutch_daemon.store import executors, sessions, turns
-from hutch_daemon.store.records import Executes
+from hutch_daemon.store.records import Executes, Tx
 from hutch_daemon.store.rows import ExecutorRow, SessionRow
 from hutch_daemon.store.store import Store
-from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import failpoint
@@ -86,7 +85,7 @@ class ExecutorService:
             )
         hashed = tokens.hash_of(params.token)
         row = await self._store.read(lambda conn: executors.by_token_hash(conn, hashed))
-        executor = self._pool.get(row.id) if row is not None else None
+        executor = self._pool.roster.get(row.id) if row is not None else None
         if row is None or executor is None or row.id != params.executor:
             raise HutchError(Reason.TOKEN_UNKNOWN)
         with anyio.move_on_after(_START_TIMEOUT):
@@ -148,7 +147,7 @@ class ExecutorService:
 
     def heartbeat(self, executor: Executor, params: m.Heartbeat) -> None:
         """Note a sign of life at once; then renew the token of a leased executor if half its time has passed."""
-        self._pool.record_heartbeat(executor, params)
+        self._pool.roster.record_heartbeat(executor, params)
         if self._tasks is not None and executor.session is not None and awake_ms() >= executor.renew_at:
             executor.renew_at = sys.maxsize
             self._tasks.start_soon(self._renew_token, executor)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
 
 from hutch_daemon.events.journal import Journal, event_json
 from hutch_daemon.services.access import Access, Caller, parse_time
-from hutch_daemon.services.views import audit_view, usage_view
 from hutch_daemon.store import audit, usage
 from hutch_daemon.store.events import EVERY
+from hutch_daemon.store.records import to_message
+from hutch_daemon.store.rows import AuditRow, UsageTotal
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import UsageSeen
 
 __all__ = ["HistoryService"]
 
@@ -53,7 +56,7 @@ class HistoryService:
         since = parse_time(params.since)
         table = partial(usage.table, by=params.by, owner=caller.scope, session=session, since=since)
         reported, counted = await self._store.read(lambda conn: (table(conn), table(conn, source="broker")))
-        return usage_view(reported, counted)
+        return _usage_view(reported, counted)
 
     async def read_audit(self, caller: Caller, params: m.ReadAudit) -> m.AuditPage:
         """Return a page of the audit of what the caller may see."""
@@ -77,4 +80,24 @@ class HistoryService:
                 limit=max(1, min(params.limit, 10_000)),
             )
         )
-        return m.AuditPage(tuple(audit_view(row) for row in rows), more)
+        return m.AuditPage(tuple(_audit_view(row) for row in rows), more)
+
+
+def _audit_view(row: AuditRow) -> m.AuditEntry:
+    """Return a line of the audit as clients see it."""
+    return to_message(m.AuditEntry, row, details=row.details or {})
+
+
+def _usage_view(reported: Sequence[UsageTotal], counted: Sequence[UsageTotal]) -> m.UsageTable:
+    """Put what agents report and what the broker counted side by side; what only the broker knows comes last."""
+    broker = {line.of: line for line in counted}
+    rows = []
+    for line in reported:
+        beside = broker.pop(line.of, None)
+        rows.append(
+            m.UsageLine(line.of, line.turns, line.usage)
+            if beside is None
+            else m.UsageLine(line.of, line.turns, line.usage, beside.usage, beside.rows)
+        )
+    rows += [m.UsageLine(of, 0, UsageSeen(total=True), line.usage, line.rows) for of, line in broker.items()]
+    return m.UsageTable(tuple(rows))

@@ -19,7 +19,7 @@ from hutch_daemon.services.accounts import Accounts
 from hutch_daemon.services.isolation import IsolationPlan, IsolationPlanner
 from hutch_daemon.services.notices import Notices
 from hutch_daemon.services.session_tasks import SessionTasks
-from hutch_daemon.settings import ExecutorSettings
+from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store import permissions, sessions, turns
 from hutch_daemon.store.records import Executes
 from hutch_daemon.store.store import Store
@@ -92,7 +92,7 @@ class HostService:
         notices: Notices,
         stop_request: StopRequest,
         info: DaemonInfo,
-        settings: Callable[[], ExecutorSettings],
+        settings: SettingsInForce,
         *,
         clients: Callable[[], int],
         settings_notices: Callable[[], tuple[str, ...]],
@@ -124,7 +124,7 @@ class HostService:
             return len(mine), len(live) - waiting, waiting, asked
 
         def served(conn: Executes) -> set[str]:
-            named = [sessions.get(conn, one.session) for one in self._pool.all() if one.session is not None]
+            named = [sessions.get(conn, one.session) for one in self._pool.roster.all() if one.session is not None]
             return {row.id for row in named if row is not None and caller.may_see(row.owner)}
 
         opened, running, queued, asked = await self._store.read(count)
@@ -144,7 +144,7 @@ class HostService:
             master_key=self._keys.master_source(),
             executors=tuple(
                 one.status()
-                for one in self._pool.all()
+                for one in self._pool.roster.all()
                 if caller.admin or (one.session in shown if one.session else one.key.account.uid == caller.uid)
             ),
             sessions_open=opened,
@@ -187,9 +187,9 @@ class HostService:
             while await self._busy():  # noqa: ASYNC110 the store tells, and this is rare
                 await anyio.sleep(0.1)
         busy = await self._busy()
-        with anyio.move_on_after(self._settings().drain_timeout):
+        with anyio.move_on_after(self._settings.current.executors.drain_timeout):
             async with anyio.create_task_group() as ends:
-                for executor in self._pool.all():
+                for executor in self._pool.roster.all():
                     if executor.session not in busy and executor.state != "quarantined":
                         ends.start_soon(partial(self._pool.end, executor, "hutchd stops", grace=2.0))
 

@@ -13,7 +13,7 @@ import msgspec
 from hutch_daemon.environments.levels import highest, level_of, require_level
 from hutch_daemon.environments.port import Account, Environment, IsolationOffer
 from hutch_daemon.environments.sandbox_probe import SandboxProbe
-from hutch_daemon.settings import LimitSettings, Settings
+from hutch_daemon.settings import LimitSettings, SettingsInForce
 from hutch_shared import messages as m
 from hutch_shared.agents import DEFAULT_AGENT, provider_of
 from hutch_shared.errors import HutchError, Reason
@@ -41,7 +41,7 @@ class IsolationPlan:
 class IsolationPlanner:
     """Plans by the settings in force."""
 
-    def __init__(self, settings: Callable[[], Settings], delivery: Delivery, *, system: bool) -> None:
+    def __init__(self, settings: SettingsInForce, delivery: Delivery, *, system: bool) -> None:
         """`system`: this hutchd serves a whole host, where a session of its own account is the least by default."""
         self._settings = settings
         self._delivery = delivery
@@ -50,12 +50,12 @@ class IsolationPlanner:
     @property
     def limits(self) -> LimitSettings:
         """The limits in force."""
-        return self._settings().bounds(system=self._system)
+        return self._settings.limits
 
     def least(self, asked: m.IsolationLevel | None) -> m.IsolationLevel:
         """Return the lowest level that a session may have, by the settings and by what its opener asked for."""
         by_default: m.IsolationLevel = "account" if self._system else "reduced"
-        return highest(self._settings().isolation.require or by_default, asked)
+        return highest(self._settings.current.isolation.require or by_default, asked)
 
     async def plan(
         self,
@@ -72,7 +72,7 @@ class IsolationPlanner:
         `grouped=False`: its executor has no cgroup, whatever the environment offers. `isolation_unavailable` if the
         settings, or what the opener asked for, demand more than can be had.
         """
-        settings = self._settings()
+        settings = self._settings.current
         probe = await environment.probe_sandbox(account) if settings.sandbox.mode != "off" else SandboxProbe()
         offer, level = environment.isolation_offered(), self.least(asked)
         offer = replace(offer, cgroup=offer.cgroup and grouped)
@@ -103,7 +103,7 @@ class IsolationPlanner:
     def _plan(
         self, offer: IsolationOffer, probe: SandboxProbe, agent: str, cwd: str, home: str, asked: m.IsolationLevel
     ) -> IsolationPlan:
-        settings = self._settings().sandbox
+        settings = self._settings.current.sandbox
         provider = provider_of(agent)
         sandbox, missing = probe.spec_for(cwd, home, settings)
         wanted = asked == "strict" or settings.mode == "require" or settings.network != "full"

@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from hutch_daemon.events.journal import Journal
+from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import KeyRow
 from hutch_daemon.store.store import Store
-from hutch_daemon.store.tx import Tx
 from hutch_shared.errors import HutchError
 from hutch_shared.events import Notice
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
 from difflib import get_close_matches
 from functools import partial
 from typing import Protocol, get_args
@@ -11,9 +10,10 @@ from hutch_daemon.keys.credential import Refresh, secret_of
 from hutch_daemon.keys.vault import Vault, WithKey
 from hutch_daemon.services.access import Access, Caller, parse_time
 from hutch_daemon.services.key_troubles import KeyTroubles
+from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store import audit
+from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import KeyRow
-from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
 from hutch_shared.agents import provider_of
 from hutch_shared.broker_link import DialectName
@@ -47,19 +47,19 @@ class KeyService:
         grants: ExplainsKeys,
         leases: LeaseControl,
         troubles: KeyTroubles,
-        providers: Callable[[], Collection[str]],
+        settings: SettingsInForce,
     ) -> None:
-        """`providers` are those that the settings define beside the known ones."""
+        """`settings` may define providers beside the known ones."""
         self._access = access
         self._vault = vault
         self._grants = grants
         self._leases = leases
         self._troubles = troubles
-        self._providers = providers
+        self._settings = settings
 
     async def put_api_key(self, caller: Caller, params: m.PutApiKey) -> m.ApiKey:
         """Store a credential of the caller. An unknown provider is refused: its key could never be used."""
-        known = {*get_args(DialectName), *self._providers()}
+        known = {*get_args(DialectName), *self._settings.current.providers}
         if params.provider not in known:
             near = get_close_matches(params.provider, known, 1)
             raise HutchError(

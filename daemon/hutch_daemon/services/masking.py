@@ -13,7 +13,7 @@ from msgspec import UNSET, Raw
 from hutch_daemon.events.journal import Journal
 from hutch_daemon.redaction import KnownSecrets, Splits
 from hutch_daemon.store import audit, sessions, turns
-from hutch_daemon.store.tx import Tx
+from hutch_daemon.store.records import Tx
 from hutch_shared import messages as m
 from hutch_shared.events import Notice, ReportedEvent, Text, TurnEnded
 

@@ -2,15 +2,60 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hutch_daemon.events.journal import Journal
-from hutch_daemon.pool.pool import Pool
+from hutch_daemon.pool.roster import Roster
+from hutch_daemon.services.access import Access, Caller
+from hutch_daemon.services.policy_layers import PolicyLayers
+from hutch_daemon.services.sessions import SessionService
 from hutch_daemon.store import audit, sessions
+from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import SessionRow
-from hutch_daemon.store.tx import Tx
+from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Notice
 
-__all__ = ["change_mode", "leave_plan", "report_mode"]
+__all__ = ["ModeService", "change_mode", "leave_plan", "report_mode"]
+
+
+class ModeService:
+    """The method of the client socket that changes a session's permission mode."""
+
+    def __init__(
+        self,
+        store: Store,
+        access: Access,
+        policy: PolicyLayers,
+        journal: Journal,
+        roster: Roster,
+        sessions: SessionService,
+    ) -> None:
+        """`policy` says which modes a session may have."""
+        self._store = store
+        self._access = access
+        self._policy = policy
+        self._journal = journal
+        self._roster = roster
+        self._sessions = sessions
+
+    async def set_permission_mode(self, caller: Caller, params: m.SetPermissionMode) -> m.Session:
+        """Change the mode. The next tool call is judged by it, also in the running turn."""
+        row = await self._access.session(caller, params.session)
+        if row.state == "closed":
+            raise HutchError(Reason.SESSION_CLOSED)
+        await self._policy.check_mode(replace(row, permission_mode=params.mode))
+
+        def change(tx: Tx) -> SessionRow:
+            now = sessions.get(tx, row.id)
+            if now is None or now.state == "closed":
+                raise HutchError(Reason.SESSION_CLOSED)
+            return change_mode(tx, self._journal, now, params.mode, str(caller))
+
+        changed = await self._store.write(change)
+        await report_mode(self._roster, changed)
+        return await self._sessions.view(changed)
 
 
 def change_mode(tx: Tx, journal: Journal, row: SessionRow, mode: m.PermissionMode, by: str) -> SessionRow:
@@ -38,8 +83,8 @@ def leave_plan(tx: Tx, journal: Journal, session: str, by: str) -> None:
         change_mode(tx, journal, row, row.mode_before_plan or "ask", f"{by}, who approved the plan")
 
 
-async def report_mode(pool: Pool, session: SessionRow) -> None:
+async def report_mode(roster: Roster, session: SessionRow) -> None:
     """Report the session's mode to its executor, if it has one that is prepared."""
-    executor = pool.of_session(session.id)
+    executor = roster.of_session(session.id)
     if executor is not None and executor.prepared:
         await executor.send_mode(session.id, session.permission_mode)

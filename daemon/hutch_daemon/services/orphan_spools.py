@@ -21,6 +21,7 @@ from hutch_daemon.store import executors
 from hutch_daemon.store.rows import ExecutorRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
+from hutch_shared.backoff import Backoff
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import failpoint
 from hutch_shared.latch import Latch
@@ -31,8 +32,8 @@ _log = structlog.get_logger(__name__)
 
 _READ_TIMEOUT = 30.0
 _PASSES = frozenset({Reason.STORE_UNAVAILABLE, Reason.CONNECTION_LOST, Reason.TIMED_OUT})
-_TRY_AGAIN = 2.0
-"""Seconds."""
+_PAUSES = (2.0, 60.0)
+"""Seconds until another look after a failure: the first pause and the longest."""
 
 
 class OrphanSpools:
@@ -54,16 +55,17 @@ class OrphanSpools:
 
         If the store or the reader is unavailable, another look follows by itself.
         """
+        backoff = Backoff(*_PAUSES)
         while True:
-            pause = inf
             try:
-                for row in await self._store.read(executors.with_spool):
-                    if not await self._bring_in(row):
-                        pause = _TRY_AGAIN
+                rows = await self._store.read(executors.with_spool)
+                complete = all([await self._bring_in(row) for row in rows])
             except HutchError as error:
                 _log.warning("spools wait", error=error.message)
-                pause = _TRY_AGAIN
-            with anyio.move_on_after(pause):
+                complete = False
+            if complete:
+                backoff.reset()
+            with anyio.move_on_after(inf if complete else backoff.next()):
                 await self._changed.wait()
 
     async def _bring_in(self, row: ExecutorRow) -> bool:
@@ -87,7 +89,7 @@ class OrphanSpools:
         return True
 
     def _reader(self, uid: int) -> Executor | None:
-        living = (one for one in self._pool.all() if one.peer is not None and not one.over)
+        living = (one for one in self._pool.roster.all() if one.peer is not None and not one.over)
         return next((one for one in living if one.key.account.uid == uid), None)
 
     async def _read(self, reader: Executor, directory: str, acked: int) -> m.SpooledEvents:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from posixpath import normpath
 from typing import Final
 
@@ -13,11 +13,11 @@ from hutch_daemon.permissions.policy import judge, paths_to_resolve
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.services.access import Access, Caller, require_absolute
 from hutch_daemon.services.policy_layers import EFFECTS, PolicyLayers, rules_of
-from hutch_daemon.settings import PermissionSettings
+from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store import audit, rules
+from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import RuleRow, TrustRow
 from hutch_daemon.store.store import Store
-from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.times import now_ms
@@ -37,7 +37,7 @@ class PolicyService:
         access: Access,
         layers: PolicyLayers,
         pool: Pool,
-        settings: Callable[[], PermissionSettings],
+        settings: SettingsInForce,
     ) -> None:
         """Show and change `layers`; executors in `pool` resolve paths."""
         self._store = store
@@ -49,7 +49,7 @@ class PolicyService:
     async def show_policy(self, caller: Caller, params: m.ShowPolicy) -> m.PolicyView:
         """Return the layers in force."""
         session = await self._access.session(caller, params.session) if params.session is not None else None
-        default = self._settings().mode
+        default = self._settings.current.permissions.mode
         cwd = session.cwd if session is not None else normpath(params.cwd or "/")
         mode = session.permission_mode if session is not None else default
         return await self._layers.show(caller, cwd, session, mode, params.project)
@@ -60,13 +60,13 @@ class PolicyService:
         owner = session.owner if session is not None else caller.uid
         cwd = normpath(params.cwd or (session.cwd if session is not None else "/"))
         workspace = session.cwd if session is not None else cwd
-        mode = params.mode or (session.permission_mode if session else self._settings().mode)
+        mode = params.mode or (session.permission_mode if session else self._settings.current.permissions.mode)
         found = await self._layers.layered(owner, workspace, session, params.project)
         policy = found.policy()
         call = to_call(params.agent_tool, params.input, "explain", cwd)
         paths = paths_to_resolve(call, cwd, found.home)
         real = {path: path for path in paths}
-        executor = self._pool.of_session(session.id) if session is not None else None
+        executor = self._pool.roster.of_session(session.id) if session is not None else None
         if session is not None and executor is not None and executor.peer is not None and paths:
             resolved: m.ResolvedPaths = await executor.call(
                 "resolve_paths", m.ResolvePaths(session.id, paths), _RESOLVE_TIMEOUT
@@ -134,7 +134,7 @@ class PolicyService:
                     _record(tx, caller, "change_rules", "removed", text, {"effect": effect})
 
         await self._store.write(change)
-        return await self._layers.show(caller, project or "/", None, self._settings().mode)
+        return await self._layers.show(caller, project or "/", None, self._settings.current.permissions.mode)
 
     async def trust_policy(self, caller: Caller, params: m.TrustPolicy) -> m.Nothing:
         """Trust a project's file while it has this digest, or no longer."""

@@ -11,7 +11,7 @@ import anyio
 import structlog
 
 from hutch_daemon.events.fanout import Fanout
-from hutch_daemon.settings import PermissionSettings
+from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store.rows import SessionRow
 from hutch_shared.errors import HutchError
 from hutch_shared.latch import Latch
@@ -36,7 +36,7 @@ class Presence:
     def __init__(
         self,
         fanout: Fanout,
-        settings: Callable[[], PermissionSettings],
+        settings: SettingsInForce,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """A follower who left counts as there for `return_grace` seconds of the settings, by `clock`."""
@@ -62,7 +62,10 @@ class Presence:
         if self._fanout.answering(session.id, session.owner):
             return True
         watched = self._watched.get(session.id)
-        return watched is not None and self._clock() - watched.present_until < self._settings().return_grace
+        return (
+            watched is not None
+            and self._clock() - watched.present_until < self._settings.current.permissions.return_grace
+        )
 
     async def run(self, nobody_left: Callable[[str], Awaitable[None]]) -> None:
         """Call `nobody_left(session)` whenever a session's last follower left and the grace has passed."""
@@ -84,7 +87,7 @@ class Presence:
         self._changed.notify()
 
     async def _after_grace(self, left: list[tuple[float, str]], nobody_left: Callable[[str], Awaitable[None]]) -> None:
-        await anyio.sleep(self._settings().return_grace)
+        await anyio.sleep(self._settings.current.permissions.return_grace)
         for since, session in left:
             watched = self._watched.get(session)
             if watched is not None and watched.present_until == since:

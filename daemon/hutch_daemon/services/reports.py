@@ -18,8 +18,9 @@ from hutch_daemon.pool.executor import Executor
 from hutch_daemon.services.masking import Masking
 from hutch_daemon.services.turn_lifecycle import TurnLifecycle
 from hutch_daemon.store import events, executors, sessions, turns
+from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import ExecutorRow
-from hutch_daemon.store.store import Store, Tx
+from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Notice, ReportedEvent, TurnEnded
@@ -81,10 +82,11 @@ class Reports:
         may: _MayReport,
         on_stored: Callable[[int], None] | None = None,
     ) -> int:
-        clean, hits = self._masking.clean(session, batch)
+        clean, hits = self._masking.clean(session, batch) if self._masking.known else (batch, [])
 
         def keep(tx: Tx) -> int:
-            self._masking.record(tx, session, hits)
+            if hits:
+                self._masking.record(tx, session, hits)
             acked = self._keep(tx, executor, session, clean, may)
             if on_stored is not None:
                 tx.after_commit(partial(on_stored, acked))

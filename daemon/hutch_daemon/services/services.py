@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from hutch_daemon.services.access import Access
 from hutch_daemon.services.approvals import ApprovalService
 from hutch_daemon.services.executors import ExecutorService
+from hutch_daemon.services.forks import ForkService
 from hutch_daemon.services.history import HistoryService
 from hutch_daemon.services.host import HostService
 from hutch_daemon.services.keys import KeyService
+from hutch_daemon.services.modes import ModeService
 from hutch_daemon.services.policy import PolicyService
 from hutch_daemon.services.sessions import SessionService
 from hutch_daemon.services.turns import TurnService
@@ -23,6 +25,8 @@ class Services:
 
     access: Access
     sessions: SessionService
+    forks: ForkService
+    modes: ModeService
     turns: TurnService
     approvals: ApprovalService
     history: HistoryService

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -16,10 +15,9 @@ from hutch_daemon.pool.pool import Pool
 from hutch_daemon.redaction import KnownSecrets
 from hutch_daemon.services.accounts import Accounts
 from hutch_daemon.services.isolation import IsolationPlanner
-from hutch_daemon.services.views import FORK_MARK
-from hutch_daemon.settings import Settings
+from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store import executors, sessions
-from hutch_daemon.store.rows import SessionRow
+from hutch_daemon.store.rows import FORK_MARK, SessionRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
 from hutch_shared.agents import provider_of
@@ -40,7 +38,7 @@ class SessionExecutors:
         isolation: IsolationPlanner,
         vault: Vault,
         known: KnownSecrets,
-        settings: Callable[[], Settings],
+        settings: SettingsInForce,
         spool_dir: Path,
     ) -> None:
         """Below `spool_dir` each executor that makes no spool directory itself gets one."""
@@ -58,13 +56,9 @@ class SessionExecutors:
 
         `changed` is notified whenever the session's executor changes. Errors are those of a start or of a preparation.
         """
-        account = self._accounts.require_allowed(session)
-        executor = self._pool.of_session(session.id)
-        if executor is not None and not await self._still_fits(session, executor):
-            executor = None
-        if executor is None:
-            key = ExecutorKey(account, session.agent, session.environment)
-            executor = await self._pool.lease(session.id, key)
+        executor = self._pool.roster.of_session(session.id)
+        if executor is None or executor.checked_for is not self._settings.current:
+            executor = await self._check(session, executor)
         executor.idle_since = None
         while executor.peer is None and not executor.over:
             await changed.wait()
@@ -72,6 +66,17 @@ class SessionExecutors:
             raise HutchError(Reason.EXECUTOR_LOST, f"The executor went away: {executor.detail}.")
         if not executor.prepared:
             await self._prepare(session, executor)
+        return executor
+
+    async def _check(self, session: SessionRow, executor: Executor | None) -> Executor:
+        """Return the session's executor if the settings and its environment still allow it, otherwise lease another."""
+        settings = self._settings.current
+        account = self._accounts.require_allowed(session)
+        if executor is None or not await self._still_fits(session, executor):
+            key = ExecutorKey(account, session.agent, session.environment)
+            return await self._pool.lease(session.id, key)
+        if executor.prepared and not executor.environment.asks_each_time:
+            executor.checked_for = settings
         return executor
 
     async def _still_fits(self, session: SessionRow, executor: Executor) -> bool:
@@ -93,7 +98,7 @@ class SessionExecutors:
 
     async def _prepare(self, session: SessionRow, executor: Executor) -> None:
         """Give the executor its session, and store what it made of it."""
-        settings, environment = self._settings(), executor.environment
+        settings, environment = self._settings.current, executor.environment
         spool = await self._spool_of(executor)
         await self._store.write(lambda tx: executors.update(tx, executor.id, spool=str(spool)))
         grouped = executor.launched is None or bool(executor.launched.state.get("cgroup"))

@@ -18,7 +18,6 @@ from typing import Final
 import anyio
 import structlog
 
-from hutch_daemon.environments.port import Killed
 from hutch_daemon.events.journal import Journal
 from hutch_daemon.pool.executor import Executor
 from hutch_daemon.pool.pool import Pool
@@ -35,14 +34,14 @@ from hutch_daemon.services.next_step import (
     next_step,
 )
 from hutch_daemon.services.session_executors import SessionExecutors
-from hutch_daemon.services.states import TURN
-from hutch_daemon.services.turn_lifecycle import StopCause, TurnLifecycle, stopped
-from hutch_daemon.settings import TurnSettings
+from hutch_daemon.services.turn_lifecycle import StopCause, TurnLifecycle, has_ended, stopped
+from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store import audit, sessions, turns
+from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import SessionRow, TurnRow
 from hutch_daemon.store.store import Store
-from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
+from hutch_shared.backoff import Backoff
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Notice, TurnEnded
 from hutch_shared.failpoints import failpoint
@@ -57,8 +56,8 @@ _ACCEPT_TIMEOUT: Final = 10.0
 """Seconds for an executor to accept a prompt: it does no work before it answers."""
 _RETRY: Final = 0.1
 """Seconds until a call is tried again that broke while its connection seems to be there."""
-_STORE_RETRY: Final = 0.5
-"""Seconds until another look after the store failed."""
+_STORE_PAUSES: Final = (0.25, 2.0)
+"""Seconds until another look after the store failed: the first pause and the longest."""
 _REFUSALS: Final = 2
 """A turn fails when it was refused more often before an executor accepted it."""
 _NO_LIMIT: Final = 1_000_000
@@ -89,7 +88,7 @@ class SessionLoop:
         pool: Pool,
         executors: SessionExecutors,
         lifecycle: TurnLifecycle,
-        settings: Callable[[], TurnSettings],
+        settings: SettingsInForce,
         on_closed: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -104,13 +103,14 @@ class SessionLoop:
         self._settings = settings
         self._on_closed = on_closed
         self._clock = clock
+        self.turned = anyio.Event()
+        """Set when the loop has taken up or left a turn, or ends; a new event follows. Several may wait for it."""
         self._changed = Latch()
         self._active: _Active | None = None
         self._getting_executor: anyio.CancelScope | None = None
         self._warm = False
         self._closing_for: str | None = None
         self._closed = anyio.Event()
-        self._killed: Killed | None = None
 
     # ------------------------------------------------------------ requests
 
@@ -136,15 +136,14 @@ class SessionLoop:
         self.wake()
         return active.halted
 
-    async def close(self, by: str) -> Killed:
-        """Close the session: stop its turns, end its processes; return what was found of them. `by`: for the audit."""
+    async def close(self, by: str) -> None:
+        """Close the session: stop its turns, end its processes; `by` is for the audit."""
         self._closing_for = self._closing_for or by
         if self._active is not None:
             self.request_stop(self._active.turn, "closed")
         self._give_up_executor()
         self.wake()
         await self._closed.wait()
-        return self._killed or Killed(verified=True)
 
     def _give_up_executor(self) -> None:
         if self._getting_executor is not None:
@@ -154,6 +153,12 @@ class SessionLoop:
 
     async def run(self) -> None:
         """Work until the session is closed or removed."""
+        try:
+            await self._work(Backoff(*_STORE_PAUSES))
+        finally:
+            self.turned.set()
+
+    async def _work(self, backoff: Backoff) -> None:
         while True:
             try:
                 session = await self._store.read(lambda conn: sessions.get(conn, self.session))
@@ -174,8 +179,9 @@ class SessionLoop:
                 self._note_idle()
             except HutchError as error:
                 _log.warning("a session waits", session=self.session, reason=error.reason.word, error=error.message)
-                await anyio.sleep(_STORE_RETRY)
+                await anyio.sleep(backoff.next())
                 continue
+            backoff.reset()
             await self._changed.wait()
 
     async def _next_turn(self) -> TurnRow | None:
@@ -184,9 +190,9 @@ class SessionLoop:
         )
 
     def _note_idle(self) -> None:
-        executor = self._pool.of_session(self.session)
+        executor = self._pool.roster.of_session(self.session)
         if executor is not None:
-            self._pool.idle(executor)
+            self._pool.roster.idle(executor)
 
     async def _warm_executor(self, session: SessionRow) -> None:
         try:
@@ -205,24 +211,29 @@ class SessionLoop:
     async def _run_turn(self, turn: TurnRow) -> None:
         """Bring one turn to its end, from whatever state it is in."""
         if self._active is None or self._active.turn != turn.id:
-            self._active = _Active(turn.id)
+            self._turn_to(_Active(turn.id))
         active = self._active
         if self._closing_for:
             active.request.stop = active.request.stop or "closed"
-        while turn.state not in TURN.terminal:
+        while not has_ended(turn):
             await self._carry_out(await self._look(active, turn), active, turn)
             found = await self._store.read(lambda conn: turns.get(conn, active.turn))
             if found is None:
                 break
             turn = found
         active.halted.set()
-        self._active = None
+        self._turn_to(None)
+
+    def _turn_to(self, active: _Active | None) -> None:
+        self._active = active
+        self.turned.set()
+        self.turned = anyio.Event()
 
     async def _look(self, active: _Active, turn: TurnRow) -> Step:
         """Return the next step from the state of the turn and its executor."""
         request = active.request
         if active.executor is None and turn.state != "queued":
-            active.executor = self._pool.get(turn.executor or "")
+            active.executor = self._pool.roster.get(turn.executor or "")
         if turn.state in ("running", "stopping") and request.deadline == math.inf:
             request.deadline = self._deadline(await self._row(), turn)
         request.storable = self._store.available
@@ -264,9 +275,7 @@ class SessionLoop:
         if cancelled:
             return
         active.executor, active.request.prompt_sent = executor, False
-        await self._store.write(
-            lambda tx: turns.move(tx, turn.id, TURN.before("dispatching"), "dispatching", executor=executor.id)
-        )
+        await self._store.write(lambda tx: self._lifecycle.dispatch(tx, turn, executor.id))
         failpoint("turn.dispatching")
 
     async def _hand_over(self, active: _Active, turn: TurnRow, executor: Executor) -> None:
@@ -311,7 +320,7 @@ class SessionLoop:
                 await self._store.write(lambda tx: self._lifecycle.begin_stopping(tx, turn))
                 failpoint("turn.stopping")
             case StopAction.GIVE_TIME:
-                request.stop_until = self._clock() + self._settings().interrupt_grace
+                request.stop_until = self._clock() + self._settings.current.turns.interrupt_grace
             case StopAction.ASK:
                 await self._ask_to_stop(active, turn, executor)
             case StopAction.KILL:
@@ -353,14 +362,14 @@ class SessionLoop:
         await self._store.write(lambda tx: self._lifecycle.end(tx, turn, ended))
 
     def _timeout(self, session: SessionRow, turn: TurnRow) -> float:
-        return turn.timeout or session.limits.turn_timeout or self._settings().timeout
+        return turn.timeout or session.limits.turn_timeout or self._settings.current.turns.timeout
 
     def _deadline(self, session: SessionRow, turn: TurnRow) -> float:
         """Return when hutchd stops a turn: after the executor should have stopped it, which counts by itself.
 
         It counts from now: how long a turn ran before a restart of hutchd, only the executor knows.
         """
-        return self._clock() + self._timeout(session, turn) + self._settings().interrupt_grace
+        return self._clock() + self._timeout(session, turn) + self._settings.current.turns.interrupt_grace
 
     async def _row(self) -> SessionRow:
         row = await self._store.read(lambda conn: sessions.get(conn, self.session))
@@ -376,13 +385,13 @@ class SessionLoop:
             if turn.state == "queued":
                 await self._end(turn, stopped("closed"))
         left: list[int] = []
-        for executor in [one for one in self._pool.all() if one.session == self.session]:  # also one that was given up
+        served_by = [one for one in self._pool.roster.all() if one.session == self.session]  # also those given up
+        for executor in served_by:
             left += (await self._pool.end(executor, "its session was closed", grace=3.0)).left
-        self._killed = Killed(verified=not left, left=tuple(left))
         word, message = "session_closed", "The session was closed; nothing of it is left running."
         if left:
             word = "quarantined"
-            message = f"The session was closed, but these processes of it could not be ended: {self._killed.left}."
+            message = f"The session was closed, but these processes of it could not be ended: {tuple(left)}."
 
         def close(tx: Tx) -> None:
             sessions.update(tx, self.session, state="closed", closed_at=now_ms())

@@ -1,32 +1,27 @@
-"""Sessions: open, list, close, delete and fork them, change their permission mode."""
+"""Sessions: open, list, get, close and delete them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from posixpath import basename, normpath
 
 import msgspec
 
 from hutch_daemon.environments.registry import Environments
-from hutch_daemon.events.fanout import Fanout
-from hutch_daemon.events.journal import Journal
 from hutch_daemon.keys.vault import Vault, session_context
-from hutch_daemon.pool.pool import Pool
+from hutch_daemon.pool.executor import Executor
+from hutch_daemon.pool.roster import Roster
 from hutch_daemon.services.access import Access, Caller, require_absolute
 from hutch_daemon.services.accounts import Accounts
 from hutch_daemon.services.isolation import IsolationPlanner
-from hutch_daemon.services.modes import change_mode, report_mode
 from hutch_daemon.services.policy_layers import PolicyLayers, with_tools
 from hutch_daemon.services.session_tasks import SessionTasks
-from hutch_daemon.services.views import FORK_MARK, session_view
-from hutch_daemon.settings import PermissionSettings
+from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store import audit, sessions
-from hutch_daemon.store.records import Executes
-from hutch_daemon.store.rows import SessionRow
+from hutch_daemon.store.records import Executes, Tx, to_message
+from hutch_daemon.store.rows import FORK_MARK, SessionRow
 from hutch_daemon.store.store import Store
-from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
 from hutch_shared.agents import AGENTS
 from hutch_shared.errors import HutchError, Reason
@@ -49,12 +44,14 @@ class SessionService:
         vault: Vault,
         policy: PolicyLayers,
         tasks: SessionTasks,
-        pool: Pool,
-        journal: Journal,
-        fanout: Fanout,
-        settings: Callable[[], PermissionSettings],
+        roster: Roster,
+        settings: SettingsInForce,
+        on_deleted: Callable[[str], None],
     ) -> None:
-        """`settings` give the mode of a session that names none."""
+        """`settings` give the mode of a session that names none.
+
+        `on_deleted(session)` is called after the commit and must not block.
+        """
         self._store = store
         self._access = access
         self._accounts = accounts
@@ -63,9 +60,8 @@ class SessionService:
         self._vault = vault
         self._policy = policy
         self._tasks = tasks
-        self._pool = pool
-        self._journal = journal
-        self._fanout = fanout
+        self._roster = roster
+        self._on_deleted = on_deleted
         self._settings = settings
 
     async def open_session(self, caller: Caller, params: m.OpenSession) -> m.Session:
@@ -81,7 +77,7 @@ class SessionService:
         session, cwd, servers = new_id("session"), normpath(params.cwd), params.options.mcp_servers
         sealed = self._vault.seal(session_context(session), msgspec.json.encode(servers)) if servers else None
         plan = await self._isolation.plan(environment, params.agent, cwd, account, params.isolation)
-        settings = self._settings()
+        settings = self._settings.current.permissions
         row = SessionRow(
             id=session,
             name=params.name or f"{basename(cwd) or 'root'}-{session[2:6]}",
@@ -105,9 +101,11 @@ class SessionService:
         )
         self._policy.check_rules(caller.uid, row.rules, base=cwd)
         await self._policy.check_mode(row)
-        return await self._open(caller, row)
+        return await self.open_row(caller, row)
 
-    async def _open(self, caller: Caller, row: SessionRow) -> m.Session:
+    async def open_row(self, caller: Caller, row: SessionRow) -> m.Session:
+        """Store a new session and have its task get an executor; a repeated idempotency key finds the first one."""
+
         def keep(tx: Tx) -> tuple[SessionRow, bool, tuple[SessionRow, ...]]:
             others = sessions.in_directory(tx, row.cwd)
             kept, fresh = sessions.insert(tx, row)
@@ -125,7 +123,7 @@ class SessionService:
             names = ", ".join(one.name if caller.may_see(one.owner) else "another user's" for one in others)
             which = "Another open session works" if len(others) == 1 else "Other open sessions work"
             warning = f"{which} in {row.cwd}: {names}."
-        return await self._view(kept, warning)
+        return await self.view(kept, warning)
 
     async def list_sessions(self, caller: Caller, params: m.ListSessions) -> m.Sessions:
         """List the caller's sessions, or everybody's if the caller asks for them and may see them."""
@@ -136,12 +134,12 @@ class SessionService:
             return [(row, sessions.activity(conn, row.id)) for row in rows], more
 
         found, more = await self._store.read(read)
-        of_session, journal = self._pool.of_session, self._store.journal
-        return m.Sessions(tuple(session_view(row, near, journal, of_session(row.id)) for row, near in found), more)
+        of_session, journal = self._roster.of_session, self._store.journal
+        return m.Sessions(tuple(_session_view(row, near, journal, of_session(row.id)) for row, near in found), more)
 
     async def get_session(self, caller: Caller, params: m.SessionRef) -> m.Session:
         """Return one session."""
-        return await self._view(await self._access.session(caller, params.session))
+        return await self.view(await self._access.session(caller, params.session))
 
     async def close_session(self, caller: Caller, params: m.CloseSession) -> m.Session:
         """Close a session and end its processes, verified. A closed one is returned as it is."""
@@ -152,7 +150,7 @@ class SessionService:
                 if busy.active is not None or busy.queued:
                     raise HutchError(Reason.WRONG_STATE, "A turn is running or waiting; stop it, or close by force.")
             await self._tasks.start(row.id, row.owner).close(str(caller))
-        return await self._view(await self._access.session(caller, row.id))
+        return await self.view(await self._access.session(caller, row.id))
 
     async def delete_session(self, caller: Caller, params: m.SessionRef) -> m.Nothing:
         """Remove a closed session and its record; the audit stays."""
@@ -163,55 +161,10 @@ class SessionService:
         def delete(tx: Tx) -> None:
             sessions.delete(tx, row.id)
             _record(tx, caller, row, "delete_session", "deleted")
-            tx.after_commit(partial(self._fanout.remove, row.id))
+            tx.after_commit(partial(self._on_deleted, row.id))
 
         await self._store.write(delete)
         return m.Nothing()
-
-    async def fork_session(self, caller: Caller, params: m.ForkSession) -> m.Session:
-        """Open a session that goes on from another one's conversation, with the same settings."""
-        self._access.require_serving()
-        row = await self._access.session(caller, params.session)
-        if row.agent_session is None:
-            raise HutchError(Reason.WRONG_STATE, "The session has no conversation yet that a fork could go on from.")
-        self._accounts.require_allowed(row)
-        session, sealed = new_id("session"), row.sealed
-        if sealed is not None:
-            plain = self._vault.open(session_context(row.id), sealed)
-            sealed = self._vault.seal(session_context(session), plain)
-        fork = replace(
-            row,
-            id=session,
-            name=params.name or f"{row.name}-fork-{session[2:6]}",
-            created_at=now_ms(),
-            state="open",
-            closed_at=None,
-            sealed=sealed,
-            agent_session=FORK_MARK + row.agent_session.removeprefix(FORK_MARK),
-            forked_from=row.id,
-            idempotency_key=None,
-            head_seq=0,
-            floor_seq=0,
-            turns=0,
-        )
-        return await self._open(caller, fork)
-
-    async def set_permission_mode(self, caller: Caller, params: m.SetPermissionMode) -> m.Session:
-        """Change the mode. The next tool call is judged by it, also in the running turn."""
-        row = await self._access.session(caller, params.session)
-        if row.state == "closed":
-            raise HutchError(Reason.SESSION_CLOSED)
-        await self._policy.check_mode(replace(row, permission_mode=params.mode))
-
-        def change(tx: Tx) -> SessionRow:
-            now = sessions.get(tx, row.id)
-            if now is None or now.state == "closed":
-                raise HutchError(Reason.SESSION_CLOSED)
-            return change_mode(tx, self._journal, now, params.mode, str(caller))
-
-        changed = await self._store.write(change)
-        await report_mode(self._pool, changed)
-        return await self._view(changed)
 
     def _check_count(self, tx: Tx, account: str) -> None:
         limit = self._isolation.limits.sessions
@@ -222,9 +175,32 @@ class SessionService:
                 " stop`.",
             )
 
-    async def _view(self, row: SessionRow, warning: str | None = None) -> m.Session:
+    async def view(self, row: SessionRow, warning: str | None = None) -> m.Session:
+        """Return a session as clients see it now."""
         near = await self._store.read(lambda conn: sessions.activity(conn, row.id))
-        return session_view(row, near, self._store.journal, self._pool.of_session(row.id), warning)
+        return _session_view(row, near, self._store.journal, self._roster.of_session(row.id), warning)
+
+
+def _session_view(
+    row: SessionRow, near: sessions.SessionActivity, journal: str, executor: Executor | None, warning: str | None = None
+) -> m.Session:
+    """Return a session as clients see it."""
+    speaking = row.agent_session is not None and not row.agent_session.startswith(FORK_MARK)
+    active = near.active
+    return to_message(
+        m.Session,
+        row,
+        journal=journal,
+        agent_session=row.agent_session if speaking else None,
+        executor=executor.id if executor is not None else None,
+        executor_state=executor.state if executor is not None else None,
+        active_turn=active.id if active is not None else None,
+        active_state=active.state if active is not None else None,
+        pending=near.pending,
+        queued=near.queued,
+        usage=near.usage,
+        warning=warning,
+    )
 
 
 def _record(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from hutch_daemon.machine import TransitionTable
-from hutch_shared.events import TurnEnded
 from hutch_shared.messages import PermissionState, SessionState, TurnState
 
-__all__ = ["PERMISSION", "SESSION", "TURN", "settled_state"]
+__all__ = ["PERMISSION", "SESSION", "TURN"]
 
 SESSION: Final[TransitionTable[SessionState]] = TransitionTable(
     "session", "open", {"open": frozenset({"closed"}), "closed": frozenset()}
@@ -42,8 +41,3 @@ PERMISSION: Final[TransitionTable[PermissionState]] = TransitionTable(
         "withdrawn": frozenset(),
     },
 )
-
-
-def settled_state(state: TurnState, ended: TurnEnded) -> TurnState:
-    """Return the terminal state of a live turn that ended so: what fails while it is being stopped was stopped."""
-    return ended.state if TURN.allows(state, ended.state) else "stopped"

@@ -7,16 +7,26 @@ from typing import Literal
 
 from hutch_daemon.events.journal import Journal
 from hutch_daemon.permissions.approvals import Approvals
-from hutch_daemon.services.states import TURN, settled_state
+from hutch_daemon.services.states import TURN
 from hutch_daemon.store import sessions, turns, usage
+from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import TurnRow, UsageRow
-from hutch_daemon.store.tx import Tx
 from hutch_shared.errors import Reason
 from hutch_shared.events import TurnEnded
 from hutch_shared.failpoints import failpoint
+from hutch_shared.messages import TurnState
 from hutch_shared.times import now_ms
 
-__all__ = ["StopCause", "TurnLifecycle", "lost", "outcome_unknown", "over_limit", "stopped"]
+__all__ = [
+    "StopCause",
+    "TurnLifecycle",
+    "has_ended",
+    "lost",
+    "outcome_unknown",
+    "over_limit",
+    "settled_state",
+    "stopped",
+]
 
 StopCause = Literal["interrupted", "timed_out", "closed"]
 
@@ -28,9 +38,13 @@ class TurnLifecycle:
     journal: Journal
     approvals: Approvals
 
+    def dispatch(self, tx: Tx, turn: TurnRow, executor: str) -> None:
+        """Record that a queued turn is handed to an executor."""
+        turns.move(tx, turn.id, TURN.before["dispatching"], "dispatching", executor=executor)
+
     def begin(self, tx: Tx, turn: TurnRow) -> None:
         """Move a turn from dispatching to running, once; its `turn_started` is the executor's first event of it."""
-        turns.move(tx, turn.id, TURN.before("running"), "running", started_at=now_ms())
+        turns.move(tx, turn.id, TURN.before["running"], "running", started_at=now_ms())
 
     def begin_stopping(self, tx: Tx, turn: TurnRow) -> None:
         """Move a running turn to stopping, and withdraw its permission requests."""
@@ -50,7 +64,7 @@ class TurnLifecycle:
         moved = turns.move(
             tx,
             turn.id,
-            TURN.before(state) & {turn.state},
+            TURN.before[state] & {turn.state},
             state,
             ended_at=now_ms(),
             reason=ended.reason,
@@ -69,6 +83,16 @@ class TurnLifecycle:
             _book(tx, turn, ended)
         failpoint("turn.end")
         return True
+
+
+def has_ended(turn: TurnRow) -> bool:
+    """Tell whether a turn is in a terminal state."""
+    return turn.state in TURN.terminal
+
+
+def settled_state(state: TurnState, ended: TurnEnded) -> TurnState:
+    """Return the terminal state of a live turn that ended so: what fails while it is being stopped was stopped."""
+    return ended.state if ended.state in TURN.moves[state] else "stopped"
 
 
 def _book(tx: Tx, turn: TurnRow, ended: TurnEnded) -> None:

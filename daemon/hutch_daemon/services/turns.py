@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Final
 
-import anyio
 import structlog
 
 from hutch_daemon.redaction import KnownSecrets
@@ -14,12 +11,11 @@ from hutch_daemon.services.access import Access, Caller
 from hutch_daemon.services.session_tasks import SessionTasks
 from hutch_daemon.services.states import TURN
 from hutch_daemon.services.turn_lifecycle import TurnLifecycle, stopped
-from hutch_daemon.services.views import turn_view
-from hutch_daemon.settings import TurnSettings
+from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store import audit, permissions, turns
+from hutch_daemon.store.records import Tx, to_message
 from hutch_daemon.store.rows import SessionRow, TurnRow
 from hutch_daemon.store.store import Store
-from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import failpoint
@@ -29,9 +25,6 @@ from hutch_shared.times import now_ms
 __all__ = ["TurnService"]
 
 _log = structlog.get_logger(__name__)
-
-_LOOK_AGAIN: Final = 0.02
-"""Seconds until another look whether a session's task has taken up its turn."""
 
 
 class TurnService:
@@ -44,7 +37,7 @@ class TurnService:
         tasks: SessionTasks,
         lifecycle: TurnLifecycle,
         known: KnownSecrets,
-        settings: Callable[[], TurnSettings],
+        settings: SettingsInForce,
     ) -> None:
         """A prompt that holds one of the `known` secrets is refused."""
         self._store = store
@@ -58,7 +51,7 @@ class TurnService:
         """Queue a prompt, durably. With an idempotency key that was used before, return the turn that it made."""
         self._access.require_serving()
         session = await self._access.session(caller, params.session)
-        limits, prompt = self._settings(), params.prompt.encode()
+        limits, prompt = self._settings.current.turns, params.prompt.encode()
         if len(prompt) > limits.prompt:
             raise HutchError(Reason.INVALID_PARAMS, f"The prompt is longer than {limits.prompt} bytes.")
         if self._known.find(prompt) is not None:
@@ -85,7 +78,7 @@ class TurnService:
 
         kept = await self._store.write(queue)
         failpoint("turn.stored")
-        return turn_view(kept)
+        return _turn_view(kept)
 
     async def list_turns(self, caller: Caller, params: m.ListTurns) -> m.Turns:
         """List a session's turns."""
@@ -132,6 +125,7 @@ class TurnService:
             _log.error("an interrupt is not in the audit", by=str(caller), turn=ref.turn, error=error.message)
         while turn.state not in TURN.terminal:
             task = self._tasks.start(session.id, session.owner)
+            turned = task.turned
             halted = task.request_stop(turn.id, "interrupted")
             if halted is not None:
                 await halted.wait()
@@ -142,15 +136,16 @@ class TurnService:
                 except HutchError as error:
                     if error.reason is not Reason.WRONG_STATE:
                         raise  # with `wrong_state` it has begun just now: its task takes it up in a moment
-            await anyio.sleep(_LOOK_AGAIN)
             turn = (await self._access.turn(caller, turn.id))[1]
+            if turn.state not in TURN.terminal:
+                await turned.wait()
         return await self.get_turn(caller, ref)
 
     async def _view(self, turn: TurnRow) -> m.Turn:
         if turn.state in TURN.terminal:
-            return turn_view(turn)
+            return _turn_view(turn)
         asked = await self._store.read(lambda conn: permissions.list_(conn, turn=turn.id))
-        return turn_view(turn, len(asked))
+        return _turn_view(turn, len(asked))
 
     @staticmethod
     def _record(tx: Tx, caller: Caller, session: SessionRow, action: str, outcome: str, turn: str) -> None:
@@ -163,3 +158,8 @@ class TurnService:
             session=session.id,
             subject=turn,
         )
+
+
+def _turn_view(row: TurnRow, pending: int = 0) -> m.Turn:
+    """Return a turn as clients see it; `pending` questions make it wait."""
+    return to_message(m.Turn, row, awaiting_permission=pending > 0)

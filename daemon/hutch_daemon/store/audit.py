@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from hutch_daemon.store.records import Executes, RowMapping
+from hutch_daemon.store.records import Executes, RowMapping, Tx
 from hutch_daemon.store.rows import AuditRow
-from hutch_daemon.store.tx import Tx
 from hutch_shared.times import now_ms
 
 __all__ = ["AUDIT", "read", "record", "write"]

@@ -15,9 +15,8 @@ import msgspec
 from msgspec import UNSET
 
 from hutch_daemon.store import meta
-from hutch_daemon.store.records import Executes
+from hutch_daemon.store.records import Executes, Tx
 from hutch_daemon.store.rows import StoredEvent
-from hutch_daemon.store.tx import Tx
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import DATA_OF_KIND, EventKind, ReportedEvent
 from hutch_shared.failpoints import failpoint

@@ -1,4 +1,4 @@
-"""Converts rows to columns and back, and rows to messages, for all tables.
+"""Holds the transaction of a unit of work; converts rows to columns and back, and rows to messages, for all tables.
 
 A `RowMapping` is made from a table's name and a row class (`rows`), and builds their SQL statements. So a new column
 needs only a migration and a field in the row class. SQL text contains only names from the code; values are parameters.
@@ -9,14 +9,15 @@ from __future__ import annotations
 import sqlite3
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
+from hutch_daemon.store.rows import StoredEvent
 from hutch_shared.times import to_wire
 
-__all__ = ["Executes", "RowMapping", "to_message"]
+__all__ = ["Effect", "Executes", "RowMapping", "Tx", "to_message"]
 
 R = TypeVar("R")
 W = TypeVar("W", bound=msgspec.Struct)
@@ -30,13 +31,44 @@ class Executes(Protocol):
     def execute(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ..., /) -> sqlite3.Cursor: ...
 
 
+Effect = Callable[[], object]
+"""A callback that runs on the event loop after a commit, outside of any task. It must not block, and cannot use
+`anyio.current_time` or open task groups.
+"""
+
+
+@dataclass(slots=True)
+class Tx:
+    """Runs statements on the open transaction, and collects events and effects. Valid while the unit runs."""
+
+    conn: sqlite3.Connection
+    events: list[StoredEvent] = field(default_factory=list)
+    """The events to publish after the commit. `store.events` adds to it."""
+    effects: list[Effect] = field(default_factory=list)
+    """The callbacks to run after the commit. `after_commit` adds to it."""
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        """Run one statement."""
+        return self.conn.execute(sql, parameters)
+
+    def after_commit(self, effect: Effect) -> None:
+        """Run `effect` once on the event loop when this unit is durable, even if the caller of `write` was cancelled.
+
+        It does not run if the unit raises or the commit fails. (If reopening the database shows that a failed commit
+        was stored, its effects run then.) Effects run in the order of their registration: after the commit's events
+        were published, and before the commit's `write` calls return. An exception of an effect is logged; the other
+        effects still run.
+        """
+        self.effects.append(effect)
+
+
 class RowMapping(Generic[R]):
     """A table and its row class. If a row is inserted with 0 in the column `assigned`, SQLite assigns its value."""
 
     def __init__(self, name: str, row: type[R], *, assigned: str | None = None) -> None:
         hints = typing.get_type_hints(row)
         self.name = name
-        self.columns = tuple(field.name for field in fields(row))  # type: ignore[arg-type]
+        self.columns = tuple(one.name for one in fields(row))  # type: ignore[arg-type]
         self._row = row
         self._assigned = assigned
         self._decode: list[tuple[int, Callable[[Any], Any]]] = []

@@ -8,12 +8,13 @@ as JSON and decoded to its type.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from hutch_shared import messages as m
 from hutch_shared.events import UsageSeen
 
 __all__ = [
+    "FORK_MARK",
     "AuditRow",
     "ExecutorRow",
     "KeyRow",
@@ -29,6 +30,10 @@ __all__ = [
 ]
 
 RuleEffect = Literal["allow", "ask", "deny"]
+
+
+FORK_MARK: Final = "fork:"
+"""Before the `agent_session` of a fork that has not spoken yet: the conversation that it goes on from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

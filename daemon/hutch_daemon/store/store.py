@@ -29,9 +29,9 @@ from hutch_daemon.store import backups, database
 from hutch_daemon.store.faults import StoreFault, fault_of, unavailable
 from hutch_daemon.store.lock import hold
 from hutch_daemon.store.readers import Readers
+from hutch_daemon.store.records import Effect, Tx
 from hutch_daemon.store.reserve import Reserve
 from hutch_daemon.store.rows import StoredEvent
-from hutch_daemon.store.tx import Effect, Tx
 from hutch_daemon.store.writer import Job, JobResult, StoreLimits, Writer
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason

@@ -28,9 +28,9 @@ from hutch_daemon.store import events, meta
 from hutch_daemon.store.database import connect_reader, connect_writer, truncate_wal, wal_of
 from hutch_daemon.store.faults import Cure, StoreFault, fault_of, fault_of_os, unavailable
 from hutch_daemon.store.readers import Readers
+from hutch_daemon.store.records import Effect, Tx
 from hutch_daemon.store.reserve import Reserve
 from hutch_daemon.store.rows import StoredEvent
-from hutch_daemon.store.tx import Effect, Tx
 from hutch_shared.failpoints import failpoint
 
 __all__ = ["Job", "JobResult", "StoreLimits", "Writer"]

@@ -26,7 +26,7 @@ from hutch_daemon.api.server import serve
 from hutch_daemon.environments.accounts import account_named, account_of
 from hutch_daemon.environments.launcher_client import LauncherClient
 from hutch_daemon.environments.local import Places
-from hutch_daemon.environments.origin import insider_of
+from hutch_daemon.environments.origin import InsiderLookup
 from hutch_daemon.environments.port import Account
 from hutch_daemon.environments.registry import Environments
 from hutch_daemon.environments.same_user import SameUser
@@ -49,12 +49,12 @@ from hutch_daemon.services.accounts import Accounts
 from hutch_daemon.services.host import DaemonInfo, StopRequest
 from hutch_daemon.services.key_troubles import KeyTroubles
 from hutch_daemon.services.notices import Notices
-from hutch_daemon.settings import Settings
+from hutch_daemon.settings import Settings, SettingsInForce
 from hutch_daemon.signals import Signal
 from hutch_daemon.store import executors, keys
 from hutch_daemon.store.store import Store, StoreLimits
 from hutch_daemon.wiring.assembly import Opened, running_services
-from hutch_daemon.wiring.settings_in_force import SettingsInForce
+from hutch_daemon.wiring.settings_file import SettingsFile
 from hutch_daemon.wiring.stopping import until_stopped
 from hutch_daemon.wiring.upkeep import keep_probing, retain
 from hutch_shared import __file__ as shared_file
@@ -74,7 +74,8 @@ _FAREWELL: Final = 5.0
 
 async def run(paths: Paths, settings: Settings, service: Service) -> None:
     """Serve until a signal or a client ends it. HutchError, MasterKeyError or OSError when it cannot begin."""
-    current = SettingsInForce(paths, settings, service)
+    file = SettingsFile(paths, settings, service)
+    in_force = file.in_force
     service.say(service.status(f"Opens the record in {paths.state}"))
     async with AsyncExitStack() as stack:
         signals = stack.enter_context(anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
@@ -93,30 +94,29 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
         key_troubles = KeyTroubles(store, journal)
         broker = Broker(
             store,
-            current,
+            in_force,
             BrokerPaths.under(paths.runtime, paths.state),
             partial(_holds, store),
-            fresh=FreshKeys(vault, current),
+            fresh=FreshKeys(vault, in_force),
             report=key_troubles.report,
             everyone=paths.system,
         )
 
         # executors
-        environments = _environments(current, (_own_places(paths, settings), _own_programs()), stack)
+        environments = _environments(in_force, paths, (_own_places(paths, settings), _own_programs()), stack)
         if why := await environments.probe():
             _log.warning("sessions cannot have what this host should give them", why=why)
         executor_changed: Signal[[Executor]] = Signal()
         pool = Pool(
             store,
             environments,
-            lambda: current().executors,
+            in_force,
             lambda: tokens.issue(awake_ms()),
             socket=str(paths.executor_socket),
             server_uid=os.geteuid(),
             boot_id=boot_id(),
             output_dir=paths.state / "executors",
             account_of=_account_of,
-            limits=lambda: current().bounds(system=paths.system),
             on_change=executor_changed.emit,
             on_notice=notices.add,
         )
@@ -131,16 +131,14 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
             pool=pool,
             executor_changed=executor_changed,
             vault=vault,
-            grants=Grants(store, vault, current, broker),
+            grants=Grants(store, vault, in_force, broker),
             leases=broker,
             key_troubles=key_troubles,
             notices=notices,
             environments=environments,
-            accounts=Accounts(
-                _account_of, account_named, lambda: current().accounts, current.is_admin, system=paths.system
-            ),
+            accounts=Accounts(_account_of, account_named, in_force, file.administrators.is_admin, system=paths.system),
             known=known,
-            settings=current,
+            settings=in_force,
             info=DaemonInfo(
                 mode="system" if paths.system else "user",
                 started_at=now_ms(),
@@ -151,7 +149,7 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
             boot_id=boot_id(),
             own_spares=not paths.system,
             clients=connections.__len__,
-            settings_notices=current.notices,
+            settings_notices=file.notices,
         )
         executor_socket = passed.get("executor") or stack.enter_context(listen(paths.executor_socket, _mode(paths)))
         await stack.enter_async_context(broker.running())
@@ -161,28 +159,28 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
 
         # sockets
         tasks = await stack.enter_async_context(anyio.create_task_group())
-        executor_listener = ExecutorListener(services, current)
-        tasks.start_soon(serve, executor_socket, executor_listener.run, current.sockets, attrgetter("hello"))
+        executor_listener = ExecutorListener(services, in_force)
+        tasks.start_soon(serve, executor_socket, executor_listener.run, in_force, attrgetter("hello"))
         client_listener = ClientListener(
             services,
             fanout,
             journal,
-            current,
-            is_admin=lambda one: current.is_admin(one.uid),
-            insider_of=lambda pid: insider_of(pid, pool.pids()),
+            in_force,
+            is_admin=file.administrators.is_admin,
+            insider_of=InsiderLookup(pool.roster.pids).insider_of,
             daemon_uid=os.geteuid(),
             connections=connections,
         )
         client_socket = passed.get("client") or stack.enter_context(listen(paths.client_socket, _mode(paths)))
-        tasks.start_soon(serve, client_socket, client_listener.run, current.sockets, attrgetter("first_frame"))
-        tasks.start_soon(retain, journal, current)
+        tasks.start_soon(serve, client_socket, client_listener.run, in_force, attrgetter("first_frame"))
+        tasks.start_soon(retain, journal, file)
         tasks.start_soon(keep_probing, environments)
         tasks.start_soon(service.beat, lambda: store.writing)
         await anyio.lowlevel.checkpoint()  # now all of them run
         service.say("READY=1", service.status(f"Serves at {paths.client_socket}"))
         _log.info("hutchd serves", version=__version__, socket=str(paths.client_socket), epoch=store.epoch)
 
-        await until_stopped(services.host, stop_request, current, service, signals)
+        await until_stopped(services.host, stop_request, file, service, signals)
         fanout.close()
         with anyio.move_on_after(_FAREWELL):
             await client_listener.close(HutchError(Reason.SHUTTING_DOWN))
@@ -190,26 +188,26 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
     _log.info("hutchd has stopped")
 
 
-def _environments(current: SettingsInForce, places: Places, stack: AsyncExitStack) -> Environments:
+def _environments(in_force: SettingsInForce, paths: Paths, places: Places, stack: AsyncExitStack) -> Environments:
     """Return the environments of this hutchd, the preferred one first."""
-    same_user = SameUser(output=current().executors.output, places=places)
-    if not current.paths.system:
+    same_user = SameUser(output=in_force.current.executors.output, places=places)
+    if not paths.system:
         return Environments(same_user)
-    return Environments(_unix_user(current, places, stack), same_user)
+    return Environments(_unix_user(in_force, places, stack), same_user)
 
 
-def _unix_user(current: SettingsInForce, places: Places, stack: AsyncExitStack) -> UnixUser:
+def _unix_user(in_force: SettingsInForce, places: Places, stack: AsyncExitStack) -> UnixUser:
     """Return the environment for other accounts, with the way to the launcher that the settings name."""
-    given = current().isolation
+    given = in_force.current.isolation
     command = given.launcher_command or os.path.join(sys.prefix, "bin", "hutch-launcher")
     way = ("sudo", "-n", "--", command) if given.launcher == "sudo" else Path(given.launcher_socket)
     launcher = LauncherClient(way)
     stack.callback(launcher.close)
     return UnixUser(
         launcher,
-        output=current().executors.output,
+        output=in_force.current.executors.output,
         places=places,
-        dedicated=lambda name: name in current().accounts.dedicated,
+        dedicated=lambda name: name in in_force.current.accounts.dedicated,
     )
 
 

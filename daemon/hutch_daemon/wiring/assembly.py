@@ -25,13 +25,14 @@ from hutch_daemon.services.accounts import Accounts
 from hutch_daemon.services.approvals import ApprovalService
 from hutch_daemon.services.executor_changes import ExecutorChanges
 from hutch_daemon.services.executors import ExecutorService, GrantsKeys
+from hutch_daemon.services.forks import ForkService
 from hutch_daemon.services.history import HistoryService
 from hutch_daemon.services.host import DaemonInfo, HostService, StopRequest
 from hutch_daemon.services.isolation import IsolationPlanner
 from hutch_daemon.services.key_troubles import KeyTroubles
 from hutch_daemon.services.keys import ExplainsKeys, KeyService, LeaseControl
 from hutch_daemon.services.masking import Masking
-from hutch_daemon.services.modes import leave_plan
+from hutch_daemon.services.modes import ModeService, leave_plan
 from hutch_daemon.services.notices import Notices
 from hutch_daemon.services.orphan_spools import OrphanSpools
 from hutch_daemon.services.policy import PolicyService
@@ -45,7 +46,7 @@ from hutch_daemon.services.session_tasks import SessionTasks
 from hutch_daemon.services.sessions import SessionService
 from hutch_daemon.services.turn_lifecycle import TurnLifecycle
 from hutch_daemon.services.turns import TurnService
-from hutch_daemon.settings import Settings
+from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.signals import Signal
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
@@ -83,7 +84,7 @@ class Opened:
     environments: Environments
     accounts: Accounts
     known: KnownSecrets
-    settings: Callable[[], Settings]
+    settings: SettingsInForce
     info: DaemonInfo
     spool_dir: Path
     host_policy: Path
@@ -108,11 +109,11 @@ async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIt
     access = Access(store)
     layers = PolicyLayers(store, opened.host_policy, accounts)
     isolation = IsolationPlanner(settings, opened.grants.delivery, system=system)
-    presence = Presence(opened.fanout, lambda: settings().permissions, opened.clock)
+    presence = Presence(opened.fanout, settings, opened.clock)
     tasks = SessionTasks(presence, opened.notices)
     approvals = Approvals(
         store,
-        lambda: settings().permissions,
+        settings,
         layers,
         somebody_there=presence.is_present,
         stop_turn=tasks.request_stop,
@@ -137,32 +138,32 @@ async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIt
             pool,
             executors,
             lifecycle,
-            lambda: settings().turns,
+            settings,
             on_closed=layers.forget,
             clock=opened.clock,
         )
 
-    keys = KeyService(
-        access, vault, opened.grants, opened.leases, opened.key_troubles, lambda: tuple(settings().providers)
+    keys = KeyService(access, vault, opened.grants, opened.leases, opened.key_troubles, settings)
+    sessions = SessionService(
+        store,
+        access,
+        accounts,
+        environments,
+        isolation,
+        vault,
+        layers,
+        tasks,
+        pool.roster,
+        settings,
+        opened.fanout.remove,
     )
     services = Services(
         access=access,
-        sessions=SessionService(
-            store,
-            access,
-            accounts,
-            environments,
-            isolation,
-            vault,
-            layers,
-            tasks,
-            pool,
-            journal,
-            opened.fanout,
-            lambda: settings().permissions,
-        ),
-        turns=TurnService(store, access, tasks, lifecycle, known, lambda: settings().turns),
-        approvals=ApprovalService(store, access, approvals, pool, masking, lambda: settings().permissions),
+        sessions=sessions,
+        forks=ForkService(access, accounts, vault, sessions),
+        modes=ModeService(store, access, layers, journal, pool.roster, sessions),
+        turns=TurnService(store, access, tasks, lifecycle, known, settings),
+        approvals=ApprovalService(store, access, approvals, pool, masking, settings),
         history=HistoryService(store, access, journal),
         host=HostService(
             store,
@@ -176,11 +177,11 @@ async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIt
             opened.notices,
             stop_request,
             opened.info,
-            lambda: settings().executors,
+            settings,
             clients=opened.clients,
             settings_notices=opened.settings_notices,
         ),
-        policy=PolicyService(store, access, layers, pool, lambda: settings().permissions),
+        policy=PolicyService(store, access, layers, pool, settings),
         keys=keys,
         executors=ExecutorService(store, pool, reports, opened.grants, opened.boot_id),
     )
@@ -195,8 +196,8 @@ async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIt
         stack.callback(background.cancel_scope.cancel)
         background.start_soon(presence.run, approvals.nobody_left)
         expected = await adoption.take_over(store, pool, tasks)
-        background.start_soon(adoption.end_missing, pool, expected, settings().executors.adopt_timeout)
+        background.start_soon(adoption.end_missing, pool, expected, settings.current.executors.adopt_timeout)
         background.start_soon(spools.run)
         if opened.own_spares:
-            pool.warm(adoption.spares_of(accounts.by_uid, environments, settings().executors.spare_agents))
+            pool.warm(adoption.spares_of(accounts.by_uid, environments, settings.current.executors.spare_agents))
         yield services

@@ -11,7 +11,7 @@ import structlog
 
 from hutch_daemon.service import Service
 from hutch_daemon.services.host import HostService, StopRequest
-from hutch_daemon.wiring.settings_in_force import SettingsInForce
+from hutch_daemon.wiring.settings_file import SettingsFile
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError
 
@@ -27,19 +27,19 @@ _STATUS: Final = {"drain": "running turns end first", "leave": "turns are left r
 async def until_stopped(
     host: HostService,
     request: StopRequest,
-    current: SettingsInForce,
+    file: SettingsFile,
     service: Service,
     signals: AsyncIterator[signal.Signals],
 ) -> None:
     """Wait for the end and carry it out; SIGHUP reloads settings. A second signal leaves live turns running."""
     how: m.StopHow = "drain"
-    timeout = current().executors.drain_timeout
+    timeout = file.in_force.current.executors.drain_timeout
     async with anyio.create_task_group() as waiting:
 
         async def take_signals() -> None:
             async for number in signals:
                 if number == signal.SIGHUP:
-                    current.reload()
+                    file.reload()
                 else:
                     _log.info("a signal ends hutchd", signal=signal.Signals(number).name)
                     waiting.cancel_scope.cancel()

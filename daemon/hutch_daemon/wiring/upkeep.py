@@ -9,7 +9,7 @@ import structlog
 
 from hutch_daemon.environments.registry import Environments
 from hutch_daemon.events.journal import Journal
-from hutch_daemon.wiring.settings_in_force import SettingsInForce
+from hutch_daemon.wiring.settings_file import SettingsFile
 from hutch_shared.errors import HutchError
 from hutch_shared.times import now_ms
 
@@ -32,10 +32,10 @@ async def keep_probing(environments: Environments) -> None:
             before = why
 
 
-async def retain(journal: Journal, current: SettingsInForce) -> None:
+async def retain(journal: Journal, file: SettingsFile) -> None:
     """Remove events that are older, or more, than the settings keep: at start, with new settings, and every hour."""
     while True:
-        changed, kept = current.changed, current().store
+        changed, kept = file.changed, file.in_force.current.store
         if kept.keep_days is not None or kept.keep_bytes is not None:
             before = None if kept.keep_days is None else now_ms() - int(kept.keep_days * _DAY * 1000)
             try:

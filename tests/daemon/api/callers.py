@@ -73,18 +73,18 @@ async def play(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
     return TurnEnded("completed", "done", "Done.", agent_session="conversation-1", usage=UsageSeen(input_tokens=1))
 
 
-def is_admin(one: Credentials) -> bool:
+def is_admin(uid: int) -> bool:
     """As by settings that name one account."""
-    return one.uid in (0, UID[Role.ADMIN])
+    return uid in (0, UID[Role.ADMIN])
 
 
-def client_side(stage: Stage, is_admin: Callable[[Credentials], bool] = is_admin) -> ClientListener:
+def client_side(stage: Stage, is_admin: Callable[[int], bool] = is_admin) -> ClientListener:
     """Serve clients of the stage's hutchd; its own account is DAEMON."""
     return ClientListener(
         stage.services,
         stage.fanout,
         Journal(stage.store),
-        lambda: stage.settings,
+        stage.in_force,
         is_admin=is_admin,
         insider_of=lambda _: None,
         daemon_uid=DAEMON,

@@ -84,7 +84,7 @@ class Place:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        self.side = ExecutorListener(stage.services, lambda: stage.settings)
+        self.side = ExecutorListener(stage.services, stage.in_force)
 
     @asynccontextmanager
     async def line(self, uid: int, pid: int) -> AsyncIterator[Line]:
@@ -122,7 +122,7 @@ class Place:
         """Wait until an executor has got the session; its lease is stored before."""
 
         async def has() -> bool:
-            found = self.stage.pool.of_session(session.id)
+            found = self.stage.pool.roster.of_session(session.id)
             return found is not None and found.id == who.spec.executor and found.prepared
 
         await until(has)
@@ -158,7 +158,7 @@ async def standing(here: Place, which: LeaseStanding) -> AsyncIterator[tuple[Lin
             await until(lambda: len(here.stage.host.started) > 1)  # the next spare
             follower = here.stage.host.started[-1]
             async with here.dialled(follower):
-                key = here.stage.pool.all()[0].key
+                key = here.stage.pool.roster.all()[0].key
                 await here.stage.pool.lease(session.id, key)
                 yield line, session.id, who
             return

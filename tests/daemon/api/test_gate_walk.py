@@ -267,7 +267,7 @@ async def test_who_is_no_administrator_any_more_sees_no_more_than_the_own(tmp_pa
     """Other settings count at the next call, also on a connection that is there already."""
     admins = {UID[Role.ADMIN]}
     async with new_stage(tmp_path) as stage, stage.hutchd():
-        side = client_side(stage, lambda one: one.uid in admins)
+        side = client_side(stage, lambda one: one in admins)
         async with dialled(side, BOB) as bob, dialled(side, UID[Role.ADMIN]) as admin:
             await bob.call("open_session", m.OpenSession("script", "/project/bob", name="bobs"))
             before = await admin.call("list_sessions", m.ListSessions(all_owners=True))

@@ -13,18 +13,12 @@ from hutch_daemon.api import methods
 from hutch_daemon.api.clients import ClientConnection
 from hutch_daemon.api.executors import ExecutorConnection
 from hutch_daemon.api.gate import CLIENT_GATE, EXECUTOR_GATE
-from hutch_daemon.api.methods import CLIENT_METHODS, EXECUTOR_METHODS, HELLO
+from hutch_daemon.api.methods import CLIENT_METHODS, EXECUTOR_METHODS, HELLO, OwnMethod
 from hutch_daemon.services.services import Services
 from hutch_shared.methods import CLIENT, EXECUTOR
 
 SERVICES = SimpleNamespace(**typing.get_type_hints(Services))
 """The classes of the services in place of objects: what carries a method out is then a plain function."""
-CONNECTION = SimpleNamespace(
-    services=SERVICES,
-    get_version=ClientConnection.get_version,
-    follow_events=ClientConnection.follow_events,
-    unfollow=ClientConnection.unfollow,
-)
 
 
 def annotations_of(call: Any) -> tuple[Any, Any]:
@@ -46,7 +40,11 @@ def test_a_clients_method_takes_and_gives_what_the_wire_says(name: str) -> None:
     line, wire = CLIENT_METHODS[name], CLIENT[name]
 
     assert line.params is wire.params
-    assert annotations_of(line.call_of(CONNECTION)) == (wire.params, wire.result)
+    call = line.call_of(ClientConnection if isinstance(line, OwnMethod) else SERVICES)  # type: ignore[arg-type]
+    assert annotations_of(call) == (
+        wire.params,
+        wire.result,
+    )
 
 
 @pytest.mark.parametrize("name", EXECUTOR_METHODS)

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from hutch_daemon.api.server import serve
-from hutch_daemon.settings import SocketSettings
+from hutch_daemon.settings import Settings, SettingsInForce, SocketSettings
 from hutch_shared.rpc.stream import SocketStream
 from hutch_shared.unix import Credentials, listen
 
@@ -51,7 +51,13 @@ async def house(folder: Path, seconds: float = BOUND, **settings: int) -> AsyncI
     made = House(folder / "x.sock")
     with anyio.fail_after(BOUND), listen(made.path) as listener:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(serve, listener, made.run, lambda: SocketSettings(**settings), lambda _: seconds)
+            tasks.start_soon(
+                serve,
+                listener,
+                made.run,
+                SettingsInForce(Settings(sockets=SocketSettings(**settings))),
+                lambda _: seconds,
+            )
             yield made
             tasks.cancel_scope.cancel()
 

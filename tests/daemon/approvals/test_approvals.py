@@ -387,7 +387,7 @@ async def test_the_mode_can_change_in_mid_turn(stage: Stage) -> None:
         turn = await stage.submit(session)
         asked = await stage.pending()
 
-        await stage.services.sessions.set_permission_mode(stage.me, m.SetPermissionMode(session.id, "bypass"))
+        await stage.services.modes.set_permission_mode(stage.me, m.SetPermissionMode(session.id, "bypass"))
         decision = await stage.executor.ask(command("make again", "c-2"), turn=turn.id)
         await stage.answer(asked, "allow")
         await stage.ended(turn)
@@ -405,7 +405,7 @@ async def test_the_host_may_forbid_bypass(stage: Stage) -> None:
         reasons = []
         for attempt in (
             stage.open(permission_mode="bypass"),
-            stage.services.sessions.set_permission_mode(stage.me, m.SetPermissionMode(session.id, "bypass")),
+            stage.services.modes.set_permission_mode(stage.me, m.SetPermissionMode(session.id, "bypass")),
         ):
             with pytest.raises(HutchError) as refused:
                 await attempt
@@ -544,7 +544,7 @@ async def test_a_mode_counts_for_a_call_that_is_being_judged(stage: Stage) -> No
         executor = await stage.running(await stage.submit(session))
         await until(lambda: "resolve_paths" in [name for name, _ in executor.calls])
 
-        await stage.services.sessions.set_permission_mode(stage.me, m.SetPermissionMode(session.id, "ask"))
+        await stage.services.modes.set_permission_mode(stage.me, m.SetPermissionMode(session.id, "ask"))
         stage.host.slow_paths.set()
 
         assert (await stage.pending()).call.action == "edit"

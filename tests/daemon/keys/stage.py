@@ -17,7 +17,7 @@ from hutch_daemon.keys.lease_book import LeaseHolder
 from hutch_daemon.keys.master import MasterKeys, load_master_keys
 from hutch_daemon.keys.oauth import FreshKeys
 from hutch_daemon.keys.vault import Vault
-from hutch_daemon.settings import Settings
+from hutch_daemon.settings import Settings, SettingsInForce
 from hutch_daemon.store import sessions
 from hutch_daemon.store.rows import KeyRow, SessionRow
 from hutch_daemon.store.store import Store
@@ -53,16 +53,16 @@ class VaultStage:
         """Return hutchd's side of a broker on these."""
         return Broker(
             self.store,
-            lambda: settings,
+            SettingsInForce(settings),
             BrokerPaths.under(self.folder, self.folder),
             holds,
             environ={"PATH": os.defpath},
-            fresh=FreshKeys(self.vault, lambda: settings),
+            fresh=FreshKeys(self.vault, SettingsInForce(settings)),
             report=report,
         )
 
     def grants(self, settings: Settings, broker: Broker | None = None) -> Grants:
-        return Grants(self.store, self.vault, lambda: settings, broker)
+        return Grants(self.store, self.vault, SettingsInForce(settings), broker)
 
     async def put(self, name: str = "default", secret: str = KEY, provider: str = "anthropic", **more: Any) -> m.ApiKey:
         return await self.vault.put(OWNER, provider, name, Secret(secret), **more)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hutch_daemon.keys.lease_book import Budget, GrantedLease, LeaseBook
-from hutch_daemon.settings import BrokerSettings
+from hutch_daemon.settings import BrokerSettings, Settings, SettingsInForce
 from hutch_shared import broker_link as link
 
 SETTINGS = BrokerSettings(requests=100, usd=2.0, lease=60.0)
@@ -37,7 +37,7 @@ def record(n: int, name: str = "l-1", **changes: Any) -> link.Record:
 
 
 def book_with(*granted: GrantedLease) -> LeaseBook:
-    book = LeaseBook(lambda: SETTINGS)
+    book = LeaseBook(SettingsInForce(Settings(broker=SETTINGS)))
     for one in granted:
         book.add(one)
     return book

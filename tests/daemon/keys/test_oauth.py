@@ -14,7 +14,7 @@ import pytest
 
 from hutch_daemon.keys.credential import Refresh
 from hutch_daemon.keys.oauth import FreshKeys
-from hutch_daemon.settings import Settings
+from hutch_daemon.settings import Settings, SettingsInForce
 from hutch_daemon.store.rows import KeyRow
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.secret import Secret
@@ -65,7 +65,7 @@ async def test_a_token_near_its_end_is_exchanged_once_for_all(tmp_path: Path) ->
 
     async with token_server(answer) as url, vault_stage(tmp_path) as stage:
         row = await put(stage, url, 1000)
-        fresh = FreshKeys(stage.vault, Settings)
+        fresh = FreshKeys(stage.vault, SettingsInForce(Settings()))
         got: list[str] = []
 
         async def one() -> None:
@@ -94,7 +94,7 @@ async def test_a_token_that_was_rejected_is_exchanged_once(tmp_path: Path) -> No
 
     async with token_server(answer) as url, vault_stage(tmp_path) as stage:
         row = await put(stage, url, 3_600_000)
-        fresh = FreshKeys(stage.vault, Settings)
+        fresh = FreshKeys(stage.vault, SettingsInForce(Settings()))
         before = (await fresh(row.id, False)).secret
         after = [(await fresh(row.id, True)).secret for _ in range(2)]
 
@@ -112,7 +112,7 @@ async def test_who_asked_and_went_away_loses_no_token(tmp_path: Path) -> None:
 
     async with token_server(answer) as url, vault_stage(tmp_path) as stage:
         row = await put(stage, url, 1000)
-        fresh = FreshKeys(stage.vault, Settings)
+        fresh = FreshKeys(stage.vault, SettingsInForce(Settings()))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(fresh, row.id, False)
             await asked.wait()
@@ -137,7 +137,7 @@ async def test_an_exchange_that_fails_is_a_sentence_for_the_owner(tmp_path: Path
     """It says how the log-in is replaced and holds no secret; the stored token stays as it was."""
     async with token_server(lambda _: (status, value)) as url, vault_stage(tmp_path) as stage:
         row = await put(stage, url, 1000)
-        fresh = FreshKeys(stage.vault, Settings)
+        fresh = FreshKeys(stage.vault, SettingsInForce(Settings()))
         with pytest.raises(HutchError) as refused:
             await fresh(row.id, False)
         _, kept = await stage.vault.reveal(OWNER, "anthropic")

@@ -42,10 +42,10 @@ async def test_a_spare_is_kept_handed_out_and_replaced(stage: Stage) -> None:
     stage.settings = settings(executors=executors(spares=1))
     async with stage.hutchd():
         stage.pool.warm([key(stage)])
-        await until(lambda: [one.state for one in stage.pool.all()] == ["ready"])
+        await until(lambda: [one.state for one in stage.pool.roster.all()] == ["ready"])
 
         await stage.ended(await stage.submit(await stage.open()))
-        await until(lambda: [one.state for one in stage.pool.all()] == ["leased", "ready"])
+        await until(lambda: [one.state for one in stage.pool.roster.all()] == ["leased", "ready"])
 
         assert stage.host.played[0][0] == stage.host.started[0].spec.executor
 
@@ -55,12 +55,12 @@ async def test_a_spare_serves_only_its_own_kind(stage: Stage) -> None:
     stage.settings = settings(executors=executors(spares=1))
     async with stage.hutchd():
         stage.pool.warm([key(stage)])
-        await until(lambda: [one.state for one in stage.pool.all()] == ["ready"])
+        await until(lambda: [one.state for one in stage.pool.roster.all()] == ["ready"])
 
         await stage.open(agent="claude")
-        await until(lambda: any(one.key.agent == "claude" and one.session for one in stage.pool.all()))
+        await until(lambda: any(one.key.agent == "claude" and one.session for one in stage.pool.roster.all()))
 
-        assert [one.state for one in stage.pool.all() if one.key.agent == "script"] == ["ready"]
+        assert [one.state for one in stage.pool.roster.all() if one.key.agent == "script"] == ["ready"]
 
 
 async def test_at_the_maximum_the_longest_idle_gives_way(stage: Stage) -> None:
@@ -108,7 +108,7 @@ async def test_an_idle_executor_is_let_go(stage: Stage) -> None:
         session = await stage.open()
         await stage.ended(await stage.submit(session))
 
-        await until(lambda: stage.pool.all() == [])
+        await until(lambda: stage.pool.roster.all() == [])
 
         assert (await stage.services.sessions.get_session(stage.me, m.SessionRef(session.id))).state == "open"
 
@@ -118,11 +118,11 @@ async def test_a_spare_too_many_is_let_go(stage: Stage) -> None:
     stage.settings = settings(executors=executors(spares=2, lost_timeout=2.0))
     async with stage.hutchd():
         stage.pool.warm([key(stage)])
-        await until(lambda: [one.state for one in stage.pool.all()] == ["ready", "ready"])
+        await until(lambda: [one.state for one in stage.pool.roster.all()] == ["ready", "ready"])
 
         stage.settings = settings(executors=executors(spares=1, idle_timeout=0.01, heartbeat_timeout=0.4))
 
-        await until(lambda: [one.state for one in stage.pool.all()] == ["ready"])
+        await until(lambda: [one.state for one in stage.pool.roster.all()] == ["ready"])
 
 
 async def test_a_silent_executor_is_ended(stage: Stage) -> None:
@@ -135,7 +135,7 @@ async def test_a_silent_executor_is_ended(stage: Stage) -> None:
 
         await until(executor.exited.is_set)
 
-        assert stage.pool.get(executor.spec.executor) is None or executor.exited.is_set()
+        assert stage.pool.roster.get(executor.spec.executor) is None or executor.exited.is_set()
 
 
 async def test_an_executor_without_hello_is_given_up(stage: Stage) -> None:
@@ -174,7 +174,7 @@ async def test_a_start_that_is_given_up_leaves_no_process(stage: Stage) -> None:
 
         stage.pool.stop_starting()
         stage.host.gate.set()
-        await until(lambda: stage.pool.all() == [])
+        await until(lambda: stage.pool.roster.all() == [])
 
         assert [one.exited.is_set() for one in stage.host.started] == [True]
 
@@ -203,7 +203,7 @@ async def test_a_lost_spare_is_ended(stage: Stage) -> None:
     stage.settings = settings(executors=executors(spares=1, lost_timeout=0.05))
     async with stage.hutchd():
         stage.pool.warm([key(stage)])
-        await until(lambda: [one.state for one in stage.pool.all()] == ["ready"])
+        await until(lambda: [one.state for one in stage.pool.roster.all()] == ["ready"])
         spare = stage.executor
 
         spare.hang_up()
@@ -217,10 +217,10 @@ async def test_stopping_ends_the_spares(stage: Stage) -> None:
     stage.settings = settings(executors=executors(spares=1))
     async with stage.hutchd():
         stage.pool.warm([key(stage)])
-        await until(lambda: [one.state for one in stage.pool.all()] == ["ready"])
+        await until(lambda: [one.state for one in stage.pool.roster.all()] == ["ready"])
 
         stage.pool.stop_starting()
-        await until(lambda: stage.pool.all() == [])
+        await until(lambda: stage.pool.roster.all() == [])
         await anyio.lowlevel.checkpoint()
 
         assert len(stage.host.started) == 1
@@ -228,7 +228,7 @@ async def test_stopping_ends_the_spares(stage: Stage) -> None:
 
 def test_a_slot_is_free_only_when_it_was_shown() -> None:
     """gone is reached through draining alone, and nothing leads out of it."""
-    assert EXECUTOR.before("gone") == {"draining", "quarantined"}
+    assert EXECUTOR.before["gone"] == {"draining", "quarantined"}
     assert EXECUTOR.terminal == {"gone"}
     with pytest.raises(IllegalMoveError, match="leased does not lead to gone"):
         EXECUTOR.move("leased", "gone", "x-1")
@@ -251,7 +251,7 @@ async def test_nothing_is_started_while_hutchd_stops(stage: Stage) -> None:
             tasks.start_soon(lease)
             await anyio.wait_all_tasks_blocked()
             stage.pool.stop_starting()
-            await stage.pool.end(stage.pool.all()[0], "hutchd stops")
+            await stage.pool.end(stage.pool.roster.all()[0], "hutchd stops")
         await lease()
 
         assert refused == [Reason.SHUTTING_DOWN] * 2

@@ -97,7 +97,7 @@ async def test_what_the_settings_take_back_ends_for_sessions_that_are_there(syst
     ended = await finished(system, BOB, turn)
     assert (ended.state, ended.reason) == ("failed", "not_allowed")
     with refused(Reason.NOT_ALLOWED, "any more"):
-        await system.services.sessions.fork_session(BOB, m.ForkSession(shared.id))
+        await system.services.forks.fork_session(BOB, m.ForkSession(shared.id))
     assert (await system.services.sessions.close_session(BOB, m.CloseSession(shared.id))).state == "closed"
 
 

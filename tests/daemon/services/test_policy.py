@@ -47,7 +47,7 @@ async def test_an_approved_plan_gives_the_mode_back_that_was_before_it(stage: St
     stage.host.play = asking(PLAN, kind="plan", plan="# Do")
     async with stage.hutchd():
         session = await stage.open(permission_mode=before)
-        await stage.services.sessions.set_permission_mode(stage.me, m.SetPermissionMode(session.id, "plan"))
+        await stage.services.modes.set_permission_mode(stage.me, m.SetPermissionMode(session.id, "plan"))
         turn = await stage.submit(session)
 
         await stage.answer(await stage.pending(), "allow")

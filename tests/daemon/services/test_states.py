@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hutch_daemon.machine import IllegalMoveError, TransitionTable, mermaid
-from hutch_daemon.services.states import PERMISSION, SESSION, TURN, settled_state
+from hutch_daemon.services.states import PERMISSION, SESSION, TURN
+from hutch_daemon.services.turn_lifecycle import settled_state
 from hutch_shared.events import TurnEnded
 
 

@@ -328,7 +328,7 @@ async def test_close_ends_everything_of_a_session(stage: Stage) -> None:
         assert executor.exited.is_set()
         assert [(await stage.turn(turn)).state for turn in (first, second)] == ["stopped", "stopped"]
         assert "nothing of it is left" in bytes((await stage.events(session))[-1].data).decode()
-        assert stage.pool.all() == []
+        assert stage.pool.roster.all() == []
         with pytest.raises(HutchError) as late:
             await stage.submit(session, "third")
         assert late.value.reason is Reason.SESSION_CLOSED
@@ -355,7 +355,7 @@ async def test_a_fork_goes_on_from_the_conversation(stage: Stage) -> None:
         session = await stage.open(name="one")
         await stage.ended(await stage.submit(session))
 
-        fork = await stage.services.sessions.fork_session(stage.me, m.ForkSession("one"))
+        fork = await stage.services.forks.fork_session(stage.me, m.ForkSession("one"))
         await until(lambda: len(stage.host.started) == 2 and stage.executor.prepared is not None)
 
         assert (fork.forked_from, fork.agent_session) == (session.id, None)
@@ -482,7 +482,7 @@ async def test_an_end_that_comes_while_one_looks_is_not_overlooked(
                 )
                 await until(lambda: called(executor))
                 await anyio.sleep(0.05)
-                leased = stage.pool.of_session(session.id)
+                leased = stage.pool.roster.of_session(session.id)
                 assert leased is not None
                 stage.executor_changed.emit(leased)
         assert stale == 1

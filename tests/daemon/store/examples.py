@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from hutch_daemon.store import events, executors, sessions, turns
+from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import ExecutorRow, PermissionRow, SessionRow, StoredEvent, TurnRow
 from hutch_daemon.store.store import Store
-from hutch_daemon.store.tx import Tx
 from hutch_shared import messages as m
 from hutch_shared.events import ReportedEvent
 from hutch_shared.times import to_wire

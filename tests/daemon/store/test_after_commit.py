@@ -13,8 +13,8 @@ import pytest
 import structlog.testing
 
 from hutch_daemon.store import events, meta
+from hutch_daemon.store.records import Tx
 from hutch_daemon.store.store import Store
-from hutch_daemon.store.tx import Tx
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Notice
 from tests.daemon.store.examples import with_session

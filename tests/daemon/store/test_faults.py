@@ -20,9 +20,9 @@ import anyio
 import pytest
 
 from hutch_daemon.store import events, executors, meta
+from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import StoredEvent
 from hutch_daemon.store.store import Store
-from hutch_daemon.store.tx import Tx
 from hutch_shared.errors import HutchError, Reason
 from tests.daemon.store.examples import report, with_session
 

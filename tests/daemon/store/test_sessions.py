@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 
 from hutch_daemon.store import events, executors, permissions, sessions, turns
+from hutch_daemon.store.records import Tx
 from hutch_daemon.store.store import Store
-from hutch_daemon.store.tx import Tx
 from hutch_shared.errors import HutchError, Reason
 from tests.daemon.store.examples import AT, permission_row, report, session_row, with_session, with_turn
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hutch_daemon.store import audit, keys, meta, rules, usage
+from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import KeyRow, RuleRow, TrustRow, UsageRow, UsageTotal
 from hutch_daemon.store.store import Store
-from hutch_daemon.store.tx import Tx
 from hutch_shared.events import UsageSeen
 from hutch_shared.times import now_ms
 from tests.daemon.store.examples import AT, with_session
