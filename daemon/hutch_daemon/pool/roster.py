@@ -47,7 +47,7 @@ class Roster:
         self.spare_at: dict[ExecutorKey, float] = {}
         """The earliest time when the next spare of a key may be started."""
         self.look_at = math.inf
-        """The time of the next plan if nothing changes; infinite while a lease waits, which may need an idle one's slot."""
+        """The time of the next plan if nothing changes; infinite while a lease waits, which may need an idle slot."""
 
     def __repr__(self) -> str:
         return f"<Roster of {len(self._executors)}>"

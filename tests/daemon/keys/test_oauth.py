@@ -173,7 +173,7 @@ async def test_an_answer_that_cannot_be_read_leaves_the_token_as_it_was(tmp_path
         tasks.start_soon(listener.serve, serve)
         row = await put(stage, f"http://127.0.0.1:{listener.extra(anyio.abc.SocketAttribute.local_port)}/token", 1000)
         with pytest.raises(HutchError, match="its answer is not usable") as refused:
-            await FreshKeys(stage.vault, Settings)(row.id, False)
+            await FreshKeys(stage.vault, SettingsInForce(Settings()))(row.id, False)
         _, kept = await stage.vault.reveal(OWNER, "anthropic")
         tasks.cancel_scope.cancel()
 
