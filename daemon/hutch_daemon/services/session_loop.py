@@ -210,9 +210,10 @@ class SessionLoop:
 
     async def _run_turn(self, turn: TurnRow) -> None:
         """Bring one turn to its end, from whatever state it is in."""
-        if self._active is None or self._active.turn != turn.id:
-            self._turn_to(_Active(turn.id))
         active = self._active
+        if active is None or active.turn != turn.id:
+            active = _Active(turn.id)
+            self._turn_to(active)
         if self._closing_for:
             active.request.stop = active.request.stop or "closed"
         while not has_ended(turn):
