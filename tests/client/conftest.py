@@ -1,4 +1,4 @@
-"""What the client's tests share: a hutchd to talk to, and an environment that names it."""
+"""Fixtures of the client's tests: a fake hutchd, and an environment that names it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Hutch = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the person who runs the tests gets in."""
+    """Remove the settings and variables of the user who runs the tests."""
     for name in [name for name in os.environ if name.startswith(("HUTCH_", "XDG_"))]:
         monkeypatch.delenv(name)
     for name in ("NO_COLOR", "VISUAL", "EDITOR"):
@@ -26,7 +26,7 @@ def clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean_environment: None) -> Iterator[FakeDaemon]:
-    """A hutchd that HUTCH_HOST names."""
+    """A fake hutchd that HUTCH_HOST names."""
     path = tmp_path / "client.sock"
     monkeypatch.setenv("HUTCH_HOST", str(path))
     with FakeDaemon(path).serving() as fake:

@@ -1,6 +1,6 @@
-"""A hutchd for the client to talk to: the wire on a real Unix socket, with answers and events that a test lays out.
+"""A fake hutchd for the client: the wire on a real Unix socket, with answers and events that a test prescribes.
 
-It keeps to the contract on both sides: parameters and results are checked against the methods table.
+It checks parameters and results against the methods table.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class FakeDaemon:
             return [params for name, params in self.calls if name == method]
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        """Wait until something that happens here makes `condition` true."""
+        """Wait until `condition` is true. Checks it after each event here."""
         with self._changed:
             assert self._changed.wait_for(condition, timeout=30)
 
@@ -133,7 +133,7 @@ class FakeDaemon:
                     line.shutdown(socket.SHUT_RDWR)
 
     def _pending(self, params: m.ListPermissions) -> m.Permissions:
-        """Return what was asked and not settled, by the events."""
+        """Return the permission requests that the events show as pending."""
         asked = [msgspec.json.decode(one.data) for one in self.events if one.kind == "permission_asked"]
         settled = [msgspec.json.decode(one.data) for one in self.events if one.kind == "permission_settled"]
         gone = {one["permission"] for one in settled}

@@ -1,4 +1,4 @@
-"""A person at a terminal: runs the command on a pseudo-terminal, reads the screen, types."""
+"""A user at a terminal: runs the command on a pseudo-terminal, reads the screen, types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hutch_client.untrusted import plain
 
 
 class Terminal:
-    """The command's terminal. `screen` is all that was written so far, without control sequences."""
+    """The command's terminal. `screen` is all output so far, without control sequences."""
 
     def __init__(self, descriptor: int, process: subprocess.Popen[bytes]) -> None:
         self.process = process

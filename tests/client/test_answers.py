@@ -24,7 +24,7 @@ QUESTION = msgspec.structs.replace(
 
 @pytest.fixture(autouse=True)
 def _questions(daemon: FakeDaemon) -> None:
-    """Two calls of one session and a question of another wait; one more is settled."""
+    """Two tool calls of one session and a question of another are pending; one more request is settled."""
     waiting = (PERMISSION, OTHER, QUESTION)
     settled = msgspec.structs.replace(PERMISSION, id="p-3000000000000004", state="denied")
 
@@ -35,8 +35,8 @@ def _questions(daemon: FakeDaemon) -> None:
     daemon.answers |= {"list_permissions": listed, "answer_permission": PERMISSION}
 
 
-def test_pending_lists_what_waits_in_a_line_each(hutch: Hutch) -> None:
-    """With the id to answer by."""
+def test_pending_lists_each_request_on_one_line(hutch: Hutch) -> None:
+    """Each line has the id that the answer needs."""
     code, out, _ = hutch("pending", "-o", "json")
     lines = hutch("pending")[1].splitlines()
 
@@ -46,8 +46,8 @@ def test_pending_lists_what_waits_in_a_line_each(hutch: Hutch) -> None:
     assert lines[3].endswith("  Which? / Why?")
 
 
-def test_what_does_not_fit_into_one_answer_is_asked_for(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """All that waits is listed and can be answered, in however many pages it comes."""
+def test_all_pages_of_requests_are_fetched(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """All pending requests are listed and can be answered, however many pages they fill."""
     waiting = [PERMISSION, OTHER, QUESTION]
 
     def listed(params: m.ListPermissions) -> m.Permissions:
@@ -80,10 +80,10 @@ def test_what_does_not_fit_into_one_answer_is_asked_for(daemon: FakeDaemon, hutc
         ),
     ],
 )
-def test_an_answer_goes_out_as_it_was_meant(
+def test_each_command_sends_its_decision(
     daemon: FakeDaemon, hutch: Hutch, words: list[str], answer: m.AnswerPermission
 ) -> None:
-    """A question is named by the beginning of its id; a settled one is sent too, so that hutchd says what stands."""
+    """A prefix of the id names a request. An answer to a settled request is sent too: hutchd refuses it."""
     assert hutch(*words)[:2] == (0, "")
     assert daemon.asked("answer_permission") == [answer]
 
@@ -100,8 +100,8 @@ def test_an_answer_goes_out_as_it_was_meant(
         ["pending", "--watch", "-o", "json"],
     ],
 )
-def test_an_answer_that_fits_nothing_is_a_usage_error(daemon: FakeDaemon, hutch: Hutch, words: list[str]) -> None:
-    """A session that asks two things, a question that is approved, a rule for once, too few answers."""
+def test_an_unfitting_answer_is_a_usage_error(daemon: FakeDaemon, hutch: Hutch, words: list[str]) -> None:
+    """A session with two requests, an approved question, a rule for one call, too few answers."""
     assert hutch(*words)[0] == 2
     assert daemon.asked("answer_permission") == []
 
@@ -117,18 +117,18 @@ def test_always_needs_a_rule_that_was_seen(daemon: FakeDaemon, hutch: Hutch) -> 
     assert len(daemon.asked("answer_permission")) == 1
 
 
-def test_a_session_that_asks_one_thing_names_it(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """So that a person need not copy an id."""
+def test_a_session_names_its_only_request(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """So the user need not copy an id."""
     daemon.answers["get_session"] = msgspec.structs.replace(SESSION, id="s-2")
 
     assert hutch("answer", "colours", "Red", "so")[0] == 0
     assert daemon.asked("answer_permission")[0].permission == QUESTION.id
 
 
-def test_an_input_is_edited_in_the_persons_editor(
+def test_an_input_is_edited_in_the_users_editor(
     daemon: FakeDaemon, hutch: Hutch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the editor leaves is what may run."""
+    """The text saved in the editor is the input that may run."""
     editor = tmp_path / "editor"
     editor.write_text('#!/bin/sh\nsed -i.bak s/install/ci/ "$1"\n')
     editor.chmod(0o700)
@@ -139,7 +139,7 @@ def test_an_input_is_edited_in_the_persons_editor(
 
 
 def test_an_editor_that_fails_allows_nothing(daemon: FakeDaemon, hutch: Hutch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaving the editor with an error is a way to change one's mind."""
+    """If the editor fails, nothing is sent."""
     monkeypatch.setenv("EDITOR", "false")
 
     code, _, err = hutch("approve", "p-0", "--edit")

@@ -30,7 +30,7 @@ async def _following(after: int = 0, **more: object) -> AsyncIterator[tuple[Hutc
 
 
 def test_both_clients_speak_the_same_protocol() -> None:
-    """The plain client has the number written out."""
+    """The blocking client repeats the protocol number."""
     assert PROTOCOL == m.PROTOCOL
 
 
@@ -47,8 +47,8 @@ async def test_calls_are_typed_and_share_one_connection(daemon: FakeDaemon) -> N
     assert len(daemon.asked("get_version")) == 1
 
 
-async def test_questions_come_from_as_many_pages_as_it_takes(daemon: FakeDaemon) -> None:
-    """Up to the limit that was given; each page goes on after the last question of the one before."""
+async def test_permission_requests_come_from_all_pages(daemon: FakeDaemon) -> None:
+    """Up to the given limit; each page continues after the last request of the page before."""
     pages = {None: "p-1", "p-1": "p-2", "p-2": "p-3"}
 
     def listed(params: m.ListPermissions) -> m.Permissions:
@@ -65,7 +65,7 @@ async def test_questions_come_from_as_many_pages_as_it_takes(daemon: FakeDaemon)
 
 
 async def test_a_refusal_is_raised_with_its_reason(daemon: FakeDaemon) -> None:
-    """As the HutchError that hutchd sent, outside of any group."""
+    """It is the HutchError that hutchd sent, not in an exception group."""
 
     def refuse(_: object) -> m.Turn:
         raise HutchError(Reason.SESSION_CLOSED)
@@ -79,15 +79,15 @@ async def test_a_refusal_is_raised_with_its_reason(daemon: FakeDaemon) -> None:
     assert refused.value.reason is Reason.SESSION_CLOSED
 
 
-async def test_nobody_there_is_said_at_once(tmp_path: Path) -> None:
-    """Without dialling again."""
+async def test_a_missing_hutchd_is_reported_at_once(tmp_path: Path) -> None:
+    """The client does not dial again."""
     with pytest.raises(HutchError, match="hutch daemon start"):
         async with HutchClient.connect(tmp_path / "none.sock"):
             pass
 
 
-async def test_a_call_that_may_be_made_twice_survives_a_lost_connection(daemon: FakeDaemon) -> None:
-    """A prompt carries a key, and the same one when it is sent again."""
+async def test_a_repeatable_call_survives_a_lost_connection(daemon: FakeDaemon) -> None:
+    """A prompt carries an idempotency key, and the same one when it is repeated."""
     lost = False
 
     def answer(_: object) -> m.Turn:
@@ -108,8 +108,8 @@ async def test_a_call_that_may_be_made_twice_survives_a_lost_connection(daemon: 
     assert first.idempotency_key
 
 
-async def test_a_call_that_may_not_be_made_twice_is_reported_as_lost(daemon: FakeDaemon) -> None:
-    """Nobody knows whether it happened; the next call dials again."""
+async def test_a_call_that_may_not_be_repeated_is_reported_as_lost(daemon: FakeDaemon) -> None:
+    """The client cannot know whether hutchd did it; the next call dials again."""
 
     def hang_up(_: object) -> m.ApiKey:
         daemon.drop()
@@ -157,7 +157,7 @@ async def test_a_follow_dials_again_with_its_cursor(daemon: FakeDaemon) -> None:
 
 
 async def test_a_follower_that_was_too_slow_comes_back(daemon: FakeDaemon) -> None:
-    """hutchd ends the follow; the client goes on where it was."""
+    """hutchd ends the follow; the client continues from its cursor."""
     daemon.events = _texts(1, 2)  # type: ignore[assignment]
 
     async with _following() as (_, follow):
@@ -179,7 +179,7 @@ async def test_a_follow_ends_with_its_session(daemon: FakeDaemon) -> None:
 
 
 async def test_a_replaced_journal_is_never_silence(daemon: FakeDaemon) -> None:
-    """Neither at the start nor when it happens while the connection was lost."""
+    """The follow raises an error at the start, and after a lost connection."""
     with pytest.raises(HutchError) as at_start:
         async with _following(journal="j-0"):
             pass
@@ -192,8 +192,8 @@ async def test_a_replaced_journal_is_never_silence(daemon: FakeDaemon) -> None:
     assert (at_start.value.reason, later.value.reason) == (Reason.JOURNAL_REPLACED, Reason.JOURNAL_REPLACED)
 
 
-async def test_a_follow_tells_when_hutchd_is_away_and_back(daemon: FakeDaemon) -> None:
-    """Once each, and not for a connection that is there again at once."""
+async def test_a_follow_reports_when_hutchd_is_away_and_back(daemon: FakeDaemon) -> None:
+    """It reports each once, and nothing if the connection is back at once."""
     there = daemon.answers["get_version"]
     told: list[bool] = []
     away = anyio.Event()
@@ -220,7 +220,7 @@ async def test_a_follow_tells_when_hutchd_is_away_and_back(daemon: FakeDaemon) -
 
 
 async def test_a_follow_gives_up_when_hutchd_stays_away(daemon: FakeDaemon) -> None:
-    """After the time it was given, with CONNECTION_LOST."""
+    """After `redial_for` seconds it raises CONNECTION_LOST."""
 
     def refuse(_: object) -> m.Version:
         raise HutchError(Reason.SHUTTING_DOWN)
@@ -237,7 +237,7 @@ async def test_a_follow_gives_up_when_hutchd_stays_away(daemon: FakeDaemon) -> N
     assert lost.value.reason is Reason.CONNECTION_LOST
 
 
-async def test_hutchd_can_tell_that_the_client_lives(daemon: FakeDaemon) -> None:
+async def test_the_client_answers_pings(daemon: FakeDaemon) -> None:
     """Pings are answered while nothing else happens."""
     async with HutchClient.connect():
         daemon.ping_all()

@@ -1,4 +1,4 @@
-"""Events that are no longer kept: the command says so and goes on with the oldest that is left."""
+"""Events that are no longer kept: the command reports that and continues with the oldest kept event."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def pruned(daemon: FakeDaemon) -> None:
     daemon.answers |= {"read_events": read, "follow_events": follow}
 
 
-def test_logs_begin_with_the_oldest_that_is_left(hutch: Hutch) -> None:
-    """And standard error says that there was more."""
+def test_logs_begin_with_the_oldest_kept_event(hutch: Hutch) -> None:
+    """Standard error reports the missing events."""
     code, out, err = hutch("logs", SESSION.id, "-o", "jsonl")
 
     assert code == 0
@@ -47,8 +47,8 @@ def test_logs_begin_with_the_oldest_that_is_left(hutch: Hutch) -> None:
     assert err == SAYS
 
 
-def test_a_follow_goes_on_with_the_oldest_that_is_left(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """As `run` does in a session whose cursor is too old."""
+def test_a_follow_continues_with_the_oldest_kept_event(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """`run` does that in a session whose cursor is too old."""
     daemon.answers["submit_prompt"] = TURN
 
     code, out, err = hutch("run", "--session", SESSION.id, "-o", "jsonl", "go on")

@@ -38,13 +38,13 @@ LINES = {
 
 @pytest.mark.parametrize("line", LINES)
 def test_bash_completes_commands_verbs_options_and_choices(clean_environment: None, line: str) -> None:
-    """As the parsers have them; where free words belong nothing is offered, file names neither."""
+    """They come from the parsers. For free text nothing is offered, not even file names."""
     assert complete_in_bash(line) == LINES[line]
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_every_option_of_every_command_is_offered(hutch: Hutch, name: str) -> None:
-    """What `-h` shows is what Tab shows, for each verb too."""
+    """Tab offers the options that `-h` shows, for each verb too."""
     verbs = _offered()[f"hutch {name} "] if " VERB " in hutch(name, "-h")[1] else [""]
 
     for verb in verbs:
@@ -85,7 +85,7 @@ print(json.dumps(offered))
 
 
 def _ask(lines: list[str]) -> dict[str, list[str]]:
-    """Ask as bash does at a Tab, without bash: a process forks for each line, so that what it imports is its own."""
+    """Complete each line as bash does, without bash. Each line has a forked process, so its imports are its own."""
     words = [sys.executable, "-W", "ignore", "-c", _ASK]
     done = subprocess.run(
         words, input=json.dumps(lines), text=True, env=environment(), capture_output=True, timeout=100, check=False
@@ -94,8 +94,8 @@ def _ask(lines: list[str]) -> dict[str, list[str]]:
     return dict(json.loads(done.stdout))
 
 
-def test_sessions_and_questions_are_those_that_hutchd_has(daemon: FakeDaemon) -> None:
-    """By id and by name; closed ones where something can still be done with them."""
+def test_sessions_and_requests_come_from_hutchd(daemon: FakeDaemon) -> None:
+    """By id and by name; closed sessions only for commands that take them."""
     daemon.answers["list_sessions"] = lambda params: m.Sessions(
         (SESSION, *([msgspec.structs.replace(SESSION, id="s-2", name="old")] if params.state is None else []))
     )
@@ -113,7 +113,7 @@ def test_agents_are_offered_from_the_table() -> None:
 
 
 def test_a_name_that_a_shell_could_run_is_not_offered(daemon: FakeDaemon) -> None:
-    """Its session is, by id: others choose names."""
+    """Its session is offered by id only: other users choose names."""
     names = ("$(touch x)", "a b", "`x`", "-rf", "x;y", "\x1b[2J", "ünï-1.2")
     daemon.answers["list_sessions"] = m.Sessions(
         tuple(msgspec.structs.replace(SESSION, id=f"s-{number}", name=name) for number, name in enumerate(names))
@@ -123,17 +123,17 @@ def test_a_name_that_a_shell_could_run_is_not_offered(daemon: FakeDaemon) -> Non
 
 
 @pytest.mark.parametrize("host", ["/nonexistent/client.sock", "relative"])
-def test_without_a_daemon_nothing_is_offered_and_nothing_said(
+def test_without_a_daemon_nothing_is_offered_or_printed(
     clean_environment: None, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
-    """A Tab is no place for an error."""
+    """Completion prints no error."""
     monkeypatch.setenv("HUTCH_HOST", host)
 
     assert complete_in_bash("hutch attach ") == []
 
 
-def test_a_daemon_that_does_not_answer_holds_nobody_up(daemon: FakeDaemon) -> None:
-    """It is waited for a moment, and then there is nothing to choose from."""
+def test_a_silent_daemon_delays_completion_only_briefly(daemon: FakeDaemon) -> None:
+    """After half a second nothing is offered."""
     gone_on = threading.Event()
 
     def late(_: m.ListSessions) -> m.Sessions:
@@ -149,7 +149,7 @@ def test_a_daemon_that_does_not_answer_holds_nobody_up(daemon: FakeDaemon) -> No
 def test_files_and_directories_are_offered_where_they_are_meant(
     clean_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As they are typed, and written so that bash takes them for what they are; hidden ones when a dot is typed."""
+    """As they are typed, quoted for bash; hidden ones after a typed dot."""
     monkeypatch.chdir(tmp_path)
     for name in ("sub", ".hidden"):
         (tmp_path / name).mkdir()
@@ -163,7 +163,7 @@ def test_files_and_directories_are_offered_where_they_are_meant(
     assert complete_in_bash("hutch run --script /nonexistent/") == []
 
 
-def test_accounts_are_those_of_people(clean_environment: None) -> None:
+def test_only_accounts_of_users_are_offered(clean_environment: None) -> None:
     """Never root or a system account."""
     offered = complete_in_bash("hutch run --account ")
 
@@ -171,7 +171,7 @@ def test_accounts_are_those_of_people(clean_environment: None) -> None:
 
 
 def test_a_completion_imports_the_module_of_its_command_and_no_other(clean_environment: None) -> None:
-    """And nothing that takes long: what is typed waits for it."""
+    """It imports nothing slow either, since the user waits."""
     code = """
 import os, sys
 from hutch_client.commands.completion import _parser
@@ -191,7 +191,7 @@ print(*(name for name in ("anyio", "msgspec", "platformdirs", "structlog") if na
 
 @pytest.mark.system
 def test_fish_completes(daemon: FakeDaemon) -> None:
-    """With a word about each."""
+    """Each completion has a description."""
     daemon.answers["list_sessions"] = m.Sessions((SESSION,))
     code = "hutch completion fish | source; for line in $argv; complete -C $line; end"
     lines = ["hutch config ch", "hutch attach s-", "hutch run --isolation str"]
@@ -211,7 +211,7 @@ def test_fish_completes(daemon: FakeDaemon) -> None:
 
 @pytest.mark.system
 def test_zsh_completes_what_is_typed(daemon: FakeDaemon, tmp_path: Path) -> None:
-    """At a terminal, as a person presses Tab."""
+    """At a terminal, after Tab."""
     daemon.answers["list_sessions"] = m.Sessions((SESSION,))
     (tmp_path / ".zshrc").write_text("PS1='> '; autoload -U compinit; compinit -u; source <(hutch completion zsh)\n")
     with at_terminal(program=[required_program("zsh"), "-i"], environment=environment(ZDOTDIR=str(tmp_path))) as zsh:
@@ -223,7 +223,7 @@ def test_zsh_completes_what_is_typed(daemon: FakeDaemon, tmp_path: Path) -> None
 
 
 def test_a_script_comes_for_each_shell_and_for_no_other(hutch: Hutch) -> None:
-    """The help says where it belongs."""
+    """The help names the file to put it into."""
     assert [hutch("completion", name)[0] for name in ("bash", "zsh", "fish")] == [0, 0, 0]
     assert hutch("completion", "tcsh")[0] == 2
     assert "source <(hutch completion bash)" in hutch("completion", "-h")[1]

@@ -49,8 +49,8 @@ def config(settings: Path, capfd: pytest.CaptureFixture[str]) -> Config:
     return command
 
 
-def test_all_settings_are_shown_as_a_file_that_could_be_used(config: Config, settings: Path) -> None:
-    """What is shown is TOML, is accepted, and shows the same again; nothing in it drives a terminal."""
+def test_all_settings_are_shown_as_a_valid_file(config: Config, settings: Path) -> None:
+    """The output is TOML that hutchd accepts and shows unchanged, without control characters."""
     code, out, err = config("show")
     settings.write_text(out)
 
@@ -62,8 +62,8 @@ def test_all_settings_are_shown_as_a_file_that_could_be_used(config: Config, set
     assert config("show")[1] == out
 
 
-def test_each_setting_tells_where_it_is_from(config: Config, settings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file and line, though it gives what would be anyway; the variable; the defaults."""
+def test_each_setting_has_its_origin(config: Config, settings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file and line, even for a default value; the variable; or the default."""
     monkeypatch.setenv("HUTCH_LOG_LEVEL", "debug")
 
     lines = {line.partition(" ")[0]: line for line in config("show", "--origin")[1].splitlines()}
@@ -77,7 +77,7 @@ def test_each_setting_tells_where_it_is_from(config: Config, settings: Path, mon
 
 
 def test_one_section_or_setting_is_shown_alone(config: Config) -> None:
-    """By its name as TOML spells it; for programs as JSON."""
+    """By its name as TOML spells it; also as JSON."""
     assert config("show", "accounts.map") == (0, '[accounts.map]\nann = "alice"\n"b.c" = "x"\n', "")
     assert config("show", 'accounts.map."b.c"')[1] == '[accounts.map]\n"b.c" = "x"\n'
     assert json.loads(config("show", "accounts.map", "-o", "json")[1]) == {"ann": "alice", "b.c": "x"}
@@ -102,8 +102,8 @@ def test_origins_are_there_for_programs_too(config: Config, settings: Path) -> N
         ("a = 1 #", "`a = 1 #` is not the name of a setting. Give SECTION or SECTION.KEY."),
     ],
 )
-def test_a_name_that_no_setting_has_is_refused(config: Config, name: str, said: str) -> None:
-    """With the nearest that there is."""
+def test_an_unknown_setting_is_refused(config: Config, name: str, said: str) -> None:
+    """The error names the nearest setting."""
     assert config("show", name) == (2, "", f"hutch: {said}\n")
 
 
@@ -119,16 +119,16 @@ def test_settings_that_cannot_be_used_are_refused_with_the_reason(config: Config
     )
 
 
-def test_the_path_is_that_of_the_hutchd_that_is_meant(
+def test_the_path_is_that_of_the_selected_hutchd(
     config: Config, settings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The person's own, and the host's where that is asked for."""
+    """The user's own, or the host's with `--system`."""
     assert config("path") == (0, f"{settings}\n", "")
     monkeypatch.delenv("HUTCH_CONFIG")
     assert config("path", "--system")[1] == "/etc/hutch/hutch.toml\n"
 
 
 def test_a_hosts_defaults_are_those_of_a_host(config: Config) -> None:
-    """Bounds that a user's own hutchd does not have."""
+    """They have limits that a user's own hutchd does not have."""
     assert config("show", "isolation.require", "--system")[1] == '[isolation]\nrequire = "account"\n'
     assert config("show", "limits.pids", "--system", "--origin")[1] == "[limits]\npids = 4096  # default\n"

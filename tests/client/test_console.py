@@ -15,7 +15,7 @@ from tests.client.fake_daemon import CALL, PERMISSION, event
 
 
 def _read(console: Console, *events: Event) -> str:
-    """Return all that a person sees, in order."""
+    """Return all text that a user sees, in order."""
     return "".join(piece.text for one in events for piece in console.feed(one))
 
 
@@ -57,7 +57,7 @@ def test_a_turn_reads_from_prompt_to_cost() -> None:
 
 
 def test_only_the_agents_words_are_data() -> None:
-    """So that standard output can be used by a program."""
+    """So a program can use standard output."""
     console = Console()
 
     pieces = [
@@ -69,8 +69,8 @@ def test_only_the_agents_words_are_data() -> None:
     assert "".join(piece.text for piece in pieces if piece.to == "data") == "Words.\n"
 
 
-def test_text_is_shown_as_it_is_written_and_not_twice() -> None:
-    """The whole text that ends a block adds only what its deltas had not said."""
+def test_text_is_shown_live_and_only_once() -> None:
+    """The whole text at the end of a block adds only what its deltas lacked."""
     console = Console(live=True)
 
     pieces = [
@@ -94,7 +94,7 @@ def test_deltas_are_not_for_files() -> None:
     assert seen == "Hello\n"
 
 
-def test_a_line_that_stands_open_is_ended_before_anything_else() -> None:
+def test_an_open_line_is_ended_first() -> None:
     """A tool call in the middle of a text begins its own line."""
     seen = _read(
         Console(live=True),
@@ -123,15 +123,15 @@ def test_an_edit_shows_its_diff_in_colour() -> None:
 
 
 def test_long_output_is_cut_and_says_by_how_much() -> None:
-    """The record has it all."""
+    """The record has the whole output."""
     text = "\n".join(f"line {number}" for number in range(30))
     seen = _read(Console(), event(1, "tool_call", _call()), event(2, "tool_result", {"call_id": "c1", "text": text}))
 
     assert seen.endswith("    line 7\n    … 22 more lines\n")
 
 
-def test_results_of_parallel_calls_say_whose_they_are() -> None:
-    """Where another call was made in between."""
+def test_results_of_parallel_calls_name_their_call() -> None:
+    """A result after another call names its own call."""
     seen = _read(
         Console(),
         event(1, "tool_call", _call()),
@@ -143,7 +143,7 @@ def test_results_of_parallel_calls_say_whose_they_are() -> None:
 
 
 def test_every_kind_of_call_has_its_words() -> None:
-    """The common words where they are known, else the agent's own."""
+    """The common vocabulary where it has the call, otherwise the agent's own words."""
     calls = [
         _call(call_id="1", action="fetch", command=None, url="https://x.org/"),
         _call(call_id="2", action="search", command=None, query="needle"),
@@ -157,7 +157,7 @@ def test_every_kind_of_call_has_its_words() -> None:
     )
 
 
-def test_a_question_tells_what_why_and_what_always_would_mean() -> None:
+def test_a_request_shows_the_call_the_reason_and_the_rule_of_always() -> None:
     """The call itself is not written again when it was written just before."""
     asked = msgspec.structs.replace(
         PERMISSION,
@@ -177,8 +177,8 @@ def test_a_question_tells_what_why_and_what_always_would_mean() -> None:
     assert _read(Console(), question, event(3, "tool_call", _call())) == f"● run npm install\n{words}"
 
 
-def test_a_question_hides_nothing_of_what_is_to_happen() -> None:
-    """Neither length nor control characters cut anything off."""
+def test_a_request_hides_no_part_of_the_call() -> None:
+    """It shows long text and control characters completely."""
     command = "\n".join([f"echo {number}" for number in range(200)] + ["x\x1b]0;\x07y"])
     asked = msgspec.structs.replace(PERMISSION, call=msgspec.structs.replace(CALL, command=command))
 
@@ -187,8 +187,8 @@ def test_a_question_hides_nothing_of_what_is_to_happen() -> None:
     assert "    echo 199\n    x\\x1b]0;\\x07y\n? Allow?" in seen
 
 
-def test_a_call_that_was_cut_is_shown_whole_when_it_is_asked_about() -> None:
-    """A long diff is not decided about by its beginning."""
+def test_a_call_that_was_cut_is_shown_whole_in_its_request() -> None:
+    """The user sees the whole of a long diff before deciding."""
     diff = "".join(f"+line {number}\n" for number in range(100))
     call = msgspec.structs.replace(CALL, action="edit", command=None, paths=("a",), diff=diff)
     asked = msgspec.structs.replace(PERMISSION, call=call)
@@ -213,8 +213,8 @@ def test_thinking_and_text_without_block_names_are_kept_apart() -> None:
     assert seen == "hm\n\nHello\n"
 
 
-def test_parameters_that_the_headline_does_not_tell_are_shown() -> None:
-    """A sandbox that is switched off, or the text of a file without a diff, is part of what is decided."""
+def test_parameters_missing_in_the_headline_are_shown() -> None:
+    """The user decides about them too: a disabled sandbox, or the text of a file without a diff."""
     risky = _call(input={"command": "npm install", "dangerouslyDisableSandbox": True, "run_in_background": False})
     write = _call(call_id="c2", action="edit", command=None, paths=("a",), input={"file_path": "a", "content": "x\x1b"})
 
@@ -225,7 +225,7 @@ def test_parameters_that_the_headline_does_not_tell_are_shown() -> None:
 
 
 def test_output_keeps_its_columns() -> None:
-    """Only what is wider than the terminal is cut."""
+    """Only lines wider than the terminal are cut."""
     text = "a\tb   c\n  " + "x" * 30
     seen = _read(Console(width=20), event(1, "tool_result", {"call_id": "c1", "text": text}))
 
@@ -244,7 +244,7 @@ def test_an_agents_question_lists_its_choices() -> None:
 
 
 def test_a_plan_is_shown_whole() -> None:
-    """It is what the person decides about."""
+    """The user decides about the whole plan."""
     asked = msgspec.structs.replace(PERMISSION, kind="plan", plan="1. read\n2. write")
 
     assert _read(Console(), event(1, "permission_asked", {"permission": asked})) == (
@@ -252,7 +252,7 @@ def test_a_plan_is_shown_whole() -> None:
     )
 
 
-def test_decisions_are_told_unless_a_rule_let_it_pass() -> None:
+def test_decisions_are_shown_unless_a_rule_allowed_the_call() -> None:
     """The deciding party and the message to the agent; without a decision, the cause."""
 
     def settled(state: str, by: str, message: str | None = None) -> str:
@@ -266,8 +266,8 @@ def test_decisions_are_told_unless_a_rule_let_it_pass() -> None:
     assert settled("withdrawn", "the turn ended", "Withdrawn: the turn ended.") == "  ✗ withdrawn: the turn ended\n"
 
 
-def test_an_end_that_is_no_success_says_why() -> None:
-    """With the result where no text came before."""
+def test_an_unsuccessful_end_has_its_reason() -> None:
+    """The result is shown if no text came before."""
     failed = {"state": "failed", "reason": "no_key", "message": "There is no key."}
     quiet = {"state": "completed", "reason": "end_turn", "message": "", "result": "42"}
 
@@ -276,12 +276,12 @@ def test_an_end_that_is_no_success_says_why() -> None:
 
 
 def test_an_event_that_cannot_be_read_is_named() -> None:
-    """It stops nothing."""
+    """The events after it are shown."""
     assert _read(Console(), event(9, "text", {"nothing": 1})) == "! event 9 (text) cannot be read\n"
 
 
 def test_a_sub_agents_words_are_set_apart() -> None:
-    """They are work, not the answer."""
+    """A sub-agent's text is not the answer."""
     console = Console(live=True)
 
     pieces = console.feed(event(1, "text", {"text": "found it", "parent": "c1"}))
@@ -289,8 +289,8 @@ def test_a_sub_agents_words_are_set_apart() -> None:
     assert pieces == [Piece("talk", "  ┊ found it\n")]
 
 
-def test_nothing_of_a_stranger_reaches_the_terminal_raw() -> None:
-    """Every field that an agent fills may hold escape sequences."""
+def test_no_escape_sequence_of_an_agent_reaches_the_terminal() -> None:
+    """Escape sequences in any field of an agent are made harmless."""
     evil = "\x1b]0;x\x07\x1b[2J\u202e"
     call = msgspec.structs.replace(
         CALL, agent_tool=evil, command=evil, description=evil, diff=evil, server=evil, tool=evil, input={"a": evil}

@@ -75,7 +75,7 @@ def test_doctor_finds_nothing_where_nothing_is_wrong(daemon: FakeDaemon, hutch: 
 
 
 def test_doctor_says_what_to_do_about_what_it_finds(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """A store that cannot write, exposed keys, another version, an executor that would not go."""
+    """A store that cannot write, exposed keys, another version, a quarantined executor."""
     stuck = m.ExecutorStatus("x-9", "ann", "claude", "quarantined", 99, detail="1 process left")
     daemon.answers |= {
         "get_status": msgspec.structs.replace(
@@ -96,8 +96,8 @@ def test_doctor_says_what_to_do_about_what_it_finds(daemon: FakeDaemon, hutch: H
     assert advice["model keys"] == "Add one: `hutch key add anthropic`."
 
 
-def test_doctor_and_version_do_without_a_daemon(hutch: Hutch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one says how to get one, the other tells its own version."""
+def test_doctor_and_version_work_without_a_daemon(hutch: Hutch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`doctor` says how to start one; `version` prints the client's version."""
     monkeypatch.setenv("HUTCH_HOST", "/nonexistent/client.sock")
 
     doctor, version = hutch("doctor"), hutch("version")
@@ -107,8 +107,8 @@ def test_doctor_and_version_do_without_a_daemon(hutch: Hutch, monkeypatch: pytes
     assert version[:2] == (0, f"hutch {__version__} (protocol {m.PROTOCOL})\n")
 
 
-def test_stopping_waits_until_hutchd_has_gone(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """The ends of the connection and of the process are the sign."""
+def test_stopping_waits_for_hutchds_end(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """The command waits for the end of the connection and of the process."""
 
     def stop(_: object) -> m.Nothing:
         daemon.hang_up_after_answer = True
@@ -123,7 +123,7 @@ def test_stopping_waits_until_hutchd_has_gone(daemon: FakeDaemon, hutch: Hutch) 
 def test_a_backup_goes_to_an_absolute_path(
     daemon: FakeDaemon, hutch: Hutch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """hutchd works in another directory."""
+    """hutchd has another working directory, so the client makes the path absolute."""
     monkeypatch.chdir(tmp_path)
     daemon.answers["backup_store"] = m.BackupDone("x", 1024, "j-1")
 
@@ -134,7 +134,7 @@ def test_a_backup_goes_to_an_absolute_path(
 def test_a_key_comes_from_standard_input_and_is_never_shown(
     daemon: FakeDaemon, hutch: Hutch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even the part that hutchd gives back as a hint of a short one."""
+    """The hint of a short key is empty."""
     daemon.answers["put_api_key"] = KEY
     monkeypatch.setattr(sys, "stdin", io.StringIO("sk-secret-wxyz\n"))
 
@@ -154,7 +154,7 @@ def test_a_key_in_argv_is_refused(daemon: FakeDaemon, hutch: Hutch, monkeypatch:
 
 
 def test_keys_are_listed_and_removed(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """Without their secrets."""
+    """The list has no secrets."""
     daemon.answers |= {"list_api_keys": m.ApiKeys((KEY,)), "delete_api_key": m.Nothing()}
 
     assert hutch("key", "ls")[1].splitlines()[1].startswith("anthropic  default  api_key  …wxyz    0     never")
@@ -172,7 +172,7 @@ def test_usage_is_a_table(daemon: FakeDaemon, hutch: Hutch) -> None:
     ]
 
 
-def test_a_stranger_at_the_socket_is_told_nothing(daemon: FakeDaemon) -> None:
+def test_a_server_of_another_account_is_sent_nothing(daemon: FakeDaemon) -> None:
     """The client checks the server's uid before it sends anything: it must be its own, root's or Hutch's."""
     with pytest.raises(HutchError, match="nothing was sent") as refused:
         endpoint.dial(daemon.path, trusted=())
@@ -205,7 +205,7 @@ def test_hutchd_is_started_once_with_its_log_in_the_state_directory(places: Path
 
 
 def test_a_hutchd_that_cannot_start_is_quoted(places: Path) -> None:
-    """With the end of what it wrote this time, not before."""
+    """The error quotes the end of the log of this start only."""
     (places / "hutchd.log").write_text("old story\n")
     argv = [sys.executable, "-c", "import sys; sys.exit('no such setting')"]
 
@@ -217,7 +217,7 @@ def test_a_hutchd_that_cannot_start_is_quoted(places: Path) -> None:
 
 
 def test_the_log_can_be_read(hutch: Hutch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its last lines, made plain."""
+    """It prints the last lines, without control characters."""
     monkeypatch.setenv("HUTCH_STATE_DIR", str(tmp_path))
     (tmp_path / "hutchd.log").write_text("one\ntwo\x1b[2J\nthree\n")
 

@@ -1,4 +1,4 @@
-"""`hutch key` and what `status`, `doctor` and `usage` say of keys, against a hutchd that a test lays out."""
+"""`hutch key`, and the reports of `status`, `doctor` and `usage` on keys, with a fake hutchd."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ def type_in(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
 
 
-def test_a_key_is_stored_with_where_it_may_go(
-    daemon: FakeDaemon, hutch: Hutch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_is_stored_with_its_base_url(daemon: FakeDaemon, hutch: Hutch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kind, name and base URL go along."""
     daemon.answers["put_api_key"] = KEY
     type_in(monkeypatch, "token\n")
@@ -45,7 +43,7 @@ def test_a_key_is_stored_with_where_it_may_go(
 
 
 def test_a_log_in_is_read_as_json(daemon: FakeDaemon, hutch: Hutch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that is needed to refresh it goes along, and what else a token end point answers does not."""
+    """The fields for refreshing it are sent; other fields of a token endpoint are not."""
     daemon.answers["put_api_key"] = KEY
     type_in(monkeypatch, json.dumps(LOG_IN))
 
@@ -60,7 +58,7 @@ def test_a_log_in_is_read_as_json(daemon: FakeDaemon, hutch: Hutch, monkeypatch:
 
 
 @pytest.mark.parametrize("seconds", [3600, "3600"])
-def test_a_log_in_may_say_how_long_it_lasts(
+def test_a_log_in_may_have_a_lifetime(
     daemon: FakeDaemon, hutch: Hutch, monkeypatch: pytest.MonkeyPatch, seconds: Any
 ) -> None:
     """Seconds from now become a time."""
@@ -84,10 +82,10 @@ def test_a_log_in_may_say_how_long_it_lasts(
     ],
     ids=["nothing", "a key", "a list", "another name", "not closed", "too deeply nested", "a time without a value"],
 )
-def test_what_is_no_log_in_is_refused_and_not_shown(
+def test_an_invalid_log_in_is_refused_and_not_shown(
     daemon: FakeDaemon, hutch: Hutch, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    """The sentence says what to give."""
+    """The error names the expected fields."""
     type_in(monkeypatch, text)
 
     code, out, err = hutch("key", "add", "anthropic", "--oauth")
@@ -180,7 +178,7 @@ def test_status_shows_the_state_of_the_broker(
 def test_usage_is_the_brokers_and_a_difference_is_shown(
     daemon: FakeDaemon, hutch: Hutch, said: UsageSeen, words: str
 ) -> None:
-    """What the agent reports stands beside it only where it is something else."""
+    """The agent's count stands beside it only if it differs."""
     row = m.UsageLine("s-1", 2, said, UsageSeen(100, 20, usd=0.501), 3)
     daemon.answers["get_usage"] = m.UsageTable((row,))
 

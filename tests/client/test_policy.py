@@ -54,7 +54,7 @@ def test_explain_says_what_would_be_decided_and_why(daemon: FakeDaemon, hutch: H
 
 
 def test_show_prints_the_layers_with_deny_first(daemon: FakeDaemon, hutch: Hutch, tmp_path: Path) -> None:
-    """In the order in which rules are looked at; what is wrong goes to standard error."""
+    """Rules come in the order of their evaluation; errors go to standard error."""
     daemon.answers["show_policy"] = m.PolicyView(
         (
             m.PolicyLayer("host", "/etc/hutch/policy.toml", m.Rules(allow=("Read",), deny=("Bash(sudo:*)",))),
@@ -81,7 +81,7 @@ def test_show_prints_the_layers_with_deny_first(daemon: FakeDaemon, hutch: Hutch
 def test_cases_fail_on_unsafe_answers_only(
     daemon: FakeDaemon, hutch: Hutch, tmp_path: Path, faults: dict[str, tuple[str, ...]], code: int
 ) -> None:
-    """A needless question is counted, and is no failure."""
+    """A needless permission request is counted, but is not a failure."""
     (tmp_path / "cases.jsonl").write_text('{"id": "a"}\n')
     daemon.answers["test_policy"] = m.CasesReport(
         3, 2, cases=(m.CaseResult("a", "ask", "allow", right=False, why="prefix"),), **faults
@@ -108,7 +108,7 @@ def test_rules_are_added_and_removed(daemon: FakeDaemon, hutch: Hutch, tmp_path:
 
 
 def test_trust_is_bound_to_what_the_file_says_now(daemon: FakeDaemon, hutch: Hutch, tmp_path: Path) -> None:
-    """The person sees the text whose digest is trusted."""
+    """The user sees the text whose digest becomes trusted."""
     view = m.PolicyView((), "ask", problems=("It cannot be read.",))
     daemon.answers |= {"trust_policy": m.Nothing(), "show_policy": view}
     file = tmp_path / ".hutch" / "policy.toml"
@@ -128,7 +128,7 @@ def test_trust_is_bound_to_what_the_file_says_now(daemon: FakeDaemon, hutch: Hut
 
 
 def test_there_must_be_something_to_trust(hutch: Hutch, tmp_path: Path) -> None:
-    """Otherwise the command says so."""
+    """Without a policy file the command fails with a sentence."""
     assert hutch("policy", "trust", str(tmp_path))[0] == 1
 
 

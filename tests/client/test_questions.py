@@ -20,13 +20,13 @@ from hutch_client.questions import chosen, editable, edited, read_reply
     ],
 )
 def test_a_word_decides(line: str, reply: object) -> None:
-    """Only a refusal takes a message along."""
+    """Only a denial takes a message."""
     assert read_reply(line) == reply
 
 
 @pytest.mark.parametrize("line", ["", "\n", "  ", "what?", "y please", "a b", "e it", "yn"])
-def test_anything_else_decides_nothing(line: str) -> None:
-    """Least of all an empty line."""
+def test_any_other_line_decides_nothing(line: str) -> None:
+    """An empty line decides nothing either."""
     assert read_reply(line) is None
 
 
@@ -50,7 +50,7 @@ def test_choices_are_taken_by_number_name_or_own_words(line: str, several: bool,
 
 
 def test_a_command_is_edited_as_it_is_and_keeps_the_other_parameters() -> None:
-    """Only the line break that the editor adds goes."""
+    """Only the line break that the editor adds is removed."""
     given = {"command": "ls", "timeout": 5}
 
     assert editable(given) == ("ls\n", ".sh")
@@ -58,7 +58,7 @@ def test_a_command_is_edited_as_it_is_and_keeps_the_other_parameters() -> None:
 
 
 def test_another_input_is_edited_as_json() -> None:
-    """What comes back must be an object again."""
+    """The edited text must be a JSON object."""
     given = {"file_path": "/w/é", "content": "x"}
     text, suffix = editable(given)
 

@@ -30,7 +30,7 @@ def _ended(state: str, seq: int = 9) -> Event:
 
 
 def _plays(daemon: FakeDaemon, *events: Event) -> None:
-    """Let the events happen as soon as the prompt is there."""
+    """Publish the events when the prompt arrives."""
 
     def submit(_: m.SubmitPrompt) -> m.Turn:
         daemon.publish(*events)
@@ -40,7 +40,7 @@ def _plays(daemon: FakeDaemon, *events: Event) -> None:
 
 
 def _answers(daemon: FakeDaemon, *then: Event) -> None:
-    """Let the events happen as soon as an answer is there."""
+    """Publish the events when an answer arrives."""
 
     def answer(_: m.AnswerPermission) -> m.Permission:
         daemon.publish(*then)
@@ -113,7 +113,7 @@ def test_a_long_prompt_comes_from_standard_input(
 
 
 def test_jsonl_is_the_events_and_json_the_turn(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """For programs; a stranger's bytes stay escaped."""
+    """Both are for programs; control characters stay escaped."""
     _plays(daemon, STARTED, event(2, "text", {"text": "\u009b2J"}), _ended("completed"))
     daemon.answers["get_turn"] = msgspec.structs.replace(TURN, state="completed", result="ok")
 
@@ -132,8 +132,8 @@ def test_a_detached_run_prints_the_session(daemon: FakeDaemon, hutch: Hutch) -> 
     assert daemon.asked("follow_events") == []
 
 
-def test_no_input_ends_with_5_when_something_is_asked(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """And says how to answer; the turn waits on."""
+def test_no_input_ends_with_5_on_a_permission_request(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """The output names the command that answers; the turn goes on waiting."""
     _plays(daemon, STARTED, CALLED, ASKED)
 
     code, _, err = hutch("run", "hi", "--no-input")
@@ -146,7 +146,7 @@ def test_no_input_ends_with_5_when_something_is_asked(daemon: FakeDaemon, hutch:
 
 
 def test_options_of_a_new_session_do_not_go_with_an_old_one(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """They would silently mean nothing."""
+    """They would have no effect."""
     code, _, err = hutch("run", "--session", "fix", "--mode", "bypass", "hi")
 
     assert (code, err) == (2, "hutch: --mode is for a new session; fix has its own.\n")
@@ -170,7 +170,7 @@ def test_logs_print_the_record_page_by_page(daemon: FakeDaemon, hutch: Hutch) ->
     assert json.loads(later)["seq"] == 9
 
 
-def test_wait_goes_on_until_nothing_is_left_to_do(daemon: FakeDaemon, hutch: Hutch) -> None:
+def test_wait_ends_when_no_turn_is_left(daemon: FakeDaemon, hutch: Hutch) -> None:
     """The exit code is that of the last turn."""
     busy = msgspec.structs.replace(SESSION, active_turn=TURN.id, active_state="running")
 
@@ -189,14 +189,14 @@ def test_wait_goes_on_until_nothing_is_left_to_do(daemon: FakeDaemon, hutch: Hut
 
 
 def test_wait_gives_up_in_time(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """With 124; the session goes on."""
+    """The exit code is 124; the session goes on."""
     daemon.answers["get_session"] = msgspec.structs.replace(SESSION, queued=1)
 
     assert hutch("wait", "fix", "--timeout", "0.05")[0] == 124
 
 
 def test_a_question_is_answered_inline(daemon: FakeDaemon) -> None:
-    """What is no answer is asked again; the follower counts as somebody who is there."""
+    """After an invalid reply the user is asked again; the follower counts as a present client."""
     _plays(daemon, STARTED, CALLED, ASKED)
     _answers(
         daemon,
@@ -253,8 +253,8 @@ def test_an_agents_question_and_its_plan_are_answered_inline(daemon: FakeDaemon)
     assert "\x1b[1m" not in terminal.raw
 
 
-def test_what_was_typed_before_a_question_came_answers_nothing(daemon: FakeDaemon) -> None:
-    """Nor does half a line that was meant for a question that has gone."""
+def test_lines_typed_before_a_request_decide_nothing(daemon: FakeDaemon) -> None:
+    """Nor does half a line typed for an earlier request."""
     _plays(daemon, STARTED, CALLED)
     other = msgspec.structs.replace(PERMISSION, id="p-2")
     settled = {"permission": PERMISSION.id, "state": "expired", "by": "expiry"}
@@ -274,7 +274,7 @@ def test_what_was_typed_before_a_question_came_answers_nothing(daemon: FakeDaemo
     assert daemon.asked("answer_permission") == []
 
 
-def test_a_question_that_another_client_answers_goes_away(daemon: FakeDaemon) -> None:
+def test_a_request_decided_by_another_client_disappears(daemon: FakeDaemon) -> None:
     """The prompt is taken back; the turn goes on."""
     _plays(daemon, STARTED, CALLED, ASKED)
 
@@ -289,8 +289,8 @@ def test_a_question_that_another_client_answers_goes_away(daemon: FakeDaemon) ->
     assert daemon.asked("answer_permission") == []
 
 
-def test_an_answer_on_its_way_is_not_taken_back(daemon: FakeDaemon) -> None:
-    """The event that tells of it may come before its reply; neither that nor what the wire logs disturbs the screen."""
+def test_a_sent_answer_is_not_withdrawn(daemon: FakeDaemon) -> None:
+    """Its event may come before its reply; neither that nor the wire's log disturbs the screen."""
     seen = threading.Event()
     _plays(daemon, STARTED, CALLED, ASKED)
 
@@ -328,7 +328,7 @@ def test_ctrl_c_detaches_and_says_how_to_stop(daemon: FakeDaemon) -> None:
 
 
 def test_ctrl_c_leaves_an_idle_session_at_once(daemon: FakeDaemon) -> None:
-    """There is nothing that it could stop."""
+    """No turn runs that Ctrl-C could stop."""
     daemon.events = [STARTED, _ended("completed")]
 
     with at_terminal("logs", "fix", "-f") as terminal:
@@ -362,8 +362,8 @@ def test_ctrl_c_twice_interrupts_the_turn(daemon: FakeDaemon) -> None:
     assert daemon.asked("interrupt_turn") == [m.InterruptTurn(SESSION.id, TURN.id)]
 
 
-def test_attach_asks_what_was_waiting_before(daemon: FakeDaemon) -> None:
-    """A question is a record: who comes later answers it."""
+def test_attach_asks_about_earlier_requests(daemon: FakeDaemon) -> None:
+    """A permission request is a record: a later client can decide it."""
     daemon.answers["list_permissions"] = m.Permissions((PERMISSION,))
     _answers(daemon)
 
@@ -376,7 +376,7 @@ def test_attach_asks_what_was_waiting_before(daemon: FakeDaemon) -> None:
 
 
 def test_pending_watch_prints_each_question_once(daemon: FakeDaemon) -> None:
-    """Those that wait, then those that come; the watcher counts as somebody who is there."""
+    """First the pending ones, then new ones; the watcher counts as a present client."""
     daemon.answers["list_permissions"] = m.Permissions((PERMISSION,))
     other = msgspec.structs.replace(PERMISSION, id="p-2")
 
@@ -404,10 +404,10 @@ def test_pending_watch_prints_each_question_once(daemon: FakeDaemon) -> None:
         ["-C", __file__],
     ],
 )
-def test_what_is_wrong_with_the_options_is_said_before_a_session_is_opened(
+def test_wrong_options_are_reported_before_a_session_is_opened(
     daemon: FakeDaemon, hutch: Hutch, words: list[str]
 ) -> None:
-    """Nothing is left behind."""
+    """No session is left behind."""
     code, out, err = hutch("run", "hi", *words)
 
     assert (code, out) == (2, "")
@@ -416,10 +416,10 @@ def test_what_is_wrong_with_the_options_is_said_before_a_session_is_opened(
 
 
 @pytest.mark.parametrize("conversation", [None, "c-1"])
-def test_a_closed_session_does_not_go_on_and_it_is_said_what_can(
+def test_a_closed_session_is_refused_with_the_alternatives(
     daemon: FakeDaemon, hutch: Hutch, conversation: str | None
 ) -> None:
-    """A fork, where there is a conversation, or a new one."""
+    """The error names a fork, if there is a conversation, or a new session."""
     daemon.answers["get_session"] = msgspec.structs.replace(SESSION, state="closed", agent_session=conversation)
 
     code, _, err = hutch("run", "--session", "fix", "hi")
@@ -446,8 +446,8 @@ def draining(daemon: FakeDaemon) -> threading.Event:
     return ready
 
 
-def test_a_run_that_is_put_off_says_so_in_one_line(draining: threading.Event) -> None:
-    """Off a terminal once, on standard error; then it goes on."""
+def test_a_delayed_run_reports_it_in_one_line(draining: threading.Event) -> None:
+    """Without a terminal it prints one line on standard error, and then goes on."""
     argv = [sys.executable, "-m", "hutch_client", "run", "hi"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -460,8 +460,8 @@ def test_a_run_that_is_put_off_says_so_in_one_line(draining: threading.Event) ->
     assert process.returncode == 0
 
 
-def test_a_run_that_is_put_off_shows_what_it_waits_for_on_a_terminal(draining: threading.Event) -> None:
-    """In a line that goes away again."""
+def test_a_delayed_run_shows_the_reason_on_a_terminal(draining: threading.Event) -> None:
+    """The line disappears afterwards."""
     with at_terminal("run", "hi") as terminal:
         terminal.wait_for("s) for hutchd: hutchd is stopping and takes no new work.")
         draining.set()
@@ -483,7 +483,7 @@ def test_a_run_that_is_put_off_shows_what_it_waits_for_on_a_terminal(draining: t
     ],
 )
 def test_a_turn_that_does_not_start_says_why(daemon: FakeDaemon, status: m.Status, words: str) -> None:
-    """hutchd is asked what keeps it."""
+    """The client asks hutchd for the reason."""
     daemon.answers["get_status"] = status
     argv = [sys.executable, "-m", "hutch_client", "run", "hi"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -511,8 +511,8 @@ def test_a_turn_that_does_not_start_says_why_on_a_terminal(daemon: FakeDaemon) -
 
 
 @pytest.mark.parametrize("width", [0, 30])
-def test_what_is_waited_for_fits_the_terminal(draining: threading.Event, width: int) -> None:
-    """A line that wraps could not be taken away; a terminal that does not say how wide it is has 80 columns."""
+def test_the_waiting_line_fits_the_terminal(draining: threading.Event, width: int) -> None:
+    """A wrapped line could not be erased. A terminal of unknown width counts as 80 columns."""
     with at_terminal("run", "hi", width=width) as terminal:
         terminal.wait_for("Waiting (")
         draining.set()
@@ -533,10 +533,10 @@ def test_what_is_waited_for_fits_the_terminal(draining: threading.Event, width: 
         ("No sandbox. `hutch doctor` says more.", "No sandbox. `hutch doctor` says more.\n"),
     ],
 )
-def test_isolation_that_cannot_be_had_is_refused_with_what_to_do(
+def test_unavailable_isolation_is_refused_with_advice(
     daemon: FakeDaemon, hutch: Hutch, said: str, printed: str
 ) -> None:
-    """Exit code 1: what was asked for cannot be. Nothing was submitted."""
+    """The exit code is 1, and nothing is submitted."""
 
     def refuse(_: m.OpenSession) -> m.Session:
         raise HutchError(Reason.ISOLATION_UNAVAILABLE, said)
@@ -551,7 +551,7 @@ def test_isolation_that_cannot_be_had_is_refused_with_what_to_do(
 
 
 def test_a_session_that_goes_on_keeps_its_account_and_isolation(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """They are asked for when it is opened; later that is a wrong usage, not a silent difference."""
+    """They are set when a session is opened; with an existing session the options are a usage error."""
     account, level = (
         hutch("run", "--session", "fix", *words, "hi")
         for words in (
@@ -565,7 +565,7 @@ def test_a_session_that_goes_on_keeps_its_account_and_isolation(daemon: FakeDaem
 
 
 def test_an_account_of_ones_own_is_not_mentioned(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """Only one that is another's."""
+    """The output names only another account."""
     own = pwd.getpwuid(os.geteuid()).pw_name
     daemon.answers["open_session"] = msgspec.structs.replace(SESSION, account=own)
     _plays(daemon, _ended("completed"))

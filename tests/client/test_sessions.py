@@ -14,8 +14,8 @@ from tests.client.conftest import Hutch
 from tests.client.fake_daemon import SESSION, TURN, FakeDaemon
 
 
-def test_ps_prints_a_table_that_says_who_waits(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """A session that asks says so before anything else; a name cannot break out of its cell."""
+def test_ps_prints_a_table_that_marks_waiting_sessions(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """A waiting session shows that first; a name cannot break out of its cell."""
     fresh = msgspec.structs.replace(SESSION, created_at="2999-01-31T12:00:00.000Z")
     asks = msgspec.structs.replace(fresh, active_state="running", pending=2, queued=1, name="a\x1b[2Jb\nc")
     daemon.answers["list_sessions"] = m.Sessions((asks, msgspec.structs.replace(fresh, id="s-2", state="closed")))
@@ -31,8 +31,8 @@ def test_ps_prints_a_table_that_says_who_waits(daemon: FakeDaemon, hutch: Hutch)
     assert daemon.asked("list_sessions") == [m.ListSessions(state=None)]
 
 
-def test_ps_shows_accounts_where_they_tell_something(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """When one is not that of the caller, or what is listed goes beyond the caller's open sessions."""
+def test_ps_shows_accounts_if_they_differ(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """They are shown if one is not the caller's, or if the list goes beyond the caller's open sessions."""
     own = msgspec.structs.replace(SESSION, account=pwd.getpwuid(os.geteuid()).pw_name)
 
     daemon.answers["list_sessions"] = m.Sessions((own,))
@@ -126,8 +126,8 @@ def test_inspect_shows_isolation_keys_and_turns(daemon: FakeDaemon, hutch: Hutch
     assert out.endswith("t-0000000000000001  failed: no_key  2026-01-31T12:00:00.000Z         fix it\n")
 
 
-def test_inspect_says_what_isolates_a_session_and_what_more_would_take(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """The level and why, the least that was asked for, the way to a higher one, and the bounds; as JSON all of it."""
+def test_inspect_shows_the_isolation_and_the_needs_of_a_higher_level(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """The level and its reason, the required level, the needs of a higher one, the limits; all of it as JSON too."""
     daemon.answers["list_turns"] = m.Turns(())
     isolation = m.Isolation(
         "account",
@@ -160,7 +160,7 @@ def test_inspect_says_what_isolates_a_session_and_what_more_would_take(daemon: F
     ("state", "said"),
     [("closed", "fix is closed, so no turn of it runs."), ("open", "fix is idle: there is no turn to stop.")],
 )
-def test_what_does_not_run_cannot_be_interrupted(
+def test_an_idle_or_closed_session_cannot_be_interrupted(
     daemon: FakeDaemon, hutch: Hutch, state: m.SessionState, said: str
 ) -> None:
     """The error says that the session is closed or idle, and does not name a turn's state."""
@@ -218,7 +218,7 @@ def test_mode_interrupt_stop_rm_and_fork_name_the_session_by_id(daemon: FakeDaem
     ],
 )
 def test_an_error_is_a_sentence_and_an_exit_code(daemon: FakeDaemon, hutch: Hutch, reason: Reason, code: int) -> None:
-    """What hutchd says goes to standard error as it stands, without escape sequences."""
+    """hutchd's message goes to standard error, without escape sequences."""
 
     def refuse(params: object) -> m.Session:
         raise HutchError(reason, "No\x1b[31m.")
@@ -228,10 +228,8 @@ def test_an_error_is_a_sentence_and_an_exit_code(daemon: FakeDaemon, hutch: Hutc
     assert hutch("inspect", "x") == (code, "", "hutch: No.\n")
 
 
-def test_without_a_daemon_the_exit_code_is_3_and_the_way_out_is_said(
-    hutch: Hutch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing was there to answer."""
+def test_without_a_daemon_the_exit_code_is_3_with_advice(hutch: Hutch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the command that starts hutchd."""
     monkeypatch.setenv("HUTCH_HOST", "/nonexistent/client.sock")
 
     code, out, err = hutch("ps")
@@ -248,7 +246,7 @@ def test_unknown_commands_and_options_are_usage_errors(hutch: Hutch) -> None:
 
 
 def test_help_lists_every_command(hutch: Hutch) -> None:
-    """Also when nothing was asked."""
+    """So does `hutch` without a command."""
     code, out, _ = hutch()
 
     assert code == 0

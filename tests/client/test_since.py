@@ -25,7 +25,7 @@ NOW = datetime(2026, 1, 31, 12, 0, tzinfo=timezone(timedelta(hours=2)))
         ("2026-01-31T00:00:00.5+01:00", "2026-01-30T23:00:00.500Z"),
     ],
 )
-def test_a_time_may_be_typed_as_people_say_it(text: str, expected: str) -> None:
+def test_a_time_may_be_relative_or_absolute(text: str, expected: str) -> None:
     """How long ago, or when; hutchd gets RFC 3339."""
     assert read_since(text, NOW) == expected
 
@@ -33,8 +33,8 @@ def test_a_time_may_be_typed_as_people_say_it(text: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("text", "local"), [("today", "2026-01-31"), ("Yesterday", "2026-01-30"), ("2026-01-02", "2026-01-02")]
 )
-def test_a_day_begins_at_midnight_where_the_person_is(text: str, local: str) -> None:
-    """So does a date that is given without a time."""
+def test_a_day_begins_at_local_midnight(text: str, local: str) -> None:
+    """A date without a time means local midnight too."""
     now = datetime.fromisoformat("2026-01-31T12:00:00").astimezone()
 
     begins = datetime.fromisoformat(read_since(text, now))
@@ -43,8 +43,8 @@ def test_a_day_begins_at_midnight_where_the_person_is(text: str, local: str) -> 
 
 
 @pytest.mark.parametrize("text", ["", "last week", "2x", "-2h", "2026-13-01", "999999w", "0001-01-01"])
-def test_a_time_that_is_not_understood_names_the_forms_that_are(text: str) -> None:
-    """Whatever was typed."""
+def test_an_invalid_time_is_refused_with_the_valid_forms(text: str) -> None:
+    """This holds for any text."""
     with pytest.raises(HutchError) as refused:
         read_since(text, NOW)
 
@@ -53,7 +53,7 @@ def test_a_time_that_is_not_understood_names_the_forms_that_are(text: str) -> No
 
 
 def test_usage_and_audit_take_such_times(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """And refuse others before anything is asked of hutchd."""
+    """Other texts are refused before hutchd is called."""
     daemon.answers |= {"get_usage": m.UsageTable(()), "read_audit": m.AuditPage((), more=False)}
 
     codes = [hutch(name, "--since", since)[0] for name in ("usage", "audit") for since in ("yesterday", "whenever")]

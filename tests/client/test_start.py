@@ -35,7 +35,7 @@ def _loaded(*words: str, heavy: tuple[str, ...] = HEAVY) -> list[str]:
 
 @pytest.mark.parametrize("words", ["ps", "pending", "approve p-1", "status", "key ls", "policy show", "daemon stop"])
 def test_plain_commands_import_nothing_heavy(daemon: FakeDaemon, words: str) -> None:
-    """They are started often, by people and by scripts: a socket and JSON are enough."""
+    """Users and scripts start them often: a socket and JSON are enough."""
     assert _loaded(*words.split()) == ["loaded"]
 
 
@@ -48,7 +48,7 @@ def test_the_streaming_commands_import_neither_sdk_nor_dispatcher(daemon: FakeDa
     ]
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(daemon: FakeDaemon) -> None:
+def test_a_closed_output_pipe_is_not_an_error(daemon: FakeDaemon) -> None:
     """`hutch logs … | head` ends quietly."""
     events = [event(seq, "text", {"text": "x" * 1000}) for seq in range(1, 1001)]
     raw = tuple(msgspec.Raw(msgspec.json.encode(one)) for one in events)
@@ -87,7 +87,7 @@ def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParse
 
 @pytest.mark.parametrize("name", MODULES)
 def test_every_option_of_every_command_says_what_it_is_for(name: str) -> None:
-    """Whoever asks with -h gets an answer to the whole of it."""
+    """`-h` explains every option."""
     command = importlib.import_module(f"hutch_client.commands.{MODULES[name]}").COMMANDS[name]
     parser = Parser(prog=f"hutch {name}", description=command.doc)
     command.arguments(parser)
@@ -103,7 +103,7 @@ def test_every_option_of_every_command_says_what_it_is_for(name: str) -> None:
 def test_a_group_without_a_verb_lists_its_verbs(
     daemon: FakeDaemon, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is wrong usage, so on standard error."""
+    """It is a usage error, so the list goes to standard error."""
     from hutch_client.__main__ import main
 
     assert main(words) == 2
@@ -115,8 +115,8 @@ def test_a_group_without_a_verb_lists_its_verbs(
 
 @pytest.mark.parametrize("words", [["ps"], ["logs", SESSION.id], ["key", "ls"], ["help"]])
 @pytest.mark.parametrize("closed", [0, 1, 2])
-def test_a_standard_stream_that_is_closed_disturbs_nothing(daemon: FakeDaemon, words: list[str], closed: int) -> None:
-    """Nothing else comes in its place, such as a socket that what is printed would go to."""
+def test_a_closed_standard_stream_is_replaced(daemon: FakeDaemon, words: list[str], closed: int) -> None:
+    """No other file, such as a socket, gets its descriptor and then the output."""
     daemon.answers |= {
         "list_sessions": m.Sessions((SESSION,)),
         "read_events": m.EventsPage((), "j-1", 0, more=False),
@@ -132,8 +132,8 @@ def test_a_standard_stream_that_is_closed_disturbs_nothing(daemon: FakeDaemon, w
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
 @pytest.mark.parametrize("words", [["ps"], ["logs", SESSION.id], ["help"]])
-def test_output_that_cannot_be_written_is_told(daemon: FakeDaemon, words: list[str]) -> None:
-    """A full disk is no success, and no traceback."""
+def test_output_that_cannot_be_written_is_reported(daemon: FakeDaemon, words: list[str]) -> None:
+    """A full disk gives an error message and no traceback."""
     raw = msgspec.Raw(msgspec.json.encode(event(1, "text", {"text": "Hello"})))
     daemon.answers |= {
         "list_sessions": m.Sessions((SESSION,)),
@@ -150,8 +150,8 @@ def test_output_that_cannot_be_written_is_told(daemon: FakeDaemon, words: list[s
     )
 
 
-def test_what_a_stream_cannot_encode_stops_nothing(daemon: FakeDaemon) -> None:
-    """Text gets question marks; JSON is escaped, so that programs lose nothing."""
+def test_unencodable_characters_do_not_stop_the_output(daemon: FakeDaemon) -> None:
+    """Text gets question marks; JSON gets escapes, so that programs lose nothing."""
     raw = msgspec.Raw(msgspec.json.encode(event(1, "text", {"text": "wörld 😀"})))
     daemon.answers["read_events"] = m.EventsPage((raw,), "j-1", 1, more=False)
     argv = [sys.executable, "-m", "hutch_client", "logs", SESSION.id]

@@ -17,7 +17,7 @@ def _is_harmless(text: str) -> bool:
 
 @given(_NASTY)
 def test_nothing_that_drives_a_terminal_comes_out(text: str) -> None:
-    """Whatever goes in, in whatever pieces."""
+    """This holds for any input, in any pieces."""
     assert _is_harmless(plain(text))
     assert _is_harmless(visible(text))
     assert _is_harmless(one_line(text, 20))
@@ -39,15 +39,15 @@ def test_prose_loses_whole_sequences() -> None:
 
 
 def test_a_sequence_without_an_end_hides_nothing() -> None:
-    """What follows an unfinished title stays to be read."""
+    """The text after an unfinished title stays readable."""
     assert plain("\x1b]0;rm -rf /") == "0;rm -rf /"
 
 
-def test_what_is_decided_about_shows_its_control_characters() -> None:
+def test_visible_text_shows_its_control_characters() -> None:
     """A command cannot hide a part of itself in a sequence."""
     assert visible("ls\x1b]0;\x07; rm\u202e x\r") == "ls\\x1b]0;\\x07; rm\\u202e x\\r"
 
 
 def test_a_line_is_cut_with_an_ellipsis() -> None:
-    """Only where it is longer than the width."""
+    """Only a line longer than the width is cut."""
     assert (one_line("a b\n c", 5), one_line("abcdef", 5)) == ("a b c", "abcd…")

@@ -91,14 +91,14 @@ class Inside:
 
     def __init__(self, *allow: str, kind: type[AllowList] = AllowList) -> None:
         self.egress = EgressProxy(kind.read(allow))
-        self.door, self.port = self.open()
+        self.bridge, self.port = self.open()
 
     def open(self) -> tuple[NetworkBridge, int]:
-        door = self.egress.open_bridge()
+        bridge = self.egress.open_bridge()
         with socket.create_server(("127.0.0.1", 0), backlog=CONNECTION_LIMIT) as listener:
-            with socket.socket(fileno=os.dup(door.descriptor)) as through:
+            with socket.socket(fileno=os.dup(bridge.descriptor)) as through:
                 socket.send_fds(through, [b"\n"], [listener.fileno()])
-            return door, listener.getsockname()[1]
+            return bridge, listener.getsockname()[1]
 
     def dial(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), WAIT)
@@ -129,7 +129,7 @@ def inside() -> Iterator[Callable[..., Inside]]:
 
     yield make
     for one in made:
-        one.door.close()
+        one.bridge.close()
         one.egress.close()
 
 
@@ -292,14 +292,14 @@ def test_closing_a_bridge_cuts_only_its_own_connections(inside: Callable[..., In
     with server(echo) as port:
         made = inside(f"127.0.0.1:{port}")
         with made.tunnel(port) as first:
-            door, made.port = made.open()
+            bridge, made.port = made.open()
             with made.tunnel(port) as second:
-                made.door.close()
-                made.door.close()
+                made.bridge.close()
+                made.bridge.close()
                 assert all_of(first) == b""
                 second.sendall(b"on")
                 assert second.recv(10) == b"on"
-                door.close()
+                bridge.close()
 
 
 def test_its_end_ends_its_thread_and_all_connections(inside: Callable[..., Inside]) -> None:
@@ -309,7 +309,7 @@ def test_its_end_ends_its_thread_and_all_connections(inside: Callable[..., Insid
         with made.tunnel(port) as sock:
             made.egress.close()
             made.egress.close()
-            made.door.close()
+            made.bridge.close()
             assert sock.recv(10) == b""
 
     assert not [one for one in threading.enumerate() if one.name == "egress"]

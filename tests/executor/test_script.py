@@ -252,7 +252,7 @@ def home(cwd: Path) -> Path:
 
 
 @asynccontextmanager
-async def walled(cwd: Path, home: Path, daemon: FakeDaemon, **spec: Any) -> AsyncIterator[ScriptRunner]:
+async def sandboxed_runner(cwd: Path, home: Path, daemon: FakeDaemon, **spec: Any) -> AsyncIterator[ScriptRunner]:
     """Yield an open runner with a sandbox."""
     runner = ScriptRunner()
     sandbox = m.SandboxSpec(**{"program": bubblewrap()} | spec)
@@ -278,7 +278,7 @@ async def test_commands_run_in_the_sandbox_of_the_session(
         "pwd; echo $HOME; cat ~/.ssh/id; env | grep -c -e KEPT_OUT -e ^TMPDIR; echo made > made;"
         f" ls /proc | grep -cx {os.getpid()}; echo x > {left}; [ $$ -lt 16 ] && echo small"
     )
-    async with walled(cwd, home, daemon, hide=(str(home / "hidden"),)) as runner:
+    async with sandboxed_runner(cwd, home, daemon, hide=(str(home / "hidden"),)) as runner:
         ended = await runner.run(run(look))
         await runner.run(run(f"cat {left}"))
     said = [one["text"].split("\n") for one in daemon.results()]
@@ -297,7 +297,7 @@ async def test_commands_reach_the_network_of_the_session(cwd: Path, home: Path, 
     daemon = FakeDaemon()
     with server(say_page) as named, server(say_page) as other:
         asks = "; ".join(f"curl -sS http://127.0.0.1:{port}/" for port in (named, other))
-        async with walled(cwd, home, daemon, network=network, allow=(f"127.0.0.1:{named}",)) as runner:
+        async with sandboxed_runner(cwd, home, daemon, network=network, allow=(f"127.0.0.1:{named}",)) as runner:
             await runner.run(run(asks))
     said = daemon.results()[0]["text"]
 
@@ -308,7 +308,7 @@ async def test_a_command_ends_with_all_that_it_started(cwd: Path, home: Path) ->
     """Its background processes, even in sessions of their own, end with its sandbox; the turn does not wait."""
     daemon = FakeDaemon()
     mark = f"611.{os.getpid()}"
-    async with walled(cwd, home, daemon) as runner:
+    async with sandboxed_runner(cwd, home, daemon) as runner:
         await runner.run(run(f"(setsid setsid sleep {mark} &) ; (trap '' TERM HUP; sleep {mark}) & echo done"))
         with anyio.fail_after(WAIT):
             while any(mark.encode() in _cmdline(path) for path in Path("/proc").glob("[0-9]*/cmdline")):
@@ -330,7 +330,7 @@ def _cmdline(path: Path) -> bytes:
 async def test_without_a_sandbox_the_session_cannot_be_opened(cwd: Path, home: Path, program: str, why: str) -> None:
     """The error has the reason; nothing runs."""
     with pytest.raises(HutchError, match=why) as refused:
-        async with walled(cwd, home, FakeDaemon(), program=program):
+        async with sandboxed_runner(cwd, home, FakeDaemon(), program=program):
             pass
 
     assert refused.value.reason is Reason.ISOLATION_UNAVAILABLE
@@ -341,7 +341,7 @@ async def test_a_sandbox_that_disappears_fails_the_turn(cwd: Path, home: Path) -
     daemon = FakeDaemon()
     program = cwd.parent / "bwrap"
     program.symlink_to(bubblewrap())
-    async with walled(cwd, home, daemon, program=str(program)) as runner:
+    async with sandboxed_runner(cwd, home, daemon, program=str(program)) as runner:
         first = await runner.run(run("touch one"))
         program.unlink()
         second = await runner.run(run("touch two"))
