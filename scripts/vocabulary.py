@@ -38,6 +38,7 @@ def main() -> int:
     table = tomllib.loads((TOP / "scripts/vocabulary.toml").read_text())
     names = [(re.compile(pattern), instead) for pattern, instead in table["names"].items()]
     phrases = [(re.compile(pattern), instead) for pattern, instead in table["phrases"].items()]
+    exceptions: dict[str, list[str]] = table["exceptions"]
     found = [*_duplicate_classes()]
     for path in _files():
         text = (TOP / path).read_text()
@@ -45,6 +46,7 @@ def main() -> int:
             found += _in_python(path, text, names, phrases)
         else:
             found += _in_lines(path, enumerate(text.splitlines(), 1), phrases)
+    found = [one for one in found if one.path not in exceptions.get(one.text, ())]
     if "--count" in sys.argv:
         for folder, count in sorted(Counter(_folder(one.path) for one in found).items()):
             print(f"{count:6} {folder}")

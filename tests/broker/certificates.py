@@ -1,4 +1,4 @@
-"""A certificate authority of the test's own."""
+"""Makes self-signed certificates for tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cryptography.x509.oid import NameOID
 
 
 def make(folder: Path, host: str) -> tuple[Path, ssl.SSLContext]:
-    """Return the file of a certificate for `host` that vouches for itself, and a server's context with it."""
+    """Return the file of a self-signed certificate for `host`, and a server's TLS context with it."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
     now = datetime.now(UTC)

@@ -33,7 +33,7 @@ _SILENCE = 0.1
 
 
 class Sink:
-    """A provider that answers every head, and keeps what was wrong with it."""
+    """A provider that answers every request head and records forbidden ones."""
 
     def __init__(self) -> None:
         self.heads = 0
@@ -60,7 +60,7 @@ class Sink:
 
 
 def good(chance: random.Random, token: str) -> bytes:
-    """Return a request that is well formed."""
+    """Return a well-formed request."""
     shown = token if chance.random() < 0.8 else f"hutch-l-{chance.randbytes(8).hex()}-x"
     header = chance.choice([f"X-Api-Key: {shown}", f"Authorization: Bearer {shown}"])
     body = chance.randbytes(chance.choice([0, 1, 10, 300]))
@@ -77,7 +77,7 @@ def good(chance: random.Random, token: str) -> bytes:
 
 
 def broken(chance: random.Random, token: str) -> tuple[bytes, bool]:
-    """Return a request with up to three things done to it, and whether it is whole: nothing was."""
+    """Return a request with up to three random changes, and whether it was left unchanged."""
     raw = good(chance, token)
     things = chance.randrange(4)
     for _ in range(things):
@@ -101,7 +101,7 @@ def broken(chance: random.Random, token: str) -> tuple[bytes, bool]:
 
 
 async def knock(stage: Stage, raw: bytes, whole: bool) -> bytes:
-    """Send it and return what comes back, until there is an answer or, for what is no whole request, silence."""
+    """Send a request; return the answer or, if the request is incomplete, the bytes until the broker is silent."""
     stream = await stage.dial()
     got = bytearray()
     try:
@@ -117,7 +117,7 @@ async def knock(stage: Stage, raw: bytes, whole: bool) -> bytes:
 
 
 async def fuzz(requests: int, seed: int, at_once: int = 32) -> Sink:
-    """Run; AssertionError when something does not hold."""
+    """Run the requests. AssertionError if an invariant is violated."""
     sink = Sink()
     async with await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0) as listener:
         port = listener.extra(anyio.abc.SocketAttribute.local_port)

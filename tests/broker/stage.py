@@ -34,7 +34,7 @@ ASK = {
 
 @dataclass
 class Stage:
-    """The broker, the link to it, and what arrived there."""
+    """A broker, a link to it, and the messages that arrived on the link."""
 
     boot: link.BrokerBoot
     base_url: str
@@ -71,7 +71,7 @@ class Stage:
 
     @asynccontextmanager
     async def linked(self, *, agree: bool = True) -> AsyncIterator[Peer[Any]]:
-        """Dial the link as hutchd does, and have the leases that are there go on."""
+        """Connect to the control socket as hutchd does, and keep all leases."""
         stream = await dial(Path(self.boot.control))
         peer: Peer[Any] = Peer(
             stream,
@@ -89,14 +89,14 @@ class Stage:
             yield peer
 
     async def keep(self, *leases: str) -> link.Ended:
-        """Say which leases hold."""
+        """Send the list of leases to keep."""
         ended: link.Ended = await self.peer.call("keep_leases", link.LeaseIds(leases=leases), 30)
         return ended
 
     async def lease(
         self, *, requests: int = 1000, usd: float | None = None, expires_in: float = 600.0, **more: Any
     ) -> tuple[str, str]:
-        """Give the broker a lease for this process; return its id and token."""
+        """Send the broker a lease for this process; return its id and token."""
         state, token = self.made(requests=requests, usd=usd, expires_in=expires_in, **more)
         await self.peer.call("put_lease", state, 30)
         return state.lease.id, token
@@ -129,7 +129,7 @@ class Stage:
         return await dial(Path(self.boot.socket))
 
     async def send(self, raw: bytes) -> bytes:
-        """Send raw bytes on a connection of their own and return all that comes back until it ends."""
+        """Send raw bytes on a new connection; return all bytes that arrive until it ends."""
         stream = await self.dial()
         try:
             with anyio.fail_after(30):
@@ -181,7 +181,7 @@ def request(
 
 
 def parsed(raw: bytes) -> tuple[int, dict[str, str], bytes]:
-    """Take an answer apart; chunks are joined, and a stream that does not end well raises."""
+    """Parse an answer and join its chunks. An answer that breaks off raises."""
     head, _, body = raw.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -204,7 +204,7 @@ def parsed(raw: bytes) -> tuple[int, dict[str, str], bytes]:
 
 @asynccontextmanager
 async def staged(base_url: str, *, agree: bool = True, **boot: Any) -> AsyncIterator[Stage]:
-    """Run a broker whose keys go to `base_url`; the link is there, and keys are given at once."""
+    """Run a broker that is linked and gets a key for `base_url` whenever it asks."""
     with tempfile.TemporaryDirectory(prefix="hb-") as folder:
         agents = Path(folder) / "b"
         agents.mkdir(mode=0o700)
@@ -225,9 +225,9 @@ async def staged(base_url: str, *, agree: bool = True, **boot: Any) -> AsyncIter
 
 
 class Upstream:
-    """A provider that answers with bytes that a test gives; it keeps what it got.
+    """A provider that answers with the test's bytes and records the requests.
 
-    With `hold` it does not hang up after its answer, but waits for the other side to do so.
+    With `hold` it does not close the connection after its answer, but waits until the other side does.
     """
 
     def __init__(self, answer: bytes, hold: bool) -> None:
@@ -275,7 +275,7 @@ async def upstream(answer: bytes, *, hold: bool = False) -> AsyncIterator[Upstre
 
 
 def closed_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a port on which no process listens."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

@@ -1,4 +1,4 @@
-"""What a request must look like: unclear ones are refused before anything else happens."""
+"""The form of requests: the broker refuses an ambiguous request before it does anything else."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ PATH = "/v1/messages"
     ],
 )
 def test_a_request_is_clear_or_refused(headers: list[tuple[str, str]], status: int | None) -> None:
-    """One host, one credential, one length, nothing to upgrade to."""
+    """A request needs exactly one host, one credential and one length, and must not ask for an upgrade."""
     verdict = judge("POST", PATH, headers, 1000)
 
     assert (verdict.status if isinstance(verdict, Refusal) else None) == status
 
 
 def test_what_goes_on_is_harmless() -> None:
-    """Credentials, hop-by-hop headers, those that Connection names, and cookies stay behind."""
+    """Credentials, hop-by-hop headers, headers named by Connection, and cookies are not forwarded."""
     left = forwarded(
         [
             HOST,
@@ -69,7 +69,7 @@ def test_what_goes_on_is_harmless() -> None:
 
 @given(st.text(alphabet="/.%2eEfF:?#\\v1mesag\x00\r\n ;@", max_size=30))
 def test_no_path_leaves_the_model_api(tail: str) -> None:
-    """Whatever is written after it, a path that passes is one of the table's, with no dots or escapes in it."""
+    """Every accepted path is one of the table's, without dot segments or escapes."""
     target = "/v1/messages" + tail
     verdict = judge("POST", target, [HOST, TOKEN], 1000)
     if isinstance(verdict, RequestHead) and is_path_of("anthropic", "POST", verdict.path):
@@ -97,7 +97,7 @@ def test_no_path_leaves_the_model_api(tail: str) -> None:
     ],
 )
 def test_each_api_has_its_paths(dialect: str, request_: str, answers: bool) -> None:
-    """Models answer; files, jobs and accounts do not."""
+    """Paths of model APIs are allowed; paths of files, jobs and accounts are not."""
     method, path = request_.split()
 
     assert is_path_of(dialect, method, path) is answers  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ def test_each_api_has_its_paths(dialect: str, request_: str, answers: bool) -> N
     ],
 )
 def test_a_version_that_both_have_stands_once(base_url: str | None, target: str, url: str) -> None:
-    """Base URLs are written with and without it."""
+    """If both the base URL and the path contain `/v1`, the URL contains it once."""
     assert upstream_url("openai", base_url, target) == url
 
 
@@ -127,13 +127,13 @@ def test_a_version_that_both_have_stands_once(base_url: str | None, target: str,
     ],
 )
 def test_a_key_stands_where_its_provider_wants_it(dialect: str, kind: str, header: tuple[str, str]) -> None:
-    """An API key has its own header, a token is a bearer."""
+    """An API key is sent in the provider's header, a token as bearer token."""
     assert credential_headers(dialect, Key(secret="s", kind=kind), None) == [header]  # type: ignore[arg-type]
 
 
 @given(st.lists(st.sampled_from([b"secret", b"sec", b"ret", b"se", b"s", b"x", b"secretsecret", b"\n"]), max_size=30))
 def test_a_key_never_comes_through_the_mask(chunks: list[bytes]) -> None:
-    """However it is cut into pieces, and nothing else is changed or lost."""
+    """The key is masked in chunks of any size, and no other byte is changed or lost."""
     mask = Mask("secret")
     out = b"".join([*(mask.feed(chunk) for chunk in chunks), mask.rest()])
     whole = b"".join(chunks)

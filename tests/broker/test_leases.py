@@ -1,4 +1,4 @@
-"""Which processes may use a lease, for what and how long: in the real broker, with processes of our own."""
+"""The limits of a lease (processes, paths, time, allowance), in a real broker with real processes."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ print(sock.recv(64).split()[1].decode())
 
 
 async def status_from_child(stage: Stage, token: str) -> int:
-    """Ask from a process of its own, a child of this one."""
+    """Make a request from a child process; return the status."""
     done = await anyio.run_process([sys.executable, "-c", CLIENT, stage.boot.socket], input=request(token))
     return int(done.stdout)
 
 
 async def test_a_lease_works_for_the_executor_and_what_it_started() -> None:
-    """A child of the lease's process is of its family."""
+    """A child of the lease's process may use the lease."""
     async with serve(key=KEY, script=lambda _: SAY) as model, staged(model.url) as stage:
         _, token = await stage.lease()
         status = await status_from_child(stage, token)
@@ -47,7 +47,7 @@ async def test_a_lease_works_for_the_executor_and_what_it_started() -> None:
 
 
 async def test_a_lease_works_from_inside_a_sandbox() -> None:
-    """A child in a pid namespace of its own, with nothing but the socket's directory bound, is of the family."""
+    """A child in its own pid namespace, which sees only the socket's directory, may use the lease."""
     async with serve(key=KEY, script=lambda _: SAY) as model, staged(model.url) as stage:
         _, token = await stage.lease()
         folder = os.path.dirname(stage.boot.socket)
@@ -58,8 +58,8 @@ async def test_a_lease_works_from_inside_a_sandbox() -> None:
         assert done.stdout.strip() == b"200", done.stderr.decode()
 
 
-async def test_a_lease_is_refused_outside_its_family() -> None:
-    """A process that is no descendant of the executor, or of a process that once had its pid, is refused."""
+async def test_a_lease_is_refused_to_other_processes() -> None:
+    """A process that does not descend from the executor is refused, also if the executor's pid was reused."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         async with staged("http://127.0.0.1:1") as stage:
             _, strange = await stage.lease(pid=other.pid, start_time=start_time(other.pid))
@@ -74,8 +74,8 @@ async def test_a_lease_is_refused_outside_its_family() -> None:
         other.communicate(b"\n")
 
 
-def test_the_group_of_an_executor_is_its_family() -> None:
-    """A process in the group that was made for the executor belongs, wherever its parents are."""
+def test_a_process_in_the_executors_cgroup_may_use_its_lease() -> None:
+    """A process in the executor's cgroup may use the lease, whatever its ancestors are."""
     facts = {"id": "l", "token_hash": "", "session": "s", "executor": "x", "owner": 0, "account": "a"}
     facts |= {"provider": "anthropic", "dialect": "anthropic", "credential": "k", "uid": os.getuid()}
     lease = link.Lease(**facts, pid=1, start_time=1, cgroup="hutch-x")  # type: ignore[arg-type]
@@ -111,7 +111,7 @@ def test_the_group_of_an_executor_is_its_family() -> None:
     ],
 )
 async def test_only_what_a_model_api_has_is_answered(method: str, path: str, status: int) -> None:
-    """Other paths and methods never reach the provider."""
+    """Requests with other paths or methods do not reach the provider."""
     async with serve(key=KEY, script=lambda _: SAY) as model, staged(model.url) as stage:
         _, token = await stage.lease()
         got, _, _ = await stage.ask(token, method=method, path=path)
@@ -121,7 +121,7 @@ async def test_only_what_a_model_api_has_is_answered(method: str, path: str, sta
 
 
 async def test_a_revoke_cuts_open_streams_before_its_answer() -> None:
-    """A stream in the middle, and one that still waits for its key, end; the token is nothing from then on."""
+    """A running stream and a request that waits for its key end; the token is unknown from then on."""
     async with serve(key=KEY, script=lambda _: [Say("one"), Stall()]) as model, staged(model.url) as stage:
         lease, token = await stage.lease()
         stream = await stage.dial()
@@ -140,7 +140,7 @@ async def test_a_revoke_cuts_open_streams_before_its_answer() -> None:
 
 
 async def test_a_lease_ends_at_its_time_with_its_streams() -> None:
-    """An expired lease's open stream is cut, without anybody asking."""
+    """When a lease expires, the broker cuts its open stream."""
     async with serve(key=KEY, script=lambda _: [Say("one"), Stall()]) as model, staged(model.url) as stage:
         lease, token = await stage.lease()
         stream = await stage.dial()
@@ -155,8 +155,8 @@ async def test_a_lease_ends_at_its_time_with_its_streams() -> None:
         assert status == 401
 
 
-def test_a_lease_whose_time_is_up_is_nothing_before_it_is_ended() -> None:
-    """From its end on a token proves nothing and the lease is not listed; its streams are cut when it is ended."""
+def test_an_expired_lease_is_not_found_before_it_is_ended() -> None:
+    """After its expiry a lease is not found or listed, even before `end_expired` cuts its streams."""
     now = [0.0]
     leases = LeaseTable(lambda: now[0])
     token = "hutch-l-0123456789abcdef-secret"
@@ -174,7 +174,7 @@ def test_a_lease_whose_time_is_up_is_nothing_before_it_is_ended() -> None:
 
 
 async def test_an_allowance_is_used_up_and_refilled() -> None:
-    """A request more than was paid for is refused until hutchd adds some."""
+    """A request beyond the allowance is refused until hutchd refills it."""
     async with serve(key=KEY, script=lambda _: SAY) as model, staged(model.url) as stage:
         lease, token = await stage.lease(requests=1)
         before = [(await stage.ask(token))[0] for _ in range(2)]
@@ -186,7 +186,7 @@ async def test_an_allowance_is_used_up_and_refilled() -> None:
 
 
 async def test_a_budget_needs_a_price() -> None:
-    """With a budget a model that has no known price is refused before it costs anything."""
+    """In a session with a budget, a model without a known price is refused before the request is forwarded."""
     async with serve(key=KEY, script=lambda _: SAY) as model, staged(model.url) as stage:
         _, token = await stage.lease(usd=1.0)
         known, _, _ = await stage.ask(token)
@@ -205,7 +205,7 @@ def held(**more: object) -> HeldLease:
 
 
 def test_a_budget_is_spent_by_settling_and_fails_closed() -> None:
-    """What a request cost comes off; a cost that is not known takes the rest."""
+    """The cost of a request is subtracted; an unknown cost uses up the rest."""
     one = held()
     reserve = one.reserve(print)
     assert isinstance(reserve, float)
@@ -228,8 +228,8 @@ def test_requests_in_flight_reserve_what_the_last_one_cost() -> None:
     assert [isinstance(reserve, float) for reserve in taken] == [True, True, True, False]
 
 
-async def test_one_question_serves_all_who_wait_for_a_key() -> None:
-    """A request that goes away takes the key from nobody, and hutchd is asked once."""
+async def test_hutchd_is_asked_once_for_all_requests_that_wait_for_a_key() -> None:
+    """hutchd is asked once for all waiting requests; a request that is cancelled does not affect the others."""
     async with serve(key=KEY, script=lambda _: SAY) as model, staged(model.url) as stage:
         _, token = await stage.lease()
         stage.may_answer = anyio.Event()
@@ -254,7 +254,7 @@ async def test_one_question_serves_all_who_wait_for_a_key() -> None:
 
 
 async def test_a_key_that_does_not_come_is_an_error_that_may_be_tried_again() -> None:
-    """After its time the request is answered; what hutchd says about it is passed on."""
+    """After the timeout the agent gets an error with hutchd's reason."""
     async with staged("http://127.0.0.1:1", key_timeout=0.1) as stage:
         _, token = await stage.lease()
         stage.secret = ""
@@ -266,8 +266,8 @@ async def test_a_key_that_does_not_come_is_an_error_that_may_be_tried_again() ->
         assert b"There is no key." in body
 
 
-async def test_a_forgotten_key_is_asked_for_anew() -> None:
-    """When the owner replaced a credential no request goes out with the old one."""
+async def test_a_dropped_key_is_requested_again() -> None:
+    """After the owner replaced a credential, no request is forwarded with the old key."""
     async with serve(key=KEY, script=lambda _: SAY) as model, staged(model.url) as stage:
         _, token = await stage.lease()
         await stage.ask(token)
@@ -279,8 +279,8 @@ async def test_a_forgotten_key_is_asked_for_anew() -> None:
         assert model.requests[-1].headers["x-api-key"] == "sk-new"
 
 
-async def test_a_new_hutchd_finds_the_leases_and_says_which_hold() -> None:
-    """After a restart of hutchd streams have gone on; leases that it does not list die with theirs."""
+async def test_a_new_hutchd_keeps_the_leases_that_it_lists() -> None:
+    """Streams continue during a restart of hutchd; leases that the new hutchd does not list end with their streams."""
     pause = Pause()
     async with serve(key=KEY, script=lambda _: [Say("one"), pause]) as model, staged(model.url) as stage:
         first, token = await stage.lease()
@@ -325,8 +325,8 @@ async def test_a_broker_that_was_just_started_waits_for_the_leases() -> None:
     assert status == 200
 
 
-async def test_records_are_told_until_they_are_acknowledged() -> None:
-    """What hutchd did not acknowledge comes again after a reconnect, with the same numbers."""
+async def test_records_are_reported_until_they_are_acknowledged() -> None:
+    """Unacknowledged records are reported again after a reconnect, with the same numbers."""
     async with serve(key=KEY, script=lambda _: SAY) as model, staged(model.url) as stage:
         stage.acknowledges = False
         _, token = await stage.lease()
@@ -346,7 +346,7 @@ async def test_records_are_told_until_they_are_acknowledged() -> None:
 
 
 async def test_without_room_for_records_nothing_is_forwarded() -> None:
-    """A request that could not be accounted for is not made."""
+    """A request that cannot be recorded is refused."""
     async with serve(key=KEY, script=lambda _: SAY) as model, staged(model.url, records=1) as stage:
         stage.acknowledges = False
         _, token = await stage.lease()
@@ -357,8 +357,8 @@ async def test_without_room_for_records_nothing_is_forwarded() -> None:
         assert (first, second) == (200, 503)
 
 
-async def test_the_link_answers_nothing_to_who_has_not_said_hello() -> None:
-    """A process of the same account that finds the link gets nowhere without its token."""
+async def test_the_link_refuses_calls_before_hello() -> None:
+    """A process of the same account that connects to the control socket is refused without the token."""
     async with staged("http://127.0.0.1:1") as stage:
         right = stage.boot.token
         stage.boot = msgspec.structs.replace(stage.boot, token="wrong")
@@ -370,8 +370,8 @@ async def test_the_link_answers_nothing_to_who_has_not_said_hello() -> None:
     assert refused.value.reason is Reason.TOKEN_UNKNOWN
 
 
-async def test_a_broker_that_nobody_needs_ends() -> None:
-    """Without a lease and without hutchd it goes after a while."""
+async def test_an_unused_broker_ends() -> None:
+    """Without a lease and without hutchd it ends after some time."""
     from hutch_broker.broker import serving
 
     async with staged("http://127.0.0.1:1") as stage:
@@ -384,7 +384,7 @@ async def test_a_broker_that_nobody_needs_ends() -> None:
 
 
 def test_a_lease_that_ended_has_no_key() -> None:
-    """Ending a lease forgets the secret and calls what cuts its streams, once."""
+    """Ending a lease drops its key and cuts each of its streams once."""
     leases = LeaseTable(lambda: 0.0)
     one = held()
     leases.put(link.LeaseState(lease=one.lease, expires_in=1, requests=1))

@@ -1,4 +1,4 @@
-"""Token counts off a stream, in whatever pieces it comes."""
+"""Token counts of a streamed response, for chunks of any size."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def counted(style: Any, chunks: list[bytes], kind: str = "text/event-stream", en
 @settings(max_examples=50)
 @given(cuts=st.lists(st.integers(0, 1000), max_size=12), packed=st.booleans())
 def test_pieces_do_not_matter(style: str, stream: bytes, tokens: TokenCount, cuts: list[int], packed: bool) -> None:
-    """Any cut of the stream, compressed or not, gives the same count; text that looks like usage is none."""
+    """Chunks of any size, compressed or not, give the same count; text that looks like usage is not counted."""
     raw = gzip.compress(stream) if packed else stream
     places = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
     chunks = [raw[start:end] for start, end in pairwise(places)]
@@ -69,7 +69,7 @@ def test_pieces_do_not_matter(style: str, stream: bytes, tokens: TokenCount, cut
 
 
 def test_what_broke_off_is_counted_as_far_as_it_came() -> None:
-    """A stream that is cut after its first event has used the input."""
+    """A stream that breaks off after its first event has used the input tokens."""
     assert counted("anthropic", [ANTHROPIC[:300]]) == TokenCount(True, "claude-x", 10, 1, 5, 3)
 
 
@@ -85,19 +85,19 @@ def test_what_broke_off_is_counted_as_far_as_it_came() -> None:
     ],
 )
 def test_what_cannot_be_read_is_not_known(kind: str, encoding: str, body: bytes) -> None:
-    """Nothing is guessed, and nothing breaks or grows without bound."""
+    """An unreadable response has an unknown count, raises nothing, and uses bounded memory."""
     assert not counted("anthropic", [body], kind, encoding).known
 
 
 def test_a_line_that_is_too_long_costs_itself_only() -> None:
-    """Counting goes on at the next line."""
+    """Counting continues with the next line."""
     long = b"data: " + b"a" * (1 << 19)
 
     assert counted("anthropic", [long, long, long, b"\n\n" + ANTHROPIC]) == CASES[0][2]
 
 
 def test_a_price_is_the_settings_own_or_the_tables() -> None:
-    """What neither knows has no price; cache tokens cost what the cache costs."""
+    """A model in neither has no price; cached tokens have their own price."""
     prices = PriceTable({"mine": Price(input=1, output=2, cache_read=0.1)})
     mine = prices.usd("anthropic", TokenCount(True, "mine", 1_000_000, 500_000, 1_000_000, 0))
     listed = prices.usd("anthropic", TokenCount(True, "claude-sonnet-4-5", 1_000_000, 0, 0, 0))
@@ -116,5 +116,5 @@ def test_a_price_is_the_settings_own_or_the_tables() -> None:
     ("body", "known"), [(b'{"model": "nobody-knows"', False), (b'{"model":"claude-sonnet-4-5"', True), (b"{}", True)]
 )
 def test_a_model_is_looked_up_by_the_requests_first_bytes(body: bytes, known: bool) -> None:
-    """Where they do not name one, the answer will."""
+    """If the first bytes name no model, the request is allowed: the response will name it."""
     assert PriceTable({}).knows("anthropic", body) is known

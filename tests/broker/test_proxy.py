@@ -1,4 +1,4 @@
-"""A request's way through the broker, with a real model server behind it."""
+"""Requests through the broker to a model server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def answer(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
 
 
 async def test_the_real_key_goes_out_and_the_lease_stays() -> None:
-    """The provider gets the key in its own header and nothing of the lease; the answer comes back unchanged."""
+    """The provider gets the key in its own header and no part of the lease; the agent gets the answer unchanged."""
     async with serve(key=KEY, script=saying(SAY)) as model, staged(model.url) as stage:
         _, token = await stage.lease()
         status, headers, body = await stage.ask(token, headers={"anthropic-version": "2023-06-01", "Cookie": "a=b"})
@@ -63,7 +63,7 @@ async def test_a_token_goes_out_as_bearer(kind: str, header: str, shown: str) ->
 
 
 async def test_bytes_pass_as_they_come() -> None:
-    """The first event is with the agent while the model is still thinking about the next."""
+    """The agent gets the first event before the model has sent the second."""
     pause = Pause()
     async with serve(key=KEY, script=saying(Say("one"), pause, Say("two"))) as model, staged(model.url) as stage:
         _, token = await stage.lease()
@@ -79,7 +79,7 @@ async def test_bytes_pass_as_they_come() -> None:
 
 
 async def test_a_head_does_not_wait_for_its_body() -> None:
-    """A provider that has answered, and has nothing to say yet, has answered for the agent too."""
+    """The agent gets the response head although the provider has not sent the body yet."""
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 9\r\n\r\n"
     async with upstream(head, hold=True) as provider, staged(provider.url) as stage:
         _, token = await stage.lease()
@@ -108,7 +108,7 @@ async def test_an_answer_in_one_piece_ends_as_it_came(size: int, chunked: bool) 
 
 
 async def test_usage_is_counted_and_priced_on_the_way() -> None:
-    """The record has what the provider said, with a price, and what was asked of whom."""
+    """The record contains the provider's counts, the price, the path and the model."""
     script = saying(Usage(input=1000, output=200, cache_read=5000, cache_write=300), SAY)
     own = {"claude-sonnet-4-5": link.Price(input=3, output=15, cache_read=0.3, cache_write=3.75)}
     async with serve(key=KEY, script=script) as model, staged(model.url, prices=own) as stage:
@@ -136,8 +136,8 @@ async def test_an_error_of_the_provider_is_passed_on(status: int) -> None:
         assert (await stage.recorded(1))[0].usd == 0.0
 
 
-async def test_a_key_that_was_rejected_is_asked_for_anew() -> None:
-    """After a 401 the next request does not go out with the same key unasked."""
+async def test_a_rejected_key_is_requested_again() -> None:
+    """After a 401 the broker asks hutchd for the key again before the next request."""
     async with serve(key="another", script=saying(SAY)) as model, staged(model.url) as stage:
         _, token = await stage.lease()
         first, _, _ = await stage.ask(token)
@@ -149,7 +149,7 @@ async def test_a_key_that_was_rejected_is_asked_for_anew() -> None:
 
 
 async def test_a_stream_that_the_provider_breaks_breaks() -> None:
-    """A reset upstream never looks like a good end."""
+    """If the provider's connection is reset, the agent's response does not look complete."""
     async with serve(key=KEY, script=saying(Say("one two", chunks=2), Drop())) as model, staged(model.url) as stage:
         _, token = await stage.lease()
         raw = await stage.send(request(token))
@@ -160,7 +160,7 @@ async def test_a_stream_that_the_provider_breaks_breaks() -> None:
 
 
 async def test_a_provider_that_drops_the_request_gives_an_error_that_may_be_tried_again() -> None:
-    """No answer at all is a 502 with the hint to repeat."""
+    """Without any answer the agent gets a 502 that asks for a retry."""
     async with serve(key=KEY, script=saying(Drop(0))) as model, staged(model.url) as stage:
         _, token = await stage.lease()
         status, headers, _ = await stage.ask(token)
@@ -169,7 +169,7 @@ async def test_a_provider_that_drops_the_request_gives_an_error_that_may_be_trie
 
 
 async def test_a_provider_that_is_not_there_gives_an_error() -> None:
-    """A refused connection is a 502, without a word of the key."""
+    """A refused connection is a 502 that does not contain the key."""
     async with staged(f"http://127.0.0.1:{closed_port()}") as stage:
         _, token = await stage.lease()
         status, _, body = await stage.ask(token)
@@ -179,7 +179,7 @@ async def test_a_provider_that_is_not_there_gives_an_error() -> None:
 
 
 async def test_a_stalled_provider_runs_into_the_deadline() -> None:
-    """No first byte in time is a 504; a stream that stalls is broken."""
+    """Without a first byte in time the agent gets a 504; a stalled stream is cut."""
     async with serve(key=KEY, script=saying(Stall())) as model, staged(model.url, first_byte_timeout=0.2) as stage:
         _, token = await stage.lease()
         status, _, _ = await stage.ask(token)
@@ -199,7 +199,7 @@ async def test_a_stalled_provider_runs_into_the_deadline() -> None:
 
 @pytest.mark.parametrize("before", [True, False], ids=["before the first byte", "in mid-stream"])
 async def test_a_hang_up_reaches_the_provider(before: bool) -> None:
-    """An agent that leaves takes the request to the provider along, also while nothing flows."""
+    """When an agent hangs up, the request to the provider is aborted, also while no data flows."""
     script = saying(Stall()) if before else saying(Say("one"), Stall())
     async with serve(key=KEY, script=script) as model, staged(model.url) as stage:
         _, token = await stage.lease()
@@ -216,7 +216,7 @@ async def test_a_hang_up_reaches_the_provider(before: bool) -> None:
 
 
 async def test_a_redirect_is_not_followed() -> None:
-    """A key goes to the configured host alone: the agent gets an error and not the location."""
+    """The key is sent only to the configured host: the agent gets an error without the location."""
     async with upstream(answer(b"")) as elsewhere:
         moved = answer(b"", f"Location: {elsewhere.url}/v1/messages", status="302 Found")
         async with upstream(moved) as provider, staged(provider.url) as stage:
@@ -230,7 +230,7 @@ async def test_a_redirect_is_not_followed() -> None:
 
 
 async def test_a_provider_that_repeats_the_key_does_not_give_it_away() -> None:
-    """Where an answer holds the key, in a header or the body, stars stand there instead."""
+    """If an answer contains the key, in a header or the body, it is replaced with stars."""
     body = b'{"error": "no such key: ' + KEY.encode() + b'"}'
     async with upstream(answer(body, f"X-Echo: {KEY}", "Set-Cookie: a=b", status="401 No")) as provider:
         async with staged(provider.url) as stage:
@@ -243,7 +243,7 @@ async def test_a_provider_that_repeats_the_key_does_not_give_it_away() -> None:
 
 
 async def test_a_compressed_answer_passes_and_is_counted() -> None:
-    """The bytes are not touched, and the usage in them is seen."""
+    """The bytes are forwarded unchanged, and their usage is counted."""
     message = json.dumps({"model": "m", "usage": {"input_tokens": 7, "output_tokens": 5}}).encode()
     packed = gzip.compress(message)
     raw = answer(packed, "Content-Type: application/json", "Content-Encoding: gzip")
@@ -258,7 +258,7 @@ async def test_a_compressed_answer_passes_and_is_counted() -> None:
 
 
 async def test_a_chunked_body_passes_and_has_a_limit() -> None:
-    """A body of unknown length goes out in chunks; beyond the limit it is refused and never whole at the provider."""
+    """A body of unknown length is forwarded in chunks; beyond the limit the request fails."""
     small = b"5\r\nhello\r\n0\r\n\r\n"
     async with upstream(answer(b"{}")) as provider, staged(provider.url, body=1024) as stage:
         _, token = await stage.lease()
@@ -273,8 +273,8 @@ async def test_a_chunked_body_passes_and_has_a_limit() -> None:
         assert b"hello" in provider.got[0]
 
 
-async def test_who_expects_to_go_on_is_told_to() -> None:
-    """`100 Continue` comes once the request may be made."""
+async def test_expect_100_continue_is_answered() -> None:
+    """The broker sends `100 Continue` once the request is accepted."""
     async with serve(key=KEY, script=saying(SAY)) as model, staged(model.url) as stage:
         _, token = await stage.lease()
         raw = request(token, headers={"Expect": "100-continue"})
@@ -291,7 +291,7 @@ async def test_who_expects_to_go_on_is_told_to() -> None:
 
 
 async def test_a_hundred_streams_run_at_once() -> None:
-    """No limit of the client library holds the hundredth back."""
+    """No limit of the HTTP client delays the hundredth stream."""
     pause = Pause()
     async with serve(key=KEY, script=saying(pause, SAY)) as model, staged(model.url) as stage:
         _, token = await stage.lease()
@@ -311,7 +311,7 @@ async def test_a_hundred_streams_run_at_once() -> None:
 
 
 async def test_a_connection_carries_many_requests() -> None:
-    """An agent's kept-alive connection is judged at each request."""
+    """Each request on a kept-alive connection is checked."""
     async with serve(key=KEY, script=saying(SAY)) as model, staged(model.url) as stage:
         _, token = await stage.lease()
         first = request(token).replace(b"Connection: close\r\n", b"")
@@ -343,7 +343,7 @@ async def test_a_half_head_is_cut_off() -> None:
         assert parsed(answered)[0] == 200
 
 
-async def test_a_lease_over_tcp_is_told_by_its_uid() -> None:
+async def test_a_lease_over_tcp_is_checked_by_uid() -> None:
     """For agents that cannot dial a Unix socket there is a loopback port, and only leases made for it work there."""
     async with serve(key=KEY, script=saying(SAY)) as model, staged(model.url, tcp=True) as stage:
         assert stage.welcome is not None

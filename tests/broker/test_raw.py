@@ -1,4 +1,4 @@
-"""Requests that two readers could understand differently: raw bytes at the broker's socket."""
+"""Requests that two HTTP parsers could read differently, sent as raw bytes to the broker's socket."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SECOND = b"GET /v1/models HTTP/1.1\r\nHost: a\r\nX-Api-Key: TOKEN\r\n\r\n"
     ],
 )
 async def test_an_unclear_request_goes_nowhere(raw: bytes) -> None:
-    """It is refused, nothing that follows it on the connection is taken for a request, no provider sees it."""
+    """An ambiguous request is refused and not forwarded; later bytes on the connection are no new request."""
     async with upstream(ANSWER) as provider, staged(provider.url, header_timeout=0.5) as stage:
         _, token = await stage.lease()
         answer = await stage.send(raw.replace(b"TOKEN", token.encode()))
@@ -47,7 +47,7 @@ async def test_an_unclear_request_goes_nowhere(raw: bytes) -> None:
 
 
 async def test_trailers_and_extensions_stay_behind() -> None:
-    """Of a chunked body only the bytes go on."""
+    """Trailers and chunk extensions of a chunked body are not forwarded."""
     async with upstream(ANSWER) as provider, staged(provider.url) as stage:
         _, token = await stage.lease()
         body = b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n2;x=y\r\n{}\r\n0\r\nX-Api-Key: trailer\r\n\r\n"

@@ -1,4 +1,4 @@
-"""The way to the provider: TLS is verified, proxies are used and never silently left out."""
+"""Connections to the provider: TLS is verified, and a configured proxy is never bypassed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def tunnel(port: int) -> AsyncIterator[tuple[str, list[bytes]]]:
 
 
 async def test_a_certificate_of_our_own_authority_is_trusted(tmp_path: Path) -> None:
-    """The setting for further certificates makes a private provider reachable."""
+    """With `ca_file` a provider with a private certificate is reachable."""
     async with provider(tmp_path, "localhost") as (port, trusted, got), AsyncExitStack() as stack:
         stage = await stack.enter_async_context(staged(f"https://localhost:{port}", ca_file=str(trusted)))
         _, token = await stage.lease()
@@ -76,7 +76,7 @@ async def test_a_certificate_of_our_own_authority_is_trusted(tmp_path: Path) -> 
 
 
 async def test_a_certificate_that_nobody_vouches_for_gets_no_key(tmp_path: Path) -> None:
-    """Without that setting the same provider is refused before a byte of the request is sent."""
+    """Without `ca_file` the same provider is refused before any byte of the request is sent."""
     async with provider(tmp_path, "localhost") as (port, _, got), staged(f"https://localhost:{port}") as stage:
         _, token = await stage.lease()
         status, _, _ = await stage.ask(token, None, method="GET", path="/v1/models")
@@ -86,7 +86,7 @@ async def test_a_certificate_that_nobody_vouches_for_gets_no_key(tmp_path: Path)
 
 
 async def test_a_proxy_is_used_for_what_lies_behind_it(tmp_path: Path) -> None:
-    """The request goes through it by CONNECT: it sees the host and neither key nor lease."""
+    """The request is tunnelled with CONNECT: the proxy sees the host but neither key nor lease."""
     async with AsyncExitStack() as stack:
         port, trusted, got = await stack.enter_async_context(provider(tmp_path, HOST))
         url, heads = await stack.enter_async_context(tunnel(port))
@@ -102,7 +102,7 @@ async def test_a_proxy_is_used_for_what_lies_behind_it(tmp_path: Path) -> None:
 
 
 async def test_an_exception_from_the_proxy_goes_straight(tmp_path: Path) -> None:
-    """NO_PROXY is heeded."""
+    """Hosts in NO_PROXY are connected directly."""
     async with provider(tmp_path, "localhost") as (port, trusted, got), tunnel(port) as (url, heads):
         proxies = {"https": url, "no": "localhost"}
         async with staged(f"https://localhost:{port}", ca_file=str(trusted), proxies=proxies) as stage:
@@ -114,7 +114,7 @@ async def test_an_exception_from_the_proxy_goes_straight(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("proxy", ["http://127.0.0.1:1", "https://127.0.0.1:1"])
 async def test_a_proxy_that_is_down_is_not_gone_around(tmp_path: Path, proxy: str) -> None:
-    """No proxy, no request: nothing goes direct instead, whatever the proxy's own scheme."""
+    """If the proxy is down, the request fails instead of going directly."""
     async with provider(tmp_path, "localhost") as (port, trusted, got):
         base_url = f"https://localhost:{port}"
         async with staged(base_url, ca_file=str(trusted), proxies={"https": proxy}) as stage:

@@ -110,7 +110,7 @@ def test_without_a_file_all_is_default(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["[turns\n", "[turns]\nretrys = 1\n", "turns.retries = 'many'\n"])
 def test_settings_that_cannot_be_used_are_not_shown(tmp_path: Path, text: str) -> None:
-    """hutchd would not start with them: the reason is said."""
+    """hutchd would not start with them, so the reason is reported."""
     with pytest.raises(SettingsError, match=r"hutch\.toml"):
         _shown(tmp_path, text)
 

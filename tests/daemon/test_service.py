@@ -53,7 +53,7 @@ def test_descriptors_that_are_not_open_are_refused() -> None:
 
 
 def test_without_a_manager_nothing_is_said() -> None:
-    """And a manager that has gone is no error."""
+    """A service manager that is gone causes no error."""
     Service().say("READY=1")
     Service("/nonexistent/notify").say("READY=1")
 
@@ -72,7 +72,7 @@ async def test_the_watchdog_is_not_fed_for_a_dead_writer(tmp_path: Path) -> None
 
 
 def test_a_passed_socket_keeps_its_file_and_holds_the_lock(tmp_path: Path) -> None:
-    """Whoever would listen there in its place is refused while it is in use, and whoever dials after waits."""
+    """Another hutchd cannot listen there while the socket is in use; a client that connects later waits."""
     path = tmp_path / "client.sock"
     with _bound(path) as passed:
         passed.listen()

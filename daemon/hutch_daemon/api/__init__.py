@@ -1,1 +1,1 @@
-"""The sockets of hutchd: who may call what, and where each call goes."""
+"""hutchd's sockets: accepts connections, decides which calls are allowed, and passes them to the services."""

@@ -1,9 +1,10 @@
-"""Who may call what, about whose things, and when: two tables, pure, default deny.
+"""The gate: two tables that decide which callers may call which methods, about which records, and when. Pure.
 
-A method that a table does not name is refused, so that a new one is closed until somebody decides. The tables say the
-whole answer, `expected` and `expected_of_executor` read it from them. `admit_client` asks before a call goes anywhere:
-who calls, and whether hutchd takes new work. Whose record a call names, and its state, only the record tells:
-the services look it up and answer as the table says. A test calls every cell of the table on real services.
+A method that is not in a table is refused, so that a new method is closed until it is added. The tables contain the
+complete answer; `expected` and `expected_of_executor` look it up. `admit_client` checks the part that is known before a
+call is carried out: the caller, and whether hutchd accepts new work. The rest depends on the owner and the state of the
+record that a call names; the services look these up and answer as the table says. A test calls every cell of the table
+on real services.
 """
 
 from __future__ import annotations
@@ -38,22 +39,22 @@ __all__ = [
 
 
 class Role(Enum):
-    """What a caller is to hutchd: the first of these that fits."""
+    """The role of a caller: the first of these that applies."""
 
     INSIDER = "insider"
-    """A process of a session, whatever its account is: it has no rights of an administrator."""
+    """A process of a session, under any account. It never has the rights of an administrator."""
     ROOT = "root"
     """uid 0."""
     ADMIN = "admin"
-    """Named in the settings."""
+    """A user whom the settings name as administrator."""
     HUTCHD = "hutchd"
-    """hutchd's own account: in user mode the one person that there is; in system mode it operates and owns nothing."""
+    """hutchd's own account. In user mode this is the only user; in system mode it is an operator without sessions."""
     PERSON = "person"
     """Any other account that may dial the socket."""
 
 
 class CallerClass(Enum):
-    """The callers that a method is for."""
+    """The roles that may call a method."""
 
     EVERYBODY = frozenset(Role)
     PEOPLE = frozenset(Role) - {Role.INSIDER}
@@ -61,19 +62,19 @@ class CallerClass(Enum):
 
 
 class Subject(Enum):
-    """What a call is about. Of the lower four there are own ones, others' and such as do not exist."""
+    """The subject of a call. SESSION, TURN, QUESTION and KEY may be the caller's, another user's, or missing."""
 
-    NOTHING = "nothing of anybody"
-    OWN = "the caller's own, for administrators too"
-    SEEN = "all that the caller sees: the own; for administrators everybody's"
+    NOTHING = "nothing that belongs to a user"
+    OWN = "the caller's own things, for administrators too"
+    SEEN = "all things that the caller may see: the caller's own; for administrators all users'"
     SESSION = "a session"
     TURN = "a turn"
     QUESTION = "a question"
-    KEY = "a key: the own alone, for administrators too"
+    KEY = "a key: only the caller's own, for administrators too"
 
 
 class Ownership(Enum):
-    """The owner of the thing that a call names, as the caller sees it."""
+    """The owner of the record that a call names, from the caller's point of view."""
 
     OWN = "own"
     FOREIGN = "another's"
@@ -81,7 +82,7 @@ class Ownership(Enum):
 
 
 class Phase(Enum):
-    """Where hutchd stands."""
+    """The phase of hutchd's life."""
 
     SERVING = "serving"
     DRAINING = "draining"
@@ -89,22 +90,20 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GateRow:
-    """One client method."""
+    """The rules for one client method."""
 
     about: tuple[Subject, ...]
-    """What its parameters may name; the ways to call it."""
+    """The subjects that its parameters may name."""
     operators: bool = False
-    """It is for operators alone. Otherwise a method that changes state is for all but insiders, and any other for all.
-    """
+    """True if only operators may call it. Otherwise everybody may, except insiders if the method changes state."""
     draining: bool = True
-    """A hutchd that drains does it still."""
+    """True if it is allowed while hutchd drains."""
     open: Reason | None = None
-    """The answer where the session is open and at work: a turn runs, another waits, a question is asked."""
+    """The refusal if the session is open and working: a turn runs, another is queued, a request is pending."""
     closed: Reason | None = None
-    """The answer where the session is closed: turns have ended, questions are settled."""
+    """The refusal if the session is closed: its turns have ended, its requests are settled."""
     absent: Reason | None = Reason.NOT_FOUND
-    """The answer for what does not exist, and for what the caller does not see. None: it is told that there is nothing.
-    """
+    """The refusal if the record does not exist, or the caller may not see it. None: the result is empty instead."""
 
 
 _NOTHING, _OWN, _SEEN = (Subject.NOTHING,), (Subject.OWN,), (Subject.SEEN,)
@@ -150,20 +149,20 @@ CLIENT_GATE: Final[dict[str, GateRow]] = {
 
 
 class LeaseStanding(Enum):
-    """What an executor's connection is to the session that a call on it is about."""
+    """The relation of an executor's connection to the session that a call is about."""
 
     STRANGER = "before hello"
     SPARE = "spare"
     LEASED = "leased to it"
     ELSEWHERE = "leased to another"
     OVER = "given up"
-    """Another serves its session, or it is to end."""
+    """Another executor serves its session, or it is being ended."""
 
 
 _YES, _FIRST, _TWICE, _LOST = None, Reason.HELLO_FIRST, Reason.WRONG_STATE, Reason.LEASE_LOST
 
 EXECUTOR_GATE: Final[dict[str, tuple[Reason | None, ...]]] = {
-    # the order of LeaseStanding: before hello, spare, leased to it, leased to another, given up
+    # columns as in LeaseStanding: before hello, spare, leased to it, leased to another, given up
     "ping": (_YES, _YES, _YES, _YES, _YES),
     "hello": (_YES, _TWICE, _TWICE, _TWICE, _TWICE),
     "heartbeat": (_FIRST, _YES, _YES, _YES, _YES),
@@ -177,7 +176,7 @@ EXECUTOR_GATE: Final[dict[str, tuple[Reason | None, ...]]] = {
 
 
 def role_of(caller: Caller, *, daemon_uid: int) -> Role:
-    """Return what the caller is."""
+    """Return the role of a caller."""
     if caller.insider is not None:
         return Role.INSIDER
     if caller.uid == 0:
@@ -195,10 +194,9 @@ def expected(
     whose: Ownership = Ownership.OWN,
     session: SessionState = "open",
 ) -> Reason | None:
-    """Return the reason of the refusal, or None where the call is allowed.
+    """Return the reason for refusing a call, or None if it is allowed.
 
-    `whose` counts where `about` is something that is named, `session` as well: how the session stands that it is, or
-    is of.
+    `whose` and `session` matter only if the call names a record: its owner, and the state of its session.
     """
     if (refusal := _refusal(method, role, phase)) is not None:
         return refusal
@@ -214,11 +212,11 @@ def expected(
 
 
 def admit_client(method: str, caller: Caller, *, daemon_uid: int, phase: Phase) -> None:
-    """Let `caller` in, or raise `not_allowed`, `insider` or `shutting_down`."""
+    """Raise `not_allowed`, `insider` or `shutting_down` if this caller may not call this method now."""
     refusal = _refusal(method, role_of(caller, daemon_uid=daemon_uid), phase)
     if refusal is Reason.INSIDER:
-        said = f"This process belongs to a session (executor {caller.insider}); call {method} from a shell of your own."
-        raise HutchError(refusal, said)
+        sentence = f"This process belongs to a session (executor {caller.insider}); call {method} from your own shell."
+        raise HutchError(refusal, sentence)
     if refusal is Reason.NOT_ALLOWED and method in CLIENT_GATE:
         raise HutchError(refusal, f"Only an administrator of this hutchd may call {method}.")
     if refusal is not None:
@@ -226,14 +224,14 @@ def admit_client(method: str, caller: Caller, *, daemon_uid: int, phase: Phase) 
 
 
 def callers_of(method: str) -> CallerClass:
-    """Return the callers that a client method is for: what changes state is closed to insiders."""
+    """Return the roles that may call a client method. Insiders may not call methods that change state."""
     if CLIENT_GATE[method].operators:
         return CallerClass.OPERATORS
     return CallerClass.PEOPLE if CLIENT[method].changes else CallerClass.EVERYBODY
 
 
 def _refusal(method: str, role: Role, phase: Phase) -> Reason | None:
-    """Return why a call is refused, whatever it is about."""
+    """Return the reason for refusing a call regardless of its subject, or None."""
     row = CLIENT_GATE.get(method)
     if row is None:
         return Reason.NOT_ALLOWED
@@ -248,9 +246,9 @@ def _refusal(method: str, role: Role, phase: Phase) -> Reason | None:
 
 
 def standing_of(executor: str | None, *, over: bool, leased: str | None, session: str | None) -> LeaseStanding:
-    """Return what an executor is to the session that its call is about; None: it is about none.
+    """Return the standing of an executor for a call about `session`; None if the call is about no session.
 
-    `executor` is who said hello on this connection, `leased` the session that its lease row names now.
+    `executor` is the id accepted by `hello` on this connection; `leased` is the session of its current lease.
     """
     if executor is None:
         return LeaseStanding.STRANGER
@@ -262,13 +260,13 @@ def standing_of(executor: str | None, *, over: bool, leased: str | None, session
 
 
 def expected_of_executor(method: str, standing: LeaseStanding) -> Reason | None:
-    """Return the reason of the refusal, or None where the call is allowed."""
+    """Return the reason for refusing an executor's call, or None if it is allowed."""
     row = EXECUTOR_GATE.get(method)
     return Reason.NOT_ALLOWED if row is None else row[list(LeaseStanding).index(standing)]
 
 
 def admit_executor(method: str, standing: LeaseStanding) -> None:
-    """Let an executor's call in, or raise what the table says."""
+    """Raise the table's refusal if an executor may not make this call."""
     refusal = expected_of_executor(method, standing)
     if refusal is not None:
         raise HutchError(refusal, "This connection has said hello already." if refusal is _TWICE else None)

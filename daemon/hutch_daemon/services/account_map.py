@@ -1,14 +1,10 @@
-"""Which Unix account a person's agents run as: by the map of the settings, or one that the person may name.
+"""Decides the Unix account that a user's agents run as: the user's own, one from the settings, or one that they choose.
 
-A person is known by the kernel's word, as a uid and the name that goes with it; `[accounts] map` says which account
-that is, and who is not in it is his own. Nothing here makes or changes an account. What is always true: root is never
-an answer, however it is called, and nobody runs as another's account whom neither `run_as` nor `admins` names.
+The kernel reports a user's uid; `[accounts] map` maps the user's name to an account, and a user who is not in it has
+their own account. Nothing here creates or changes an account. What is always true: the result is never root, even under
+another name, and no user gets another user's account unless `map`, `run_as` or `admins` allows it.
 
-    account_for(person, uid, wanted, accounts, *, admin) -> name of the account, or HutchError
-    mapped(person, accounts) -> name of the account
-    may_run_as(person, account, accounts, *, admin) -> bool
-
-They are for system mode: a hutchd in user mode has one account, its own, which may be root's.
+These functions are for system mode. A hutchd in user mode has only its own account, which may be root.
 """
 
 from __future__ import annotations
@@ -26,14 +22,14 @@ _ROOT: Final = "root"
 
 
 def mapped(person: str, accounts: AccountSettings) -> str:
-    """Return the account of a person: the one that the map names, else the person's own."""
+    """Return the account that the map names for a user, or the user's own."""
     return accounts.map.get(person, person)
 
 
 def may_run_as(person: str, account: str, accounts: AccountSettings, *, admin: bool) -> bool:
-    """Tell whether a person may have agents under an account: the mapped one, those of `run_as`, for admins any.
+    """Return whether a user may run agents as an account: the mapped one, those in `run_as`, for administrators any.
 
-    Of who is mapped to another account, the own one is like anybody's. Never `root`.
+    A user who is mapped to another account may not use their own account without `run_as`. Always False for `root`.
     """
     if account == _ROOT:
         return False
@@ -49,10 +45,11 @@ def account_for(
     admin: bool,
     uid_of: Callable[[str], int | None] = uid_of,
 ) -> str:
-    """Return the name of the account that a session of `person` runs as; `wanted` is what `--account` named.
+    """Return the name of the account that a session of `person` runs as. `wanted` is the argument of `--account`.
 
-    `not_allowed`: the account is not for this person, the same words whether there is one or not; or it is one of uid
-    0. `invalid_params`: an admin named one that is not there. `isolation_unavailable`: the person's own is not there.
+    `not_allowed` if the user may not use the account (with the same words if it does not exist), or if its uid is 0;
+    `invalid_params` if an administrator named an account that does not exist; `isolation_unavailable` if the user's own
+    account does not exist.
     """
     own = mapped(person, accounts)
     account = own if wanted is None else wanted
@@ -70,7 +67,7 @@ def account_for(
         raise _no_root(account)
     if found is None and account != own:
         raise HutchError(Reason.INVALID_PARAMS, f"There is no account {account} on this host: --account names one.")
-    if found is None or (account == person and found != uid):  # the second: a name that is another's
+    if found is None or (account == person and found != uid):  # the second: the name belongs to another uid
         meant = f"you ({person}, uid {uid})" if person != own else f"uid {uid}"
         raise HutchError(
             Reason.ISOLATION_UNAVAILABLE,

@@ -1,8 +1,8 @@
-"""Takes over what an earlier hutchd left: its executors, its turns, its queue.
+"""Adopts the executors and the unfinished turns of an earlier hutchd.
 
-First, before an executor can connect, the launch records are read: an executor whose very process lives is expected to
-say hello again; all others are ended with everything they started. A turn that had begun continues in its session's
-task: with the executor that has it, or settled visibly if that executor does not come. Then queued turns go on.
+The launch records are read before an executor can connect. An executor whose process still lives is expected to connect
+again; the others are ended with all their processes. A turn that had begun continues in its session's task if its
+executor connects; otherwise it is ended with an error. Then queued turns run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = structlog.get_logger(__name__)
 
 
 async def take_over(store: Store, pool: Pool, tasks: SessionTasks) -> list[Executor]:
-    """Adopt what lives and start the tasks of sessions that have turns; return the executors that should connect."""
+    """Adopt the live executors and start the tasks of sessions with turns. Return the executors that must connect."""
     rows = await store.read(executors.live)
     expected = await pool.adopt(rows)
     failpoint("adoption.rows")
@@ -45,7 +45,7 @@ async def take_over(store: Store, pool: Pool, tasks: SessionTasks) -> list[Execu
 
 
 def _owners_with_turns(conn: Executes) -> dict[str, int]:
-    """Return the sessions that have live turns, with their owners."""
+    """Return the owners of the sessions that have unfinished turns, by session."""
     rows = [sessions.get(conn, turn.session) for turn in turns.live(conn)]
     return {row.id: row.owner for row in rows if row is not None}
 
@@ -64,7 +64,7 @@ async def end_missing(pool: Pool, expected: Iterable[Executor], timeout: float) 
 def spares_of(
     account_of: Callable[[int], Account], environments: Environments, agents: Iterable[str]
 ) -> list[ExecutorKey]:
-    """Return the keys of the spares that hutchd's own account has from the start."""
+    """Return the keys for which hutchd's own account keeps spares from the start."""
     account = account_of(os.getuid())
     environment = environments.choose(None, account).name
     return [ExecutorKey(account, agent, environment) for agent in agents]

@@ -1,4 +1,4 @@
-"""What follows when an executor changes: its session's task looks again, and what a dead one left is cleaned up."""
+"""Reacts to changes of executors: wakes the session's task, and cleans up after an executor that ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = structlog.get_logger(__name__)
 
 
 class ExecutorChanges:
-    """Subscribes to changes of executors. Works while its `running` block runs."""
+    """Subscribes to changes of executors. Use it inside its `running` block."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class ExecutorChanges:
         revoke_leases: Callable[[str], Awaitable[object]],
         spool_dir: Path,
     ) -> None:
-        """`revoke_leases(executor)` ends what an executor may do with keys; `spool_dir` holds the spools made here."""
+        """`revoke_leases(executor)` ends an executor's leases. `spool_dir` contains the spools that hutchd made."""
         self._store = store
         self._tasks = tasks
         self._spools = spools
@@ -49,7 +49,7 @@ class ExecutorChanges:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Clean up after executors while the body runs."""
+        """Clean up after executors while the block runs."""
         async with anyio.create_task_group() as tasks:
             self._cleaning = tasks
             try:
@@ -67,19 +67,19 @@ class ExecutorChanges:
             self._cleaning.start_soon(self._clean_up, executor)
 
     async def _clean_up(self, executor: Executor) -> None:
-        """Withdraw what a dead executor still asked, and remove its spool if it handed in everything.
+        """Withdraw the requests of an executor that ended, and remove its spool if it is empty.
 
-        What cannot be stored now is done elsewhere: the end of its turn withdraws too, and spools are tried again.
+        If the store fails, nothing is lost: the end of its turn withdraws the requests too, and spools are tried again.
         """
         try:
             await self._revoke_leases(executor.id)
             await self._approvals.withdraw_of(executor.id, "its executor is gone")
             if executor.environment.spool_of(executor.key.account, executor.id) is not None:
-                self._spools.look()  # only its account can tell whether it left something
+                self._spools.look()  # only an executor of its account can read the spool
                 return
             await anyio.to_thread.run_sync((self._spool_dir / executor.id).rmdir)
             await self._store.write(lambda tx: executors.update(tx, executor.id, spool=None))
-        except FileNotFoundError:  # it never had one
+        except FileNotFoundError:  # it never had a spool
             return
         except (OSError, HutchError) as error:  # the spool holds events, or the store is unavailable
             if isinstance(error, HutchError):

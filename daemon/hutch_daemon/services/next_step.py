@@ -1,7 +1,7 @@
-"""What follows for one turn from its state, its executor and what was requested: pure, no I/O and no clock.
+"""Decides the next step for one turn from its state, its executor and the requests about it. Pure.
 
-The session's loop reads the store, calls `next_step`, carries the result out and looks again. Nothing is remembered
-between two looks but `TurnRequest`, so that a lost wake-up, a restart or a failing store only delays a turn.
+The session's loop reads the store, calls `next_step`, carries out the step, and starts again. Between two steps it
+keeps only `TurnRequest` in memory, so that a lost wake-up, a restart or a failing store only delays a turn.
 
     state        executor            request            step
     queued       any                 stop               Settle: it is stopped
@@ -40,49 +40,51 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ExecutorView:
-    """The executor that has a turn, as far as it matters for the next step."""
+    """The executor of a turn, as far as it matters for the next step."""
 
     connected: bool = True
     over: bool = False
-    """It is being ended: it takes nothing any more."""
+    """True if it is being ended or has ended, and so accepts nothing any more."""
     ended: bool = False
-    """Its processes are gone, or it is quarantined."""
+    """True if its processes are gone, or it is quarantined."""
     said_hello: bool = True
-    """It has connected to this hutchd at least once."""
+    """True if it has connected to this hutchd at least once."""
     over_limit: str = ""
-    """A sentence, if the kernel ended it for a limit."""
+    """A sentence if the kernel ended it because of a limit, otherwise ""."""
     detail: str = ""
+    """The reason why it is being ended."""
 
 
 @dataclass(slots=True, eq=False)
 class TurnRequest:
-    """What was requested of a turn and what was done about it. It is in memory only."""
+    """The requests about a turn and the progress in carrying them out. It is only in memory; times are monotonic."""
 
     stop: StopCause | None = None
+    """The reason why the turn should stop; None if it should not."""
     stop_sent: bool = False
-    """The executor was asked to interrupt the turn."""
+    """True if the executor was asked to interrupt the turn."""
     stop_until: float | None = None
-    """When the executor's time to stop the turn ends; None while it has been given none."""
+    """The time by which the executor must have stopped the turn; None if it has no deadline yet."""
     halted: bool = False
-    """The executor replied that nothing of the turn starts any more."""
+    """True if the executor replied that it starts nothing more for the turn."""
     deadline: float = math.inf
-    """When a running turn has taken longer than it may."""
+    """The time at which a running turn exceeds its time limit."""
     retry_at: float = -math.inf
-    """Nothing is sent to the executor before this time: the last call broke."""
+    """The time before which nothing is sent to the executor, because the last call failed."""
     prompt_sent: bool | None = None
-    """Whether the executor may have the prompt; None: an earlier hutchd dispatched it."""
+    """False if the executor cannot have the prompt, True if it may have it; None if an earlier hutchd dispatched it."""
     storable: bool = True
-    """The store takes writes."""
+    """True if the store can be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Get an executor and record that the turn is handed to it."""
+    """Get an executor, and record that it gets the turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """Send the prompt to the executor. Sent twice, it is answered alike: the turn id identifies it."""
+    """Send the prompt to the executor. Sending it twice is harmless: the turn id identifies it."""
 
 
 class StopAction(Enum):
@@ -104,7 +106,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """End the turn so, or queue it again (None)."""
+    """End the turn with this result, or queue it again if `ended` is None."""
 
     ended: TurnEnded | None
 
@@ -120,7 +122,7 @@ Step = Dispatch | HandOver | Stop | Settle | WaitUntil
 
 
 def next_step(turn: TurnState, executor: ExecutorView | None, request: TurnRequest, now: float) -> Step:
-    """Return what to do for a live turn in this state; `executor` None: hutchd knows no executor that has it."""
+    """Return the next step for an unfinished turn. `executor` is None if hutchd knows no executor that has the turn."""
     if turn == "queued":
         return Dispatch() if request.stop is None else Settle(stopped(request.stop))
     if executor is None or executor.ended:
@@ -137,9 +139,9 @@ def next_step(turn: TurnState, executor: ExecutorView | None, request: TurnReque
 
 
 def _stop(turn: TurnState, executor: ExecutorView, request: TurnRequest, why: StopCause, now: float) -> Step:
-    """Record it, give the executor time and ask it; kill it when its time is over.
+    """Record that the turn stops, set a deadline, ask the executor to stop it, and kill the executor at the deadline.
 
-    While nothing can be stored, a turn that halted is not killed: its end is in the executor's spool.
+    While the store cannot be written, the executor of a halted turn is not killed: the turn's end is in its spool.
     """
     if turn == "running" and request.storable:
         return Stop(StopAction.RECORD, why)
@@ -157,7 +159,7 @@ def _stop(turn: TurnState, executor: ExecutorView, request: TurnRequest, why: St
 
 
 def _without_executor(turn: TurnState, executor: ExecutorView | None, request: TurnRequest) -> TurnEnded | None:
-    """Return how a turn ends whose executor is gone; None: it never had the prompt, and another one gets it."""
+    """Return the end of a turn whose executor is gone; None to queue it again, if the executor never had the prompt."""
     if turn == "dispatching" and request.prompt_sent is False:
         return None
     if turn == "stopping":

@@ -1,4 +1,4 @@
-"""What an administrator should look at: one sentence for each subject, the newest last."""
+"""Notices for administrators: one sentence for each subject, the newest last."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Notices:
-    """The notices of this hutchd; they end with it."""
+    """The notices of this hutchd. They are only in memory."""
 
     def __init__(self) -> None:
         """Start without notices."""

@@ -1,6 +1,7 @@
-"""The policy in force: its layers gathered from the host's file, the account's rules, the project's file, the session.
+"""Gathers the layers of the policy: the host's file, the account's rules, the project's file, the session's rules.
 
-Nothing here decides; `permissions.policy` does. A host file that cannot be read is a broken layer: everything asks.
+The decisions are made in `permissions.policy`. If the host's file cannot be read, its layer is broken and every call
+asks.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ EFFECTS: Final[tuple[RuleEffect, ...]] = ("allow", "ask", "deny")
 
 @dataclass(frozen=True, slots=True)
 class Layered:
-    """Layers with what is wrong with them, for an account with this home."""
+    """Layers, the problems with them, and the home of the account that they apply to."""
 
     layers: tuple[Layer, ...]
     problems: tuple[str, ...]
     home: str
 
     def policy(self) -> Policy:
-        """Return them compiled; the same layers are compiled once."""
+        """Return the compiled policy. Equal layers are compiled once."""
         return _compiled(self.layers, self.home)
 
 
@@ -49,7 +50,7 @@ def _compiled(layers: tuple[Layer, ...], home: str) -> Policy:
 
 
 class PolicyLayers:
-    """Gathers the layers of rules. Called for a session, it returns the policy that `Approvals` judges by."""
+    """Gathers the layers of rules. It is the `PolicyOf` of `Approvals`."""
 
     def __init__(
         self,
@@ -57,25 +58,25 @@ class PolicyLayers:
         host_file: Path,
         accounts: Accounts,
     ) -> None:
-        """`host_file` is the host's policy; `~` in a session's rules is the home of its account, by `accounts`."""
+        """`host_file` is the host's policy file. `accounts` finds the home that `~` means in a session's rules."""
         self._store = store
         self._host_file = host_file
         self._accounts = accounts
         self._projects: dict[str, m.ProjectFile] = {}
-        """The newest project file that each session's executor sent."""
+        """The last project file that each session's executor sent, by session."""
 
     async def __call__(self, session: SessionRow, project: m.ProjectFile | None) -> Policy:
-        """Return the policy for a session. Without `project` the file that its executor sent last counts."""
+        """Return the policy for a session. Without `project`, use the file that its executor sent last."""
         if project is not None:
             self._projects[session.id] = project
         return (await self.layered(session.owner, session.cwd, session)).policy()
 
     def home_of(self, session: SessionRow) -> str:
-        """Return the home of the account that the session belongs to."""
+        """Return the home of the session's account."""
         return self._accounts.of_session(session).home
 
     def forget(self, session: str) -> None:
-        """Forget the project file of a session that was closed."""
+        """Drop the project file of a closed session."""
         self._projects.pop(session, None)
 
     async def check_mode(self, session: SessionRow) -> None:
@@ -96,9 +97,9 @@ class PolicyLayers:
     async def layered(
         self, owner: int, cwd: str, session: SessionRow | None = None, project: m.ProjectFile | None = None
     ) -> Layered:
-        """Gather what counts for an owner in a directory, and in a session there.
+        """Gather the layers that apply to an owner in a directory and, if given, to a session there.
 
-        Without `project` the file that the session's executor sent last counts.
+        Without `project`, use the file that the session's executor sent last.
         """
         account = self._accounts.by_uid(owner)
         home = self._accounts.of_session(session).home if session is not None else account.home
@@ -115,11 +116,11 @@ class PolicyLayers:
         if project is None and session is not None:
             project = self._projects.get(session.id)
         if project is not None:
-            # What it is, is told by its text, and where it counts, by the session: not by who sent it.
+            # The executor is not trusted: compute the digest from the text, and the path from the session.
             path, digest = posixpath.join(cwd, *POLICY_FILE), hashlib.sha256(project.text.encode()).hexdigest()
             trusted = await self._store.read(lambda conn: rules.is_trusted(conn, owner, path, digest))
             layer, wrong = parse_policy_toml(project.text, "project", cwd, path, trusted=trusted)
-            if project.text.startswith(UNUSABLE):  # that is no TOML: the layer is broken already, and why is known
+            if project.text.startswith(UNUSABLE):  # not TOML, so the layer is broken; the executor sent the reason
                 layer = replace(layer, broken=project.text.removeprefix(UNUSABLE))
                 wrong = (f"{path}: {layer.broken}",)
             layers.append(layer)
@@ -139,7 +140,7 @@ class PolicyLayers:
         mode: m.PermissionMode,
         project: m.ProjectFile | None = None,
     ) -> m.PolicyView:
-        """Return the layers in force for people to read."""
+        """Return the current layers in a form for users."""
         owner = session.owner if session is not None else caller.uid
         found = await self.layered(owner, cwd, session, project)
         policy = found.policy()
@@ -181,9 +182,9 @@ def rules_of(rules: m.Rules, effect: RuleEffect) -> tuple[str, ...]:
 
 def _note(layer: Layer) -> str:
     if layer.broken:
-        return f"It cannot be read ({layer.broken}): until it can, everything asks."
+        return f"It cannot be read ({layer.broken}): until then, every call asks."
     if layer.name == "project" and not layer.trusted:
-        return "Not trusted: what it denies and asks counts, what it allows does not."
+        return "Not trusted: its rules that deny or ask apply, its rules that allow do not."
     return ""
 
 
@@ -195,7 +196,7 @@ def _layer(name: str, rows: tuple[RuleRow, ...], base: str, origin: str) -> Laye
 
 
 def _host_layer(path: Path) -> tuple[list[Layer], tuple[str, ...]]:
-    """Read the host's file; one that is not there is no layer, one that cannot be read is a broken one."""
+    """Read the host's file. A missing file gives no layer; an unreadable file gives a broken layer."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

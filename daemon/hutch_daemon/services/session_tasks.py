@@ -1,4 +1,4 @@
-"""The tasks of all sessions at work: starts them, finds them, and restarts one that met a bug."""
+"""The tasks of all sessions with work: starts them, finds them, and restarts a task after a bug."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ __all__ = ["MakeLoop", "SessionTasks"]
 _log = structlog.get_logger(__name__)
 
 MakeLoop = Callable[[str, int], SessionLoop]
-"""Makes the loop of a session of an owner."""
+"""Takes a session and its owner; returns the session's loop."""
 
 
 class SessionTasks:
-    """One task for each session that has something to do. Works while its `running` block runs."""
+    """One task for each session that has work. Use it inside its `running` block."""
 
     def __init__(self, presence: Presence, notices: Notices) -> None:
-        """`presence` watches the sessions that have a task; a task that met a bug is in `notices`."""
+        """`presence` watches the sessions that have a task. A bug in a task adds a notice to `notices`."""
         self._presence = presence
         self._notices = notices
         self._loops: dict[str, SessionLoop] = {}
         self._make: MakeLoop | None = None
         self._made: list[SessionLoop] = []
-        """Loops that have no task yet: `start` is also called where no task can be started, after a commit."""
+        """The loops whose task must still be started: `start` is also called after a commit, outside of any task."""
         self._changed = Latch()
 
     @asynccontextmanager
     async def running(self, make: MakeLoop) -> AsyncIterator[None]:
-        """Run tasks, made by `make`, while the body runs; leaving ends the tasks and no executor."""
+        """Run the tasks while the block runs; `make` makes their loops. Leaving the block ends no executor."""
         async with anyio.create_task_group() as tasks:
             self._make = make
             tasks.start_soon(self._start_tasks, tasks)
@@ -63,16 +63,16 @@ class SessionTasks:
         return loop
 
     def warm_up(self, session: str, owner: int) -> None:
-        """Have the session's task get an executor before the first prompt comes."""
+        """Make the session's task get an executor before the first prompt arrives."""
         self.start(session, owner).warm_up()
 
     def wake(self, session: str) -> None:
-        """Have the session's task look again, if there is one."""
+        """Wake the session's task, if there is one."""
         if (loop := self._loops.get(session)) is not None:
             loop.wake()
 
     def request_stop(self, session: str, turn: str, why: str) -> None:
-        """Request that a turn is interrupted, if its session's task has taken it up; `why` is for the log."""
+        """Request that a turn is interrupted, if it is its session's current turn; `why` is for the log."""
         _log.info("a turn is stopped", session=session, turn=turn, why=why)
         if (loop := self._loops.get(session)) is not None:
             loop.request_stop(turn, "interrupted")
@@ -84,12 +84,12 @@ class SessionTasks:
             await self._changed.wait()
 
     async def _run(self, loop: SessionLoop) -> None:
-        """Run a session's loop. A bug in it costs that session alone: it is logged, and the loop starts over."""
+        """Run a session's loop. A bug in it affects only that session: it is logged, and the loop is restarted."""
         backoff = Backoff(1.0, 60.0)
         while True:
             try:
                 await loop.run()
-            except Exception:  # noqa: BLE001 the border of one session
+            except Exception:  # noqa: BLE001 a bug must not affect other sessions
                 _log.exception("a session's task broke", loop=repr(loop))
                 self._notices.add(f"broken:{loop.session}", f"The session {loop.session} met a bug; the log has it.")
                 await anyio.sleep(backoff.next())

@@ -1,4 +1,4 @@
-"""The gate: its tables are whole, what they say is read from them, and the default is no."""
+"""The gate: its tables are complete, and a method that is not in them is refused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CALLERS = {
 
 
 def said(method: str, caller: Caller, phase: Phase) -> Reason | None:
-    """Return how the gate refuses."""
+    """Return the gate's refusal."""
     try:
         admit_client(method, caller, daemon_uid=DAEMON, phase=phase)
     except HutchError as error:
@@ -64,7 +64,7 @@ def test_each_caller_has_one_role(who: str) -> None:
 @pytest.mark.parametrize("phase", Phase)
 @pytest.mark.parametrize("who", CALLERS)
 def test_the_gate_says_what_the_table_does(who: str, phase: Phase) -> None:
-    """Before it looks at any record the gate refuses whom the table refuses whatever it is about."""
+    """The gate refuses before any look-up each caller that the table refuses regardless of the subject."""
     caller, role = CALLERS[who]
     for method, row in CLIENT_GATE.items():
         found = said(method, caller, phase)
@@ -80,14 +80,14 @@ def test_the_gate_says_what_the_table_does(who: str, phase: Phase) -> None:
 
 
 def test_insiders_change_nothing() -> None:
-    """What changes state is closed to processes of a session, and nothing else is."""
+    """Processes of a session may call every method that does not change state, and no other."""
     closed = {method for method in CLIENT if expected(method, Role.INSIDER, about=first(method)) is Reason.INSIDER}
 
     assert closed == {method for method, row in CLIENT.items() if row.changes}
 
 
 def test_operating_is_for_operators() -> None:
-    """A person may call all but what is about hutchd itself."""
+    """A user may call all methods except those about hutchd itself."""
     closed = {method for method in CLIENT if expected(method, Role.PERSON, about=first(method)) is Reason.NOT_ALLOWED}
 
     assert closed == {"rotate_master_key", "stop_daemon", "backup_store"}
@@ -95,7 +95,7 @@ def test_operating_is_for_operators() -> None:
 
 
 def test_a_draining_hutchd_begins_nothing() -> None:
-    """While it drains it does all but what would need more time."""
+    """A draining hutchd refuses only the methods that begin new work."""
     closed = {
         method
         for method in CLIENT
@@ -106,7 +106,7 @@ def test_a_draining_hutchd_begins_nothing() -> None:
 
 
 def test_what_is_anothers_is_as_what_is_not_there() -> None:
-    """To all but administrators; and a key is its owner's alone."""
+    """Except to administrators, another user's record looks missing; a key does so to administrators too."""
     for method, row in CLIENT_GATE.items():
         for about in set(row.about) & {Subject.SESSION, Subject.TURN, Subject.QUESTION, Subject.KEY}:
             for role in callers_of(method).value:
@@ -129,7 +129,7 @@ def test_an_unknown_method_is_refused() -> None:
 
 
 def test_a_call_about_something_else_has_no_answer() -> None:
-    """Who asks the table what it does not have has made a mistake."""
+    """A subject that is not in a method's row is a bug of the caller."""
     with pytest.raises(ValueError, match="not about"):
         expected("get_turn", Role.PERSON, about=Subject.KEY)
 

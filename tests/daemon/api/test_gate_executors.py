@@ -193,7 +193,7 @@ def another(who: FakeExecutor, other: FakeExecutor) -> m.Hello:
 
 
 HELLOS: Final[Mapping[str, tuple[Callable[[FakeExecutor, FakeExecutor], m.Hello], str]]] = {
-    # what is said in the place of a spare, beside which there is another executor; and what comes of it
+    # a call of a spare while another executor exists, and its outcome
     "its own": (lambda who, other: hello_of(who), "allowed"),
     "the protocol before": (lambda who, other: hello_of(who, protocol=m.PROTOCOL - 1), "allowed"),
     "no token": (lambda who, other: hello_of(who, token=""), "token_unknown"),

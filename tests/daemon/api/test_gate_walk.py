@@ -143,7 +143,7 @@ class Walk:
         self.done: Counter[Cell] = Counter()
         self.wrong: list[str] = []
         self.told: dict[tuple[Any, ...], set[str]] = {}
-        """What callers were told of what they do not see, its own names taken out."""
+        """The replies to callers about records that they may not see, without the names that the call contained."""
 
     async def step(self, cell: Cell, peer: Peer[None], it: Things, folder: Path, foreign: tuple[str, ...]) -> None:
         """Call once and compare. `foreign` is what names Bob's things."""

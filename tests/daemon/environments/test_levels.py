@@ -1,4 +1,4 @@
-"""Which level of isolation a session has, and that it is never less than was asked for."""
+"""The isolation level of a session, which is never lower than the required one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOW = "There is no sandbox around the agent: bubblewrap (bwrap) is not installed
 
 
 def offer(*, apart: bool, cgroup: bool) -> IsolationOffer:
-    """Return what an environment gives."""
+    """Return the offer of an environment."""
     return IsolationOffer(apart, cgroup, "It is so.", "somehow", "" if apart and cgroup else "Install the launcher.")
 
 
@@ -39,7 +39,7 @@ EXPECTED: dict[tuple[bool, bool, bool], m.IsolationLevel] = {
 def test_every_combination_has_its_level_and_is_refused_below_what_was_asked(
     given: tuple[bool, bool, bool], level: m.IsolationLevel, asked: m.IsolationLevel
 ) -> None:
-    """All eight combinations of what can be had, against all three wishes."""
+    """All eight combinations of the offered isolation, against all three required levels."""
     apart, cgroup, walled = given
     having = level_of(offer(apart=apart, cgroup=cgroup), SANDBOX if walled else None, HOW, asked)
     assert (having.level, having.asked) == (level, asked)
@@ -55,19 +55,21 @@ def test_every_combination_has_its_level_and_is_refused_below_what_was_asked(
 
 
 def test_what_is_missing_is_what_stands_before_the_next_level() -> None:
-    """With an account of its own it is the sandbox, without it the launcher."""
+    """With a separate account the sandbox is missing; without one, the launcher."""
     assert level_of(offer(apart=True, cgroup=True), None, HOW, "reduced").missing == HOW
     assert level_of(offer(apart=False, cgroup=True), None, HOW, "reduced").missing == "Install the launcher."
 
 
 def test_an_isolation_that_demands_nothing_is_accepted() -> None:
-    """A session of an earlier version has no wish on record."""
+    """A session of an earlier version has no required level."""
     require_level(msgspec.structs.replace(level_of(offer(apart=False, cgroup=False), None, HOW, "strict"), asked=None))
 
 
 @pytest.mark.parametrize("wishes", list(itertools.product((None, *ORDER), repeat=2)))
-def test_of_two_wishes_the_stricter_counts(wishes: tuple[m.IsolationLevel | None, m.IsolationLevel | None]) -> None:
-    """The settings' and the opener's."""
+def test_the_stricter_of_two_required_levels_applies(
+    wishes: tuple[m.IsolationLevel | None, m.IsolationLevel | None],
+) -> None:
+    """One is from the settings, one from the opener."""
     found = highest(*wishes)
     assert all(ORDER.index(found) >= ORDER.index(one) for one in wishes if one is not None)
     assert found in (*wishes, "reduced")
@@ -77,6 +79,6 @@ def test_of_two_wishes_the_stricter_counts(wishes: tuple[m.IsolationLevel | None
     ("network", "says"), [("full", "that the host reaches"), ("allow-list", "name"), ("broker-only", "but its model")]
 )
 def test_the_reason_tells_what_of_the_network_is_reached(network: str, says: str) -> None:
-    """Who reads it needs no other page."""
+    """The text names the reachable network."""
     walls = msgspec.structs.replace(SANDBOX, network=network)
     assert says in level_of(offer(apart=True, cgroup=True), walls, "", "strict").why

@@ -1,4 +1,4 @@
-"""Whose process calls."""
+"""Finding the executor that a calling process belongs to."""
 
 from __future__ import annotations
 

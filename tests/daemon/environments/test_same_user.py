@@ -183,7 +183,7 @@ async def test_an_adopted_executor_is_waited_for(tmp_path: Path) -> None:
 
 
 async def test_another_account_is_refused(tmp_path: Path) -> None:
-    """Where only one account can be had, another one is not quietly replaced by it."""
+    """An environment with one account refuses another account, instead of using its own."""
     environment = SameUser(program("", tmp_path))
     other = Account(os.getuid() + 1, 1, "other", "/")
 

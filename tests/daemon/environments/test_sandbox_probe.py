@@ -1,4 +1,4 @@
-"""Whether there can be walls around agents is tried once, and what follows for a session is decided here."""
+"""The trial of the sandbox, and the sandbox of a session that follows from its result."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ HOLDING = SandboxProbe("/bin/sh", "bubblewrap 0.8.0", ("/state",), ("/code",))
 NO_NETWORK = SandboxProbe("/bin/sh", unavailable_networks={"broker-only": "it is forbidden"})
 
 
-async def test_walls_that_hold_are_found_by_putting_them_up(tmp_path: Path) -> None:
-    """The executor's own program tries them; their version is what is said of them."""
+async def test_a_working_sandbox_is_found_by_trying_it(tmp_path: Path) -> None:
+    """The executor's own program tries the sandbox; the result contains bubblewrap's version."""
     program = bubblewrap()
     (tmp_path / "vault").write_text("secret")
     walls = await probe([str(tmp_path)], ["/code"])
@@ -37,8 +37,8 @@ async def test_walls_that_hold_are_found_by_putting_them_up(tmp_path: Path) -> N
         (("/nowhere/executor",), "No such file"),
     ],
 )
-async def test_walls_that_do_not_hold_say_why(command: tuple[str, ...], why: str) -> None:
-    """Whatever goes wrong in the trial is a reason, never an error."""
+async def test_a_sandbox_that_does_not_work_has_a_reason(command: tuple[str, ...], why: str) -> None:
+    """Every failure of the trial becomes a reason, never an exception."""
     bubblewrap()
     walls = await probe([], [], command=command)
 
@@ -46,8 +46,8 @@ async def test_walls_that_do_not_hold_say_why(command: tuple[str, ...], why: str
     assert why in walls.why
 
 
-async def test_what_lies_behind_a_link_is_known_by_both_names(tmp_path: Path) -> None:
-    """A session in what contains the home, or what is Hutch's, has no walls whatever it is called."""
+async def test_a_path_behind_a_link_is_known_by_both_names(tmp_path: Path) -> None:
+    """A session in a directory that contains the home or Hutch's files has no sandbox, also through a link."""
     bubblewrap()
     (tmp_path / "real" / "ada").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")
@@ -62,7 +62,7 @@ async def test_what_lies_behind_a_link_is_known_by_both_names(tmp_path: Path) ->
 
 
 async def test_without_bubblewrap_there_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """And it is said which program is missing."""
+    """The reason names the missing program."""
     monkeypatch.setenv("PATH", str(tmp_path))
     walls = await probe([], [])
 
@@ -71,7 +71,7 @@ async def test_without_bubblewrap_there_are_none(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_settings_add_to_what_a_session_gets() -> None:
-    """Paths below the account's home are written with `~/`; what is Hutch's is hidden in any case."""
+    """`~/` means the account's home; Hutch's own files are always hidden."""
     chosen = SandboxSettings(home="hidden", show=("~/sdk", "/data"), write=("~/.m2",), hide=("~/sdk/keys",))
     spec, why = HOLDING.spec_for("/home/ada/project", HOME, chosen)
 
@@ -85,8 +85,8 @@ def test_the_settings_add_to_what_a_session_gets() -> None:
     assert why == ""
 
 
-def test_a_network_that_cannot_be_had_stands_in_nobodys_way_who_did_not_ask_for_it() -> None:
-    """What is asked for reaches the executor."""
+def test_an_unavailable_network_matters_only_to_sessions_that_require_it() -> None:
+    """The network of the settings reaches the executor."""
     allowed = SandboxSettings(network="allow-list", allow=("example.com",))
     full, listed = (NO_NETWORK.spec_for("/home/ada/project", HOME, one)[0] for one in (SandboxSettings(), allowed))
 
@@ -95,8 +95,8 @@ def test_a_network_that_cannot_be_had_stands_in_nobodys_way_who_did_not_ask_for_
     assert (full.network, listed.network, listed.allow) == ("full", "allow-list", ("example.com",))
 
 
-async def test_each_network_is_tried_and_what_fails_is_told(tmp_path: Path) -> None:
-    """Also as an executor has it that hutch-launcher started; another trial says which network this host forbids."""
+async def test_each_network_is_tried_and_failures_are_reported(tmp_path: Path) -> None:
+    """The trial also works in an executor that hutch-launcher started; it reports forbidden networks."""
     bubblewrap()
     told = 'print(\'{"allow-list": "it is forbidden"}\')'
     found = [
@@ -130,7 +130,9 @@ async def test_each_network_is_tried_and_what_fails_is_told(tmp_path: Path) -> N
         ),
     ],
 )
-def test_a_session_without_walls_says_why(walls: SandboxProbe, cwd: str, chosen: SandboxSettings, why: str) -> None:
+def test_a_session_without_a_sandbox_has_a_reason(
+    walls: SandboxProbe, cwd: str, chosen: SandboxSettings, why: str
+) -> None:
     """One sentence."""
     spec, said = walls.spec_for(cwd, HOME, chosen)
 

@@ -139,7 +139,7 @@ async def test_a_silent_executor_is_ended(stage: Stage) -> None:
 
 
 async def test_an_executor_without_hello_is_given_up(stage: Stage) -> None:
-    """A start that hangs ends with its deadline: the process is killed and the reason is told."""
+    """A start that hangs ends with its deadline: the process is killed and the error has the reason."""
     stage.settings = settings(executors=executors(hello_timeout=0.02, start_attempts=2))
     stage.host.mute = True
     async with stage.hutchd():
@@ -150,7 +150,7 @@ async def test_an_executor_without_hello_is_given_up(stage: Stage) -> None:
 
 
 async def test_an_executor_that_ends_before_its_hello_is_not_waited_for(stage: Stage) -> None:
-    """Its turn fails with what became of the process and where its output is, long before the deadline of the hello."""
+    """Its turn fails with the exit of the process and the path of its output, long before the deadline of the hello."""
     stage.settings = settings(executors=executors(start_attempts=1))
     stage.host.mute = True
     async with stage.hutchd():
@@ -180,7 +180,7 @@ async def test_a_start_that_is_given_up_leaves_no_process(stage: Stage) -> None:
 
 
 async def test_a_start_loop_is_stopped_with_one_notice(stage: Stage) -> None:
-    """After the limit nothing is started any more before the window has passed, and each lease is told at once."""
+    """After the limit no start is tried until the window has passed, and each lease is refused at once."""
     stage.host.refusing = 1000
     async with stage.hutchd():
         with pytest.raises(HutchError):

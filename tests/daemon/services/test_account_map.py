@@ -51,7 +51,7 @@ def test_everybody_is_his_own_account_by_default() -> None:
         ("alice", 1000, "", "refused: not_allowed", "refused: invalid_params"),
         ("bob", 1001, None, "agents", "agents"),  # by the map
         ("bob", 1001, "agents", "agents", "agents"),
-        ("bob", 1001, "bob", "refused: not_allowed", "bob"),  # mapped away from his own
+        ("bob", 1001, "bob", "refused: not_allowed", "bob"),  # mapped to another account
         ("bob", 1001, "lab", "lab", "lab"),
         ("carol", 1002, "lab", "refused: not_allowed", "lab"),
         ("mallory", 1003, None, "refused: not_allowed", "refused: not_allowed"),  # a map to root gives none
@@ -69,7 +69,7 @@ def test_each_wish(person: str, uid: int, wanted: str | None, person_gets: str, 
 
 @pytest.mark.parametrize("name", ["root", "toor"])
 def test_root_names_an_account_for_agents(name: str) -> None:
-    """Agents of uid 0 do not run as uid 0: it is told to name an account, and may name any other."""
+    """Agents of uid 0 do not run as uid 0: the error asks for an account, and any other may be named."""
     assert "--account" in words(name, 0, admin=True)
     assert answer(name, 0, "alice", admin=True) == "alice"
     assert answer(name, 0, name, admin=True) == "refused: not_allowed"
@@ -83,7 +83,7 @@ def test_root_can_be_mapped() -> None:
 
 
 def test_a_refusal_does_not_tell_whether_there_is_an_account() -> None:
-    """Who may not run as an account is told the same of one that is there and of one that is not."""
+    """A user who may not use an account gets the same error whether the account exists or not."""
     assert words("carol", 1002, "alice").replace("alice", "X") == words("carol", 1002, "nobody-here").replace(
         "nobody-here", "X"
     )

@@ -108,7 +108,7 @@ async def test_nobody_runs_as_hutchd_itself(system: Stage) -> None:
 
 
 async def test_an_account_that_the_environment_refuses_gets_no_session(system: Stage) -> None:
-    """It is said when the session is opened; nothing is kept of it."""
+    """Opening the session fails, and nothing is stored."""
     system.host.refused_accounts.add("user1001")
     with refused(Reason.ISOLATION_UNAVAILABLE, "may not"):
         await open_as(system, ALICE)

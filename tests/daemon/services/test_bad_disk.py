@@ -36,7 +36,7 @@ async def only_question(stage: Stage, session: m.Session) -> m.Permission:
 
 
 async def test_a_deny_holds_at_once_and_is_stored_later(stage: Stage) -> None:
-    """The agent is told, a later answer is too late, and the record has it when it can be written."""
+    """The agent gets the denial, a later answer is refused, and the denial is stored when the disk works again."""
     decided: list[m.PermissionDecision] = []
 
     async def ask(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:

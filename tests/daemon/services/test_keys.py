@@ -1,4 +1,4 @@
-"""A key that is needed and cannot be had: its owner is asked where the work stands still."""
+"""Keys that cannot be used: the owner gets a notice in each session that waits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def words(stage: Stage, session: m.Session) -> list[str]:
 
 
 async def test_the_owner_is_asked_once_in_each_session(stage: Stage) -> None:
-    """And in the status, until another key is stored; then the sessions are told that it is there."""
+    """The status shows it too, until another key is stored; then the sessions get a notice."""
     async with stage.hutchd():
         session = await stage.open()
         row = await stored(stage)

@@ -43,7 +43,7 @@ async def explained(stage: Stage, caller: Caller, command: str, **where: Any) ->
 
 @pytest.mark.parametrize("before", ["ask", "accept_edits", "unattended"])
 async def test_an_approved_plan_gives_the_mode_back_that_was_before_it(stage: Stage, before: m.PermissionMode) -> None:
-    """By the decision itself, so that the next call is judged by it; the executor is told."""
+    """The decision itself changes the mode, so that the next call is judged by it; the executor is notified."""
     stage.host.play = asking(PLAN, kind="plan", plan="# Do")
     async with stage.hutchd():
         session = await stage.open(permission_mode=before)

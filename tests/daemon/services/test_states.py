@@ -46,7 +46,7 @@ def test_an_illegal_move_tells_the_story() -> None:
     ],
 )
 def test_what_fails_while_it_is_stopped_was_stopped(state: str, ended: str, settled: str) -> None:
-    """An agent that breaks off because it was told to did not fail."""
+    """A turn that fails while it is being stopped counts as stopped."""
     assert settled_state(state, TurnEnded(ended, "r", "m")) == settled  # type: ignore[arg-type]
 
 

@@ -90,7 +90,7 @@ async def test_a_session_that_is_opened_again_while_its_executor_dials_goes_on(s
 
 
 async def test_interrupt_stops_the_running_turn(stage: Stage) -> None:
-    """After interrupt_turn has answered the executor was told, and the turn ends as stopped."""
+    """When interrupt_turn replies, the executor has stopped the turn; the turn ends as stopped."""
     stage.host.play = never_end
     async with stage.hutchd():
         session = await stage.open()
@@ -471,7 +471,7 @@ async def test_an_end_that_comes_while_one_looks_is_not_overlooked(
                 release.set()
                 while (row := await read(lambda conn: turns_of.get(conn, turn.id))) and row.state == "stopping":
                     await anyio.sleep(0.001)
-                await anyio.sleep(0.05)  # whoever is to be woken by it was
+                await anyio.sleep(0.05)  # by now every waiting task was woken
             return found
 
         monkeypatch.setattr(stage.store, "read", read_late)
