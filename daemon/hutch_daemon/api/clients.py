@@ -1,7 +1,7 @@
-"""One client's connection: who its peer is, what it follows, and where its calls go.
+"""A client's connection: identifies the caller, checks each call at the gate, and sends followed events.
 
-Every call passes the gate again. A follow is a task of the connection: it takes events from the fan-out and waits for
-room in the connection's queue, so that a client that does not read costs its follower's bound and no more.
+A follow is a task of the connection. It takes events from the fan-out and waits for space in the connection's send
+queue, so that a client that does not read uses no more memory than its follower's limit.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ __all__ = ["ClientConnection", "ClientListener"]
 
 _log: Final = structlog.get_logger(__name__)
 _FOLLOWS: Final = 64
-"""Follows of one connection at a time."""
+"""The most follows of one connection at a time."""
 
 
 @dataclass(slots=True)
 class ClientListener:
-    """What every client connection shares; `run` is the server's `Serve`."""
+    """The state that all client connections share. `run` is a `Serve` of the server."""
 
     services: Services
     fanout: Fanout
     journal: Journal
     settings: SettingsInForce
     is_admin: Callable[[int], bool]
-    """Tells whether a uid is root or an administrator."""
+    """Returns whether a uid is root or an administrator."""
     insider_of: Callable[[int], str | None]
     """Returns the executor that a process belongs to, or None."""
     daemon_uid: int
@@ -56,7 +56,7 @@ class ClientListener:
     handlers: dict[str, Handler[ClientConnection]] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Look up what carries each method out."""
+        """Look up the function that carries out each method."""
         self.handlers = {
             name: _own_handler(name, line.call_of(ClientConnection))
             if isinstance(line, OwnMethod)
@@ -65,7 +65,7 @@ class ClientListener:
         }
 
     async def run(self, stream: SocketStream, credentials: Credentials) -> None:
-        """Serve one client until it goes."""
+        """Serve one client until its connection ends."""
         sockets = self.settings.current.sockets
         connection = ClientConnection(self, credentials, stream.extra_attributes[SocketAttribute.raw_socket]())
         peer = Peer(
@@ -87,7 +87,7 @@ class ClientListener:
             self.connections.discard(connection)
 
     async def close(self, why: HutchError) -> None:
-        """End all connections in order, and wait for it."""
+        """Close all connections, and wait until they are closed."""
         async with anyio.create_task_group() as tasks:
             for connection in self.connections:
                 tasks.start_soon(connection.aclose, why)
@@ -103,7 +103,7 @@ class ClientConnection:
         self._sock = sock
         self._caller: Caller | None = None
         self._judged_by: Settings | None = None
-        """The settings by which the caller is an administrator, or none."""
+        """The settings that were in force when `_caller.admin` was determined."""
         self._name = ""
         self._peer: Peer[ClientConnection]
         self._tasks: TaskGroup
@@ -111,21 +111,21 @@ class ClientConnection:
         self._last_follow = 0
 
     def attach(self, peer: Peer[ClientConnection], tasks: TaskGroup) -> None:
-        """Take what the connection runs on."""
+        """Set the peer and the task group of the connection, before it is served."""
         self._peer, self._tasks = peer, tasks
 
     async def aclose(self, why: HutchError) -> None:
-        """End the connection in order, and wait for it."""
+        """Close the connection, and wait until it is closed."""
         self._peer.close(why)
         await self._peer.wait_closed()
 
     def admit(self, method: str) -> Caller:
         """Admit a call and return the caller.
 
-        The first call looks up whether the process belongs to a session; a connection that makes no call costs no
-        look. A process that made a connection and ended gets no answer: its pid may be a stranger's by then. Whether
-        the caller is an administrator is looked up again when the settings have changed; a process of a session never
-        is one.
+        The first call looks up whether the process belongs to a session, so a connection without calls causes no
+        look-up. If the process has ended, the call is refused, because its pid may belong to another process by then.
+        When the settings have changed, the rights of an administrator are checked again. A process of a session never
+        has them.
         """
         one = self._credentials
         if self._caller is None:
@@ -144,7 +144,7 @@ class ClientConnection:
         return self._caller
 
     async def get_version(self, caller: Caller, params: m.VersionParams) -> m.Version:
-        """Say what runs here; another protocol number is refused."""
+        """Return hutchd's version; `protocol_mismatch` if the client speaks another protocol."""
         if params.protocol != m.PROTOCOL:
             raise HutchError(
                 Reason.PROTOCOL_MISMATCH,
@@ -156,7 +156,7 @@ class ClientConnection:
         return m.Version(version=__version__, protocol=m.PROTOCOL)
 
     async def follow_events(self, caller: Caller, params: m.FollowEvents) -> m.Following:
-        """Begin a follow; its events come after the answer."""
+        """Begin a follow. Its events are sent after the reply."""
         if len(self._follows) >= _FOLLOWS:
             raise HutchError(Reason.OVERLOADED, f"A connection follows at most {_FOLLOWS} things at a time.")
         session = await self.services.history.followed_session(caller, params)
@@ -194,7 +194,7 @@ class ClientConnection:
             return
 
     async def unfollow(self, caller: Caller, params: m.Unfollow) -> m.Nothing:
-        """End a follow; one that has ended is no error."""
+        """End a follow. Does nothing if it has already ended."""
         scope = self._follows.get(params.follow)
         if scope is not None:
             scope.cancel()
@@ -205,7 +205,7 @@ class ClientConnection:
 
 
 def _handler(name: str, call: Callable[[Caller, Any], Awaitable[Any]]) -> Handler[ClientConnection]:
-    """Return the handler that admits a call and has a service carry it out."""
+    """Return the handler that admits a call and lets a service carry it out."""
 
     async def handle(connection: ClientConnection, params: Any) -> Any:
         return await call(connection.admit(name), params)
@@ -214,7 +214,7 @@ def _handler(name: str, call: Callable[[Caller, Any], Awaitable[Any]]) -> Handle
 
 
 def _own_handler(name: str, call: Callable[[Any, Caller, Any], Awaitable[Any]]) -> Handler[ClientConnection]:
-    """Return the handler that admits a call and has the connection carry it out."""
+    """Return the handler that admits a call and lets the connection carry it out."""
 
     async def handle(connection: ClientConnection, params: Any) -> Any:
         return await call(connection, connection.admit(name), params)

@@ -26,14 +26,14 @@ __all__ = ["ExecutorConnection", "ExecutorListener"]
 
 @dataclass(slots=True)
 class ExecutorListener:
-    """What every executor connection shares; `run` is the server's `Serve`."""
+    """The state that all executor connections share. `run` is a `Serve` of the server."""
 
     services: Services
     settings: SettingsInForce
     handlers: dict[str, Handler[ExecutorConnection]] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Look up what carries each method out. `hello` is the connection's own."""
+        """Look up the function that carries out each method. The connection itself carries out `hello`."""
         self.handlers = {name: _handler(name, line, self.services) for name, line in EXECUTOR_METHODS.items()}
         self.handlers[HELLO] = ExecutorConnection.hello
 
@@ -72,14 +72,14 @@ class ExecutorConnection:
         self.executor: Executor | None = None
 
     async def expect_hello(self, seconds: float) -> None:
-        """Close a connection that has not proved itself in time, whatever else it sent."""
+        """Close the connection if no `hello` was accepted within `seconds`, whatever else it sent."""
         with anyio.move_on_after(seconds):
             await self._greeted.wait()
         if not self._greeted.is_set():
             self.peer.close(HutchError(Reason.HELLO_FIRST))
 
     async def hello(self, params: m.Hello) -> m.Welcome:
-        """Prove an executor. Once on a connection; a refusal closes it."""
+        """Authenticate the executor. Allowed once per connection; a refusal closes the connection."""
         self._admit("hello")
         if self._greeted.is_set():
             raise HutchError(Reason.WRONG_STATE, "This connection has said hello already.")
@@ -110,7 +110,7 @@ class ExecutorConnection:
 
 
 def _handler(name: str, line: ExecutorMethod[Any, Any], services: Services) -> Handler[ExecutorConnection]:
-    """Return the handler that admits a call and has a service carry it out."""
+    """Return the handler that admits a call and lets a service carry it out."""
     call, about_session = line.call_of(services), line.about_session
     if EXECUTOR[name].kind == "notification" and not EXECUTOR[name].hot:
 

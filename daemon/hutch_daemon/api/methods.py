@@ -1,4 +1,4 @@
-"""Every method of the wire and what carries it out, a line each: the type checker sees both sides of each line.
+"""Tables of the wire's methods and the functions that carry them out. The type checker checks each line.
 
 A line gives the type of the parameters and the function that carries the method out: a service's, or the connection's
 own. A listener looks the functions up once, when it is made. Renaming a function without its line, or giving it other
@@ -50,7 +50,7 @@ class OwnMethod(Generic[P, R]):
 
     params: type[P]
     call_of: Callable[[type[ClientContext]], OwnCall[P, R]]
-    """Returns the function of a class of connections."""
+    """Takes the class of connections; returns its function for the method."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ExecutorMethod(Generic[P, R]):
     params: type[P]
     call_of: Callable[[Services], ExecutorCall[P, R]]
     about_session: bool
-    """Its parameters name the session that the call is about."""
+    """True if the parameters name the session that the call is about."""
 
 
 def _about_session(
@@ -115,7 +115,7 @@ CLIENT_METHODS: Final[dict[str, OwnMethod[Any, Any] | ServiceMethod[Any, Any]]] 
 }
 
 HELLO: Final = "hello"
-"""Carried out by the connection itself: before it there is no executor to call for."""
+"""The method that authenticates an executor. The connection itself carries it out."""
 
 EXECUTOR_METHODS: Final[dict[str, ExecutorMethod[Any, Any]]] = {
     "get_api_key": _about_session(m.GetApiKey, lambda s: s.executors.get_api_key),

@@ -1,11 +1,14 @@
 """Accepts connections at a Unix socket, within limits, and runs each to its end.
 
-What is always true: the kernel says who a peer is before a byte of it is read; one account cannot use up the
-connections of the others; a connection that fails ends alone. After a few connections at once, the rest are accepted at
-a pace that leaves time between them: a thousand that come together would otherwise delay everybody else, now and again
-when their deadlines, all the same, pass. A connection on which no whole message came yet costs next to nothing: what
-serves it is made when its first message is whole. A peer whose first line is not JSON is not a client: it gets
-`parse_error` and is closed.
+What is always true:
+
+- The kernel reports a peer's uid and pid before any byte from it is read.
+- One account cannot use up the connections of the others.
+- A connection that fails does not affect the others.
+- After `_AT_ONCE` connections at once, further ones are accepted with pauses between them. Otherwise a thousand
+  simultaneous connections would delay all other work, once when they are accepted and again when their deadlines pass.
+- Until its first message is complete, a connection uses only a socket, a timer and a buffer.
+- A peer whose first line is not JSON is not a client: it gets `parse_error` and is closed.
 """
 
 from __future__ import annotations
@@ -36,9 +39,9 @@ _log: Final = structlog.get_logger(__name__)
 
 _AT_ONCE: Final = 32
 _PACE: Final = 0.002
-"""Seconds between connections, after `_AT_ONCE` that came together."""
+"""Seconds between two accepted connections after `_AT_ONCE` connections at once."""
 _FIRST: Final = 1 << 16
-"""A first message up to this many bytes is read whole before it is served."""
+"""The most bytes of a first message that are buffered before the connection is served."""
 _LOG_AGAIN: Final = 1.0
 """Seconds between two lines in the log about the same account."""
 
@@ -47,7 +50,7 @@ Serve = Callable[[SocketStream, Credentials], Awaitable[None]]
 
 
 def timeouts_of(sockets: SocketSettings) -> Timeouts:
-    """Return the deadlines of a connection that is served: hutchd is the side that pings."""
+    """Return the timeouts of a served connection. hutchd is the side that pings."""
     return Timeouts(
         frame=sockets.frame_timeout,
         quiet=sockets.ping_interval,
@@ -64,7 +67,7 @@ async def serve(
 ) -> None:
     """Accept until cancelled. Connections beyond the limits, and those whose peer is unknown, are closed unread.
 
-    So are those on which no whole message came within `first_frame` seconds.
+    Connections without a complete message within `first_frame` seconds are closed too.
     """
     async with anyio.create_task_group() as tasks:
         limiter = ConnectionLimiter(run, settings, tasks)
@@ -83,7 +86,7 @@ async def serve(
 
 
 class PendingConnection:
-    """A connection on which no whole message came yet: a socket, a deadline, and the bytes so far."""
+    """A connection whose first message is not complete: a socket, a deadline, and the bytes received so far."""
 
     __slots__ = ("_credentials", "_deadline", "_limiter", "_loop", "_received", "_sock")
 
@@ -121,7 +124,7 @@ class PendingConnection:
         self._limiter.tasks.start_soon(self._limiter.run, self._sock, self._credentials, received)
 
     def close(self) -> None:
-        """Close the connection and release its place."""
+        """Close the connection, and stop counting it."""
         self._stop_reading()
         self._sock.close()
         self._limiter.release(self._credentials)
@@ -155,14 +158,14 @@ class ConnectionLimiter:
         self._logged_at: dict[int, float] = {}
 
     def pause(self) -> float:
-        """Return the seconds until the next connection is accepted; called after each one."""
+        """Return the seconds to wait before the next connection is accepted. Call it once per connection."""
         now = monotonic()
         self._allowance = min(_AT_ONCE, self._allowance + (now - self._last) / _PACE) - 1
         self._last = now
         return 0.0 if self._allowance > 0 else _PACE
 
     def admit(self, sock: socket.socket) -> Credentials | None:
-        """Count a connection and return who its peer is; None if it is beyond the limits and was closed."""
+        """Count a connection and return its peer's credentials. If it exceeds the limits, close it and return None."""
         try:
             credentials = peer_credentials(sock)
         except HutchError as error:
@@ -186,7 +189,7 @@ class ConnectionLimiter:
             _log.warning("too many connections", uid=uid, of_uid=self._open[uid], refused=refused)
 
     async def run(self, sock: socket.socket, credentials: Credentials, received: bytes) -> None:
-        """Run a connection on which `received` came, and release its place at its end."""
+        """Serve a connection that has received `received`, and stop counting it when it ends."""
         try:
             await self._run(SocketStream(sock, received), credentials)
         except Exception:  # noqa: BLE001  # one connection's bug is logged and ends that connection alone
@@ -196,7 +199,7 @@ class ConnectionLimiter:
             self.release(credentials)
 
     def release(self, credentials: Credentials) -> None:
-        """Give the place of a connection back."""
+        """Stop counting a connection."""
         self._open[credentials.uid] -= 1
         if not self._open[credentials.uid]:
             del self._open[credentials.uid]

@@ -1,4 +1,4 @@
-"""The caller of a method, and the things that it may see: what belongs to another looks as if it did not exist."""
+"""The caller of a method, and the records that it may see. For a caller, another user's records do not exist."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class Caller:
     gid: int
     pid: int
     client: str = ""
-    """The name that the client gives itself; for the record only."""
+    """The name that the client gives itself; only for the audit."""
     admin: bool = False
-    """uid 0, or an administrator by the settings: sees and steers everything."""
+    """True for root and for administrators named in the settings. They may see and control everything."""
     insider: str | None = None
-    """The executor to which the calling process belongs. An insider changes nothing and is never `admin`."""
+    """The executor to which the calling process belongs, or None. An insider changes nothing and is never `admin`."""
 
     @property
     def scope(self) -> int | None:
-        """The owner whose things the caller may see; None means everybody's."""
+        """The uid whose records the caller may see; None means all users'."""
         return None if self.admin else self.uid
 
     def may_see(self, owner: int) -> bool:
-        """Tell whether the caller may see and steer things of `owner`."""
+        """Return whether the caller may see and control records of `owner`."""
         return self.admin or owner == self.uid
 
     def __str__(self) -> str:
@@ -55,12 +55,12 @@ class Administrators:
     """The users who see and control every session: root, and those that the settings name."""
 
     def __init__(self, settings: SettingsInForce) -> None:
-        """Call `look_up` whenever other settings come into force."""
+        """Call `look_up` after each change of the settings."""
         self._settings = settings
         self._uids = frozenset[int]()
 
     def look_up(self) -> None:
-        """Find the uids of the users that the settings name; a name that does not exist is logged."""
+        """Look up the uids of the users in the settings. Names that do not exist are logged."""
         admins, found = self._settings.current.admins, set()
         for name in admins.users:
             try:
@@ -72,7 +72,7 @@ class Administrators:
         self._uids = frozenset(found)
 
     def is_admin(self, uid: int) -> bool:
-        """Tell whether a uid is root or an administrator."""
+        """Return whether a uid is root or an administrator."""
         if uid == 0 or uid in self._uids:
             return True
         groups = self._settings.current.admins.groups
@@ -80,36 +80,36 @@ class Administrators:
 
 
 class Access:
-    """Finds what a caller names, if it is the caller's, and tells whether hutchd takes new work."""
+    """Finds the records that a caller names, if the caller may see them. Knows whether hutchd accepts new work."""
 
     def __init__(self, store: Store) -> None:
-        """Look things up in `store`."""
+        """Look up records in `store`."""
         self._store = store
         self.draining = False
-        """Whether hutchd takes no new work; `start_draining` sets it."""
+        """True if hutchd accepts no new work. `start_draining` sets it."""
 
     def start_draining(self) -> None:
-        """Take no new work from now on."""
+        """Accept no new work from now on."""
         self.draining = True
 
     def require_serving(self) -> None:
-        """Raise `shutting_down` if hutchd takes no new work."""
+        """Raise `shutting_down` if hutchd accepts no new work."""
         if self.draining:
             raise HutchError(Reason.SHUTTING_DOWN)
 
     async def session(self, caller: Caller, ref: str) -> SessionRow:
-        """Return the caller's session with this id, prefix or name. `not_found`; `invalid_params` if several match."""
+        """Return the session with this id, prefix or name. `not_found`; `invalid_params` if several match."""
         return await self._store.read(lambda conn: sessions.find(conn, caller.scope, ref, first=caller.uid))
 
     async def session_by_id(self, caller: Caller, session: str) -> SessionRow:
-        """Return a session by its whole id; `not_found` if it does not exist or belongs to another."""
+        """Return a session by its whole id; `not_found` if it does not exist or belongs to another user."""
         row = await self._store.read(lambda conn: sessions.get(conn, session))
         if row is None or not caller.may_see(row.owner):
             raise HutchError(Reason.NOT_FOUND)
         return row
 
     async def turn(self, caller: Caller, ref: str) -> tuple[SessionRow, TurnRow]:
-        """Return a turn with its session; `not_found` if it does not exist or belongs to another."""
+        """Return a turn with its session; `not_found` if it does not exist or belongs to another user."""
         turn = await self._store.read(lambda conn: turns.get(conn, ref))
         if turn is None:
             raise HutchError(Reason.NOT_FOUND)
@@ -122,13 +122,13 @@ def _unknown_groups(names: Sequence[str]) -> list[str]:
 
 
 def require_absolute(path: str, what: str) -> None:
-    """Raise `invalid_params` for a path that is relative, or that no file can have."""
+    """Raise `invalid_params` if a path is relative, or cannot be the path of a file."""
     if not (isabs(path) and can_be_path(path)):
         raise HutchError(Reason.INVALID_PARAMS, f"The {what} must be an absolute path of at most 4,096 characters.")
 
 
 def parse_time(text: str | None) -> int | None:
-    """Return a time of the wire in milliseconds since 1970; `invalid_params` if it cannot be read."""
+    """Convert a time of the wire to milliseconds since 1970; `invalid_params` if it cannot be read."""
     if text is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Which account a session runs as, and whether its owner may still use that account."""
+"""The account that a session runs as, and the check whether its owner may still use it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Accounts"]
 
 
 class Accounts:
-    """The accounts of this host as sessions use them."""
+    """Finds and checks the accounts of sessions."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Accounts:
     ) -> None:
         """`by_uid` and `by_name` raise `isolation_unavailable` for an account that does not exist.
 
-        `is_admin` tells whether the current settings name a uid as an administrator. In user mode (not `system`) the
+        `is_admin` returns whether the current settings name a uid as administrator. In user mode (not `system`) the
         only account is hutchd's own.
         """
         self.by_uid = by_uid
@@ -57,7 +57,7 @@ class Accounts:
         return account
 
     def for_new_session(self, caller: Caller, wanted: str | None) -> Account:
-        """Return the account that a new session of the caller runs as; `wanted` is the account that it asked for."""
+        """Return the account that a new session of the caller runs as; `wanted` is the account that it named."""
         own = self.by_uid(caller.uid)
         if not self._system:
             if wanted not in (None, own.name):

@@ -1,4 +1,4 @@
-"""Permission requests: list and answer them; what executors ask."""
+"""The methods for permission requests: users list and answer them, executors make them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _RESOLVE_TIMEOUT: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class _ExecutorRequester:
-    """An executor that asks, for what only its account can do."""
+    """An executor that asks. It does what only the session's account can do."""
 
     executor: Executor
     settings: SettingsInForce
@@ -44,7 +44,7 @@ class _ExecutorRequester:
         return self.executor.id
 
     async def real_paths(self, session: str, paths: tuple[str, ...]) -> Mapping[str, str]:
-        """Have the executor resolve paths. A path that it cannot resolve is missing, and judged as missing."""
+        """Let the executor resolve paths. The result lacks the paths that it cannot resolve."""
         try:
             found: m.ResolvedPaths = await self.executor.call(
                 "resolve_paths", m.ResolvePaths(session, paths), _RESOLVE_TIMEOUT
@@ -55,7 +55,7 @@ class _ExecutorRequester:
         return found.real
 
     async def notify_somebody(self, question: m.Permission) -> m.Notified:
-        """Have the executor run the notify command as its account."""
+        """Let the executor run the notify command as its account."""
         settings = self.settings.current.permissions
         names = settings.notify_env
         values = {name: os.environ[name] for name in names if name in os.environ}
@@ -76,7 +76,7 @@ class ApprovalService:
         masking: Masking,
         settings: SettingsInForce,
     ) -> None:
-        """`approvals` decides; a call that holds a secret that `masking` knows is denied before it gets there."""
+        """`approvals` decides about calls. A call that contains a secret known to `masking` is denied before that."""
         self._store = store
         self._access = access
         self.approvals = approvals
@@ -113,7 +113,7 @@ class ApprovalService:
         return settled
 
     async def request_permission(self, executor: Executor, params: m.RequestPermission) -> m.PermissionDecision:
-        """Wait for the decision about one call. A call of a turn that does not run is denied."""
+        """Wait for the decision about one call. A call is denied if its turn does not run."""
         session = await served_session(self._store, executor, params.session)
         if (hit := self._masking.in_call(params)) is not None:
             await self._store.write(lambda tx: self._masking.record(tx, session.id, [hit]))
@@ -122,6 +122,6 @@ class ApprovalService:
                 "denied",
                 params.call.input,
                 input_digest(params.call.agent_tool, params.call.input),
-                "The call holds a stored key. A command needs none: the model is reached without it.",
+                "The call contains a stored key. No command needs it: the model is reached without it.",
             )
         return await self.approvals.ask(session, _ExecutorRequester(executor, self._settings), params)

@@ -1,4 +1,4 @@
-"""What executors ask and report. Each call comes on a connection that said hello, and is checked against its lease."""
+"""The methods that executors call, after `hello`. Each call is checked against the executor's lease."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ __all__ = ["ExecutorService", "GrantsKeys", "served_session"]
 _log = structlog.get_logger(__name__)
 
 _START_TIMEOUT: Final = 5.0
-"""Seconds for the start of an executor to be recorded after it said hello: it may be quicker than the record."""
+"""Seconds to wait after a hello until the executor's start is recorded. The hello may arrive before that."""
 
 
 class GrantsKeys(Protocol):
-    """Gives an executor, and the processes that it starts, what they may have of a key."""
+    """Gives an executor and its processes a key, or a lease of it."""
 
     async def grant(self, session: SessionRow, provider: str, holder: LeaseHolder | None = None) -> m.KeyGrant: ...
 
 
 async def served_session(store: Store, executor: Executor, session: str) -> SessionRow:
-    """Return the session that the executor serves, by its lease row; `lease_lost` if it does not serve this one."""
+    """Return the session; `lease_lost` if the executor does not have its lease."""
 
     def leased(conn: Executes) -> SessionRow | None:
         row = executors.leased_to(conn, session)
@@ -57,7 +57,7 @@ class ExecutorService:
     """The methods of the executor socket, except for permission requests."""
 
     def __init__(self, store: Store, pool: Pool, reports: Reports, grants: GrantsKeys, boot_id: str) -> None:
-        """`boot_id` is this boot's: tokens of another one are expired."""
+        """`boot_id` identifies this boot. Tokens of an earlier boot are expired."""
         self._store = store
         self._pool = pool
         self._reports = reports
@@ -67,17 +67,17 @@ class ExecutorService:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Renew tokens while the body runs."""
+        """Renew tokens while the block runs."""
         async with anyio.create_task_group() as self._tasks:
             yield
             self._tasks.cancel_scope.cancel()
 
     async def hello(self, peer: ExecutorPeer, credentials: Credentials, params: m.Hello) -> tuple[Executor, m.Welcome]:
-        """Admit an executor by its token, its account and its process, and take its connection.
+        """Authenticate an executor by its token, its uid and its pid, and use its connection from now on.
 
-        `protocol_mismatch`, `token_unknown`, `token_expired`; `not_allowed` if another process shows the token;
-        `lease_lost` if another executor serves the session now. While nothing can be stored, an executor that serves a
-        session is admitted without counting the use of its token: interrupts must reach it.
+        `protocol_mismatch`, `token_unknown`, `token_expired`; `not_allowed` if another process has the token;
+        `lease_lost` if another executor serves the session now. While the store cannot be written, an executor that
+        serves a session is admitted without counting the use of its token, so that interrupts reach it.
         """
         if not m.PROTOCOL - 1 <= params.protocol <= m.PROTOCOL:
             raise HutchError(
@@ -117,7 +117,7 @@ class ExecutorService:
         return row, turn
 
     def _check_token(self, on: Executes, executor: str) -> tuple[ExecutorRow, str | None]:
-        """Check the token again in the transaction that uses it; return the row, and the turn that it runs."""
+        """Check the token again in the transaction that uses it. Return the row, and the id of its active turn."""
         row = executors.get(on, executor)
         assert row is not None, "its row was found by its token"
         tokens.admit(row, awake_ms(), self._boot_id, proven=row.session is not None)
@@ -125,7 +125,7 @@ class ExecutorService:
         return row, active.id if active is not None and active.executor == row.id else None
 
     def gone(self, executor: Executor, peer: ExecutorPeer) -> None:
-        """Note that a connection is over. Everything that came on it has been handled."""
+        """Record that a connection has ended. All its messages have been handled."""
         self._pool.detach(executor, peer)
 
     async def report_message(self, executor: Executor, params: m.ReportMessage) -> None:
@@ -137,7 +137,7 @@ class ExecutorService:
             await executor.peer.notify("ack_events", m.AckEvents(acked))
 
     async def get_api_key(self, executor: Executor, params: m.GetApiKey) -> m.KeyGrant:
-        """Give the executor what its session may have of a key."""
+        """Give the executor a key for its session, or a lease of it."""
         launched = executor.launched
         assert launched is not None, "it said hello from its process"
         group = f"hutch-{executor.id}" if launched.state.get("cgroup") else None
@@ -146,7 +146,7 @@ class ExecutorService:
         return await self._grants.grant(session, params.provider, holder)
 
     def heartbeat(self, executor: Executor, params: m.Heartbeat) -> None:
-        """Note a sign of life at once; then renew the token of a leased executor if half its time has passed."""
+        """Record a heartbeat. Renew the token of a leased executor in the background if half its lifetime is over."""
         self._pool.roster.record_heartbeat(executor, params)
         if self._tasks is not None and executor.session is not None and awake_ms() >= executor.renew_at:
             executor.renew_at = sys.maxsize

@@ -1,4 +1,4 @@
-"""Forks: new sessions that go on from the conversation of another one."""
+"""Forks: new sessions that continue the conversation of another session."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class ForkService:
     """The method of the client socket that forks a session."""
 
     def __init__(self, access: Access, accounts: Accounts, vault: Vault, sessions: SessionService) -> None:
-        """Open forks as `sessions` opens sessions."""
+        """`sessions` opens the forks."""
         self._access = access
         self._accounts = accounts
         self._vault = vault
         self._sessions = sessions
 
     async def fork_session(self, caller: Caller, params: m.ForkSession) -> m.Session:
-        """Open a session that goes on from another one's conversation, with the same settings."""
+        """Open a session that continues another session's conversation, with the same settings."""
         self._access.require_serving()
         row = await self._access.session(caller, params.session)
         if row.agent_session is None:

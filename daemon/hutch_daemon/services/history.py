@@ -1,4 +1,4 @@
-"""What has happened: events, usage, audit."""
+"""The methods that read the past: events, usage, audit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["HistoryService"]
 
 
 class HistoryService:
-    """The methods of the client socket that read what has happened."""
+    """The methods of the client socket that read events, usage and audit."""
 
     def __init__(self, store: Store, access: Access, journal: Journal) -> None:
         """Read from `store` and `journal`."""
@@ -31,9 +31,9 @@ class HistoryService:
         self._journal = journal
 
     async def followed_session(self, caller: Caller, params: m.FollowEvents | m.ReadEvents) -> str:
-        """Return the id of the session to follow or read, `"*"` for all.
+        """Return the id of the session to follow or read, or `"*"` for all.
 
-        `journal_replaced` if the cursor is of another journal.
+        `journal_replaced` if the cursor belongs to another journal.
         """
         if params.journal is not None and params.journal != self._journal.id:
             raise HutchError(Reason.JOURNAL_REPLACED, journal=self._journal.id)
@@ -51,7 +51,7 @@ class HistoryService:
         )
 
     async def get_usage(self, caller: Caller, params: m.GetUsage) -> m.UsageTable:
-        """Sum up tokens and dollars of what the caller may see: what agents report beside what the broker counted."""
+        """Return sums of tokens and US dollars that the caller may see: agents' reports and the broker's counts."""
         session = (await self._access.session(caller, params.session)).id if params.session is not None else None
         since = parse_time(params.since)
         table = partial(usage.table, by=params.by, owner=caller.scope, session=session, since=since)
@@ -59,13 +59,13 @@ class HistoryService:
         return _usage_view(reported, counted)
 
     async def read_audit(self, caller: Caller, params: m.ReadAudit) -> m.AuditPage:
-        """Return a page of the audit of what the caller may see."""
+        """Return a page of the audit lines that the caller may see."""
         session = params.session
         if session is not None:
             try:
                 session = (await self._access.session(caller, session)).id
             except HutchError as error:
-                if error.reason is not Reason.NOT_FOUND:  # a deleted session still has its audit, by its whole id
+                if error.reason is not Reason.NOT_FOUND:  # the audit of a deleted session remains, under its whole id
                     raise
         since = parse_time(params.since)
         rows, more = await self._store.read(
@@ -89,7 +89,7 @@ def _audit_view(row: AuditRow) -> m.AuditEntry:
 
 
 def _usage_view(reported: Sequence[UsageTotal], counted: Sequence[UsageTotal]) -> m.UsageTable:
-    """Put what agents report and what the broker counted side by side; what only the broker knows comes last."""
+    """Return the usage that agents reported with the broker's counts beside it. Lines of the broker alone come last."""
     broker = {line.of: line for line in counted}
     rows = []
     for line in reported:

@@ -1,4 +1,4 @@
-"""hutchd itself: its status, its end, copies of its record."""
+"""The methods about hutchd itself: status, stop, backup."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ __all__ = ["DaemonInfo", "HostService", "KeyStatus", "StopRequest"]
 _log = structlog.get_logger(__name__)
 
 _NO_LIMIT: Final = 1_000_000
-"""Rows: more than there are."""
+"""A row limit that is never reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonInfo:
-    """What does not change while this hutchd runs."""
+    """Facts that do not change while this hutchd runs."""
 
     mode: Literal["user", "system"] = "user"
     started_at: int = 0
-    """Milliseconds since 1970."""
+    """The time when hutchd started, in ms since 1970."""
     paths: Mapping[str, str] = field(default_factory=dict)
 
 
 class KeyStatus(Protocol):
-    """What the status shows of keys."""
+    """The part of the status that is about keys."""
 
     def master_source(self) -> str: ...
 
@@ -59,7 +59,7 @@ class KeyStatus(Protocol):
 
 
 class StopRequest:
-    """A client's request to stop hutchd; wiring waits for it and carries it out."""
+    """A client's request to stop hutchd. `wiring` waits for it and carries it out."""
 
     def __init__(self) -> None:
         """Start without a request."""
@@ -67,12 +67,12 @@ class StopRequest:
         self.params: m.StopDaemon | None = None
 
     def make(self, params: m.StopDaemon) -> None:
-        """Request it."""
+        """Make the request."""
         self.params = params
         self._made.set()
 
     async def wait(self) -> None:
-        """Return once there is a request."""
+        """Wait until the request is made."""
         await self._made.wait()
 
 
@@ -97,7 +97,7 @@ class HostService:
         clients: Callable[[], int],
         settings_notices: Callable[[], tuple[str, ...]],
     ) -> None:
-        """`clients` counts connections; `settings_notices` tell what is wrong with the settings."""
+        """`clients` counts connections; `settings_notices` returns the problems with the settings."""
         self._store = store
         self._access = access
         self._accounts = accounts
@@ -114,7 +114,7 @@ class HostService:
         self._settings_notices = settings_notices
 
     async def get_status(self, caller: Caller, params: m.Nothing) -> m.Status:
-        """Return how hutchd is. Counts and executors are those that the caller may see."""
+        """Return hutchd's status. Counts and executors are limited to those that the caller may see."""
 
         def count(conn: Executes) -> tuple[int, int, int, int]:
             mine = {row.id for row in sessions.list_(conn, caller.scope, "open", _NO_LIMIT)}
@@ -158,7 +158,7 @@ class HostService:
         )
 
     async def stop_daemon(self, caller: Caller, params: m.StopDaemon) -> m.Nothing:
-        """Request the end of hutchd, and take no new work from now on."""
+        """Request that hutchd stops, and accept no new work from now on."""
         _log.warning("asked to stop", by=str(caller), how=params.how)
         self._access.start_draining()
         self._stop_request.make(params)
@@ -170,10 +170,11 @@ class HostService:
         return await self._store.backup(Path(params.path))
 
     async def stop(self, how: m.StopHow, timeout: float) -> None:
-        """Take no new work and end what `how` names; no method of the wire.
+        """Stop accepting work and end the executors. This is not a method of the wire.
 
-        `drain` lets turns end for `timeout` seconds, `stop` stops them. Then executors are ended, except those whose
-        turn has not ended: the next hutchd adopts them. `leave` ends no executor that has a session.
+        `drain` waits up to `timeout` seconds for running turns to end; `stop` stops them first. Then executors are
+        ended, except those whose turn has not ended; the next hutchd adopts these. `leave` ends no executor that has a
+        session.
         """
         self._access.start_draining()
         self._pool.stop_starting()
@@ -184,7 +185,7 @@ class HostService:
         if how == "leave":
             return
         with anyio.move_on_after(timeout):
-            while await self._busy():  # noqa: ASYNC110 the store tells, and this is rare
+            while await self._busy():  # noqa: ASYNC110 the store has no event for this, and it is rare
                 await anyio.sleep(0.1)
         busy = await self._busy()
         with anyio.move_on_after(self._settings.current.executors.drain_timeout):
@@ -194,13 +195,13 @@ class HostService:
                         ends.start_soon(partial(self._pool.end, executor, "hutchd stops", grace=2.0))
 
     async def _busy(self) -> set[str]:
-        """Return the sessions with a turn that has begun and not ended."""
+        """Return the sessions with an active turn."""
         return {turn.session for turn in await self._store.read(turns.live) if turn.state != "queued"}
 
     async def _usual_plan(self, caller: Caller) -> IsolationPlan:
         """Return the isolation that a new session of this caller would get.
 
-        If the caller cannot open a session, it follows from the last probe of the sandbox.
+        If the caller cannot open a session, use the result of the last probe of the sandbox.
         """
         await self._environments.probe()
         environment = self._environments.default
@@ -211,5 +212,5 @@ class HostService:
         return self._isolation.usual(environment, probe)
 
     async def _operator_notices(self) -> tuple[str, ...]:
-        """Return what operators should look at. It may name anybody's sessions, keys and accounts."""
+        """Return the notices for operators. They may name all users' sessions, keys and accounts."""
         return (*self._settings_notices(), *await self._keys.host_notices(), *self._notices.all())

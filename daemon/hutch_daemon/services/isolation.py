@@ -21,17 +21,17 @@ from hutch_shared.errors import HutchError, Reason
 __all__ = ["IsolationPlan", "IsolationPlanner"]
 
 _HOME_TIMEOUT: Final = 5.0
-"""Seconds for a home to answer: it may lie on a file server that is down."""
+"""Seconds to wait for the file system of a home, which may be a file server that is down."""
 _HOME_THREADS: Final = anyio.CapacityLimiter(8)
-"""At most this many threads hang on homes that do not answer."""
+"""The limit of threads that wait for the file systems of homes."""
 
 Delivery = Callable[[str], tuple[m.Delivery, str]]
-"""Returns how a provider's keys are handed out, and why, a sentence."""
+"""Takes a provider; returns how executors get its keys, and a sentence with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class IsolationPlan:
-    """How one session is isolated."""
+    """The isolation of one session: its sandbox, how its key is kept, and the level with its reasons."""
 
     sandbox: m.SandboxSpec | None
     keys: m.KeysKept
@@ -39,21 +39,21 @@ class IsolationPlan:
 
 
 class IsolationPlanner:
-    """Plans by the settings in force."""
+    """Plans the isolation of sessions from the settings and the environment's probes."""
 
     def __init__(self, settings: SettingsInForce, delivery: Delivery, *, system: bool) -> None:
-        """`system`: this hutchd serves a whole host, where a session of its own account is the least by default."""
+        """`system`: hutchd runs in system mode, in which the default minimum is the level `account`."""
         self._settings = settings
         self._delivery = delivery
         self._system = system
 
     @property
     def limits(self) -> LimitSettings:
-        """The limits in force."""
+        """The current limits."""
         return self._settings.limits
 
     def least(self, asked: m.IsolationLevel | None) -> m.IsolationLevel:
-        """Return the lowest level that a session may have, by the settings and by what its opener asked for."""
+        """Return the lowest level that a session may have, by the settings and the level that its opener required."""
         by_default: m.IsolationLevel = "account" if self._system else "reduced"
         return highest(self._settings.current.isolation.require or by_default, asked)
 
@@ -67,10 +67,10 @@ class IsolationPlanner:
         *,
         grouped: bool = True,
     ) -> IsolationPlan:
-        """Plan a session of `agent` in `cwd` as this account.
+        """Plan a session of `agent` in `cwd` as this account; `asked` is the level that its opener required.
 
-        `grouped=False`: its executor has no cgroup, whatever the environment offers. `isolation_unavailable` if the
-        settings, or what the opener asked for, demand more than can be had.
+        `grouped=False`: its executor has no cgroup, even if the environment offers cgroups. `isolation_unavailable` if
+        the settings or the opener require more than is available.
         """
         settings = self._settings.current
         probe = await environment.probe_sandbox(account) if settings.sandbox.mode != "off" else SandboxProbe()
@@ -87,7 +87,7 @@ class IsolationPlanner:
         if plan.sandbox is None and settings.sandbox.mode == "require":
             raise _unavailable(f'The settings refuse it: [sandbox] mode = "require". {plan.isolation.why}')
         if plan.keys != "none" and settings.sandbox.mode != "off" and (why := probe.lost()):
-            raise _unavailable(why)  # open sessions were promised a sandbox
+            raise _unavailable(why)  # sessions that are open were promised a sandbox
         if plan.sandbox is None and (network := settings.sandbox.network) != "full":
             raise _unavailable(
                 f'The settings refuse it: [sandbox] network = "{network}" needs a sandbox. {plan.isolation.why}'
@@ -95,7 +95,7 @@ class IsolationPlanner:
         return plan
 
     def usual(self, environment: Environment, probe: SandboxProbe) -> IsolationPlan:
-        """Plan a session that needs a key and works in a folder of its account's home."""
+        """Plan a typical session: it needs a key and works in a folder of its account's home."""
 
         offer, level = environment.isolation_offered(), self.least(None)
         return self._plan(offer, probe, DEFAULT_AGENT, "/home/account/folder", "/home/account", level)
@@ -108,7 +108,7 @@ class IsolationPlanner:
         sandbox, missing = probe.spec_for(cwd, home, settings)
         wanted = asked == "strict" or settings.mode == "require" or settings.network != "full"
         if provider is None and not wanted:
-            sandbox, missing = None, "What plays a script is put into a sandbox only where one is asked for."
+            sandbox, missing = None, "A scripted agent gets a sandbox only if the settings or the session require one."
         isolation = level_of(offer, sandbox, missing, asked, probe.why)
         isolation = msgspec.structs.replace(isolation, limits=self._describe_limits(offer.cgroup))
         if provider is None:

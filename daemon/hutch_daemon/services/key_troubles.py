@@ -1,4 +1,4 @@
-"""Keys that agents need and cannot use: their owners are asked once in each session, until the key is replaced."""
+"""Keys that agents need but cannot use. Each session gets one notice for the owner, and another when it is settled."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class _Trouble:
     owner: int
     sentence: str
     sessions: frozenset[str]
-    """Sessions that have the notice."""
+    """The sessions that got the notice."""
 
 
 class KeyTroubles:
-    """The keys in trouble, by id. They are forgotten when hutchd ends: the broker asks for a key again."""
+    """The unusable keys, by id. They are only in memory: after a restart the broker asks for a key again."""
 
     def __init__(self, store: Store, journal: Journal) -> None:
-        """Start without any."""
+        """Start without unusable keys."""
         self._store = store
         self._journal = journal
         self._troubles: dict[str, _Trouble] = {}
 
     async def report(self, key: KeyRow, sessions: Sequence[str], sentence: str) -> None:
-        """Note that a key cannot be used and why, or with "" that it can. Notices are durable when this returns."""
+        """Record why a key cannot be used, or with "" that it can. Notices are durable when this returns."""
         if not sentence:
             if key.id in self._troubles:
                 await self._store.write(lambda tx: self.settle(tx, key.id))
@@ -47,15 +47,15 @@ class KeyTroubles:
             await self._store.write(lambda tx: self._append(tx, fresh, notice))
 
     def settle(self, tx: Tx, key: str) -> None:
-        """In the transaction that replaces or deletes a key: end its trouble, and say so in its sessions."""
+        """Settle a key's trouble in the transaction that replaces or deletes the key, with a notice in its sessions."""
         trouble = self._troubles.get(key)
         if trouble is not None:
-            settled = Notice("key_settled", "The key that was needed is there, or was deleted.")
+            settled = Notice("key_settled", "The key that was needed was added, or deleted.")
             self._append(tx, trouble.sessions, settled)
             tx.after_commit(lambda: self._troubles.pop(key, None))
 
     def sentences(self, owner: int | None) -> tuple[str, ...]:
-        """Return the troubles of an owner's keys; None: of all keys."""
+        """Return a sentence for each unusable key of an owner, or of all owners if `owner` is None."""
         return tuple(trouble.sentence for trouble in self._troubles.values() if owner in (None, trouble.owner))
 
     def _append(self, tx: Tx, sessions: Collection[str], notice: Notice) -> None:

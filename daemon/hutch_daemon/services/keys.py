@@ -1,4 +1,4 @@
-"""Users' methods for their keys. A secret goes in and never comes back."""
+"""The methods with which users manage their keys. Secrets are stored and never returned."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["ExplainsKeys", "KeyService", "LeaseControl"]
 
 
 class ExplainsKeys(Protocol):
-    """Tells which key a session would use."""
+    """Explains which key a session would use."""
 
     async def explain(self, owner: int, provider: str, name: str | None = None) -> m.KeyExplained: ...
 
 
 class LeaseControl(Protocol):
-    """The broker, as far as changed keys reach its leases."""
+    """The broker's methods for applying changed keys to its leases."""
 
     def request_start(self) -> None: ...
     async def refresh_credential(self, credential: str) -> None: ...
@@ -58,7 +58,7 @@ class KeyService:
         self._settings = settings
 
     async def put_api_key(self, caller: Caller, params: m.PutApiKey) -> m.ApiKey:
-        """Store a credential of the caller. An unknown provider is refused: its key could never be used."""
+        """Store a credential of the caller. An unknown provider is refused, because its key could not be used."""
         known = {*get_args(DialectName), *self._settings.current.providers}
         if params.provider not in known:
             near = get_close_matches(params.provider, known, 1)
@@ -93,7 +93,7 @@ class KeyService:
         return await self._vault.list_(caller.uid)
 
     async def delete_api_key(self, caller: Caller, params: m.DeleteApiKey) -> m.Nothing:
-        """Forget a credential of the caller."""
+        """Delete a credential of the caller."""
         row = await self._vault.delete(
             caller.uid, params.provider, params.name, also=self._recorded(caller, "delete_api_key", "deleted")
         )
@@ -101,13 +101,13 @@ class KeyService:
         return m.Nothing()
 
     async def use_api_key(self, caller: Caller, params: m.UseApiKey) -> m.Nothing:
-        """Choose the credential of sessions that name none."""
+        """Choose the credential for sessions that do not name one."""
         also = partial(_record, caller, "use_api_key", "chosen")
         await self._vault.use(caller.uid, params.provider, params.name, also=also)
         return m.Nothing()
 
     async def explain_key(self, caller: Caller, params: m.ExplainKey) -> m.KeyExplained:
-        """Tell which credential a session, or a session that names none, would use, and how it would be delivered."""
+        """Return which credential a session, or any session of a provider, would use, and how it would be delivered."""
         if params.session is None:
             if params.provider is None:
                 raise HutchError(Reason.INVALID_PARAMS, "Name a session or a provider.")
@@ -119,7 +119,7 @@ class KeyService:
         return await self._grants.explain(session.owner, provider, session.credential)
 
     async def rotate_master_key(self, caller: Caller, params: m.Nothing) -> m.MasterRotated:
-        """Put a new master key in the old one's place."""
+        """Replace the master key by a new one."""
 
         def also(tx: Tx) -> None:
             audit.record(
@@ -134,10 +134,10 @@ class KeyService:
         wrapped = await self._vault.rotate_master(also=also)
         return m.MasterRotated(self._vault.master_source, wrapped)
 
-    # ------------------------------------------------------------ what the status shows
+    # ------------------------------------------------------------ for the status
 
     def master_source(self) -> str:
-        """Return where the master key comes from."""
+        """Return the source of the master key, in words."""
         return self._vault.master_source
 
     async def broker(self) -> m.BrokerState:
@@ -145,15 +145,15 @@ class KeyService:
         return await self._leases.state()
 
     async def host_notices(self) -> tuple[str, ...]:
-        """Return what operators should look at in the vault."""
+        """Return the vault's notices for operators."""
         return await self._vault.notices()
 
     def notices(self, owner: int | None) -> tuple[str, ...]:
-        """Return a sentence for each key of `owner` that agents need and cannot use; None: of all owners."""
+        """Return a sentence for each unusable key of `owner`, or of all owners if it is None."""
         return self._troubles.sentences(owner)
 
     def _recorded(self, caller: Caller, action: str, outcome: str) -> WithKey:
-        """Return what the transaction also stores that replaces or deletes a key."""
+        """Return the function that adds the audit line in the transaction that replaces or deletes a key."""
 
         def also(tx: Tx, row: KeyRow) -> None:
             _record(caller, action, outcome, tx, row)

@@ -1,4 +1,4 @@
-"""Takes known secrets out of what agents say before it is stored, and puts on record that they were there."""
+"""Removes known secrets from agents' events before these are stored, and records that they contained a secret."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hutch_shared.events import Notice, ReportedEvent, Text, TurnEnded
 __all__ = ["Masking", "SecretHit"]
 
 _STREAMED: Final = frozenset({"text_delta", "thinking_delta", "stderr"})
-"""What comes in pieces."""
+"""The kinds of events whose text arrives in pieces."""
 _SAID: Final = {
     "masked": "A stored key was masked in what the agent said",
     "withheld": "Something that held a part of a stored key was not kept",
@@ -32,7 +32,7 @@ _encode = msgspec.json.encode
 
 @dataclass(frozen=True, slots=True)
 class SecretHit:
-    """Something of a key was found in `kind`, in a form, and what was done about it."""
+    """A secret that was found in an event of `kind`, the form in which it appeared, and the reaction."""
 
     turn: str | None
     kind: str
@@ -42,18 +42,18 @@ class SecretHit:
 
 
 class Masking:
-    """One for all sessions."""
+    """Masks the events of all sessions."""
 
     def __init__(self, known: KnownSecrets, journal: Journal) -> None:
-        """Look for what is `known`; notices go to `journal`."""
+        """Look for the secrets in `known`; append notices to `journal`."""
         self.known = known
         self._journal = journal
         self._splits = Splits(known)
 
     def clean(self, session: str, batch: Sequence[ReportedEvent]) -> tuple[Sequence[ReportedEvent], list[SecretHit]]:
-        """Return the events, secrets masked, and what was found, for `record`.
+        """Return the events with secrets masked, and the hits, for `record`.
 
-        An event in which a secret cannot be masked well is replaced by one that says so; the end of a turn stays one.
+        An event in which a secret cannot be masked is replaced by a notice. A `turn_ended` event stays a `turn_ended`.
         """
         found: list[SecretHit] = []
         if not self.known:
@@ -86,12 +86,12 @@ class Masking:
         return msgspec.structs.replace(event, data=Raw(parts[0]), native=Raw(parts[1]) if parts[1] else UNSET)
 
     def in_call(self, params: m.RequestPermission) -> SecretHit | None:
-        """Tell whether a call that is asked for holds a secret: it would be stored, shown, and run."""
+        """Return the hit if a tool call contains a secret, or None. The call would be stored, shown and run."""
         masked = self.known.mask(_encode(params.call))
         return None if masked is None else SecretHit(params.turn, "call", masked.key, masked.form, "withheld")
 
     def record(self, tx: Tx, session: str, found: Sequence[SecretHit]) -> None:
-        """Put what was found on record: a notice for people and a line in the audit, in the caller's unit of work."""
+        """Add a notice and an audit line for each hit, in the caller's transaction."""
         row = sessions.get(tx, session) if found else None
         if row is None:
             return
@@ -118,7 +118,7 @@ def _parts(event: ReportedEvent) -> list[bytes]:
 
 
 def _withheld(event: ReportedEvent) -> ReportedEvent:
-    if event.kind == "turn_ended":  # the turn must end all the same
+    if event.kind == "turn_ended":  # the turn must still end
         ended = TurnEnded("failed", "secret_withheld", "The end of the turn held a stored key and was withheld.")
         return msgspec.structs.replace(event, data=Raw(_encode(ended)), native=UNSET)
     notice = Notice("secret_withheld", f"A {event.kind} event held a stored key and was not kept.")

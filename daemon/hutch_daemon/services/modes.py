@@ -1,4 +1,4 @@
-"""The permission mode of a session. A change is recorded as an event and as a line of the audit."""
+"""The permission mode of a session. Each change is recorded as an event and as an audit line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ModeService:
         roster: Roster,
         sessions: SessionService,
     ) -> None:
-        """`policy` says which modes a session may have."""
+        """`policy` decides which modes a session may have."""
         self._store = store
         self._access = access
         self._policy = policy
@@ -59,7 +59,7 @@ class ModeService:
 
 
 def change_mode(tx: Tx, journal: Journal, row: SessionRow, mode: m.PermissionMode, by: str) -> SessionRow:
-    """Change a session's mode; `by` names who changes it."""
+    """Change a session's mode; `by` names the user who changes it."""
     details = {"from": row.permission_mode, "to": mode}
     notice = Notice("permission_mode", f"The permission mode is {mode} now, set by {by}.", details)
     journal.append(tx, row.id, None, "notice", notice)
@@ -77,14 +77,14 @@ def change_mode(tx: Tx, journal: Journal, row: SessionRow, mode: m.PermissionMod
 
 
 def leave_plan(tx: Tx, journal: Journal, session: str, by: str) -> None:
-    """End the planning of a session whose plan was approved: restore the mode from before, or `ask`."""
+    """Leave the mode `plan` after the plan was approved: restore the earlier mode, or `ask`."""
     row = sessions.get(tx, session)
     if row is not None and row.permission_mode == "plan":
         change_mode(tx, journal, row, row.mode_before_plan or "ask", f"{by}, who approved the plan")
 
 
 async def report_mode(roster: Roster, session: SessionRow) -> None:
-    """Report the session's mode to its executor, if it has one that is prepared."""
+    """Send the session's mode to its executor, if it has a prepared one."""
     executor = roster.of_session(session.id)
     if executor is not None and executor.prepared:
         await executor.send_mode(session.id, session.permission_mode)

@@ -26,12 +26,12 @@ from hutch_shared.messages import TurnState
 
 __all__ = [
     "Dispatch",
-    "ExecutorView",
     "HandOver",
     "Settle",
     "Step",
     "Stop",
     "StopAction",
+    "TurnExecutor",
     "TurnRequest",
     "WaitUntil",
     "next_step",
@@ -39,7 +39,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutorView:
+class TurnExecutor:
     """The executor of a turn, as far as it matters for the next step."""
 
     connected: bool = True
@@ -121,7 +121,7 @@ class WaitUntil:
 Step = Dispatch | HandOver | Stop | Settle | WaitUntil
 
 
-def next_step(turn: TurnState, executor: ExecutorView | None, request: TurnRequest, now: float) -> Step:
+def next_step(turn: TurnState, executor: TurnExecutor | None, request: TurnRequest, now: float) -> Step:
     """Return the next step for an unfinished turn. `executor` is None if hutchd knows no executor that has the turn."""
     if turn == "queued":
         return Dispatch() if request.stop is None else Settle(stopped(request.stop))
@@ -138,7 +138,7 @@ def next_step(turn: TurnState, executor: ExecutorView | None, request: TurnReque
     return WaitUntil(request.deadline)
 
 
-def _stop(turn: TurnState, executor: ExecutorView, request: TurnRequest, why: StopCause, now: float) -> Step:
+def _stop(turn: TurnState, executor: TurnExecutor, request: TurnRequest, why: StopCause, now: float) -> Step:
     """Record that the turn stops, set a deadline, ask the executor to stop it, and kill the executor at the deadline.
 
     While the store cannot be written, the executor of a halted turn is not killed: the turn's end is in its spool.
@@ -158,7 +158,7 @@ def _stop(turn: TurnState, executor: ExecutorView, request: TurnRequest, why: St
     return Stop(StopAction.KILL, why)
 
 
-def _without_executor(turn: TurnState, executor: ExecutorView | None, request: TurnRequest) -> TurnEnded | None:
+def _without_executor(turn: TurnState, executor: TurnExecutor | None, request: TurnRequest) -> TurnEnded | None:
     """Return the end of a turn whose executor is gone; None to queue it again, if the executor never had the prompt."""
     if turn == "dispatching" and request.prompt_sent is False:
         return None

@@ -1,9 +1,9 @@
-"""Brings in orphan spools: events that an executor kept while hutchd was away, and died before it could hand in.
+"""Imports orphan spools: events that an executor wrote to disk while hutchd was away, and did not report in time.
 
-Only the executor's account can read its spool, so a living executor of that account reads it, whichever session it
-serves. Storing an event moves the dead executor's mark, so that each event is stored once however often this starts
-over. When all events are durable, the file is removed, then its directory, then its mention in the store. The turns of
-these events have ended meanwhile: the events complete the record of what the agent did, and change no end of a turn.
+Only the executor's account can read its spool, so another live executor of the same account reads it. Storing an event
+advances the dead executor's receipt, so that each event is stored once even if an import is interrupted. When all
+events are durable, the file is removed, then its directory, then the reference in the store. The turns of these events
+have already ended; the events only complete the history.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ _log = structlog.get_logger(__name__)
 _READ_TIMEOUT = 30.0
 _PASSES = frozenset({Reason.STORE_UNAVAILABLE, Reason.CONNECTION_LOST, Reason.TIMED_OUT})
 _PAUSES = (2.0, 60.0)
-"""Seconds until another look after a failure: the first pause and the longest."""
+"""The first and the longest pause, in seconds, before another look after a failure."""
 
 
 class OrphanSpools:
-    """Looks for orphan spools whenever something may have changed."""
+    """Imports orphan spools when they appear or can be read."""
 
     def __init__(self, store: Store, pool: Pool, reports: Reports) -> None:
-        """Executors in `pool` read the spools; `reports` stores what they read."""
+        """Executors in `pool` read the spools; `reports` stores their events."""
         self._store = store
         self._pool = pool
         self._reports = reports
         self._changed = Latch()
 
     def look(self) -> None:
-        """Look again: an executor is gone, or one has connected that may read."""
+        """Look for spools again. Call it when an executor is gone, or when one that can read spools has connected."""
         self._changed.notify()
 
     async def run(self) -> None:
-        """Bring in what can be brought in, until cancelled. What fails is tried again at the next look.
+        """Import spools until cancelled. A failed import is retried at the next look.
 
-        If the store or the reader is unavailable, another look follows by itself.
+        If the store or the reader is unavailable, the next look follows after a pause.
         """
         backoff = Backoff(*_PAUSES)
         while True:
@@ -69,7 +69,7 @@ class OrphanSpools:
                 await self._changed.wait()
 
     async def _bring_in(self, row: ExecutorRow) -> bool:
-        """Bring one in; return False if it failed and may succeed soon."""
+        """Import one spool. Return False if it failed but may succeed soon."""
         assert row.spool is not None
         reader = self._reader(row.uid)
         if reader is None:
@@ -102,11 +102,11 @@ class OrphanSpools:
         except HutchError as error:
             if error.reason is not Reason.NOT_FOUND:
                 raise
-            return left.events[-1].n  # of a session that was removed with its record
+            return left.events[-1].n  # the session was removed, so its events are dropped
 
 
 def _remove(directory: Path) -> None:
-    """Remove the directory, which may be gone already; one in another account's folder went with what was in it."""
+    """Remove the directory, if hutchd made it. In another account's folder, the reading executor removed it."""
     try:
         directory.rmdir()
     except (FileNotFoundError, PermissionError):

@@ -1,4 +1,4 @@
-"""What users ask and change about the policy."""
+"""The methods with which users read, test and change the policy."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PolicyService:
         self._settings = settings
 
     async def show_policy(self, caller: Caller, params: m.ShowPolicy) -> m.PolicyView:
-        """Return the layers in force."""
+        """Return the current layers."""
         session = await self._access.session(caller, params.session) if params.session is not None else None
         default = self._settings.current.permissions.mode
         cwd = session.cwd if session is not None else normpath(params.cwd or "/")
@@ -55,7 +55,7 @@ class PolicyService:
         return await self._layers.show(caller, cwd, session, mode, params.project)
 
     async def explain_policy(self, caller: Caller, params: m.ExplainPolicy) -> m.Explanation:
-        """Return what would be decided. Without a live executor paths count as they are written."""
+        """Return the decision about a hypothetical call. Without a live executor, symbolic links are not resolved."""
         session = await self._access.session(caller, params.session) if params.session is not None else None
         owner = session.owner if session is not None else caller.uid
         cwd = normpath(params.cwd or (session.cwd if session is not None else "/"))
@@ -84,10 +84,10 @@ class PolicyService:
         )
 
     async def test_policy(self, caller: Caller, params: m.TestPolicy) -> m.CasesReport:
-        """Run cases in a worker thread."""
+        """Run test cases in a worker thread."""
         report = await anyio.to_thread.run_sync(run_cases, params.cases.splitlines())
         if report.unreadable:
-            raise HutchError(Reason.INVALID_PARAMS, f"These lines are no cases: {'; '.join(report.unreadable[:5])}.")
+            raise HutchError(Reason.INVALID_PARAMS, f"These lines are not cases: {'; '.join(report.unreadable[:5])}.")
         return m.CasesReport(
             total=len(report.results),
             right=report.right,
@@ -108,7 +108,7 @@ class PolicyService:
         )
 
     async def change_rules(self, caller: Caller, params: m.ChangeRules) -> m.PolicyView:
-        """Add and remove rules of the caller's account; `invalid_rule` changes nothing."""
+        """Add and remove rules of the caller's account. On an error (`invalid_rule`, `not_found`), nothing changes."""
         if params.cwd is not None:
             require_absolute(params.cwd, "directory")
         project = normpath(params.cwd) if params.cwd is not None else None
@@ -137,7 +137,7 @@ class PolicyService:
         return await self._layers.show(caller, project or "/", None, self._settings.current.permissions.mode)
 
     async def trust_policy(self, caller: Caller, params: m.TrustPolicy) -> m.Nothing:
-        """Trust a project's file while it has this digest, or no longer."""
+        """Trust a project's file while it has this digest, or stop trusting it."""
 
         def change(tx: Tx) -> None:
             if params.trust:

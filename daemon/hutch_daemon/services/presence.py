@@ -1,4 +1,4 @@
-"""Whether somebody who can answer follows a session, or left it so recently that they may come back."""
+"""Knows whether a user is present for a session: a client that can answer follows it, or did so a moment ago."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Watched:
-    """A session whose followers are watched."""
+    """A watched session."""
 
     owner: int
     present_until: float
-    """When the last follower who can answer left; infinite while one is there, minus infinity if none ever was."""
+    """The time when the last follower that can answer left; infinite while one follows, -infinite if none ever did."""
 
 
 class Presence:
-    """Watches the followers of sessions that are at work."""
+    """Watches the followers of sessions that have a task."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Presence:
         settings: SettingsInForce,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A follower who left counts as there for `return_grace` seconds of the settings, by `clock`."""
+        """A user counts as present for `settings().return_grace` seconds after the last follower left."""
         self._fanout = fanout
         self._settings = settings
         self._clock = clock
@@ -54,11 +54,11 @@ class Presence:
         self._watched[session] = _Watched(owner, math.inf if present else -math.inf)
 
     def forget(self, session: str) -> None:
-        """Watch a session no more."""
+        """Stop watching a session."""
         self._watched.pop(session, None)
 
     def is_present(self, session: SessionRow) -> bool:
-        """Tell whether somebody who can answer for a session is there, or left within the grace."""
+        """Return whether a client that can answer follows the session, or left it within the grace."""
         if self._fanout.answering(session.id, session.owner):
             return True
         watched = self._watched.get(session.id)
@@ -68,7 +68,7 @@ class Presence:
         )
 
     async def run(self, nobody_left: Callable[[str], Awaitable[None]]) -> None:
-        """Call `nobody_left(session)` whenever a session's last follower left and the grace has passed."""
+        """Call `nobody_left(session)` when a session's last follower has left and the grace has passed."""
         async with anyio.create_task_group() as tasks:
             while True:
                 await self._changed.wait()
@@ -93,5 +93,5 @@ class Presence:
             if watched is not None and watched.present_until == since:
                 try:
                     await nobody_left(session)
-                except HutchError as error:  # the expiry of what it asks ends it
+                except HutchError as error:  # its pending requests are settled when they expire
                     _log.error("a permission request waits on", session=session, error=error.message)

@@ -1,8 +1,8 @@
-"""What executors report: stored in order, acknowledged after the commit, and believed as far as it is theirs to say.
+"""Stores the events that executors report, in order, and checks that they may report them.
 
-A `turn_ended` and the turn's terminal state are one transaction. What an executor may not say (that a question was
-settled), or says too late (the end of a turn that hutchd ended before), is stored as a `notice` in its place, so that
-its numbers have no gap.
+A `turn_ended` event and the turn's terminal state are stored in one transaction. An event that an executor may not
+report (such as `permission_settled`), or reports too late (the end of a turn that hutchd ended before), is replaced by
+a `notice` with the same number, so that the executor's numbers have no gap.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _OURS: Final = frozenset({"permission_asked", "permission_settled"})
 _ended_of = msgspec.json.Decoder(TurnEnded).decode
 _encode = msgspec.json.encode
 _MayReport = Callable[[Tx, ExecutorRow, str], bool]
-"""Tells whether an executor may report of a session."""
+"""Returns whether an executor may report events of a session."""
 
 
 class Reports:
-    """The way of events from executors into the journal."""
+    """Stores executors' events in the journal."""
 
     def __init__(
         self,
@@ -45,16 +45,16 @@ class Reports:
         on_ended: Callable[[str], None],
         masking: Masking,
     ) -> None:
-        """`on_ended(session)` is called after the commit. Secrets are masked before anything is stored."""
+        """`on_ended(session)` is called after the commit that ends a turn. Secrets are masked before the commit."""
         self._store = store
         self._lifecycle = lifecycle
         self._on_ended = on_ended
         self._masking = masking
 
     async def take(self, executor: Executor, params: m.ReportMessage) -> int:
-        """Store a batch and return the number up to which all events of this executor are durable.
+        """Store a batch; return the number up to which all events of this executor are durable.
 
-        `lease_lost` when it does not serve that session; `invalid_request` for a gap in its numbers.
+        `lease_lost` if it does not serve the session; `invalid_request` for a gap in its numbers.
         """
         if executor.session != params.session:
             raise HutchError(Reason.LEASE_LOST)
@@ -67,10 +67,10 @@ class Reports:
         return acked
 
     async def take_left(self, executor: str, left: m.SpooledEvents) -> int:
-        """Store what an executor that is gone left in its spool, and return the number up to which all is durable.
+        """Store events from the spool of an executor that is gone; return the number up to which they are durable.
 
-        `lease_lost` when it never can have served that session, `not_found` when that is removed; `invalid_request`
-        for a gap in its numbers.
+        `lease_lost` if it cannot have served the session, `not_found` if the session was removed; `invalid_request` for
+        a gap in its numbers.
         """
         return await self._store_batch(executor, left.session, left.events, _left)
 
@@ -106,10 +106,10 @@ class Reports:
                 turn = turns.get(tx, event.turn or "")
                 known[event.turn] = turn is not None and (turn.session, turn.executor) == (session, executor)
                 if turn is not None and known[event.turn] and turn.state == "dispatching":
-                    self._lifecycle.begin(tx, turn)  # its first event came before its receipt
+                    self._lifecycle.begin(tx, turn)  # this event arrived before the reply to `execute_prompt`
             if not known[event.turn]:
-                said = f"The executor reported a {event.kind} of a turn that it was not given."
-                kept.append(msgspec.structs.replace(_noticed(event, "no_such_turn", said), turn=None))
+                sentence = f"The executor reported a {event.kind} of a turn that it was not given."
+                kept.append(msgspec.structs.replace(_noticed(event, "no_such_turn", sentence), turn=None))
             elif event.kind in _OURS:
                 kept.append(
                     _noticed(event, "not_yours", f"The executor reported a {event.kind}, which is hutchd's to say.")
@@ -136,9 +136,9 @@ class Reports:
         if not self._lifecycle.end(tx, turn, ended, reported=True):
             return _noticed(event, "ended_before", f"The executor says the turn {ended.state}; it had ended before.")
         settled = turns.get(tx, turn.id)
-        if settled is not None and settled.state != ended.state:  # what fails while it is stopped was stopped
-            told = msgspec.structs.replace(ended, state=settled.state)
-            event = msgspec.structs.replace(event, data=Raw(_encode(told)))
+        if settled is not None and settled.state != ended.state:  # a turn that failed during its stop counts as stopped
+            corrected = msgspec.structs.replace(ended, state=settled.state)
+            event = msgspec.structs.replace(event, data=Raw(_encode(corrected)))
         return event
 
 
@@ -147,7 +147,7 @@ def _leased(_: Tx, row: ExecutorRow, session: str) -> bool:
 
 
 def _left(tx: Tx, row: ExecutorRow, session: str) -> bool:
-    """An executor's lease ends with it; what it may have served then is a session of its account."""
+    """Return whether an executor that is gone, and so has no lease, may have served the session: same account."""
     served = sessions.get(tx, session)
     if served is None:
         raise HutchError(Reason.NOT_FOUND)

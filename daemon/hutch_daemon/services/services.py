@@ -1,4 +1,4 @@
-"""The services, as api gets them."""
+"""All services, for `api`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Services"]
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What carries out the methods of the wire, by subject."""
+    """The services that carry out the methods of the wire, by subject."""
 
     access: Access
     sessions: SessionService

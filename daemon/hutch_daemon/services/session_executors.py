@@ -1,4 +1,4 @@
-"""Gets a session its executor: leases one, waits for its connection, and has it prepare the session."""
+"""Provides a session's executor: leases one, waits for its connection, and lets it prepare the session."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["SessionExecutors"]
 
 
 class SessionExecutors:
-    """The executors that serve sessions."""
+    """Leases and prepares executors for sessions."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class SessionExecutors:
         settings: SettingsInForce,
         spool_dir: Path,
     ) -> None:
-        """Below `spool_dir` each executor that makes no spool directory itself gets one."""
+        """`spool_dir` contains the spool directories of executors that do not create their own."""
         self._store = store
         self._pool = pool
         self._accounts = accounts
@@ -52,9 +52,9 @@ class SessionExecutors:
         self._spool_dir = spool_dir
 
     async def obtain(self, session: SessionRow, changed: Latch) -> Executor:
-        """Return an executor that serves the session, connected and prepared; lease one if there is none.
+        """Return a connected and prepared executor of the session; lease one if there is none.
 
-        `changed` is notified whenever the session's executor changes. Errors are those of a start or of a preparation.
+        `changed` must be notified when the session's executor changes. Raises the errors of a start or a preparation.
         """
         executor = self._pool.roster.of_session(session.id)
         if executor is None or executor.checked_for is not self._settings.current:
@@ -80,9 +80,9 @@ class SessionExecutors:
         return executor
 
     async def _still_fits(self, session: SessionRow, executor: Executor) -> bool:
-        """Tell whether a session's executor may go on under the current settings; one that may not is ended.
+        """Return whether the current settings still allow the session's executor; if not, end it.
 
-        If the launcher cannot be asked, what runs goes on.
+        If the launcher cannot be reached, the executor is kept.
         """
         try:
             await executor.environment.check_account(executor.key.account)
@@ -97,7 +97,7 @@ class SessionExecutors:
         return True
 
     async def _prepare(self, session: SessionRow, executor: Executor) -> None:
-        """Give the executor its session, and store what it made of it."""
+        """Let the executor prepare its session, and store the result."""
         settings, environment = self._settings.current, executor.environment
         spool = await self._spool_of(executor)
         await self._store.write(lambda tx: executors.update(tx, executor.id, spool=str(spool)))
@@ -145,7 +145,7 @@ class SessionExecutors:
                 cwd=prepared.cwd or session.cwd,
             )
         )
-        if row.permission_mode != session.permission_mode:  # it was changed while the executor prepared
+        if row.permission_mode != session.permission_mode:  # changed during the preparation
             await executor.send_mode(row.id, row.permission_mode)
 
     async def _send(self, executor: Executor, prepare: m.PrepareSession, timeout: float) -> m.Prepared:
@@ -161,7 +161,7 @@ class SessionExecutors:
         return prepared
 
     def _unsealed_options(self, session: SessionRow) -> m.AgentOptions:
-        """Return the session's options with the settings of MCP servers, which may hold secrets and are sealed."""
+        """Return the session's options with its MCP servers' settings, which are sealed as they may contain secrets."""
         if session.sealed is None:
             return session.options
         servers = msgspec.json.decode(self._vault.open(session_context(session.id), session.sealed))

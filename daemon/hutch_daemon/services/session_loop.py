@@ -1,10 +1,9 @@
-"""One session's own task: runs its turns one at a time, in an executor that it leases, and closes the session.
+"""The task of one session: runs its turns one at a time in a leased executor, and closes the session.
 
-It is driven by state, not by messages: it reads what is stored, carries out the one step that follows (`next_step`),
-and waits to be woken. Whatever happens meanwhile (an event that ends the turn, a connection that comes or breaks, a
-request to stop) only wakes it. So a restarted hutchd continues with the same code, a store that fails for a while only
-delays it, and a step that is done twice does no harm: moves are compare-and-set, and `execute_prompt` is idempotent by
-turn id.
+The task is driven by state, not by messages: it reads the store, carries out one step (`next_step`), and waits for a
+wake-up. Every change (the end of a turn, a connection that begins or breaks, a request to stop) only wakes it. So a
+restarted hutchd continues with the same code, and a store that fails for some time only delays it. A repeated step is
+harmless: changes of state are compare-and-set, and `execute_prompt` is idempotent by turn id.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from hutch_daemon.pool.executor import Executor
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.services.next_step import (
     Dispatch,
-    ExecutorView,
     HandOver,
     Settle,
     Step,
     Stop,
     StopAction,
+    TurnExecutor,
     TurnRequest,
     WaitUntil,
     next_step,
@@ -53,31 +52,31 @@ __all__ = ["SessionLoop"]
 _log = structlog.get_logger(__name__)
 
 _ACCEPT_TIMEOUT: Final = 10.0
-"""Seconds for an executor to accept a prompt: it does no work before it answers."""
+"""Seconds within which an executor must accept a prompt. It answers before it does any work."""
 _RETRY: Final = 0.1
-"""Seconds until a call is tried again that broke while its connection seems to be there."""
+"""Seconds before a failed call is tried again on a connection that seems to work."""
 _STORE_PAUSES: Final = (0.25, 2.0)
-"""Seconds until another look after the store failed: the first pause and the longest."""
+"""The first and the longest pause, in seconds, before another look after the store failed."""
 _REFUSALS: Final = 2
-"""A turn fails when it was refused more often before an executor accepted it."""
+"""The number of refusals by executors after which a turn fails at the next one."""
 _NO_LIMIT: Final = 1_000_000
-"""Rows: more than there are."""
+"""A row limit that is never reached."""
 
 
 @dataclass(slots=True, eq=False)
 class _Active:
-    """The turn that the loop has taken up, as far as it is not in the store."""
+    """The part of the current turn's state that is not in the store."""
 
     turn: str
     executor: Executor | None = None
     request: TurnRequest = field(default_factory=TurnRequest)
     refusals: int = 0
     halted: anyio.Event = field(default_factory=anyio.Event)
-    """Nothing of the turn starts any more."""
+    """Set when nothing of the turn starts any more."""
 
 
 class SessionLoop:
-    """The task of one open session. Its methods other than `run` and `close` do not wait."""
+    """The task of one open session. Only `run` and `close` wait."""
 
     def __init__(
         self,
@@ -104,7 +103,7 @@ class SessionLoop:
         self._on_closed = on_closed
         self._clock = clock
         self.turned = anyio.Event()
-        """Set when the loop has taken up or left a turn, or ends; a new event follows. Several may wait for it."""
+        """Set when the loop begins or leaves a turn, or ends, and then replaced by a new event."""
         self._changed = Latch()
         self._active: _Active | None = None
         self._getting_executor: anyio.CancelScope | None = None
@@ -115,18 +114,18 @@ class SessionLoop:
     # ------------------------------------------------------------ requests
 
     def wake(self) -> None:
-        """Have the loop look again."""
+        """Make the loop look at the state again."""
         self._changed.notify()
 
     def warm_up(self) -> None:
-        """Have the loop get an executor before the first prompt comes."""
+        """Make the loop get an executor before the first prompt arrives."""
         self._warm = True
         self.wake()
 
     def request_stop(self, turn: str, why: StopCause) -> anyio.Event | None:
-        """Request that a turn is stopped; the event is set once nothing of it starts any more.
+        """Request that a turn is stopped. The returned event is set once nothing of the turn starts any more.
 
-        None if the loop has not taken up this turn.
+        Return None if this is not the current turn.
         """
         active = self._active
         if active is None or active.turn != turn:
@@ -137,7 +136,7 @@ class SessionLoop:
         return active.halted
 
     async def close(self, by: str) -> None:
-        """Close the session: stop its turns, end its processes; `by` is for the audit."""
+        """Close the session: stop its turns and end its processes. `by` names the user in the audit."""
         self._closing_for = self._closing_for or by
         if self._active is not None:
             self.request_stop(self._active.turn, "closed")
@@ -152,7 +151,7 @@ class SessionLoop:
     # ------------------------------------------------------------ the task
 
     async def run(self) -> None:
-        """Work until the session is closed or removed."""
+        """Run turns until the session is closed or removed."""
         try:
             await self._work(Backoff(*_STORE_PAUSES))
         finally:
@@ -209,7 +208,7 @@ class SessionLoop:
     # ------------------------------------------------------------ one turn
 
     async def _run_turn(self, turn: TurnRow) -> None:
-        """Bring one turn to its end, from whatever state it is in."""
+        """Carry out steps for one turn until it has ended."""
         active = self._active
         if active is None or active.turn != turn.id:
             active = _Active(turn.id)
@@ -313,7 +312,7 @@ class SessionLoop:
     async def _stop(
         self, action: StopAction, why: StopCause, active: _Active, turn: TurnRow, executor: Executor
     ) -> None:
-        """Take one step of stopping a turn. While nothing can be stored it is stopped all the same."""
+        """Take one step of stopping a turn. This also works while the store cannot be written."""
         request = active.request
         request.stop = why
         match action:
@@ -354,21 +353,21 @@ class SessionLoop:
             await self._end(turn, ended)
 
     async def _requeue(self, active: _Active, turn: TurnRow) -> None:
-        """Queue a turn again that its executor never took."""
+        """Queue a turn again if its executor never accepted it."""
         await self._store.write(lambda tx: self._lifecycle.requeue(tx, turn))
         active.executor, active.request.prompt_sent = None, None
 
     async def _end(self, turn: TurnRow, ended: TurnEnded) -> None:
-        """End a turn by hutchd's own word. If it has ended meanwhile, that end stands."""
+        """End a turn by hutchd's decision. If it has already ended, nothing changes."""
         await self._store.write(lambda tx: self._lifecycle.end(tx, turn, ended))
 
     def _timeout(self, session: SessionRow, turn: TurnRow) -> float:
         return turn.timeout or session.limits.turn_timeout or self._settings.current.turns.timeout
 
     def _deadline(self, session: SessionRow, turn: TurnRow) -> float:
-        """Return when hutchd stops a turn: after the executor should have stopped it, which counts by itself.
+        """Return the time when hutchd stops a turn. The executor has its own time limit, which ends a little earlier.
 
-        It counts from now: how long a turn ran before a restart of hutchd, only the executor knows.
+        The time starts now, because only the executor knows how long the turn ran before a restart of hutchd.
         """
         return self._clock() + self._timeout(session, turn) + self._settings.current.turns.interrupt_grace
 
@@ -381,7 +380,7 @@ class SessionLoop:
     # ------------------------------------------------------------ the end
 
     async def _finish(self, by: str) -> None:
-        """End what is left: queued turns, the executor with all its processes, the session itself."""
+        """End the queued turns and the executor with all its processes, and close the session."""
         for turn in await self._store.read(lambda conn: turns.list_(conn, self.session, limit=_NO_LIMIT)):
             if turn.state == "queued":
                 await self._end(turn, stopped("closed"))
@@ -411,8 +410,8 @@ class SessionLoop:
         return f"<SessionLoop {self.session} {'closing, ' if self._closing_for else ''}{at}>"
 
 
-def _view(executor: Executor) -> ExecutorView:
-    return ExecutorView(
+def _view(executor: Executor) -> TurnExecutor:
+    return TurnExecutor(
         connected=executor.peer is not None,
         over=executor.over,
         ended=executor.ended.is_set(),

@@ -48,7 +48,7 @@ class SessionService:
         settings: SettingsInForce,
         on_deleted: Callable[[str], None],
     ) -> None:
-        """`settings` give the mode of a session that names none.
+        """`settings` contain the default mode of a session.
 
         `on_deleted(session)` is called after the commit and must not block.
         """
@@ -65,7 +65,7 @@ class SessionService:
         self._settings = settings
 
     async def open_session(self, caller: Caller, params: m.OpenSession) -> m.Session:
-        """Open a session. It gets its executor in the background, before the first prompt comes."""
+        """Open a session. It gets its executor in the background, before the first prompt arrives."""
         self._access.require_serving()
         if params.agent not in AGENTS:
             known = ", ".join(AGENTS)
@@ -104,7 +104,7 @@ class SessionService:
         return await self.open_row(caller, row)
 
     async def open_row(self, caller: Caller, row: SessionRow) -> m.Session:
-        """Store a new session and have its task get an executor; a repeated idempotency key finds the first one."""
+        """Store a new session, and start its executor. A repeated idempotency key returns the first session."""
 
         def keep(tx: Tx) -> tuple[SessionRow, bool, tuple[SessionRow, ...]]:
             others = sessions.in_directory(tx, row.cwd)
@@ -126,7 +126,7 @@ class SessionService:
         return await self.view(kept, warning)
 
     async def list_sessions(self, caller: Caller, params: m.ListSessions) -> m.Sessions:
-        """List the caller's sessions, or everybody's if the caller asks for them and may see them."""
+        """List the caller's sessions, or all users' if the caller asks for them and may see them."""
         owner = caller.scope if params.all_owners else caller.uid
 
         def read(conn: Executes) -> tuple[list[tuple[SessionRow, sessions.SessionActivity]], bool]:
@@ -142,7 +142,7 @@ class SessionService:
         return await self.view(await self._access.session(caller, params.session))
 
     async def close_session(self, caller: Caller, params: m.CloseSession) -> m.Session:
-        """Close a session and end its processes, verified. A closed one is returned as it is."""
+        """Close a session, and verify that its processes have ended. A closed session is returned unchanged."""
         row = await self._access.session(caller, params.session)
         if row.state == "open":
             if not params.force:
@@ -153,7 +153,7 @@ class SessionService:
         return await self.view(await self._access.session(caller, row.id))
 
     async def delete_session(self, caller: Caller, params: m.SessionRef) -> m.Nothing:
-        """Remove a closed session and its record; the audit stays."""
+        """Remove a closed session with its events; keep its audit."""
         row = await self._access.session(caller, params.session)
         if row.state != "closed":
             raise HutchError(Reason.WRONG_STATE, "The session is open; close it first.")
@@ -176,7 +176,7 @@ class SessionService:
             )
 
     async def view(self, row: SessionRow, warning: str | None = None) -> m.Session:
-        """Return a session as clients see it now."""
+        """Return the current state of a session for clients."""
         near = await self._store.read(lambda conn: sessions.activity(conn, row.id))
         return _session_view(row, near, self._store.journal, self._roster.of_session(row.id), warning)
 

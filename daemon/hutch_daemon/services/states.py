@@ -1,4 +1,4 @@
-"""The states of sessions, turns and permissions. Terminal states never change; the first writer wins."""
+"""The states of sessions, turns and permission requests. Terminal states never change; the first writer wins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TURN: Final[TransitionTable[TurnState]] = TransitionTable(
     "queued",
     {
         "queued": frozenset({"dispatching", "stopped", "failed"}),
-        # back to queued: the executor refused it, or never got it
+        # back to queued if the executor refused the prompt, or never got it
         "dispatching": frozenset({"queued", "running", "failed"}),
         "running": frozenset({"stopping", "completed", "failed", "stopped", "timed_out"}),
         "stopping": frozenset({"stopped", "timed_out", "completed"}),

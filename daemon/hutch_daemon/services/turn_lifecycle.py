@@ -1,4 +1,4 @@
-"""How a turn begins and ends: its state, event, usage and withdrawn permission requests change in one transaction."""
+"""Begins and ends turns: state, event, usage and withdrawn permission requests change in one transaction."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ StopCause = Literal["interrupted", "timed_out", "closed"]
 
 @dataclass(frozen=True, slots=True)
 class TurnLifecycle:
-    """The moves of turns that come with an event."""
+    """The changes of a turn's state, with their events."""
 
     journal: Journal
     approvals: Approvals
 
     def dispatch(self, tx: Tx, turn: TurnRow, executor: str) -> None:
-        """Record that a queued turn is handed to an executor."""
+        """Record that an executor gets a queued turn."""
         turns.move(tx, turn.id, TURN.before["dispatching"], "dispatching", executor=executor)
 
     def begin(self, tx: Tx, turn: TurnRow) -> None:
-        """Move a turn from dispatching to running, once; its `turn_started` is the executor's first event of it."""
+        """Move a turn from dispatching to running, if it is dispatching. The executor reports `turn_started` itself."""
         turns.move(tx, turn.id, TURN.before["running"], "running", started_at=now_ms())
 
     def begin_stopping(self, tx: Tx, turn: TurnRow) -> None:
@@ -52,11 +52,11 @@ class TurnLifecycle:
             self.approvals.withdraw(tx, turn.id, "the turn is being stopped")
 
     def requeue(self, tx: Tx, turn: TurnRow) -> None:
-        """Queue a turn again that its executor never took."""
+        """Queue a turn again if its executor never accepted it."""
         turns.move(tx, turn.id, {"dispatching"}, "queued", executor=None)
 
     def end(self, tx: Tx, turn: TurnRow, ended: TurnEnded, *, reported: bool = False) -> bool:
-        """Move a turn to its end and withdraw its permission requests; return False if it had ended before.
+        """End a turn and withdraw its permission requests. Return False if it had already ended.
 
         The event is appended here, unless the executor `reported` it: then the caller stores it in this transaction.
         """
@@ -86,19 +86,19 @@ class TurnLifecycle:
 
 
 def has_ended(turn: TurnRow) -> bool:
-    """Tell whether a turn is in a terminal state."""
+    """Return whether a turn is in a terminal state."""
     return turn.state in TURN.terminal
 
 
 def settled_state(state: TurnState, ended: TurnEnded) -> TurnState:
-    """Return the terminal state of a live turn that ended so: what fails while it is being stopped was stopped."""
+    """Return the terminal state of a turn with this end. A turn that fails while it is being stopped is `stopped`."""
     return ended.state if ended.state in TURN.moves[state] else "stopped"
 
 
 def _book(tx: Tx, turn: TurnRow, ended: TurnEnded) -> None:
-    """Add what the turn used to the usage of its session."""
+    """Add the turn's usage to the table of usage."""
     session, seen = sessions.get(tx, turn.session), ended.usage
-    assert session is not None, "a turn's row has its session's"
+    assert session is not None, "a turn cannot outlive its session"
     assert seen is not None
     usage.add(
         tx,
@@ -141,7 +141,7 @@ def lost(detail: str) -> TurnEnded:
 
 
 def over_limit(detail: str) -> TurnEnded:
-    """Return the end of a turn that the kernel ended for a limit; `detail` names the limit."""
+    """Return the end of a turn whose process the kernel ended because of a limit; `detail` names the limit."""
     return TurnEnded("failed", "over_limit", f"{detail} The next prompt goes on from the conversation.")
 
 
@@ -150,5 +150,5 @@ def outcome_unknown(detail: str) -> TurnEnded:
     return TurnEnded(
         "failed",
         "outcome_unknown",
-        f"It is not known what became of the turn: {detail}. The prompt was not run again, because it may have run.",
+        f"The outcome of the turn is not known: {detail}. The prompt was not run again, because it may have run.",
     )

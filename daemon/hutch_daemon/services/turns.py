@@ -39,7 +39,7 @@ class TurnService:
         known: KnownSecrets,
         settings: SettingsInForce,
     ) -> None:
-        """A prompt that holds one of the `known` secrets is refused."""
+        """A prompt that contains one of the `known` secrets is refused."""
         self._store = store
         self._access = access
         self._tasks = tasks
@@ -48,7 +48,7 @@ class TurnService:
         self._settings = settings
 
     async def submit_prompt(self, caller: Caller, params: m.SubmitPrompt) -> m.Turn:
-        """Queue a prompt, durably. With an idempotency key that was used before, return the turn that it made."""
+        """Queue a prompt, durably. A repeated idempotency key returns the first turn."""
         self._access.require_serving()
         session = await self._access.session(caller, params.session)
         limits, prompt = self._settings.current.turns, params.prompt.encode()
@@ -91,7 +91,7 @@ class TurnService:
         return await self._view((await self._access.turn(caller, params.turn))[1])
 
     async def cancel_turn(self, caller: Caller, params: m.TurnRef) -> m.Turn:
-        """Take a turn out of the queue; `wrong_state` if it does not wait any more."""
+        """Remove a turn from the queue; `wrong_state` if it is not queued any more."""
         session, turn = await self._access.turn(caller, params.turn)
 
         def cancel(tx: Tx) -> None:
@@ -106,9 +106,9 @@ class TurnService:
         return await self.get_turn(caller, params)
 
     async def interrupt_turn(self, caller: Caller, params: m.InterruptTurn) -> m.Turn:
-        """Stop the running turn. After the reply nothing of it starts any more; its end may come a moment later.
+        """Stop the running turn. After the reply nothing of it starts any more; it may end a moment later.
 
-        It works also while nothing can be stored: then the log names the caller, and the end is stored later.
+        This also works while the store cannot be written: then the log names the caller, and the end is stored later.
         """
         session = await self._access.session(caller, params.session)
         found = await self._store.read(
@@ -161,5 +161,5 @@ class TurnService:
 
 
 def _turn_view(row: TurnRow, pending: int = 0) -> m.Turn:
-    """Return a turn as clients see it; `pending` questions make it wait."""
+    """Return a turn as clients see it. `pending` is the number of its pending permission requests."""
     return to_message(m.Turn, row, awaiting_permission=pending > 0)

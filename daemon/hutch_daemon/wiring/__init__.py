@@ -1,7 +1,7 @@
-"""The composition root: opens what hutchd is made of, in order, serves, and closes it in the opposite order.
+"""The composition root: opens hutchd's components in order, serves, and closes them in the opposite order.
 
-The record is opened first, so that a second hutchd on the same state ends before it touches a socket. The client socket
-opens last, when everything behind it works.
+The store is opened first, so that a second hutchd on the same state directory ends before it touches a socket. The
+client socket is opened last, when everything behind it works.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ __all__ = ["run"]
 
 _log: Final = structlog.get_logger("hutchd")
 _FAREWELL: Final = 5.0
-"""Seconds for the last frames to reach the clients."""
+"""Seconds for sending the last frames to the clients."""
 
 
 async def run(paths: Paths, settings: Settings, service: Service) -> None:
-    """Serve until a signal or a client ends it. HutchError, MasterKeyError or OSError when it cannot begin."""
+    """Serve until a signal or a client stops hutchd. HutchError, MasterKeyError or OSError if it cannot start."""
     file = SettingsFile(paths, settings, service)
     in_force = file.in_force
     service.say(service.status(f"Opens the record in {paths.state}"))
@@ -197,7 +197,7 @@ def _environments(in_force: SettingsInForce, paths: Paths, places: Places, stack
 
 
 def _unix_user(in_force: SettingsInForce, places: Places, stack: AsyncExitStack) -> UnixUser:
-    """Return the environment for other accounts, with the way to the launcher that the settings name."""
+    """Return the environment for other accounts, which reaches the launcher as the settings say."""
     given = in_force.current.isolation
     command = given.launcher_command or os.path.join(sys.prefix, "bin", "hutch-launcher")
     way = ("sudo", "-n", "--", command) if given.launcher == "sudo" else Path(given.launcher_socket)
@@ -212,44 +212,44 @@ def _unix_user(in_force: SettingsInForce, places: Places, stack: AsyncExitStack)
 
 
 def _passed(service: Service, paths: Paths, stack: AsyncExitStack) -> dict[str, Listener]:
-    """Take over the sockets that the service manager passed: a peer that connects waits until hutchd serves."""
+    """Take over the sockets that the service manager passed. Clients that connect earlier wait until hutchd serves."""
     places = {"client": paths.client_socket, "executor": paths.executor_socket}
     mode = _mode(paths)
     return {name: stack.enter_context(take_over(places[name], fd, mode)) for name, fd in service.sockets.items()}
 
 
 def _mode(paths: Paths) -> int:
-    """Return the mode of the sockets: in system mode everybody may connect, and is known by uid, token or lease."""
+    """Return the mode of the sockets. In system mode every account may connect, and is identified afterwards."""
     return 0o666 if paths.system else 0o600
 
 
 async def _holds(store: Store, executor: str, session: str) -> bool:
-    """Tell whether an executor serves a session, by its lease row: leases of the broker hold as long."""
+    """Return whether an executor has the lease of a session. The broker's leases end with it."""
     row = await store.read(lambda conn: executors.leased_to(conn, session))
     return row is not None and row.id == executor
 
 
 def _learn(known: KnownSecrets, key: str, credential: Credential) -> None:
-    """Have a credential masked from its first use on."""
+    """Mask a credential from its first use on."""
     known.learn(key, credential.secret.reveal())
     if credential.refresh is not None:
         known.learn(key, credential.refresh.token.reveal())
 
 
 def _own_places(paths: Paths, settings: Settings) -> tuple[str, ...]:
-    """Return what no agent may see: state, sockets, settings, the master key."""
+    """Return the paths that no agent may see: state, sockets, settings, the master key."""
     config = paths.config.parent if paths.config.parent.name == "hutch" else paths.config
     places = (paths.state, paths.runtime, config, master_file(paths, settings))
     return tuple(dict.fromkeys(str(place) for place in places))
 
 
 def _own_programs() -> tuple[str, ...]:
-    """Return the source roots of Hutch that are not an executor's: no agent may change them."""
+    """Return the directories of Hutch's code outside the executor. No agent may change them."""
     return tuple({str(Path(file).parents[1]) for file in (daemon_file, shared_file)})
 
 
 def _account_of(uid: int) -> Account:
-    """Return an account; hutchd's own has the home that hutchd was started with."""
+    """Return the account with this uid. The home of hutchd's own account is HOME."""
     return account_of(uid, home=os.environ.get("HOME") if uid == os.geteuid() else None)
 
 

@@ -1,4 +1,4 @@
-"""Builds the services over what hutchd opened, and runs their tasks. Each line names what one part uses."""
+"""Builds the services from the components that hutchd opened, and runs their tasks."""
 
 from __future__ import annotations
 
@@ -51,33 +51,33 @@ from hutch_daemon.signals import Signal
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
 
-__all__ = ["Grants", "Leases", "Opened", "running_services"]
+__all__ = ["KeyGranting", "Leases", "Opened", "running_services"]
 
 
-class Grants(GrantsKeys, ExplainsKeys, Protocol):
-    """How keys are handed out."""
+class KeyGranting(GrantsKeys, ExplainsKeys, Protocol):
+    """Grants keys, and explains the grants."""
 
     def delivery(self, provider: str) -> tuple[m.Delivery, str]: ...
 
 
 class Leases(LeaseControl, Protocol):
-    """The broker."""
+    """The broker's methods that the services use."""
 
     async def revoke_executor(self, executor: str) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What hutchd opened and the services are built over. Only this module takes it whole."""
+    """The components that hutchd opened, from which the services are built. No service gets it as a whole."""
 
     store: Store
     journal: Journal
     fanout: Fanout
     pool: Pool
     executor_changed: Signal[[Executor]]
-    """Emitted by the pool whenever an executor's state or connection changed."""
+    """Emitted by the pool when an executor's state or connection has changed."""
     vault: Vault
-    grants: Grants
+    grants: KeyGranting
     leases: Leases
     key_troubles: KeyTroubles
     notices: Notices
@@ -90,7 +90,7 @@ class Opened:
     host_policy: Path
     boot_id: str
     own_spares: bool = True
-    """Keep spares of hutchd's own account from the start."""
+    """True to keep spares of hutchd's own account from the start."""
     clients: Callable[[], int] = lambda: 0
     settings_notices: Callable[[], tuple[str, ...]] = tuple
     clock: Callable[[], float] = time.monotonic
@@ -98,9 +98,10 @@ class Opened:
 
 @asynccontextmanager
 async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIterator[Services]:
-    """Build the services, take over what an earlier hutchd left, and run; leaving ends the tasks and no executor.
+    """Build the services, adopt the executors of an earlier hutchd, and run while the block runs.
 
-    When the body starts, executors may connect; those that are expected have `executors.adopt_timeout` to do so.
+    When the block starts, executors may connect; adopted ones must do so within `executors.adopt_timeout`. Leaving the
+    block ends no executor.
     """
     store, pool, journal, settings = opened.store, opened.pool, opened.journal, opened.settings
     accounts, environments, vault, known = opened.accounts, opened.environments, opened.vault, opened.known

@@ -1,4 +1,4 @@
-"""The file of the settings: read at the start and at SIGHUP. A file that cannot be used changes nothing."""
+"""Reads the settings file at start and at SIGHUP. If the file cannot be used, the settings stay unchanged."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _log = structlog.get_logger("hutchd")
 
 
 class SettingsFile:
-    """Puts the file's settings into force, and says what was wrong with the last file that was read."""
+    """Puts the file's settings into force, and keeps the problem with the last file that was read."""
 
     def __init__(self, paths: Paths, settings: Settings, service: Service) -> None:
-        """Start with `settings`; `service` learns of a reload."""
+        """Start with `settings`. `service` is notified of each reload."""
         self.paths = paths
         self.in_force = SettingsInForce(settings, system=paths.system)
         self.administrators = Administrators(self.in_force)
         self.administrators.look_up()
         self.changed = anyio.Event()
-        """Set when other settings come into force, which bring a new event."""
+        """Set when the settings change, and then replaced by a new event."""
         self._service = service
         self._trouble = ""
 
     def reload(self) -> None:
-        """Read the file again; if it cannot be used, the notices say so and nothing changes."""
+        """Read the file again. If it cannot be used, nothing changes and the notices contain the reason."""
         self._service.reloading()
         self._reload()
         self._service.say("READY=1", self._service.status(self._trouble or f"Serves at {self.paths.client_socket}"))
@@ -52,5 +52,5 @@ class SettingsFile:
         _log.info("settings read", path=str(self.paths.config))
 
     def notices(self) -> tuple[str, ...]:
-        """Return what is wrong with the settings."""
+        """Return the problem with the settings file, if there is one."""
         return (self._trouble,) if self._trouble else ()

@@ -1,4 +1,4 @@
-"""The end of hutchd: waits for a signal or a client's request, and carries it out."""
+"""Stops hutchd: waits for a signal or a client's request, and carries it out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["until_stopped"]
 _log: Final = structlog.get_logger("hutchd")
 _DAY: Final = 24 * 3600
 _ENDING: Final = 60.0
-"""Seconds to end executors and close the record, as the service manager is told."""
+"""Seconds for ending executors and closing the store, as requested from the service manager."""
 _STATUS: Final = {"drain": "running turns end first", "leave": "turns are left running", "stop": "turns are stopped"}
 
 
@@ -31,7 +31,7 @@ async def until_stopped(
     service: Service,
     signals: AsyncIterator[signal.Signals],
 ) -> None:
-    """Wait for the end and carry it out; SIGHUP reloads settings. A second signal leaves live turns running."""
+    """Wait for a stop request and carry it out. SIGHUP reloads settings. A second signal leaves live turns running."""
     how: m.StopHow = "drain"
     timeout = file.in_force.current.executors.drain_timeout
     async with anyio.create_task_group() as waiting:

@@ -1,4 +1,4 @@
-"""What hutchd does now and then: removes old events, and probes its environments."""
+"""Periodic work: removes old events, and probes the environments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PROBE_EVERY: Final = 20.0
 
 
 async def keep_probing(environments: Environments) -> None:
-    """Probe until cancelled: a launcher that receives nothing from hutchd ends all executors after a while."""
+    """Probe until cancelled. A launcher that hears nothing from hutchd for some time ends all executors."""
     before = ""
     while True:
         await anyio.sleep(_PROBE_EVERY)
@@ -33,7 +33,7 @@ async def keep_probing(environments: Environments) -> None:
 
 
 async def retain(journal: Journal, file: SettingsFile) -> None:
-    """Remove events that are older, or more, than the settings keep: at start, with new settings, and every hour."""
+    """Remove the events that exceed the settings' age or size: at start, after new settings, and every hour."""
     while True:
         changed, kept = file.changed, file.in_force.current.store
         if kept.keep_days is not None or kept.keep_bytes is not None:

@@ -10,12 +10,12 @@ import pytest
 
 from hutch_daemon.services.next_step import (
     Dispatch,
-    ExecutorView,
     HandOver,
     Settle,
     Step,
     Stop,
     StopAction,
+    TurnExecutor,
     TurnRequest,
     WaitUntil,
     next_step,
@@ -25,12 +25,12 @@ from hutch_shared.messages import TurnState
 
 NOW = 100.0
 SOON = 130.0
-CONNECTED = ExecutorView()
-AWAY = ExecutorView(connected=False)
-DRAINING = ExecutorView(over=True, detail="it was silent")
-GONE = ExecutorView(connected=False, over=True, ended=True, detail="it was killed")
-OVER_LIMIT = ExecutorView(connected=False, over=True, ended=True, over_limit="It took too much memory.")
-NEVER_CAME = ExecutorView(connected=False, over=True, ended=True, said_hello=False, detail="it did not come back")
+CONNECTED = TurnExecutor()
+AWAY = TurnExecutor(connected=False)
+DRAINING = TurnExecutor(over=True, detail="it was silent")
+GONE = TurnExecutor(connected=False, over=True, ended=True, detail="it was killed")
+OVER_LIMIT = TurnExecutor(connected=False, over=True, ended=True, over_limit="It took too much memory.")
+NEVER_CAME = TurnExecutor(connected=False, over=True, ended=True, said_hello=False, detail="it did not come back")
 EXECUTORS = {
     "unknown": None,
     "connected": CONNECTED,
@@ -55,7 +55,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 LIVE: tuple[TurnState, ...] = ("queued", "dispatching", "running", "stopping")
 
 
-def step(turn: TurnState, executor: ExecutorView | None, **request: Any) -> Step:
+def step(turn: TurnState, executor: TurnExecutor | None, **request: Any) -> Step:
     """Return what follows now."""
     return next_step(turn, executor, TurnRequest(**request), NOW)
 
