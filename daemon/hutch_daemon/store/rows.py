@@ -33,7 +33,7 @@ RuleEffect = Literal["allow", "ask", "deny"]
 
 
 FORK_MARK: Final = "fork:"
-"""Before the `agent_session` of a fork that has not spoken yet: the conversation that it goes on from."""
+"""The prefix of `agent_session` in a fork that has had no turn; the rest names the conversation to continue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
