@@ -132,7 +132,7 @@ class HutchClient:
         return settled
 
     async def interrupt_turn(self, session: str, turn: str | None = None) -> m.Turn:
-        """Stop the running turn. After the return nothing more of it starts."""
+        """Stop the running turn. After the return the turn starts nothing more."""
         record: m.Turn = await self.call("interrupt_turn", m.InterruptTurn(session, turn))
         return record
 

@@ -183,8 +183,7 @@ class Key(Wire, frozen=True, omit_defaults=True):
 
 
 class Record(Wire, frozen=True, omit_defaults=True):
-    """One request that the broker forwarded (`status` is the provider's, 0 without an answer), or refused with a
-    reason.
+    """One request, forwarded (`status` is the provider's, 0 without an answer) or refused with a reason.
 
     `n` numbers both. `lease` is empty if the request had no known lease. Cached tokens are not in `input`. `usd` None:
     the price or the usage is unknown.

@@ -346,7 +346,7 @@ class Sessions(Wire, frozen=True, omit_defaults=True):
 
     sessions: tuple[Session, ...]
     more: bool = False
-    """Older ones exist."""
+    """Whether older ones exist."""
 
 
 class ListTurns(Wire, frozen=True, omit_defaults=True):
@@ -359,7 +359,7 @@ class Turns(Wire, frozen=True, omit_defaults=True):
 
     turns: tuple[Turn, ...]
     more: bool = False
-    """Older ones exist."""
+    """Whether older ones exist."""
 
 
 class FollowEvents(Wire, frozen=True, omit_defaults=True):

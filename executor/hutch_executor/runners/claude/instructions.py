@@ -15,7 +15,7 @@ from typing import Final, Literal
 __all__ = ["INSTRUCTIONS_LIMIT", "instructions"]
 
 INSTRUCTIONS_LIMIT: Final = 64 * 1024
-"""Bytes of all files together. What exceeds it is left out, and the text says so."""
+"""Bytes of all files together. Longer text is cut and ends with a note."""
 
 
 def instructions(cwd: str, home: str, which: Literal["all", "project", "none"] = "all") -> str:

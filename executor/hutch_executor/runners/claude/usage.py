@@ -12,7 +12,7 @@ class UsageMeter:
     """Turns the CLI's sums since its start into the usage of each turn."""
 
     def __init__(self, before: dict[str, ModelUsage] | None) -> None:
-        """Start from the sums of a resumed conversation; None if they are unknown."""
+        """Start from the sums of a resumed conversation, or from None if they are unknown."""
         self._before = before
 
     def turn(self, sums: dict[str, ModelUsage] | None) -> list[UsageSeen]:
