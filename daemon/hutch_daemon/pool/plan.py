@@ -1,7 +1,7 @@
 """Plans the pool's next actions: `plan(state, now)` returns the actions that are due, and when to plan again. Pure.
 
-The pool plans whenever its state changes, and at the plan's `look_at`. Carrying out a plan changes the state, so the
-pool plans again, until no action is due. The rules:
+The pool plans whenever its state changes, at the plan's `look_at`, and every few seconds (`look_interval`). Carrying
+out a plan changes the state, so the pool plans again, until no action is due. The rules:
 
 - Executors that are silent, lost, given up, idle or surplus are ended. Quarantined executors are checked again.
 - A waiting lease gets a ready executor of its key; the oldest lease comes first.
@@ -57,7 +57,7 @@ def plan(state: PoolState, now: float) -> PoolPlan:
 
 
 def look_interval(settings: ExecutorSettings) -> float:
-    """Return the seconds between two plans when nothing changes."""
+    """Return the most seconds between two plans."""
     return max(_SHORTEST_INTERVAL, min(_INTERVAL, settings.heartbeat_timeout / 4, settings.lost_timeout / 4))
 
 

@@ -223,14 +223,17 @@ class Pool:
         self._tasks.start_soon(run, *args)
 
     async def _run(self) -> None:
-        """Plan and carry out the plan, after each change and at the plan's `look_at`."""
+        """Plan and carry out the plan: after each change, at the plan's `look_at`, and after `look_interval` at most.
+
+        New settings and heartbeats change the plan without waking this task.
+        """
         trim_at = self._clock()
         while True:
             before = self._clock()
             due = plan(self._state(), before)
             self._carry_out(due)
             self.roster.look_at = math.inf if self._leases else due.look_at
-            pause = max(0.0, due.look_at - before)
+            pause = max(0.0, min(due.look_at - before, look_interval(self._settings.current.executors)))
             with anyio.move_on_after(pause):
                 await self.roster.changed.wait()
             passed = self._clock() - before

@@ -114,11 +114,12 @@ async def test_an_idle_executor_is_let_go(stage: Stage) -> None:
 
 
 async def test_a_spare_too_many_is_let_go(stage: Stage) -> None:
-    """After idle_timeout those go that nobody wants to have in stock; the stock stays."""
+    """After idle_timeout the surplus spares are ended, soon after the settings have changed. The others stay."""
     stage.settings = settings(executors=executors(spares=2, lost_timeout=2.0))
     async with stage.hutchd():
         stage.pool.warm([key(stage)])
         await until(lambda: [one.state for one in stage.pool.roster.all()] == ["ready", "ready"])
+        await anyio.wait_all_tasks_blocked()  # the pool has made its plan with these settings
 
         stage.settings = settings(executors=executors(spares=1, idle_timeout=0.01, heartbeat_timeout=0.4))
 
