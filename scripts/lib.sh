@@ -4,6 +4,8 @@ top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$top"
 venv=${HUTCH_VENV:-$top/.venv}
 python=$venv/bin/python
+# Without .pyc files each worker of pytest compiles all tests again.
+unset PYTHONDONTWRITEBYTECODE
 
 say() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; }
 

@@ -40,6 +40,8 @@ KEPT_IN = "HUTCH_CRASH_LOGS"
 LOOK = 0.01
 OWNER_LINE = 200
 """A spool without events has fewer bytes than this."""
+SPOOLED = 10.0
+"""Seconds in which a busy executor without hutchd spools; usually it needs a tenth of one."""
 ADOPTED = 20.0
 """Seconds in which every living executor must be adopted."""
 PARTIES = {
@@ -255,7 +257,7 @@ class Rig:
         self._count("hutchd", f"hutchd {self.host.pid}")
         await self.host.kill()
         spooling: list[dict[str, Any]] = []
-        with anyio.move_on_after(1.0):
+        with anyio.move_on_after(SPOOLED):
             while not (spooling := [one for one in found if self._spooled(one) > OWNER_LINE]):
                 await anyio.sleep(LOOK)
         for one in spooling[:1]:
