@@ -167,7 +167,7 @@ def p99(runs: list[Run]) -> float:
 
 async def test_nothing_outlives_its_session(host: SharedHost) -> None:
     """Each kind of the corpus at least once; when hutchd says that a session is over, nothing of it is left."""
-    runs = await end_all(host, 28)
+    runs = await end_all(host, len(KINDS))
 
     assert {run.kind for run in runs} == set(KINDS)
     assert p99(runs) <= 4 * BOUND  # of a machine that has more to do

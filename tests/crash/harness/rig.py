@@ -38,8 +38,6 @@ PARTIES_LOG = "parties.log"
 KEPT_IN = "HUTCH_CRASH_LOGS"
 """The variable with the directory for the logs of failed runs (default: the system's temporary one)."""
 LOOK = 0.01
-OWNER_LINE = 200
-"""A spool without events has fewer bytes than this."""
 SPOOLED = 10.0
 """Seconds in which a busy executor without hutchd spools; usually it needs a tenth of one."""
 ADOPTED = 20.0
@@ -258,14 +256,17 @@ class Rig:
         await self.host.kill()
         spooling: list[dict[str, Any]] = []
         with anyio.move_on_after(SPOOLED):
-            while not (spooling := [one for one in found if self._spooled(one) > OWNER_LINE]):
+            while not (spooling := [one for one in found if self._holds_alone(one["id"])]):
                 await anyio.sleep(LOOK)
         for one in spooling[:1]:
             self.kill_executor(one)
         await self.start()
 
-    def _spooled(self, executor: dict[str, Any]) -> int:
-        return sum(path.stat().st_size for path in (self.host.state / "spool" / executor["id"]).glob("*"))
+    def _holds_alone(self, executor: str) -> bool:
+        """Return whether an executor has synced events to its spool that the dead hutchd did not store."""
+        (acked,) = (row["acked_n"] for row in self.rows("executors") if row["id"] == executor)
+        lines: list[list[Any]] = read(self.host.root / "witness")  # type: ignore[assignment]
+        return any(line[:2] == ["spooled", executor] and line[2] > acked for line in lines)
 
     async def going(self) -> None:
         """Return once the first turn of every player has ended, or after a while."""
