@@ -27,7 +27,7 @@ from hutch_shared.failpoints import failpoint
 from hutch_shared.latch import Latch
 from hutch_shared.rpc.dispatch import internal_error
 
-__all__ = ["INTERRUPT_DEADLINE", "Turns", "report_limits", "timed_out"]
+__all__ = ["INTERRUPT_DEADLINE", "SessionTurns", "report_limits", "timed_out"]
 
 INTERRUPT_DEADLINE: Final = 10.0
 """The runner's time limit in seconds, for `interrupt` and then again for the end of `run`."""
@@ -45,7 +45,7 @@ class _RunningTurn:
     """The end that a request to stop has set; None while the turn may run on."""
 
 
-class Turns:
+class SessionTurns:
     """Runs the turns of one session with one runner."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Turns:
         """The last turn that ended, and the number of its `turn_ended`."""
 
     def __repr__(self) -> str:
-        return f"<Turns {self.state} {self.running}>"
+        return f"<SessionTurns {self.state} {self.running}>"
 
     @property
     def running(self) -> str | None:

@@ -28,7 +28,7 @@ from hutch_executor.link.daemon_port import LinkedDaemon
 from hutch_executor.process.limits import LimitWatch
 from hutch_executor.process.oom import find_choom
 from hutch_executor.runners.port import AgentRunner
-from hutch_executor.turns import INTERRUPT_DEADLINE, Turns, report_limits
+from hutch_executor.turns import INTERRUPT_DEADLINE, SessionTurns, report_limits
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import TurnEnded
@@ -74,7 +74,7 @@ class Worker:
         self._tasks: TaskGroup | None = None
         self._session: m.PrepareSession | None = None
         self._opened: BackgroundCall[m.Prepared] | None = None
-        self._turns: Turns | None = None
+        self._turns: SessionTurns | None = None
         self._leaving: m.Shutdown | None = None
         self._leave = anyio.Event()
         self._changed = Latch()
@@ -204,7 +204,7 @@ class Worker:
             self.setup = self._runner.setup = await set_up(session.setup, session.cwd, session.home)
             prepared = await self._open_runner(session)
             if self.state == "closing":
-                raise HutchError(Reason.AGENT_UNAVAILABLE, "The executor was told to leave.")
+                raise HutchError(Reason.AGENT_UNAVAILABLE, "hutchd asked the executor to leave.")
         except BaseException:
             self.leave("the agent could not be started")
             raise
@@ -215,7 +215,7 @@ class Worker:
         assert self._tasks is not None
         daemon = LinkedDaemon(self.link, self.reporter, session.session, session.cwd)
         limits = LimitWatch()
-        self._turns = Turns(
+        self._turns = SessionTurns(
             self._runner,
             self.reporter,
             daemon.requests,

@@ -228,7 +228,7 @@ class FakeExecutor:
             await self.host.services.executors.report_message(connection.known, message)
 
     async def ask(self, call: m.ToolCall, **changes: Any) -> m.PermissionDecision:
-        """Ask for a tool call of the turn at hand."""
+        """Ask for a tool call of the current turn."""
         assert self.connection is not None
         assert self.connection.known is not None
         assert self.prepared is not None

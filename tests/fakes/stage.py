@@ -1,4 +1,4 @@
-"""A hutchd without sockets: the real store, desk, pool and services over fake executors; it can be restarted."""
+"""A hutchd without sockets: the real store, approvals, pool and services over fake executors; it can be restarted."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ BOOT = "boot-1"
 
 
 class FakeClock:
-    """A clock that moves when it is told to."""
+    """A clock that moves when the test moves it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
