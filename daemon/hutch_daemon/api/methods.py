@@ -20,8 +20,16 @@ from hutch_shared import messages as m
 
 __all__ = ["CLIENT_METHODS", "EXECUTOR_METHODS", "HELLO", "ExecutorMethod", "OwnMethod", "ServiceMethod"]
 
+
+class AboutSession(Protocol):
+    """Parameters of a call about a session."""
+
+    @property
+    def session(self) -> str: ...
+
+
 P = TypeVar("P", bound=msgspec.Struct)
-PS = TypeVar("PS", bound="AboutSession")
+PS = TypeVar("PS", bound=AboutSession)
 R = TypeVar("R")
 
 ClientCall = Callable[[Caller, P], Awaitable[R]]
@@ -35,13 +43,6 @@ class ClientContext(Protocol):
     async def get_version(self, caller: Caller, params: m.VersionParams) -> m.Version: ...
     async def follow_events(self, caller: Caller, params: m.FollowEvents) -> m.Following: ...
     async def unfollow(self, caller: Caller, params: m.Unfollow) -> m.Nothing: ...
-
-
-class AboutSession(Protocol):
-    """Parameters of a call about a session."""
-
-    @property
-    def session(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
