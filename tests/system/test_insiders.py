@@ -11,6 +11,8 @@ import pytest
 from hutch_shared import messages as m
 from tests.system.host import Host, host
 
+pytestmark = pytest.mark.system
+
 CALLER = r"""
 import json, os, socket, sys, time
 
