@@ -1,4 +1,4 @@
-"""Everybody who may call, at a real client socket's end: connections as the kernel would name their peers."""
+"""Clients of every role, on real sockets, with the credentials that the kernel would report."""
 
 from __future__ import annotations
 
@@ -40,14 +40,15 @@ __all__ = [
 
 DAEMON: Final = 61_000
 BOB: Final = 61_009
-"""Ownership things are foreign to all the others."""
+"""The user whose records are foreign to all other callers."""
 UID: Final = {Role.INSIDER: 61_001, Role.ROOT: 0, Role.ADMIN: 61_002, Role.HUTCHD: DAEMON, Role.PERSON: 61_003}
 _OWN: Final = os.getpid()
 
 
 @dataclass(frozen=True)
 class Things:
-    """A session, a turn that waits in it, a question of the turn that runs, and a key."""
+    """The ids of a session, a queued turn, a permission request, a key, and the turn that runs before the queued
+    one."""
 
     session: str
     turn: str
@@ -57,29 +58,29 @@ class Things:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """What names them."""
+        """Return all ids."""
         return tuple(filter(None, (self.session, self.turn, self.question, self.key, self.running)))
 
 
 def absent() -> Things:
-    """Return ids as they look, of nothing."""
+    """Return well-formed ids of records that do not exist."""
     return Things(new_id("session"), new_id("turn"), new_id("permission"), f"key-{new_id('key')[2:10]}")
 
 
 async def play(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
-    """Answer `talk`; with any other prompt ask a person first."""
+    """Answer the prompt `talk`; for any other prompt, request a permission first."""
     if prompt.prompt != "talk":
         await executor.ask(m.ToolCall("c-1", "run_command", "Bash", {"command": "make"}, command="make"))
     return TurnEnded("completed", "done", "Done.", agent_session="conversation-1", usage=UsageSeen(input_tokens=1))
 
 
 def is_admin(uid: int) -> bool:
-    """As by settings that name one account."""
+    """Return whether the settings name this account as an administrator."""
     return uid in (0, UID[Role.ADMIN])
 
 
 def client_side(stage: Stage, is_admin: Callable[[int], bool] = is_admin) -> ClientListener:
-    """Serve clients of the stage's hutchd; its own account is DAEMON."""
+    """Serve clients of the stage's hutchd, which runs as the account DAEMON."""
     return ClientListener(
         stage.services,
         stage.fanout,
@@ -93,7 +94,7 @@ def client_side(stage: Stage, is_admin: Callable[[int], bool] = is_admin) -> Cli
 
 @asynccontextmanager
 async def dialled(side: ClientListener, uid: int, *, insider: str | None = None) -> AsyncIterator[Peer[None]]:
-    """Dial as an account; as a process of the executor `insider`."""
+    """Connect as an account, or as a process of the executor `insider`."""
     ours, theirs = socket.socketpair()
     if insider is not None:
         side = replace(side, insider_of=lambda _: insider, connections=set())
@@ -107,7 +108,7 @@ async def dialled(side: ClientListener, uid: int, *, insider: str | None = None)
 
 @asynccontextmanager
 async def everybody(side: ClientListener) -> AsyncIterator[tuple[dict[Role, Peer[None]], dict[Role, Peer[None]]]]:
-    """Dial once in each role; and for each as the person that the things of that role belong to."""
+    """Connect once in each role; the second value of each is the user whose records that role owns."""
     async with AsyncExitStack() as stack:
         people = {role: await stack.enter_async_context(dialled(side, uid)) for role, uid in UID.items()}
         inside = await stack.enter_async_context(dialled(side, UID[Role.INSIDER], insider="x-0000000000000000"))
@@ -115,14 +116,14 @@ async def everybody(side: ClientListener) -> AsyncIterator[tuple[dict[Role, Peer
 
 
 async def keep_key(owner: Peer[None]) -> str:
-    """Keep a key of the caller; returns its name."""
+    """Store a key of the caller; return its name."""
     name = f"key-{new_id('key')[2:10]}"
     await owner.call("put_api_key", m.PutApiKey("anthropic", f"sk-ant-api03-{name}-{name}-{name}", name))
     return name
 
 
 async def at_work(owner: Peer[None], state: m.SessionState = "open") -> Things:
-    """Open a session that has spoken, asks a question, and has a turn that waits; or close it after that."""
+    """Open a session with an ended turn, a permission request and a queued turn; or close it after that."""
     opened: m.Session = await owner.call("open_session", m.OpenSession("script", f"/project/{new_id('session')}"))
     talked: m.Turn = await owner.call("submit_prompt", m.SubmitPrompt(opened.id, "talk"))
 
@@ -149,7 +150,7 @@ async def at_work(owner: Peer[None], state: m.SessionState = "open") -> Things:
 
 
 async def _until(what: Callable[[], Awaitable[bool]]) -> None:
-    """Wait as one of many who wait."""
+    """Wait for a condition, polling slowly because many tests wait at once."""
     with anyio.fail_after(WAIT):
         while not await what():
             await anyio.sleep(0.05)

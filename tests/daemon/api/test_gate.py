@@ -1,4 +1,4 @@
-"""The gate: its tables are complete, and a method that is not in them is refused."""
+"""The gate: its tables are complete, and it refuses every method that they do not list."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CALLERS = {
 
 
 def said(method: str, caller: Caller, phase: Phase) -> Reason | None:
-    """Return the gate's refusal."""
+    """Return the reason with which the gate refuses, or None."""
     try:
         admit_client(method, caller, daemon_uid=DAEMON, phase=phase)
     except HutchError as error:
@@ -47,7 +47,7 @@ def said(method: str, caller: Caller, phase: Phase) -> Reason | None:
 
 
 def test_every_method_has_a_row() -> None:
-    """The tables name exactly the methods of the wire, and each row of executors has an answer for each standing."""
+    """The tables name exactly the methods of the protocol, and each executor row decides every lease standing."""
     assert set(CLIENT_GATE) == set(CLIENT)
     assert set(EXECUTOR_GATE) == set(EXECUTOR)
     assert {len(row) for row in EXECUTOR_GATE.values()} == {len(LeaseStanding)}
@@ -55,7 +55,7 @@ def test_every_method_has_a_row() -> None:
 
 @pytest.mark.parametrize("who", CALLERS)
 def test_each_caller_has_one_role(who: str) -> None:
-    """A process of a session is that before all else; root, administrators and hutchd's own account come next."""
+    """A process of a session is an insider, whatever its account; then root, administrators and hutchd's account."""
     caller, role = CALLERS[who]
 
     assert role_of(caller, daemon_uid=DAEMON) is role
@@ -63,8 +63,8 @@ def test_each_caller_has_one_role(who: str) -> None:
 
 @pytest.mark.parametrize("phase", Phase)
 @pytest.mark.parametrize("who", CALLERS)
-def test_the_gate_says_what_the_table_does(who: str, phase: Phase) -> None:
-    """The gate refuses before any look-up each caller that the table refuses regardless of the subject."""
+def test_the_gate_refuses_as_the_table_says(who: str, phase: Phase) -> None:
+    """The gate refuses, before any look-up, each caller that the table refuses for every subject."""
     caller, role = CALLERS[who]
     for method, row in CLIENT_GATE.items():
         found = said(method, caller, phase)
@@ -80,22 +80,22 @@ def test_the_gate_says_what_the_table_does(who: str, phase: Phase) -> None:
 
 
 def test_insiders_change_nothing() -> None:
-    """Processes of a session may call every method that does not change state, and no other."""
+    """Processes of a session may call every method that changes no state, and no other."""
     closed = {method for method in CLIENT if expected(method, Role.INSIDER, about=first(method)) is Reason.INSIDER}
 
     assert closed == {method for method, row in CLIENT.items() if row.changes}
 
 
-def test_operating_is_for_operators() -> None:
-    """A user may call all methods except those about hutchd itself."""
+def test_only_operators_operate_hutchd() -> None:
+    """A user may call every method except those that operate hutchd itself."""
     closed = {method for method in CLIENT if expected(method, Role.PERSON, about=first(method)) is Reason.NOT_ALLOWED}
 
     assert closed == {"rotate_master_key", "stop_daemon", "backup_store"}
     assert all(callers_of(method) is CallerClass.OPERATORS for method in closed)
 
 
-def test_a_draining_hutchd_begins_nothing() -> None:
-    """A draining hutchd refuses only the methods that begin new work."""
+def test_a_draining_hutchd_starts_no_new_work() -> None:
+    """A draining hutchd refuses only the methods that start new work."""
     closed = {
         method
         for method in CLIENT
@@ -105,7 +105,7 @@ def test_a_draining_hutchd_begins_nothing() -> None:
     assert closed == {"open_session", "submit_prompt", "fork_session"}
 
 
-def test_what_is_anothers_is_as_what_is_not_there() -> None:
+def test_a_foreign_record_looks_missing() -> None:
     """Except to administrators, another user's record looks missing; a key does so to administrators too."""
     for method, row in CLIENT_GATE.items():
         for about in set(row.about) & {Subject.SESSION, Subject.TURN, Subject.QUESTION, Subject.KEY}:
@@ -120,7 +120,7 @@ def test_what_is_anothers_is_as_what_is_not_there() -> None:
 
 
 def test_an_unknown_method_is_refused() -> None:
-    """A method without a row is closed, even to root, and to every executor."""
+    """A method without a row is refused to every client, root included, and to every executor."""
     assert said("make_coffee", Caller(uid=0, gid=0, pid=1, admin=True), Phase.SERVING) is Reason.NOT_ALLOWED
     for standing in LeaseStanding:
         with pytest.raises(HutchError) as refused:
@@ -128,14 +128,14 @@ def test_an_unknown_method_is_refused() -> None:
         assert refused.value.reason is Reason.NOT_ALLOWED
 
 
-def test_a_call_about_something_else_has_no_answer() -> None:
-    """A subject that is not in a method's row is a bug of the caller."""
+def test_a_subject_outside_the_row_is_a_bug() -> None:
+    """The gate raises an error for a subject that the method's row does not list."""
     with pytest.raises(ValueError, match="not about"):
         expected("get_turn", Role.PERSON, about=Subject.KEY)
 
 
 def first(method: str) -> Subject:
-    """Return what a method is about, or the first of it."""
+    """Return the first subject of a method."""
     return CLIENT_GATE[method].about[0]
 
 
@@ -153,15 +153,15 @@ def first(method: str) -> Subject:
         ("x-1", True, None, None, LeaseStanding.OVER),
     ],
 )
-def test_each_standing(
+def test_an_executor_speaks_for_its_leased_session(
     executor: str | None, over: bool, leased: str | None, session: str | None, standing: LeaseStanding
 ) -> None:
-    """An executor speaks for the session of its lease row, while it has not been given up."""
+    """An executor speaks for the session of its lease row until it is given up."""
     assert standing_of(executor, over=over, leased=leased, session=session) is standing
 
 
-def test_before_hello_there_is_only_hello() -> None:
-    """And a sign of life. After it only an executor that is leased to a session speaks for that session."""
+def test_only_hello_and_ping_precede_hello() -> None:
+    """After hello, an executor speaks for a session only while it is leased to it."""
     open_to = {
         standing: {method for method in EXECUTOR if expected_of_executor(method, standing) is None}
         for standing in LeaseStanding

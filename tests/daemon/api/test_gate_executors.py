@@ -33,12 +33,12 @@ BASH: Final = m.ToolCall("c-1", "run_command", "Bash", {"command": "make"}, comm
 
 
 def event() -> ReportedEvent:
-    """Return the first thing that an executor says."""
+    """Return the first event that an executor reports."""
     return ReportedEvent(1, to_wire(now_ms()), "text", msgspec.Raw(msgspec.json.encode(Text("hi"))))
 
 
 CALLS: Final[Mapping[str, Callable[[str, FakeExecutor], msgspec.Struct]]] = {
-    # how to call each method about a session, as an executor
+    # the parameters of each method, for a session and an executor
     "ping": lambda session, who: m.Nothing(),
     "hello": lambda session, who: hello_of(who),
     "heartbeat": lambda session, who: m.Heartbeat(),
@@ -51,7 +51,7 @@ CALLS: Final[Mapping[str, Callable[[str, FakeExecutor], msgspec.Struct]]] = {
 
 
 def hello_of(who: FakeExecutor, **changes: Any) -> m.Hello:
-    """Return what an executor proves itself with."""
+    """Return the hello of an executor, with `changes`."""
     hello = m.Hello(who.spec.executor, who.spec.boot.token, m.PROTOCOL, "test", 0)
     return msgspec.structs.replace(hello, **changes)
 
@@ -63,7 +63,8 @@ class Line:
         self.peer = peer
 
     async def outcome(self, method: str, params: msgspec.Struct) -> str:
-        """Call or tell; return the reason of the refusal, `closed` where a notification ended the connection."""
+        """Call or notify; return `allowed`, the reason of the refusal, or `closed` if a notification ended the
+        connection."""
         try:
             if EXECUTOR[method].kind == "request":
                 await self.peer.call(method, params, WAIT)
@@ -75,12 +76,12 @@ class Line:
         return "allowed"
 
     async def is_over(self) -> bool:
-        """Tell whether hutchd has closed it."""
+        """Return whether hutchd has closed the connection."""
         return await self.outcome("heartbeat", m.Heartbeat()) == "closed"
 
 
 class Place:
-    """A hutchd whose executors are started and do not dial: the test does."""
+    """A hutchd whose executors start but do not connect: the test connects for them."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -88,7 +89,7 @@ class Place:
 
     @asynccontextmanager
     async def line(self, uid: int, pid: int) -> AsyncIterator[Line]:
-        """Dial as a process of an account."""
+        """Connect as a process of an account."""
         ours, theirs = socket.socketpair()
         peer = Peer(
             SocketStream(theirs),
@@ -105,13 +106,13 @@ class Place:
 
     @asynccontextmanager
     async def dialled(self, who: FakeExecutor) -> AsyncIterator[Line]:
-        """Dial as an executor, and say hello."""
+        """Connect as an executor and say hello."""
         async with self.line(who.spec.account.uid, who.pid) as line:
             await line.peer.call("hello", hello_of(who), WAIT)
             yield line
 
     async def spare(self) -> FakeExecutor:
-        """Have one more started; it waits for nothing but the dial."""
+        """Start one more executor; hutchd waits for it to connect."""
         before = len(self.stage.host.started)
         key = ExecutorKey(self.stage.account_of(self.stage.me.uid), "script", self.stage.host.name)
         self.stage.pool.warm([key])
@@ -119,7 +120,7 @@ class Place:
         return self.stage.host.started[-1]
 
     async def leased(self, session: m.Session, who: FakeExecutor) -> None:
-        """Wait until an executor has got the session; its lease is stored before."""
+        """Wait until the executor has prepared the session."""
 
         async def has() -> bool:
             found = self.stage.pool.roster.of_session(session.id)
@@ -141,7 +142,7 @@ async def place(folder: Path) -> AsyncIterator[Place]:
 
 @asynccontextmanager
 async def standing(here: Place, which: LeaseStanding) -> AsyncIterator[tuple[Line, str, FakeExecutor]]:
-    """Give a connection that stands so to a session."""
+    """Give a connection with this standing, a session and the executor."""
     who = await here.spare()
     if which is LeaseStanding.STRANGER:
         session = await here.stage.open(cwd="/project/elsewhere")
@@ -174,7 +175,7 @@ async def test_each_cell_is_as_the_table_says(tmp_path: Path, which: LeaseStandi
     async with place(tmp_path) as here, standing(here, which) as (line, session, who):
         said = await line.outcome(method, CALLS[method](session, who))
         stored = 0
-        with suppress(HutchError):  # there is no such session
+        with suppress(HutchError):  # the session does not exist
             stored = len((await Journal(here.stage.store).read(session, 0)).events)
 
     refused = want.word if want is not None and EXECUTOR[method].kind == "request" else "closed"
@@ -188,12 +189,12 @@ def test_every_method_has_a_row_and_a_call() -> None:
 
 
 def another(who: FakeExecutor, other: FakeExecutor) -> m.Hello:
-    """Return a hello of one with the token of the other."""
+    """Return a hello of one executor with the token of another."""
     return hello_of(who, token=other.spec.boot.token)
 
 
 HELLOS: Final[Mapping[str, tuple[Callable[[FakeExecutor, FakeExecutor], m.Hello], str]]] = {
-    # a call of a spare while another executor exists, and its outcome
+    # the hello of a spare while another executor exists, and its outcome
     "its own": (lambda who, other: hello_of(who), "allowed"),
     "the protocol before": (lambda who, other: hello_of(who, protocol=m.PROTOCOL - 1), "allowed"),
     "no token": (lambda who, other: hello_of(who, token=""), "token_unknown"),
@@ -207,8 +208,8 @@ HELLOS: Final[Mapping[str, tuple[Callable[[FakeExecutor, FakeExecutor], m.Hello]
 
 
 @pytest.mark.parametrize("what", HELLOS)
-async def test_hello_lets_in_whose_token_it_is(tmp_path: Path, what: str) -> None:
-    """A token counts for the executor that it was made for; a refused hello ends the connection."""
+async def test_a_token_admits_only_its_executor(tmp_path: Path, what: str) -> None:
+    """hutchd accepts a token only from the executor that it was issued for; a refused hello ends the connection."""
     say, want = HELLOS[what]
     async with place(tmp_path) as here:
         other = await here.spare()
@@ -225,8 +226,8 @@ async def test_hello_lets_in_whose_token_it_is(tmp_path: Path, what: str) -> Non
 
 
 @pytest.mark.parametrize(("uid", "pid"), [(1, 0), (0, 1)])
-async def test_a_token_counts_in_its_own_process_alone(tmp_path: Path, uid: int, pid: int) -> None:
-    """Another account, or another process of the account, that shows the token is refused, and the right one is not."""
+async def test_a_token_admits_only_its_process(tmp_path: Path, uid: int, pid: int) -> None:
+    """Another account or process that shows the token is refused; the right process is admitted afterwards."""
     async with place(tmp_path) as here:
         who = await here.spare()
         async with here.line(who.spec.account.uid + uid, who.pid + pid) as thief:

@@ -1,7 +1,7 @@
 """Every cell of the table of clients, through real connections to real services and their store.
 
-A cell is a method, who calls it, whether hutchd drains, what the call is about, whose that is, and how its session
-stands. Each is called once, and has to answer as the table says.
+A cell is a method, the caller's role, whether hutchd drains, the call's subject, its ownership and its session's
+state. The test calls each cell once and compares the reply with the table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ALL: Final = (Subject.SEEN, Subject.OWN)
 CASE: Final = json.dumps({"id": "c", "tool": "Bash", "input": {"command": "rm x"}, "want": "ask"})
 
 CALLS: Final[Mapping[str, Callable[[Things, bool], msgspec.Struct]]] = {
-    # how to call each method about these things; `every`: about all that it can be about
+    # the parameters of each method for these records; `every`: for all records that it can name
     "ping": lambda it, every: m.Nothing(),
     "get_version": lambda it, every: m.VersionParams(m.PROTOCOL, "test"),
     "get_status": lambda it, every: m.Nothing(),
@@ -68,7 +68,7 @@ CALLS: Final[Mapping[str, Callable[[Things, bool], msgspec.Struct]]] = {
     "backup_store": lambda it, every: m.BackupStore(f"/nowhere/{it.session}"),
 }
 SHOWN: Final = ("list_sessions", "read_events", "list_permissions", "read_audit", "get_usage")
-"""What tells an administrator of everybody's things when it is asked about all."""
+"""The methods that show administrators the records of all users."""
 
 
 USING_UP: Final = (
@@ -98,12 +98,12 @@ class Cell(NamedTuple):
 
     @property
     def uses_up(self) -> bool:
-        """After the call its things are not what they were: it needs some of its own."""
+        """Whether the call changes its records, so that it needs records of its own."""
         return self.method in USING_UP and self.expected is None
 
     @property
     def unseen(self) -> bool:
-        """It is about something that the caller does not see."""
+        """Whether the caller may not see the subject of the call."""
         sees = self.role in (Role.ROOT, Role.ADMIN) and self.about is not Subject.KEY
         return self.about in NAMED and (
             self.whose is Ownership.MISSING or (self.whose is Ownership.FOREIGN and not sees)
@@ -111,7 +111,7 @@ class Cell(NamedTuple):
 
 
 def cells() -> Iterable[Cell]:
-    """Give them all."""
+    """Yield every cell of the table."""
     for method, row in CLIENT_GATE.items():
         for role in Role:
             for phase in Phase:
@@ -128,7 +128,7 @@ def cells() -> Iterable[Cell]:
 
 
 def params_of(cell: Cell, it: Things, folder: Path) -> msgspec.Struct:
-    """Return what to call it with."""
+    """Return the parameters of the cell's call."""
     if cell.method == "backup_store":
         return m.BackupStore(str(folder / f"copy-{absent().session}"))
     if (cell.method, cell.about) == ("list_permissions", Subject.QUESTION):
@@ -137,7 +137,7 @@ def params_of(cell: Cell, it: Things, folder: Path) -> msgspec.Struct:
 
 
 class Walk:
-    """What one hutchd answered."""
+    """The results of all cells against one hutchd."""
 
     def __init__(self) -> None:
         self.done: Counter[Cell] = Counter()
@@ -146,7 +146,7 @@ class Walk:
         """The replies to callers about records that they may not see, without the names that the call contained."""
 
     async def step(self, cell: Cell, peer: Peer[None], it: Things, folder: Path, foreign: tuple[str, ...]) -> None:
-        """Call once and compare. `foreign` is what names Bob's things."""
+        """Make one call and compare its result. `foreign` holds the ids of Bob's records."""
         said = "allowed"
         try:
             answer = msgspec.json.encode(await peer.call(cell.method, params_of(cell, it, folder), 30.0)).decode()
@@ -164,10 +164,12 @@ class Walk:
         self.done[cell] += 1
 
     def _look(self, cell: Cell, answer: str, foreign: tuple[str, ...]) -> None:
-        """See that an answer shows of Bob's what the caller may see, and no more."""
+        """Check that the reply shows of Bob's records only what the caller may see."""
         sees = cell.role in (Role.ROOT, Role.ADMIN)
         shown = [name for name in foreign if name in answer]
-        everybodys = cell.about is Subject.SEEN or cell.method == "list_permissions"  # its question is where it begins
+        everybodys = (
+            cell.about is Subject.SEEN or cell.method == "list_permissions"
+        )  # the walk starts with its permission request
         if shown and not (sees and (everybodys or cell.whose is Ownership.FOREIGN)):
             self.wrong.append(f"{cell}: shows {shown}")
         if not shown and sees and cell.about is Subject.SEEN and cell.method in SHOWN:
@@ -175,7 +177,7 @@ class Walk:
 
 
 async def walk(folder: Path, which: Iterable[Cell], phase: Phase, into: Walk) -> None:
-    """Make what the cells need, and call them all."""
+    """Create the records that the cells need, and call every cell."""
     todo = list(which)
     folder.mkdir()
     async with new_stage(folder) as stage:
@@ -216,7 +218,7 @@ async def walk(folder: Path, which: Iterable[Cell], phase: Phase, into: Walk) ->
 
 
 def stops(cell: Cell) -> bool:
-    """Tell whether hutchd drains after it."""
+    """Return whether hutchd drains after the call."""
     return cell.method == "stop_daemon" and cell.expected is None
 
 
@@ -228,7 +230,7 @@ async def test_each_cell_is_as_the_table_says(tmp_path: Path) -> None:
     draining = [cell for cell in cells() if cell.phase is Phase.DRAINING]
 
     await walk(tmp_path / "serving", [cell for cell in serving if not stops(cell)], Phase.SERVING, seen)
-    for number, cell in enumerate(filter(stops, serving)):  # each ends its hutchd
+    for number, cell in enumerate(filter(stops, serving)):  # each of these calls ends its hutchd
         await walk(tmp_path / f"stops-{number}", [cell], Phase.SERVING, seen)
     await walk(tmp_path / "draining", draining, Phase.DRAINING, seen)
 
@@ -246,9 +248,8 @@ def test_every_method_has_a_row_and_a_call() -> None:
 
 
 @pytest.mark.parametrize("uid", [0, UID[Role.ADMIN], UID[Role.HUTCHD]])
-async def test_a_process_of_a_session_has_no_rights_of_its_account(tmp_path: Path, uid: int) -> None:
-    """Whatever account a session runs as, a process of it is an insider: it sees that account's own and operates
-    nothing."""
+async def test_a_process_of_a_session_lacks_the_rights_of_its_account(tmp_path: Path, uid: int) -> None:
+    """Under any account, a session's process is an insider: it sees that account's records and operates nothing."""
     async with new_stage(tmp_path) as stage, stage.hutchd():
         side = client_side(stage)
         async with dialled(side, BOB) as bob, dialled(side, uid, insider="x-0000000000000000") as inside:
@@ -263,8 +264,8 @@ async def test_a_process_of_a_session_has_no_rights_of_its_account(tmp_path: Pat
     assert (looked.value.reason, stopped.value.reason) == (Reason.NOT_FOUND, Reason.INSIDER)
 
 
-async def test_who_is_no_administrator_any_more_sees_no_more_than_the_own(tmp_path: Path) -> None:
-    """Other settings count at the next call, also on a connection that is there already."""
+async def test_a_former_administrator_sees_only_their_own_records(tmp_path: Path) -> None:
+    """New settings take effect at the next call, on open connections too."""
     admins = {UID[Role.ADMIN]}
     async with new_stage(tmp_path) as stage, stage.hutchd():
         side = client_side(stage, lambda one: one in admins)
@@ -279,8 +280,8 @@ async def test_who_is_no_administrator_any_more_sees_no_more_than_the_own(tmp_pa
     assert after.sessions == ()
 
 
-async def test_status_tells_a_person_of_the_own_things(tmp_path: Path) -> None:
-    """Executors are shown to the owner of the session that they serve, and notices about the host to operators."""
+async def test_status_shows_users_their_own_executors(tmp_path: Path) -> None:
+    """Each executor is shown to its session's owner, and notices about the host to operators."""
     async with new_stage(tmp_path) as stage, stage.hutchd():
         side = client_side(stage)
         stage.host.refusing, stage.host.play = 100, play

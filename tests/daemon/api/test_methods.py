@@ -1,4 +1,4 @@
-"""The table of methods: it is whole, and what carries a method out takes and gives what the wire says."""
+"""The method tables are complete, and each function has the types of the protocol."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def annotations_of(call: Any) -> tuple[Any, Any]:
     return hints[last], hints["return"]
 
 
-def test_the_tables_name_the_methods_of_the_wire() -> None:
-    """Each method of the wire has one line and one row of the gate; the peer answers `ping` by itself."""
+def test_each_method_of_the_protocol_has_one_row() -> None:
+    """Each method has one row in its table and one in the gate; the peer answers `ping` itself."""
     assert {*CLIENT_METHODS, "ping"} == set(CLIENT) == set(CLIENT_GATE)
     assert {*EXECUTOR_METHODS, HELLO, "ping"} == set(EXECUTOR) == set(EXECUTOR_GATE)
 
 
 @pytest.mark.parametrize("name", CLIENT_METHODS)
-def test_a_clients_method_takes_and_gives_what_the_wire_says(name: str) -> None:
-    """Its line, the table of the wire and the annotations of the function name the same types."""
+def test_client_methods_have_the_types_of_the_protocol(name: str) -> None:
+    """A client method's row, the protocol table and the function's annotations name the same types."""
     line, wire = CLIENT_METHODS[name], CLIENT[name]
 
     assert line.params is wire.params
@@ -48,8 +48,8 @@ def test_a_clients_method_takes_and_gives_what_the_wire_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXECUTOR_METHODS)
-def test_an_executors_method_takes_and_gives_what_the_wire_says(name: str) -> None:
-    """The same for executors; a notification gives nothing."""
+def test_executor_methods_have_the_types_of_the_protocol(name: str) -> None:
+    """The same holds for executor methods; a notification returns nothing."""
     line, wire = EXECUTOR_METHODS[name], EXECUTOR[name]
     nothing = type(None)
 
@@ -57,13 +57,13 @@ def test_an_executors_method_takes_and_gives_what_the_wire_says(name: str) -> No
     assert annotations_of(line.call_of(SERVICES)) == (wire.params, wire.result or nothing)  # type: ignore[arg-type]
 
 
-def test_hello_takes_and_gives_what_the_wire_says() -> None:
-    """It is the connection's own."""
+def test_hello_has_the_types_of_the_protocol() -> None:
+    """The connection itself handles `hello`, with the types of the protocol."""
     assert annotations_of(ExecutorConnection.hello) == (EXECUTOR[HELLO].params, EXECUTOR[HELLO].result)
 
 
-def test_the_tables_have_no_line_by_string() -> None:
-    """No line looks a method up by its name."""
+def test_no_table_row_names_its_function_by_string() -> None:
+    """Each row refers to its function directly."""
     source = inspect.getsource(methods)
 
     assert "getattr" not in source

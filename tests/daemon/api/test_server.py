@@ -1,4 +1,4 @@
-"""The door of a socket: who is let in, when, and what it costs until then."""
+"""The listener of a socket: which connections it admits, when, and what they cost until then."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ BOUND = 30.0
 """Seconds after which a test has failed."""
 
 
-class House:
-    """What serves: it notes what each connection says first, and echoes until it goes."""
+class Echo:
+    """A service that records the first bytes of each connection and echoes everything until the peer leaves."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,9 +46,9 @@ class House:
 
 
 @asynccontextmanager
-async def house(folder: Path, seconds: float = BOUND, **settings: int) -> AsyncIterator[House]:
-    """Open a door at which a first message is to come within `seconds`."""
-    made = House(folder / "x.sock")
+async def echo_server(folder: Path, seconds: float = BOUND, **settings: int) -> AsyncIterator[Echo]:
+    """Serve a socket that waits `seconds` for a connection's first message."""
+    made = Echo(folder / "x.sock")
     with anyio.fail_after(BOUND), listen(made.path) as listener:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(
@@ -63,16 +63,16 @@ async def house(folder: Path, seconds: float = BOUND, **settings: int) -> AsyncI
 
 
 async def over(stream: SocketStream) -> bool:
-    """Tell whether the other side closes without a word."""
+    """Return whether the other side closes without sending anything."""
     try:
         return await stream.receive() == b"never"
     except (anyio.EndOfStream, anyio.BrokenResourceError):
         return True
 
 
-async def test_a_connection_is_served_from_its_first_whole_message_on(tmp_path: Path) -> None:
-    """Nothing of what came before is lost, in however many pieces it came."""
-    async with house(tmp_path) as made:
+async def test_a_connection_is_served_after_its_first_whole_message(tmp_path: Path) -> None:
+    """The service receives every byte from the start, however many pieces they came in."""
+    async with echo_server(tmp_path) as made:
         with made.line() as line:
             for piece in (b'["fir', b'st"]', b"\nsec"):
                 await line.send(piece)
@@ -85,9 +85,9 @@ async def test_a_connection_is_served_from_its_first_whole_message_on(tmp_path: 
 
 
 @pytest.mark.parametrize("said", [b"", b"half"])
-async def test_who_sends_no_whole_message_in_time_is_cut_off_unserved(tmp_path: Path, said: bytes) -> None:
-    """Silent or slow."""
-    async with house(tmp_path, 0.05) as made:
+async def test_a_connection_without_a_whole_message_in_time_is_closed(tmp_path: Path, said: bytes) -> None:
+    """A silent peer and a slow one are closed before any service sees them."""
+    async with echo_server(tmp_path, 0.05) as made:
         with made.line() as line:
             if said:
                 await line.send(said)
@@ -97,9 +97,9 @@ async def test_who_sends_no_whole_message_in_time_is_cut_off_unserved(tmp_path: 
 
 
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n", b"\x00\xff\n", b"\n", b'{"jsonrpc":\n{}\n'])
-async def test_who_begins_with_what_is_no_json_is_told_and_cut_off(tmp_path: Path, said: bytes) -> None:
-    """It is no client; nothing is made to serve it."""
-    async with house(tmp_path) as made:
+async def test_a_first_line_that_is_not_json_gets_parse_error(tmp_path: Path, said: bytes) -> None:
+    """The peer gets `parse_error` and is closed; no service sees it."""
+    async with echo_server(tmp_path) as made:
         with made.line() as line:
             await line.send(said)
             told = json.loads(await line.receive())
@@ -108,9 +108,9 @@ async def test_who_begins_with_what_is_no_json_is_told_and_cut_off(tmp_path: Pat
     assert (told["error"]["code"], told["id"], made.first) == (-32700, None, [])
 
 
-async def test_a_long_first_message_is_read_by_what_serves_it(tmp_path: Path) -> None:
-    """The door keeps no more than 64 KiB of it."""
-    async with house(tmp_path) as made:
+async def test_the_service_reads_the_rest_of_a_long_first_message(tmp_path: Path) -> None:
+    """The listener buffers at most 64 KiB of it."""
+    async with echo_server(tmp_path) as made:
         with made.line() as line, anyio.fail_after(BOUND):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(line.send, b"x" * 200_000)
@@ -121,9 +121,9 @@ async def test_a_long_first_message_is_read_by_what_serves_it(tmp_path: Path) ->
     assert 65_536 <= len(made.first[0]) < 200_000
 
 
-async def test_who_leaves_before_a_whole_message_makes_room(tmp_path: Path) -> None:
-    """An account may have as many as before."""
-    async with house(tmp_path, connections_per_uid=2) as made:
+async def test_a_peer_that_leaves_early_frees_its_place(tmp_path: Path) -> None:
+    """A connection that ends before its first message no longer counts against its account's limit."""
+    async with echo_server(tmp_path, connections_per_uid=2) as made:
         for _ in range(5):
             with made.line() as gone:
                 await gone.send(b"half")
@@ -140,9 +140,9 @@ async def test_who_leaves_before_a_whole_message_makes_room(tmp_path: Path) -> N
             assert refused
 
 
-async def test_many_that_come_at_once_are_all_let_in(tmp_path: Path) -> None:
-    """At a pace, beyond the first few."""
-    async with house(tmp_path) as made:
+async def test_a_burst_of_connections_is_admitted(tmp_path: Path) -> None:
+    """Beyond the first few, the listener paces them but refuses none."""
+    async with echo_server(tmp_path) as made:
         with made.line() as first:
             await first.send(b"[1]\n")
             with ExitStack() as stack:
@@ -153,13 +153,13 @@ async def test_many_that_come_at_once_are_all_let_in(tmp_path: Path) -> None:
                 assert [await stream.receive() for stream in streams] == [b"[2]\n"] * 100
 
 
-async def test_what_waits_at_the_door_ends_with_it(tmp_path: Path) -> None:
-    """No connection is left open behind a server that has stopped."""
+async def test_pending_connections_end_with_the_listener(tmp_path: Path) -> None:
+    """A server that stops leaves no connection open."""
     with ExitStack() as stack:
-        async with house(tmp_path) as made:
+        async with echo_server(tmp_path) as made:
             half = stack.enter_context(made.line())
             await half.send(b"half")
-            with made.line() as line:  # taken after it
+            with made.line() as line:  # admitted after it
                 await line.send(b"[1]\n")
                 await line.receive()
         with anyio.fail_after(BOUND):

@@ -1,4 +1,4 @@
-"""A vault on a real store, and a session to ask for keys with."""
+"""A vault on a real store, and a session that requests keys."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ HOLDER = LeaseHolder("x-1", os.getuid(), os.getpid(), start_time(os.getpid()) or
 
 
 async def report_nothing(key: KeyRow, sessions: Sequence[str], trouble: str) -> None:
-    """Ignore a key's trouble."""
+    """Ignore trouble with a key."""
 
 
 @dataclass
 class VaultStage:
-    """A vault and what it stands on."""
+    """A vault, its store and its files."""
 
     folder: Path
     store: Store
@@ -44,13 +44,13 @@ class VaultStage:
     master: MasterKeys
 
     async def again(self) -> Vault:
-        """Read the vault as a restarted hutchd does."""
+        """Open the vault as a restarted hutchd does."""
         self.master = load_master_keys(self.folder / "master.key", {})
         self.vault = await Vault.load(self.store, self.master, self.folder / "vault.ledger")
         return self.vault
 
     def broker(self, settings: Settings, holds: Any, report: KeyReport = report_nothing) -> Broker:
-        """Return hutchd's side of a broker on these."""
+        """Return hutchd's side of a broker on this vault and store."""
         return Broker(
             self.store,
             SettingsInForce(settings),

@@ -1,4 +1,4 @@
-"""hutchd with a real broker process: leases from the vault's keys, crashes of either, what is booked."""
+"""hutchd with a real broker process: leases for the vault's keys, crashes of either process, recorded usage."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STALLING = (Say("one"), Stall())
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A directory with a path that is short enough for sockets."""
+    """A directory whose path is short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="hk-") as name:
         yield Path(name)
 
@@ -83,7 +83,7 @@ def broker_pid(folder: Path) -> int | None:
 
 
 def end(pid: int) -> None:
-    """End a broker that outlived its hutchd, if it is there still."""
+    """End a broker that outlived its hutchd."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -102,7 +102,7 @@ async def ask(grant: m.KeyGrant) -> tuple[int, bytes]:
 
 
 async def booked(stage: VaultStage, count: int) -> list[Any]:
-    """Return the stored usage once it counts that number of requests."""
+    """Return the stored usage once it counts this number of requests."""
     with anyio.fail_after(60):
         while True:
             rows = await stage.store.read(lambda conn: list(usage.USAGE.all(conn, "WHERE source = 'broker'")))
@@ -111,8 +111,8 @@ async def booked(stage: VaultStage, count: int) -> list[Any]:
             await anyio.sleep(0.02)
 
 
-async def test_a_lease_is_worth_the_key_at_the_broker_alone(folder: Path) -> None:
-    """The executor gets a lease; the provider gets the key; usage and the audit say so, and hold no secret."""
+async def test_the_executor_gets_a_lease_and_the_provider_gets_the_key(folder: Path) -> None:
+    """Usage and the audit record the lease, and neither holds a secret."""
     async with serve(key=KEY, script=lambda _: SAY) as model, working(folder, model.url) as (stage, broker):
         grants = stage.grants(settings_for(model.url), broker)
         grant = await grants.grant(session(), "anthropic", HOLDER)
@@ -136,7 +136,7 @@ async def test_a_lease_is_worth_the_key_at_the_broker_alone(folder: Path) -> Non
 
 
 async def test_revoking_ends_the_executors_leases(folder: Path) -> None:
-    """A stream that is open ends, and the next request is refused and audited."""
+    """An open stream ends; the next request is refused and audited."""
     async with (
         serve(key=KEY, script=lambda _: [Say("one"), Stall()]) as model,
         working(folder, model.url) as (stage, broker),
@@ -159,8 +159,8 @@ async def row_of(stage: VaultStage) -> Any:
     return (await stage.vault.choose(OWNER, "anthropic")).row
 
 
-async def test_a_broker_that_was_killed_is_replaced_and_knows_the_leases(folder: Path) -> None:
-    """After kill -9 a new one is there, and the lease that the agent holds works at it."""
+async def test_a_killed_broker_is_replaced_and_its_leases_still_work(folder: Path) -> None:
+    """After kill -9 hutchd starts a new broker, which accepts the agent's lease."""
     async with serve(key=KEY, script=lambda _: SAY) as model, working(folder, model.url) as (stage, broker):
         grant = await broker.lease(session(), HOLDER, "anthropic", await row_of(stage))
         before = broker_pid(folder)
@@ -173,7 +173,7 @@ async def test_a_broker_that_was_killed_is_replaced_and_knows_the_leases(folder:
                     status, _ = await ask(grant)
                 except (OSError, EOFError, IndexError, ValueError):
                     await anyio.sleep(0.02)
-                if status == 401:  # the new one is there and has not been told yet
+                if status == 401:  # the new broker runs and does not have the leases yet
                     status = None
 
         assert status == 200
@@ -181,7 +181,7 @@ async def test_a_broker_that_was_killed_is_replaced_and_knows_the_leases(folder:
 
 
 async def test_a_broker_outlives_hutchd_with_its_streams(folder: Path) -> None:
-    """A new hutchd finds the same process; a stream goes on through it all; the usage is booked once."""
+    """A new hutchd adopts the same process; an open stream goes on; its usage is recorded once."""
     pause = Pause()
     async with serve(key=KEY, script=lambda _: [Say("one"), pause, Say("two")]) as model:
         settings = settings_for(model.url)
@@ -210,8 +210,8 @@ async def test_a_broker_outlives_hutchd_with_its_streams(folder: Path) -> None:
         assert (len(rows), status, refused) == (1, 200, 401)
 
 
-async def test_leases_that_a_new_hutchd_does_not_hold_die(folder: Path) -> None:
-    """Whose executor is not there any more after a restart has no lease either."""
+async def test_a_new_hutchd_ends_leases_of_missing_executors(folder: Path) -> None:
+    """After a restart, an executor that no longer exists has no lease."""
     async with serve(key=KEY, script=lambda _: SAY) as model:
         settings = settings_for(model.url)
         async with vault_stage(folder) as stage:
@@ -228,10 +228,10 @@ async def test_leases_that_a_new_hutchd_does_not_hold_die(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["one hutchd", "a restart in between"])
-async def test_a_budget_ends_the_spending(folder: Path, restarts: bool) -> None:
-    """A session with a budget gets it in portions, and no request after it is spent, across restarts."""
+async def test_a_spent_budget_refuses_requests(folder: Path, restarts: bool) -> None:
+    """A session spends its budget in portions; once it is spent, every request is refused, across restarts too."""
     async with serve(key=KEY, script=lambda _: (Usage(input=30, output=0), SAY)) as model, vault_stage(folder) as stage:
-        price = PriceSettings(input=1e6, output=0)  # a dollar a token
+        price = PriceSettings(input=1e6, output=0)  # one dollar per token
         provider = ProviderSettings(base_url=model.url, prices={"claude-sonnet-4-5": price})
         settings = Settings(providers={"anthropic": provider}, broker=BrokerSettings(usd=10.0))
         row = session(limits=m.Limits(max_usd=100.0))
@@ -260,8 +260,8 @@ async def test_a_budget_ends_the_spending(folder: Path, restarts: bool) -> None:
     assert statuses == [200, 200, 200, 200, 402]
 
 
-async def test_a_lease_is_given_back_what_it_used(folder: Path) -> None:
-    """Once that is a tenth of what it may use in advance: a session that goes on and on is never refused."""
+async def test_a_lease_is_refilled_with_what_it_used(folder: Path) -> None:
+    """hutchd refills it after a tenth of its portion, so that a long session is never refused."""
     async with serve(key=KEY, script=lambda _: SAY) as model, vault_stage(folder) as stage:
         providers = {"anthropic": ProviderSettings(base_url=model.url)}
         settings = Settings(providers=providers, broker=BrokerSettings(requests=20))
@@ -276,14 +276,14 @@ async def test_a_lease_is_given_back_what_it_used(folder: Path) -> None:
 
 
 async def refilled(broker: Broker, requests: int = 1000) -> None:
-    """Return when the broker was given back all that it is to have for the requests so far."""
+    """Return once hutchd has refilled the broker for all requests so far."""
     with anyio.fail_after(30):
         while (found := await broker.status()) is None or found.leases[0].requests < requests:
             await anyio.sleep(0.01)
 
 
 async def test_a_replaced_key_is_used_from_the_next_request_on(folder: Path) -> None:
-    """A lease stands for the credential, not for its secret of one day."""
+    """A lease names the credential, not one version of its secret."""
     async with serve(key=KEY, script=lambda _: SAY) as model, working(folder, model.url) as (stage, broker):
         grant = await broker.lease(session(), HOLDER, "anthropic", await row_of(stage))
         await ask(grant)
@@ -295,8 +295,8 @@ async def test_a_replaced_key_is_used_from_the_next_request_on(folder: Path) -> 
         assert status == 200
 
 
-async def test_a_key_that_cannot_be_had_is_asked_for_and_waited_for(folder: Path) -> None:
-    """Its owner is asked in the sessions that use it; the request waits for the new key."""
+async def test_a_request_waits_for_a_missing_key(folder: Path) -> None:
+    """Each session that uses the key notifies its owner; the request waits for the new key."""
     told: list[tuple[str, tuple[str, ...], str]] = []
     asked = anyio.Event()
 
@@ -330,8 +330,8 @@ async def test_a_key_that_cannot_be_had_is_asked_for_and_waited_for(folder: Path
     assert settled == ("default", ("s-1",), "")
 
 
-async def test_a_request_does_not_wait_longer_than_it_may_for_a_key(folder: Path) -> None:
-    """Without an answer of the owner it gets an error that may be tried again, with the reason."""
+async def test_a_request_stops_waiting_for_a_key_at_its_deadline(folder: Path) -> None:
+    """The agent then gets an error that it may retry, with the reason."""
     async with (
         serve(key=KEY, script=lambda _: SAY) as model,
         working(folder, model.url, key_timeout=5.0) as (
@@ -349,15 +349,15 @@ async def test_a_request_does_not_wait_longer_than_it_may_for_a_key(folder: Path
         assert model.requests == []
 
 
-async def test_the_broker_cannot_be_looked_into_and_shows_no_key(folder: Path) -> None:
-    """Its memory and environment are closed to its own account; neither argv nor environment holds a secret."""
+async def test_the_brokers_memory_is_closed_and_no_key_is_visible(folder: Path) -> None:
+    """Its own account cannot read its memory or environment; neither argv nor environment holds a secret."""
     async with serve(key=KEY, script=lambda _: SAY) as model, working(folder, model.url) as (stage, broker):
         grant = await broker.lease(session(), HOLDER, "anthropic", await row_of(stage))
         await ask(grant)
         pid = broker_pid(folder)
         proc = Path(f"/proc/{pid}")
         seen = (proc / "cmdline").read_bytes()
-        if os.getuid() == 0:  # root may look
+        if os.getuid() == 0:  # root may read it
             seen += (proc / "environ").read_bytes()
         limits = (proc / "limits").read_text()
         owner = (proc / "environ").stat().st_uid
@@ -368,8 +368,8 @@ async def test_the_broker_cannot_be_looked_into_and_shows_no_key(folder: Path) -
         assert re.search(r"Max core file size +0 +0 ", limits)
 
 
-async def test_a_broker_without_descriptors_waits_for_some(folder: Path) -> None:
-    """An agent that dials then is answered once descriptors are free again; the log stays small meanwhile."""
+async def test_a_broker_without_descriptors_waits_until_some_are_free(folder: Path) -> None:
+    """An agent that connects meanwhile is served once descriptors are free; the log stays small."""
     async with serve(key=KEY, script=lambda _: SAY) as model, working(folder, model.url) as (stage, broker):
         grant = await broker.lease(session(), HOLDER, "anthropic", await row_of(stage))
         pid = broker_pid(folder)
@@ -382,7 +382,7 @@ async def test_a_broker_without_descriptors_waits_for_some(folder: Path) -> None
             for _ in range(60):
                 await crowd.enter_async_context(await dial(Path(grant.unix_socket)))
             for _ in range(60):
-                await broker.status()  # in the meantime it takes those that it can
+                await broker.status()  # meanwhile it accepts the connections that it can
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
             status, _ = await ask(grant)
         log = (folder / "broker.log").read_text()
@@ -392,7 +392,7 @@ async def test_a_broker_without_descriptors_waits_for_some(folder: Path) -> None
 
 
 async def test_without_a_broker_a_lease_is_refused_with_the_reason(folder: Path) -> None:
-    """hutchd says what is wrong; it never hands the key out instead."""
+    """hutchd never hands out the key instead."""
     async with vault_stage(folder) as stage:
         await stage.put()
         settings = settings_for("http://127.0.0.1:1")
@@ -404,7 +404,7 @@ async def test_without_a_broker_a_lease_is_refused_with_the_reason(folder: Path)
 
 
 async def test_an_unknown_provider_needs_a_dialect(folder: Path) -> None:
-    """Whose API it speaks cannot be guessed."""
+    """hutchd cannot guess which API such a provider speaks."""
     async with serve(key=KEY, script=lambda _: SAY) as model, working(folder, model.url) as (stage, broker):
         await stage.put(provider="somebody")
         row = (await stage.vault.choose(OWNER, "somebody")).row

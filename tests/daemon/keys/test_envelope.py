@@ -1,4 +1,4 @@
-"""Envelopes: what opens, and what never does."""
+"""Envelopes: which ones open, and which never do."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ MASTER = os.urandom(32)
 PLAIN = b"sk-rehearsal-0123456789"
 
 
-def test_what_was_sealed_opens() -> None:
-    """The same master key and purpose give the secret back."""
+def test_a_sealed_secret_opens() -> None:
+    """The same master key and purpose return the secret."""
     envelope = seal_envelope(MASTER, "1000/anthropic/k-1/1", PLAIN)
 
     assert open_envelope(MASTER, "1000/anthropic/k-1/1", envelope) == PLAIN
@@ -29,8 +29,8 @@ def test_an_envelope_moved_to_another_place_does_not_open(purpose: str) -> None:
         open_envelope(MASTER, purpose, envelope)
 
 
-def test_no_changed_byte_opens() -> None:
-    """Each byte of an envelope is authenticated, the layout number too."""
+def test_a_changed_envelope_does_not_open() -> None:
+    """Every byte of an envelope is authenticated, its layout number too."""
     envelope = seal_envelope(MASTER, "p", PLAIN)
 
     for place in range(len(envelope)):
@@ -41,7 +41,7 @@ def test_no_changed_byte_opens() -> None:
 
 @pytest.mark.parametrize("length", [0, 1, 12, 60, 88])
 def test_a_cut_envelope_does_not_open(length: int) -> None:
-    """Bytes that are too few are refused like changed ones."""
+    """A truncated envelope is refused like a changed one."""
     with pytest.raises(SealError):
         open_envelope(MASTER, "p", seal_envelope(MASTER, "p", PLAIN)[:length])
 

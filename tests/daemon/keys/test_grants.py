@@ -1,4 +1,4 @@
-"""What an executor may have of a key, and what the audit says of it."""
+"""What an executor gets of a key, and what the audit records about it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ async def always(executor: str, session: str) -> bool:
     return True
 
 
-async def test_a_direct_key_is_the_owners_choice_and_recorded(tmp_path: Path) -> None:
-    """The secret itself, where the settings say so; the audit has the fact and never the value."""
+async def test_direct_delivery_is_a_setting_and_audited(tmp_path: Path) -> None:
+    """If the settings say `direct`, the executor gets the secret; the audit records that, never the value."""
     async with vault_stage(tmp_path) as stage:
         await stage.put()
         grant = await stage.grants(DIRECT, stage.broker(DIRECT, always)).grant(session(), "anthropic", HOLDER)
@@ -33,7 +33,7 @@ async def test_a_direct_key_is_the_owners_choice_and_recorded(tmp_path: Path) ->
 
 
 async def test_a_refusal_is_recorded(tmp_path: Path) -> None:
-    """Who asked for a key that is not there is in the audit too."""
+    """A request for a missing key is in the audit too."""
     async with vault_stage(tmp_path) as stage:
         with pytest.raises(HutchError) as refused:
             await stage.grants(DIRECT).grant(session(credential="work"), "anthropic")
@@ -43,8 +43,8 @@ async def test_a_refusal_is_recorded(tmp_path: Path) -> None:
     assert line.outcome == "no_key"
 
 
-async def test_it_is_explained_which_key_is_used_and_how_it_is_handed_out(tmp_path: Path) -> None:
-    """The choice and the delivery, each with its reason."""
+async def test_explain_key_names_the_key_and_its_delivery(tmp_path: Path) -> None:
+    """It gives the reason for each choice."""
     async with vault_stage(tmp_path) as stage:
         await stage.put()
         direct = await stage.grants(DIRECT, stage.broker(DIRECT, always)).explain(OWNER, "anthropic")

@@ -1,4 +1,4 @@
-"""What hutchd knows of granted leases: budgets in portions, refills, ends. No broker."""
+"""hutchd's record of granted leases: budgets in portions, refills, ends. Without a broker."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def book_with(*granted: GrantedLease) -> LeaseBook:
 
 
 def test_a_portion_is_taken_from_the_budget_while_it_lasts() -> None:
-    """The last portion is what is left; a lease without a budget has no limit in dollars."""
+    """The last portion is the remainder; a lease without a budget has no limit in dollars."""
     budget = Budget(3.0)
     one, two = GrantedLease(lease(), budget), GrantedLease(lease("l-2"), budget)
     book = book_with(one, two)
@@ -56,7 +56,7 @@ def test_a_portion_is_taken_from_the_budget_while_it_lasts() -> None:
 
 
 def test_leases_of_a_session_share_its_budget() -> None:
-    """The second lease finds the first one's budget; another session's lease does not."""
+    """A second lease of the session draws on the same budget; another session's lease does not."""
     budget = Budget(3.0)
     book = book_with(GrantedLease(lease(), budget), GrantedLease(lease("l-2", session="s-2"), None))
 
@@ -66,7 +66,7 @@ def test_leases_of_a_session_share_its_budget() -> None:
 
 @pytest.mark.parametrize(("requests", "refills"), [(9, []), (10, [("l-1", 10)])])
 def test_requests_are_refilled_from_a_tenth_of_the_portion_on(requests: int, refills: list[tuple[str, int]]) -> None:
-    """Below that the broker is left alone."""
+    """Below a tenth, hutchd sends the broker nothing."""
     book = book_with(GrantedLease(lease(), None))
 
     due = book.count([record(n) for n in range(1, requests + 1)])
@@ -75,7 +75,7 @@ def test_requests_are_refilled_from_a_tenth_of_the_portion_on(requests: int, ref
 
 
 def test_dollars_are_refilled_from_a_tenth_of_the_portion_on() -> None:
-    """As many as were spent, as far as the budget goes; what was refilled is not counted again."""
+    """A refill covers what was spent, within the budget, and counts each dollar once."""
     book = book_with(GrantedLease(lease(), Budget(0.5)))
 
     first = book.count([record(1, usd=0.19)])
@@ -89,7 +89,7 @@ def test_dollars_are_refilled_from_a_tenth_of_the_portion_on() -> None:
 
 
 def test_refused_paid_and_foreign_records_are_not_refilled() -> None:
-    """A refusal used nothing; a record up to `paid_until` was paid by an earlier portion; an unknown lease has none."""
+    """A refusal used nothing, an earlier portion paid records up to `paid_until`, and an unknown lease gets nothing."""
     book = book_with(GrantedLease(lease(), None, paid_until=50))
 
     refused = [record(60 + n, refused="no") for n in range(20)]
@@ -101,7 +101,7 @@ def test_refused_paid_and_foreign_records_are_not_refilled() -> None:
 
 
 def test_a_kept_lease_is_topped_up_and_a_missing_one_starts_over() -> None:
-    """A broker that kept a lease gets the missing requests; one without it gets a whole portion."""
+    """A broker that kept the lease gets the missing requests; one that lost it gets a whole portion."""
     granted = GrantedLease(lease(), Budget(5.0), requests=7, usd=0.1)
     book = book_with(granted)
 
@@ -114,7 +114,7 @@ def test_a_kept_lease_is_topped_up_and_a_missing_one_starts_over() -> None:
 
 
 def test_an_ended_lease_is_remembered_until_the_broker_knows() -> None:
-    """It is no longer live, and stands among the ended ones even if it was never live here."""
+    """The lease is no longer live and is listed as ended, even if this hutchd never granted it."""
     book = book_with(GrantedLease(lease(), None), GrantedLease(lease("l-2", credential="k-2"), None))
 
     book.end([*book.select(lambda one: one.credential == "k-2"), "l-7"])

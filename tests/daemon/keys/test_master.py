@@ -1,4 +1,4 @@
-"""The master key: made once, kept to oneself, never replaced by accident."""
+"""The master key: created once, readable by its owner alone, never replaced by accident."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hutch_daemon.keys.master import CREDENTIAL, MasterKeyError, load_master_key
 
 
 class FakeKeyring(ModuleType):
-    """What the OS keyring does, in memory."""
+    """An OS keyring in memory."""
 
     def __init__(self) -> None:
         super().__init__("keyring")
@@ -48,7 +48,7 @@ def test_the_first_start_makes_a_key_and_later_ones_read_it(tmp_path: Path) -> N
 
 
 def test_a_systemd_credential_comes_first(tmp_path: Path) -> None:
-    """Where the service manager gives a key, no file is made."""
+    """If the service manager passes a key, hutchd creates no file."""
     (tmp_path / CREDENTIAL).write_bytes(base64.b64encode(bytes(32)))
 
     keys = load_master_keys(tmp_path / "master.key", {"CREDENTIALS_DIRECTORY": str(tmp_path)})
@@ -57,8 +57,8 @@ def test_a_systemd_credential_comes_first(tmp_path: Path) -> None:
     assert not (tmp_path / "master.key").exists()
 
 
-def test_a_file_from_before_still_opens_after_a_credential_came(tmp_path: Path) -> None:
-    """Moving to systemd's credentials loses nothing: the older keys still open their envelopes."""
+def test_an_old_key_file_still_opens_its_envelopes(tmp_path: Path) -> None:
+    """After a move to systemd credentials, keys sealed under the file's key still open."""
     before = load_master_keys(tmp_path / "master.key", {})
     (tmp_path / CREDENTIAL).write_bytes(base64.b64encode(bytes(32)))
     (tmp_path / f"{CREDENTIAL}-old").write_bytes(base64.b64encode(b"1" * 32))
@@ -70,8 +70,8 @@ def test_a_file_from_before_still_opens_after_a_credential_came(tmp_path: Path) 
         keys.begin_rotation()
 
 
-def test_a_keyring_is_used_where_it_is_wanted(tmp_path: Path, keyring: FakeKeyring) -> None:
-    """Its key comes before the file's, and a rotation changes it there."""
+def test_a_keyring_is_used_if_the_settings_say_so(tmp_path: Path, keyring: FakeKeyring) -> None:
+    """Its key takes precedence over the file's, and a rotation changes it there."""
     keys = load_master_keys(tmp_path / "master.key", {}, keyring=True)
     before = keys.current
     keys.begin_rotation()
@@ -87,7 +87,7 @@ def test_a_keyring_is_used_where_it_is_wanted(tmp_path: Path, keyring: FakeKeyri
 
 
 def test_a_keyring_that_is_not_installed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing falls back to a file silently."""
+    """hutchd never falls back to a file silently."""
     monkeypatch.setitem(sys.modules, "keyring", None)
 
     with pytest.raises(MasterKeyError, match="hutch\\[keyring\\]"):
@@ -96,7 +96,7 @@ def test_a_keyring_that_is_not_installed_is_an_error(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("text", [b"", b"short", b"!" * 44, base64.b64encode(bytes(31))])
 def test_a_damaged_key_refuses_to_start(tmp_path: Path, text: bytes) -> None:
-    """A damaged file is never replaced: that would lose every stored key."""
+    """hutchd never replaces a damaged file: that would lose every stored key."""
     path = tmp_path / "master.key"
     path.write_bytes(text)
     path.chmod(0o600)
@@ -116,8 +116,8 @@ def test_a_key_that_others_can_read_refuses_to_start(tmp_path: Path) -> None:
         load_master_keys(path, {})
 
 
-def test_a_link_is_no_master_key(tmp_path: Path) -> None:
-    """Whoever can place a link could place a key of theirs."""
+def test_a_symbolic_link_is_refused_as_master_key(tmp_path: Path) -> None:
+    """Whoever can create the link could point it at a key of their own."""
     load_master_keys(tmp_path / "real", {})
     (tmp_path / "master.key").symlink_to(tmp_path / "real")
 
@@ -126,7 +126,7 @@ def test_a_link_is_no_master_key(tmp_path: Path) -> None:
 
 
 def test_a_rotation_destroys_the_old_key(tmp_path: Path) -> None:
-    """Both are there in between; after it the old one's bytes are gone from the file they were in."""
+    """During the rotation both keys exist; afterwards the file no longer holds the old one's bytes."""
     path = tmp_path / "master.key"
     keys = load_master_keys(path, {})
     old = path.read_bytes()
@@ -144,7 +144,7 @@ def test_a_rotation_destroys_the_old_key(tmp_path: Path) -> None:
 
 
 def test_the_key_is_in_no_repr(tmp_path: Path) -> None:
-    """A log line about it shows where it is from, not what it is."""
+    """Its repr names the source, not the value."""
     keys = load_master_keys(tmp_path / "master.key", {})
 
     assert repr(keys.current) == f"MasterKey(file {tmp_path / 'master.key'})"

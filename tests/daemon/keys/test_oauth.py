@@ -1,4 +1,4 @@
-"""Tokens that are refreshed: once, by one, kept before they are used."""
+"""OAuth tokens are refreshed once, by one task, and stored before they are used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.daemon.keys.stage import OWNER, VaultStage, vault_stage
 
 @asynccontextmanager
 async def token_server(answer: Callable[[dict[str, list[str]]], tuple[int, object]]) -> AsyncIterator[str]:
-    """The provider's token end point: `answer` gets the form, and gives a status and a JSON value."""
+    """A provider's token endpoint: `answer` maps the form to a status and a JSON value."""
 
     async def talk(stream: anyio.abc.SocketStream) -> None:
         async with stream:
@@ -55,8 +55,8 @@ async def put(stage: VaultStage, url: str, lives_ms: int) -> KeyRow:
     return (await stage.vault.choose(OWNER, "anthropic")).row
 
 
-async def test_a_token_near_its_end_is_exchanged_once_for_all(tmp_path: Path) -> None:
-    """Many ask, one exchange is made; the new tokens are stored, the next refresh token too."""
+async def test_concurrent_requests_share_one_token_exchange(tmp_path: Path) -> None:
+    """The new tokens are stored, with the new refresh token."""
     forms: list[dict[str, list[str]]] = []
 
     def answer(form: dict[str, list[str]]) -> tuple[int, object]:
@@ -83,8 +83,8 @@ async def test_a_token_near_its_end_is_exchanged_once_for_all(tmp_path: Path) ->
     assert kept.refresh.token.reveal() == "refresh-2"
 
 
-async def test_a_token_that_was_rejected_is_exchanged_once(tmp_path: Path) -> None:
-    """Several leases report the same rejection: the second report gets what the first one brought."""
+async def test_a_rejected_token_is_exchanged_once(tmp_path: Path) -> None:
+    """If several leases report the same rejection, later reports get the result of the first exchange."""
     count = 0
 
     def answer(_: dict[str, list[str]]) -> tuple[int, object]:
@@ -102,8 +102,8 @@ async def test_a_token_that_was_rejected_is_exchanged_once(tmp_path: Path) -> No
     assert after == ["access-2", "access-2"]
 
 
-async def test_who_asked_and_went_away_loses_no_token(tmp_path: Path) -> None:
-    """An exchange that was begun is finished and stored."""
+async def test_a_cancelled_caller_loses_no_token(tmp_path: Path) -> None:
+    """An exchange that has begun is completed and stored."""
     asked = anyio.Event()
 
     def answer(_: dict[str, list[str]]) -> tuple[int, object]:
@@ -133,8 +133,10 @@ async def test_who_asked_and_went_away_loses_no_token(tmp_path: Path) -> None:
         (200, {"access_token": "access-2", "expires_in": float("inf")}),
     ],
 )
-async def test_an_exchange_that_fails_is_a_sentence_for_the_owner(tmp_path: Path, status: int, value: object) -> None:
-    """It says how the log-in is replaced and holds no secret; the stored token stays as it was."""
+async def test_a_failed_exchange_tells_the_owner_how_to_log_in_again(
+    tmp_path: Path, status: int, value: object
+) -> None:
+    """The message holds no secret; the stored token is unchanged."""
     async with token_server(lambda _: (status, value)) as url, vault_stage(tmp_path) as stage:
         row = await put(stage, url, 1000)
         fresh = FreshKeys(stage.vault, SettingsInForce(Settings()))
@@ -160,7 +162,7 @@ async def test_an_exchange_that_fails_is_a_sentence_for_the_owner(tmp_path: Path
     ],
     ids=["nothing", "not HTTP", "half a body", "a broken chunk", "too deeply nested", "not UTF-8"],
 )
-async def test_an_answer_that_cannot_be_read_leaves_the_token_as_it_was(tmp_path: Path, answer: bytes) -> None:
+async def test_an_unreadable_token_reply_changes_nothing(tmp_path: Path, answer: bytes) -> None:
     """The next request tries again."""
 
     async def serve(stream: anyio.abc.SocketStream) -> None:

@@ -1,4 +1,4 @@
-"""The vault on a real store: what is kept, what opens, what a copy of the database is worth."""
+"""The vault on a real store: what it stores, which credentials open, and what a copy of the database reveals."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ async def secret(vault: Vault, name: str | None = None, provider: str = "anthrop
     return (await vault.reveal(OWNER, provider, name))[1].secret.reveal()
 
 
-async def test_a_key_is_kept_and_shown_by_its_end_only(stage: VaultStage) -> None:
-    """What comes back is a description; the secret stays in its envelope, on the disk too."""
+async def test_a_stored_key_shows_only_its_last_characters(stage: VaultStage) -> None:
+    """The vault returns a description; on disk the secret is sealed."""
     shown = await stage.put()
     found = await secret(stage.vault)
 
@@ -45,8 +45,8 @@ async def test_a_key_is_kept_and_shown_by_its_end_only(stage: VaultStage) -> Non
         assert KEY.encode() not in path.read_bytes()
 
 
-async def test_all_that_decides_where_a_key_goes_is_sealed_with_it(stage: VaultStage) -> None:
-    """Kind, base URL and refresh token come back as they were given, and are nowhere in clear."""
+async def test_a_keys_destination_is_sealed_with_it(stage: VaultStage) -> None:
+    """Kind, base URL and refresh token come back unchanged, and none is stored in clear."""
     refresh = Refresh(Secret("refresh-0123456789"), "https://id.example/token", "client")
     await stage.put(kind="oauth", base_url="https://gateway.example/v1/", expires_at=5, refresh=refresh)
     _, credential = await stage.vault.reveal(OWNER, "anthropic")
@@ -58,8 +58,8 @@ async def test_all_that_decides_where_a_key_goes_is_sealed_with_it(stage: VaultS
 
 
 @pytest.mark.parametrize("text", ["", "\n", "a b", "a\nb", "schlüssel", "a\x7f", "x" * 20_000])
-def test_what_cannot_stand_in_a_header_is_no_key(text: str) -> None:
-    """A key is one line of printable ASCII; what was typed is not repeated in the error."""
+def test_a_key_that_does_not_fit_a_header_is_refused(text: str) -> None:
+    """A key is one line of printable ASCII; the error does not repeat the input."""
     with pytest.raises(HutchError) as refused:
         secret_of(text)
 
@@ -67,7 +67,7 @@ def test_what_cannot_stand_in_a_header_is_no_key(text: str) -> None:
     assert not text.strip() or text not in refused.value.message
 
 
-def test_one_line_end_is_no_part_of_a_key() -> None:
+def test_one_trailing_newline_is_removed_from_a_key() -> None:
     """Keys come from files and pipes."""
     assert secret_of("sk-1\n").reveal() == "sk-1"
     assert secret_of("sk-1\r\n").reveal() == "sk-1"
@@ -77,8 +77,8 @@ def test_one_line_end_is_no_part_of_a_key() -> None:
     "url",
     ["http://example.com", "ftp://example.com", "https://u:p@example.com", "https://e.com/?a=b", "https:///x", "x"],
 )
-async def test_a_key_is_not_kept_for_a_place_it_may_not_go_to(stage: VaultStage, url: str) -> None:
-    """https, or http within this machine, and nothing that hides where it goes."""
+async def test_a_key_for_an_unsafe_url_is_refused(stage: VaultStage, url: str) -> None:
+    """A base URL is https, or http to this machine, and contains nothing that disguises its host."""
     with pytest.raises(HutchError) as refused:
         await stage.put(base_url=url)
 
@@ -87,13 +87,13 @@ async def test_a_key_is_not_kept_for_a_place_it_may_not_go_to(stage: VaultStage,
 
 @pytest.mark.parametrize("name", ["", "a/b", "../x", "a b", "x" * 65])
 async def test_a_name_is_a_plain_word(stage: VaultStage, name: str) -> None:
-    """Names stand in paths of envelopes and on command lines."""
+    """Names are used in envelopes and on command lines."""
     with pytest.raises(HutchError):
         await stage.put(name)
 
 
 async def test_the_chosen_key_comes_with_the_reason(stage: VaultStage) -> None:
-    """The session names it, the owner chose it, it is the only one, or the default one; otherwise NO_KEY."""
+    """The session names it, its owner chose it, it is the only one, or it is the default; otherwise NO_KEY."""
     why = []
     await stage.put("work", "sk-work")
     why.append((await stage.vault.choose(OWNER, "anthropic")).why)
@@ -117,8 +117,8 @@ async def test_the_chosen_key_comes_with_the_reason(stage: VaultStage) -> None:
     assert chosen == ["home"]
 
 
-async def test_another_owners_keys_are_not_there(stage: VaultStage) -> None:
-    """Neither listed nor used."""
+async def test_another_owners_keys_look_missing(stage: VaultStage) -> None:
+    """They are neither listed nor used."""
     await stage.put()
     with pytest.raises(HutchError) as refused:
         await stage.vault.reveal(OWNER + 1, "anthropic")
@@ -128,7 +128,7 @@ async def test_another_owners_keys_are_not_there(stage: VaultStage) -> None:
 
 
 async def test_a_replaced_key_keeps_its_id_and_a_deleted_one_is_gone(stage: VaultStage) -> None:
-    """Leases stand for the id: they follow a replacement and end with a deletion."""
+    """A lease names the id: it follows a replacement and ends with a deletion."""
     first = await stage.put()
     second = await stage.put(secret="sk-2")
     now = await secret(stage.vault)
@@ -140,8 +140,8 @@ async def test_a_replaced_key_keeps_its_id_and_a_deleted_one_is_gone(stage: Vaul
     assert gone.value.reason is Reason.NO_KEY
 
 
-async def test_yesterdays_database_revives_nothing(tmp_path: Path) -> None:
-    """Put back, it holds a deleted key and an old version of another: both are refused and told; new ones work."""
+async def test_an_old_database_revives_no_deleted_key(tmp_path: Path) -> None:
+    """A deleted key and an old version of a replaced one are refused and reported; new keys work."""
     backup = tmp_path / "yesterday.db"
     async with vault_stage(tmp_path) as stage:
         await stage.put("gone", "sk-gone-0123456789abcd")
@@ -171,8 +171,8 @@ async def test_yesterdays_database_revives_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "changed"])
-async def test_without_its_ledger_the_vault_vouches_for_nothing(tmp_path: Path, damage: str) -> None:
-    """A ledger that is gone or was edited makes every stored key an old one, and says what to do."""
+async def test_without_its_ledger_the_vault_refuses_every_key(tmp_path: Path, damage: str) -> None:
+    """A missing or edited ledger makes every stored key outdated; the error says what to do."""
     async with vault_stage(tmp_path) as stage:
         await stage.put()
     ledger = tmp_path / "vault.ledger"
@@ -193,8 +193,8 @@ async def test_without_its_ledger_the_vault_vouches_for_nothing(tmp_path: Path, 
     assert (anew, later) == ("sk-anew", "sk-anew")
 
 
-async def test_a_row_that_was_moved_or_changed_does_not_open(stage: VaultStage) -> None:
-    """Owner, provider, id and version are bound into the envelope: writing to the database gains nothing."""
+async def test_a_moved_or_changed_row_does_not_open(stage: VaultStage) -> None:
+    """The envelope binds owner, provider, id and version: an edit of the database gains nothing."""
     await stage.put()
     await stage.put(provider="openai", secret="sk-other")
     for change in ("owner = owner + 1", "provider = 'gemini'", "version = version + 1000", "id = 'k-x'"):
@@ -216,7 +216,7 @@ def restore(tx: object, row: KeyRow) -> None:
 
 
 async def test_the_master_key_is_rotated_while_work_goes_on(stage: VaultStage) -> None:
-    """Every credential and every session's sealed settings open with the new key, and with it alone."""
+    """Every credential and every session's sealed settings open with the new key only."""
     for name in ("a", "b", "c"):
         await stage.put(name, f"sk-{name}")
     await keep_session(stage.store, session(sealed=stage.vault.seal(session_context("s-1"), b"settings")))
@@ -260,7 +260,7 @@ anyio.run(work)
 
 
 def killed_at(folder: Path, act: str, step: str) -> int:
-    """Do it in a process that dies at `step`; return how it ended."""
+    """Run a child process that dies at `step`; return its exit status."""
     root = Path(__file__).parents[3]
     environ = {"PATH": os.defpath, "PYTHONPATH": os.pathsep.join([str(root), *sys.path]), "HUTCH_FAILPOINT": step}
     command = [sys.executable, "-c", WORK, str(folder), act]
@@ -270,7 +270,8 @@ def killed_at(folder: Path, act: str, step: str) -> int:
 @pytest.mark.system
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_rotation_killed_anywhere_loses_nothing(tmp_path: Path, step: str) -> None:
-    """After kill -9 at any step every credential opens at the next start, with one master key, and none is in clear."""
+    """After kill -9 at any step, every credential opens at the next start, under one master key, and none is in
+    clear."""
     async with vault_stage(tmp_path) as stage:
         for name in ("a", "b", "c"):
             await stage.put(name, f"sk-{name}-0123456789abcdef")
@@ -294,8 +295,8 @@ async def test_a_rotation_killed_anywhere_loses_nothing(tmp_path: Path, step: st
 
 
 @pytest.mark.system
-async def test_a_change_killed_half_way_is_done_or_undone(tmp_path: Path) -> None:
-    """A key that reached the database holds; a key that was struck from the ledger does not come back."""
+async def test_a_killed_change_is_complete_or_undone(tmp_path: Path) -> None:
+    """A key in the database stays; a key that was removed from the ledger does not come back."""
     async with vault_stage(tmp_path) as stage:
         await stage.put("a", "sk-a")
     codes = [killed_at(tmp_path, "put", "keys.put.stored"), killed_at(tmp_path, "delete", "keys.delete.struck")]
@@ -309,8 +310,8 @@ async def test_a_change_killed_half_way_is_done_or_undone(tmp_path: Path) -> Non
     assert refused.value.reason is Reason.KEY_UNREADABLE
 
 
-async def test_a_change_and_what_goes_with_it_are_stored_together_or_not_at_all(stage: VaultStage) -> None:
-    """If the caller's part of the transaction fails, the vault's part is not stored either."""
+async def test_a_change_and_the_callers_part_are_one_transaction(stage: VaultStage) -> None:
+    """If the caller's part fails, the vault's part is not stored either."""
 
     def refuse(*_: object) -> None:
         raise HutchError(Reason.WRONG_STATE)
@@ -329,7 +330,7 @@ async def test_a_change_and_what_goes_with_it_are_stored_together_or_not_at_all(
 
 
 async def test_a_rotation_is_recorded_after_all_envelopes_are_under_the_new_key(stage: VaultStage) -> None:
-    """The caller's part runs once, when no envelope is left under the old master key."""
+    """The caller's part runs once, when no envelope remains under the old master key."""
     kept = await stage.put()
     marks: list[str] = []
 

@@ -1,4 +1,4 @@
-"""How long a judgement takes: the median for a typical line, parsed each time.
+"""The time of one judgement: the median for a typical line, which is parsed each time.
 
 python tests/daemon/permissions/bench.py
 """
@@ -23,7 +23,7 @@ _LAYER = Layer(
 
 
 def median(line: str, rounds: int = 2_000) -> float:
-    """Seconds that `judge` takes for the line, no two of them the same text."""
+    """Return the median seconds of `judge` for the line; each run gets a different text."""
     policy = compile_policy([_LAYER], home="/home/u")
     call = to_call("Bash", {"command": line}, "c", "/w")
     real = {path: path for path in paths_to_resolve(call, "/w", "/home/u")}

@@ -55,7 +55,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Surprise:
-    """A line that was allowed and in which bash started something that was not judged."""
+    """An allowed line for which bash started a program that was not judged."""
 
     line: str
     started: tuple[str, ...]
@@ -68,7 +68,7 @@ class Compared:
 
 
 def accepted_lines(random_: random.Random, workspace: str) -> Iterator[Accepted]:
-    """Lines that the policy allows, without end."""
+    """Yield allowed lines for ever."""
     layer = Layer("session", allow=(*ALLOWED, "Edit(**)"), base=workspace)
     policy = compile_policy([layer], home=workspace)
     number = 0
@@ -83,7 +83,7 @@ def accepted_lines(random_: random.Random, workspace: str) -> Iterator[Accepted]
 
 
 class Bash:
-    """A bash that finds nothing but stand-ins. Each line has a subshell, a directory and a record of its own."""
+    """A bash whose PATH has stand-ins only. Each line gets a subshell, a directory and a record of its own."""
 
     def __init__(self, root: Path) -> None:
         self.shell = shutil.which("bash") or "/bin/bash"
@@ -101,7 +101,7 @@ class Bash:
                 (self.bin / name).symlink_to(real)
 
     def started(self, lines: Sequence[str]) -> list[Started]:
-        """Run the lines; for each every program that bash started, with its words."""
+        """Run the lines; return for each the programs that bash started, with their words."""
         script: list[bytes] = []
         runs = Path(tempfile.mkdtemp(dir=self.root))
         works = [runs / f"w{number}" for number in range(len(lines))]
@@ -113,7 +113,7 @@ class Bash:
             script.append(b"(cd %b; HOME=$PWD RECORD=%b/%d; eval %b)\n" % (bytes(work), bytes(runs), number, quoted))
         whole = runs / "lines"
         whole.write_bytes(b"".join(script))
-        # What is left in the background holds the pipe open: its end says that all have ended.
+        # Background processes hold the pipe open, so its end means that all have ended.
         ours, theirs = os.pipe()
         high = fcntl.fcntl(theirs, fcntl.F_DUPFD, 100)
         os.close(theirs)
@@ -177,7 +177,7 @@ def _same(wanted: tuple[str, ...], given: tuple[str, ...], work: Path) -> bool:
 
 
 def compare(accepted: int, seed: int) -> Compared:
-    """Run this many accepted lines; how many programs were started, and those that had not been judged."""
+    """Run this many accepted lines; return the number of started programs, and those that had not been judged."""
     source = accepted_lines(random.Random(seed), "/nowhere/work")
     started = 0
     surprises: list[Surprise] = []
@@ -197,7 +197,7 @@ def compare(accepted: int, seed: int) -> Compared:
                     if not was_judged(start, one.judged, found.work)
                 )
 
-        # One batch is made while bash runs the one before it.
+        # The next batch is created while bash runs this one.
         running: Future[None] | None = None
         wanted = islice(source, accepted)
         while batch := list(islice(wanted, _BATCH)):
@@ -210,7 +210,7 @@ def compare(accepted: int, seed: int) -> Compared:
 
 
 def _fast_directory() -> str | None:
-    """Memory, where there is some for everybody; else where temporary files are."""
+    """Return /dev/shm if it is usable, otherwise the directory for temporary files."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
 
 

@@ -1,4 +1,4 @@
-"""Throws random lines at the parser and the matcher: none may raise, none may take long.
+"""Feeds random lines to the parser and the matcher: no line may raise, and none may take long.
 
 python tests/daemon/permissions/fuzz.py --lines 1000000 --seed 7
 """
@@ -33,14 +33,14 @@ _MODES: tuple[PermissionMode, ...] = ("ask", "accept_edits", "plan", "bypass", "
 
 @dataclass(frozen=True, slots=True)
 class Slowest:
-    """The line that took most, and its seconds of thread CPU time."""
+    """The slowest line and its seconds of thread CPU time."""
 
     line: str
     seconds: float
 
 
 def calls(random_: random.Random, text: str) -> ToolCall:
-    """A call with the text where its agent put it: mostly a command."""
+    """Return a tool call that contains the text, mostly as its command."""
     kind = random_.random()
     if kind < 0.8:
         return ToolCall(call_id="c", action="run_command", agent_tool="Bash", input={}, command=text)
@@ -52,7 +52,7 @@ def calls(random_: random.Random, text: str) -> ToolCall:
 
 
 def fuzz(lines: int, seed: int) -> Slowest:
-    """Judge this many lines; raises what a line raises, with the line as a note."""
+    """Judge this many lines; an exception carries its line as a note."""
     random_ = random.Random(seed)
     policy = compile_policy([_LAYER], home="/home/u")
     slowest = Slowest("", 0.0)
@@ -61,7 +61,7 @@ def fuzz(lines: int, seed: int) -> Slowest:
         call, mode = calls(random_, text), random_.choice(_MODES)
         try:
             seconds = taken(policy, call, mode)
-            # What others do on the machine makes a line slower, never quicker: the least of a few is the line's own.
+            # Other load makes a line slower, never faster: take the fastest of a few runs.
             for _ in range(4):
                 if seconds > slowest.seconds:
                     seconds = min(seconds, taken(policy, call, mode))
@@ -74,7 +74,7 @@ def fuzz(lines: int, seed: int) -> Slowest:
 
 
 def taken(policy: Policy, call: ToolCall, mode: PermissionMode) -> float:
-    """Seconds of thread CPU time that the call takes from scratch."""
+    """Return the seconds of thread CPU time of the call, without caches."""
     grammar._find.cache_clear()
     began = time.thread_time()
     real = {path: path for path in paths_to_resolve(call, "/w", "/home/u")}

@@ -1,4 +1,4 @@
-"""Random lines of shell, for the tests that compare with bash and those that try to break the parser."""
+"""Random shell lines, for the comparison with bash and for fuzzing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _REDIRECTIONS = (
 
 
 def command(random_: random.Random) -> str:
-    """One simple command, with the odd assignment, wrapper and redirection."""
+    """Return one simple command, sometimes with an assignment, a wrapper or a redirection."""
     parts: list[str] = []
     if random_.random() < 0.08:
         parts.append(random_.choice(("CI=1", "TZ=UTC", "X=1", "PATH=/x")))
@@ -75,7 +75,7 @@ def command(random_: random.Random) -> str:
 
 
 def plausible(random_: random.Random) -> str:
-    """A line that is often one that can be understood."""
+    """Return a line that the parser often understands."""
     text = ""
     for number in range(random_.choice((1, 1, 2, 2, 3, 4))):
         text += (random_.choice(_JOINTS) if number else "") + command(random_)
@@ -91,7 +91,7 @@ def plausible(random_: random.Random) -> str:
 
 
 def hostile(random_: random.Random) -> str:
-    """A line of fragments in any order, sometimes one of them very often."""
+    """Return a line of fragments in any order, sometimes with one repeated very often."""
     pieces = (*_NASTY, *_WORDS, *_JOINTS, *_REDIRECTIONS, *_WRAPPED, *_RUNS_ITS_WORDS, *PROGRAMS, " ", " ")
     if random_.random() < 0.01:
         return random_.choice(pieces) * random_.randrange(1, 4000)

@@ -19,8 +19,8 @@ from hutch_daemon.permissions.addresses import NotAnAddressError, canonical_host
         ("HTTPS://a_b.test/@x", "a_b.test"),
     ],
 )
-def test_a_host_has_one_form(url: str, host: str) -> None:
-    """An address that every client reads alike gives its host in one spelling."""
+def test_an_address_gives_its_host_in_one_spelling(url: str, host: str) -> None:
+    """The host of an address that all clients read alike is normalised."""
     assert host_of(url) == host
 
 
@@ -55,8 +55,8 @@ def test_a_host_has_one_form(url: str, host: str) -> None:
         "http://\udc80/",
     ],
 )
-def test_an_odd_address_is_none(url: str) -> None:
-    """What clients read in more than one way is refused with a reason."""
+def test_an_ambiguous_address_is_refused(url: str) -> None:
+    """An address that clients read in different ways is refused with a reason."""
     with pytest.raises(NotAnAddressError, match=r"\w+"):
         host_of(url)
 
@@ -74,11 +74,11 @@ def test_an_odd_address_is_none(url: str) -> None:
         ("http://e.te\u200bst/", "e.test"),
     ],
 )
-def test_a_rule_that_denies_sees_every_reading(url: str, host: str) -> None:
-    """All hosts that some client might read in an address are held against rules that deny."""
+def test_a_deny_rule_matches_every_reading(url: str, host: str) -> None:
+    """A deny rule is compared with each host that some client might read in the address."""
     assert host in possible_hosts(url)
 
 
 def test_a_name_in_another_script_is_another_host() -> None:
-    """A Cyrillic letter makes another host, however it looks."""
+    """A Cyrillic letter makes a different host, even if it looks alike."""
     assert canonical_host("ex\u0430mple.com") != "example.com"

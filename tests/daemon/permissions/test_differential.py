@@ -1,4 +1,4 @@
-"""What bash starts is what was judged."""
+"""bash starts only what the policy judged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is n
 
 
 def test_bash_starts_nothing_that_was_not_judged() -> None:
-    """Of any line that is allowed, every program that bash starts was among those that were judged."""
+    """For every allowed line, the policy had judged each program that bash starts."""
     print(f"seed {SEED}")
 
     found = compare(200, SEED)
@@ -26,7 +26,7 @@ def test_bash_starts_nothing_that_was_not_judged() -> None:
 
 
 def test_the_comparison_sees_what_bash_starts(tmp_path: Path) -> None:
-    """A program that was not judged is seen, also when it runs in the background or deep in a substitution."""
+    """The comparison reports an unjudged program, also in the background or inside nested substitutions."""
     bash = Bash(tmp_path)
 
     first, second = bash.started(["(git a 'b c' &); echo $(rm x)", "exit; ls"])
@@ -37,8 +37,8 @@ def test_the_comparison_sees_what_bash_starts(tmp_path: Path) -> None:
     assert not was_judged(("rm", "x"), frozenset({("git", "a", "b c"), ("echo", "$(rm x)")}), first.work)
 
 
-def test_each_line_runs_by_itself(tmp_path: Path) -> None:
-    """What a line leaves behind (files, variables, its directory) is not there for the next one."""
+def test_lines_do_not_affect_each_other(tmp_path: Path) -> None:
+    """The next line does not see the files, variables or directory of the last one."""
     bash = Bash(tmp_path)
 
     found = bash.started(["cd /; X=1; touch new", "ls $X n*", "cat ~/x"])
@@ -50,8 +50,8 @@ def test_each_line_runs_by_itself(tmp_path: Path) -> None:
     ]
 
 
-def test_the_number_of_the_command_before_is_known_to_the_comparison(tmp_path: Path) -> None:
-    """What `$?` became fits what was judged; a name in its place does not."""
+def test_the_comparison_accepts_the_value_of_the_exit_status(tmp_path: Path) -> None:
+    """The value of `$?` matches the judged word; a name in its place does not."""
     judged = frozenset({("ls", "a $? b $?")})
 
     assert was_judged(("ls", "a $? b 127"), judged, tmp_path)

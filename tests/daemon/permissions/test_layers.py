@@ -1,4 +1,4 @@
-"""Layers, and what no layer can do to another one."""
+"""Policy layers, and what no layer can do to another."""
 
 from __future__ import annotations
 
@@ -26,42 +26,42 @@ def decide(layers: list[Layer], command: str, mode: PermissionMode = "ask") -> V
 
 @pytest.mark.parametrize("name", ["account", "project", "session", "answered"])
 @pytest.mark.parametrize("rule", ["Bash", "Bash(*)", "Bash(curl:*)", "Bash(curl x)"])
-def test_no_layer_loosens_what_the_host_denies(name: LayerName, rule: str) -> None:
-    """What the host denies is denied, whatever another layer allows, even a trusted project."""
+def test_no_layer_allows_what_the_host_denies(name: LayerName, rule: str) -> None:
+    """A host's deny rule holds even against a trusted project's allow rule."""
     verdict = decide([HOST, Layer(name, allow=(rule,), base="/w", trusted=True)], "curl x")
 
     assert (verdict.decision, verdict.layer) == ("deny", "host")
 
 
 @pytest.mark.parametrize("name", ["account", "project", "session", "answered"])
-def test_no_layer_loosens_what_the_host_asks(name: LayerName) -> None:
-    """What the host asks about is asked, whatever another layer allows."""
+def test_no_layer_allows_what_the_host_asks_about(name: LayerName) -> None:
+    """A host's ask rule holds whatever another layer allows."""
     verdict = decide([Layer(name, allow=("Bash(git push:*)",), base="/w", trusted=True), HOST], "git push")
 
     assert (verdict.decision, verdict.layer) == ("ask", "host")
 
 
 @pytest.mark.parametrize("mode", ["ask", "accept_edits", "plan", "bypass", "unattended"])
-def test_no_mode_loosens_what_the_host_denies(mode: PermissionMode) -> None:
+def test_no_mode_allows_what_the_host_denies(mode: PermissionMode) -> None:
     """A deny rule holds in every mode."""
     assert decide([HOST], "curl x", mode).decision == "deny"
 
 
 def test_the_host_can_forbid_bypass() -> None:
-    """Where the host forbids it, `bypass` decides as `ask` does."""
+    """If the host forbids it, the mode `bypass` decides like `ask`."""
     assert decide([Layer("host")], "make all", "bypass").decision == "allow"
     assert decide([HOST], "make all", "bypass").decision == "ask"
 
 
 @pytest.mark.parametrize("name", ["account", "project", "session", "answered"])
 def test_only_the_host_forbids_or_permits_bypass(name: LayerName) -> None:
-    """What another layer says of `bypass` changes nothing."""
+    """A statement about `bypass` in another layer changes nothing."""
     assert not compile_policy([Layer(name, forbid_bypass=True)], home="/").bypass_forbidden
     assert compile_policy([HOST, Layer(name, forbid_bypass=False)], home="/").bypass_forbidden
 
 
-def test_a_repository_allows_itself_nothing() -> None:
-    """A project's rules that allow count only when its owner trusted the file; its other rules always do."""
+def test_an_untrusted_project_allows_nothing() -> None:
+    """A project's allow rules apply only if the owner trusted the file; its other rules always apply."""
     untrusted = Layer("project", ("Bash(make all)",), (), ("Bash(rm:*)",), "/w", ".hutch/policy.toml")
     trusted = replace(untrusted, trusted=True)
 
@@ -74,8 +74,8 @@ def test_a_repository_allows_itself_nothing() -> None:
     assert two.endswith(": 2 rules that allow are ignored until the project is trusted")
 
 
-def test_a_bad_rule_that_allows_is_left_out_and_told() -> None:
-    """A rule that cannot be read allows nothing, and does not harm the others."""
+def test_an_unreadable_allow_rule_is_skipped_and_reported() -> None:
+    """The other rules stay in force."""
     layers = [Layer("account", allow=("Bash(ls", "Bash(ls:*)"), origin="mine")]
 
     assert decide(layers, "ls").decision == "allow"
@@ -85,8 +85,8 @@ def test_a_bad_rule_that_allows_is_left_out_and_told() -> None:
 
 
 @pytest.mark.parametrize("effect", ["ask", "deny"])
-def test_a_bad_rule_that_stops_makes_everything_ask(effect: str) -> None:
-    """Nobody knows what it was to stop."""
+def test_an_unreadable_deny_or_ask_rule_makes_everything_ask(effect: str) -> None:
+    """It is unknown what the rule was meant to stop."""
     ask, deny = (("Bash(rm",), ()) if effect == "ask" else ((), ("Bash(rm",))
     layers = [Layer("account", ("Bash(ls:*)",), ask, deny, origin="mine")]
 
@@ -97,7 +97,7 @@ def test_a_bad_rule_that_stops_makes_everything_ask(effect: str) -> None:
 
 
 def test_a_policy_file_is_read() -> None:
-    """The lists of a file become a layer; only the host's may forbid `bypass`."""
+    """The lists of a file become a layer; only the host's file may forbid `bypass`."""
     text = '[permissions]\nallow = ["Bash(ls)"]\nask = ["Edit"]\ndeny = ["Bash(rm:*)"]\n'
 
     layer, problems = parse_policy_toml(text, "account", "/base", "file")
@@ -121,16 +121,16 @@ def test_a_policy_file_is_read() -> None:
         ("#" * (LARGEST_FILE + 1), "longer than 65536 characters"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told_and_everything_asks(text: str, problem: str) -> None:
-    """A file that cannot be read as a policy might have denied anything."""
+def test_an_unreadable_policy_file_is_reported_and_makes_everything_ask(text: str, problem: str) -> None:
+    """It might have denied anything."""
     layer, problems = parse_policy_toml(text, "account", "/", "file")
 
     assert any(problem in line for line in problems), problems
     assert compile_policy([layer], home="/").broken is not None
 
 
-def test_a_wrong_word_about_bypass_forbids_it() -> None:
-    """A host that tried to forbid `bypass` and failed has forbidden it."""
+def test_an_invalid_bypass_setting_forbids_bypass() -> None:
+    """The host probably meant to forbid it."""
     layer, problems = parse_policy_toml("[permissions]\nforbid_bypass = 'yes'\n", "host", "/", "file")
 
     assert layer.forbid_bypass

@@ -40,16 +40,16 @@ from hutch_daemon.permissions.paths import (
         ("A.py", "/w/a.py", False),
     ],
 )
-def test_a_pattern_covers_what_it_names_and_all_below(pattern: str, path: str, covered: bool) -> None:
-    """The first characters of a pattern say where it starts; one star is one name, two are any number."""
+def test_a_pattern_covers_a_path_and_everything_below(pattern: str, path: str, covered: bool) -> None:
+    """A pattern's first characters name its start; `*` matches within one name, `**` any number of names."""
     compiled = compile_pattern(pattern, base="/project", home="/home/u", fold=False)
 
     assert compiled.covers(path, "/w") is covered
 
 
 @pytest.mark.parametrize("path", ["/w/.ENV", "/x/.env/a", "/w/.e\u200bnv", "/W/.Env"])
-def test_a_pattern_that_denies_ignores_case_and_place(path: str) -> None:
-    """A bare name that is denied is denied in every directory, however a file system would fold its letters."""
+def test_a_deny_pattern_ignores_case_and_directory(path: str) -> None:
+    """A bare name is denied in every directory, whatever the file system's rules for letter case."""
     assert compile_pattern(".env", base="/", home="/home/u", fold=True).covers(path, "/w")
 
 
@@ -65,13 +65,13 @@ def test_a_pattern_that_denies_ignores_case_and_place(path: str) -> None:
         ("**/x", "/w/a/b", True),
     ],
 )
-def test_a_directory_may_hold_what_a_pattern_names(pattern: str, directory: str, possible: bool) -> None:
-    """It can be told where nothing that a pattern names may lie below a directory."""
+def test_a_pattern_may_match_below_a_directory(pattern: str, directory: str, possible: bool) -> None:
+    """The answer is no only if no path below the directory can match."""
     assert compile_pattern(pattern, base="/w", home="/home/u", fold=True).may_lie_below(directory, "/w") is possible
 
 
 def test_many_stars_take_little_time() -> None:
-    """A pattern of many stars against a deep path is decided by names × names."""
+    """Matching takes time in proportion to names × names, even with many stars."""
     pattern = compile_pattern("/".join(["**", "*a*a*a*"] * 40) + "/z", base="/", home="/", fold=False)
 
     assert not pattern.covers("/w/" + "/".join(["a" * 200] * 150), "/w")
@@ -90,32 +90,32 @@ def test_many_stars_take_little_time() -> None:
         ("/h/.config/fish/x", ".config/fish"),
     ],
 )
-def test_what_makes_programs_run_is_protected(path: str, name: str | None) -> None:
-    """A path through a protected name is known for it on every file system."""
+def test_paths_that_can_make_programs_run_are_protected(path: str, name: str | None) -> None:
+    """A protected name is recognised anywhere in a path, on every file system."""
     assert protected_name(path) == name
 
 
-def test_a_path_keeps_its_dots_until_links_were_followed() -> None:
-    """Whoever resolves links needs the path in the order of its parts; the text alone gives another answer."""
+def test_a_path_keeps_its_dots_until_its_links_are_resolved() -> None:
+    """`..` means the parent of a link's target, which the text does not show."""
     assert absolute("a/../b", "/w", "/home/u") == "/w/a/../b"
     assert absolute("~/x", "/w", "/home/u") == "/home/u/x"
     assert plain("/w/a/../b//c/.") == "/w/b/c"
     assert plain("//x") == "/x"
 
 
-def test_a_directory_is_no_prefix_of_text() -> None:
-    """`/w` holds itself and what lies below, not `/w-evil`."""
+def test_a_directory_is_not_a_text_prefix() -> None:
+    """`/w` contains itself and paths below it, but not `/w-evil`."""
     assert [inside(path, "/w") for path in ("/w", "/w/a", "/w-evil", "/")] == [True, True, False, False]
     assert inside("/any", "/")
 
 
-def test_a_place_that_nobody_resolved_is_nowhere() -> None:
-    """What is not known to be inside a directory is not taken to be."""
+def test_an_unresolved_path_is_inside_no_directory() -> None:
+    """A path counts as inside a directory only if that is known."""
     assert PathTarget("/w/a", "/w/a").within("/w")
     assert not PathTarget("/w/a", None).within("/w")
     assert not PathTarget("/w/a", "/etc/a").within("/w")
 
 
 def test_letters_fold_in_every_script() -> None:
-    """Composed and decomposed letters of any case are the same name."""
+    """Composed and decomposed letters of either case are the same name."""
     assert folded("É") == folded("e\u0301")

@@ -31,7 +31,7 @@ def decide(
 
 
 def test_a_verdict_names_the_rule_its_layer_and_what_it_matched() -> None:
-    """A person can see which rule decided, where it stands and what it was about."""
+    """The user sees which rule decided, in which layer, and what it matched."""
     verdict = decide(Layer("account", deny=("Bash(rm:*)",), origin="~/policy.toml"), "Bash", "ls; rm -f x")
 
     assert verdict.decision == "deny"
@@ -40,20 +40,20 @@ def test_a_verdict_names_the_rule_its_layer_and_what_it_matched() -> None:
     assert verdict.programs == (("ls",), ("rm", "-f", "x"))
 
 
-def test_a_question_says_what_has_no_rule() -> None:
-    """What made it a question stands in one sentence."""
+def test_a_request_names_the_command_without_a_rule() -> None:
+    """The reason is one sentence."""
     assert decide(Layer("account", allow=("Bash(ls:*)",)), "Bash", "ls && id").why == "No rule allows `id`."
 
 
-def test_a_rule_that_does_not_reach_says_why() -> None:
-    """Where a rule fits but its program could be bent, the question names both."""
+def test_a_rule_that_is_not_enough_says_why() -> None:
+    """If a rule matches but the program could run something else, the request names both."""
     verdict = decide(Layer("account", allow=("Bash(sort:*)",)), "Bash", "sort -o x y")
 
     assert verdict.why == "`Bash(sort:*)` does not cover this: sort -o may write files or run programs."
 
 
-def test_a_path_that_nobody_resolved_is_not_allowed() -> None:
-    """Only what the account found behind a path can be allowed; a rule that denies needs no look."""
+def test_an_unresolved_path_is_not_allowed() -> None:
+    """An allow rule needs the path as the account resolved it; a deny rule does not."""
     layer = Layer("account", allow=("Edit(src/**)",), deny=("Edit(/src/x)",), base="/w")
 
     assert decide(layer, "Edit", "src/a", real={}).decision == "ask"
@@ -61,8 +61,8 @@ def test_a_path_that_nobody_resolved_is_not_allowed() -> None:
     assert decide(layer, "Edit", "src/a", real={"/w/src/a": "/w/src/a"}).decision == "allow"
 
 
-def test_an_operand_that_nobody_resolved_might_be_a_denied_file() -> None:
-    """Where a rule denies files, a command is allowed only if what its words lead to is known."""
+def test_an_unresolved_operand_may_be_a_denied_file() -> None:
+    """If a rule denies files, a command is allowed only if its operands are resolved."""
     layer = Layer("account", allow=("Bash(cat:*)",), deny=("Read(.env)",))
 
     assert decide(layer, "Bash", "cat a", real={}).decision == "ask"
@@ -71,8 +71,8 @@ def test_an_operand_that_nobody_resolved_might_be_a_denied_file() -> None:
     assert decide(layer, "Bash", "cat a", "bypass", real={}).decision == "ask"
 
 
-def test_a_path_is_looked_up_before_its_dots_are_gone() -> None:
-    """`link/../x` is beside what the link leads to, and that is what counts."""
+def test_a_path_is_resolved_before_its_dots_are_removed() -> None:
+    """`link/../x` lies beside the link's target, and that path is judged."""
     layer = Layer("account", allow=("Edit(**)",), deny=("Edit(//etc/**)",))
 
     assert decide(layer, "Edit", "link/../x", real={"/w/link/../x": "/etc/x"}).decision == "deny"
@@ -81,15 +81,15 @@ def test_a_path_is_looked_up_before_its_dots_are_gone() -> None:
     )
 
 
-def test_paths_of_a_command_are_asked_for() -> None:
-    """Operands, redirections and the directories of `cd` are to be resolved."""
+def test_paths_of_a_command_are_to_be_resolved() -> None:
+    """These are operands, redirections and the directories of `cd`."""
     paths = paths_to_resolve(to_call("Bash", {"command": "cd sub && cat a --file=b > ~/c"}, "c", "/w"), "/w", "/home/u")
 
     assert {"/w/sub", "/w/sub/a", "/w/a", "/w/b", "/home/u/c"} <= set(paths)
 
 
 def test_paths_of_a_command_are_bounded() -> None:
-    """A line of many words does not make the executor look for all of them."""
+    """The executor need not resolve every word of a long line."""
     assert (
         len(
             paths_to_resolve(
@@ -105,8 +105,8 @@ def test_paths_of_a_command_are_bounded() -> None:
 )
 @pytest.mark.parametrize("tool", ["Bash", "Read", "Edit", "Grep", "WebFetch", "mcp__a__b", "mcp__", "Other"])
 @pytest.mark.parametrize("mode", ["ask", "unattended"])
-def test_whatever_the_input_there_is_an_answer(tool: str, text: str, mode: PermissionMode) -> None:
-    """Input of any kind is asked or denied, and never raises."""
+def test_every_input_gets_a_decision(tool: str, text: str, mode: PermissionMode) -> None:
+    """Malformed input is asked about or denied, and never raises."""
     layer = Layer("account", ask=("Read(a)",), deny=("Bash(rm:*)", "Read(.env)", "WebFetch(domain:evil.test)"))
     wanted = {"ask"} if mode == "ask" else {"deny"}
 
@@ -127,8 +127,10 @@ def test_whatever_the_input_there_is_an_answer(tool: str, text: str, mode: Permi
     ],
 )
 @pytest.mark.parametrize("mode", ["ask", "bypass"])
-def test_a_rule_that_names_a_tool_is_about_its_calls(tool: str, given: dict[str, str], mode: PermissionMode) -> None:
-    """Rules and calls have the same idea of what a tool does: its bare name denies each of its calls."""
+def test_a_deny_rule_for_a_tool_denies_each_of_its_calls(
+    tool: str, given: dict[str, str], mode: PermissionMode
+) -> None:
+    """Rules and calls classify tools alike."""
     policy = compile_policy([Layer("account", deny=(tool,))], home="/home/u")
     call = to_call(tool, given, "c", "/w")
     real = {path: path for path in paths_to_resolve(call, "/w", "/home/u")}
@@ -139,8 +141,8 @@ def test_a_rule_that_names_a_tool_is_about_its_calls(tool: str, given: dict[str,
 
 
 @pytest.mark.parametrize(("tool", "given"), [("WebSearch", {"query": "q"}), ("LS", {"path": "/etc"})])
-def test_a_rule_that_names_a_tool_allows_its_calls(tool: str, given: dict[str, str]) -> None:
-    """A tool that is allowed by its name runs without a question."""
+def test_an_allow_rule_for_a_tool_allows_its_calls(tool: str, given: dict[str, str]) -> None:
+    """A tool that a rule allows by its name runs without a request."""
     policy = compile_policy([Layer("account", allow=(tool,))], home="/home/u")
 
     verdict = judge(
@@ -156,8 +158,8 @@ def test_a_rule_that_names_a_tool_allows_its_calls(tool: str, given: dict[str, s
     assert (verdict.decision, verdict.rule) == ("allow", tool)
 
 
-def test_a_call_without_its_field_is_asked() -> None:
-    """A call that does not say what it is about cannot be allowed by a rule for something."""
+def test_a_call_without_its_subject_is_asked_about() -> None:
+    """A rule with a pattern cannot allow a call that lacks the field it matches."""
     policy = compile_policy([Layer("account", allow=("Bash", "Read", "Edit", "WebFetch"))], home="/home/u")
 
     for action in ("run_command", "read", "edit", "fetch", "search"):
@@ -167,16 +169,16 @@ def test_a_call_without_its_field_is_asked() -> None:
 
 
 @pytest.mark.parametrize("mode", ["ask", "accept_edits", "plan", "bypass"])
-def test_a_question_of_the_agent_goes_to_a_person(mode: PermissionMode) -> None:
-    """Questions and plans are answered by people, whatever the rules and the mode."""
+def test_the_user_decides_questions_and_plans(mode: PermissionMode) -> None:
+    """No rule and no mode answers them."""
     layer = Layer("account", allow=("AskUserQuestion", "ExitPlanMode"))
 
     assert decide(layer, "AskUserQuestion", "x", mode).decision == "ask"
     assert decide(layer, "ExitPlanMode", "x", mode).decision == "ask"
 
 
-def test_unattended_never_asks() -> None:
-    """Where nobody may be asked, the question becomes a refusal that says so, without proposals."""
+def test_the_unattended_mode_never_asks() -> None:
+    """A call that would be asked about is denied, with that reason and without suggestions."""
     verdict = decide(Layer("account"), "Bash", "git status", "unattended")
 
     assert (verdict.decision, verdict.suggestions) == ("deny", ())
@@ -186,7 +188,7 @@ def test_unattended_never_asks() -> None:
 @pytest.mark.parametrize("mode", get_args(PermissionMode))
 @pytest.mark.parametrize("denied_in", LAYERS)
 def test_a_deny_of_any_layer_beats_an_allow_of_every_layer(denied_in: str, mode: PermissionMode) -> None:
-    """Whoever wrote which, in whatever mode."""
+    """This holds in every mode."""
     layers = [
         Layer(name, allow=("Bash(make:*)",), deny=("Bash(make deploy:*)",) if name == denied_in else (), trusted=True)
         for name in LAYERS
@@ -210,8 +212,8 @@ def test_a_deny_of_any_layer_beats_an_allow_of_every_layer(denied_in: str, mode:
         ("Bash(for f in a; do ./x $f; done)", "for f in a; do ./x $f; done"),
     ],
 )
-def test_a_rule_means_the_script_in_the_work_directory(rule: str, line: str) -> None:
-    """Where an agent went to another directory, what a rule names by a relative path is another file."""
+def test_a_relative_path_in_a_rule_means_the_work_directory(rule: str, line: str) -> None:
+    """If the agent changed the directory, the same relative path is another file."""
     layer = Layer("account", allow=(rule, "Bash(python3 -u tools/x.py:*)", "Bash(ls:*)"))
 
     assert decide(layer, "Bash", line).decision == "allow"
@@ -241,7 +243,7 @@ HOME = "/home/u"
     ],
 )
 def test_removing_the_root_or_the_home_asks_in_the_mode_bypass(line: str) -> None:
-    """Even a rule that allows every command does not open it."""
+    """Even a rule that allows every command does not allow it."""
     assert decide(BYPASS, "Bash", line, "bypass").decision == "ask"
 
 
@@ -250,7 +252,7 @@ def test_removing_the_root_or_the_home_asks_in_the_mode_bypass(line: str) -> Non
     [
         "rm -rf build",
         "rm /home/u/x",
-        "rm -f ~",  # no tree: rm refuses a directory
+        "rm -f ~",  # without -r, rm refuses a directory
         "rm -rf ~/project",
         "rm -rf x*",  # names in the work directory
         "find . -name x",
@@ -259,38 +261,38 @@ def test_removing_the_root_or_the_home_asks_in_the_mode_bypass(line: str) -> Non
         "find $X -name x",
         "find x* -delete",
         "ls -R /",
-        "ls -delete /",  # not find
+        "ls -delete /",  # not by find
         "cp -r / x",
         "chmod -R 755 *",
         "grep -r $X .",
     ],
 )
 def test_other_commands_pass_in_the_mode_bypass(line: str) -> None:
-    """Only `rm` of a tree and `find -delete` are looked at, and only where they hit the root, the home or above."""
+    """Only recursive `rm` and `find -delete` are checked, and only against the root, the home and its parents."""
     verdict = decide(Layer("account"), "Bash", line, "bypass")
 
     assert verdict.decision == "allow", verdict.why
 
 
 def test_a_find_that_deletes_below_an_unknown_name_is_not_taken_for_the_home() -> None:
-    """An unknown name asks for `rm` only; `find` resolves its start itself and names it."""
+    """In the mode `bypass`, an unknown name makes `rm -rf` ask, but not `find -delete`."""
     assert decide(Layer("account"), "Bash", "find $X -delete", "bypass").decision == "allow"
     assert decide(Layer("account"), "Bash", "rm -rf $X", "bypass").decision == "ask"
 
 
 @pytest.mark.parametrize(("rule", "decision"), [("Read", "allow"), ("Read(x)", "deny"), ("Edit", "allow")])
-def test_a_bare_read_rule_is_about_the_agents_own_tools(rule: str, decision: str) -> None:
-    """Nearly every command reads some file: only a rule with a pattern is about the files of commands."""
+def test_a_bare_read_rule_covers_only_the_agents_own_tools(rule: str, decision: str) -> None:
+    """Nearly every command reads files, so only a rule with a pattern covers the files of commands."""
     assert decide(Layer("account", allow=("Bash(cat:*)",), deny=(rule,)), "Bash", "cat x").decision == decision
 
 
-def test_a_bare_edit_rule_is_about_the_files_that_commands_write() -> None:
-    """`Edit` in deny stops a redirection too."""
+def test_a_bare_edit_rule_covers_the_files_that_commands_write() -> None:
+    """`Edit` in deny denies a redirection too."""
     assert decide(Layer("account", allow=("Bash(cat:*)",), deny=("Edit",)), "Bash", "cat x > y").decision == "deny"
 
 
 def test_a_search_of_the_work_directory_may_read_a_denied_file() -> None:
-    """A program that reads everything below gets no directory, so it reads the work directory."""
+    """A recursive search without a directory reads the working directory."""
     layer = Layer("account", allow=("Bash(rg:*)", "Bash(ls:*)"), deny=("Read(src/secret/**)",))
 
     assert decide(layer, "Bash", "rg KEY").decision == "ask"
@@ -301,14 +303,14 @@ def test_a_search_of_the_work_directory_may_read_a_denied_file() -> None:
     ("rule", "decision"),
     [("WebFetch", "allow"), ("WebFetch(domain:x.test)", "deny"), ("WebFetch(domain:y.test)", "allow")],
 )
-def test_a_bare_web_rule_is_about_the_agents_own_tools(rule: str, decision: str) -> None:
-    """Only a rule with a host is about the addresses in commands."""
+def test_a_bare_web_rule_covers_only_the_agents_own_tools(rule: str, decision: str) -> None:
+    """Only a rule with a host covers the addresses in commands."""
     layer = Layer("account", allow=("Bash(curl:*)",), deny=(rule,))
 
     assert decide(layer, "Bash", "curl http://x.test/a").decision == decision
 
 
-def test_bypass_asks_about_a_line_that_cannot_be_read_even_without_rules() -> None:
-    """A line with control characters might remove the home. A file that is not resolved can only match a rule."""
+def test_bypass_asks_about_an_unreadable_line_even_without_rules() -> None:
+    """A line with control characters might remove the home; an unresolved file only matters to rules."""
     assert decide(Layer("account"), "Bash", "ls \x01", "bypass").decision == "ask"
     assert decide(Layer("account"), "Edit", "a", "bypass", real={}).decision == "allow"

@@ -1,4 +1,4 @@
-"""Every case in `policy_cases` is decided as it wants."""
+"""Every case in `policy_cases` gets the decision that it states."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ OWN = run_cases((CASES / "own.jsonl").read_bytes().splitlines())
 
 
 @pytest.mark.parametrize("result", [*FIELD.results, *OWN.results], ids=lambda result: result.case.id)
-def test_case_is_decided_as_wanted(result: CaseVerdict) -> None:
-    """Each case gets the answer it wants, or another one that it calls right."""
+def test_each_case_gets_its_decision(result: CaseVerdict) -> None:
+    """A case states one wanted decision, and may state others that are also right."""
     assert result.verdict.decision in {result.case.want, *result.case.ok}, result.verdict.why
 
 
 @pytest.mark.parametrize(("report", "least"), [(FIELD, 169), (OWN, 150)], ids=["field", "own"])
-def test_nothing_is_let_through(report: Report, least: int) -> None:
-    """No case is allowed that should not be, none is asked that should be denied, hardly one is asked for nothing."""
+def test_the_cases_have_no_unsafe_decision(report: Report, least: int) -> None:
+    """No case is allowed wrongly, none that should be denied is asked about, and almost none is asked about
+    needlessly."""
     assert len(report.results) >= least
     assert (report.unsafe_allows, report.missed_denies, report.unreadable) == ((), (), ())
     assert len(report.needless_asks) <= 3
 
 
-def test_a_line_that_is_no_case_makes_the_report_unsafe() -> None:
-    """A file of cases with a line that cannot be read does not pass."""
+def test_an_unreadable_case_makes_the_report_unsafe() -> None:
+    """A file of cases with an unreadable line does not pass."""
     report = run_cases(['{"id": "1"}', "", "nonsense", b"\xff"])
 
     assert not report.safe
@@ -37,7 +38,7 @@ def test_a_line_that_is_no_case_makes_the_report_unsafe() -> None:
 
 
 def test_mistakes_are_counted_by_their_kind() -> None:
-    """An unsafe allow, a missed deny, a needless ask and a needless deny are listed apart, by their ids."""
+    """The report lists the ids of unsafe allows, missed denials, needless requests and needless denials separately."""
     rules = {"allow": ["Bash(ls)"], "deny": ["Bash(rm)"]}
 
     def case(name: str, command: str, want: str) -> str:

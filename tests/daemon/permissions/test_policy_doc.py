@@ -1,4 +1,4 @@
-"""The page for the person who writes rules says only what is so."""
+"""docs/policy.md is true: its examples are decided as it says."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MODES: dict[str | None, PermissionMode] = {
 
 
 def examples() -> Iterator[tuple[Layer, str]]:
-    """Each line that says what is decided, with the rules above it."""
+    """Yield each example's decision with the rules above it."""
     layer = Layer("account")
     for kind, body in FENCE.findall(PAGE.read_text(encoding="utf-8")):
         if kind == "toml":
@@ -51,7 +51,7 @@ EXAMPLES = list(examples())
 
 @pytest.mark.parametrize(("layer", "line"), EXAMPLES, ids=[line for _, line in EXAMPLES])
 def test_each_example_is_decided_as_the_page_says(layer: Layer, line: str) -> None:
-    """An example on the page names what is decided under the rules above it."""
+    """Each example gets the decision that the page gives under the rules above it."""
     match = VERDICT.fullmatch(line)
     assert match is not None
     want, tool, subject, mode = match.groups()
@@ -66,7 +66,7 @@ def test_each_example_is_decided_as_the_page_says(layer: Layer, line: str) -> No
 
 
 def test_the_cases_on_the_page_are_right() -> None:
-    """The page shows cases as `hutch policy test` reads them."""
+    """The page shows cases in the format of `hutch policy test`."""
     body = next(body for kind, body in FENCE.findall(PAGE.read_text(encoding="utf-8")) if kind == "json")
 
     report = run_cases(body.splitlines())
@@ -76,7 +76,7 @@ def test_the_cases_on_the_page_are_right() -> None:
 
 
 def test_the_page_names_every_field_of_a_case() -> None:
-    """Whoever writes cases finds all their fields on the page."""
+    """The page documents each field that a case may have."""
     text = PAGE.read_text(encoding="utf-8")
 
     assert [

@@ -1,4 +1,4 @@
-"""Rules as people write them."""
+"""How rules are read."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def argv(text: str) -> tuple[Word, ...]:
         ("Bash", "anything at all", 0),
     ],
 )
-def test_what_allows_is_read_narrowly(text: str, command: str, spelled: int | None) -> None:
-    """A rule that allows compares words from the first one on, and says how many it spells."""
+def test_an_allow_rule_is_read_narrowly(text: str, command: str, spelled: int | None) -> None:
+    """It compares words from the first one on and says how many it names."""
     assert rule(text).spells(argv(command)) == spelled
 
 
@@ -58,8 +58,8 @@ def test_what_allows_is_read_narrowly(text: str, command: str, spelled: int | No
         ("Bash", "anything", "yes"),
     ],
 )
-def test_what_denies_is_read_broadly(text: str, command: str, fit: str) -> None:
-    """A rule that asks or denies sees through options, order, case and paths, and says where it cannot tell."""
+def test_a_deny_rule_is_read_broadly(text: str, command: str, fit: str) -> None:
+    """An ask or deny rule matches across options, order, case and paths, and says where it cannot tell."""
     assert rule(text, "deny").forbids(argv(command)) == fit
 
 
@@ -93,29 +93,29 @@ def test_what_denies_is_read_broadly(text: str, command: str, fit: str) -> None:
         "Read(a\x00)",
     ],
 )
-def test_what_is_no_rule_is_refused(text: str) -> None:
-    """A text that cannot be read as a rule that allows is refused with a reason for a person."""
+def test_an_unreadable_rule_is_refused(text: str) -> None:
+    """An unreadable allow rule is refused with a reason for the user."""
     with pytest.raises(BadRuleError, match=r"\w+"):
         parse_rule(text, "allow", "account", "test", base="/w", home="/home/u")
 
 
-def test_a_line_of_several_commands_denies_nothing() -> None:
-    """Only a rule that allows may be an exact line: what is to be denied is named command by command."""
+def test_a_deny_rule_names_one_command() -> None:
+    """Only an allow rule may be a whole line of several commands."""
     assert rule("Bash(a && b)").line == "a && b"
     with pytest.raises(BadRuleError, match="command by command"):
         rule("Bash(a && b)", "deny")
 
 
 @pytest.mark.parametrize(("mine", "common"), [("Bash(ls)", "run_command(ls)"), ("Bash(ls:*)", "Bash(ls *)")])
-def test_a_rule_may_be_written_in_two_ways(mine: str, common: str) -> None:
-    """Claude's names and the common ones are the same rule, as are the two ways to leave the end open."""
+def test_two_spellings_are_the_same_rule(mine: str, common: str) -> None:
+    """Claude's tool names equal the common ones, and so do the two spellings of an open end."""
     first, second = rule(mine), rule(common)
 
     assert (first.words, first.open) == (second.words, second.open)
 
 
-def test_a_rule_for_a_server_is_one_for_its_tools() -> None:
-    """`mcp__server` and `mcp__server__*` name all tools of this server and of no other one."""
+def test_a_rule_for_an_mcp_server_covers_its_tools() -> None:
+    """`mcp__server` and `mcp__server__*` name all tools of this server and of no other."""
     short = parse_rule("mcp__a", "allow", "account", "test", base="/", home="/")
     long = parse_rule("mcp__a__*", "allow", "account", "test", base="/", home="/")
 
@@ -138,6 +138,6 @@ def test_a_rule_for_a_server_is_one_for_its_tools() -> None:
         (("", ""), "", True),
     ],
 )
-def test_a_star_is_any_characters(pieces: tuple[str, ...], text: str, fits: bool) -> None:
-    """Pieces between stars stand in the text in order and do not overlap."""
+def test_a_star_matches_any_characters(pieces: tuple[str, ...], text: str, fits: bool) -> None:
+    """The pieces between stars occur in the text in order, without overlap."""
     assert Glob(pieces).fits(text) is fits

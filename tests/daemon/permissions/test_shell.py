@@ -1,4 +1,4 @@
-"""The two readings of a line."""
+"""The two readings of a command line: the strict subset and the tree-sitter grammar."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def found(line: str) -> list[list[str]]:
         ("\n\na\n\n", [["a"]]),
     ],
 )
-def test_a_plain_line_is_understood(line: str, wanted: list[list[str]]) -> None:
-    """A line of the subset gives its commands, as the shell would hand them on, and the grammar finds the same."""
+def test_a_line_of_the_subset_gives_its_commands(line: str, wanted: list[list[str]]) -> None:
+    """The commands have the words that the shell would pass on, and the grammar finds the same."""
     assert words(line) == wanted
     assert found(line) == wanted
 
@@ -95,8 +95,8 @@ def test_a_plain_line_is_understood(line: str, wanted: list[list[str]]) -> None:
         "a > b*",
     ],
 )
-def test_what_is_outside_the_subset_is_refused(line: str) -> None:
-    """A line that holds anything the strict reading does not know is not understood at all."""
+def test_a_line_outside_the_subset_is_refused(line: str) -> None:
+    """The strict reading refuses a line with any construct that it does not know."""
     with pytest.raises(NotUnderstoodError):
         understand(line)
 
@@ -131,12 +131,12 @@ def test_what_is_outside_the_subset_is_refused(line: str) -> None:
     ],
 )
 def test_every_command_is_found(line: str) -> None:
-    """A command is found wherever it stands in the line."""
+    """The grammar finds a command anywhere in a line."""
     assert ["rm", "x"] in found(line)
 
 
-def test_a_pattern_of_file_names_is_not_sure() -> None:
-    """A word that the shell would expand is known for it in both readings."""
+def test_a_glob_pattern_is_marked_as_inexact() -> None:
+    """Both readings mark a word that the shell would expand."""
     wanted = (Word("ls"), Word("*.py", sure=False), Word("*.py"))
 
     assert understand("ls *.py '*.py'")[0].words == wanted
@@ -144,7 +144,7 @@ def test_a_pattern_of_file_names_is_not_sure() -> None:
 
 
 def test_redirections_are_reads_and_writes() -> None:
-    """The files that a command is connected to are kept apart from its words."""
+    """Files of redirections are listed apart from the command's words."""
     (command,) = understand("a <in 2>>log >out 2>&1")
 
     assert [word.text for word in command.reads] == ["in"]
@@ -155,13 +155,13 @@ def test_redirections_are_reads_and_writes() -> None:
 @pytest.mark.parametrize(
     "piece", ["$(", "(", "`", "{", "a=(", "x() ", "[[ (", "<<E ", "${", "<", "'", "if ", "\x00", "\ud800"]
 )
-def test_nesting_has_no_depth_that_breaks_the_search(piece: str) -> None:
-    """The search for commands takes any text, and says when it may have missed some."""
+def test_the_search_survives_any_nesting(piece: str) -> None:
+    """It accepts any text and says when it may have missed commands."""
     assert not find(piece * LONGEST).complete
 
 
 def test_a_line_that_is_too_long_for_the_grammar_is_still_searched() -> None:
-    """Behind ten thousand characters a command is found roughly, and the result is marked incomplete."""
+    """Beyond ten thousand characters a rough search finds commands, and the result is marked incomplete."""
     result = find("echo " + "a" * LONGEST + "; rm x")
 
     assert not result.complete
@@ -169,16 +169,16 @@ def test_a_line_that_is_too_long_for_the_grammar_is_still_searched() -> None:
 
 
 @pytest.mark.parametrize("piece", ["sudo ", "env ", "find -exec ", "docker ", "sudo -u ", "{} "])
-def test_what_runs_what_runs_is_searched_within_bounds(piece: str) -> None:
-    """A program that runs one that runs one, very often, gives no more words than the search may look at."""
+def test_a_chain_of_wrappers_is_searched_within_bounds(piece: str) -> None:
+    """A very long chain of programs that run programs yields no more words than the bound."""
     commands, complete = everything_in(piece * 1_900)
 
     assert not complete
     assert sum(len(command.words) for command in commands) < 20_000
 
 
-def test_the_result_of_the_command_before_is_a_number() -> None:
-    """`$?` is read, in double quotes too; its word is then not known exactly, as the grammar has it."""
+def test_an_exit_status_variable_is_a_number() -> None:
+    """`$?`, quoted or not, is understood; its word is then inexact in both readings."""
     (command,) = understand('a $? "b $?" \'$?\' "\\$?"')
 
     assert command.words == (Word("a"), Word("$?", False), Word("b $?", False), Word("$?"), Word("$?"))

@@ -1,4 +1,4 @@
-"""Rules that are proposed with a question."""
+"""The rules that a permission request suggests."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ PROPOSED = [
 
 
 @pytest.mark.parametrize(("tool", "text", "rules"), PROPOSED, ids=[text or tool for tool, text, _ in PROPOSED])
-def test_a_proposal_is_narrow_and_enough(tool: str, text: str, rules: list[str]) -> None:
-    """What is proposed is the narrowest rule that is of use, and the same call passes once it was accepted."""
+def test_a_suggestion_is_narrow_and_sufficient(tool: str, text: str, rules: list[str]) -> None:
+    """It is the narrowest useful rule, and the same call passes once it is accepted."""
     verdict = decide(tool, text)
 
     assert verdict.decision == "ask"
@@ -52,8 +52,8 @@ def test_a_proposal_is_narrow_and_enough(tool: str, text: str, rules: list[str])
 
 
 @pytest.mark.parametrize("text", ["npm run test", "make test", "python3 x.py", "./run.sh", "cargo test"])
-def test_a_proposal_says_when_it_lets_code_of_the_repository_run(text: str) -> None:
-    """A suggested rule for a script that the agent may edit says so."""
+def test_a_suggestion_warns_about_code_of_the_repository(text: str) -> None:
+    """A rule for a script that the agent may edit says so."""
     assert "code in this repository" in decide("Bash", text).suggestions[0].note
 
 
@@ -71,13 +71,13 @@ def test_a_proposal_says_when_it_lets_code_of_the_repository_run(text: str) -> N
         ("Read", ""),
     ],
 )
-def test_nothing_is_proposed_that_would_not_be_enough_or_too_much(tool: str, text: str) -> None:
-    """Where no narrow rule would let the call pass, none is proposed."""
+def test_no_suggestion_is_insufficient_or_too_broad(tool: str, text: str) -> None:
+    """If no narrow rule lets the call pass, the request suggests none."""
     verdict = decide(tool, text)
 
     assert (verdict.decision, verdict.suggestions) == ("ask", ())
 
 
-def test_nothing_is_proposed_against_a_rule_that_asks() -> None:
-    """No answer makes a rule that asks go away, so `always` is not offered there."""
+def test_an_ask_rule_gets_no_suggestion() -> None:
+    """No allow rule overrides an ask rule, so `always` is not offered."""
     assert decide("Bash", "git push", ask=("Bash(git push:*)",)).suggestions == ()

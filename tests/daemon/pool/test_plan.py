@@ -1,4 +1,4 @@
-"""What is due in the pool: one row for each case, from a state and a time to what is carried out."""
+"""The pool's plan: what is due, from a state and a time. One row for each case."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SETTINGS = ExecutorSettings(
 
 
 def executor(name: str, state: Any = "leased", key: ExecutorKey = CLAUDE, **changes: Any) -> ExecutorView:
-    """Return an executor whose last heartbeat is current; a leased one serves a session that works."""
+    """Return an executor with a fresh heartbeat; a leased one serves a session with a running turn."""
     fields: dict[str, Any] = {
         "session": f"s-{name}" if state == "leased" else None,
         "launching": state == "starting",
@@ -52,7 +52,7 @@ def pool(*executors: ExecutorView, leases: tuple[ExecutorKey, ...] = (), **chang
 
 
 def failed(*times: float) -> StartHistory:
-    """Return a history with failures at these times, after each of which a second passes."""
+    """Return a history with failures at these times, seen one second after the last."""
     history = NO_FAILURES
     for at in times:
         history = history.failed(at, "no", SETTINGS.start_window, 1.0)
@@ -75,8 +75,8 @@ def due(state: PoolState, now: float = NOW) -> PoolPlan:
         (executor("x", "ready", SCRIPT, last_seen=NOW + 899.0), 900.0, "no session needed it", 2.0),
     ],
 )
-def test_an_executor_is_ended_when_its_time_is_over(one: ExecutorView, after: float, detail: str, grace: float) -> None:
-    """Not before; and the pool looks again at that time, even if nothing happens until then."""
+def test_an_executor_is_ended_at_its_deadline(one: ExecutorView, after: float, detail: str, grace: float) -> None:
+    """Not before; the plan asks to be made again at that time."""
     state = pool(one, leases=(CLAUDE,) if one.state == "starting" else ())
 
     assert due(state, NOW + after - 0.5).retire == ()
@@ -84,15 +84,15 @@ def test_an_executor_is_ended_when_its_time_is_over(one: ExecutorView, after: fl
     assert plan(state, NOW + after - 0.5).look_at == NOW + after
 
 
-def test_without_anything_to_wait_for_the_pool_looks_now_and_then() -> None:
-    """At least every five seconds, and a few times in each timeout."""
+def test_the_pool_makes_a_plan_every_few_seconds() -> None:
+    """At least every five seconds, and several times within each timeout."""
     assert plan(pool(), NOW).look_at == NOW + 5.0
     assert look_interval(ExecutorSettings(heartbeat_timeout=4.0)) == 1.0
     assert look_interval(ExecutorSettings(lost_timeout=0.001)) == 0.05
 
 
 def test_a_quarantined_executor_is_checked_again() -> None:
-    """An interval after the last check ended; one check at a time."""
+    """The next check starts an interval after the last one ended."""
     one = executor("x", "quarantined")
 
     assert due(pool(one)) == PoolPlan()
@@ -101,33 +101,33 @@ def test_a_quarantined_executor_is_checked_again() -> None:
 
 
 def test_the_oldest_lease_gets_a_ready_executor_of_its_key() -> None:
-    """An executor of another key serves none; the next lease of the key gets a start."""
+    """A ready executor of another key does not serve it; the next lease of the key gets a start."""
     state = pool(executor("script", "ready", SCRIPT), executor("claude", "ready"), leases=(CLAUDE, CLAUDE))
 
     assert due(state) == PoolPlan(hand_out=((1, "claude"),), start=(CLAUDE,))
 
 
-def test_an_executor_that_is_ended_is_not_handed_out() -> None:
-    """A silent spare serves nobody."""
+def test_a_silent_spare_serves_no_session() -> None:
+    """An executor that is due to end is not given to a lease."""
     state = pool(executor("x", "ready", last_seen=0.0), leases=(CLAUDE,))
 
     assert due(state) == PoolPlan(retire=(Retirement("x", "it was silent for 60 s"),), start=(CLAUDE,))
 
 
-def test_a_lease_with_a_start_under_way_gets_no_second_one() -> None:
-    """Two leases and one start: one start more."""
+def test_a_lease_needs_one_start() -> None:
+    """For two leases and one running start, the pool starts one more executor."""
     assert due(pool(executor("x", "starting"), leases=(CLAUDE,))) == PoolPlan()
     assert due(pool(executor("x", "starting"), leases=(CLAUDE, CLAUDE))) == PoolPlan(start=(CLAUDE,))
 
 
-def test_a_lease_waits_for_the_end_of_a_start_that_was_given_up() -> None:
-    """Whether that failed decides when the next one may be tried."""
+def test_a_lease_waits_for_the_end_of_an_abandoned_start() -> None:
+    """Its result decides when the next start may be tried."""
     assert due(pool(executor("x", "draining", launching=True), leases=(CLAUDE,))) == PoolPlan()
     assert due(pool(executor("x", "draining"), leases=(CLAUDE,))) == PoolPlan(start=(CLAUDE,))
 
 
-def test_a_start_that_nothing_needs_any_more_is_abandoned() -> None:
-    """The newest one, and none whose executor is kept as a spare."""
+def test_a_start_without_a_lease_is_abandoned() -> None:
+    """The newest such start goes first; one whose executor is kept as a spare goes on."""
     first, second = executor("first", "starting"), executor("second", "starting")
 
     assert due(pool(first, second, leases=(CLAUDE,))) == PoolPlan(abandon=("second",))
@@ -148,15 +148,15 @@ FULL = tuple(executor(f"x{at}") for at in range(SETTINGS.maximum - 1))
     ],
     ids=["all work", "a spare", "an idle one", "one that ends anyway", "a quarantined one"],
 )
-def test_a_lease_without_room_takes_the_place_of_a_spare_or_an_idle_executor(
+def test_a_lease_without_a_slot_takes_that_of_a_spare_or_idle_executor(
     last: ExecutorView, expected: tuple[Retirement, ...]
 ) -> None:
-    """Never of one that works; an executor that is ending makes room without another one."""
+    """A working executor keeps its slot, and one that already ends frees a slot without another."""
     assert due(pool(*FULL, last, leases=(BOBS,))) == PoolPlan(retire=expected)
 
 
-def test_a_spare_goes_before_idle_executors_and_of_those_the_longest_idle() -> None:
-    """One for each lease that has no room."""
+def test_a_spare_is_ended_before_the_longest_idle_executor() -> None:
+    """The pool ends one executor for each lease that lacks a slot."""
     spare = executor("spare", "ready", SCRIPT)
     short, long = executor("short", idle_since=NOW - 1.0), executor("long", idle_since=NOW - 2.0)
     state = pool(short, long, spare, executor("works"), leases=(BOBS, BOBS, CLAUDE))
@@ -165,8 +165,8 @@ def test_a_spare_goes_before_idle_executors_and_of_those_the_longest_idle() -> N
     assert [one.executor for one in due(replace(state, leases=state.leases[:1])).retire] == ["spare"]
 
 
-def test_an_account_at_its_own_limit_ends_one_of_its_own() -> None:
-    """And the others' leases do not wait for it."""
+def test_an_account_at_its_limit_ends_one_of_its_executors() -> None:
+    """Leases of other accounts do not wait for it."""
     idle, others = executor("idle", idle_since=NOW), executor("others", key=BOBS, idle_since=NOW - 5.0)
     state = pool(idle, others, leases=(CLAUDE, BOBS), account_limit=1)
 
@@ -177,8 +177,8 @@ def test_an_account_at_its_own_limit_ends_one_of_its_own() -> None:
     assert due(pool(idle, leases=(CLAUDE, BOBS), account_limit=1)).start == (BOBS,)
 
 
-def test_memory_counts_as_room() -> None:
-    """Where executors use as much as they may, none is started."""
+def test_the_memory_limit_stops_starts() -> None:
+    """If the executors use their whole memory limit, none is started."""
     state = pool(executor("x", rss=2048), leases=(BOBS,))
 
     assert due(replace(state, settings=ExecutorSettings(memory=2048))).start == ()
@@ -186,14 +186,14 @@ def test_memory_counts_as_room() -> None:
 
 
 def test_a_failing_account_does_not_starve_the_others() -> None:
-    """It has a quarter of the starts at once, also for starts that were given up and still hang."""
+    """It gets a quarter of the concurrent starts, and abandoned starts that hang count too."""
     hanging = (executor("x1", "starting"), executor("x2", "draining", launching=True))
     state = pool(*hanging, leases=(CLAUDE, CLAUDE, CLAUDE, BOBS))
 
     assert due(state).start == (BOBS,)
 
 
-def test_no_more_executors_start_at_once_than_the_host_takes() -> None:
+def test_concurrent_starts_are_limited() -> None:
     """hutchd's own account may use all of them."""
     state = pool(leases=(OWN, OWN, OWN, BOBS), starts_at_once=2)
 
@@ -201,7 +201,7 @@ def test_no_more_executors_start_at_once_than_the_host_takes() -> None:
 
 
 def test_after_a_failure_a_lease_waits_for_the_pause() -> None:
-    """Other keys do not; the pool looks again when the pause is over."""
+    """Other keys do not wait; the plan asks to be made again when the pause is over."""
     state = pool(leases=(CLAUDE, BOBS), histories={CLAUDE: failed(NOW - 0.25)})
 
     assert due(state) == PoolPlan(start=(BOBS,))
@@ -209,8 +209,8 @@ def test_after_a_failure_a_lease_waits_for_the_pause() -> None:
     assert due(state, NOW + 0.75).start == (CLAUDE, BOBS)
 
 
-def test_after_too_many_failures_leases_are_refused_until_the_window_has_passed() -> None:
-    """A ready executor serves them all the same."""
+def test_too_many_failures_refuse_leases_until_the_window_has_passed() -> None:
+    """A ready executor still serves them."""
     state = pool(leases=(CLAUDE, BOBS), histories={CLAUDE: failed(NOW - 3.0, NOW - 2.0, NOW - 1.0)})
 
     assert due(state) == PoolPlan(refuse=(1,), start=(BOBS,))
@@ -220,7 +220,7 @@ def test_after_too_many_failures_leases_are_refused_until_the_window_has_passed(
 
 
 def test_a_spare_is_started_once_its_delay_is_over() -> None:
-    """One that was handed out is replaced a little later."""
+    """A spare that was given to a session is replaced after the delay."""
     state = pool(kept=(OWN,), spare_at={OWN: NOW + 0.5})
 
     assert due(state) == PoolPlan()
@@ -252,12 +252,12 @@ def test_a_spare_is_started_once_its_delay_is_over() -> None:
     ],
 )
 def test_no_spare_is_started(state: PoolState) -> None:
-    """Where there is one, where there is no room for it, and where none is wanted."""
+    """Not if one exists, there is no slot for it, or the settings want none."""
     assert due(state) == PoolPlan()
 
 
 def test_another_account_keeps_its_spare_while_it_has_a_session() -> None:
-    """Without one the spare is surplus, and so is a spare beyond the number that is kept."""
+    """Without a session its spare is surplus, as is each spare beyond the configured number."""
     ready, old = executor("spare", "ready", since=NOW - 900.0), executor("old", "ready", OWN, since=NOW - 900.0)
 
     assert due(pool(ready, executor("works"), kept=(CLAUDE,))) == PoolPlan()
@@ -267,8 +267,8 @@ def test_another_account_keeps_its_spare_while_it_has_a_session() -> None:
     assert [one.executor for one in two.retire] == ["old", "other"]
 
 
-def test_leases_go_before_spares() -> None:
-    """The last slot is the session's; with room for both, both start."""
+def test_leases_take_precedence_over_spares() -> None:
+    """The last slot goes to the session; if two are free, both start."""
     state = pool(*FULL, leases=(BOBS,), kept=(OWN,))
 
     assert due(state).start == (BOBS,)
@@ -276,7 +276,7 @@ def test_leases_go_before_spares() -> None:
 
 
 def test_while_hutchd_stops_every_lease_is_refused() -> None:
-    """Nothing is started or handed out; what is overdue still ends."""
+    """Nothing is started or leased; overdue executors are still ended."""
     state = pool(executor("x", "ready"), executor("silent", last_seen=0.0), leases=(CLAUDE, BOBS), stopping=True)
 
     assert due(state) == PoolPlan(retire=(Retirement("silent", "it was silent for 60 s"),), refuse=(1, 2))

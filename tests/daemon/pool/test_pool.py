@@ -1,4 +1,4 @@
-"""The pool over fake executors: spares, limits, loops, the silent and the lost."""
+"""The pool with fake executors: spares, limits, start loops, silent and lost executors."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
 
 
 def executors(**changes: object) -> ExecutorSettings:
-    """Return settings of a pool with the script agent's spares."""
+    """Return pool settings with spares of the script agent."""
     fields: dict[str, object] = {"spares": 0, "spare_agents": ("script",), "hello_timeout": WAIT, "lost_timeout": WAIT}
     return ExecutorSettings(**(fields | changes))  # type: ignore[arg-type]
 
 
 def key(stage: Stage, agent: str = "script") -> ExecutorKey:
-    """Return the key of this account's executors."""
+    """Return the key of executors of hutchd's account."""
     return ExecutorKey(stage.account_of(stage.me.uid), agent, stage.host.name)
 
 
-async def test_a_spare_is_kept_handed_out_and_replaced(stage: Stage) -> None:
-    """A session gets the waiting executor, and another one is started in its place."""
+async def test_a_session_gets_the_spare_and_another_starts(stage: Stage) -> None:
+    """A new session gets the waiting executor, and the pool starts a new spare."""
     stage.settings = settings(executors=executors(spares=1))
     async with stage.hutchd():
         stage.pool.warm([key(stage)])
@@ -50,8 +50,8 @@ async def test_a_spare_is_kept_handed_out_and_replaced(stage: Stage) -> None:
         assert stage.host.played[0][0] == stage.host.started[0].spec.executor
 
 
-async def test_a_spare_serves_only_its_own_kind(stage: Stage) -> None:
-    """An executor of one agent or account is never handed to a session of another."""
+async def test_a_spare_serves_only_its_own_key(stage: Stage) -> None:
+    """An executor never serves a session of another agent or account."""
     stage.settings = settings(executors=executors(spares=1))
     async with stage.hutchd():
         stage.pool.warm([key(stage)])
@@ -63,8 +63,8 @@ async def test_a_spare_serves_only_its_own_kind(stage: Stage) -> None:
         assert [one.state for one in stage.pool.roster.all() if one.key.agent == "script"] == ["ready"]
 
 
-async def test_at_the_maximum_the_longest_idle_gives_way(stage: Stage) -> None:
-    """A session that works gets the slot of the one that has been idle longest, which can resume later."""
+async def test_at_the_maximum_the_longest_idle_executor_is_ended(stage: Stage) -> None:
+    """Its slot goes to a session with a prompt; the idle session can resume later."""
     stage.settings = settings(executors=executors(maximum=1))
     async with stage.hutchd():
         first = await stage.open(name="first")
@@ -77,8 +77,8 @@ async def test_at_the_maximum_the_longest_idle_gives_way(stage: Stage) -> None:
         assert [one.shutdown_wished for one in stage.host.started] == [True, True, False]
 
 
-async def test_a_session_waits_for_a_slot_until_another_one_is_idle(stage: Stage) -> None:
-    """Nobody who works is ended for another one; who becomes idle gives way to who waits."""
+async def test_a_session_waits_for_a_slot_until_another_is_idle(stage: Stage) -> None:
+    """No working executor is ended for it; the first that becomes idle is."""
     release = anyio.Event()
 
     async def wait(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
@@ -101,7 +101,7 @@ async def test_a_session_waits_for_a_slot_until_another_one_is_idle(stage: Stage
         assert [one.state for one in ends] == ["completed", "completed"]
 
 
-async def test_an_idle_executor_is_let_go(stage: Stage) -> None:
+async def test_an_idle_executor_is_ended(stage: Stage) -> None:
     """After idle_timeout the executor of an idle session ends; the session stays open."""
     stage.settings = settings(executors=executors(idle_timeout=0.01, heartbeat_timeout=0.4))
     async with stage.hutchd():
@@ -113,13 +113,13 @@ async def test_an_idle_executor_is_let_go(stage: Stage) -> None:
         assert (await stage.services.sessions.get_session(stage.me, m.SessionRef(session.id))).state == "open"
 
 
-async def test_a_spare_too_many_is_let_go(stage: Stage) -> None:
-    """After idle_timeout the surplus spares are ended, soon after the settings have changed. The others stay."""
+async def test_surplus_spares_are_ended(stage: Stage) -> None:
+    """After idle_timeout, and soon after a change of settings, surplus spares are ended and the others stay."""
     stage.settings = settings(executors=executors(spares=2, lost_timeout=2.0))
     async with stage.hutchd():
         stage.pool.warm([key(stage)])
         await until(lambda: [one.state for one in stage.pool.roster.all()] == ["ready", "ready"])
-        await anyio.wait_all_tasks_blocked()  # the pool has made its plan with these settings
+        await anyio.wait_all_tasks_blocked()  # the pool has planned with these settings
 
         stage.settings = settings(executors=executors(spares=1, idle_timeout=0.01, heartbeat_timeout=0.4))
 
@@ -127,7 +127,7 @@ async def test_a_spare_too_many_is_let_go(stage: Stage) -> None:
 
 
 async def test_a_silent_executor_is_ended(stage: Stage) -> None:
-    """One that is connected and sends no heartbeat, as when it is stopped or spins, is killed."""
+    """A connected executor without heartbeats, stopped or spinning, is killed."""
     stage.settings = settings(executors=executors(heartbeat_timeout=0.2))
     async with stage.hutchd():
         turn = await stage.submit(await stage.open(agent="script"))
@@ -139,8 +139,8 @@ async def test_a_silent_executor_is_ended(stage: Stage) -> None:
         assert stage.pool.roster.get(executor.spec.executor) is None or executor.exited.is_set()
 
 
-async def test_an_executor_without_hello_is_given_up(stage: Stage) -> None:
-    """A start that hangs ends with its deadline: the process is killed and the error has the reason."""
+async def test_a_start_without_hello_fails_at_its_deadline(stage: Stage) -> None:
+    """The process is killed and the error has the reason."""
     stage.settings = settings(executors=executors(hello_timeout=0.02, start_attempts=2))
     stage.host.mute = True
     async with stage.hutchd():
@@ -150,8 +150,8 @@ async def test_an_executor_without_hello_is_given_up(stage: Stage) -> None:
         assert [one.exited.is_set() for one in stage.host.started] == [True, True]
 
 
-async def test_an_executor_that_ends_before_its_hello_is_not_waited_for(stage: Stage) -> None:
-    """Its turn fails with the exit of the process and the path of its output, long before the deadline of the hello."""
+async def test_an_executor_that_exits_before_hello_fails_at_once(stage: Stage) -> None:
+    """Its turn fails with the exit status and the path of the output, long before the hello deadline."""
     stage.settings = settings(executors=executors(start_attempts=1))
     stage.host.mute = True
     async with stage.hutchd():
@@ -165,8 +165,8 @@ async def test_an_executor_that_ends_before_its_hello_is_not_waited_for(stage: S
         assert f"{stage.executor.spec.executor}.log" in (ended.message or "")
 
 
-async def test_a_start_that_is_given_up_leaves_no_process(stage: Stage) -> None:
-    """An executor that is to end while it is being started is ended when it is there."""
+async def test_an_abandoned_start_leaves_no_process(stage: Stage) -> None:
+    """An executor whose end is requested during its start is ended once it exists."""
     stage.settings = settings(executors=executors(spares=1))
     stage.host.gate = anyio.Event()
     async with stage.hutchd():
@@ -181,7 +181,7 @@ async def test_a_start_that_is_given_up_leaves_no_process(stage: Stage) -> None:
 
 
 async def test_a_start_loop_is_stopped_with_one_notice(stage: Stage) -> None:
-    """After the limit no start is tried until the window has passed, and each lease is refused at once."""
+    """After the limit the pool starts nothing until the window has passed, and refuses each lease at once."""
     stage.host.refusing = 1000
     async with stage.hutchd():
         with pytest.raises(HutchError):
@@ -200,7 +200,7 @@ async def test_a_start_loop_is_stopped_with_one_notice(stage: Stage) -> None:
 
 
 async def test_a_lost_spare_is_ended(stage: Stage) -> None:
-    """A spare whose connection broke and that does not come back is no spare."""
+    """A spare that lost its connection and does not return is ended."""
     stage.settings = settings(executors=executors(spares=1, lost_timeout=0.05))
     async with stage.hutchd():
         stage.pool.warm([key(stage)])
@@ -214,7 +214,7 @@ async def test_a_lost_spare_is_ended(stage: Stage) -> None:
 
 
 async def test_stopping_ends_the_spares(stage: Stage) -> None:
-    """When hutchd stops, spares are asked to end, and none is started again."""
+    """When hutchd stops, spares are asked to end, and none is started."""
     stage.settings = settings(executors=executors(spares=1))
     async with stage.hutchd():
         stage.pool.warm([key(stage)])
@@ -227,8 +227,8 @@ async def test_stopping_ends_the_spares(stage: Stage) -> None:
         assert len(stage.host.started) == 1
 
 
-def test_a_slot_is_free_only_when_it_was_shown() -> None:
-    """gone is reached through draining alone, and nothing leads out of it."""
+def test_an_executor_is_gone_only_after_draining() -> None:
+    """The state `gone` follows only from `draining`, and is final."""
     assert EXECUTOR.before["gone"] == {"draining", "quarantined"}
     assert EXECUTOR.terminal == {"gone"}
     with pytest.raises(IllegalMoveError, match="leased does not lead to gone"):
@@ -236,7 +236,7 @@ def test_a_slot_is_free_only_when_it_was_shown() -> None:
 
 
 async def test_nothing_is_started_while_hutchd_stops(stage: Stage) -> None:
-    """Then a lease is refused, also one that waits for a slot; what would start now nobody could end."""
+    """Each lease is refused, also one that waits for a slot: nothing would end its executor."""
     stage.settings = settings(executors=executors(maximum=1))
     stage.host.play = never_end
     async with stage.hutchd():

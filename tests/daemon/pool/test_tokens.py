@@ -1,4 +1,4 @@
-"""Tokens: when one is good, counted in time awake."""
+"""Tokens: when they are valid, measured in awake time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def row(**changes: object) -> ExecutorRow:
 
 
 def test_a_token_is_stored_as_its_hash() -> None:
-    """What is stored tells nothing of the token, and two tokens differ."""
+    """The hash reveals nothing of the token, and two tokens differ."""
     one, other = issue(NOW), issue(NOW)
 
     assert one.hash == hash_of(one.secret.reveal())
@@ -42,8 +42,8 @@ def test_a_token_is_stored_as_its_hash() -> None:
     assert one.until == NOW + LIFETIME
 
 
-def test_a_fresh_token_is_admitted() -> None:
-    """It is good until its time awake is over."""
+def test_a_fresh_token_is_valid() -> None:
+    """It expires after its lifetime of awake time."""
     admit(row(), NOW, "boot-1", proven=False)
     admit(row(), NOW + LIFETIME - 1, "boot-1", proven=False)
 
@@ -58,16 +58,16 @@ def test_a_fresh_token_is_admitted() -> None:
         ({"state": "quarantined"}, NOW, "boot-1", Reason.TOKEN_UNKNOWN),
     ],
 )
-def test_a_token_is_refused(changes: dict[str, object], now: int, boot: str, reason: Reason) -> None:
-    """Its time, its boot, its uses and its executor's end each make an end of it."""
+def test_an_invalid_token_is_refused(changes: dict[str, object], now: int, boot: str, reason: Reason) -> None:
+    """Its expiry, another boot, too many uses or its executor's end make it invalid."""
     with pytest.raises(HutchError) as refused:
         admit(row(**changes), now, boot, proven=False)
 
     assert refused.value.reason is reason
 
 
-def test_a_proven_process_outlives_its_tokens_time_but_not_its_revocation() -> None:
-    """An outage in which nobody could renew it locks nobody out."""
+def test_an_expired_token_admits_its_proven_process_unless_revoked() -> None:
+    """An outage in which hutchd could not renew it locks no executor out."""
     admit(row(), NOW + LIFETIME, "boot-1", proven=True)
 
     with pytest.raises(HutchError):
@@ -75,7 +75,7 @@ def test_a_proven_process_outlives_its_tokens_time_but_not_its_revocation() -> N
 
 
 def test_renewal_moves_the_expiry_once_half_the_time_is_over() -> None:
-    """A young token stays as it is; an old one holds its full lifetime again."""
+    """A younger token stays unchanged; an older one gets its full lifetime again."""
     later = NOW + LIFETIME // 2 + 1
 
     assert renewed(row(), NOW) is None
