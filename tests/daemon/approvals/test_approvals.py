@@ -26,7 +26,7 @@ def command(line: str, call_id: str = "c-1") -> m.ToolCall:
 
 
 class Asks:
-    """A play that asks for calls, all at once, and keeps the decisions."""
+    """A play that requests permission for several calls at once and keeps the decisions."""
 
     def __init__(self, *calls: m.ToolCall, go_on: bool = False, **changes: Any) -> None:
         self.calls, self.changes, self.go_on = calls, changes, go_on
@@ -158,7 +158,7 @@ async def test_parallel_requests_are_decided_in_any_order(stage: Stage) -> None:
         }
 
 
-async def test_an_edited_input_runs_in_place_of_the_asked_one(stage: Stage) -> None:
+async def test_an_edited_input_replaces_the_requested_one(stage: Stage) -> None:
     """The decision carries the edited input and its own digest; an input that a rule denies is not accepted."""
     asks = stage.host.play = Asks(command("make"))
     async with stage.hutchd():
@@ -196,10 +196,10 @@ async def test_an_edited_input_runs_in_place_of_the_asked_one(stage: Stage) -> N
         ("Task", {"prompt": "a"}, {"prompt": "b"}, None, "Bash"),
     ],
 )
-async def test_an_edited_input_is_judged_as_an_asked_one(
+async def test_an_edited_input_is_judged_by_the_rules(
     stage: Stage, tool: str, given: dict[str, Any], harmless: dict[str, Any], bad: dict[str, Any] | None, rule: str
 ) -> None:
-    """A rule denies an input to the user who writes it as it does to the agent; other inputs may run."""
+    """A deny rule holds for the user's edit as for the agent's input; other edits may run."""
     calls = [to_call(tool, one, f"c-{n}", "/w") for n, one in enumerate((given, bad)) if one is not None]
     asks = stage.host.play = Asks(*calls, cwd="/w")
     async with stage.hutchd():
@@ -296,8 +296,8 @@ async def test_an_undecided_request_expires(stage: Stage) -> None:
         assert late.value.details["permission"]["state"] == "expired"
 
 
-async def test_with_nobody_there_deny_is_applied_at_once(stage: Stage) -> None:
-    """A session that says deny does not wait for a user who is not there."""
+async def test_with_nobody_there_deny_applies_at_once(stage: Stage) -> None:
+    """A session with `deny` does not wait for an absent user."""
     asks = stage.host.play = Asks(command("make"))
     async with stage.hutchd():
         session = await stage.open(when_nobody="deny")
@@ -310,7 +310,7 @@ async def test_with_nobody_there_deny_is_applied_at_once(stage: Stage) -> None:
 
 
 async def test_with_somebody_there_it_waits_until_they_go(stage: Stage) -> None:
-    """A follower that can decide counts as somebody; when the last one leaves, the policy for nobody applies."""
+    """A follower that can decide counts as present; when the last one leaves, the session's `when_nobody` applies."""
     asks = stage.host.play = Asks(command("make"))
     async with stage.hutchd():
         session = await stage.open(when_nobody="deny")
@@ -325,7 +325,7 @@ async def test_with_somebody_there_it_waits_until_they_go(stage: Stage) -> None:
 
 
 async def test_with_nobody_there_stop_stops_the_turn(stage: Stage) -> None:
-    """A session that says stop denies the call and stops the turn."""
+    """A session with `stop` denies the call and stops the turn."""
     stage.host.play = Asks(command("make"), go_on=True)
     async with stage.hutchd():
         ended = await stage.ended(await stage.submit(await stage.open(when_nobody="stop")))
@@ -333,8 +333,8 @@ async def test_with_nobody_there_stop_stops_the_turn(stage: Stage) -> None:
         assert (ended.state, ended.reason) == ("stopped", "interrupted")
 
 
-async def test_somebody_notified_counts_as_there(stage: Stage) -> None:
-    """After a notify command that worked, the request waits; the executor runs the command."""
+async def test_a_notified_user_counts_as_present(stage: Stage) -> None:
+    """After a successful notify command, which the executor runs, the request waits."""
     stage.settings = settings(permissions=PermissionSettings(notify=("tell",), return_grace=0.001))
     stage.host.play = Asks(command("make"))
     async with stage.hutchd():
@@ -347,7 +347,7 @@ async def test_somebody_notified_counts_as_there(stage: Stage) -> None:
 
 
 async def test_requests_of_a_dead_executor_are_withdrawn(stage: Stage) -> None:
-    """A call that cannot run any more cannot be allowed."""
+    """A call that can no longer run cannot be allowed."""
     stage.host.play = Asks(command("make"))
     async with stage.hutchd():
         session = await stage.open()
@@ -379,7 +379,7 @@ async def test_after_an_interrupt_nothing_more_is_allowed(stage: Stage) -> None:
             await stage.answer(asked, "allow")
 
 
-async def test_the_mode_can_change_in_mid_turn(stage: Stage) -> None:
+async def test_the_mode_can_change_during_a_turn(stage: Stage) -> None:
     """The next call is judged by the new mode; the change is an event and reaches the executor."""
     stage.host.play = Asks(command("make"))
     async with stage.hutchd():
@@ -397,8 +397,8 @@ async def test_the_mode_can_change_in_mid_turn(stage: Stage) -> None:
         assert "notice" in await stage.kinds(session)
 
 
-async def test_the_host_may_forbid_bypass(stage: Stage) -> None:
-    """Then no session can be opened with it or changed to it."""
+async def test_the_host_can_forbid_bypass_for_sessions(stage: Stage) -> None:
+    """No session can then be opened with it or changed to it."""
     (stage.folder / "policy.toml").write_text("[permissions]\nforbid_bypass = true\n")
     async with stage.hutchd():
         session = await stage.open()
@@ -415,7 +415,7 @@ async def test_the_host_may_forbid_bypass(stage: Stage) -> None:
 
 
 async def test_a_projects_file_only_tightens_until_it_is_trusted(stage: Stage) -> None:
-    """What an untrusted file allows is asked; once its digest is trusted, it is allowed."""
+    """A call that an untrusted file allows is asked about; once the user trusts the file's digest, it is allowed."""
     text = '[permissions]\nallow = ["Bash(git fetch:*)"]\n'
     digest = hashlib.sha256(text.encode()).hexdigest()
     asks = stage.host.play = Asks(
@@ -436,8 +436,8 @@ async def test_a_projects_file_only_tightens_until_it_is_trusted(stage: Stage) -
 
 
 @pytest.mark.parametrize("cwd", ["/work", "/elsewhere"])
-async def test_trust_is_in_a_text_at_its_place(stage: Stage, cwd: str) -> None:
-    """Another text with a trusted digest is not trusted, nor is a trusted file in another project's session."""
+async def test_trust_covers_one_text_at_one_path(stage: Stage, cwd: str) -> None:
+    """Another text is not trusted, nor is the trusted file in another project's session."""
     trusted, other = "[permissions]\n", '[permissions]\nallow = ["Bash(git fetch:*)"]\n'
     text = other if cwd == "/work" else trusted + other.removeprefix(trusted)
     claimed = trusted if cwd == "/work" else text
@@ -452,7 +452,7 @@ async def test_trust_is_in_a_text_at_its_place(stage: Stage, cwd: str) -> None:
 
 
 class _AskTwice:
-    """A play that makes one ask, and makes it again about other calls."""
+    """A play that sends one request, and repeats its id with other calls."""
 
     def __init__(self, *others: dict[str, Any]) -> None:
         self.others = others
@@ -469,8 +469,8 @@ class _AskTwice:
         return TurnEnded("completed", "done", "Done.")
 
 
-async def test_a_decision_is_about_what_was_asked(stage: Stage) -> None:
-    """The same ask for another input or of another kind does not get the decision."""
+async def test_a_decision_covers_only_the_requested_input(stage: Stage) -> None:
+    """A repeated request with another input or kind does not get the decision."""
     asks = stage.host.play = _AskTwice({"call": command("rm -r /work")}, {"kind": "plan"})
     async with stage.hutchd():
         turn = await stage.submit(await stage.open())
@@ -482,7 +482,7 @@ async def test_a_decision_is_about_what_was_asked(stage: Stage) -> None:
 
 
 async def test_an_agent_that_does_not_stop_is_allowed_nothing(stage: Stage) -> None:
-    """While its turn is being stopped, a call that a rule allows is denied, and no request is made for another."""
+    """While its turn stops, a call that a rule allows is denied, and no other call becomes a request."""
     stage.host.play = never_end
     async with stage.hutchd():
         session = await stage.open(rules=m.Rules(allow=("Bash(ls:*)",)))
@@ -499,7 +499,7 @@ async def test_an_agent_that_does_not_stop_is_allowed_nothing(stage: Stage) -> N
 
 
 class _SlowPaths:
-    """A play that asks for an edit whose paths take long to resolve, and still asks when its turn is over."""
+    """A play that requests an edit whose paths resolve slowly, and requests again after its turn is over."""
 
     def __init__(self) -> None:
         self.resolves = anyio.Event()
@@ -518,7 +518,7 @@ class _SlowPaths:
 
 @pytest.mark.parametrize("allow", [(), ("Edit(**)",)])
 async def test_nothing_is_allowed_or_asked_after_an_interrupt(stage: Stage, allow: tuple[str, ...]) -> None:
-    """A call that is being judged when its turn is stopped is denied, whatever the rules allow."""
+    """A call that is being judged when its turn stops is denied, whatever the rules allow."""
     play = stage.host.play = _SlowPaths()
     stage.host.slow_paths = anyio.Event()
     async with stage.hutchd():
@@ -535,8 +535,8 @@ async def test_nothing_is_allowed_or_asked_after_an_interrupt(stage: Stage, allo
         assert not (await stage.services.approvals.list_permissions(stage.me, m.ListPermissions())).permissions
 
 
-async def test_a_mode_counts_for_a_call_that_is_being_judged(stage: Stage) -> None:
-    """A mode that is set while the account resolves paths is in force when the call is judged."""
+async def test_a_new_mode_applies_to_a_call_that_is_being_judged(stage: Stage) -> None:
+    """A mode set while the account resolves paths is in force when the call is judged."""
     play = stage.host.play = _SlowPaths()
     stage.host.slow_paths = anyio.Event()
     async with stage.hutchd():
@@ -566,8 +566,8 @@ async def test_only_a_denial_stops_the_turn(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(("depth", "shown"), [(57, True), (58, False)])
-async def test_what_cannot_be_shown_is_not_asked(stage: Stage, depth: int, shown: bool) -> None:
-    """A request that no client could read is refused: it would hide all others from the user."""
+async def test_a_request_too_deep_for_clients_is_refused(stage: Stage, depth: int, shown: bool) -> None:
+    """A request that no client can read would hide all others from the user."""
     deep: dict[str, Any] = {}
     for _ in range(depth - 1):
         deep = {"in": deep}
@@ -586,7 +586,7 @@ async def test_what_cannot_be_shown_is_not_asked(stage: Stage, depth: int, shown
 
 
 class _AskDeep:
-    """A play that makes one ask and notes whether it was accepted."""
+    """A play that sends one request and notes whether it was accepted."""
 
     def __init__(self, call: m.ToolCall) -> None:
         self.call = call

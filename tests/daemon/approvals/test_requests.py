@@ -1,4 +1,4 @@
-"""What follows from the state of a permission request, without a store or a clock."""
+"""What follows from the state of a permission request. Without a store or a clock."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def waiting(deadline: float = 100, presence_due: float = math.inf, *, notified: 
 
 
 def step(request: PendingRequest, now: float = 10, when_nobody: m.WhenNobody = "wait") -> str:
-    """Return what follows, as one line."""
+    """Return the next step as one line."""
     found = next_step(request, now, when_nobody)
     if isinstance(found, DueAt):
         return f"wait until {found.at}"
@@ -47,19 +47,19 @@ def step(request: PendingRequest, now: float = 10, when_nobody: m.WhenNobody = "
 
 
 def test_a_request_waits_for_its_deadline() -> None:
-    """While nothing is due, nothing happens before the request expires."""
+    """Without any other event, nothing happens before the request expires."""
     assert step(waiting(100)) == "wait until 100"
 
 
 @pytest.mark.parametrize("now", [100, 101])
 def test_a_request_expires_at_its_deadline(now: float) -> None:
-    """Expiry comes before every policy for nobody being there."""
+    """Expiry takes precedence over `when_nobody`."""
     assert step(waiting(100, presence_due=0), now, "stop") == "expired by expiry"
 
 
 @pytest.mark.parametrize(("presence_due", "at"), [(50, 50), (150, 100)])
-def test_a_look_at_presence_waits_until_it_is_due(presence_due: float, at: float) -> None:
-    """Before that, the session's policy for nobody being there does not apply."""
+def test_the_presence_check_waits_until_it_is_due(presence_due: float, at: float) -> None:
+    """Before that, the session's `when_nobody` does not apply."""
     assert step(waiting(100, presence_due), 10, "deny") == f"wait until {at}"
 
 
@@ -67,18 +67,18 @@ def test_a_look_at_presence_waits_until_it_is_due(presence_due: float, at: float
     ("when_nobody", "found"),
     [("wait", "wait until 100"), ("deny", "denied by nobody"), ("stop", "denied by nobody, stop")],
 )
-def test_the_policy_for_nobody_applies_when_its_look_is_due(when_nobody: m.WhenNobody, found: str) -> None:
-    """`wait` waits on, `deny` denies, `stop` denies and stops the turn."""
+def test_when_nobody_applies_once_the_presence_check_is_due(when_nobody: m.WhenNobody, found: str) -> None:
+    """`wait` continues to wait, `deny` denies, `stop` denies and stops the turn."""
     assert step(waiting(100, presence_due=10), 10, when_nobody) == found
 
 
-def test_somebody_who_was_notified_counts_as_there() -> None:
-    """After a notify command that worked, the request waits for its deadline."""
+def test_a_notified_user_counts_as_present_until_the_deadline() -> None:
+    """After a successful notify command, the request waits for its deadline."""
     assert step(waiting(100, presence_due=10, notified=True), 10, "stop") == "wait until 100"
 
 
-def test_a_request_is_shown_with_times_of_the_wire() -> None:
-    """Fields of the record have the names of the message; what clients do not need is left out."""
+def test_a_request_is_shown_in_the_form_of_the_protocol() -> None:
+    """The record's fields have the message's names and times; internal fields are left out."""
     shown = requests.permission_view(request_row())
 
     assert (shown.id, shown.asked_at, shown.expires_at) == ("p-1", to_wire(AT), to_wire(AT + 1000))
@@ -115,11 +115,11 @@ def test_a_decision_must_fit_its_request(kind: m.PermissionKind, answer: dict[st
     ],
 )
 def test_a_decision_that_fits_is_accepted(kind: m.PermissionKind, answer: dict[str, Any]) -> None:
-    """Nothing is raised."""
+    """The check raises nothing."""
     requests.check_answer(request_row(kind=kind), m.AnswerPermission("p-1", **answer))
 
 
-def test_a_second_decision_is_refused_with_what_stands() -> None:
+def test_a_second_decision_is_refused_with_the_first() -> None:
     """The refusal carries the settled request."""
     row = requests.expired().applied_to(request_row(), AT)
 
@@ -134,7 +134,7 @@ def test_a_second_decision_is_refused_with_what_stands() -> None:
     ("scope", "project", "session"), [("once", None, None), ("always", "/work", None), ("session", None, "s-aaaa")]
 )
 def test_a_scope_beyond_once_adds_a_rule(scope: m.Scope, project: str | None, session: str | None) -> None:
-    """`always` holds for the session's directory, `session` for that session alone."""
+    """`always` adds it for the session's directory, `session` for that session alone."""
     asked: SessionRow = session_row("s-aaaa", cwd="/work")
     params = m.AnswerPermission("p-1", "allow", scope=scope, rule="Bash(make:*)")
     rule = requests.rule_of_answer(asked, request_row(), params, AT)
@@ -144,8 +144,8 @@ def test_a_scope_beyond_once_adds_a_rule(scope: m.Scope, project: str | None, se
     )
 
 
-def test_a_settlement_is_what_the_record_becomes() -> None:
-    """A denial that is not stored yet shows the same record as after it is."""
+def test_an_unstored_denial_shows_the_same_record_as_a_stored_one() -> None:
+    """A denial looks the same before and after it is stored."""
     params = m.AnswerPermission("p-1", "deny", message="No.", interrupt=True)
     settlement = requests.settlement_of_answer(params, "uid 1", "d", None)
     row = settlement.applied_to(request_row(), AT + 5)
@@ -161,14 +161,14 @@ def test_a_settlement_is_what_the_record_becomes() -> None:
 
 
 def test_a_withdrawn_request_interrupts_its_executor() -> None:
-    """Its turn is over, so nothing follows the denial."""
+    """Its turn is over, so nothing may follow the denial."""
     decision = requests.standing(requests.withdrawn("the turn ended").applied_to(request_row(), AT))
 
     assert (decision.decision, decision.state, decision.interrupt) == ("deny", "withdrawn", True)
 
 
-def test_an_edited_input_takes_the_place_of_the_asked_one() -> None:
-    """The decision names the edited input and its digest."""
+def test_a_decision_names_the_edited_input_and_its_digest() -> None:
+    """They replace the requested input."""
     settlement = Settlement(
         state="allowed", settled_by="uid 1", updated_input={"command": "make -n"}, decided_digest="e"
     )
@@ -177,8 +177,8 @@ def test_an_edited_input_takes_the_place_of_the_asked_one() -> None:
     assert (decision.input, decision.digest) == ({"command": "make -n"}, "e")
 
 
-async def test_a_denial_that_is_not_stored_wakes_its_ask_and_stands() -> None:
-    """It is what every later look finds, until the store has it."""
+async def test_an_unstored_denial_wakes_its_caller_and_stands() -> None:
+    """Every later read returns it until the store has it."""
     asks = PendingAsks()
     asks.add(waiting())
     denied = requests.undecided(stop=False)

@@ -1,4 +1,4 @@
-"""The token is given to an executor that nobody of its account can look into, and to no other."""
+"""The boot token goes to an executor whose memory its account cannot read, and to no other process."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ def running(text: str, uid: int | None = None) -> Iterator[tuple[subprocess.Pope
 
 
 def soon() -> float:
-    """Return a deadline that nothing here comes near to."""
+    """Return a deadline that this test never reaches."""
     return time.monotonic() + 30.0
 
 
-def test_one_that_is_closed_gets_its_boot_line() -> None:
-    """It arrives whole, as one line."""
+def test_a_closed_process_gets_its_boot_line() -> None:
+    """The line arrives whole."""
     with running(CLOSED + ECHO) as (process, sock):
         hand_over(sock, process.pid, os.getuid(), BOOT, soon())
         assert process.stdout is not None
         assert '"token":"token-that-is-secret"' in process.stdout.readline()
 
 
-def test_one_that_others_of_its_account_can_look_into_gets_none() -> None:
-    """It says that it is ready, and the kernel says that it is open. Of root that cannot be told: another account."""
+def test_a_process_that_its_account_can_read_gets_no_token() -> None:
+    """It reports ready, but the kernel says that it is dumpable. root is exempt, so the test uses another account."""
     uid = NOBODY if os.getuid() == 0 else os.getuid()
     text = "printf '\\n' >&0; read line; printf %s \"$line\"" if os.getuid() == 0 else OPEN + ECHO
     with running(text, uid if os.getuid() == 0 else None) as (process, sock):
@@ -71,8 +71,8 @@ def test_one_that_others_of_its_account_can_look_into_gets_none() -> None:
         assert process.stdout.read() == ""
 
 
-def test_one_that_somebody_traces_gets_none() -> None:
-    """The tracer was there before it closed itself, and would read the token."""
+def test_a_traced_process_gets_no_token() -> None:
+    """A tracer that attached before the process closed itself would read the token."""
     tracer = """
 import ctypes, os, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -104,15 +104,15 @@ time.sleep(600)
         ("import time; time.sleep(600)", "did not come up in time"),
     ],
 )
-def test_one_that_does_not_come_up_gets_none(text: str, says: str) -> None:
-    """It ended, says something else, or says nothing."""
+def test_a_process_that_does_not_get_ready_gets_no_token(text: str, says: str) -> None:
+    """It exits, sends something else, or sends nothing."""
     with running(text) as (process, sock), pytest.raises(HutchError, match=says) as caught:
         hand_over(sock, process.pid, os.getuid(), BOOT, time.monotonic() + (30.0 if "ended" in says else 0.3))
     assert caught.value.reason is Reason.AGENT_UNAVAILABLE
 
 
-def test_what_is_said_of_an_error_holds_no_token() -> None:
-    """One that ends just before it is handed the line."""
+def test_a_handover_error_contains_no_token() -> None:
+    """Not even if the process exits just before it gets the line."""
     with running(CLOSED) as (process, sock):
         process.wait()
         with pytest.raises(HutchError) as caught:

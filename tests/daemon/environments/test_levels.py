@@ -36,10 +36,10 @@ EXPECTED: dict[tuple[bool, bool, bool], m.IsolationLevel] = {
 
 @pytest.mark.parametrize(("given", "level"), EXPECTED.items())
 @pytest.mark.parametrize("asked", ORDER)
-def test_every_combination_has_its_level_and_is_refused_below_what_was_asked(
+def test_every_combination_has_its_level_and_is_refused_below_the_required_one(
     given: tuple[bool, bool, bool], level: m.IsolationLevel, asked: m.IsolationLevel
 ) -> None:
-    """All eight combinations of the offered isolation, against all three required levels."""
+    """All eight combinations of offered isolation, against all three required levels."""
     apart, cgroup, walled = given
     having = level_of(offer(apart=apart, cgroup=cgroup), SANDBOX if walled else None, HOW, asked)
     assert (having.level, having.asked) == (level, asked)
@@ -54,14 +54,14 @@ def test_every_combination_has_its_level_and_is_refused_below_what_was_asked(
     assert caught.value.details == {"level": level, "asked": asked}
 
 
-def test_what_is_missing_is_what_stands_before_the_next_level() -> None:
-    """With a separate account the sandbox is missing; without one, the launcher."""
+def test_the_missing_part_is_the_one_that_the_next_level_needs() -> None:
+    """With a separate account that is the sandbox; without one, the launcher."""
     assert level_of(offer(apart=True, cgroup=True), None, HOW, "reduced").missing == HOW
     assert level_of(offer(apart=False, cgroup=True), None, HOW, "reduced").missing == "Install the launcher."
 
 
-def test_an_isolation_that_demands_nothing_is_accepted() -> None:
-    """A session of an earlier version has no required level."""
+def test_a_session_without_a_required_level_is_accepted() -> None:
+    """Sessions of earlier versions have none."""
     require_level(msgspec.structs.replace(level_of(offer(apart=False, cgroup=False), None, HOW, "strict"), asked=None))
 
 
@@ -69,7 +69,7 @@ def test_an_isolation_that_demands_nothing_is_accepted() -> None:
 def test_the_stricter_of_two_required_levels_applies(
     wishes: tuple[m.IsolationLevel | None, m.IsolationLevel | None],
 ) -> None:
-    """One is from the settings, one from the opener."""
+    """The settings require one, the client that opens the session the other."""
     found = highest(*wishes)
     assert all(ORDER.index(found) >= ORDER.index(one) for one in wishes if one is not None)
     assert found in (*wishes, "reduced")
@@ -78,7 +78,7 @@ def test_the_stricter_of_two_required_levels_applies(
 @pytest.mark.parametrize(
     ("network", "says"), [("full", "that the host reaches"), ("allow-list", "name"), ("broker-only", "but its model")]
 )
-def test_the_reason_tells_what_of_the_network_is_reached(network: str, says: str) -> None:
-    """The text names the reachable network."""
+def test_the_reason_names_the_reachable_network(network: str, says: str) -> None:
+    """The text says which network an agent can reach."""
     walls = msgspec.structs.replace(SANDBOX, network=network)
     assert says in level_of(offer(apart=True, cgroup=True), walls, "", "strict").why

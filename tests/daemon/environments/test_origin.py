@@ -24,18 +24,18 @@ EXECUTORS = {100: "x-1", 200: "x-2"}
         (("x-2",), [500, 100, 1], {500: "x-1"}, "x-2"),
     ],
 )
-def test_a_process_is_known_by_group_line_or_mark(
+def test_a_process_is_found_by_cgroup_descent_or_mark(
     groups: tuple[str, ...], line: list[int], marks: dict[int, str], found: str | None
 ) -> None:
-    """Cgroup first, then descent, then the mark of the process or of an ancestor; of live executors of this hutchd."""
+    """In this order; the mark may be that of an ancestor. Only live executors of this hutchd count."""
     assert (
         insider_of(500, EXECUTORS, line=lambda _: line, mark=lambda pid, _: marks.get(pid), group=lambda _: groups)
         == found
     )
 
 
-def test_who_cannot_be_told_is_refused() -> None:
-    """A process that has ended, or whose line of parents does not hold still, may belong to a session."""
+def test_an_unidentifiable_process_is_refused() -> None:
+    """A process that has ended, or whose ancestors keep changing, may belong to a session."""
     with pytest.raises(HutchError) as refused:
         insider_of(500, EXECUTORS, line=lambda pid: [] if pid == 500 else [pid, 1], mark=lambda *_: None, group=_none)
 

@@ -20,7 +20,7 @@ OTHER = Account(os.getuid() + 1, os.getgid(), "other", "/")
 
 @pytest.fixture
 def unix_user(tmp_path: Path) -> UnixUser:
-    """An environment whose launcher is not there."""
+    """Return an environment whose launcher is missing."""
     return UnixUser(LauncherClient(tmp_path / "launcher.sock"))
 
 
@@ -33,12 +33,12 @@ def test_the_first_environment_that_serves_an_account_is_chosen(unix_user: UnixU
 
 
 def test_an_account_that_no_environment_serves_gets_the_default() -> None:
-    """The default then says why it does not accept the account."""
+    """The default environment then says why it refuses the account."""
     assert Environments(SameUser()).choose(None, OTHER).name == "same-user"
 
 
-def test_a_named_environment_is_chosen_whatever_the_account(unix_user: UnixUser) -> None:
-    """A name that is not there is refused with the names that are."""
+def test_a_named_environment_is_chosen_for_any_account(unix_user: UnixUser) -> None:
+    """An unknown name is refused with the known ones."""
     host = Environments(unix_user, SameUser())
 
     assert host.choose("unix-user", OWN).name == "unix-user"
@@ -49,6 +49,6 @@ def test_a_named_environment_is_chosen_whatever_the_account(unix_user: UnixUser)
 
 
 async def test_a_probe_asks_the_default_environment(unix_user: UnixUser) -> None:
-    """A launcher that cannot be reached is what is wrong with a host."""
+    """The probe reports an unreachable launcher."""
     assert "cannot be reached" in await Environments(unix_user, SameUser()).probe()
     assert repr(Environments(unix_user, SameUser())) == "<Environments unix-user same-user>"

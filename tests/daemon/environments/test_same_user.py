@@ -23,7 +23,7 @@ from hutch_shared.errors import HutchError, Reason
 from hutch_shared.ids import new_id
 from tests.fakes.stage import until
 
-# A child that leaves no trace but what it cannot shed: forked twice, in a session of its own, its parent gone.
+# A child that is hard to find: forked twice, in its own session, its parent gone.
 DAEMONISE = """
 import ctypes, os, signal, sys, time
 folder = sys.argv[1]
@@ -52,7 +52,7 @@ print("last words")
 
 
 def spec(folder: Path, account: Account | None = None) -> LaunchSpec:
-    """Return what starts an executor in `folder`."""
+    """Return the specification of an executor in `folder`."""
     executor = new_id("executor")
     boot = m.Boot(executor, "token-that-is-secret", "/nowhere.sock", os.getuid(), "script")
     account = account or account_of(os.getuid(), home=str(folder))
@@ -61,7 +61,7 @@ def spec(folder: Path, account: Account | None = None) -> LaunchSpec:
 
 @asynccontextmanager
 async def started(environment: SameUser, what: LaunchSpec) -> AsyncIterator[Launched]:
-    """Start an executor, and leave nothing of it behind."""
+    """Start an executor, and end all its processes afterwards."""
     launched = await environment.start(what)
     try:
         yield launched
@@ -80,8 +80,8 @@ def program(text: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("cgroup", [True, False])
-async def test_nothing_of_an_executor_is_left_after_kill(tmp_path: Path, cgroup: bool) -> None:
-    """Children that were forked twice and went into sessions of their own end with it, and that was looked at."""
+async def test_kill_ends_every_process_of_an_executor(tmp_path: Path, cgroup: bool) -> None:
+    """Children that forked twice into their own sessions end too, and the environment verifies it."""
     environment = SameUser(program(DAEMONISE, tmp_path), cgroup=cgroup)
     async with started(environment, spec(tmp_path)) as launched:
         files = [tmp_path / f"child-{number}" for number in range(3)]
@@ -100,7 +100,7 @@ async def test_nothing_of_an_executor_is_left_after_kill(tmp_path: Path, cgroup:
 
 @pytest.mark.parametrize("cgroup", [True, False])
 async def test_children_of_a_dead_executor_are_found(tmp_path: Path, cgroup: bool) -> None:
-    """When the executor was killed and its children belong to init, they are ended all the same."""
+    """After the executor was killed and init adopted its children, they are still ended."""
     environment = SameUser(program(DAEMONISE, tmp_path), cgroup=cgroup)
     async with started(environment, spec(tmp_path)) as launched:
         files = [tmp_path / f"child-{number}" for number in range(3)]
@@ -117,7 +117,7 @@ async def test_children_of_a_dead_executor_are_found(tmp_path: Path, cgroup: boo
 
 
 async def test_a_stopped_executor_is_killed(tmp_path: Path) -> None:
-    """SIGSTOP keeps nobody alive."""
+    """SIGSTOP protects no process."""
     environment = SameUser(program("import time; time.sleep(600)", tmp_path))
     async with started(environment, spec(tmp_path)) as launched:
         os.kill(launched.pid, signal.SIGSTOP)
@@ -131,7 +131,7 @@ async def test_a_stopped_executor_is_killed(tmp_path: Path) -> None:
 async def test_the_token_goes_to_standard_input_and_nowhere_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The environment is built from an allow-list; the boot line is on standard input; output goes to the log."""
+    """The environment has allowed variables only; standard input carries the boot line; output goes to the log."""
     monkeypatch.setenv("ANTHROPIC_API_KEY", "of hutchd")
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
     environment = SameUser(program(TELL, tmp_path))
@@ -151,8 +151,9 @@ async def test_the_token_goes_to_standard_input_and_nowhere_else(
         assert what.log_path.stat().st_mode & 0o777 == 0o600
 
 
-async def test_only_the_very_process_is_adopted(tmp_path: Path) -> None:
-    """A launch record names pid, start time, boot and account; a reused pid, another boot or a zombie is not it."""
+async def test_only_the_recorded_process_is_adopted(tmp_path: Path) -> None:
+    """A launch record names pid, start time, boot and account: a reused pid, another boot or a zombie does not
+    match."""
     environment = SameUser(program("import time; time.sleep(600)", tmp_path))
     async with started(environment, spec(tmp_path)) as launched:
         state = dict(launched.state)
@@ -171,8 +172,8 @@ async def test_only_the_very_process_is_adopted(tmp_path: Path) -> None:
         assert after_restart.adopt({}) is None
 
 
-async def test_an_adopted_executor_is_waited_for(tmp_path: Path) -> None:
-    """Its end is noticed although it is nobody's child here."""
+async def test_the_end_of_an_adopted_executor_is_noticed(tmp_path: Path) -> None:
+    """Even though it is not a child of this process."""
     environment = SameUser(program("import time; time.sleep(600)", tmp_path))
     async with started(environment, spec(tmp_path)) as launched:
         os.kill(launched.pid, signal.SIGKILL)
@@ -183,7 +184,7 @@ async def test_an_adopted_executor_is_waited_for(tmp_path: Path) -> None:
 
 
 async def test_another_account_is_refused(tmp_path: Path) -> None:
-    """An environment with one account refuses another account, instead of using its own."""
+    """An environment with one account never uses that account in place of another."""
     environment = SameUser(program("", tmp_path))
     other = Account(os.getuid() + 1, 1, "other", "/")
 
@@ -193,8 +194,8 @@ async def test_another_account_is_refused(tmp_path: Path) -> None:
     assert refused.value.reason is Reason.ISOLATION_UNAVAILABLE
 
 
-async def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
-    """The reason is a sentence, and nothing is left behind."""
+async def test_a_missing_program_is_reported(tmp_path: Path) -> None:
+    """The reason is a sentence, and no process or file remains."""
     environment = SameUser([str(tmp_path / "missing")])
 
     with pytest.raises(HutchError, match="cannot be started: No such file"):
@@ -202,7 +203,7 @@ async def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 async def test_output_is_kept_within_its_bound(tmp_path: Path) -> None:
-    """The log keeps its newest part, and the executor goes on writing to it."""
+    """The log keeps its newest part, and the executor continues to write to it."""
     environment = SameUser(program("import time; time.sleep(600)", tmp_path), output=1000)
     what = spec(tmp_path)
     async with started(environment, what) as launched:

@@ -46,7 +46,7 @@ async def test_a_sandbox_that_does_not_work_has_a_reason(command: tuple[str, ...
     assert why in walls.why
 
 
-async def test_a_path_behind_a_link_is_known_by_both_names(tmp_path: Path) -> None:
+async def test_a_path_behind_a_link_has_both_names(tmp_path: Path) -> None:
     """A session in a directory that contains the home or Hutch's files has no sandbox, also through a link."""
     bubblewrap()
     (tmp_path / "real" / "ada").mkdir(parents=True)
@@ -61,7 +61,7 @@ async def test_a_path_behind_a_link_is_known_by_both_names(tmp_path: Path) -> No
     )
 
 
-async def test_without_bubblewrap_there_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_without_bubblewrap_there_is_no_sandbox(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The reason names the missing program."""
     monkeypatch.setenv("PATH", str(tmp_path))
     walls = await probe([], [])
@@ -133,7 +133,7 @@ async def test_each_network_is_tried_and_failures_are_reported(tmp_path: Path) -
 def test_a_session_without_a_sandbox_has_a_reason(
     walls: SandboxProbe, cwd: str, chosen: SandboxSettings, why: str
 ) -> None:
-    """One sentence."""
+    """The reason is one sentence."""
     spec, said = walls.spec_for(cwd, HOME, chosen)
 
     assert spec is None

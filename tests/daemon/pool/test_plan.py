@@ -52,7 +52,7 @@ def pool(*executors: ExecutorView, leases: tuple[ExecutorKey, ...] = (), **chang
 
 
 def failed(*times: float) -> StartHistory:
-    """Return a history with failures at these times, seen one second after the last."""
+    """Return a history with failures at these times, each followed by a pause of one second."""
     history = NO_FAILURES
     for at in times:
         history = history.failed(at, "no", SETTINGS.start_window, 1.0)

@@ -1,4 +1,4 @@
-"""Which account a person's agents run as."""
+"""Which account a user's agents run as."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ACCOUNTS = AccountSettings(
 
 
 def answer(person: str, uid: int, wanted: str | None = None, *, admin: bool = False) -> str:
-    """Return the account, or the word of the refusal."""
+    """Return the account, or the refusal's reason."""
     try:
         return account_for(person, uid, wanted, ACCOUNTS, admin=admin, uid_of=UIDS.get)
     except HutchError as error:
@@ -24,14 +24,14 @@ def answer(person: str, uid: int, wanted: str | None = None, *, admin: bool = Fa
 
 
 def words(person: str, uid: int, wanted: str | None = None, *, admin: bool = False) -> str:
-    """Return the sentence of the refusal."""
+    """Return the refusal's sentence."""
     with pytest.raises(HutchError) as refused:
         account_for(person, uid, wanted, ACCOUNTS, admin=admin, uid_of=UIDS.get)
     return refused.value.message
 
 
-def test_everybody_is_his_own_account_by_default() -> None:
-    """Without a map a person's agents run as the person."""
+def test_users_agents_run_as_the_user_by_default() -> None:
+    """Without a map, each user is their own account."""
     assert mapped("alice", AccountSettings()) == "alice"
     assert account_for("alice", 1000, None, AccountSettings(), admin=False, uid_of=UIDS.get) == "alice"
 
@@ -49,7 +49,7 @@ def test_everybody_is_his_own_account_by_default() -> None:
         ("alice", 1000, "root", "refused: not_allowed", "refused: not_allowed"),  # though run_as names it
         ("alice", 1000, "toor", "refused: not_allowed", "refused: not_allowed"),
         ("alice", 1000, "", "refused: not_allowed", "refused: invalid_params"),
-        ("bob", 1001, None, "agents", "agents"),  # by the map
+        ("bob", 1001, None, "agents", "agents"),  # the map says so
         ("bob", 1001, "agents", "agents", "agents"),
         ("bob", 1001, "bob", "refused: not_allowed", "bob"),  # mapped to another account
         ("bob", 1001, "lab", "lab", "lab"),
@@ -61,28 +61,28 @@ def test_everybody_is_his_own_account_by_default() -> None:
         ("4711", 4711, None, "refused: isolation_unavailable", "refused: isolation_unavailable"),  # another's name
     ],
 )
-def test_each_wish(person: str, uid: int, wanted: str | None, person_gets: str, admin_gets: str) -> None:
-    """The map and `run_as` decide for a person; admins may name any account that is there, but for root's."""
+def test_each_requested_account(person: str, uid: int, wanted: str | None, person_gets: str, admin_gets: str) -> None:
+    """The map and `run_as` decide for a user; administrators may name any existing account except root's."""
     assert answer(person, uid, wanted) == person_gets
     assert answer(person, uid, wanted, admin=True) == admin_gets
 
 
 @pytest.mark.parametrize("name", ["root", "toor"])
 def test_root_names_an_account_for_agents(name: str) -> None:
-    """Agents of uid 0 do not run as uid 0: the error asks for an account, and any other may be named."""
+    """Agents of uid 0 never run as uid 0: the error asks for an account, and any other may be named."""
     assert "--account" in words(name, 0, admin=True)
     assert answer(name, 0, "alice", admin=True) == "alice"
     assert answer(name, 0, name, admin=True) == "refused: not_allowed"
 
 
 def test_root_can_be_mapped() -> None:
-    """A map gives root's agents an account, as anybody's."""
+    """A map gives root's agents an account, like any user's."""
     assert (
         account_for("root", 0, None, AccountSettings(map={"root": "agents"}), admin=True, uid_of=UIDS.get) == "agents"
     )
 
 
-def test_a_refusal_does_not_tell_whether_there_is_an_account() -> None:
+def test_a_refusal_hides_whether_an_account_exists() -> None:
     """A user who may not use an account gets the same error whether the account exists or not."""
     assert words("carol", 1002, "alice").replace("alice", "X") == words("carol", 1002, "nobody-here").replace(
         "nobody-here", "X"
@@ -90,7 +90,7 @@ def test_a_refusal_does_not_tell_whether_there_is_an_account() -> None:
 
 
 def test_a_refusal_says_what_to_do() -> None:
-    """Each names what the person can choose, and the setting that an administrator would change."""
+    """Each refusal names what the user can choose, and the setting that an administrator would change."""
     assert words("bob", 1001, "alice") == (
         "You may not run agents as alice. Yours run as agents, or with --account as lab; an administrator can add an"
         " account for you in the settings, [accounts] run_as."
@@ -100,8 +100,8 @@ def test_a_refusal_says_what_to_do() -> None:
     assert "--account" in words("alice", 1000, "nobody-here", admin=True)
 
 
-def test_the_rule_alone() -> None:
-    """`may_run_as` looks nothing up: it says who may name which account."""
+def test_may_run_as_needs_no_account_lookup() -> None:
+    """It decides which user may name which account."""
     assert may_run_as("alice", "lab", ACCOUNTS, admin=False)
     assert not may_run_as("alice", "bob", ACCOUNTS, admin=False)
     assert may_run_as("alice", "bob", ACCOUNTS, admin=True)
@@ -109,7 +109,7 @@ def test_the_rule_alone() -> None:
 
 
 def test_accounts_are_looked_up_in_the_system() -> None:
-    """Without another look-up the accounts are those of the host."""
+    """By default the accounts are those of the host."""
     with pytest.raises(HutchError) as refused:
         account_for("root", 0, "no-such-account", AccountSettings(), admin=True)
 

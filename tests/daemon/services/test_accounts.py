@@ -1,4 +1,4 @@
-"""Sessions under accounts: whose they may be, how many, how well separated, and how one ends that met a limit."""
+"""Sessions under accounts: permitted accounts, limits, isolation, and turns that end at a limit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ADMIN = Caller(1003, 1003, 1, "an admin's client", admin=True)
 
 @pytest.fixture
 async def system(tmp_path: Path) -> AsyncIterator[Stage]:
-    """Give a hutchd in system mode whose environment gives each account what it should."""
+    """Yield a hutchd in system mode whose environment gives each account the required isolation."""
     async with new_stage(tmp_path) as made:
         made.mode, made.host.apart = "system", True
         made.admins.add(ADMIN.uid)
@@ -35,7 +35,7 @@ async def system(tmp_path: Path) -> AsyncIterator[Stage]:
 
 @pytest.fixture
 async def stage(stage: Stage) -> AsyncIterator[Stage]:
-    """Give one in user mode."""
+    """Yield a hutchd in user mode."""
     async with stage.hutchd():
         yield stage
 
@@ -47,28 +47,28 @@ async def open_as(stage: Stage, caller: Caller, **changes: object) -> m.Session:
 
 
 def refused(reason: Reason, match: str) -> AbstractContextManager[pytest.ExceptionInfo[HutchError]]:
-    """Expect a refusal."""
+    """Check that the body is refused."""
     return pytest.raises(HutchError, match=match, check=lambda error: error.reason is reason)
 
 
-async def test_in_user_mode_there_is_one_account(stage: Stage) -> None:
-    """Naming one's own changes nothing; another one is refused."""
+async def test_in_user_mode_only_ones_own_account_is_accepted(stage: Stage) -> None:
+    """Naming one's own account changes nothing; another is refused."""
     me = stage.account_of(stage.me.uid).name
     assert (await stage.open(account=me)).account == me
     with refused(Reason.NOT_ALLOWED, "alone"):
         await stage.open(account="somebody")
 
 
-async def test_each_person_has_his_own_account_and_its_executors(system: Stage) -> None:
-    """The identity map: who opens a session is who its executor runs as."""
+async def test_each_users_sessions_run_as_that_user(system: Stage) -> None:
+    """By default the account of an executor is that of the user who opened the session."""
     for caller in (ALICE, BOB):
         session = await open_as(system, caller)
         assert (session.owner, session.account) == (caller.uid, f"user{caller.uid}")
     await until(lambda: {one.spec.account.uid for one in system.host.started} == {ALICE.uid, BOB.uid})
 
 
-async def test_a_map_a_permission_and_admins_lead_to_other_accounts(system: Stage) -> None:
-    """`map` for oneself, `run_as` for the one it names, anything for an admin; nothing for others."""
+async def test_map_run_as_and_administrators_choose_other_accounts(system: Stage) -> None:
+    """`map` names one's account, `run_as` permits another one, and an administrator may name any."""
     system.settings = settings(
         accounts=AccountSettings(map={"user1001": "service"}, run_as={"user1002": ("service",)}),
         executors=system.settings.executors,
@@ -85,8 +85,8 @@ async def test_a_map_a_permission_and_admins_lead_to_other_accounts(system: Stag
     assert started <= {("service", 4000), ("user1002", 1002)}
 
 
-async def test_what_the_settings_take_back_ends_for_sessions_that_are_there(system: Stage) -> None:
-    """The next prompt, and a fork, are judged by the settings of now; the session can be read and closed."""
+async def test_a_withdrawn_permission_applies_to_open_sessions(system: Stage) -> None:
+    """The current settings decide about the next prompt and a fork; the session can still be read and closed."""
     executors = system.settings.executors
     system.settings = settings(accounts=AccountSettings(run_as={"user1002": ("service",)}), executors=executors)
     shared = await open_as(system, BOB, account="service")
@@ -101,14 +101,14 @@ async def test_what_the_settings_take_back_ends_for_sessions_that_are_there(syst
     assert (await system.services.sessions.close_session(BOB, m.CloseSession(shared.id))).state == "closed"
 
 
-async def test_nobody_runs_as_hutchd_itself(system: Stage) -> None:
-    """An administrator neither."""
+async def test_no_session_runs_as_hutchds_account(system: Stage) -> None:
+    """Not even an administrator's."""
     with refused(Reason.NOT_ALLOWED, "hutchd itself|never run as root|root"):
         await open_as(system, ADMIN, account=system.account_of(os.geteuid()).name)
 
 
 async def test_an_account_that_the_environment_refuses_gets_no_session(system: Stage) -> None:
-    """Opening the session fails, and nothing is stored."""
+    """Opening the session fails and stores nothing."""
     system.host.refused_accounts.add("user1001")
     with refused(Reason.ISOLATION_UNAVAILABLE, "may not"):
         await open_as(system, ALICE)
@@ -116,8 +116,8 @@ async def test_an_account_that_the_environment_refuses_gets_no_session(system: S
 
 
 @pytest.mark.parametrize("asked", ["account", "strict"])
-async def test_less_than_was_asked_for_is_refused(stage: Stage, asked: m.IsolationLevel) -> None:
-    """Of an environment that gives no account of its own."""
+async def test_less_than_the_required_isolation_is_refused(stage: Stage, asked: m.IsolationLevel) -> None:
+    """Here the environment offers no separate account."""
     with refused(Reason.ISOLATION_UNAVAILABLE, f"must have the isolation {asked}"):
         await stage.open(isolation=asked)
     stage.settings = settings(isolation=IsolationSettings(require=asked))
@@ -126,8 +126,8 @@ async def test_less_than_was_asked_for_is_refused(stage: Stage, asked: m.Isolati
     assert not stage.host.started
 
 
-async def test_system_mode_asks_for_an_account_of_its_own(system: Stage) -> None:
-    """By itself; and a session whose host lost that since does not start with less."""
+async def test_system_mode_requires_a_separate_account(system: Stage) -> None:
+    """By default; a session does not start with less if the host lost that since."""
     session = await open_as(system, ALICE)
     assert (session.isolation.level, session.isolation.asked) == ("account", "account")
     system.host.apart = False
@@ -143,8 +143,8 @@ async def test_system_mode_asks_for_an_account_of_its_own(system: Stage) -> None
     assert (again.state, again.reason) == ("failed", "isolation_unavailable")
 
 
-async def test_an_account_has_so_many_open_sessions(system: Stage) -> None:
-    """One too many is refused and leaves nothing; a closed one makes room, and another account has its own."""
+async def test_an_accounts_open_sessions_are_limited(system: Stage) -> None:
+    """One too many is refused and stores nothing; a closed one frees its place; accounts are counted separately."""
     system.settings = settings(limits=LimitSettings(sessions=2), executors=system.settings.executors)
     first, _ = await open_as(system, ALICE), await open_as(system, ALICE)
     with refused(Reason.OVERLOADED, "2 open sessions"):
@@ -155,13 +155,13 @@ async def test_an_account_has_so_many_open_sessions(system: Stage) -> None:
     await open_as(system, ALICE)
 
 
-async def test_an_account_has_so_many_executors_and_others_do_not_wait_for_it(system: Stage) -> None:
+async def test_an_accounts_executors_are_limited_separately(system: Stage) -> None:
     """Alice's third session waits for one of hers; Bob's does not."""
     system.settings = settings(
         limits=LimitSettings(executors=2), executors=ExecutorSettings(spares=0, maximum=10, hello_timeout=30.0)
     )
     system.host.play = never_end
-    for _ in range(2 + 4 * (os.cpu_count() or 1)):  # more than are ever started at once
+    for _ in range(2 + 4 * (os.cpu_count() or 1)):  # more than start concurrently
         session = await open_as(system, ALICE)
         await system.services.turns.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
     await until(lambda: len(system.host.started) == 2)
@@ -173,8 +173,8 @@ async def test_an_account_has_so_many_executors_and_others_do_not_wait_for_it(sy
     assert (uids.count(ALICE.uid), uids.count(BOB.uid)) == (2, 1)
 
 
-async def test_an_account_whose_executors_do_not_come_up_holds_up_nobody_else(system: Stage) -> None:
-    """However many it starts at once."""
+async def test_a_failing_account_does_not_delay_others(system: Stage) -> None:
+    """However many executors it starts concurrently."""
     system.host.hanging_accounts.add("user1001")
     for _ in range(4 * (os.cpu_count() or 1)):
         await open_as(system, ALICE)
@@ -184,8 +184,8 @@ async def test_an_account_whose_executors_do_not_come_up_holds_up_nobody_else(sy
     system.host.hanging_accounts.clear()
 
 
-async def test_an_account_that_is_taken_from_the_list_runs_nothing_more(system: Stage) -> None:
-    """Its next prompt fails with the reason, and its executor ends, although that was up and idle."""
+async def test_an_account_removed_from_the_list_runs_nothing_more(system: Stage) -> None:
+    """Its next prompt fails with the reason, and its idle executor ends."""
     session = await open_as(system, ALICE)
     turn = await system.services.turns.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
     assert (await finished(system, ALICE, turn)).state == "completed"
@@ -196,8 +196,8 @@ async def test_an_account_that_is_taken_from_the_list_runs_nothing_more(system: 
     await until(system.host.started[0].exited.is_set)
 
 
-async def test_what_is_demanded_since_counts_for_an_executor_that_is_up(system: Stage) -> None:
-    """The settings ask for more than it has: the next prompt does not run in it."""
+async def test_a_stricter_level_applies_to_running_executors(system: Stage) -> None:
+    """If the settings now require more than an executor has, the next prompt does not run in it."""
     session = await open_as(system, ALICE)
     turn = await system.services.turns.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
     assert (await finished(system, ALICE, turn)).state == "completed"
@@ -208,8 +208,8 @@ async def test_what_is_demanded_since_counts_for_an_executor_that_is_up(system: 
     assert len(system.host.played) == 1
 
 
-async def test_what_runs_of_an_account_that_is_gone_is_ended(tmp_path: Path) -> None:
-    """It was there before hutchd was restarted, and nobody else would look after it."""
+async def test_executors_of_a_deleted_account_are_ended(tmp_path: Path) -> None:
+    """A restarted hutchd ends them although the account no longer exists."""
     async with new_stage(tmp_path) as made:
         made.mode, made.host.apart = "system", True
         async with made.hutchd():
@@ -221,7 +221,7 @@ async def test_what_runs_of_an_account_that_is_gone_is_ended(tmp_path: Path) -> 
 
 
 async def test_limits_reach_the_start_of_an_executor(system: Stage) -> None:
-    """As the settings say, or as system mode has them by default."""
+    """They come from the settings, or from the defaults of system mode."""
     await open_as(system, ALICE)
     await until(lambda: len(system.host.started) == 1)
     system.settings = settings(
@@ -239,8 +239,8 @@ async def test_limits_reach_the_start_of_an_executor(system: Stage) -> None:
     assert "100 processes" in session.isolation.limits
 
 
-async def test_a_turn_whose_session_went_over_a_limit_says_so(system: Stage) -> None:
-    """The kernel ended its executor: the turn has the reason, and the next one goes on."""
+async def test_a_turn_that_exceeded_a_limit_says_so(system: Stage) -> None:
+    """The kernel killed its executor: the turn has that reason, and the next one runs."""
     system.host.play = never_end
     session = await open_as(system, ALICE)
     turn = await system.services.turns.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
@@ -254,7 +254,7 @@ async def test_a_turn_whose_session_went_over_a_limit_says_so(system: Stage) -> 
 
 
 async def test_a_dedicated_account_is_swept_after_its_last_executor(system: Stage) -> None:
-    """Not while another one of it lives."""
+    """Not while another of its executors lives."""
     one, two = await open_as(system, ALICE), await open_as(system, ALICE)
     await until(lambda: len(system.host.started) == 2)
     await until(lambda: all(one.prepared is not None for one in system.host.started))

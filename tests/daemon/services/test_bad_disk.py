@@ -1,4 +1,4 @@
-"""What stops something works while nothing can be stored; what starts something does not."""
+"""While nothing can be stored, requests that stop something work, and requests that start something are refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CALL = m.ToolCall("c-1", "run_command", "Bash", {"command": "make"}, command="ma
 
 @contextmanager
 def nothing_stored(stage: Stage) -> Iterator[None]:
-    """Hold the database's lock from outside, so that every write of hutchd fails."""
+    """Lock the database from outside, so that every write of hutchd fails."""
     with closing(sqlite3.connect(stage.store.path, isolation_level=None)) as stranger:
         stranger.execute("BEGIN IMMEDIATE")
         yield
@@ -28,7 +28,7 @@ def nothing_stored(stage: Stage) -> Iterator[None]:
 
 
 async def only_question(stage: Stage, session: m.Session) -> m.Permission:
-    """Return the one question that was ever asked in the session."""
+    """Return the session's only permission request."""
     (row,) = (
         await stage.services.approvals.list_permissions(stage.me, m.ListPermissions(session.id, None))
     ).permissions
@@ -36,7 +36,7 @@ async def only_question(stage: Stage, session: m.Session) -> m.Permission:
 
 
 async def test_a_deny_holds_at_once_and_is_stored_later(stage: Stage) -> None:
-    """The agent gets the denial, a later answer is refused, and the denial is stored when the disk works again."""
+    """The agent gets the denial, a later decision is refused, and the denial is stored once the disk works."""
     decided: list[m.PermissionDecision] = []
 
     async def ask(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
@@ -71,8 +71,8 @@ async def test_a_deny_holds_at_once_and_is_stored_later(stage: Stage) -> None:
         assert (await stage.kinds(session)).count("permission_settled") == 1
 
 
-async def test_what_a_dead_executor_asked_is_withdrawn_when_that_can_be_stored(stage: Stage) -> None:
-    """Nobody is left to be answered, and nobody has to come for that."""
+async def test_requests_of_a_dead_executor_are_withdrawn_once_the_disk_works(stage: Stage) -> None:
+    """This needs no call from any client."""
 
     async def ask(executor: FakeExecutor, prompt: m.ExecutePrompt) -> None:
         await executor.ask(CALL)
@@ -96,7 +96,7 @@ async def test_what_a_dead_executor_asked_is_withdrawn_when_that_can_be_stored(s
 
 
 async def test_an_interrupt_reaches_the_executor_and_its_end_is_stored_later(stage: Stage) -> None:
-    """When it returns nothing of the turn starts any more; the turn is stopped in the record when it can be written."""
+    """After the reply nothing more of the turn starts; the record shows it as stopped once it can be written."""
     stage.host.play = never_end
     stage.settings = settings(turns=TurnSettings(interrupt_grace=1.0))
     async with stage.hutchd():
@@ -115,8 +115,8 @@ async def test_an_interrupt_reaches_the_executor_and_its_end_is_stored_later(sta
         assert ended.state == "stopped"
 
 
-async def test_a_prompt_that_waits_cannot_be_cancelled_while_nothing_is_stored(stage: Stage) -> None:
-    """It is refused with the reason, and does not hang."""
+async def test_a_queued_prompt_cannot_be_cancelled_while_nothing_is_stored(stage: Stage) -> None:
+    """The call is refused with the reason and does not hang."""
     stage.host.play = never_end
     async with stage.hutchd():
         session = await stage.open()
@@ -128,8 +128,8 @@ async def test_a_prompt_that_waits_cannot_be_cancelled_while_nothing_is_stored(s
         assert refused.value.reason is Reason.STORE_UNAVAILABLE
 
 
-async def test_what_cannot_be_stored_is_not_acknowledged(stage: Stage) -> None:
-    """The receipt of an event follows its commit, so that its executor keeps what was refused."""
+async def test_unstored_events_are_not_acknowledged(stage: Stage) -> None:
+    """An event's receipt follows its commit, so the executor keeps refused events."""
     stage.host.play = never_end
     async with stage.hutchd():
         turn = await stage.submit(await stage.open())

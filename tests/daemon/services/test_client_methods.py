@@ -1,4 +1,4 @@
-"""What people look at and change: events, rules, keys, the state of hutchd."""
+"""What users read and change: events, rules, keys, the state of hutchd."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fakes.stage import Stage
 
 
 async def test_events_are_read_in_pages_by_cursor(stage: Stage) -> None:
-    """A page holds what follows the cursor; a cursor of another journal is refused."""
+    """A page follows its cursor; a cursor of another journal is refused."""
     async with stage.hutchd():
         session = await stage.open()
         await stage.ended(await stage.submit(session))
@@ -32,8 +32,8 @@ async def test_events_are_read_in_pages_by_cursor(stage: Stage) -> None:
         assert refused.value.reason is Reason.JOURNAL_REPLACED
 
 
-async def test_a_stranger_sees_and_steers_nothing(stage: Stage) -> None:
-    """Lists and the events of all sessions hold nothing of another's; what is named looks as if it did not exist."""
+async def test_another_user_sees_and_changes_nothing(stage: Stage) -> None:
+    """Lists and event streams omit the records of others; a foreign id looks missing."""
     stranger = Caller(stage.me.uid + 1, stage.me.gid, stage.me.pid, "test")
 
     async def ask(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
@@ -66,8 +66,8 @@ async def test_a_stranger_sees_and_steers_nothing(stage: Stage) -> None:
     assert set(refused) == {Reason.NOT_FOUND}
 
 
-async def test_a_decision_is_explained_as_it_would_be_made(stage: Stage) -> None:
-    """explain names the decision, the rule and its layer, in a session or in a directory without one."""
+async def test_explain_policy_predicts_the_decision(stage: Stage) -> None:
+    """It names the decision, the rule and its layer, in a session or in a directory without one."""
     async with stage.hutchd():
         session = await stage.open(rules=m.Rules(deny=("Bash(rm:*)",)))
 
@@ -82,8 +82,8 @@ async def test_a_decision_is_explained_as_it_would_be_made(stage: Stage) -> None
         assert without.decision == "ask"
 
 
-async def test_rules_of_the_account_count_in_its_sessions(stage: Stage) -> None:
-    """A rule that was added is in force and shown, one that was removed is not, a bad one changes nothing."""
+async def test_rules_of_the_account_apply_in_its_sessions(stage: Stage) -> None:
+    """An added rule is in force and shown, a removed one is not, and an invalid one changes nothing."""
     async with stage.hutchd():
         view = await stage.services.policy.change_rules(stage.me, m.ChangeRules(add=m.Rules(deny=("Bash(rm:*)",))))
         call = m.ExplainPolicy("Bash", {"command": "rm -r x"}, cwd="/work")
@@ -100,8 +100,8 @@ async def test_rules_of_the_account_count_in_its_sessions(stage: Stage) -> None:
         assert [entry.outcome for entry in page.entries] == ["added", "removed"]
 
 
-async def test_cases_are_run_and_counted(stage: Stage) -> None:
-    """test_policy tells right from wrong; a line that is no case is refused."""
+async def test_policy_cases_are_judged_and_counted(stage: Stage) -> None:
+    """test_policy counts right and wrong decisions; it refuses a malformed case."""
     case = {"id": "c1", "tool": "Bash", "input": {"command": "rm x"}, "want": "deny", "rules": {"deny": ["Bash(rm:*)"]}}
     async with stage.hutchd():
         report = await stage.services.policy.test_policy(stage.me, m.TestPolicy(json.dumps(case)))
@@ -111,8 +111,8 @@ async def test_cases_are_run_and_counted(stage: Stage) -> None:
             await stage.services.policy.test_policy(stage.me, m.TestPolicy("no case"))
 
 
-async def test_a_key_goes_in_and_does_not_come_back(stage: Stage) -> None:
-    """It is listed without its secret, and both changes are in the audit without it."""
+async def test_a_stored_key_is_never_returned(stage: Stage) -> None:
+    """Lists omit the secret, and the audit records both changes without it."""
     secret = "sk-" + "x" * 40
     async with stage.hutchd():
         kept = await stage.services.keys.put_api_key(stage.me, m.PutApiKey("anthropic", secret))
@@ -126,8 +126,8 @@ async def test_a_key_goes_in_and_does_not_come_back(stage: Stage) -> None:
         assert secret not in repr([kept, listed, explained, page])
 
 
-async def test_secrets_of_mcp_settings_are_kept_sealed(stage: Stage) -> None:
-    """They are neither shown nor in the database, and the executor gets them whole."""
+async def test_secrets_of_mcp_settings_are_sealed(stage: Stage) -> None:
+    """Clients do not see them, the database holds them sealed, and the executor gets them whole."""
     servers = {"tracker": {"env": {"TOKEN": "very-secret-token"}}}
     async with stage.hutchd():
         session = await stage.open(options=m.AgentOptions(mcp_servers=servers))
@@ -161,8 +161,8 @@ async def test_the_status_counts_what_the_caller_may_see(stage: Stage) -> None:
         ({"environment": "moon"}, Reason.ISOLATION_UNAVAILABLE),
     ],
 )
-async def test_a_session_that_cannot_be_is_refused(stage: Stage, changes: dict[str, str], reason: Reason) -> None:
-    """The agent, the directory and the environment are looked at before anything is stored."""
+async def test_an_impossible_session_is_refused(stage: Stage, changes: dict[str, str], reason: Reason) -> None:
+    """hutchd checks agent, directory and environment before it stores anything."""
     async with stage.hutchd():
         with pytest.raises(HutchError) as refused:
             await stage.open(**changes)
@@ -172,7 +172,7 @@ async def test_a_session_that_cannot_be_is_refused(stage: Stage, changes: dict[s
 
 
 @pytest.mark.parametrize("cwd", ["work", "", "/work/\0", "/" + "a" * 5000])
-async def test_a_directory_that_cannot_be_is_refused(stage: Stage, cwd: str) -> None:
+async def test_an_invalid_directory_is_refused(stage: Stage, cwd: str) -> None:
     """For a session and for a project's rules alike; nothing is opened or stored."""
     async with stage.hutchd():
         for call in (
@@ -201,13 +201,13 @@ async def test_a_directory_that_cannot_be_is_refused(stage: Stage, cwd: str) -> 
     ],
 )
 def test_numbers_and_names_have_bounds(kind: type[msgspec.Struct], text: bytes) -> None:
-    """What no store could count and no clock could wait for is refused where it is read."""
+    """A number that no store or clock can hold is refused when it is read."""
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(text, type=kind)
 
 
-async def test_a_key_for_a_provider_that_nothing_is_known_of_is_refused(stage: Stage) -> None:
-    """The nearest known one is named, and how another is defined."""
+async def test_a_key_for_an_unknown_provider_is_refused(stage: Stage) -> None:
+    """The error names the nearest known provider and says how to define another."""
     async with stage.hutchd():
         with pytest.raises(HutchError) as refused:
             await stage.services.keys.put_api_key(stage.me, m.PutApiKey("antropic", "sk-" + "x" * 40))

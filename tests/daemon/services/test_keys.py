@@ -1,4 +1,4 @@
-"""Keys that cannot be used: the owner gets a notice in each session that waits."""
+"""Unusable keys: the owner gets a notice in each session that waits."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ async def words(stage: Stage, session: m.Session) -> list[str]:
     return [notice.word for notice in told]
 
 
-async def test_the_owner_is_asked_once_in_each_session(stage: Stage) -> None:
-    """The status shows it too, until another key is stored; then the sessions get a notice."""
+async def test_the_owner_gets_one_notice_in_each_session(stage: Stage) -> None:
+    """The status shows it too, until another key is stored; then each session gets a notice."""
     async with stage.hutchd():
         session = await stage.open()
         row = await stored(stage)
@@ -44,8 +44,8 @@ async def test_the_owner_is_asked_once_in_each_session(stage: Stage) -> None:
         assert "The log-in could not be refreshed." not in after.notices
 
 
-async def test_others_are_not_told_of_a_key(stage: Stage) -> None:
-    """Whose key it is sees the notice, and an admin does."""
+async def test_only_the_owner_and_administrators_see_a_notice_about_a_key(stage: Stage) -> None:
+    """Other users do not."""
     async with stage.hutchd():
         row = await stored(stage)
         await stage.key_troubles.report(row, ("s-0000000000000000",), "The log-in could not be refreshed.")
@@ -59,7 +59,7 @@ async def test_others_are_not_told_of_a_key(stage: Stage) -> None:
 
 
 async def test_usage_of_the_broker_stands_beside_what_agents_report(stage: Stage) -> None:
-    """A session without an ended turn has what the broker counted alone."""
+    """Before its first turn has ended, a session shows the broker's count alone."""
     async with stage.hutchd():
         row = UsageRow(
             at=0,

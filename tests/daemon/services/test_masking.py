@@ -1,4 +1,4 @@
-"""A stored key in what an agent says is masked before it is stored, and that it was there is on record."""
+"""A stored key in an agent's output is masked before it is stored, and the audit records it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def everything(events: list[Event]) -> bytes:
 
 
 async def test_a_key_is_masked_in_what_is_stored(stage: Stage) -> None:
-    """The rest of the event stays, its native message too; a notice and the audit say which key, never its value."""
+    """The rest of the event and of its native message stays; notice and audit name the key, never its value."""
     stage.host.play = never_end
     async with stage.hutchd():
         stage.known.learn("k-1", KEY)
@@ -50,8 +50,8 @@ async def test_a_key_is_masked_in_what_is_stored(stage: Stage) -> None:
         assert executor.acked == 2
 
 
-async def test_what_cannot_be_masked_well_is_withheld(stage: Stage) -> None:
-    """An event with a part of a key is replaced; the end of a turn still ends it."""
+async def test_an_event_that_cannot_be_masked_is_withheld(stage: Stage) -> None:
+    """An event with a part of a key is replaced; an end of a turn still ends it."""
     stage.host.play = never_end
     async with stage.hutchd():
         stage.known.learn("k-1", KEY)
@@ -68,8 +68,8 @@ async def test_what_cannot_be_masked_well_is_withheld(stage: Stage) -> None:
         assert KEY[:-2].encode() not in everything(events)
 
 
-async def test_a_key_that_comes_in_pieces_is_on_record(stage: Stage) -> None:
-    """Each piece is harmless and stored by then; that they were said is a notice."""
+async def test_a_key_in_several_pieces_is_noticed(stage: Stage) -> None:
+    """Each piece is harmless and already stored; a notice records that together they are the key."""
     stage.host.play = never_end
     async with stage.hutchd():
         stage.known.learn("k-1", KEY)
@@ -84,7 +84,7 @@ async def test_a_key_that_comes_in_pieces_is_on_record(stage: Stage) -> None:
 
 
 async def test_a_prompt_with_a_stored_key_is_refused(stage: Stage) -> None:
-    """It would be kept in clear."""
+    """Otherwise the record would hold the key in clear."""
     async with stage.hutchd():
         stage.known.learn("k-1", KEY)
         session = await stage.open()
@@ -95,7 +95,7 @@ async def test_a_prompt_with_a_stored_key_is_refused(stage: Stage) -> None:
 
 
 async def test_a_call_with_a_stored_key_is_denied(stage: Stage) -> None:
-    """It would be stored, shown to people, and run; nobody is asked, and it is on record."""
+    """Otherwise it would be stored, shown and run. No permission request is made, and the audit records it."""
     stage.host.play = never_end
     async with stage.hutchd():
         stage.known.learn("k-1", KEY)

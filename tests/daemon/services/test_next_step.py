@@ -1,4 +1,4 @@
-"""What follows for a turn, as dialogues: a state, an executor, a request, and the step."""
+"""The next step for a turn, from its state, its executor and what was requested of it."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ LIVE: tuple[TurnState, ...] = ("queued", "dispatching", "running", "stopping")
 
 
 def step(turn: TurnState, executor: TurnExecutor | None, **request: Any) -> Step:
-    """Return what follows now."""
+    """Return the next step."""
     return next_step(turn, executor, TurnRequest(**request), NOW)
 
 
 def spelled(found: Step) -> str:
-    """Spell a step in a few words."""
+    """Return a step in a few words."""
     match found:
         case Settle(ended=None):
             return "back to the queue"
@@ -118,14 +118,14 @@ def spelled(found: Step) -> str:
         ("stopping", "over a limit", "a stop", "stopped: interrupted"),
     ],
 )
-def test_what_follows(turn: TurnState, executor: str, request_: str, answer: str) -> None:
-    """A turn, its executor, what was requested of it: one step."""
+def test_each_situation_has_one_step(turn: TurnState, executor: str, request_: str, answer: str) -> None:
+    """A turn's state, its executor and the requests decide the step."""
     assert spelled(step(turn, EXECUTORS[executor], **REQUESTS[request_])) == answer
 
 
 @pytest.mark.parametrize(("turn", "executor", "request_"), list(product(LIVE, EXECUTORS, REQUESTS)))
 def test_every_situation_has_a_step_that_its_state_allows(turn: TurnState, executor: str, request_: str) -> None:
-    """In every state, with every executor and every request, the step is one that the table of turns leads to."""
+    """For every state, executor and request, the turn table allows the step."""
     view = EXECUTORS[executor]
     found = step(turn, view, **REQUESTS[request_])
 
@@ -152,14 +152,14 @@ def test_every_situation_has_a_step_that_its_state_allows(turn: TurnState, execu
             assert time > NOW
 
 
-def test_all_live_states_are_looked_at() -> None:
-    """The states above are those of the table that are not terminal."""
+def test_the_situations_cover_all_live_states() -> None:
+    """They are the states of the table that are not terminal."""
     assert set(LIVE) == TURN.live
     assert TURN.live | TURN.terminal == set(get_args(TurnState))
 
 
-def test_a_stop_goes_from_its_record_to_the_kill() -> None:
-    """It is recorded, the executor gets its time, it is asked, it is waited for, and it is killed."""
+def test_a_stop_is_recorded_requested_awaited_and_then_a_kill() -> None:
+    """hutchd records the stop, asks the executor, waits for the deadline, and kills."""
     request = TurnRequest(stop="closed")
     steps = [spelled(next_step("running", CONNECTED, request, NOW))]
     steps.append(spelled(next_step("stopping", CONNECTED, request, NOW)))
@@ -172,8 +172,8 @@ def test_a_stop_goes_from_its_record_to_the_kill() -> None:
     assert steps == ["record, closed", "give_time, closed", "ask, closed", "wait until 130", "kill, closed"]
 
 
-def test_a_turn_that_halted_is_not_killed_while_nothing_can_be_stored() -> None:
-    """Its end is in the executor's spool: it gets more time, and is recorded once the store takes writes again."""
+def test_a_halted_turn_is_not_killed_while_nothing_can_be_stored() -> None:
+    """Its end is in the executor's spool: it gets more time, and is recorded once the store accepts writes."""
     request = TurnRequest(stop="interrupted", stop_until=NOW, stop_sent=True, halted=True, storable=False)
 
     assert spelled(next_step("running", CONNECTED, request, NOW)) == "give_time, interrupted"

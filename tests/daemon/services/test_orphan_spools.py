@@ -1,4 +1,4 @@
-"""What an executor kept and could not hand in comes in through the next one of its account."""
+"""The next executor of the account hands in the events that a dead one kept in its spool."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def said(n: int, turn: m.Turn) -> ReportedEvent:
 
 
 async def left_by(stage: Stage, executor: FakeExecutor, session: str, *events: ReportedEvent) -> Path:
-    """Have the executor die with these events in its spool."""
+    """Kill the executor with these events in its spool."""
     assert executor.prepared is not None
     spool = Path(executor.prepared.spool)
     stage.host.spools[str(spool)] = (session, list(events))
@@ -40,7 +40,7 @@ async def brought_in(stage: Stage, executor: FakeExecutor) -> None:
 
 
 async def test_a_dead_executors_spool_is_stored_once(stage: Stage) -> None:
-    """What was acknowledged before is not stored again; the turn has ended, and stays as it ended."""
+    """Acknowledged events are not stored again, and the turn keeps the end that it has."""
     stage.host.play = never_end
     async with stage.hutchd():
         session = await stage.open()
@@ -61,8 +61,8 @@ async def test_a_dead_executors_spool_is_stored_once(stage: Stage) -> None:
         assert not spool.exists()
 
 
-async def test_any_executor_of_the_account_brings_a_spool_in(stage: Stage) -> None:
-    """One of another session too: the session may never have an executor again."""
+async def test_any_executor_of_the_account_hands_in_a_spool(stage: Stage) -> None:
+    """Even one of another session: the first session may never get another executor."""
     stage.host.play = never_end
     async with stage.hutchd():
         session = await stage.open()
@@ -76,8 +76,8 @@ async def test_any_executor_of_the_account_brings_a_spool_in(stage: Stage) -> No
         assert (await stage.kinds(session)).count("text") == 1  # before or after the end of its turn
 
 
-async def test_a_spool_that_could_not_be_stored_is_brought_in_when_there_is_space(stage: Stage) -> None:
-    """By itself: no executor has to come or go for that."""
+async def test_a_refused_spool_is_stored_once_there_is_space(stage: Stage) -> None:
+    """Without any executor starting or ending."""
     stage.host.play = never_end
     async with stage.hutchd():
         session = await stage.open()
@@ -100,7 +100,7 @@ async def is_full(stage: Stage) -> bool:
 
 
 async def limit_pages(stage: Stage, pages: int) -> None:
-    """Let the database have no more pages, as soon as anything can be stored."""
+    """Limit the database to its present pages, as soon as anything can be stored."""
 
     async def done() -> bool:
         try:
@@ -112,8 +112,8 @@ async def limit_pages(stage: Stage, pages: int) -> None:
     await until(done)
 
 
-async def test_events_of_a_session_that_was_removed_go_with_it(stage: Stage) -> None:
-    """Their record is gone: the spool is not kept for them."""
+async def test_a_spool_of_a_removed_session_is_dropped(stage: Stage) -> None:
+    """Its record is gone, so the spool is not kept."""
     stage.host.play = never_end
     async with stage.hutchd():
         session = await stage.open()

@@ -1,4 +1,4 @@
-"""What the policy is made of: rules of accounts and sessions, tools given at the start, the project, the mode."""
+"""The parts of a session's policy: rules of account and session, tool options, the project's file, the mode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fakes.stage import Stage, until
 
 
 def call_of(tool: str, action: m.Action, **given: Any) -> m.ToolCall:
-    """Return a call; its paths are those of its input."""
+    """Return a call whose paths are those of its input."""
     paths = (given["file_path"],) if "file_path" in given else ()
     return m.ToolCall("c-1", action, tool, given, command=given.get("command"), paths=paths)
 
@@ -26,7 +26,7 @@ PLAN = call_of("ExitPlanMode", "plan", plan="# Do")
 
 
 def asking(call: m.ToolCall, **changes: Any) -> Any:
-    """A play that asks for one call."""
+    """Return a play that requests permission for one call."""
 
     async def play(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
         await executor.ask(call, **changes)
@@ -36,14 +36,14 @@ def asking(call: m.ToolCall, **changes: Any) -> Any:
 
 
 async def explained(stage: Stage, caller: Caller, command: str, **where: Any) -> str:
-    """What would be decided for a command."""
+    """Return the decision that a command would get."""
     params = m.ExplainPolicy("Bash", {"command": command}, **where)
     return (await stage.services.policy.explain_policy(caller, params)).decision
 
 
 @pytest.mark.parametrize("before", ["ask", "accept_edits", "unattended"])
-async def test_an_approved_plan_gives_the_mode_back_that_was_before_it(stage: Stage, before: m.PermissionMode) -> None:
-    """The decision itself changes the mode, so that the next call is judged by it; the executor is notified."""
+async def test_an_approved_plan_restores_the_mode_before_it(stage: Stage, before: m.PermissionMode) -> None:
+    """The decision itself changes the mode, so the next call is judged by it; the executor is notified."""
     stage.host.play = asking(PLAN, kind="plan", plan="# Do")
     async with stage.hutchd():
         session = await stage.open(permission_mode=before)
@@ -61,8 +61,8 @@ async def test_an_approved_plan_gives_the_mode_back_that_was_before_it(stage: St
         assert told[-1] == m.SetMode(session.id, before)
 
 
-async def test_a_session_that_began_with_planning_goes_on_asking(stage: Stage) -> None:
-    """Nothing was before it; a denied plan leaves the mode as it is."""
+async def test_a_session_that_began_in_plan_mode_continues_in_ask(stage: Stage) -> None:
+    """It has no earlier mode; a denied plan changes nothing."""
     stage.host.play = asking(PLAN, kind="plan", plan="# Do")
     async with stage.hutchd():
         session = await stage.open(permission_mode="plan")
@@ -79,8 +79,8 @@ async def test_a_session_that_began_with_planning_goes_on_asking(stage: Stage) -
         assert (denied.permission_mode, allowed.permission_mode) == ("plan", "ask")
 
 
-async def test_a_plan_is_allowed_or_denied(stage: Stage) -> None:
-    """It has no answers."""
+async def test_a_plan_takes_no_answers(stage: Stage) -> None:
+    """It is allowed or denied."""
     stage.host.play = asking(PLAN, kind="plan", plan="# Do")
     async with stage.hutchd():
         await stage.submit(await stage.open())
@@ -90,7 +90,7 @@ async def test_a_plan_is_allowed_or_denied(stage: Stage) -> None:
 
 
 async def test_tools_of_the_agents_options_are_rules_of_the_session(stage: Stage) -> None:
-    """Allowed ones allow, disallowed ones deny, whatever the agent makes of them."""
+    """Allowed tools become allow rules and disallowed ones deny rules, whatever the agent does with them."""
     async with stage.hutchd():
         options = m.AgentOptions(allowed_tools=("Bash(ls:*)",), disallowed_tools=("Bash(rm:*)", "WebFetch"))
         session = await stage.open(options=options, rules=m.Rules(allow=("Bash(rm:*)",)))
@@ -105,7 +105,7 @@ async def test_tools_of_the_agents_options_are_rules_of_the_session(stage: Stage
     [{"rules": m.Rules(deny=("Bash(ls",))}, {"options": m.AgentOptions(allowed_tools=("Bash(ls",))}],
 )
 async def test_a_session_with_a_rule_that_cannot_be_read_is_not_opened(stage: Stage, changes: dict[str, Any]) -> None:
-    """Said at once, to the person who wrote it."""
+    """The user who wrote the rule gets the error at once."""
     async with stage.hutchd():
         with pytest.raises(HutchError) as refused:
             await stage.open(**changes)
@@ -114,8 +114,8 @@ async def test_a_session_with_a_rule_that_cannot_be_read_is_not_opened(stage: St
         assert (await stage.services.sessions.list_sessions(stage.me, m.ListSessions())).sessions == ()
 
 
-async def test_rules_of_an_account_are_nobody_elses(stage: Stage) -> None:
-    """Neither what was added nor what was answered with `always`, in the same directory."""
+async def test_rules_of_an_account_apply_to_no_other(stage: Stage) -> None:
+    """Neither added rules nor those from `always` do, even in the same directory."""
     other = Caller(stage.me.uid + 1, stage.me.gid, stage.me.pid, "test")
     stage.host.play = asking(MAKE)
     async with stage.hutchd():
@@ -129,8 +129,8 @@ async def test_rules_of_an_account_are_nobody_elses(stage: Stage) -> None:
         assert await explained(stage, stage.me, "make", cwd="/elsewhere") == "ask"
 
 
-async def test_a_rule_that_is_not_there_cannot_be_removed(stage: Stage) -> None:
-    """Then nothing is changed: a mistyped rule is not taken for one that is gone."""
+async def test_removing_a_missing_rule_is_an_error(stage: Stage) -> None:
+    """Nothing changes, so the user notices a mistyped rule."""
     async with stage.hutchd():
         await stage.services.policy.change_rules(stage.me, m.ChangeRules(add=m.Rules(deny=("Bash(rm:*)",))))
 
@@ -141,8 +141,8 @@ async def test_a_rule_that_is_not_there_cannot_be_removed(stage: Stage) -> None:
         assert await explained(stage, stage.me, "rm x", cwd="/work") == "deny"
 
 
-async def test_a_projects_file_that_cannot_be_used_makes_everything_ask(stage: Stage) -> None:
-    """The question and the explanation say why."""
+async def test_an_invalid_project_file_makes_everything_ask(stage: Stage) -> None:
+    """The permission request and the explanation say why."""
     file = m.ProjectFile("/work/.hutch/policy.toml", "-", f"{UNUSABLE}it is not a regular file")
     stage.host.play = asking(MAKE, project=file)
     async with stage.hutchd():
@@ -158,8 +158,8 @@ async def test_a_projects_file_that_cannot_be_used_makes_everything_ask(stage: S
         assert view.problems == ("/work/.hutch/policy.toml: it is not a regular file",)
 
 
-async def test_a_project_can_be_looked_at_without_a_session(stage: Stage) -> None:
-    """The client reads its file; it counts as it would in a session."""
+async def test_a_projects_rules_can_be_explained_without_a_session(stage: Stage) -> None:
+    """The client reads the file, and it applies as in a session."""
     file = m.ProjectFile("", "", '[permissions]\nallow = ["Bash(ls)"]\ndeny = ["Bash(rm:*)"]\n')
     async with stage.hutchd():
         decided = [await explained(stage, stage.me, line, cwd="/work", project=file) for line in ("ls", "rm x")]
@@ -169,8 +169,8 @@ async def test_a_project_can_be_looked_at_without_a_session(stage: Stage) -> Non
         assert [layer.name for layer in view.layers] == ["project"]
 
 
-async def test_an_edited_input_waits_for_the_executor_that_can_say_where_its_paths_lead(stage: Stage) -> None:
-    """A deny rule for what a link leads to must not be missed because nobody could follow the link."""
+async def test_an_edited_input_waits_for_the_executor_that_resolves_its_paths(stage: Stage) -> None:
+    """Otherwise hutchd would miss a deny rule for the target of a link."""
     stage.host.play = asking(call_of("Read", "read", file_path="/elsewhere/a"))
     async with stage.hutchd():
         session = await stage.open(rules=m.Rules(deny=("Read(.env)",)))
@@ -189,8 +189,8 @@ async def test_an_edited_input_waits_for_the_executor_that_can_say_where_its_pat
         assert (await stage.pending()).id == asked.id
 
 
-async def test_after_a_restart_an_ask_brings_the_projects_file_again(stage: Stage) -> None:
-    """An edited input is held against it, although this hutchd has not judged the ask itself."""
+async def test_after_a_restart_a_request_brings_the_projects_file_again(stage: Stage) -> None:
+    """An edited input is judged by it, although this hutchd did not judge the request itself."""
     file = m.ProjectFile("/work/.hutch/policy.toml", "-", '[permissions]\ndeny = ["Bash(rm:*)"]\n')
     stage.host.play = asking(MAKE, project=file, ask="ask-1")
     async with stage.hutchd():
@@ -217,7 +217,7 @@ async def _knows_project(stage: Stage, session: m.Session) -> bool:
 
 
 async def test_paths_are_judged_where_the_work_directory_really_is(stage: Stage) -> None:
-    """The executor says where that is; it is the session's directory from then on."""
+    """The executor reports the real path, which becomes the session's directory."""
     stage.host.work_really_is = "/data/work"
     async with stage.hutchd():
         session = await stage.open(cwd="/link")

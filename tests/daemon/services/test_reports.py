@@ -1,4 +1,4 @@
-"""What executors report is stored as it came, but for what is not theirs to say or must not be kept."""
+"""hutchd stores executors' reports unchanged, except for claims that are not theirs to make and secrets."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def word_of(event: Event) -> str:
     return msgspec.json.decode(event.data, type=Notice).word
 
 
-async def test_a_decision_is_not_the_executors_to_report(stage: Stage) -> None:
-    """A reported permission_settled is a notice in the journal, with the number it came with."""
+async def test_a_reported_decision_is_stored_as_a_notice(stage: Stage) -> None:
+    """An executor cannot report permission_settled; the notice keeps the event's number."""
     stage.host.play = never_end
     async with stage.hutchd():
         session = await stage.open()
@@ -32,8 +32,8 @@ async def test_a_decision_is_not_the_executors_to_report(stage: Stage) -> None:
         assert executor.acked == 3
 
 
-async def test_an_end_that_cannot_be_read_ends_the_turn(stage: Stage) -> None:
-    """A malformed turn_ended fails the turn, which would hang otherwise."""
+async def test_a_malformed_turn_end_fails_the_turn(stage: Stage) -> None:
+    """Otherwise the turn would hang."""
     stage.host.play = never_end
     async with stage.hutchd():
         session = await stage.open()
@@ -47,8 +47,8 @@ async def test_an_end_that_cannot_be_read_ends_the_turn(stage: Stage) -> None:
         assert msgspec.json.decode(last.data, type=TurnEnded).state == "failed"
 
 
-async def test_the_end_of_anothers_turn_is_not_believed(stage: Stage) -> None:
-    """An executor can end turns of its own session alone."""
+async def test_an_executor_cannot_end_another_sessions_turn(stage: Stage) -> None:
+    """It can end turns of its own session only."""
     stage.host.play = never_end
     async with stage.hutchd():
         session, other = await stage.open(name="one"), await stage.open(name="two")
@@ -63,8 +63,8 @@ async def test_the_end_of_anothers_turn_is_not_believed(stage: Stage) -> None:
         assert word_of((await stage.events(session))[-1]) == "no_such_turn"
 
 
-async def test_an_interrupted_turn_that_failed_was_stopped(stage: Stage) -> None:
-    """State and event say the same when the agent broke off because it was stopped."""
+async def test_a_failure_after_an_interrupt_counts_as_stopped(stage: Stage) -> None:
+    """State and event agree if the agent failed because it was stopped."""
     stage.host.play = never_end
     async with stage.hutchd():
         session = await stage.open()
@@ -79,8 +79,8 @@ async def test_an_interrupted_turn_that_failed_was_stopped(stage: Stage) -> None
         assert msgspec.json.decode(last.data, type=TurnEnded).state == "stopped"
 
 
-async def test_events_of_turns_that_it_was_not_given_are_not_believed(stage: Stage) -> None:
-    """They are notices that name no turn: not another session's, not one that still waits, not one that never was."""
+async def test_events_of_foreign_turns_become_notices(stage: Stage) -> None:
+    """The notice names no turn: not another session's, not a queued one, not an unknown one."""
     stage.host.play = never_end
     async with stage.hutchd():
         session, other = await stage.open(name="one"), await stage.open(name="two")
@@ -99,8 +99,8 @@ async def test_events_of_turns_that_it_was_not_given_are_not_believed(stage: Sta
         assert (await stage.turn(waiting)).state == "queued"
 
 
-async def test_usage_that_cannot_be_counted_ends_the_turn(stage: Stage) -> None:
-    """Numbers no store could hold make an end that cannot be read, and no event is refused for ever."""
+async def test_impossible_usage_fails_the_turn(stage: Stage) -> None:
+    """Numbers that no store can hold make the end malformed; otherwise the event would be refused for ever."""
     stage.host.play = never_end
     async with stage.hutchd():
         session = await stage.open()

@@ -1,4 +1,4 @@
-"""Dialogues over the end of one hutchd and the start of the next."""
+"""Dialogues across the end of one hutchd and the start of the next."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.fakes.stage import BOOT, WAIT, Stage, settings, until
 
 
 class _Held:
-    """A play that ends when it is let go."""
+    """A play that ends when the test releases it."""
 
     def __init__(self) -> None:
         self.release = anyio.Event()
@@ -26,7 +26,7 @@ class _Held:
 
 
 async def test_a_running_turn_survives_the_restart(stage: Stage) -> None:
-    """The executor goes on, is adopted by its hello, hands in what it kept, and the prompt ran once."""
+    """The executor continues, is adopted at its hello, hands in its kept events, and the prompt ran once."""
     held = stage.host.play = _Held()
     async with stage.hutchd():
         session = await stage.open()
@@ -49,8 +49,8 @@ async def test_a_running_turn_survives_the_restart(stage: Stage) -> None:
         assert [one.adopted for one in status.executors] == [True]
 
 
-async def test_the_end_that_came_while_hutchd_was_away_counts(stage: Stage) -> None:
-    """A turn that ended meanwhile gets its state from the events that the executor hands in."""
+async def test_a_turn_that_ended_while_hutchd_was_down_gets_its_state(stage: Stage) -> None:
+    """Its state follows from the events that the executor hands in."""
     held = stage.host.play = _Held()
     async with stage.hutchd():
         session = await stage.open()
@@ -65,8 +65,8 @@ async def test_the_end_that_came_while_hutchd_was_away_counts(stage: Stage) -> N
         assert (await stage.ended(turn)).state == "completed"
 
 
-async def test_a_turn_whose_executor_died_with_hutchd_is_settled_as_unknown(stage: Stage) -> None:
-    """Nobody knows how far it got, so it fails as outcome_unknown and is not run again; the queue goes on."""
+async def test_a_turn_whose_executor_died_with_hutchd_fails_as_outcome_unknown(stage: Stage) -> None:
+    """It is not run again; queued turns run."""
     stage.host.play = never_end
     async with stage.hutchd():
         session = await stage.open()
@@ -83,7 +83,7 @@ async def test_a_turn_whose_executor_died_with_hutchd_is_settled_as_unknown(stag
         assert [prompt for _, prompt in stage.host.played] == ["first", "second"]
 
 
-async def test_an_executor_that_lives_but_does_not_come_back_is_ended(stage: Stage) -> None:
+async def test_a_live_executor_that_does_not_return_is_ended(stage: Stage) -> None:
     """After adopt_timeout it is killed, and its turn is settled."""
     stage.host.play = never_end
     async with stage.hutchd():
@@ -99,8 +99,8 @@ async def test_an_executor_that_lives_but_does_not_come_back_is_ended(stage: Sta
         assert settled.reason == "outcome_unknown"
 
 
-async def test_a_queued_prompt_goes_on_after_the_restart(stage: Stage) -> None:
-    """What was durable before the reply runs in the next hutchd, without anybody asking."""
+async def test_a_queued_prompt_runs_after_the_restart(stage: Stage) -> None:
+    """A prompt that was durable before the reply runs in the next hutchd without any call."""
     stage.host.mute = True
     async with stage.hutchd():
         session = await stage.open()
@@ -117,8 +117,8 @@ async def test_a_queued_prompt_goes_on_after_the_restart(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("got_it", [True, False])
-async def test_a_prompt_that_was_on_its_way_runs_once(stage: Stage, got_it: bool) -> None:
-    """A turn left in dispatching is handed over again; an executor that has it answers the same and runs it once."""
+async def test_a_prompt_in_dispatch_runs_once(stage: Stage, got_it: bool) -> None:
+    """A turn left in `dispatching` is sent again; an executor that has it replies the same and runs it once."""
     held = stage.host.play = _Held()
     async with stage.hutchd():
         session = await stage.open()
@@ -148,7 +148,7 @@ async def test_a_prompt_that_was_on_its_way_runs_once(stage: Stage, got_it: bool
 
 
 async def test_a_superseded_executor_gets_lease_lost(stage: Stage) -> None:
-    """An executor that comes back after another one got its session is refused."""
+    """An executor that returns after another got its session is refused."""
     async with stage.hutchd():
         session = await stage.open()
         await stage.ended(await stage.submit(session, "first"))
@@ -169,8 +169,8 @@ async def test_a_superseded_executor_gets_lease_lost(stage: Stage) -> None:
         assert refused.value.reason in (Reason.LEASE_LOST, Reason.TOKEN_UNKNOWN)
 
 
-async def test_a_leased_executor_is_let_in_although_its_token_ran_out(stage: Stage) -> None:
-    """Who matches its launch record is renewed after an outage in which nobody could renew it."""
+async def test_a_leased_executor_with_an_expired_token_is_admitted(stage: Stage) -> None:
+    """If the process matches its launch record, its token is renewed after an outage."""
     stage.host.play = never_end
     async with stage.hutchd():
         turn = await stage.submit(await stage.open())
@@ -187,8 +187,8 @@ async def test_a_leased_executor_is_let_in_although_its_token_ran_out(stage: Sta
         assert (row.token_uses, row.boot_id) == (2, BOOT)
 
 
-async def test_a_question_asked_before_the_restart_is_answered_after_it(stage: Stage) -> None:
-    """The record survives; the ask that is sent again gets the answer that was given meanwhile."""
+async def test_a_request_made_before_the_restart_is_decided_after_it(stage: Stage) -> None:
+    """The record survives; the request that is sent again gets the decision made meanwhile."""
     call = m.ToolCall("c-1", "run_command", "Bash", {"command": "make"}, command="make")
     decided: list[m.PermissionDecision] = []
 

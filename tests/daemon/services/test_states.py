@@ -1,4 +1,4 @@
-"""The tables of sessions, turns and permissions."""
+"""The transition tables of sessions, turns and permission requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hutch_shared.events import TurnEnded
 
 @pytest.mark.parametrize("table", [SESSION, TURN, PERMISSION])
 def test_every_state_is_reached_and_leads_to_an_end(table: TransitionTable[str]) -> None:
-    """There is no state that nothing leads to, and none from which no end can be reached."""
+    """Every state can be reached, and from every state an end can be reached."""
     reached = {table.start}
     for _ in table.moves:
         reached |= {after for state in reached for after in table.moves[state]}
@@ -25,13 +25,13 @@ def test_every_state_is_reached_and_leads_to_an_end(table: TransitionTable[str])
 
 
 def test_terminal_states_never_change() -> None:
-    """The ends of a turn and of a question are ends."""
+    """No transition leaves an end of a turn or a permission request."""
     assert TURN.terminal == {"completed", "failed", "stopped", "timed_out"}
     assert PERMISSION.live == {"pending"}
 
 
-def test_an_illegal_move_tells_the_story() -> None:
-    """The error names the thing, where it stands, and where it could go."""
+def test_an_illegal_move_names_the_record_and_its_state() -> None:
+    """The error also lists the states that the record could go to."""
     with pytest.raises(IllegalMoveError, match="turn t-1: queued does not lead to completed, only to"):
         TURN.move("queued", "completed", "t-1")
 
@@ -45,12 +45,12 @@ def test_an_illegal_move_tells_the_story() -> None:
         ("stopping", "timed_out", "timed_out"),
     ],
 )
-def test_what_fails_while_it_is_stopped_was_stopped(state: str, ended: str, settled: str) -> None:
-    """A turn that fails while it is being stopped counts as stopped."""
+def test_a_failure_while_stopping_counts_as_stopped(state: str, ended: str, settled: str) -> None:
+    """A turn that fails while it is being stopped is stopped."""
     assert settled_state(state, TurnEnded(ended, "r", "m")) == settled  # type: ignore[arg-type]
 
 
-def test_the_drawing_shows_every_move() -> None:
+def test_the_diagram_shows_every_move() -> None:
     """The documentation's diagram has a line for each move and each end."""
     drawn = mermaid(SESSION).splitlines()
 
