@@ -17,7 +17,7 @@ from hutch_shared.logs import set_up_logs
 
 __all__ = ["main"]
 
-_LONGEST = 1 << 20
+_MAX_BOOT_LINE = 1 << 20
 
 
 def main() -> int:
@@ -26,7 +26,7 @@ def main() -> int:
     forbid_dumps()
     forbid_new_privileges()
     set_up_logs(os.environ.get("HUTCH_LOG_LEVEL", "info"))
-    line = sys.stdin.buffer.readline(_LONGEST)
+    line = sys.stdin.buffer.readline(_MAX_BOOT_LINE)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

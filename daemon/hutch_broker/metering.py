@@ -18,8 +18,8 @@ from hutch_broker.dialects import UsageStyle
 
 __all__ = ["StreamMeter", "TokenCount", "meter_for"]
 
-_LONGEST_LINE: Final = 1 << 20
-_LONGEST_BODY: Final = 8 << 20
+_MAX_LINE: Final = 1 << 20
+_MAX_BODY: Final = 8 << 20
 _WORD: Final[dict[UsageStyle, bytes]] = {
     "anthropic": b'"usage"',
     "openai": b'"usage"',
@@ -89,7 +89,7 @@ class _Lines:
             self._grow(chunk)
             return
         block = self._begun + chunk[:end]
-        if self._skipping:  # the rest of a line longer than _LONGEST_LINE
+        if self._skipping:  # the rest of a line longer than _MAX_LINE
             block = block.partition(b"\n")[2]
             self._skipping = False
         self._begun = b""
@@ -101,7 +101,7 @@ class _Lines:
     def _grow(self, piece: bytes) -> None:
         if not self._skipping:
             self._begun += piece
-            if len(self._begun) > _LONGEST_LINE:
+            if len(self._begun) > _MAX_LINE:
                 self._begun = b""
                 self._skipping = True
 
@@ -124,7 +124,7 @@ class _Whole:
 
     def feed(self, chunk: bytes) -> None:
         self._size += len(chunk)
-        if self._size <= _LONGEST_BODY:
+        if self._size <= _MAX_BODY:
             self._pieces.append(chunk)
         else:
             self._pieces.clear()
@@ -134,7 +134,7 @@ class _Whole:
 
 
 class _Inflated:
-    """Decompresses a copy of the response for the meter. Stops counting if a chunk inflates beyond _LONGEST_BODY."""
+    """Decompresses a copy of the response for the meter. Stops counting if a chunk inflates beyond _MAX_BODY."""
 
     def __init__(self, meter: StreamMeter) -> None:
         self._meter = meter
@@ -144,7 +144,7 @@ class _Inflated:
         if self._inflate is None:
             return
         try:
-            self._meter.feed(self._inflate.decompress(chunk, _LONGEST_BODY))
+            self._meter.feed(self._inflate.decompress(chunk, _MAX_BODY))
         except zlib.error:
             self._inflate = None
             return

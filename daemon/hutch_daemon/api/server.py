@@ -5,7 +5,7 @@ What is always true:
 - The kernel reports a peer's uid and pid before any byte from it is read.
 - One account cannot use up the connections of the others.
 - A connection that fails does not affect the others.
-- After `_AT_ONCE` connections at once, further ones are accepted with pauses between them. Otherwise a thousand
+- After a burst of `_BURST` connections, further ones are accepted with pauses between them. Otherwise a thousand
   simultaneous connections would delay all other work, once when they are accepted and again when their deadlines pass.
 - Until its first message is complete, a connection uses only a socket, a timer and a buffer.
 - A peer whose first line is not JSON is not a client: it gets `parse_error` and is closed.
@@ -37,10 +37,10 @@ __all__ = ["Serve", "serve", "timeouts_of"]
 
 _log: Final = structlog.get_logger(__name__)
 
-_AT_ONCE: Final = 32
+_BURST: Final = 32
 _PACE: Final = 0.002
-"""Seconds between two accepted connections after `_AT_ONCE` connections at once."""
-_FIRST: Final = 1 << 16
+"""Seconds between two accepted connections after a burst of `_BURST`."""
+_MAX_FIRST_MESSAGE: Final = 1 << 16
 """The most bytes of a first message that are buffered before the connection is served."""
 _LOG_AGAIN: Final = 1.0
 """Seconds between two lines in the log about the same account."""
@@ -103,7 +103,7 @@ class PendingConnection:
 
     def _read(self) -> None:
         try:
-            chunk = self._sock.recv(_FIRST)
+            chunk = self._sock.recv(_MAX_FIRST_MESSAGE)
         except BlockingIOError:
             return
         except OSError:
@@ -112,7 +112,7 @@ class PendingConnection:
             self.close()
             return
         self._received += chunk
-        if b"\n" not in chunk and len(self._received) < _FIRST:
+        if b"\n" not in chunk and len(self._received) < _MAX_FIRST_MESSAGE:
             return
         received = bytes(self._received)
         if b"\n" in chunk and (why := _answer_to_noise(received)) is not None:
@@ -152,7 +152,7 @@ class ConnectionLimiter:
         self._run = run
         self._settings = settings
         self._open: Counter[int] = Counter()
-        self._allowance = float(_AT_ONCE)
+        self._allowance = float(_BURST)
         self._last = -math.inf
         self._refused: Counter[int] = Counter()
         self._logged_at: dict[int, float] = {}
@@ -160,7 +160,7 @@ class ConnectionLimiter:
     def pause(self) -> float:
         """Return the seconds to wait before the next connection is accepted. Call it once per connection."""
         now = monotonic()
-        self._allowance = min(_AT_ONCE, self._allowance + (now - self._last) / _PACE) - 1
+        self._allowance = min(_BURST, self._allowance + (now - self._last) / _PACE) - 1
         self._last = now
         return 0.0 if self._allowance > 0 else _PACE
 

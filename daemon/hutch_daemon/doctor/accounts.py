@@ -28,9 +28,9 @@ from hutch_shared.reach import PathReader, closed, members
 
 __all__ = ["examine_accounts"]
 
-_MOST: Final = 20
+_MAX_ACCOUNTS: Final = 20
 """The largest number of accounts to examine."""
-_LONGEST: Final = 40.0
+_MAX_SECONDS: Final = 40.0
 """The seconds after which no further account is examined."""
 _TRY: Final = 20.0
 _SANDBOX: Final = 60.0
@@ -51,7 +51,7 @@ _KERNEL: Final = (
 
 
 def examine_accounts(config: LauncherConfig, settings: Settings, paths: Paths) -> Iterator[Finding]:
-    """Examine each account, up to `_MOST` of them and for `_LONGEST` seconds."""
+    """Examine each account, up to `_MAX_ACCOUNTS` of them and for `_MAX_SECONDS`."""
     if not config.interpreter:
         closed_copy = Path(sys.executable).with_name(CLOSED)
         python = str(closed_copy) if closed_copy.exists() else sys.executable
@@ -63,10 +63,10 @@ def examine_accounts(config: LauncherConfig, settings: Settings, paths: Paths) -
             names |= dict.fromkeys(members(group))
         except KeyError:
             yield Finding(f"group {group}", "The launcher's list names it, but there is no such group.")
-    deadline = time.monotonic() + _LONGEST
+    deadline = time.monotonic() + _MAX_SECONDS
     sandbox_tried = False
     for at, name in enumerate(names):
-        if at == _MOST or time.monotonic() > deadline:
+        if at == _MAX_ACCOUNTS or time.monotonic() > deadline:
             yield Finding(f"{len(names) - at} more accounts: not examined, since that would take too long")
             break
         try:

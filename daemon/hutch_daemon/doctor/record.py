@@ -74,7 +74,7 @@ def _database(path: Path) -> Iterator[Finding]:
         yield Finding(f"{subject}, {size:,} bytes, schema {schema}, sound")
     kept = sorted(path.parent.glob(f"{path.name}.before-restore-*[0-9a-f]"))
     if kept:
-        yield Finding(f"kept from earlier restores: {_few(kept)}; remove them when you need nothing of them")
+        yield Finding(f"kept from earlier restores: {_few(kept)}; remove them when you no longer need them")
 
 
 def _recovery(path: Path, damage: str) -> str:

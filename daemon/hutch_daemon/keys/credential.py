@@ -20,7 +20,7 @@ from hutch_shared.secret import Secret
 __all__ = ["Credential", "Refresh", "check_url", "pack", "secret_of", "unpack"]
 
 _SECRET: Final = re.compile(r"[\x21-\x7e]+")
-_LONGEST: Final = 16384
+_MAX_SECRET_LENGTH: Final = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +89,10 @@ def unpack(content: bytes) -> Credential:
 def secret_of(text: str) -> Secret:
     """Return `text` without its line end as a secret; INVALID_PARAMS if a header cannot contain it."""
     text = text.removesuffix("\n").removesuffix("\r")
-    if len(text) > _LONGEST or not _SECRET.fullmatch(text):
+    if len(text) > _MAX_SECRET_LENGTH or not _SECRET.fullmatch(text):
         raise HutchError(
             Reason.INVALID_PARAMS,
-            f"A key is one line of at most {_LONGEST} printable ASCII characters without blanks.",
+            f"A key is one line of at most {_MAX_SECRET_LENGTH} printable ASCII characters without blanks.",
         )
     return Secret(text)
 

@@ -35,7 +35,7 @@ _EARLY_MS: Final = 120_000
 _RECENT: Final = 30.0
 """Seconds after a refresh during which a rejected token is not refreshed again."""
 _TIMEOUT: Final = 30.0
-_LONGEST: Final = 1 << 20
+_MAX_REPLY_BYTES: Final = 1 << 20
 _UNUSABLE: Final = (
     *(OSError, http.client.HTTPException),
     *(ValueError, RecursionError, KeyError, TypeError, AttributeError, OverflowError, HutchError),
@@ -111,7 +111,7 @@ def _exchange(credential: Credential, refresh: Refresh, ca_file: str | None) -> 
     )
     try:
         with opener.open(request, timeout=_TIMEOUT) as response:
-            answer: Any = json.loads(response.read(_LONGEST))
+            answer: Any = json.loads(response.read(_MAX_REPLY_BYTES))
         secret = secret_of(answer["access_token"])
         token = secret_of(answer["refresh_token"]) if answer.get("refresh_token") else refresh.token
         ends = now_ms() + int(float(answer["expires_in"]) * 1000) if "expires_in" in answer else None

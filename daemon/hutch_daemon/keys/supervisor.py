@@ -37,7 +37,7 @@ __all__ = ["BrokerProcess", "Link", "link_token"]
 _log: Final = logging.getLogger(__name__)
 _START: Final = 30.0
 _HELLO: Final = 10.0
-_LONGEST_LOG: Final = 1 << 20
+_MAX_LOG_BYTES: Final = 1 << 20
 _ENVIRONMENT: Final = (
     "PATH",
     "HOME",
@@ -137,7 +137,7 @@ class BrokerProcess:
 
     def _spawn(self, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
         log = os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        if os.fstat(log).st_size > _LONGEST_LOG:
+        if os.fstat(log).st_size > _MAX_LOG_BYTES:
             os.ftruncate(log, 0)
         try:
             child = subprocess.Popen(

@@ -52,7 +52,7 @@ __all__ = ["Approvals"]
 _log = structlog.get_logger(__name__)
 
 _FIRST_PAUSE: Final = 0.5
-_LONGEST_PAUSE: Final = 5.0
+_MAX_PAUSE: Final = 5.0
 """The longest pause, in seconds, between attempts to store a settlement while the store cannot be written."""
 
 
@@ -304,7 +304,7 @@ class Approvals:
 
     async def _run(self) -> None:
         """Settle requests when they become due. If the store cannot be written, retry after growing pauses."""
-        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        backoff = Backoff(_FIRST_PAUSE, _MAX_PAUSE)
         while True:
             try:
                 until = await self.settle_due()

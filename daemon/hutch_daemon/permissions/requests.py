@@ -260,7 +260,7 @@ def too_late(params: m.RequestPermission, digest: str) -> m.PermissionDecision:
         state="withdrawn",
         input=params.call.input,
         digest=digest,
-        message="The turn does not run, or is being stopped; nothing more of it starts.",
+        message="The turn does not run, or is being stopped; it starts nothing more.",
         interrupt=True,
     )
 

@@ -21,7 +21,7 @@ _MOST_HIDDEN_WORDS = 2_500
 MOST_DIRECTORIES = 8
 """The largest number of directories, entered by `cd`, that are considered in a line."""
 _MOST_PATHS = 200
-_LONGEST_PATH = 1024
+_MAX_PATH_LENGTH = 1024
 _TAKES_NO_FILE = PRINTS_ITS_WORDS | LOOKED_THROUGH
 _EDITS_IN_PLACE = frozenset(["sed", "gsed", "perl", "ruby", "awk", "gawk"])
 _IN_PLACE = re.compile(r"-[A-Za-z]*i|--in-place|inplace")
@@ -70,7 +70,7 @@ def directories_of(commands: tuple[SimpleCommand, ...], cwd: str, home: str) -> 
 
 def as_paths(word: str) -> Iterator[str]:
     """Iterate over the file names that a program may find in a word (`x`, `-ox`, `--output=x`, `host:x`)."""
-    if len(word) > _LONGEST_PATH or not can_be_path(word):
+    if len(word) > _MAX_PATH_LENGTH or not can_be_path(word):
         return
     if not word.startswith("-"):
         yield word

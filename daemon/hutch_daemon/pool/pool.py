@@ -50,7 +50,7 @@ __all__ = ["Pool"]
 
 _SPARE_DELAY: Final = 0.5
 """Seconds before a spare that was leased is replaced, so that the session's first turn is not slowed down."""
-_STARTS_AT_ONCE: Final = 2 * (os.cpu_count() or 1)
+_MAX_CONCURRENT_STARTS: Final = 2 * (os.cpu_count() or 1)
 """The most executors that start at the same time. With more, some would miss the deadline for their hello."""
 
 
@@ -288,7 +288,7 @@ class Pool:
         return PoolState(
             settings=self._settings.current.executors,
             own_uid=self._server_uid,
-            starts_at_once=_STARTS_AT_ONCE,
+            starts_at_once=_MAX_CONCURRENT_STARTS,
             account_limit=self._settings.limits.executors,
             executors=self.roster.view(),
             leases=self._leases.view(),

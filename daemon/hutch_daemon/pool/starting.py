@@ -31,7 +31,7 @@ from hutch_shared.times import now_ms
 __all__ = ["FIRST_PAUSE", "StartContext", "Starter", "launched_as_stored"]
 
 FIRST_PAUSE: Final = 0.25
-_LONGEST_PAUSE: Final = 30.0
+_MAX_PAUSE: Final = 30.0
 _SPARE_PAUSE: Final = 1.0
 """The least number of seconds before a spare that did not start is tried again."""
 _HEARTBEAT: Final = 5.0
@@ -146,7 +146,7 @@ class Starter:
         limit, window = settings.start_attempts, settings.start_window
         backoff = self._backoffs.get(key)
         if backoff is None:
-            backoff = Backoff(FIRST_PAUSE, _LONGEST_PAUSE, jitter=0.0, clock=self._roster.clock)
+            backoff = Backoff(FIRST_PAUSE, _MAX_PAUSE, jitter=0.0, clock=self._roster.clock)
             self._backoffs[key] = backoff
         history = self.histories.get(key, NO_FAILURES)
         history = history.failed(self._roster.clock(), error.message, window, backoff.next())

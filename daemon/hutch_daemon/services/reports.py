@@ -72,7 +72,7 @@ class Reports:
         `lease_lost` if it cannot have served the session, `not_found` if the session was removed; `invalid_request` for
         a gap in its numbers.
         """
-        return await self._store_batch(executor, left.session, left.events, _left)
+        return await self._store_batch(executor, left.session, left.events, _may_have_served)
 
     async def _store_batch(
         self,
@@ -146,8 +146,8 @@ def _leased(_: Tx, row: ExecutorRow, session: str) -> bool:
     return row.session == session
 
 
-def _left(tx: Tx, row: ExecutorRow, session: str) -> bool:
-    """Return whether an executor that is gone, and so has no lease, may have served the session: same account."""
+def _may_have_served(tx: Tx, row: ExecutorRow, session: str) -> bool:
+    """Return whether an executor without a lease may have served the session: it is gone and has the same account."""
     served = sessions.get(tx, session)
     if served is None:
         raise HutchError(Reason.NOT_FOUND)

@@ -72,7 +72,7 @@ class _Active:
     request: TurnRequest = field(default_factory=TurnRequest)
     refusals: int = 0
     halted: anyio.Event = field(default_factory=anyio.Event)
-    """Set when nothing of the turn starts any more."""
+    """Set once the turn starts nothing more."""
 
 
 class SessionLoop:
@@ -123,7 +123,7 @@ class SessionLoop:
         self.wake()
 
     def request_stop(self, turn: str, why: StopCause) -> anyio.Event | None:
-        """Request that a turn is stopped. The returned event is set once nothing of the turn starts any more.
+        """Request that a turn is stopped. The returned event is set once the turn starts nothing more.
 
         Return None if this is not the current turn.
         """
@@ -388,7 +388,7 @@ class SessionLoop:
         served_by = [one for one in self._pool.roster.all() if one.session == self.session]  # also those given up
         for executor in served_by:
             left += (await self._pool.end(executor, "its session was closed", grace=3.0)).left
-        word, message = "session_closed", "The session was closed; nothing of it is left running."
+        word, message = "session_closed", "The session was closed; none of its processes is left."
         if left:
             word = "quarantined"
             message = f"The session was closed, but these processes of it could not be ended: {tuple(left)}."

@@ -106,7 +106,7 @@ class TurnService:
         return await self.get_turn(caller, params)
 
     async def interrupt_turn(self, caller: Caller, params: m.InterruptTurn) -> m.Turn:
-        """Stop the running turn. After the reply nothing of it starts any more; it may end a moment later.
+        """Stop the running turn. After the reply it starts nothing more; its end may follow a moment later.
 
         This also works while the store cannot be written: then the log names the caller, and the end is stored later.
         """
@@ -135,7 +135,7 @@ class TurnService:
                     return await self.cancel_turn(caller, ref)
                 except HutchError as error:
                     if error.reason is not Reason.WRONG_STATE:
-                        raise  # with `wrong_state` it has begun just now: its task takes it up in a moment
+                        raise  # `wrong_state`: it has just begun, so interrupt it in the next round
             turn = (await self._access.turn(caller, turn.id))[1]
             if turn.state not in TURN.terminal:
                 await turned.wait()

@@ -41,7 +41,7 @@ EVERY: Final = "*"
 _PAGE_BYTES: Final = 1 << 20
 _ENCODER: Final = msgspec.json.Encoder()
 _COLUMNS: Final = "position, session, seq, owner, turn, at, kind"
-_PRUNED_AT_ONCE: Final = 500
+_PRUNE_BATCH: Final = 500
 _INSERTS: Final = {
     many: f"INSERT INTO events ({_COLUMNS}, body) VALUES {', '.join(many * ['(?, ?, ?, ?, ?, ?, ?, ?)'])}"  # noqa: S608
     for many in (64, 8, 1)
@@ -199,7 +199,7 @@ def prune(tx: Executes, *, before: int | None = None, max_bytes: int | None = No
     """
     excess = 0 if max_bytes is None else _bytes_used(tx) - max_bytes
     oldest = tx.execute(
-        "SELECT position, session, seq, at, length(body) FROM events ORDER BY position LIMIT ?", (_PRUNED_AT_ONCE,)
+        "SELECT position, session, seq, at, length(body) FROM events ORDER BY position LIMIT ?", (_PRUNE_BATCH,)
     )
     last = count = 0
     floors: dict[str, int] = {}

@@ -45,7 +45,7 @@ T = TypeVar("T")
 Sink = Callable[[Sequence[StoredEvent]], None]
 
 _WAITING_UNITS: Final = 1024
-_READS_AT_ONCE: Final = 3
+_MAX_CONCURRENT_READS: Final = 3
 _LIMITS: Final = StoreLimits()
 
 
@@ -58,7 +58,7 @@ class Store:
         self._loop = asyncio.get_running_loop()
         self._sinks: list[Sink] = []
         self._room = anyio.Semaphore(_WAITING_UNITS, fast_acquire=True)
-        self._read_limiter = anyio.CapacityLimiter(_READS_AT_ONCE)
+        self._read_limiter = anyio.CapacityLimiter(_MAX_CONCURRENT_READS)
         self._readers = Readers(path, seconds=limits.read_seconds)
         self._writer = Writer(path, self._readers, self._deliver, limits, reserve)
         self._open = True

@@ -38,7 +38,7 @@ GIVE_UP_AFTER: Final = 300.0
 _DIAL_DEADLINE: Final = 5.0
 _HELLO_DEADLINE: Final = 10.0
 _FIRST_PAUSE: Final = 0.05
-_LONGEST_PAUSE: Final = 0.5
+_MAX_PAUSE: Final = 0.5
 """The longest pause between two dials, in seconds: executors should be back within a second of hutchd's restart."""
 _STEADY: Final = 1.0
 """A connection that lasted this many seconds was good: the next failure starts with the shortest pause again."""
@@ -94,7 +94,7 @@ class DaemonLink:
     async def run(self, context: Any, handlers: Mapping[str, Handler[Any]]) -> HutchError:
         """Keep a connection up until `close` or a final error; return the error that ended the link."""
         since = self._clock()
-        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE, steady=math.inf)
+        backoff = Backoff(_FIRST_PAUSE, _MAX_PAUSE, steady=math.inf)
         while True:
             began = self._clock()
             error, was_up = await self._connect(context, handlers)

@@ -27,7 +27,7 @@ _TRANSIENT: Final = frozenset({Reason.OVERLOADED, Reason.STORE_UNAVAILABLE, Reas
 _NOT_JSON: Final = (TypeError, ValueError, RecursionError, OverflowError)
 """What encoding raises for an input without a JSON form: too deeply nested, or with a lone surrogate."""
 _FIRST_PAUSE: Final = 0.1
-_LONGEST_PAUSE: Final = 5.0
+_MAX_PAUSE: Final = 5.0
 
 
 class OpenRequests:
@@ -65,7 +65,7 @@ class OpenRequests:
         return _denial(request.call, "The turn was interrupted.", interrupt=True)
 
     async def _send_until_decided(self, request: m.RequestPermission) -> m.PermissionDecision:
-        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        backoff = Backoff(_FIRST_PAUSE, _MAX_PAUSE)
         while True:
             try:
                 return await self._send(request)

@@ -327,7 +327,7 @@ async def test_close_ends_everything_of_a_session(stage: Stage) -> None:
         assert closed.state == "closed"
         assert executor.exited.is_set()
         assert [(await stage.turn(turn)).state for turn in (first, second)] == ["stopped", "stopped"]
-        assert "nothing of it is left" in bytes((await stage.events(session))[-1].data).decode()
+        assert "none of its processes is left" in bytes((await stage.events(session))[-1].data).decode()
         assert stage.pool.roster.all() == []
         with pytest.raises(HutchError) as late:
             await stage.submit(session, "third")
