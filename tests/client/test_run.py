@@ -188,7 +188,7 @@ def test_wait_ends_when_no_turn_is_left(daemon: FakeDaemon, hutch: Hutch) -> Non
     assert hutch("wait", "fix")[0] == 1
 
 
-def test_wait_gives_up_in_time(daemon: FakeDaemon, hutch: Hutch) -> None:
+def test_wait_stops_at_its_timeout(daemon: FakeDaemon, hutch: Hutch) -> None:
     """The exit code is 124; the session goes on."""
     daemon.answers["get_session"] = msgspec.structs.replace(SESSION, queued=1)
 

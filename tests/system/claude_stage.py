@@ -1,4 +1,4 @@
-"""A stage for the Claude runner: the real SDK and CLI, a scripted model, and a daemon that decides as the test says."""
+"""A stage for the Claude runner: the real SDK and CLI, a scripted model, and a fake daemon that the test controls."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ KEY = "sk-ant-a-key-of-this-test"
 
 
 def allow(call: m.ToolCall, changed: dict[str, Any] | None = None) -> m.PermissionDecision:
-    """The call may run, with a changed input if one is given."""
+    """Allow the call, with a changed input if one is given."""
     judged = call.input if changed is None else changed
     return m.PermissionDecision("allow", "allowed", judged, input_digest(call.agent_tool, judged))
 
 
 def deny(call: m.ToolCall, message: str | None = None, *, interrupt: bool = False) -> m.PermissionDecision:
-    """The call may not run."""
+    """Deny the call."""
     digest = input_digest(call.agent_tool, call.input)
     return m.PermissionDecision("deny", "denied", call.input, digest, message, interrupt)
 
 
 def answer(call: m.ToolCall, answers: dict[str, Any]) -> m.PermissionDecision:
-    """The questions got these answers."""
+    """Answer the questions."""
     digest = input_digest(call.agent_tool, call.input)
     return m.PermissionDecision("answer", "answered", call.input, digest, answers=answers)
 
 
 @dataclass(slots=True, eq=False)
 class Ask:
-    """A question that waits until the test decides it."""
+    """A permission request that waits until the test decides it."""
 
     kind: m.PermissionKind
     call: m.ToolCall
@@ -61,7 +61,7 @@ class Ask:
 
 
 class FakeDaemon:
-    """A DaemonPort that keeps what is reported. `decide` answers a call at once; where it is None the test does."""
+    """A DaemonPort that records reports. `decide` decides a call at once, or returns None to leave it to the test."""
 
     def __init__(self, grant: m.KeyGrant, decide: Callable[[m.ToolCall], m.PermissionDecision] | None) -> None:
         self.grant = grant
@@ -101,16 +101,16 @@ class FakeDaemon:
         self._changed = anyio.Event()
 
     async def until(self, holds: Callable[[FakeDaemon], bool]) -> None:
-        """Return when `holds(self)`; it is asked again after each report and each question."""
+        """Return once `holds(self)` is true; it is called after each report and each request."""
         while not holds(self):
             await self._changed.wait()
 
     def of(self, kind: EventKind) -> list[Any]:
-        """The data of all events of a kind."""
+        """Return the data of all events of a kind."""
         return [data for k, data, _ in self.events if k == kind]
 
     def notices(self) -> list[str]:
-        """The words of all notices."""
+        """Return the words of all notices."""
         return [data.word for data in self.of("notice") if isinstance(data, Notice)]
 
 
@@ -127,13 +127,13 @@ class Stage:
     turns: int = 0
 
     async def turn(self, prompt: str = "go") -> TurnEnded:
-        """Play a turn."""
+        """Run a turn."""
         self.turns += 1
         return await self.runner.run(m.ExecutePrompt("s-1", f"t-{self.turns}", self.turns, prompt))
 
     @property
     def pid(self) -> int:
-        """The CLI's process id."""
+        """Return the CLI's process id."""
         link = self.runner.connection
         assert link is not None
         pid = link.process.pid
@@ -158,7 +158,7 @@ async def stage(
     sandbox: m.SandboxSpec | None = None,
     cwd: Path | None = None,
 ) -> AsyncIterator[Stage]:
-    """Open a runner below `root`: its `work` is the project if `cwd` is not, its `home` the account's."""
+    """Open a runner below `root`; by default the project is `root/work` and the account's home is `root/home`."""
     cwd, home = cwd or root / "work", root / "home"
     cwd.mkdir(exist_ok=True)
     home.mkdir(exist_ok=True)
@@ -187,7 +187,7 @@ async def stage(
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
+    """Return whether the process runs; a zombie does not."""
     try:
         return b") Z" not in Path(f"/proc/{pid}/stat").read_bytes() if Path("/proc").is_dir() else _signals(pid)
     except FileNotFoundError:
@@ -195,7 +195,7 @@ def alive(pid: int) -> bool:
 
 
 async def gone(pid: int) -> bool:
-    """Whether the process ends within a while; one that was killed may take a moment."""
+    """Return whether the process ends soon; a killed one may need a moment."""
     with anyio.move_on_after(20):
         while alive(pid):
             await anyio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Hosts that the tests of a module share: one hutchd for the script runner, one with a scripted model for Claude."""
+"""Hosts that the tests of a module share: one for the script runner, one for Claude with a scripted model."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tests.system.host import KEY, Host, host, settings_for
 
 @pytest.fixture(scope="module")
 async def script_host() -> AsyncIterator[Host]:
-    """A host that keeps no executor for Claude ready."""
+    """A host without spare executors for Claude."""
     async with host("[executors]\nspares = 0\n") as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 async def model() -> AsyncIterator[Model]:
-    """The scripted model of the module; a test gives it its `script`."""
+    """The module's scripted model; each test sets its `script`."""
     async with serve(key=KEY, script=echo) as served:
         yield served
 
 
 @pytest.fixture(scope="module")
 async def claude_host(model: Model) -> AsyncIterator[Host]:
-    """A host with a key, whose Claude talks to `model`."""
+    """A host with a key, whose Claude uses `model`."""
     async with host(settings_for(model)) as made:
         await made.hutch("key", "add", "anthropic", input=KEY)
         yield made

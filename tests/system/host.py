@@ -1,6 +1,6 @@
 """A host of its own for a test: directories, settings, a real hutchd, and the real `hutch` command.
 
-All processes of a host have its HOME, and no others do. A process that is left when the host ends is a failure, and is
+All processes of a host, and no others, have its HOME. A process that is left when the host ends fails the test, and is
 killed.
 """
 
@@ -48,12 +48,12 @@ class Done:
 
     @property
     def json(self) -> Any:
-        """Its standard output as JSON."""
+        """Return its standard output, parsed as JSON."""
         return json.loads(self.out)
 
 
 def settings_for(model: Model, more: str = "") -> str:
-    """Settings with which Claude talks to `model`, and takes an error for one at the second try."""
+    """Return settings for a Claude that uses `model` and retries each request once."""
     return f'[providers.anthropic]\nbase_url = "{model.url}"\n[turns]\nretries = 1\n{more}'
 
 
@@ -103,7 +103,7 @@ class Host:
 
     @property
     def env(self) -> dict[str, str]:
-        """A clean environment: nothing of the machine but the path of its programs."""
+        """Return a clean environment: of the machine's, only PATH is kept."""
         return {
             "PATH": os.environ.get("PATH", os.defpath),
             "HOME": str(self.home),
@@ -115,7 +115,7 @@ class Host:
         }
 
     async def start(self, *, env: Mapping[str, str] | None = None) -> None:
-        """Start hutchd and wait until it answers; its log is shown when it does not."""
+        """Start hutchd and wait until it answers. If it does not, the error shows its log."""
         assert self.daemon is None
         self.write_settings()
         with self.log.open("ab") as log:
@@ -138,16 +138,16 @@ class Host:
         raise AssertionError(f"hutchd did not start (code {self.daemon.returncode}):\n{self.log_text()}")
 
     async def kill(self) -> None:
-        """`kill -9` of hutchd, and nothing else."""
+        """Send SIGKILL to hutchd only."""
         await self._end(signal.SIGKILL)
 
     async def stop(self, *, within: float = 60.0) -> int:
-        """SIGTERM, and wait for its end; returns the exit code."""
+        """Send SIGTERM and wait for the exit; return the exit code."""
         with anyio.fail_after(within):
             return await self._end(signal.SIGTERM)
 
     async def exited(self, *, within: float = 60.0) -> int:
-        """Wait for its end by itself; returns the exit code."""
+        """Wait until hutchd exits by itself; return the exit code."""
         with anyio.fail_after(within):
             return await self._end(None)
 
@@ -171,11 +171,11 @@ class Host:
         self.daemon.send_signal(number)
 
     def client(self, **settings: Any) -> AbstractAsyncContextManager[HutchClient]:
-        """The Python client of this host."""
+        """Return a Python client of this host."""
         return HutchClient.connect(self.socket, **settings)
 
     async def hutchd(self, *args: str, env: Mapping[str, str] | None = None, within: float = 60.0) -> Done:
-        """Run another hutchd that is to end by itself."""
+        """Run a second hutchd, which must exit by itself."""
         with anyio.fail_after(within):
             done = await anyio.run_process(
                 [*HUTCHD, *args], check=False, env={**self.env, **(env or {})}, cwd=self.root
@@ -190,7 +190,7 @@ class Host:
         env: Mapping[str, str] | None = None,
         within: float = 120.0,
     ) -> Done:
-        """Run the `hutch` command; `code` is what it must exit with (None: anything)."""
+        """Run the `hutch` command; `code` is the expected exit code (None: any)."""
         with anyio.fail_after(within):
             done = await anyio.run_process(
                 [*HUTCH, *args],
@@ -205,7 +205,7 @@ class Host:
 
     @asynccontextmanager
     async def hutch_beside(self, *args: str) -> AsyncIterator[anyio.abc.Process]:
-        """Run the `hutch` command beside the body, its output in pipes; one that is left at the end is killed."""
+        """Run the `hutch` command during the block, with its output in pipes; kill it if it is left at the end."""
         process = await anyio.open_process(
             [*HUTCH, *args], stdin=subprocess.DEVNULL, env={**self.env, "NO_COLOR": "1"}, cwd=self.work
         )
@@ -225,7 +225,7 @@ class Host:
     async def script(
         self, hutch: HutchClient, lines: Sequence[Mapping[str, Any]], folder: str | None = None, **more: Any
     ) -> m.Session:
-        """Open a session that plays these lines; a prompt has no influence on it."""
+        """Open a session that runs these script lines whatever its prompt says."""
         self._scripts += 1
         name = f"script-{self._scripts}"
         options = m.AgentOptions(script=self.script_file(name, lines))
@@ -234,7 +234,7 @@ class Host:
         )
 
     def folder(self, name: str) -> Path:
-        """A folder below `work`."""
+        """Return a new folder below `work`."""
         made = self.work / name
         made.mkdir(exist_ok=True)
         return made
@@ -244,7 +244,7 @@ class Host:
         self.config.write_text(self.settings)
 
     async def reload(self, settings: str) -> None:
-        """Have hutchd read these settings: cheaper than a hutchd for each of several settings."""
+        """Make hutchd read these settings: faster than a new hutchd for each set of settings."""
         self.settings = settings
         self.write_settings()
         before = self.log.read_text().count(SETTINGS_READ)
@@ -254,12 +254,12 @@ class Host:
                 await anyio.sleep(0.02)
 
     def log_text(self) -> str:
-        """The ends of hutchd's log and of what its executors wrote."""
+        """Return the ends of hutchd's log and of the executors' output."""
         logs = [self.log, *self.state.glob("executors/*")]
         return "".join(log.read_text(errors="replace")[-20_000:] for log in logs if log.is_file())
 
     def script_file(self, name: str, lines: Sequence[Mapping[str, Any]]) -> str:
-        """Write a script for the script runner; returns its path."""
+        """Write a script for the script runner; return its path."""
         path = self.root / f"{name}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         return str(path)
@@ -267,7 +267,7 @@ class Host:
 
 @asynccontextmanager
 async def host(settings: str = "", *, start: bool = True, env: Mapping[str, str] | None = None) -> AsyncIterator[Host]:
-    """Make a host, start its hutchd, and see to it that nothing is left of it at the end."""
+    """Create a host and start its hutchd; at the end, check that no process is left."""
     root = Path(tempfile.mkdtemp(prefix="hutch-host-"))
     made = Host(root, settings, dict(env or {}))
     for directory in (made.state, made.runtime, made.home, made.work):

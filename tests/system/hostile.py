@@ -1,4 +1,4 @@
-"""What the tests of hostile agents share: somebody who keeps secrets, an attacker, and how each is played."""
+"""What the tests of hostile agents share: a victim with secrets, an attacker, and the ways to run an attack."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _MEMORY: Final = 256 << 20
 
 
 def lend(who: Account, program: str, folder: Path) -> Path:
-    """Put one of the programs into a folder of a person's."""
+    """Copy one of the programs into a folder of a user."""
     made = folder / program
     shutil.copyfile(PROGRAMS / program, made)
     os.chown(made, who.uid, who.gid)
@@ -59,15 +59,15 @@ def lend(who: Account, program: str, folder: Path) -> Path:
 
 
 def show(figure: str, **values: Any) -> None:
-    """Print a figure, a line of JSON."""
+    """Print a figure as a line of JSON."""
     print(json.dumps({"figure": figure, **values}))
 
 
-# ---------------------------------------------------------------- playing
+# ---------------------------------------------------------------- running attacks
 
 
 def bash(command: str) -> dict[str, Any]:
-    """A line of a script that runs a command."""
+    """Return a script line that runs a command."""
     return {"tool": "Bash", "input": {"command": command}, "run": True}
 
 
@@ -80,21 +80,21 @@ async def open_script(
     mode: m.PermissionMode = "bypass",
     **more: Any,
 ) -> m.Session:
-    """Open a session of a user that plays these lines, in a folder of the user's home."""
+    """Open a session of a user that runs these lines, in a folder of the user's home."""
     options = m.AgentOptions(script=str(host.script(who, lines)))
     cwd = str(host.folder(who, folder))
     return await hutch.open_session(m.OpenSession("script", cwd, options=options, permission_mode=mode, **more))
 
 
 def said_by(log: Log) -> str:
-    """What the newest command printed."""
+    """Return the output of the newest command."""
     return str(log.of("tool_result")[-1].text)
 
 
 async def run_script(
     host: SharedHost, who: Account, command: str, folder: str = "work", **more: Any
 ) -> tuple[TurnEnded, str]:
-    """Have an agent of a person run a command; return the end of its turn, and what the command printed."""
+    """Run a command through a user's script agent; return the end of its turn and the output."""
     async with host.client(who) as hutch:
         session = await open_script(host, hutch, who, [bash(command)], folder, **more)
         async with log_of(hutch, session) as log:
@@ -112,7 +112,7 @@ async def claude(host: SharedHost, hutch: HutchClient, who: Account, folder: str
 async def run_claude(
     host: SharedHost, model: Model, who: Account, command: str, folder: str = "work", **more: Any
 ) -> tuple[m.Session, TurnEnded, str]:
-    """Have the real CLI run a command with its Bash tool; return the session, its turn's end and what was printed."""
+    """Run a command through the real CLI's Bash tool; return the session, its turn's end and the output."""
     model.script = Steps(("go", Use("Bash", {"command": command, "timeout": 120_000})), ("", Say("done")))
     async with host.client(who) as hutch:
         session = await claude(host, hutch, who, folder, **more)
@@ -123,12 +123,12 @@ async def run_claude(
         return session, end, said_by(log) if log.of("tool_result") else ""
 
 
-# ---------------------------------------------------------------- who is attacked
+# ---------------------------------------------------------------- the victim
 
 
 @dataclass(frozen=True, slots=True)
 class Diary:
-    """An agent of a person that keeps secrets, see `programs/diary.py`."""
+    """A user's agent that keeps secrets, see `programs/diary.py`."""
 
     who: Account
     hutch: HutchClient
@@ -139,7 +139,7 @@ class Diary:
     executor: int
 
     async def close(self) -> dict[str, Any]:
-        """Have it look at what was touched, and end."""
+        """Let it report what was touched, and end it."""
         Path(self.session.cwd, "end").touch()
         end = await self.log.ended(self.turn)
         assert end.state == "completed", end
@@ -149,7 +149,7 @@ class Diary:
 
 @asynccontextmanager
 async def diary(host: SharedHost, hutch: HutchClient, who: Account, folder: str = "diary") -> AsyncIterator[Diary]:
-    """Have one kept, outside of any sandbox, while the body runs."""
+    """Run one, outside any sandbox, during the block."""
     cwd = host.folder(who, folder)
     program = lend(who, "diary.py", cwd)
     command = f"DIARY=secret-of-environ-{os.urandom(8).hex()} exec {host.code.python} -I {program} {cwd}"
@@ -163,7 +163,7 @@ async def diary(host: SharedHost, hutch: HutchClient, who: Account, folder: str 
 
 
 async def targets(host: SharedHost, kept: Diary, lives: m.Session | None = None) -> dict[str, Any]:
-    """Return what an attacker knows: all of a diary, of Hutch, and of a session of Claude."""
+    """Return what an attacker may know: everything about a diary, Hutch, and a Claude session."""
     assert host.daemon is not None
     assert host.launcher is not None
     told = dict(kept.told)
@@ -220,7 +220,7 @@ def find_in_memory(pid: int, wanted: re.Pattern[bytes], is_it: Callable[[bytes],
 
 
 async def whole(host: SharedHost) -> None:
-    """Return once hutchd answers; the test fails when it does not, or when it or the launcher has ended."""
+    """Return once hutchd answers; fail if it does not, or if it or the launcher has ended."""
     assert host.daemon is not None
     assert host.daemon.poll() is None, host.log_text()
     assert host.launcher is not None

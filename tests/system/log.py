@@ -1,4 +1,4 @@
-"""What a client sees of its sessions, read on demand: a follow whose events are kept, and waits on what they say."""
+"""A session's events as a client follows them, and waits for particular ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def data(event: Event) -> Any:
 
 
 class Log:
-    """The events of a follow, as far as they were waited for."""
+    """The events of a follow that the test has waited for so far."""
 
     def __init__(self, hutch: HutchClient, follow: Follow) -> None:
         self.hutch = hutch
@@ -37,7 +37,7 @@ class Log:
         self._handed_out: set[str] = set()
 
     async def until(self, find: Callable[[Log], T | None]) -> T:
-        """Read on until `find(self)` is something."""
+        """Read until `find(self)` returns something; return that."""
         with anyio.move_on_after(DEADLINE):
             while not (found := find(self)):
                 self.events.append(await anext(self.follow))
@@ -46,11 +46,11 @@ class Log:
         raise AssertionError(f"it did not come in {DEADLINE:g} s; the last events are {last}")
 
     def of(self, kind: EventKind) -> list[Any]:
-        """The data of all events of a kind."""
+        """Return the data of all events of a kind."""
         return [data(event) for event in self.events if event.kind == kind]
 
     async def asked(self) -> m.Permission:
-        """The next question."""
+        """Return the next permission request."""
 
         def find(_: Log) -> m.Permission | None:
             questions = (msgspec.convert(asked.permission, m.Permission) for asked in self.of("permission_asked"))
@@ -61,7 +61,7 @@ class Log:
         return found
 
     async def ended(self, turn: m.Turn | str) -> TurnEnded:
-        """How a turn ended."""
+        """Return how a turn ended."""
         wanted = turn if isinstance(turn, str) else turn.id
 
         def find(_: Log) -> TurnEnded | None:
@@ -71,7 +71,7 @@ class Log:
         return await self.until(find)
 
     async def play(self, session: m.Session, prompt: str, answer: Answer | None = None) -> TurnEnded:
-        """Submit a prompt, answer each of its questions, and return how it ended."""
+        """Submit a prompt, decide each of its permission requests, and return how it ended."""
         turn = await self.hutch.submit_prompt(session.id, prompt)
 
         def next_thing(_: Log) -> bool:
@@ -93,25 +93,25 @@ class Log:
 async def log_of(
     hutch: HutchClient, session: m.Session | str, *, after: int = 0, answers: bool = True
 ) -> AsyncIterator[Log]:
-    """Follow a session (or `"*"`) from the cursor on, as somebody who can answer."""
+    """Follow a session (or `"*"`) from the cursor, as a client that can decide."""
     wanted = session if isinstance(session, str) else session.id
     async with hutch.follow(m.FollowEvents(wanted, after=after, answers=answers)) as follow:
         yield Log(hutch, follow)
 
 
 def allow(asked: m.Permission) -> m.AnswerPermission:
-    """Let it happen."""
+    """Allow it."""
     return m.AnswerPermission(asked.id, "allow")
 
 
 def without_gaps(events: Iterable[Event]) -> bool:
-    """Whether these are events 1, 2, 3 … of one session, each once."""
+    """Return whether these are the events 1, 2, 3 … of one session, each once."""
     seqs = [event.seq for event in events]
     return seqs == list(range(1, len(seqs) + 1))
 
 
 async def wait_for(find: Callable[[], T | None]) -> T:
-    """Wait for what another process does to files or processes; `find` returns it when it is there."""
+    """Wait until `find` returns something, which depends on another process."""
     with anyio.fail_after(DEADLINE):
         while not (found := find()):
             await anyio.sleep(0.02)
@@ -119,7 +119,7 @@ async def wait_for(find: Callable[[], T | None]) -> T:
 
 
 async def goes_on(log: Log, model: Model, session: m.Session) -> None:
-    """The next prompt of the session completes, and nothing is missing from its record."""
+    """Check that the session's next prompt completes and that its record has no gap."""
     model.script = Steps(Step(anything, Say("ok"), None))
     again = await log.play(session, "again")
     assert again.state == "completed", again
@@ -127,12 +127,12 @@ async def goes_on(log: Log, model: Model, session: m.Session) -> None:
 
 
 async def executor_of(hutch: HutchClient, session: m.Session) -> int:
-    """The pid of a session's executor."""
+    """Return the pid of a session's executor."""
     (executor,) = [one.pid for one in (await hutch.get_status()).executors if one.session == session.id]
     return executor
 
 
 async def cli_of(hutch: HutchClient, session: m.Session) -> int:
-    """The pid of a session's Claude CLI itself, whatever is wrapped around it."""
+    """Return the pid of a session's Claude CLI, without its wrappers."""
     family = processes.family(await executor_of(hutch, session))
     return next(one.pid for one in family if one.command.partition(" ")[0].endswith("/claude"))

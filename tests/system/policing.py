@@ -1,4 +1,4 @@
-"""What the tests of the policy share: a host with a policy file of its own, and agents that follow a script."""
+"""Hosts with a policy file of their own, and agents whose calls the prompt lists."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ Call = tuple[str, Mapping[str, Any]]
 
 
 def bash(command: str) -> Call:
-    """A command."""
+    """Return a Bash call."""
     return "Bash", {"command": command}
 
 
 def step(call: Call, **more: Any) -> dict[str, Any]:
-    """The call as a line of the script runner; a command runs when it may."""
+    """Return the call as a script line; a command runs if it is allowed."""
     return {"tool": call[0], "input": call[1], "run": True, **more}
 
 
 def told(*rounds: Sequence[Call]) -> str:
-    """The prompt that has `obey` make these calls, those of one round at once."""
+    """Return the prompt that makes `obey` send these calls; calls of one round are parallel."""
     return json.dumps(rounds)
 
 
 def obey(request: Request) -> Reply:
-    """A model that makes the calls of its prompt (see `told`), and says what came back last. One prompt a session."""
+    """A model that makes the calls of its prompt (see `told`) and repeats the last result. One prompt per session."""
     made = len(request.calls)
     for calls in json.loads(request.prompt):
         if made == 0:
@@ -61,7 +61,7 @@ def _with_plan_file(given: dict[str, Any], request: Request) -> dict[str, Any]:
 async def policed(
     policy: str | None = None, settings: str = "", *, permissions: str = "", env: Mapping[str, str] | None = None
 ) -> AsyncIterator[Host]:
-    """A host whose policy is `policy` and nothing of the machine's; `permissions` goes into that section."""
+    """A host whose only policy is `policy`; `permissions` is added to that settings section."""
     async with host(start=False, env=env) as made:
         file = made.root / "host-policy.toml"
         if policy is not None:
@@ -73,7 +73,7 @@ async def policed(
 
 @asynccontextmanager
 async def policed_claude(model: Model, policy: str | None = None) -> AsyncIterator[Host]:
-    """The same, with a key; its Claude talks to `model`, which obeys."""
+    """The same with a key, whose Claude uses `model`, which obeys."""
     model.script = obey
     async with policed(policy, settings_for(model)) as made:
         await made.hutch("key", "add", "anthropic", input=KEY)
@@ -81,36 +81,36 @@ async def policed_claude(model: Model, policy: str | None = None) -> AsyncIterat
 
 
 def what(asked: m.Permission | m.ToolCall) -> str:
-    """A call in a word: its command, or its tool and the name of its file."""
+    """Return a call in a word: its command, or its tool and file name."""
     call = asked.call if isinstance(asked, m.Permission) else asked
     return call.command or " ".join([call.agent_tool, *(path.rpartition("/")[2] for path in call.paths)])
 
 
 def asked_of(log: Log) -> list[str]:
-    """What was asked, in order."""
+    """Return the permission requests in order."""
     return [what(msgspec.convert(one.permission, m.Permission)) for one in log.of("permission_asked")]
 
 
 def results_of(log: Log) -> dict[str, bool]:
-    """Of each call that came to an end, whether it did what it was to do."""
+    """Return for each finished call whether it succeeded."""
     calls = {seen.call["call_id"]: what(msgspec.convert(seen.call, m.ToolCall)) for seen in log.of("tool_call")}
     return {calls[result.call_id]: not result.is_error for result in log.of("tool_result")}
 
 
 def deny(asked: m.Permission) -> m.AnswerPermission:
-    """Refuse it."""
+    """Deny it."""
     return m.AnswerPermission(asked.id, "deny", message="no")
 
 
 async def audit_of(hutch: HutchClient, session: m.Session | None = None, **filters: Any) -> tuple[m.AuditEntry, ...]:
-    """The audit's lines."""
+    """Return the audit's lines."""
     ref = session.id if session is not None else None
     page: m.AuditPage = await hutch.call("read_audit", m.ReadAudit(ref, limit=10_000, **filters))
     return page.entries
 
 
 async def pending_of(hutch: HutchClient, session: m.Session, count: int) -> tuple[m.Permission, ...]:
-    """Wait until `count` questions of a session are pending."""
+    """Wait until `count` permission requests of a session are pending."""
     with anyio.fail_after(DEADLINE):
         while len(found := await hutch.list_permissions(m.ListPermissions(session.id))) < count:
             await anyio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Which processes a test left behind: all that carry its mark in their environment, and their descendants."""
+"""The processes that a test left behind: all that have its mark in their environment, and their descendants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import anyio
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A living process; zombies are not living."""
+    """A living process, not a zombie."""
 
     pid: int
     parent: int
@@ -39,13 +39,13 @@ def table() -> dict[int, Process]:
 
 
 def marked(mark: str) -> list[Process]:
-    """Return the living processes whose environment holds `mark`, and all that descend from them."""
+    """Return the living processes whose environment contains `mark`, and their descendants."""
     processes = table()
     return _with_descendants(processes, {pid for pid in processes if _has_mark(pid, mark.encode())})
 
 
 def family(pid: int) -> list[Process]:
-    """Return the living process `pid` and all that descend from it."""
+    """Return the living process `pid` and its descendants."""
     processes = table()
     return _with_descendants(processes, {pid} & processes.keys())
 
@@ -64,24 +64,24 @@ def _has_mark(pid: int, mark: bytes) -> bool:
 
 
 def kill(processes: Iterable[Process]) -> None:
-    """SIGKILL each of them."""
+    """Send SIGKILL to each."""
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
 
 
 def alive(pid: int) -> bool:
-    """Whether `pid` is a living process, not a zombie."""
+    """Return whether `pid` is a living process, not a zombie."""
     return pid in table()
 
 
 def running(command: str) -> list[Process]:
-    """Return the living processes with exactly this command line: in a sandbox a process has another number."""
+    """Return the living processes with exactly this command line; a sandbox has other pids."""
     return [process for process in table().values() if process.command == command]
 
 
 async def gone(mark: str, *, within: float = 20.0) -> list[Process]:
-    """Wait until nothing that is marked lives; return what is left after `within` seconds."""
+    """Wait until no marked process lives; return those left after `within` seconds."""
     with anyio.move_on_after(within):
         while marked(mark):
             await anyio.sleep(0.05)
@@ -89,5 +89,5 @@ async def gone(mark: str, *, within: float = 20.0) -> list[Process]:
 
 
 def marked_by(pid: int, mark: str) -> bool:
-    """Whether the environment of `pid` holds `mark`."""
+    """Return whether the environment of `pid` contains `mark`."""
     return _has_mark(pid, mark.encode())

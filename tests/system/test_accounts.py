@@ -1,4 +1,4 @@
-"""Executors as other accounts, on a host with many people: what goes on when its parts die, and what is kept."""
+"""Executors under other accounts on a shared host: what survives the death of each part."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.system
 
 
 async def begin(host: SharedHost, who: Account, lines: Sequence[Mapping[str, Any]], *more: str) -> str:
-    """Begin a script in a new session; returns the session's id."""
+    """Start a script in a new session; return the session's id."""
     script = host.script(who, lines)
     words: list[str | Path] = [
         "run",
@@ -38,7 +38,7 @@ async def begin(host: SharedHost, who: Account, lines: Sequence[Mapping[str, Any
 
 
 async def session(host: SharedHost, who: Account, ref: str) -> dict[str, Any]:
-    """Look at a session."""
+    """Return a session."""
     found: dict[str, Any] = (await host.hutch(who, "inspect", ref, "-o", "json")).json
     return found
 
@@ -50,19 +50,19 @@ async def events(host: SharedHost, who: Account, ref: str) -> list[dict[str, Any
 
 
 async def said(host: SharedHost, who: Account, ref: str, text: str) -> None:
-    """Wait until a session has said something."""
+    """Wait until a session has output something."""
     with anyio.fail_after(60):
         while text not in str(await events(host, who, ref)):
             await anyio.sleep(0.05)
 
 
 def executors_of(host: SharedHost, who: Account) -> list[int]:
-    """Return the executors' processes of a person."""
+    """Return the executor processes of a user."""
     return [pid for pid in processes_of(who.uid) if b"hutch_executor" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 async def test_a_session_outlives_hutchd_and_the_launcher() -> None:
-    """Both are killed in the middle of a turn; the turn goes on, and a new launcher can end what it did not start."""
+    """Both are killed during a turn: the turn goes on, and a new launcher can end processes that it did not start."""
     async with shared_host("alice") as host:
         alice = host.people["alice"]
         flag = alice.home / "work" / "go-on"
@@ -83,8 +83,8 @@ async def test_a_session_outlives_hutchd_and_the_launcher() -> None:
         assert processes_of(alice.uid) == []
 
 
-async def test_without_the_launcher_nothing_starts_and_the_reason_is_told() -> None:
-    """What runs goes on; what cannot be shown to be gone is quarantined until the launcher is back."""
+async def test_without_the_launcher_nothing_starts_and_the_reason_is_shown() -> None:
+    """Running executors go on; an executor whose end cannot be verified is quarantined until the launcher is back."""
     async with shared_host("alice", "bob", settings="[turns]\ninterrupt_grace = 1.0\n") as host:
         alice, bob = host.people["alice"], host.people["bob"]
         ref = await begin(host, alice, [{"tool": "Bash", "input": {"command": "sleep 600"}, "run": True}])
@@ -98,7 +98,7 @@ async def test_without_the_launcher_nothing_starts_and_the_reason_is_told() -> N
         assert status["isolation"]["level"] == "reduced"
         assert "hutch-launcher cannot be reached" in status["isolation"]["missing"]
         (executor,) = executors_of(host, alice)
-        os.kill(executor, signal.SIGSTOP)  # it will not end itself
+        os.kill(executor, signal.SIGSTOP)  # it does not end by itself
         await host.hutch(alice, "stop", "--force", ref, code=None)
         assert executor in processes_of(alice.uid)
         notices = (await host.hutch(host.hutch_account, "status", "-o", "json")).json["notices"]
@@ -112,8 +112,8 @@ async def test_without_the_launcher_nothing_starts_and_the_reason_is_told() -> N
         ]
 
 
-async def test_events_of_an_executor_that_died_without_hutchd_are_brought_in_by_the_next() -> None:
-    """Nobody but the account can read the spool; nothing is lost, and nothing is left of it."""
+async def test_the_next_executor_hands_in_the_events_of_a_dead_one() -> None:
+    """Only the account can read the spool; every event is stored, and the spool is removed."""
     async with shared_host("alice") as host:
         alice = host.people["alice"]
         flag = host.folder(alice, "work") / "go-on"
@@ -150,8 +150,8 @@ async def test_events_of_an_executor_that_died_without_hutchd_are_brought_in_by_
                 await anyio.sleep(0.1)
 
 
-async def test_a_group_that_was_added_a_minute_ago_counts_for_the_next_executor() -> None:
-    """Without a restart of anything."""
+async def test_a_new_group_membership_applies_to_the_next_executor() -> None:
+    """Nothing needs a restart."""
     from tests.accounts import group, join
 
     async with shared_host("alice") as host:
@@ -163,7 +163,8 @@ async def test_a_group_that_was_added_a_minute_ago_counts_for_the_next_executor(
 
 
 async def test_a_user_may_run_agents_as_another_account_if_the_settings_say_so() -> None:
-    """`--account` for the users that the settings name: the session is the user's, its processes are the account's."""
+    """`--account` works for users that the settings name: the session is the user's, its processes are the
+    account's."""
     async with shared_host("alice", "bob", "tool", start=False) as host:
         alice, bob, tool = (host.people[name] for name in ("alice", "bob", "tool"))
         host.settings = f'[accounts.run_as]\n"{alice.name}" = ["{tool.name}"]\n'

@@ -1,4 +1,4 @@
-"""The benches and the soak run, and say what they should: what they measure is not judged here."""
+"""The benches and the soak run and print their figures; the figures are not judged here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CASES = {"rpc": 8, "floods": 3, "relay": 18, "prompt": 3, "stream": 2, "memory":
 
 @pytest.mark.parametrize("name", sampled(CASES, 2, name="bench"))
 async def test_a_bench_runs_and_gives_a_figure_for_each_case(name: str) -> None:
-    """Each bench works on real processes, and each of its lines names a case and has a ratio."""
+    """Each bench uses real processes; each output line names a case and has a ratio."""
     said: list[tuple[str, str, float]] = []
 
     def say(bench: str, case: str, ratio: float, aim: Any = None, **figures: Any) -> None:
@@ -34,7 +34,7 @@ async def test_a_bench_runs_and_gives_a_figure_for_each_case(name: str) -> None:
 
 @pytest.mark.full
 async def test_the_bench_of_a_stalled_follower_runs() -> None:
-    """Nine followers get all of it beside one that does not read."""
+    """Nine followers get every event beside one that does not read."""
     said: list[float] = []
 
     def say(bench: str, case: str, ratio: float, aim: Any = None, **figures: Any) -> None:
@@ -47,12 +47,12 @@ async def test_the_bench_of_a_stalled_follower_runs() -> None:
 
 @pytest.mark.full
 async def test_a_soak_of_a_few_seconds_is_flat() -> None:
-    """Sessions, followers that come and go and some that do not read leave nothing behind in hutchd."""
+    """hutchd keeps nothing of sessions, of followers that come and go, or of stalled followers."""
     assert await soak(20)
 
 
-def test_what_grows_is_named() -> None:
-    """The verdict compares the end of the run with its beginning, quantity by quantity."""
+def test_a_soak_names_the_quantities_that_grew() -> None:
+    """It compares the end of the run with its beginning."""
     samples = [Sample(n, 40 + 10 * n, 8, 50 << 20, 0, 4, n, 100 * n) for n in range(9)]
 
     found = verdict(samples)
@@ -62,11 +62,11 @@ def test_what_grows_is_named() -> None:
 
 
 def test_a_percentile_is_the_value_at_its_rank() -> None:
-    """The 99th of a hundred values is the largest but none."""
+    """The 99th percentile of a hundred values is the second largest."""
     assert percentile(range(100), 0.99) == 99
     assert percentile([3, 1, 2], 0.5) == 2
 
 
 def test_a_request_is_one_line() -> None:
-    """What the benches send is written in the shortest way, as the client does."""
+    """The benches encode requests as compactly as the client does."""
     assert frame("ping", 7) == b'{"jsonrpc":"2.0","method":"ping","id":7}\n'

@@ -1,4 +1,4 @@
-"""Keys stay home: an agent that looks everywhere finds nothing of the key with which its model is reached."""
+"""Keys stay home: an agent that looks everywhere does not find the key that reaches its model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SEARCH = Path(__file__).with_name("programs") / "search.py"
 
 @pytest.fixture
 async def keyed(model: Model) -> AsyncIterator[Host]:
-    """A host that knows the key that `model` takes."""
+    """A host with the key that `model` accepts."""
     bubblewrap()
     model.key = KEY
     async with host(settings_for(model)) as made:
@@ -38,7 +38,7 @@ async def keyed(model: Model) -> AsyncIterator[Host]:
 
 
 def command(on: Host, cwd: Path) -> str:
-    """Return the command that searches; the program is put into the working directory."""
+    """Return the search command; its program is copied into the working directory."""
     shutil.copy(SEARCH, cwd / "search.py")
     needle = bytes(byte ^ 90 for byte in KEY.encode()).hex()
     sockets = [
@@ -63,7 +63,7 @@ def command(on: Host, cwd: Path) -> str:
 
 
 async def search(on: Host, hutch: HutchClient, model: Model) -> tuple[m.Session, dict[str, Any], bytes]:
-    """Have an agent search; return its session, what it found, and all events."""
+    """Run the search in an agent; return its session, the findings, and all events."""
     cwd = on.folder("searched")
     model.script = Steps(("look", Use("Bash", {"command": command(on, cwd), "timeout": 300_000})), ("", Say("looked")))
     session = await on.claude(hutch, "searched")
@@ -98,8 +98,8 @@ async def test_an_agent_that_looks_everywhere_finds_no_key(keyed: Host, model: M
 
 
 @pytest.mark.timeout(300)
-async def test_the_search_finds_a_key_that_is_there(keyed: Host, model: Model) -> None:
-    """With the key itself handed out the same search finds it in the CLI's memory, and the session says exposed."""
+async def test_the_search_finds_a_key_that_is_handed_out(keyed: Host, model: Model) -> None:
+    """With direct delivery the same search finds the key in the CLI's memory, and the session says exposed."""
     keyed.settings = settings_for(model).replace("\n[turns]", '\ndelivery = "direct"\n[turns]')
     await keyed.stop()
     await keyed.start()
@@ -112,7 +112,8 @@ async def test_the_search_finds_a_key_that_is_there(keyed: Host, model: Model) -
 
 
 async def test_without_a_sandbox_a_session_says_that_its_key_is_exposed(keyed: Host, model: Model) -> None:
-    """In `run`, `ps`, `inspect`, `status` and `doctor`, with the reason; and the agent does get at the master key."""
+    """`run`, `ps`, `inspect`, `status` and `doctor` say so with the reason; the agent can indeed read the master
+    key."""
     keyed.settings = settings_for(model, '[sandbox]\nmode = "off"\n')
     await keyed.stop()
     await keyed.start()
@@ -136,13 +137,13 @@ async def test_without_a_sandbox_a_session_says_that_its_key_is_exposed(keyed: H
 
 
 async def open_on(on: Host, hutch: HutchClient) -> None:
-    """Open one session after the other, until one is refused."""
+    """Open sessions until one is refused."""
     while True:
         await hutch.close_session((await on.claude(hutch, "open")).id, force=True)
 
 
-async def test_exposed_sessions_are_refused_where_the_settings_say_so(keyed: Host, model: Model) -> None:
-    """With the reason; a session whose key is kept is opened all the same."""
+async def test_exposed_sessions_are_refused_if_the_settings_say_so(keyed: Host, model: Model) -> None:
+    """The refusal has the reason; sessions with a protected key are still opened."""
     refusing = "[keys]\nrefuse_exposed = true\n"
     keyed.settings = settings_for(model, refusing)
     await keyed.stop()
@@ -161,7 +162,7 @@ async def test_exposed_sessions_are_refused_where_the_settings_say_so(keyed: Hos
 
 
 async def test_a_killed_executor_takes_the_sandbox_with_it(keyed: Host, model: Model) -> None:
-    """What the agent had put into the background, in a session of its own, is gone too."""
+    """Background processes in their own session end too."""
     leave = "(setsid sleep 613.5 < /dev/null > /dev/null 2>&1 &) ; sleep 614.5"
     model.script = Steps(("go", Use("Bash", {"command": leave})), ("", Say("done")))
     async with keyed.client() as hutch:

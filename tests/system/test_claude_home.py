@@ -1,4 +1,4 @@
-"""The real CLI in its sandbox, in the home of somebody who uses it every day."""
+"""The real CLI in its sandbox, in the home of a daily Claude user."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ SECRET = "private-to-this-person"
 
 
 def command(script: str) -> Steps:
-    """Return a model that runs a shell script and is done."""
+    """Return a model that runs a shell script and ends."""
     return Steps(("go", Use("Bash", {"command": script})), Step(anything, Say("done"), None))
 
 
 def said(on: Stage) -> str:
-    """Return what the commands of the session said."""
+    """Return the output of the session's commands."""
     return "\n".join(result.text for result in on.daemon.of("tool_result"))
 
 
 def settle_in(home: Path, cwd: Path) -> None:
-    """Write what a person's CLI, shell and tools keep in a home, and a project that would run what nobody asked for."""
+    """Write the files of a user's CLI, shell and tools into a home, and a project with hostile settings."""
     run = {"hooks": [{"type": "command", "command": f"touch {cwd}/HOOK"}]}
     hooks = {"hooks": {"SessionStart": [run], "PreToolUse": [run]}, "env": {"SET": "by settings"}}
     servers = {"mcpServers": {"one": {"command": "touch", "args": [f"{cwd}/SERVER"]}}}
@@ -66,12 +66,11 @@ def settle_in(home: Path, cwd: Path) -> None:
 
 
 @pytest.mark.parametrize("home", ["tools", "read_only", "hidden"])
-async def test_nothing_of_a_lived_in_home_is_seen_or_run_and_the_cli_finds_its_place(
+async def test_the_cli_sees_no_private_file_of_a_home_and_can_keep_its_conversations(
     tmp_path: Path, home: Home
 ) -> None:
-    """No credentials, settings, hooks or servers of the person or of the project. The CLI can write its settings (it
-    tries for seconds where it cannot); a conversation is kept for the next CLI, and nothing else that is written there.
-    """
+    """Credentials, settings, hooks and servers of user and project are hidden. The CLI can write its settings
+    (otherwise it retries for seconds); only the conversation is kept for the next CLI."""
     spec = m.SandboxSpec(bubblewrap(), home=home)
     cwd = tmp_path / "home" / "project"
     settle_in(tmp_path / "home", cwd)
@@ -106,7 +105,7 @@ async def test_nothing_of_a_lived_in_home_is_seen_or_run_and_the_cli_finds_its_p
 
 
 def files_of(home: Path) -> dict[Path, bytes]:
-    """Return all files below a home, but for those of a repository."""
+    """Return all files below a home, except those of a repository."""
     found = (path for path in home.rglob("*") if path.is_file() and ".git" not in path.parts)
     return {path.relative_to(home): path.read_bytes() for path in found}
 
@@ -114,8 +113,8 @@ def files_of(home: Path) -> dict[Path, bytes]:
 @pytest.mark.parametrize(
     "name", ["sp ace", "ünï-🐑", "new\nline", "q'uo\"te$x", "-dash", pytest.param("🐑" * 60, id="long")]
 )
-async def test_a_conversation_is_kept_whatever_the_directory_is_called(tmp_path: Path, name: str) -> None:
-    """The folder that the sandbox shows of the CLI's own is the one that the CLI uses."""
+async def test_a_conversation_is_kept_for_any_directory_name(tmp_path: Path, name: str) -> None:
+    """The sandbox shows the folder that the CLI uses."""
     spec, cwd = m.SandboxSpec(bubblewrap()), tmp_path / name
     async with stage(tmp_path, command("pwd > made"), sandbox=spec, cwd=cwd) as s:
         end = await s.turn()

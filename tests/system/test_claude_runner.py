@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 OK = Step(anything, Say("ok"), None)
 
 
-async def test_a_turn_is_told_event_by_event_with_the_native_messages(tmp_path: Path) -> None:
-    """Deltas join to the text of their block, and each line of the CLI is carried whole."""
+async def test_a_turn_becomes_events_with_the_native_messages(tmp_path: Path) -> None:
+    """Deltas add up to the text of their block, and each line of the CLI is kept whole."""
     script = Steps(("go", [Think("hm"), Say("Grüße 🐑, done", 4)]))
     async with stage(tmp_path, script) as s:
         end = await s.turn()
@@ -46,7 +46,7 @@ async def test_a_turn_is_told_event_by_event_with_the_native_messages(tmp_path: 
 
 
 async def test_usage_is_of_the_turn_alone(tmp_path: Path) -> None:
-    """The CLI counts from its start, and on when a conversation is resumed; a turn's usage is its own."""
+    """The CLI counts from its start, or from an earlier conversation; the runner reports each turn's own usage."""
     async with stage(tmp_path, Steps(OK)) as s:
         first, second = await s.turn(), await s.turn()
         session = second.agent_session
@@ -61,8 +61,8 @@ async def test_usage_is_of_the_turn_alone(tmp_path: Path) -> None:
         assert third.agent_session == session
 
 
-async def test_every_call_is_asked_about_whatever_tool_and_whoever_calls(tmp_path: Path) -> None:
-    """Read-only commands, tools on the allow-list and calls of a sub-agent reach the daemon, after their event."""
+async def test_every_call_of_any_tool_and_agent_is_judged(tmp_path: Path) -> None:
+    """Read-only commands, allowed tools and sub-agents' calls reach the daemon, after their event."""
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "f.txt").write_text("hello\n")
     first = [
@@ -86,8 +86,8 @@ async def test_every_call_is_asked_about_whatever_tool_and_whoever_calls(tmp_pat
         assert inner.parent is not None
 
 
-async def test_a_call_is_judged_where_it_runs(tmp_path: Path) -> None:
-    """A sub-agent in a working tree of its own has its relative paths judged from there."""
+async def test_a_call_is_judged_in_its_own_directory(tmp_path: Path) -> None:
+    """A sub-agent has a working tree of its own, from which its relative paths are judged."""
     work = tmp_path / "work"
     work.mkdir()
     (work / "f.txt").write_text("hello\n")
@@ -111,7 +111,7 @@ async def test_a_call_is_judged_where_it_runs(tmp_path: Path) -> None:
 
 
 async def test_a_denial_reaches_the_model_with_its_message(tmp_path: Path) -> None:
-    """A denied call does not run, and the model gets the reason."""
+    """The denied call does not run, and the model gets the reason."""
     script = Steps(("go", Use("Bash", {"command": "touch made"})), ("not in this house", Say("understood")))
     async with stage(tmp_path, script, decide=lambda c: deny(c, "not in this house")) as s:
         end = await s.turn()
@@ -121,7 +121,7 @@ async def test_a_denial_reaches_the_model_with_its_message(tmp_path: Path) -> No
 
 
 async def test_a_denial_with_interrupt_ends_the_turn(tmp_path: Path) -> None:
-    """The person may stop the turn with the denial; the session goes on with the next prompt."""
+    """The session continues with the next prompt."""
     script = Steps(("go", Use("Bash", {"command": "touch made"})), OK)
     async with stage(tmp_path, script, decide=lambda c: deny(c, "stop", interrupt=True)) as s:
         stopped, again = await s.turn(), await s.turn("again")
@@ -132,7 +132,7 @@ async def test_a_denial_with_interrupt_ends_the_turn(tmp_path: Path) -> None:
 
 
 async def test_the_judged_input_is_what_runs(tmp_path: Path) -> None:
-    """An input that was changed by the decision replaces the model's own."""
+    """An input changed by the decision replaces the model's."""
     script = Steps(("go", Use("Bash", {"command": "touch asked"})), OK)
     async with stage(tmp_path, script, decide=lambda c: allow(c, {"command": "touch judged"})) as s:
         end = await s.turn()
@@ -142,7 +142,7 @@ async def test_the_judged_input_is_what_runs(tmp_path: Path) -> None:
 
 
 async def test_a_decision_about_another_input_lets_nothing_run(tmp_path: Path) -> None:
-    """A digest that is not that of the input is a denial."""
+    """A decision whose digest differs from the input's is a denial."""
 
     def forged(call: m.ToolCall) -> m.PermissionDecision:
         return m.PermissionDecision("allow", "allowed", call.input, "0" * 64)
@@ -153,8 +153,8 @@ async def test_a_decision_about_another_input_lets_nothing_run(tmp_path: Path) -
         assert not (s.cwd / "made").exists()
 
 
-async def test_parallel_calls_are_answered_in_any_order(tmp_path: Path) -> None:
-    """Two questions wait at once; the later one may be answered first."""
+async def test_parallel_calls_are_decided_in_any_order(tmp_path: Path) -> None:
+    """Two requests wait at once; the later one may be decided first."""
     (tmp_path / "work").mkdir()
     for name in "ab":
         (tmp_path / "work" / name).write_text(f"content of {name}\n")
@@ -173,7 +173,7 @@ async def test_parallel_calls_are_answered_in_any_order(tmp_path: Path) -> None:
 
 
 async def test_a_question_gets_its_answers(tmp_path: Path) -> None:
-    """AskUserQuestion is a question with choices; the answers reach the model."""
+    """AskUserQuestion becomes a question with choices; its answers reach the model."""
     asked = [
         {"question": "Which?", "header": "W", "options": [_option("A"), _option("B")], "multiSelect": False},
         {"question": "Many?", "header": "M", "options": [_option("C"), _option("D")], "multiSelect": True},
@@ -197,7 +197,7 @@ def _option(label: str) -> dict[str, str]:
 
 
 async def test_a_plan_is_asked_about_and_its_approval_ends_planning(tmp_path: Path) -> None:
-    """In plan mode the CLI plans; the plan's text comes with the question."""
+    """In plan mode the CLI plans; the permission request contains the plan."""
 
     def write_plan(request: object) -> Reply:
         path = _after(str(getattr(request, "raw", b"")), "/plans/")
@@ -215,14 +215,14 @@ async def test_a_plan_is_asked_about_and_its_approval_ends_planning(tmp_path: Pa
 
 
 def _after(text: str, mark: str) -> str:
-    """The path in `text` that has `mark` in it."""
+    """Return the path in `text` that contains `mark`."""
     at = text.index(mark)
     start = max(text.rfind(c, 0, at) for c in " \"'`(\n") + 1
     return text[start : text.index(".md", at) + 3]
 
 
-async def test_an_interrupt_in_mid_tool_stops_the_tool_and_the_turn(tmp_path: Path) -> None:
-    """When it has returned nothing starts any more; the session goes on."""
+async def test_an_interrupt_during_a_tool_stops_the_tool_and_the_turn(tmp_path: Path) -> None:
+    """After it returns the turn starts nothing more; the session continues."""
     script = Steps(
         ("go", [Use("Bash", {"command": "echo $$ > pid; sleep 600"}), Use("Bash", {"command": "touch late"})]), OK
     )
@@ -247,7 +247,7 @@ async def test_an_interrupt_in_mid_tool_stops_the_tool_and_the_turn(tmp_path: Pa
 
 
 async def test_a_decision_that_comes_after_the_interrupt_lets_nothing_start(tmp_path: Path) -> None:
-    """A call that was asked about before is refused then, also when it is allowed."""
+    """A call whose request was pending is denied, even if it is then allowed."""
     script = Steps(("go", [Say("x"), Pause()]), OK)
     async with stage(tmp_path, script, decide=None) as s:
         results = []
@@ -290,7 +290,7 @@ async def _number_in(path: Path) -> int:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 async def test_a_failing_provider_fails_the_turn_with_a_reason(tmp_path: Path, reply: Reply, reason: str) -> None:
-    """Each failure of the model's API has a word, a sentence, and the CLI lives on."""
+    """Each failure of the model's API has a word and a sentence, and the CLI lives on."""
     async with stage(tmp_path, Steps(Step(anything, reply, None))) as s:
         end = await s.turn()
         s.model.script = Steps(OK)
@@ -304,7 +304,7 @@ async def test_a_failing_provider_fails_the_turn_with_a_reason(tmp_path: Path, r
 
 
 async def test_a_stalled_stream_fails_the_turn_and_the_conversation_goes_on(tmp_path: Path) -> None:
-    """Silence of the model has a bound of ours, and the CLI that waits for it is replaced."""
+    """The runner limits the model's silence, and replaces the CLI that waits for it."""
     timeouts = ClaudeTimeouts(model_silence=4, probe_after=0.5)
     script = Steps(("first", Say("one")), Step("stall", [Say("x"), Stall()], None), OK)
     async with stage(tmp_path, script, timeouts=timeouts) as s:
@@ -318,8 +318,8 @@ async def test_a_stalled_stream_fails_the_turn_and_the_conversation_goes_on(tmp_
         assert any("one" in str(message) for message in s.model.turns[-1].messages)
 
 
-async def test_a_provider_that_asks_for_a_long_wait_is_not_waited_for(tmp_path: Path) -> None:
-    """The bound holds for a retry too, and the reason is what the provider said."""
+async def test_a_long_retry_after_fails_the_turn(tmp_path: Path) -> None:
+    """The limit holds for a retry too, and the reason is the provider's."""
     timeouts = ClaudeTimeouts(retries=1, model_silence=4, probe_after=0.5)
     async with stage(tmp_path, Steps(Step(anything, Refuse(429, retry_after=600), None)), timeouts=timeouts) as s:
         end = await s.turn()
@@ -337,7 +337,7 @@ async def test_a_provider_that_asks_for_a_long_wait_is_not_waited_for(tmp_path: 
     ids=["silent", "broken", "failing"],
 )
 async def test_a_cli_that_ends_without_a_result_fails_the_turn(tmp_path: Path, last: str, reason: str) -> None:
-    """An output that ends, an output that is not JSON, and an exit code have different reasons."""
+    """Output that stops, output that is not JSON, and an exit code have different reasons."""
     cli = tmp_path / "cli"
     _stand_in(cli, last)
     async with stage(tmp_path, Steps(OK), cli=str(cli)) as s:
@@ -351,7 +351,7 @@ async def test_a_cli_that_ends_without_a_result_fails_the_turn(tmp_path: Path, l
 
 
 def _stand_in(path: Path, last: str) -> None:
-    """Write a program that connects as the CLI does, takes a prompt, and then does `last`."""
+    """Write a program that connects like the CLI, takes a prompt, and then does `last`."""
     path.write_text(
         f"#!{sys.executable}\n"
         "import json, sys\n"
@@ -373,10 +373,10 @@ def _stand_in(path: Path, last: str) -> None:
     [("ls", "ls", None), ("ls", "rm -rf .", "input_mismatch"), (None, "ls", "unasked_tool")],
     ids=["as decided", "another input", "never asked"],
 )
-async def test_what_ran_is_compared_with_what_was_decided(
+async def test_a_cli_that_runs_an_undecided_call_is_stopped(
     tmp_path: Path, asked: str | None, ran: str, word: str | None
 ) -> None:
-    """A CLI that runs anything else is stopped, and the turn says so."""
+    """The turn fails and says so."""
     bash = "tool_name='Bash', tool_use_id='c'"
     _stand_in(
         tmp_path / "cli",
@@ -396,8 +396,8 @@ async def test_what_ran_is_compared_with_what_was_decided(
             assert s.daemon.notices()[0] == word
 
 
-async def test_what_a_dead_cli_left_running_is_ended(tmp_path: Path) -> None:
-    """A tool survives the CLI's sudden death in a session of its own, but not the end of the turn."""
+async def test_processes_of_a_dead_cli_are_ended(tmp_path: Path) -> None:
+    """A tool in its own session survives the CLI's sudden death, but not the end of the turn."""
     script = Steps(("go", Use("Bash", {"command": "echo $$ > pid; sleep 600"})))
     async with stage(tmp_path, script) as s, anyio.create_task_group() as group:
         ends = []
@@ -415,8 +415,8 @@ async def test_what_a_dead_cli_left_running_is_ended(tmp_path: Path) -> None:
     assert await gone(tool)
 
 
-async def test_a_long_tool_and_a_long_question_are_no_stall(tmp_path: Path) -> None:
-    """Silence while a person thinks or a tool runs is not held against the CLI."""
+async def test_a_long_tool_or_question_is_not_a_stall(tmp_path: Path) -> None:
+    """Silence does not count while a user thinks or a tool runs."""
     timeouts = ClaudeTimeouts(model_silence=3, probe_after=0.2)
     script = Steps(("go", Use("Bash", {"command": "sleep 4"})), OK)
     async with stage(tmp_path, script, timeouts=timeouts, decide=None) as s, anyio.create_task_group() as group:
@@ -441,7 +441,7 @@ async def test_a_long_tool_and_a_long_question_are_no_stall(tmp_path: Path) -> N
 async def test_a_cli_that_dies_or_hangs_fails_the_turn_and_is_replaced(
     tmp_path: Path, number: signal.Signals, reason: str
 ) -> None:
-    """The next prompt goes to a new CLI that goes on with the conversation."""
+    """The next prompt goes to a new CLI, which resumes the conversation."""
     script = Steps(("first", Say("one")), ("go", [Say("x"), Pause()]), OK)
     async with stage(tmp_path, script, timeouts=ClaudeTimeouts(probe_after=0.5, probe_answer=5)) as s:
         first = await s.turn("first")
@@ -463,8 +463,8 @@ async def test_a_cli_that_dies_or_hangs_fails_the_turn_and_is_replaced(
         assert again.agent_session == first.agent_session
 
 
-async def test_a_cli_that_dies_before_anything_was_written_begins_anew(tmp_path: Path) -> None:
-    """There is no conversation to resume, and a notice reports it."""
+async def test_a_cli_that_dies_before_its_first_write_is_replaced_by_a_new_conversation(tmp_path: Path) -> None:
+    """There is none to resume, and a notice says so."""
     async with stage(tmp_path, Steps(("go", Pause()), OK)) as s:
         ends = []
         async with anyio.create_task_group() as group:
@@ -483,7 +483,7 @@ async def test_a_cli_that_dies_before_anything_was_written_begins_anew(tmp_path:
 
 
 async def test_a_cli_that_died_between_turns_costs_no_turn(tmp_path: Path) -> None:
-    """The next prompt finds another one, which goes on with the conversation."""
+    """The next prompt goes to a new CLI, which resumes the conversation."""
     async with stage(tmp_path, Steps(OK)) as s:
         first = await s.turn()
         process = s.runner.connection.process if s.runner.connection else None
@@ -500,7 +500,7 @@ async def test_a_cli_that_died_between_turns_costs_no_turn(tmp_path: Path) -> No
 
 
 async def test_an_interrupt_of_a_cli_that_hangs_kills_it(tmp_path: Path) -> None:
-    """The interrupt returns within its bound and nothing is left that could start anything."""
+    """The interrupt returns in time, and no process is left that could start anything."""
     script = Steps(("go", [Say("x"), Pause()]), OK)
     async with stage(tmp_path, script, timeouts=ClaudeTimeouts(interrupt=0.5)) as s:
         ends = []
@@ -519,8 +519,8 @@ async def test_an_interrupt_of_a_cli_that_hangs_kills_it(tmp_path: Path) -> None
         assert await gone(pid)
 
 
-async def test_closing_in_mid_turn_leaves_no_process(tmp_path: Path) -> None:
-    """The CLI and what its tools started are gone."""
+async def test_closing_during_a_turn_leaves_no_process(tmp_path: Path) -> None:
+    """The CLI and its tools' processes are gone."""
     script = Steps(("go", Use("Bash", {"command": "echo $$ > pid; sleep 600"})))
     async with stage(tmp_path, script) as s:
         async with anyio.create_task_group() as group:
@@ -533,8 +533,8 @@ async def test_closing_in_mid_turn_leaves_no_process(tmp_path: Path) -> None:
         assert await gone(tool)
 
 
-async def test_the_largest_number_of_requests_is_kept(tmp_path: Path) -> None:
-    """A turn that uses it up fails and says so."""
+async def test_the_limit_of_model_requests_is_enforced(tmp_path: Path) -> None:
+    """A turn that exceeds it fails and says so."""
     script = Steps(Step(anything, Use("Bash", {"command": "true"}), None))
     async with stage(tmp_path, script, limits=m.Limits(max_turns=2)) as s:
         end = await s.turn()
@@ -543,7 +543,7 @@ async def test_the_largest_number_of_requests_is_kept(tmp_path: Path) -> None:
 
 
 async def test_an_unknown_conversation_cannot_be_resumed(tmp_path: Path) -> None:
-    """Opening says so instead of beginning another one."""
+    """Opening fails and does not begin another conversation."""
     with pytest.raises(HutchError) as caught:
         async with stage(tmp_path, Steps(OK), resume="11111111-1111-4111-8111-111111111111"):
             pass
@@ -552,8 +552,8 @@ async def test_an_unknown_conversation_cannot_be_resumed(tmp_path: Path) -> None
     assert caught.value.details["word"] == "resume_unknown"
 
 
-async def test_a_fork_goes_on_from_a_copy(tmp_path: Path) -> None:
-    """The fork knows what was said and is a conversation of its own."""
+async def test_a_fork_continues_from_a_copy(tmp_path: Path) -> None:
+    """The fork knows the earlier conversation and is separate from it."""
     async with stage(tmp_path, Steps(OK)) as s:
         first = await s.turn("remember the sheep")
     async with stage(tmp_path, Steps(OK), resume=first.agent_session, fork=True) as s:
@@ -564,7 +564,7 @@ async def test_a_fork_goes_on_from_a_copy(tmp_path: Path) -> None:
 
 
 async def test_the_key_is_in_no_environment_and_no_command_line(tmp_path: Path) -> None:
-    """It reaches the model, but neither the agent's shell nor a look at the processes shows it."""
+    """It reaches the model, but neither the agent's shell nor a process list shows it."""
     script = Steps(
         ("go", Use("Bash", {"command": "env; cat /proc/$PPID/environ /proc/$PPID/cmdline | tr '\\0' '\\n'"})), OK
     )
@@ -580,8 +580,8 @@ async def test_the_key_is_in_no_environment_and_no_command_line(tmp_path: Path) 
         assert {request.key for request in s.model.requests} == {KEY}
 
 
-async def test_a_bearer_token_arrives_as_one(tmp_path: Path) -> None:
-    """A grant names the form in which the provider gets its value."""
+async def test_a_bearer_token_is_sent_as_one(tmp_path: Path) -> None:
+    """The grant names the form in which the provider expects its credential."""
     async with stage(tmp_path, Steps(OK), auth="bearer") as s:
         await s.turn()
 
@@ -589,7 +589,7 @@ async def test_a_bearer_token_arrives_as_one(tmp_path: Path) -> None:
 
 
 async def test_settings_of_the_project_run_nothing(tmp_path: Path) -> None:
-    """Hooks, env and allow rules in the repository have no effect, but its instructions reach the model."""
+    """Hooks, env and allow rules of the repository have no effect, but its instructions reach the model."""
     settings = tmp_path / "work" / ".claude" / "settings.json"
     settings.parent.mkdir(parents=True)
     hook = {"hooks": [{"type": "command", "command": f"touch {tmp_path}/hooked"}]}
@@ -613,8 +613,8 @@ async def test_settings_of_the_project_run_nothing(tmp_path: Path) -> None:
         assert "Speak like a shepherd." in str(s.model.turns[0].body["system"])
 
 
-async def test_nothing_is_offered_that_acts_later_or_elsewhere(tmp_path: Path) -> None:
-    """A newer CLI that offers another tool is looked at by a person before this list grows."""
+async def test_the_cli_offers_only_known_tools(tmp_path: Path) -> None:
+    """A new tool of a newer CLI must be reviewed before it is added to this list."""
     async with stage(tmp_path, Steps(OK), options=m.AgentOptions(disallowed_tools=("WebSearch",))) as s:
         await s.turn()
 
@@ -625,8 +625,8 @@ async def test_nothing_is_offered_that_acts_later_or_elsewhere(tmp_path: Path) -
         }  # fmt: skip
 
 
-async def test_a_prompt_is_words_for_the_model(tmp_path: Path) -> None:
-    """No file is read for `@path`, and 200 KB pass."""
+async def test_a_prompt_is_text_only(tmp_path: Path) -> None:
+    """`@path` reads no file, and 200 KB arrive unchanged."""
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "private.txt").write_text("the secret of the file")
     prompt = "look at @private.txt " + "w" * 200_000
@@ -639,7 +639,7 @@ async def test_a_prompt_is_words_for_the_model(tmp_path: Path) -> None:
 
 
 async def test_a_message_of_ten_megabytes_passes_whole(tmp_path: Path) -> None:
-    """The result of an edit carries the whole file."""
+    """The result of an edit contains the whole file."""
     (tmp_path / "work").mkdir()
     big = tmp_path / "work" / "big.txt"
     big.write_text("first\n" + ("x" * 99 + "\n") * 100_000)
@@ -656,7 +656,7 @@ async def test_a_message_of_ten_megabytes_passes_whole(tmp_path: Path) -> None:
 
 
 async def test_the_cli_dies_with_its_executor(tmp_path: Path) -> None:
-    """A killed executor leaves no CLI that works on unseen."""
+    """A killed executor leaves no running CLI."""
     if sys.platform != "linux":
         pytest.skip("only Linux can bind a child's life to its parent's")
     program = (
@@ -683,7 +683,7 @@ async def test_the_cli_dies_with_its_executor(tmp_path: Path) -> None:
 
 
 async def test_the_mode_can_change_between_turns(tmp_path: Path) -> None:
-    """Planning is the only mode that the CLI gets."""
+    """The CLI is given no mode except planning."""
     async with stage(tmp_path, Steps(OK), mode="ask") as s:
         await s.turn()
         await s.runner.set_mode("plan")

@@ -1,4 +1,4 @@
-"""The clock of the day jumps by a day, or the machine sleeps: nothing expires by that, and events stay in order."""
+"""The wall clock jumps by a day, or the machine sleeps: nothing expires early, and events stay in order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ASKS: list[Mapping[str, Any]] = [
 
 @asynccontextmanager
 async def clocked_host(folder: Path) -> AsyncIterator[tuple[Host, Callable[[int], None]]]:
-    """A host, and a function that sets the clock of its hutchd ahead, in seconds."""
+    """A host, and a function that sets its hutchd's clock ahead by seconds."""
     library = compiled(Path(__file__).parent / "programs" / "clock.c", folder)
     clock = folder / "clock"
 
@@ -52,7 +52,7 @@ async def clocked_host(folder: Path) -> AsyncIterator[tuple[Host, Callable[[int]
 
 @pytest.mark.parametrize("jump", [DAY, -DAY], ids=["forward", "back"])
 async def test_a_clock_that_jumps_a_day_ends_nothing_and_reorders_nothing(tmp_path: Path, jump: int) -> None:
-    """With a turn that runs and a question that waits: it can be answered, the turn completes, the order is kept."""
+    """A pending request can be decided, its turn completes, and its events stay in order."""
     async with clocked_host(tmp_path) as (made, set_ahead), made.client() as hutch:
         session = await made.script(hutch, ASKS)
         async with log_of(hutch, session) as log:
@@ -77,8 +77,8 @@ async def test_a_clock_that_jumps_a_day_ends_nothing_and_reorders_nothing(tmp_pa
 
 
 @pytest.mark.parametrize("jump", [DAY, -DAY], ids=["forward", "back"])
-async def test_an_executor_is_adopted_whatever_the_calendar_says(tmp_path: Path, jump: int) -> None:
-    """Tokens count awake time: after a restart a day off, the turn goes on in the same process, its question open."""
+async def test_an_executor_is_adopted_a_day_off_by_the_wall_clock(tmp_path: Path, jump: int) -> None:
+    """Tokens measure awake time: after the restart the turn continues in the same process, its request pending."""
     async with clocked_host(tmp_path) as (made, set_ahead), made.client() as hutch:
         session = await made.script(hutch, ASKS)
         async with log_of(hutch, session) as log:
@@ -101,8 +101,8 @@ async def test_an_executor_is_adopted_whatever_the_calendar_says(tmp_path: Path,
         assert without_gaps(log.events)
 
 
-async def test_a_sleep_of_everything_is_nobodys_fault() -> None:
-    """hutchd and executors stand still for longer than a silent one may: then all goes on, and nobody was given up."""
+async def test_a_sleep_of_the_machine_ends_no_executor() -> None:
+    """hutchd and executors stop for longer than the heartbeat timeout; then all of them continue."""
     settings = "[executors]\nspares = 0\nheartbeat_timeout = 2\nlost_timeout = 2\n"
     async with host(settings) as made, made.client() as hutch:
         session = await made.script(hutch, [{"text": "before"}, {"wait_file": "go"}, {"text": "after"}])
@@ -112,7 +112,7 @@ async def test_a_sleep_of_everything_is_nobodys_fault() -> None:
             asleep = [one.pid for one in processes.marked(made.mark)]
             for pid in asleep:
                 os.kill(pid, signal.SIGSTOP)
-            await anyio.sleep(5)  # the sleep itself is what is tested
+            await anyio.sleep(5)  # the sleep itself is under test
             for pid in asleep:
                 os.kill(pid, signal.SIGCONT)
             await hutch.get_status()

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.system
 
 
 def script(made: Host, name: str, *lines: dict[str, object]) -> list[str]:
-    """Arguments of `hutch run` for a new session of that name which plays these lines in a folder of its own."""
+    """Return arguments of `hutch run` for a new session of that name, which runs these lines in its own folder."""
     return ["--name", name, "-C", str(made.folder(name)), "--script", made.script_file(name, lines)]
 
 
@@ -32,10 +32,10 @@ ASK: dict[str, object] = {"tool": "Bash", "input": {"command": "touch made"}, "r
         ("endless", {"wait_file": "never"}, ["--timeout", "0.5"], 124),
     ],
 )
-async def test_the_exit_code_tells_how_the_turn_ended(
+async def test_the_exit_code_shows_how_the_turn_ended(
     script_host: Host, name: str, line: dict[str, object], options: list[str], code: int
 ) -> None:
-    """0 completed, 1 failed, 5 needs an answer, 124 timed out."""
+    """0 completed, 1 failed, 5 needs a decision, 124 timed out."""
     await script_host.hutch("run", *script(script_host, name, line), *options, "go", code=code)
     await script_host.hutch("rm", "-f", name)
 
@@ -52,8 +52,8 @@ async def test_an_interrupted_turn_exits_with_130(script_host: Host) -> None:
     assert code == 130
 
 
-async def test_a_turn_that_is_interrupted_while_it_asks_exits_with_130(script_host: Host) -> None:
-    """Its question is withdrawn, and nothing of the turn follows that."""
+async def test_a_turn_that_is_interrupted_while_a_request_waits_exits_with_130(script_host: Host) -> None:
+    """The request is withdrawn, and the turn has no later event."""
     asked: dict[str, object] = {"tool": "Bash", "input": {"command": "make"}, "result": "made"}
     arguments = script(script_host, "torn", asked, {"text": "went on"})
     async with script_host.client() as hutch, script_host.hutch_beside("run", *arguments, "go") as process:
@@ -81,8 +81,8 @@ async def test_a_turn_that_is_interrupted_while_it_asks_exits_with_130(script_ho
     ],
     ids=" ".join,
 )
-async def test_what_cannot_be_meant_exits_with_2(script_host: Host, arguments: list[str]) -> None:
-    """And nothing is on standard output."""
+async def test_a_usage_error_exits_with_2(script_host: Host, arguments: list[str]) -> None:
+    """Standard output stays empty."""
     done = await script_host.hutch(*arguments, code=2)
 
     assert done.out == ""
@@ -90,8 +90,8 @@ async def test_what_cannot_be_meant_exits_with_2(script_host: Host, arguments: l
     assert "Traceback" not in done.err
 
 
-async def test_what_an_agent_may_not_do_exits_with_4(script_host: Host) -> None:
-    """A command that the agent runs finds hutchd, may look, and is refused a change of its own mode."""
+async def test_a_refused_command_exits_with_4(script_host: Host) -> None:
+    """An agent's `hutch` command reaches hutchd, may read, and is refused a change of its own mode."""
     call = f"HUTCH_RUNTIME_DIR={script_host.runtime} {' '.join(HUTCH)}"
     command = f"{call} ps -q; {call} mode insider plan; echo code $?"
     arguments = script(script_host, "insider", {"tool": "Bash", "input": {"command": command}, "run": True})
@@ -106,7 +106,7 @@ async def test_what_an_agent_may_not_do_exits_with_4(script_host: Host) -> None:
     assert inspected.json["permission_mode"] == "bypass"
 
 
-async def test_no_daemon_exits_with_3() -> None:
+async def test_a_missing_daemon_exits_with_3() -> None:
     """Every command that needs one says how to start it."""
     async with host(start=False) as made:
         for command in (["ps"], ["status"], ["logs", "x"], ["wait", "x"], ["key", "ls"], ["attach", "x"]):
@@ -117,7 +117,7 @@ async def test_no_daemon_exits_with_3() -> None:
 
 
 async def test_output_for_programs_is_json_and_nothing_else(script_host: Host) -> None:
-    """`-o jsonl` is the events, `-o json` one record; talk goes to standard error."""
+    """`-o jsonl` prints the events, `-o json` one record; messages go to standard error."""
     said = script(script_host, "programs", {"delta": "do"}, {"text": "done"})
     lines = await script_host.hutch("run", *said, "-o", "jsonl", "go")
     one = await script_host.hutch("run", "--session", "programs", "-o", "json", "again")
@@ -139,8 +139,8 @@ async def test_output_for_programs_is_json_and_nothing_else(script_host: Host) -
     assert quiet.out.split() == [row["id"] for row in listed.json]
 
 
-async def test_text_output_is_the_answer_and_talk_goes_to_standard_error(script_host: Host) -> None:
-    """In a pipe there is no control sequence."""
+async def test_text_output_is_the_answer_and_messages_go_to_standard_error(script_host: Host) -> None:
+    """A pipe gets no control sequence."""
     done = await script_host.hutch("run", *script(script_host, "text", {"text": "forty-two"}), "go")
     logged = await script_host.hutch("logs", "text")
 
@@ -150,7 +150,7 @@ async def test_text_output_is_the_answer_and_talk_goes_to_standard_error(script_
     assert "forty-two" in logged.out
 
 
-async def test_a_session_is_meant_by_id_by_beginning_and_by_name(script_host: Host) -> None:
+async def test_a_session_is_found_by_id_prefix_or_name(script_host: Host) -> None:
     """An ambiguous or unknown name is an error, and nothing is done."""
     ran = await script_host.hutch("run", *script(script_host, "named", {"text": "x"}), "-d", "go")
     session = ran.out.strip()
@@ -162,8 +162,8 @@ async def test_a_session_is_meant_by_id_by_beginning_and_by_name(script_host: Ho
     assert "no-such-session" in unknown.err
 
 
-async def test_two_sessions_in_one_directory_are_warned_about(script_host: Host) -> None:
-    """The second one, on standard error, in one line."""
+async def test_a_second_session_in_a_directory_prints_a_warning(script_host: Host) -> None:
+    """One line on standard error."""
     arguments = script(script_host, "here", {"text": "x"})
     first = await script_host.hutch("run", *arguments, "go")
     second = await script_host.hutch("run", *arguments[2:], "go")
@@ -173,7 +173,7 @@ async def test_two_sessions_in_one_directory_are_warned_about(script_host: Host)
 
 
 async def test_a_session_is_closed_and_then_removed(script_host: Host) -> None:
-    """A busy one only by force; a closed one takes no prompt but keeps its record; a removed one is gone."""
+    """A busy one needs force; a closed one takes no prompt but keeps its record; a removed one is gone."""
     arguments = script(script_host, "closing", {"text": "x"}, {"wait_file": "never"})
     await script_host.hutch("run", *arguments, "-d", "go")
     busy = await script_host.hutch("stop", "closing", code=1)
@@ -194,7 +194,7 @@ async def test_a_session_is_closed_and_then_removed(script_host: Host) -> None:
 
 
 async def test_keys_are_listed_without_their_secrets(script_host: Host) -> None:
-    """A key comes from standard input, is shown by its end, and can be forgotten."""
+    """A key is read from standard input, shown by its last characters, and can be removed."""
     added = await script_host.hutch("key", "add", "anthropic", "--name", "mine", input="sk-ant-secret-secret-9876\n")
     listed = await script_host.hutch("key", "ls", "-o", "json")
     await script_host.hutch("key", "rm", "anthropic", "--name", "mine")
@@ -207,8 +207,8 @@ async def test_keys_are_listed_without_their_secrets(script_host: Host) -> None:
     assert "standard input" in empty.err
 
 
-async def test_wait_gives_up_in_time(script_host: Host) -> None:
-    """124, and the turn goes on."""
+async def test_wait_stops_at_its_timeout(script_host: Host) -> None:
+    """It exits with 124, and the turn goes on."""
     await script_host.hutch("run", *script(script_host, "waiting", {"wait_file": "go"}), "-d", "go")
     late = await script_host.hutch("wait", "waiting", "--timeout", "0.2", code=124)
     Path(script_host.work, "waiting", "go").touch()
@@ -218,7 +218,7 @@ async def test_wait_gives_up_in_time(script_host: Host) -> None:
 
 
 async def test_logs_can_be_followed(script_host: Host) -> None:
-    """History first, then what comes, until the person leaves."""
+    """It prints the history, then new events until the user ends it."""
     await script_host.hutch("run", *script(script_host, "followed", {"text": "old"}, {"wait_file": "go"}), "-d", "go")
     async with script_host.hutch_beside("logs", "followed", "-f", "-o", "jsonl") as process:
         assert process.stdout is not None
@@ -235,8 +235,8 @@ async def test_logs_can_be_followed(script_host: Host) -> None:
     assert code == 130
 
 
-async def test_status_and_version_tell_of_both_sides(script_host: Host) -> None:
-    """Isolation and keys with the reasons, where things are, and what the two speak."""
+async def test_status_and_version_describe_both_sides(script_host: Host) -> None:
+    """Isolation and keys with reasons, paths, and the versions of client and hutchd."""
     status = await script_host.hutch("status", "-o", "json")
     version = await script_host.hutch("version", "-o", "json")
     text = await script_host.hutch("status")

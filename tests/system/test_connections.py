@@ -1,4 +1,4 @@
-"""Clients that misbehave, at the socket of a real hutchd: each stays within its limits and no other client notices."""
+"""Misbehaving clients at the socket of a real hutchd: each stays within its limits and no other client notices."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MEMORY_OF_ONE = 1 << 20
 
 
 class Line:
-    """A connection that does what a test says, byte by byte."""
+    """A connection that the test writes and reads byte by byte."""
 
     def __init__(self, made: Host, *, buffer: int | None = None) -> None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -57,7 +57,7 @@ class Line:
         self._received = b""
 
     async def ask(self, method: str, **params: Any) -> dict[str, Any]:
-        """Ask and return the answer; what comes before it is dropped."""
+        """Make a request and return the reply; earlier messages are dropped."""
         await self.stream.send(_frame(method, params))
         while True:
             message = await self.next()
@@ -74,7 +74,7 @@ class Line:
         return message
 
     async def closed(self) -> None:
-        """Read, answering nothing, until the other side has closed."""
+        """Read without replying until hutchd has closed the connection."""
         try:
             while True:
                 await self.stream.receive()
@@ -84,7 +84,7 @@ class Line:
 
 @contextmanager
 def line(made: Host, **settings: Any) -> Iterator[Line]:
-    """Connect for the length of the body."""
+    """Connect during the block."""
     connected = Line(made, **settings)
     with connected.sock:
         yield connected
@@ -96,18 +96,18 @@ def _frame(method: str, params: dict[str, Any]) -> bytes:
 
 @pytest.fixture(scope="module")
 async def strict() -> AsyncIterator[Host]:
-    """A host whose deadlines are short."""
+    """A host with short deadlines."""
     async with host(DEADLINES) as made:
         yield made
 
 
 async def _say_nothing(there: Line, *, task_status: TaskStatus[None]) -> None:
-    """Connect and be silent."""
+    """Connect and send nothing."""
     task_status.started()
 
 
 async def _drip(there: Line, *, task_status: TaskStatus[None]) -> None:
-    """Send a frame that never ends, a byte at a time."""
+    """Send an endless frame, one byte at a time."""
     await there.ask("get_version", protocol=m.PROTOCOL)
     task_status.started()
     try:
@@ -119,7 +119,7 @@ async def _drip(there: Line, *, task_status: TaskStatus[None]) -> None:
 
 
 async def _drip_at_once(there: Line, *, task_status: TaskStatus[None]) -> None:
-    """The same from the first byte on."""
+    """Send an endless frame as the first message, one byte at a time."""
     task_status.started()
     try:
         for byte in _frame("get_version", {"protocol": m.PROTOCOL}) * 100:
@@ -137,14 +137,14 @@ async def _half_a_frame(there: Line, *, task_status: TaskStatus[None]) -> None:
 
 
 async def _never_answer(there: Line, *, task_status: TaskStatus[None]) -> None:
-    """Be a good client, but for the pings."""
+    """Be a correct client, except that no ping is answered."""
     await there.ask("get_version", protocol=m.PROTOCOL)
     await there.ask("follow_events", session="*", after=0)
     task_status.started()
 
 
 async def _half_close(there: Line, *, task_status: TaskStatus[None]) -> None:
-    """Close one direction, as a process does that died on the other side of a forwarder."""
+    """Close one direction, as a forwarder does when the process behind it dies."""
     await there.ask("get_version", protocol=m.PROTOCOL)
     there.sock.shutdown(socket.SHUT_WR)
     task_status.started()
@@ -155,8 +155,8 @@ async def _half_close(there: Line, *, task_status: TaskStatus[None]) -> None:
     [_say_nothing, _drip, _drip_at_once, _half_a_frame, _never_answer, _half_close],
     ids=lambda one: one.__name__,
 )
-async def test_who_keeps_a_connection_for_nothing_is_cut_off(strict: Host, manner: Any) -> None:
-    """By a deadline of its own; a follower that is idle all that time, and answers pings, is left alone."""
+async def test_a_misbehaving_connection_is_closed_at_its_deadline(strict: Host, manner: Any) -> None:
+    """Each misbehaviour has its deadline; an idle follower that answers pings stays connected."""
     async with strict.client() as hutch:
         session = await strict.script(hutch, [{"text": "heard"}])
         async with log_of(hutch, session) as idle:
@@ -173,8 +173,8 @@ async def test_who_keeps_a_connection_for_nothing_is_cut_off(strict: Host, manne
         assert without_gaps(idle.events)
 
 
-async def test_a_frame_over_the_clients_limit_costs_that_frame_only(strict: Host) -> None:
-    """It is refused by its size, and the connection goes on."""
+async def test_a_frame_over_the_limit_is_refused_and_the_connection_stays(strict: Host) -> None:
+    """It is refused by its size."""
     with line(strict) as there, anyio.fail_after(DEADLINE):
         before = await there.ask("get_version", protocol=m.PROTOCOL)
         await there.stream.send(_frame("get_version", {"protocol": m.PROTOCOL, "client": "x" * 65536}))
@@ -187,7 +187,7 @@ async def test_a_frame_over_the_clients_limit_costs_that_frame_only(strict: Host
 
 
 async def test_an_idle_follower_outlives_many_pings(strict: Host) -> None:
-    """Nothing happens for several times what a silent one has; it is the same connection afterwards."""
+    """It keeps its connection for several times the ping timeout."""
     async with strict.client() as hutch:
         session = await strict.script(hutch, [{"text": "heard"}])
         async with log_of(hutch, session) as idle:
@@ -201,8 +201,8 @@ async def test_an_idle_follower_outlives_many_pings(strict: Host) -> None:
         assert idle.follow._peer is follower
 
 
-async def test_a_hundred_stalled_followers_cost_bounded_memory_and_nobody_else_anything() -> None:
-    """They miss many times what they may cost; the executor and a follower that reads do not wait for them."""
+async def test_a_hundred_stalled_followers_cost_bounded_memory_and_delay_no_one() -> None:
+    """They fall far behind their buffers; the executor and a reading follower do not wait for them."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     lines: list[dict[str, Any]] = [{"wait_file": "go"}, {"repeat": {"times": 2000, "line": {"text": "s" * 5000}}}]
     async with host(STALLED) as made, made.client() as hutch:
@@ -230,8 +230,8 @@ async def test_a_hundred_stalled_followers_cost_bounded_memory_and_nobody_else_a
         assert laggard == [event.seq for event in log.events]
 
 
-async def test_a_follower_that_does_not_read_is_dropped_and_comes_back_with_its_cursor() -> None:
-    """Its connection is closed after the deadline; from where it was it gets the rest, each event once."""
+async def test_a_stalled_follower_is_closed_and_continues_from_its_cursor() -> None:
+    """After the deadline it reconnects and gets the remaining events, each once."""
     settings = STALLED.replace("unread_timeout = 3600", "unread_timeout = 1")
     lines = [{"repeat": {"times": 1000, "line": {"text": "r" * 5000}}}]
     async with host(settings) as made, made.client() as hutch:
@@ -252,8 +252,8 @@ async def test_a_follower_that_does_not_read_is_dropped_and_comes_back_with_its_
         assert seen + [event.seq for event in rest.events] == [event.seq for event in log.events]
 
 
-async def test_a_laggard_whose_events_were_removed_is_told_where_it_was() -> None:
-    """`follow_ended` names its cursor; the error names the oldest event that is left."""
+async def test_a_follower_whose_events_were_removed_gets_its_cursor() -> None:
+    """`follow_ended` has its cursor; the error names the oldest remaining event."""
     lines = [{"repeat": {"times": 1500, "line": {"text": "q" * 5000}}}]
     async with host(STALLED) as made, made.client() as hutch:
         session = await made.script(hutch, lines)
@@ -290,7 +290,7 @@ async def _everything(there: Line, *, head: int) -> list[int]:
 
 
 async def _what_is_left(there: Line) -> list[int]:
-    """Read what still arrives on a connection that was closed on the other side; return the numbers of whole events."""
+    """Read what still arrives on a connection that hutchd closed; return the numbers of whole events."""
     seqs: list[int] = []
     with anyio.fail_after(DEADLINE):
         while True:
@@ -301,6 +301,6 @@ async def _what_is_left(there: Line) -> list[int]:
 
 
 def _resident(pid: int) -> int:
-    """Return the bytes of memory that a process has."""
+    """Return the resident memory of a process in bytes."""
     (text,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS:")]
     return int(text.split()[1]) * 1024

@@ -1,4 +1,4 @@
-"""Many sessions at once, on real processes: nobody's events are lost, doubled or out of order."""
+"""Many concurrent sessions on real processes: no event is lost, duplicated or reordered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVENTS = 200
 
 @pytest.mark.parametrize("count", [12, pytest.param(50, marks=pytest.mark.full)])
 async def test_many_sessions_at_once_lose_nothing_at_two_followers(count: int) -> None:
-    """Each of both followers of everything gets all events of all sessions, each session's in order."""
+    """Two followers of all sessions get every event of each session in order."""
     async with host("[executors]\nspares = 0\nmaximum = 60\nhello_timeout = 120.0\n") as made:
         lines = [{"wait_file": "go"}, *({"text": str(n)} for n in range(EVENTS))]
         path = made.script_file("crowd", lines)
@@ -54,14 +54,14 @@ _WHOLE_STORY = [(n + 2, str(n)) for n in range(EVENTS)]
 
 
 def _story(events: Sequence[Event]) -> list[tuple[int, str]]:
-    """The texts of a session with their numbers, of a turn that began with 1 and ended after the last."""
+    """Return the numbered texts of a session's turn, which began with 1 and ended after the last."""
     assert (events[0].seq, events[0].kind) == (1, "turn_started")
     assert (events[-1].seq, events[-1].kind) == (EVENTS + 2, "turn_ended")
     return [(event.seq, data(event).text) for event in events[1:-1]]
 
 
 async def _follow(hutch: HutchClient, count: int, seen: list[Event]) -> None:
-    """Keep all events of all sessions until each has had its turn."""
+    """Keep all events of all sessions until each session's turn has ended."""
     ended = 0
     async with hutch.follow(m.FollowEvents("*")) as follow:
         while ended < count:
@@ -70,7 +70,7 @@ async def _follow(hutch: HutchClient, count: int, seen: list[Event]) -> None:
 
 
 async def _all_run(made: Host, hutch: HutchClient, count: int) -> None:
-    """Wait until every session's turn runs, in an executor of its own."""
+    """Wait until every session's turn runs, each in its own executor."""
     with anyio.fail_after(200):
         while (status := await hutch.get_status()).turns_running < count:
             assert not status.notices, (status.notices, made.log_text())

@@ -1,4 +1,4 @@
-"""A hutchd for everybody: real accounts dial its sockets as themselves. Each sees and steers what is theirs."""
+"""A shared hutchd: real accounts connect to its sockets, and each can read and change only its own records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SECRET: Final = Secret("sk-ant-api03-alices-own-key-that-nobody-else-has")
 
 @dataclass(frozen=True)
 class Things:
-    """What somebody has: a session that asks a question, a turn that waits, a key."""
+    """A user's records: a session with a permission request, a queued turn, a key."""
 
     session: str
     turn: str
@@ -50,13 +50,13 @@ class Things:
 
 
 def nothing() -> Things:
-    """Names as they look, of nothing."""
+    """Return well-formed ids of records that do not exist."""
     return Things(new_id("session"), new_id("turn"), new_id("permission"), "nobodys")
 
 
 @dataclass(frozen=True)
 class Town:
-    """A host with people on it, and what Alice and Bob have."""
+    """A host with several users, and the records of Alice and Bob."""
 
     host: SharedHost
     things: Mapping[str, Things]
@@ -65,7 +65,7 @@ class Town:
         return self.host.people[name]
 
     async def says(self, who: Account, what: Sequence[tuple[Path, str, bool]]) -> list[str | None]:
-        """Have an account say raw texts to sockets; return what it heard."""
+        """Send raw texts to sockets as an account; return the replies."""
         told = json.dumps([(str(path), text, one_line) for path, text, one_line in what])
         words = (self.host.code.python, "-I", "-c", STRANGER.read_text())
         done = await anyio.to_thread.run_sync(lambda: who.run(*words, input=told, timeout=110))
@@ -78,7 +78,7 @@ class Town:
 
 
 async def have(host: SharedHost, who: Account, name: str) -> Things:
-    """Give a person a session that asks, a turn that waits behind it, and a key."""
+    """Give a user a session with a permission request, a queued turn behind it, and a key."""
     async with host.client(who) as hutch:
         options = m.AgentOptions(script=str(host.script(who, ASKS)))
         cwd = str(host.folder(who, "work"))
@@ -97,7 +97,7 @@ async def have(host: SharedHost, who: Account, name: str) -> Things:
 
 @pytest.fixture(scope="module")
 async def town() -> AsyncIterator[Town]:
-    """Alice and Bob have things; Carol is an administrator by her group; Mallory means harm."""
+    """Alice and Bob have records; Carol is an administrator by her group; Mallory is an attacker."""
     with group("admins") as admins:
         settings = f'[executors]\nspares = 0\n[admins]\ngroups = ["{admins}"]\n'
         async with shared_host("alice", "bob", "carol", "mallory", settings=settings, start=False) as host:
@@ -112,12 +112,12 @@ async def town() -> AsyncIterator[Town]:
 
 
 async def names(hutch: HutchClient, *, everybodys: bool = True) -> set[str]:
-    """Return the names of the sessions that somebody sees."""
+    """Return the names of the sessions that a user sees."""
     return {one.name for one in await hutch.list_sessions(m.ListSessions(all_owners=everybodys))}
 
 
 async def reason(hutch: HutchClient, method: str, params: msgspec.Struct) -> Reason | None:
-    """Call; return the reason of the refusal."""
+    """Call; return the refusal's reason."""
     try:
         await hutch.call(method, params)
     except HutchError as error:
@@ -125,8 +125,8 @@ async def reason(hutch: HutchClient, method: str, params: msgspec.Struct) -> Rea
     return None
 
 
-async def test_each_sees_the_own(town: Town) -> None:
-    """Lists, questions, events, keys and the audit of a person hold nothing of another's."""
+async def test_each_user_sees_their_own_records(town: Town) -> None:
+    """Lists, requests, events, keys and the audit show no record of another user."""
     for name, other in (("alice", "bob"), ("bob", "alice")):
         async with town.host.client(town.host.people[name]) as hutch:
             seen = [
@@ -145,8 +145,8 @@ async def test_each_sees_the_own(town: Town) -> None:
         assert not [one for one in town.things[other].ids if one in shown]
 
 
-async def test_each_steers_the_own(town: Town) -> None:
-    """A session is answered, interrupted, closed and removed by its owner; to another it is not there."""
+async def test_each_user_controls_their_own_sessions(town: Town) -> None:
+    """The owner decides, interrupts, closes and removes; to another user the session looks missing."""
     it = await have(town.host, town.alice, "to-be-steered")
     ways: tuple[tuple[str, msgspec.Struct], ...] = (
         ("cancel_turn", m.TurnRef(it.turn)),
@@ -162,8 +162,8 @@ async def test_each_steers_the_own(town: Town) -> None:
 
 
 @pytest.mark.parametrize("who", ["carol", "root"])
-async def test_administrators_see_and_steer_everything_but_keys(town: Town, who: str) -> None:
-    """By a group of the settings, or as uid 0: all sessions, by asking for them; and no key that is another's."""
+async def test_administrators_control_everything_but_keys(town: Town, who: str) -> None:
+    """A group in the settings, or uid 0, makes an administrator: all sessions on request, but no foreign key."""
     it = await have(town.host, town.bob, f"steered-by-{who}")
     async with town.host.client(ROOT if who == "root" else town.carol) as admin:
         everybodys, own = await names(admin), await names(admin, everybodys=False)
@@ -178,8 +178,8 @@ async def test_administrators_see_and_steer_everything_but_keys(town: Town, who:
     assert (keys.keys, deleted) == ((), Reason.NO_KEY)
 
 
-async def test_hutchds_own_account_operates_and_sees_nothing(town: Town) -> None:
-    """It may do what is about hutchd itself; people's things look to it as to any other."""
+async def test_hutchds_account_operates_hutchd_and_sees_no_records(town: Town) -> None:
+    """It may call the methods about hutchd itself; users' records look missing."""
     async with town.host.client(town.host.hutch_account) as hutch:
         copied = await reason(hutch, "backup_store", m.BackupStore(str(town.host.state / "copy.db")))
         looked = await reason(hutch, "get_session", m.SessionRef(town.things["alice"].session))
@@ -188,8 +188,8 @@ async def test_hutchds_own_account_operates_and_sees_nothing(town: Town) -> None
         assert await names(hutch) == set()
 
 
-async def test_nobody_else_operates(town: Town) -> None:
-    """What is about hutchd itself is refused to a person."""
+async def test_users_cannot_operate_hutchd(town: Town) -> None:
+    """Methods about hutchd itself are refused to users."""
     async with town.host.client(town.mallory) as mallory:
         for method in CLIENT_GATE:
             if callers_of(method) is CallerClass.OPERATORS:
@@ -198,15 +198,15 @@ async def test_nobody_else_operates(town: Town) -> None:
 
 
 def asked(method: str, it: Things, about: Subject) -> str:
-    """Return a request as it goes over the wire, about the things that are named."""
+    """Return an encoded request about these records."""
     params: Any = CALLS[method](it, False)  # type: ignore[arg-type]
     if (method, about) == ("list_permissions", Subject.QUESTION):
         params = m.ListPermissions(state=None, after=it.question)
     return json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": msgspec.to_builtins(params)}) + "\n"
 
 
-async def test_a_stranger_hears_of_anothers_what_is_said_of_nothing(town: Town) -> None:
-    """With the ids of Alice's things every method answers an attacker to the byte as with ids that do not exist."""
+async def test_foreign_ids_get_the_same_reply_as_missing_ones(town: Town) -> None:
+    """For Alice's ids every method sends an attacker the same bytes as for ids that do not exist."""
     alices, none = town.things["alice"], nothing()
     ways = [(method, about) for method, row in CLIENT_GATE.items() for about in row.about if about in NAMED]
     calls = [(town.client_socket, asked(method, it, about), True) for method, about in ways for it in (alices, none)]
@@ -227,8 +227,8 @@ async def test_a_stranger_hears_of_anothers_what_is_said_of_nothing(town: Town) 
         assert (await alice.get_turn(alices.turn)).state == "queued"
 
 
-async def test_a_stranger_at_the_executor_socket_is_told_nothing(town: Town) -> None:
-    """Every method with no token, a made-up one, or garbage is refused, and the connection cut."""
+async def test_a_stranger_at_the_executor_socket_is_refused(town: Town) -> None:
+    """Every method without a token, with an invented one, or with garbage is refused, and the connection closed."""
     it = town.things["alice"]
     async with town.host.client(town.alice) as alice:
         executor = (await alice.get_session(it.session)).executor
@@ -273,15 +273,15 @@ async def test_a_stranger_at_the_executor_socket_is_told_nothing(town: Town) -> 
 
 
 def said(heard: str | None) -> str | None:
-    """Return the reason in the first line of an answer that is one."""
+    """Return the reason in the first line of a reply, if it has one."""
     if not heard:
         return None
     first = json.loads(heard.splitlines()[0])
     return str(first["error"]["data"]["reason"]) if "error" in first else None
 
 
-async def test_a_stranger_gets_nothing_from_the_broker(town: Town) -> None:
-    """Without a lease, or with a made-up one, the broker forwards nothing, whatever is asked."""
+async def test_the_broker_forwards_nothing_for_a_stranger(town: Town) -> None:
+    """Without a lease, or with an invented one, it forwards no request."""
     path = town.host.runtime / "broker" / "broker.sock"
     await wait_for(path.is_socket)
     made_up = f"hutch-l-{'0' * 16}-{'A' * 43}"
@@ -300,8 +300,8 @@ async def test_a_stranger_gets_nothing_from_the_broker(town: Town) -> None:
         assert status in ("400", "401", "403", "404", "431", "cut"), one[:200]
 
 
-async def test_the_brokers_control_socket_is_hutchds_alone(town: Town) -> None:
-    """No other account can dial it."""
+async def test_only_hutchd_can_connect_to_the_brokers_control_socket(town: Town) -> None:
+    """Every other account is refused."""
     path = town.host.runtime / "broker-control.sock"
 
     assert await town.says(town.mallory, [(path, "{}\n", False)]) == [None]

@@ -1,4 +1,4 @@
-"""Executors that lie, at a real executor socket: each gets an error that names the fault, and nothing changes."""
+"""Lying executors at a real executor socket: each gets an error that names the fault, and nothing changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONGEST = 1 << 20
 
 
 class Line:
-    """One connection to hutchd, written and read by hand."""
+    """A connection to hutchd that the test reads and writes itself."""
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
@@ -35,7 +35,7 @@ class Line:
         self._ids = 0
 
     async def send(self, data: bytes) -> None:
-        """Send bytes as they are; that hutchd has hung up shows when it is read."""
+        """Send raw bytes; a closed connection shows at the next read."""
         with suppress(anyio.BrokenResourceError):
             await self._stream.send(data)
 
@@ -44,7 +44,7 @@ class Line:
         await self.send(msgspec.json.encode({"jsonrpc": "2.0", "method": method, "params": params}) + b"\n")
 
     async def next(self) -> dict[str, Any] | None:
-        """Return the next message; None when hutchd has hung up."""
+        """Return the next message; None if hutchd has closed the connection."""
         with anyio.fail_after(DEADLINE):
             try:
                 line = await self._lines.receive_until(b"\n", LONGEST)
@@ -54,14 +54,14 @@ class Line:
         return found
 
     async def until(self, method: str) -> dict[str, Any]:
-        """Return what hutchd asks next by that method."""
+        """Return the next request of hutchd by that method."""
         while (message := await self.next()) is not None:
             if message.get("method") == method:
                 return message
         raise AssertionError(f"hutchd hung up and asked no {method}")
 
     async def ask(self, method: str, **params: Any) -> str:
-        """Make a request; return the reason of its refusal, or `done`. What hutchd asks meanwhile is passed over."""
+        """Make a request; return the refusal's reason, or `done`. Requests of hutchd are skipped."""
         self._ids += 1
         call = {"jsonrpc": "2.0", "id": self._ids, "method": method, "params": params}
         await self.send(msgspec.json.encode(call) + b"\n")
@@ -79,7 +79,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Evil:
-    """An executor in the hands of the test, with the session that it was started for."""
+    """An executor that the test controls, with the session that it was started for."""
 
     host: Host
     hutch: HutchClient
@@ -89,7 +89,7 @@ class Evil:
 
     @property
     def hello(self) -> dict[str, Any]:
-        """The parameters of an honest hello."""
+        """Return the parameters of an honest hello."""
         return {
             "executor": self.boot.executor,
             "token": self.boot.token,
@@ -100,12 +100,12 @@ class Evil:
 
     @asynccontextmanager
     async def line(self, path: Path | str | None = None) -> AsyncIterator[Line]:
-        """Dial hutchd: as the executor's process, or at `path` as that of the test."""
+        """Connect to hutchd as the executor's process, or at `path` as the test's process."""
         async with await anyio.connect_unix(path or self.socket) as stream:
             yield Line(stream)
 
     async def holds(self) -> bool:
-        """Tell whether the token still admits the executor itself, and nothing was stored of what it sent."""
+        """Check that the token still admits the executor, and that nothing it sent was stored."""
         page: m.EventsPage = await self.hutch.call("read_events", m.ReadEvents(self.session.id))
         async with self.line() as line:
             admitted = await line.ask("hello", **self.hello)
@@ -124,7 +124,7 @@ async def evil_host() -> AsyncIterator[Host]:
 
 @asynccontextmanager
 async def evil_of(made: Host, hutch: HutchClient) -> AsyncIterator[Evil]:
-    """Open a session, and take its executor over."""
+    """Open a session and take over its executor."""
     folder = made.folder("evil")
     before = set(folder.glob("*.json"))
     session = await made.script(hutch, [{"text": "never"}])
@@ -138,7 +138,7 @@ async def evil_of(made: Host, hutch: HutchClient) -> AsyncIterator[Evil]:
 
 @pytest.fixture
 async def evil(evil_host: Host) -> AsyncIterator[Evil]:
-    """An executor that has said nothing yet."""
+    """An executor that has sent nothing yet."""
     async with evil_host.client() as hutch, evil_of(evil_host, hutch) as made:
         yield made
 
@@ -148,8 +148,8 @@ def _reason(message: dict[str, Any] | None) -> str:
     return str(message["error"]["data"]["reason"]) if "error" in message else "done"
 
 
-async def test_a_hello_that_is_not_true_is_refused_and_ends_the_connection(evil: Evil) -> None:
-    """The error has the reason, and the executor itself works on."""
+async def test_a_false_hello_is_refused_and_ends_the_connection(evil: Evil) -> None:
+    """The error has the reason, and the real executor continues."""
     lies: list[tuple[dict[str, Any], str]] = [
         ({"protocol": m.PROTOCOL + 1}, "protocol_mismatch"),
         ({"protocol": -1}, "protocol_mismatch"),
@@ -167,8 +167,8 @@ async def test_a_hello_that_is_not_true_is_refused_and_ends_the_connection(evil:
     assert await evil.holds()
 
 
-async def test_a_token_is_good_in_its_own_process_alone(evil: Evil) -> None:
-    """Of the same account, but another process: refused."""
+async def test_a_token_is_valid_only_in_its_own_process(evil: Evil) -> None:
+    """Another process of the same account is refused."""
     async with evil.line(evil.boot.socket) as line:
         told = await line.ask("hello", **evil.hello)
         over = await line.over()
@@ -177,8 +177,8 @@ async def test_a_token_is_good_in_its_own_process_alone(evil: Evil) -> None:
     assert await evil.holds()
 
 
-async def test_the_token_of_another_executor_admits_nobody(evil: Evil) -> None:
-    """Neither under one's own name nor under the other's."""
+async def test_another_executors_token_is_refused(evil: Evil) -> None:
+    """Under its own name and under the other's."""
     async with evil_of(evil.host, evil.hutch) as other:
         told = []
         for lie in ({"token": other.boot.token}, {"token": other.boot.token, "executor": other.boot.executor}):
@@ -191,8 +191,8 @@ async def test_the_token_of_another_executor_admits_nobody(evil: Evil) -> None:
     assert await evil.holds()
 
 
-async def test_garbage_before_hello_is_told_and_forgotten(evil: Evil) -> None:
-    """Each line that is none gets its error; the next one is taken as it is."""
+async def test_garbage_before_hello_gets_an_error_per_line(evil: Evil) -> None:
+    """Each malformed line gets its error; the next line is handled normally."""
     async with evil.line() as line:
         for garbage in (b"{}\n", b"\x00\xff\xfe\n", b"[" * 100_000 + b"\n", b"GET / HTTP/1.1\r\n"):
             await line.send(garbage)
@@ -223,8 +223,8 @@ async def test_nothing_is_done_before_hello(evil: Evil) -> None:
     assert await evil.holds()
 
 
-async def test_who_says_no_hello_in_time_is_cut_off(evil: Evil) -> None:
-    """Silence does not help, nor half a line, nor pings."""
+async def test_a_connection_without_hello_in_time_is_closed(evil: Evil) -> None:
+    """Silence, half a line and pings do not extend the deadline."""
     async with evil.line() as silent, evil.line() as slow, evil.line() as busy:
         await slow.send(b'{"jsonrpc"')
         pings = 0
@@ -238,8 +238,8 @@ async def test_who_says_no_hello_in_time_is_cut_off(evil: Evil) -> None:
     assert await evil.holds()
 
 
-async def test_hello_is_said_once(evil: Evil) -> None:
-    """A second one is refused, and the connection goes on."""
+async def test_a_second_hello_is_refused(evil: Evil) -> None:
+    """The connection goes on."""
     async with evil.line() as line:
         told = [await line.ask("hello", **evil.hello) for _ in range(2)]
         alive = await line.ask("ping")
@@ -248,7 +248,7 @@ async def test_hello_is_said_once(evil: Evil) -> None:
 
 
 async def test_an_executor_speaks_for_no_other_session(evil: Evil) -> None:
-    """Admitted and leased to its own session, it gets no key and asks nothing for another; a report ends it."""
+    """Though leased to its own session, it gets no key and no decision for another; a report ends the connection."""
     async with evil.line() as line, evil_of(evil.host, evil.hutch) as other:
         call = {"call_id": "c", "action": "other", "agent_tool": "X", "input": {}}
         await line.ask("hello", **evil.hello)

@@ -27,7 +27,7 @@ OK = Step(anything, Say("ok"), None)
 
 @pytest.fixture(scope="module")
 async def claude_host(model: Model) -> AsyncIterator[Host]:
-    """A host whose settings bound closely how long an interrupt may take."""
+    """A host whose settings limit closely how long an interrupt may take."""
     async with host(settings_for(model, "interrupt_grace = 1\n")) as made:
         await made.hutch("key", "add", "anthropic", input=KEY)
         yield made
@@ -48,7 +48,7 @@ async def claude_host(model: Model) -> AsyncIterator[Host]:
 async def test_a_failing_provider_fails_the_turn_with_a_reason(
     claude_host: Host, hutch: HutchClient, model: Model, reply: Reply, reason: str
 ) -> None:
-    """The turn's last event and its record say so, with a sentence before what the provider said."""
+    """The turn's last event and its record have a sentence, followed by the provider's message."""
     model.script = Steps(Step(anything, reply, None))
     session = await claude_host.claude(hutch, reason)
     async with log_of(hutch, session) as log:
@@ -64,8 +64,10 @@ async def test_a_failing_provider_fails_the_turn_with_a_reason(
         await goes_on(log, model, session)
 
 
-async def test_a_failure_that_passes_is_told_and_survived(claude_host: Host, hutch: HutchClient, model: Model) -> None:
-    """A retry is an event; the turn completes."""
+async def test_a_temporary_failure_is_reported_and_survived(
+    claude_host: Host, hutch: HutchClient, model: Model
+) -> None:
+    """The retry is an event, and the turn completes."""
     model.script = Steps((anything, Refuse(500)), OK)
     session = await claude_host.claude(hutch, "passes")
     async with log_of(hutch, session) as log:
@@ -75,10 +77,10 @@ async def test_a_failure_that_passes_is_told_and_survived(claude_host: Host, hut
         assert "retrying" in [notice.word for notice in log.of("notice")]
 
 
-async def test_a_wrong_key_fails_the_turn_and_the_right_one_mends_it(
+async def test_a_wrong_key_fails_the_turn_and_a_right_one_fixes_it(
     claude_host: Host, hutch: HutchClient, model: Model
 ) -> None:
-    """A key that the provider refuses is a reason of its own; a new one counts from the next session on."""
+    """A key that the provider refuses has its own reason; a new key applies from the next session on."""
     await claude_host.hutch("key", "add", "anthropic", input="sk-ant-a-wrong-key-of-this-host-000")
     wrong = await claude_host.claude(hutch, "wrong")
     async with log_of(hutch, wrong) as log:
@@ -104,7 +106,7 @@ async def test_a_wrong_key_fails_the_turn_and_the_right_one_mends_it(
 async def test_a_process_that_dies_fails_the_turn_with_a_reason(
     claude_host: Host, hutch: HutchClient, model: Model, find: Find, reason: str
 ) -> None:
-    """In mid-stream, when nothing more comes by itself."""
+    """It dies during the stream, when no more output would come."""
     pause = Pause()
     model.script = Steps(("go", [Say("half"), pause]), OK)
     session = await claude_host.claude(hutch, reason)
@@ -123,7 +125,7 @@ async def test_a_process_that_dies_fails_the_turn_with_a_reason(
 async def test_an_executor_that_hangs_is_ended_when_its_turn_is_interrupted(
     claude_host: Host, hutch: HutchClient, model: Model
 ) -> None:
-    """With its CLI, within the grace that the settings name; when the interrupt has returned nothing of it is left."""
+    """Its CLI ends too, within the configured grace; after the interrupt returns, none of its processes is left."""
     pause = Pause()
     model.script = Steps(("go", [Say("half"), pause]), OK)
     session = await claude_host.claude(hutch, "hangs")
@@ -144,7 +146,7 @@ async def test_an_executor_that_hangs_is_ended_when_its_turn_is_interrupted(
 
 
 async def test_a_turn_that_takes_too_long_times_out(claude_host: Host, model: Model) -> None:
-    """`--timeout` bounds the turn; its tool is ended with it, and the exit code says so."""
+    """`--timeout` limits the turn; its tool ends with it, and the exit code says so."""
     model.script = Steps(("go", Use("Bash", {"command": "sleep 600"})), OK)
     cwd = str(claude_host.folder("timeout"))
     ran = await claude_host.hutch("run", "-C", cwd, "--mode", "bypass", "--timeout", "2", "-o", "json", "go", code=124)
@@ -153,10 +155,8 @@ async def test_a_turn_that_takes_too_long_times_out(claude_host: Host, model: Mo
     await wait_for(lambda: not any(one.command == "sleep 600" for one in processes.family(claude_host.pid)))
 
 
-async def test_the_largest_number_of_model_requests_ends_the_turn(
-    claude_host: Host, hutch: HutchClient, model: Model
-) -> None:
-    """A turn that uses it up fails and says so."""
+async def test_the_limit_of_model_requests_ends_the_turn(claude_host: Host, hutch: HutchClient, model: Model) -> None:
+    """A turn that exceeds it fails and says so."""
     model.script = Steps(Step(anything, Use("Bash", {"command": "true"}), None))
     session = await claude_host.claude(hutch, "requests", limits=m.Limits(max_turns=2))
     async with log_of(hutch, session) as log:

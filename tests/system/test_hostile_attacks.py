@@ -1,7 +1,7 @@
-"""An attacker beside somebody else, with every way to look, touch and steer: nothing of it works, and all live on.
+"""An attacker beside a victim: every attack on files, processes and sockets fails, and all processes live on.
 
-Each attack of `programs/hostile.py` is played by a user at a shell, by the script runner and by the Bash of the
-real CLI, in a sandbox and without. That an attack is one is shown by the same against an agent of one's own account.
+A shell, the script runner and the real CLI's Bash run each attack of `programs/hostile.py`, in a sandbox and without.
+The same attacks against an agent of the attacker's own account succeed, so they are real.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ Played = dict[str, dict[str, list[str]]]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What was tried, in which way; and what it did."""
+    """The attacks that were tried, by the way they were run, and their results."""
 
     played: dict[str, Played]
     levels: dict[str, str]
@@ -84,7 +84,7 @@ class Stage:
 async def play(
     host: SharedHost, model: Model, who: Account, way: str, told: dict[str, Any], attacks: Sequence[str] = ()
 ) -> tuple[Played, str]:
-    """Play all attacks in one of the ways, in this order; return each result, and the level of isolation."""
+    """Run all attacks in one way, in this order; return each result, and the isolation level."""
     folder = host.folder(who, f"attack-{way}") if way != "claude" else who.home
     program = lend(who, "hostile.py", folder)
     (folder / "targets.json").write_text(json.dumps(told))
@@ -110,7 +110,7 @@ async def play(
 
 @pytest.fixture(scope="module")
 async def stage() -> AsyncIterator[Stage]:
-    """Play all of it, once."""
+    """Run everything once."""
     bubblewrap()
     async with (
         serve(key=ALICES_KEY, script=lambda _: Say("hello")) as hers,
@@ -146,21 +146,21 @@ async def stage() -> AsyncIterator[Stage]:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("attack", ATTACKS)
-async def test_nothing_of_anothers_is_reached(stage: Stage, attack: str, way: str) -> None:
-    """Whoever plays it, in a sandbox or without."""
+async def test_no_attack_reaches_another_user(stage: Stage, attack: str, way: str) -> None:
+    """In every way of running it, in a sandbox or without."""
     got = stage.played[way][attack]["got"]
     if way == "person" and attack in ("gains_rights", "looks_into_its_own_executor"):
-        got = [one for one in got if "CapBnd" not in one and "may gain privileges" not in one]  # a person may use sudo
+        got = [one for one in got if "CapBnd" not in one and "may gain privileges" not in one]  # a user may use sudo
 
-    if way.endswith("-strict") and attack == "writes_hutch":  # what it does there, it does to its sandbox alone
+    if way.endswith("-strict") and attack == "writes_hutch":  # there it affects only its own sandbox
         got = [one for one in got if not one.startswith(("make a ", "listens in ", "rename "))]
 
     assert got == []
     assert stage.changed[way] == []
 
 
-async def test_the_attacks_were_made(stage: Stage) -> None:
-    """All of them, by each way, with many a refusal; in the ways that have a sandbox and in those that have none."""
+async def test_every_attack_was_run(stage: Stage) -> None:
+    """In each way, with and without a sandbox, and many parts of it were refused."""
     assert {way: set(played) for way, played in stage.played.items()} == {way: set(ATTACKS) for way in WAYS}
     notes = [one for played in stage.played.values() for one in played.values()]
     assert not [said for one in notes for said in one["said"] if "stopped" in said]
@@ -174,16 +174,16 @@ async def test_the_attacks_were_made(stage: Stage) -> None:
     }
 
 
-async def test_the_same_attacks_work_against_ones_own(stage: Stage) -> None:
-    """So they are attacks: within an account, outside of a sandbox, most of them get what they want."""
+async def test_the_attacks_work_within_one_account(stage: Stage) -> None:
+    """Outside a sandbox most of them succeed against the same account, so they are real attacks."""
     effective = {attack for attack, notes in stage.own.items() if notes["got"]}
 
     assert effective >= EFFECTIVE
     assert "looks_into_its_own_executor" not in effective
 
 
-async def test_what_was_attacked_did_not_notice(stage: Stage) -> None:
-    """Files, memory, queues are as they were, no signal came, every process lives, and the next turn completes."""
+async def test_the_victims_are_unharmed(stage: Stage) -> None:
+    """Files, memory and queues are unchanged, no signal arrived, every process lives, and the next turn completes."""
     assert stage.diary == {"touched": [], "signals": []}
     assert stage.lived == dict.fromkeys(stage.lived, True)
     assert len(stage.lived) == 7

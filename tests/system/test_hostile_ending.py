@@ -1,4 +1,4 @@
-"""From the order to end a session to nothing left of it, over the nasty corpus; and what a kill must not reach."""
+"""Ending sessions with the nasty corpus: no process is left, and no other account's process is hit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BOUND = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One session of the corpus, from its end on."""
+    """One session of the corpus, from the order to end it."""
 
     kind: str
     way: str
@@ -64,7 +64,7 @@ async def host() -> AsyncIterator[SharedHost]:
 
 
 def plan(count: int) -> Iterator[tuple[str, str, bool]]:
-    """Yield which kinds are ended, by which way, in a sandbox or not: all kinds, as often as goes, then some."""
+    """Yield the kinds, ways to end them, and whether a sandbox is used: all kinds in turn, repeatedly."""
     dice = random.Random(SEED)
     while count > 0:
         for kind in dice.sample(KINDS, min(count, len(KINDS))):
@@ -85,7 +85,7 @@ def groups_of(pid: int) -> list[Path]:
 
 
 async def end_one(host: SharedHost, hutch: HutchClient, number: int, kind: str, way: str, strict: bool) -> Run:
-    """Start one of the corpus as the attacker, end its session, and look until nothing is left."""
+    """Start one kind as the attacker, end its session, and wait until no process is left."""
     mallory = host.people["mallory"]
     folder = host.folder(mallory, f"run-{number}")
     program = lend(mallory, "nasty.py", folder)
@@ -137,7 +137,7 @@ async def end_one(host: SharedHost, hutch: HutchClient, number: int, kind: str, 
 
 
 async def end_all(host: SharedHost, count: int) -> list[Run]:
-    """Go through the plan; print the figure."""
+    """Carry out the plan; print the figure."""
     async with host.client(host.people["mallory"]) as hutch:
         runs = [await end_one(host, hutch, number, *one) for number, one in enumerate(plan(count))]
     times = sorted(run.gone for run in runs)
@@ -160,28 +160,28 @@ RANKS = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
 
 def p99(runs: list[Run]) -> float:
-    """Seconds within which 99 of 100 were gone."""
+    """Return the seconds within which 99 of 100 sessions were gone."""
     times = sorted(run.gone for run in runs)
     return times[math.ceil(len(times) * 0.99) - 1]
 
 
 async def test_nothing_outlives_its_session(host: SharedHost) -> None:
-    """Each kind of the corpus at least once; when hutchd says that a session is over, nothing of it is left."""
+    """Each kind at least once: when hutchd says that a session is over, none of its processes is left."""
     runs = await end_all(host, len(KINDS))
 
     assert {run.kind for run in runs} == set(KINDS)
-    assert p99(runs) <= 4 * BOUND  # of a machine that has more to do
+    assert p99(runs) <= 4 * BOUND  # for a busy machine
 
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-async def test_it_is_a_matter_of_half_a_second(host: SharedHost) -> None:
-    """99 of 100, over 200 runs."""
+async def test_a_session_ends_within_half_a_second(host: SharedHost) -> None:
+    """99 of 100 do, over 200 runs."""
     assert p99(await end_all(host, 200)) <= BOUND
 
 
-async def test_who_kills_all_that_he_may_kills_his_own(host: SharedHost) -> None:
-    """kill(-1) of an agent ends its account's processes, its executor too, and no others; the next turn runs."""
+async def test_kill_minus_one_hits_only_the_agents_own_account(host: SharedHost) -> None:
+    """It ends the account's processes, its executor included, and no others; the next turn runs."""
     alice, mallory = host.people["alice"], host.people["mallory"]
     async with host.client(alice) as hutch, diary(host, hutch, alice) as kept:
         async with host.client(mallory) as mallorys:
@@ -190,7 +190,7 @@ async def test_who_kills_all_that_he_may_kills_his_own(host: SharedHost) -> None
             turn = await mallorys.submit_prompt(session.id, "go")
             its = Path(session.cwd, "its")
             await wait_for(its.exists)
-            await wait_for(lambda: not processes.alive(int(its.read_text())))  # and with it the way to hutchd
+            await wait_for(lambda: not processes.alive(int(its.read_text())))  # including its connection to hutchd
         async with host.client(mallory) as mallorys, log_of(mallorys, session) as log:
             end = await log.ended(turn)
             again = await log.play(session, "again")
@@ -203,8 +203,8 @@ async def test_who_kills_all_that_he_may_kills_his_own(host: SharedHost) -> None
     assert found == {"touched": [], "signals": []}
 
 
-async def test_a_person_ends_his_executor_and_nothing_outlives_it(host: SharedHost) -> None:
-    """Its account may signal it from a shell: what the executor had started is found and ended all the same."""
+async def test_processes_of_an_executor_that_its_user_killed_are_ended(host: SharedHost) -> None:
+    """The account may signal its executor; hutchd still finds and ends the processes that it started."""
     mallory = host.people["mallory"]
     async with host.client(mallory) as hutch:
         session = await open_script(
@@ -224,8 +224,8 @@ async def test_a_person_ends_his_executor_and_nothing_outlives_it(host: SharedHo
     assert left == []
 
 
-async def test_a_session_of_the_same_account_is_not_ended_with_another(host: SharedHost) -> None:
-    """Two of one person: the end of one takes nothing of the other."""
+async def test_ending_a_session_spares_others_of_the_same_account(host: SharedHost) -> None:
+    """Of two sessions of one user, the other one keeps all its processes."""
     mallory = host.people["mallory"]
     async with host.client(mallory) as hutch:
         lasting = await open_script(host, hutch, mallory, [bash("sleep 3; echo whole"), {"text": "on"}], "lasting")

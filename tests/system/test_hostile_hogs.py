@@ -42,7 +42,7 @@ HONEST = "build"
 
 @dataclass(frozen=True, slots=True)
 class Hogged:
-    """What became of a hog's turn, and of Bob's beside it."""
+    """The result of a hog's turn, and of Bob's turn beside it."""
 
     end: TurnEnded
     said: str
@@ -52,14 +52,14 @@ class Hogged:
 
 @pytest.fixture(scope="module")
 async def host() -> AsyncIterator[SharedHost]:
-    """A host with small limits."""
+    """A host with low limits."""
     bubblewrap()
     async with shared_host("bob", "mallory", settings=SETTINGS) as made:
         yield made
 
 
 def command(host: SharedHost, folder: str, kind: str, seconds: float) -> str:
-    """Return what runs a hog, with a belt of the shell's own."""
+    """Return the command that runs a hog, with an extra limit of the shell."""
     mallory = host.people["mallory"]
     cwd = host.folder(mallory, folder)
     (cwd / "ready").unlink(missing_ok=True)
@@ -69,7 +69,7 @@ def command(host: SharedHost, folder: str, kind: str, seconds: float) -> str:
 
 
 async def hogged(host: SharedHost, kind: str, seconds: float = 2.0, **more: Any) -> Hogged:
-    """Have Mallory's agent take too much, and Bob's work beside it; and then Mallory's next turn."""
+    """Run a hog in Mallory's agent and Bob's turn beside it, then Mallory's next turn."""
     bob, mallory = host.people["bob"], host.people["mallory"]
     line = command(host, kind, kind, seconds)
     async with host.client(mallory) as mallorys, host.client(bob) as hutch:
@@ -92,17 +92,17 @@ async def hogged(host: SharedHost, kind: str, seconds: float = 2.0, **more: Any)
 
 
 def told(found: Hogged) -> str:
-    """Return what the turn says of a limit."""
+    """Return the turn's notices about a limit."""
     words = [notice.message for notice in found.notices if notice.word == "over_limit"]
     return " ".join([*words, found.end.message if found.end.reason == "over_limit" else ""])
 
 
 @pytest.mark.parametrize("level", ["account", "strict"])
 async def test_a_memory_hog_dies_alone_and_its_turn_says_why(host: SharedHost, level: m.IsolationLevel) -> None:
-    """It got no more than its limit; its executor, hutchd, the launcher and Bob's session live; the next turn runs."""
+    """It gets no more than its limit; its executor, hutchd, launcher and Bob's session live; the next turn runs."""
     found = await hogged(host, "memory", isolation=level)
 
-    assert "MiB" not in found.said  # it did not come to its end
+    assert "MiB" not in found.said  # it did not finish
     assert "256 MiB" in told(found), (found.end, found.notices)
 
 
@@ -117,8 +117,8 @@ async def test_a_fork_bomb_meets_its_limit(host: SharedHost, level: m.IsolationL
     assert str(PIDS) in told(found), (found.end, found.notices)
 
 
-async def test_a_disk_filler_fills_what_is_his(host: SharedHost) -> None:
-    """Hutch's record, logs and sockets have room; what it said is bounded."""
+async def test_a_disk_filler_fills_only_its_own_space(host: SharedHost) -> None:
+    """Hutch's record, logs and sockets have space, and its stored output is limited."""
     log = host.state / "executors"
     found = await hogged(host, "disk")
 
@@ -127,7 +127,7 @@ async def test_a_disk_filler_fills_what_is_his(host: SharedHost) -> None:
 
 
 async def test_a_descriptor_hog_meets_its_limit(host: SharedHost) -> None:
-    """Of each process; hutchd takes connections from others all the while."""
+    """The limit holds for each process; meanwhile hutchd accepts other connections."""
     found = await hogged(host, "descriptors", 4.0)
 
     got = json.loads(found.said)
@@ -137,7 +137,7 @@ async def test_a_descriptor_hog_meets_its_limit(host: SharedHost) -> None:
 
 
 async def test_a_flood_of_words_ends_in_its_own_session(host: SharedHost) -> None:
-    """64 MiB on standard output: what is kept is bounded, and Bob's turn comes through."""
+    """Of 64 MiB on standard output a limited part is stored, and Bob's turn completes."""
     bob, mallory = host.people["bob"], host.people["mallory"]
     async with host.client(mallory) as mallorys, host.client(bob) as hutch:
         flood = await open_script(host, mallorys, mallory, [bash("head -c 67108864 /dev/zero | tr '\\0' x")], "flood")
@@ -158,7 +158,7 @@ async def test_a_flood_of_words_ends_in_its_own_session(host: SharedHost) -> Non
 
 @asynccontextmanager
 async def neighbour(host: SharedHost, kind: str, number: int) -> AsyncIterator[None]:
-    """Have Mallory's agent at it while the body runs."""
+    """Run Mallory's hog during the block."""
     mallory = host.people["mallory"]
     folder = f"{kind}-{number}"
     line = command(host, folder, kind, 60)
@@ -166,13 +166,13 @@ async def neighbour(host: SharedHost, kind: str, number: int) -> AsyncIterator[N
         session = await open_script(host, mallorys, mallory, [bash(line)], folder)
         await mallorys.submit_prompt(session.id, "go")
         await wait_for(Path(session.cwd, "ready").exists)
-        await anyio.sleep(0.3)  # the rest of it begins too
+        await anyio.sleep(0.3)  # its other parts start too
         yield
         await mallorys.close_session(session.id, force=True)
 
 
 async def rate(log: Log, session: m.Session, seconds: float) -> float:
-    """Return how many events a second Bob's turns bring, one turn after another for that long."""
+    """Return the events per second of Bob's turns, run one after another for that long."""
     events, started = 0, time.monotonic()
     while time.monotonic() - started < seconds:
         end = await log.play(session, "go")
@@ -183,7 +183,7 @@ async def rate(log: Log, session: m.Session, seconds: float) -> float:
 
 
 async def share(host: SharedHost, hog: str, pairs: int, seconds: float) -> float:
-    """Return the median of Bob's rate beside a hog to that beside an honest busy neighbour, taken in pairs."""
+    """Return the median ratio of Bob's rate beside a hog to that beside an honest busy neighbour, measured in pairs."""
     bob = host.people["bob"]
     ratios, honest, hostile = [], [], []
     async with host.client(bob) as hutch:
@@ -214,13 +214,13 @@ async def share(host: SharedHost, hog: str, pairs: int, seconds: float) -> float
 
 
 async def test_bob_keeps_a_share(host: SharedHost) -> None:
-    """Beside a fork bomb, a memory hog, a disk filler and a descriptor hog at once, in one session."""
-    assert await share(host, "every", 3, 1.5) >= 0.4  # of a machine that has more to do
+    """Beside one session that is a fork bomb and hogs memory, disk and descriptors."""
+    assert await share(host, "every", 3, 1.5) >= 0.4  # for a busy machine
 
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("hog", ["bomb", "memory", "disk", "descriptors", "every"])
 async def test_bob_keeps_nine_tenths(host: SharedHost, hog: str) -> None:
-    """Beside each of them, and beside all."""
+    """Beside each hog, and beside all."""
     assert await share(host, hog, 9, 4.0) >= 0.9

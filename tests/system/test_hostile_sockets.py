@@ -1,4 +1,4 @@
-"""Every socket with every method, another's lease, another's token, one's own question: the answers for a stranger."""
+"""A stranger at every socket: every method, a foreign lease, a foreign token, one's own permission request."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Answers = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A host on which Alice has a session of Claude, and one of the script runner that waits for an answer."""
+    """A host on which Alice has a Claude session and a script session with a pending permission request."""
 
     host: SharedHost
     mallorys: Model
@@ -71,7 +71,7 @@ class Stage:
 
 @pytest.fixture(scope="module")
 async def stage() -> AsyncIterator[Stage]:
-    """It."""
+    """Create it."""
     async with (
         serve(key=ALICES_KEY, script=lambda _: Say("hello")) as hers,
         serve(key=MALLORYS_KEY, script=lambda _: Say("hello")) as mallorys,
@@ -94,7 +94,7 @@ async def stage() -> AsyncIterator[Stage]:
 
 
 def requests_of(stage: Stage) -> list[dict[str, Any]]:
-    """A request for each method, all of them about what is Alice's."""
+    """Return one request for each method, each about Alice's records."""
     about: Mapping[str, Any] = {
         "session": stage.asks.id,
         "turn": stage.turn.id,
@@ -128,7 +128,7 @@ def requests_of(stage: Stage) -> list[dict[str, Any]]:
 
 
 def ask(folder: Path, who: Account, program: Path, socket: Path, lines: list[dict[str, Any]], python: Path) -> str:
-    """Write the requests down; return the command that makes them."""
+    """Write the requests to a file; return the command that sends them."""
     made = folder / "requests"
     made.write_text("".join(json.dumps(line) + "\n" for line in lines))
     made.chmod(0o644)
@@ -137,7 +137,7 @@ def ask(folder: Path, who: Account, program: Path, socket: Path, lines: list[dic
 
 
 async def answers_to(stage: Stage, way: str, socket: Path, lines: list[dict[str, Any]]) -> Answers:
-    """Have Mallory make requests: at a shell, by an agent that plays a script, by the Bash of Claude."""
+    """Send requests as Mallory: from a shell, a script agent, and Claude's Bash."""
     host, mallory = stage.host, stage.mallory
     folder = host.folder(mallory, f"calls-{way}") if way != "claude" else mallory.home
     command = ask(folder, mallory, lend(mallory, "caller.py", folder), socket, lines, host.code.python)
@@ -154,15 +154,15 @@ async def answers_to(stage: Stage, way: str, socket: Path, lines: list[dict[str,
 
 
 def reason(answer: Any) -> str:
-    """Return why it was refused, or `done`."""
+    """Return the refusal's reason, or `done`."""
     if answer is None:
         return "hung up"
     return str(answer["error"].get("data", {}).get("reason", "")) if "error" in answer else "done"
 
 
 @pytest.mark.parametrize("way", ["person", "script", "claude"])
-async def test_every_method_of_the_client_socket_about_what_is_anothers(stage: Stage, way: str) -> None:
-    """What is hers looks like what does not exist, administration is not allowed, an agent changes nothing at all."""
+async def test_client_methods_refuse_foreign_records(stage: Stage, way: str) -> None:
+    """Alice's records look missing, operating hutchd is not allowed, and an agent changes nothing."""
     said = await answers_to(stage, way, stage.host.runtime / "client.sock", requests_of(stage))
     reasons = {name: reason(answer) for name, answer in said.items()}
     now = await stage.hutch.get_session(stage.asks.id)
@@ -187,8 +187,8 @@ async def test_every_method_of_the_client_socket_about_what_is_anothers(stage: S
 
 
 @pytest.mark.parametrize("way", ["person", "script", "claude"])
-async def test_every_method_of_the_executor_socket_with_anothers_token(stage: Stage, way: str) -> None:
-    """Before a hello nothing is answered; a token is good for the process that it was made for alone."""
+async def test_executor_methods_refuse_a_foreign_token(stage: Stage, way: str) -> None:
+    """Before hello every method is refused; a token is valid only in its own process."""
     executor = await executor_of(stage.hutch, stage.asks)
     token = find_in_memory(executor, TOKEN).decode()
     its = next(one.id for one in (await stage.hutch.get_status()).executors if one.pid == executor)
@@ -213,8 +213,8 @@ async def test_every_method_of_the_executor_socket_with_anothers_token(stage: St
 
 
 @pytest.mark.parametrize("way", ["person", "script", "claude"])
-async def test_anothers_lease_opens_nothing(stage: Stage, way: str) -> None:
-    """In the hands of another account, an agent's or a person's, it is refused; the model is asked nothing."""
+async def test_a_foreign_lease_is_refused(stage: Stage, way: str) -> None:
+    """Another account's agent or shell gets nothing for it, and the model gets no request."""
     host, mallory = stage.host, stage.mallory
     lease = find_in_memory(await executor_of(stage.hutch, stage.lives), LEASE).decode()
     folder = host.folder(mallory, f"lease-{way}") if way != "claude" else mallory.home
@@ -234,8 +234,8 @@ async def test_anothers_lease_opens_nothing(stage: Stage, way: str) -> None:
     assert json.loads((folder / "status").read_text()) == {"status": 403}
 
 
-async def test_an_agent_does_not_answer_its_own_question(stage: Stage) -> None:
-    """Nor does what it left in the background, orphaned, without a mark; the person's answer is the one that counts."""
+async def test_an_agent_cannot_decide_its_own_request(stage: Stage) -> None:
+    """Nor can its orphaned background process without a mark; only the user's decision counts."""
     host, mallory = stage.host, stage.mallory
     folder = host.folder(mallory, "own")
     program = lend(mallory, "caller.py", folder)

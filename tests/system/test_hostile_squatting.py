@@ -1,4 +1,4 @@
-"""Paths that an attacker made, replaced or turned into links beforehand: nothing is followed into another's files."""
+"""Paths that an attacker created, replaced or linked beforehand: Hutch follows none into another user's files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Tree = dict[str, tuple[int, int, int, bytes]]
 
 @pytest.fixture(scope="module")
 async def model() -> AsyncIterator[Model]:
-    """The model of both."""
+    """The model of both agents."""
     async with serve(key=KEY, script=lambda _: Say("hello")) as served:
         yield served
 
@@ -54,7 +54,7 @@ async def host(model: Model) -> AsyncIterator[SharedHost]:
 
 @pytest.fixture
 async def untouched(host: SharedHost) -> AsyncIterator[Account]:
-    """Alice, whose home must be afterwards what it was before."""
+    """Alice, whose home must be unchanged afterwards."""
     alice = host.people["alice"]
     before = tree(alice.home)
     yield alice
@@ -63,7 +63,7 @@ async def untouched(host: SharedHost) -> AsyncIterator[Account]:
 
 
 def tree(root: Path) -> Tree:
-    """Return all that there is below a folder."""
+    """Return all files below a folder."""
     found: Tree = {}
     for path in (root, *root.rglob("*")):
         status = path.lstat()
@@ -73,7 +73,7 @@ def tree(root: Path) -> Tree:
 
 
 async def let_go(hutch: HutchClient, session: m.Session, who: Account) -> None:
-    """End a session's executor as its account can."""
+    """End a session's executor, as its account can."""
     who.run("kill", "-KILL", str(await executor_of(hutch, session)))
     with anyio.fail_after(DEADLINE):
         while any(one.session == session.id for one in (await hutch.get_status()).executors):
@@ -81,7 +81,7 @@ async def let_go(hutch: HutchClient, session: m.Session, who: Account) -> None:
 
 
 async def played(hutch: HutchClient, session: m.Session, prompt: str) -> tuple[TurnEnded, str]:
-    """Play a turn; return its end, and all its output."""
+    """Run a turn; return its end and its whole output."""
     async with log_of(hutch, session) as log:
         end = await log.play(session, prompt)
         return end, " ".join(bytes(event.data).decode() for event in log.events)
@@ -89,7 +89,7 @@ async def played(hutch: HutchClient, session: m.Session, prompt: str) -> tuple[T
 
 @contextmanager
 def moved(path: Path) -> Iterator[None]:
-    """Have a path free for something else, and back again."""
+    """Move a path away during the block, and back."""
     kept = path.with_name(f"{path.name}.kept")
     path.rename(kept)
     try:
@@ -103,8 +103,8 @@ def moved(path: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("way", ["folder", "file", "fifo", "parts"])
-async def test_a_spool_that_leads_elsewhere(host: SharedHost, untouched: Account, way: str) -> None:
-    """The next executor brings a dead one's in, as that account: it neither hangs nor hands on what is another's."""
+async def test_a_linked_spool_hands_in_no_foreign_file(host: SharedHost, untouched: Account, way: str) -> None:
+    """The next executor reads it as its own account: it neither hangs nor hands in another user's files."""
     mallory = host.people["mallory"]
     async with host.client(mallory) as hutch:
         session = await open_script(host, hutch, mallory, [{"text": "on"}], f"spool-{way}")
@@ -130,7 +130,7 @@ async def test_a_spool_that_leads_elsewhere(host: SharedHost, untouched: Account
 
 
 async def test_a_spool_directory_that_its_account_opened_is_closed_again(host: SharedHost, untouched: Account) -> None:
-    """At the next start, so that nobody locks himself out of having executors."""
+    """The next start restores its mode, so that users do not lock themselves out."""
     mallory = host.people["mallory"]
     async with host.client(mallory) as hutch:
         session = await open_script(host, hutch, mallory, [{"text": "on"}], "made")
@@ -146,10 +146,10 @@ async def test_a_spool_directory_that_its_account_opened_is_closed_again(host: S
 
 
 @pytest.mark.parametrize("level", ["account", "strict"])
-async def test_a_working_directory_that_became_a_link(
+async def test_a_working_directory_that_became_a_link_fails_the_turn(
     host: SharedHost, untouched: Account, level: m.IsolationLevel
 ) -> None:
-    """Between the opening and the next start: the turn fails, and its reason does not show where the link leads."""
+    """The reason does not show the link's target."""
     mallory = host.people["mallory"]
     async with host.client(mallory) as hutch:
         session = await open_script(
@@ -166,8 +166,8 @@ async def test_a_working_directory_that_became_a_link(
     assert SECRET not in told
 
 
-async def test_a_home_that_is_a_link_to_anothers(host: SharedHost, untouched: Account, model: Model) -> None:
-    """Agents of either kind start as the account that they are, and read and write nothing there."""
+async def test_a_home_linked_to_another_gives_no_access(host: SharedHost, untouched: Account, model: Model) -> None:
+    """Both kinds of agents run as their own account and can read and write nothing there."""
     mallory = host.people["mallory"]
     work = host.root / "elsewhere"
     work.mkdir()
@@ -199,10 +199,8 @@ async def test_a_home_that_is_a_link_to_anothers(host: SharedHost, untouched: Ac
 
 
 @pytest.mark.parametrize("where", [".claude", ".claude/projects"])
-async def test_conversations_that_are_a_link_to_anothers(
-    host: SharedHost, untouched: Account, model: Model, where: str
-) -> None:
-    """They are neither kept nor read there; the session is refused with the reason."""
+async def test_linked_conversations_are_refused(host: SharedHost, untouched: Account, model: Model, where: str) -> None:
+    """They are neither stored nor read there; the session is refused with the reason."""
     mallory = host.people["mallory"]
     link = mallory.home / where
     mallory.run("sh", "-c", f"rm -rf ~/.claude; mkdir -p {link.parent}; ln -s {untouched.home / where} {link}")
@@ -219,8 +217,8 @@ async def test_conversations_that_are_a_link_to_anothers(
 
 
 @pytest.mark.parametrize("folder", [".", "squatted"])
-async def test_names_in_tmp_that_an_agent_is_known_to_use(host: SharedHost, model: Model, folder: str) -> None:
-    """If another account made the file before, or a link: the output of her agent's commands is not stored there."""
+async def test_a_squatted_name_in_tmp_gets_no_output(host: SharedHost, model: Model, folder: str) -> None:
+    """If another account created the file or link first, no command output is stored there."""
     alice, mallory = host.people["alice"], host.people["mallory"]
     theirs = mallory.home / "caught"
     names = [f"/tmp/claude-{alice.uid}", "/tmp/claude", f"/tmp/hutch-{alice.uid}"]

@@ -1,4 +1,4 @@
-"""`strict` asked for and bubblewrap taken away: refused with the reason, and no agent of any kind starts unisolated."""
+"""`strict` is required and bubblewrap is missing: sessions are refused with the reason, and no agent runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MARK = "touch ran; sh -c 'readlink /proc/self/ns/pid' > where"
 
 
 class Stage:
-    """A host whose bubblewrap a test can take away."""
+    """A host whose bubblewrap a test can remove."""
 
     def __init__(self, host: SharedHost, model: Model) -> None:
         self.host = host
@@ -39,11 +39,11 @@ class Stage:
         self.programs = host.root / "programs"
 
     def give(self) -> None:
-        """Put bubblewrap where hutchd finds it first."""
+        """Install bubblewrap where hutchd finds it first."""
         shutil.copy2(bubblewrap(), self.programs / "bwrap")
 
     def take_away(self) -> None:
-        """Take it away."""
+        """Remove it."""
         (self.programs / "bwrap").unlink(missing_ok=True)
 
     async def open(self, hutch: HutchClient, agent: str, folder: str, level: m.IsolationLevel | None) -> m.Session:
@@ -55,14 +55,14 @@ class Stage:
         return await open_script(self.host, hutch, self.alice, [bash(MARK)], folder, isolation=level)
 
     async def play(self, hutch: HutchClient, session: m.Session, prompt: str) -> TurnEnded:
-        """Play a turn; whatever it left is removed before."""
+        """Run a turn, after removing the traces of earlier ones."""
         for name in ("ran", "where"):
             Path(session.cwd, name).unlink(missing_ok=True)
         async with log_of(hutch, session) as log:
             return await log.play(session, prompt)
 
     async def let_go(self, hutch: HutchClient, session: m.Session) -> None:
-        """End the session's executor, so that its next prompt starts another; a strict one is refused then."""
+        """End the session's executor, so that the next prompt needs another one."""
         for pid in [one.pid for one in (await hutch.get_status()).executors if one.session == session.id]:
             self.alice.run("kill", "-KILL", str(pid))
         with anyio.fail_after(DEADLINE):
@@ -72,7 +72,7 @@ class Stage:
 
 @asynccontextmanager
 async def staged(require: str = "") -> AsyncIterator[Stage]:
-    """Make one. hutchd and what it starts find programs in a folder of the host's, and no other bubblewrap."""
+    """Create one. hutchd and its children search programs in a folder of the host only."""
     bubblewrap()
     async with serve(key=KEY, script=lambda _: Say("hello")) as model:
         settings = settings_for(model, f"[executors]\nspares = 0\n{require}")
@@ -94,24 +94,24 @@ async def staged(require: str = "") -> AsyncIterator[Stage]:
 
 @pytest.fixture(scope="module")
 async def stage() -> AsyncIterator[Stage]:
-    """The one that tests share; each gives and takes."""
+    """The shared stage; each test installs and removes bubblewrap."""
     async with staged() as made:
         yield made
 
 
 def ran(session: m.Session) -> bool:
-    """Whether the command ran."""
+    """Return whether the command ran."""
     return Path(session.cwd, "ran").exists()
 
 
 def is_refusal(end: TurnEnded) -> bool:
-    """Whether a turn was refused for want of a sandbox, and says so."""
+    """Return whether a turn was refused because there is no sandbox, and says so."""
     return (end.state, end.reason) == ("failed", "isolation_unavailable") and "strict" in end.message
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-async def test_strict_is_what_it_says(stage: Stage, agent: str) -> None:
-    """With bubblewrap there: the command runs, in a pid namespace of its own."""
+async def test_a_strict_session_runs_in_a_sandbox(stage: Stage, agent: str) -> None:
+    """With bubblewrap, the command runs in its own pid namespace."""
     stage.give()
     async with stage.host.client(stage.alice) as hutch:
         session = await stage.open(hutch, agent, f"there-{agent}", "strict")
@@ -125,7 +125,7 @@ async def test_strict_is_what_it_says(stage: Stage, agent: str) -> None:
 
 @pytest.mark.parametrize("agent", AGENTS)
 async def test_a_session_is_refused_before_anything_starts(stage: Stage, agent: str) -> None:
-    """No session, no process of the account, no question to the model; the reason says what is missing."""
+    """No session, no process of the account, no model request; the reason names the missing part."""
     stage.take_away()
     before = len(stage.model.requests)
     async with stage.host.client(stage.alice) as hutch:
@@ -162,7 +162,7 @@ async def test_a_session_is_refused_before_anything_starts(stage: Stage, agent: 
 
 @pytest.mark.parametrize("agent", AGENTS)
 async def test_a_strict_session_gets_no_other_executor(stage: Stage, agent: str) -> None:
-    """Its executor went, bubblewrap went: the next prompt is refused and nothing ran; with it back, it goes on."""
+    """After bubblewrap is removed, the next prompt is refused and nothing runs; with bubblewrap back, it runs."""
     stage.give()
     async with stage.host.client(stage.alice) as hutch:
         session = await stage.open(hutch, agent, f"next-{agent}", "strict")
@@ -183,8 +183,8 @@ async def test_a_strict_session_gets_no_other_executor(stage: Stage, agent: str)
     assert (again.state, ran_after) == ("completed", True), again
 
 
-async def test_a_live_executor_runs_nothing_without_walls(stage: Stage) -> None:
-    """Each command gets a sandbox of its own: once none can be made, the command does not run at all."""
+async def test_a_live_executor_runs_nothing_without_a_sandbox(stage: Stage) -> None:
+    """Each command gets its own sandbox; if none can be created, the command does not run."""
     stage.give()
     async with stage.host.client(stage.alice) as hutch:
         session = await stage.open(hutch, "script", "live", "strict")
@@ -199,8 +199,8 @@ async def test_a_live_executor_runs_nothing_without_walls(stage: Stage) -> None:
     assert (refused.state, refused.reason, ran_then) == ("failed", "isolation_unavailable", False), refused
 
 
-async def test_a_bubblewrap_that_puts_up_no_walls_is_none(stage: Stage) -> None:
-    """One that only runs its command, as a person who wants it quick may put there, is found out at once."""
+async def test_a_bubblewrap_that_isolates_nothing_is_rejected(stage: Stage) -> None:
+    """The probe detects a program that only runs its command."""
     stage.give()
     async with stage.host.client(stage.alice) as hutch:
         session = await stage.open(hutch, "script", "false", "strict")
@@ -216,8 +216,9 @@ async def test_a_bubblewrap_that_puts_up_no_walls_is_none(stage: Stage) -> None:
     assert (refused.state, refused.reason, ran_then) == ("failed", "isolation_unavailable", False), refused
 
 
-async def test_a_restart_of_hutchd_does_not_forget_what_was_asked() -> None:
-    """After it, without bubblewrap: strict sessions of either agent are refused their next prompt, new ones too."""
+async def test_a_required_level_survives_a_restart() -> None:
+    """Without bubblewrap, old strict sessions of both agents are refused their next prompt, and new ones are
+    refused."""
     async with staged('[isolation]\nrequire = "strict"\n') as stage:
         host = stage.host
         async with host.client(stage.alice) as hutch:

@@ -1,4 +1,4 @@
-"""Processes that misbehave, around a real hutchd: it reports them in bounded time, and nothing is left."""
+"""Misbehaving processes around a real hutchd: it reports them in time, and none is left."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HIDING = "trap '' TERM HUP INT; setsid -f env -i /bin/sleep {seconds}; (setsid e
 
 @asynccontextmanager
 async def bad_host(tmp_path: Path, manner: str, settings: str) -> AsyncIterator[tuple[Host, Path]]:
-    """A host whose executors are no use, and the file that has a line for each start of one."""
+    """A host with unusable executors, and the file that gets a line for each start."""
     starts = tmp_path / "starts"
     starts.touch()
     async with host(f"[executors]\nspares = 0\n{settings}", start=False) as made:
@@ -42,10 +42,10 @@ async def bad_host(tmp_path: Path, manner: str, settings: str) -> AsyncIterator[
 
 
 @pytest.mark.parametrize(("manner", "attempts"), [("exit", 3), ("hang", 2)])
-async def test_what_never_comes_up_is_tried_a_few_times_and_told_once(
+async def test_a_failing_start_is_tried_a_few_times_and_reported_once(
     tmp_path: Path, manner: str, attempts: int
 ) -> None:
-    """The turn fails with the reason, further ones at once without another start, and one notice says so."""
+    """Its turn fails with the reason, further turns fail at once without a start, and there is one notice."""
     settings = f"hello_timeout = 1\nstart_attempts = {attempts}\nstart_window = 600\n"
     async with bad_host(tmp_path, manner, settings) as (made, starts), made.client() as hutch:
         session = await made.script(hutch, [{"text": "never"}])
@@ -62,8 +62,8 @@ async def test_what_never_comes_up_is_tried_a_few_times_and_told_once(
         assert len([notice for notice in status.notices if "failed to start" in notice]) == 1
 
 
-async def test_an_executor_that_only_computes_is_ended(tmp_path: Path) -> None:
-    """It gives no sign of life; the turn that needs it fails, and no process of it is left."""
+async def test_a_spinning_executor_is_ended(tmp_path: Path) -> None:
+    """It sends no heartbeat; the turn that needs it fails, and none of its processes is left."""
     settings = "heartbeat_timeout = 1\nprepare_timeout = 30\n"
     async with bad_host(tmp_path, "spin", settings) as (made, starts), made.client() as hutch:
         session = await made.script(hutch, [{"text": "never"}])
@@ -77,8 +77,8 @@ async def test_an_executor_that_only_computes_is_ended(tmp_path: Path) -> None:
         assert 1 <= len(started) <= 5
 
 
-async def test_an_executor_that_stops_in_mid_turn_is_lost_and_its_family_with_it() -> None:
-    """Its turn fails with the reason, another session does not notice, and the next prompt goes on in a new one."""
+async def test_an_executor_that_stops_during_a_turn_is_ended_with_its_descendants() -> None:
+    """The turn fails with the reason, other sessions do not notice, and the next prompt gets a new executor."""
     async with host("[executors]\nspares = 0\nheartbeat_timeout = 8\n") as made, made.client() as hutch:
         call = {"tool": "Bash", "input": {"command": "echo $$ > pid; exec sleep 600"}, "run": True}
         lines: list[dict[str, Any]] = [call, {"turn": True}, {"text": "on"}]
@@ -105,8 +105,8 @@ async def test_an_executor_that_stops_in_mid_turn_is_lost_and_its_family_with_it
         assert without_gaps(log.events)
 
 
-async def test_a_flood_of_huge_events_passes_whole_and_holds_nobody_up() -> None:
-    """Events of 20 MB arrive as they are, one beyond the bound is replaced by a notice; others work meanwhile."""
+async def test_huge_events_pass_whole_and_delay_no_other_session() -> None:
+    """Events of 20 MB arrive unchanged; a notice replaces one above the limit."""
     lines: list[dict[str, Any]] = [
         {"repeat": {"times": 2, "line": {"text": "a" * (20 << 20)}}},
         {"text": "b" * (31 << 20)},
@@ -127,8 +127,8 @@ async def test_a_flood_of_huge_events_passes_whole_and_holds_nobody_up() -> None
 
 
 @pytest.mark.parametrize("way", ["close", "kill"])
-async def test_nothing_that_hides_outlives_its_session(way: str) -> None:
-    """Forked twice, in sessions of their own, deaf to signals, without a mark: all are found and ended."""
+async def test_hidden_processes_end_with_their_session(way: str) -> None:
+    """Forked twice, in their own sessions, ignoring signals, without a mark: all are found and ended."""
     if way == "kill" and find_root() is None:
         pytest.skip("kernel: without cgroups nothing tells the orphans of a dead executor")
     seconds = f"{600 + os.getpid()}.{len(way)}"
@@ -153,8 +153,8 @@ async def test_nothing_that_hides_outlives_its_session(way: str) -> None:
 @pytest.mark.skipif(
     not (FREEZER / "cgroup.procs").exists() or os.geteuid() != 0, reason="kernel: there is no version 1 freezer"
 )
-async def test_what_cannot_be_killed_is_quarantined_said_and_let_go_when_it_is_gone() -> None:
-    """A frozen process does not die: the status names it, its slot is not used, and hutchd looks at it again later."""
+async def test_an_unkillable_process_is_quarantined_until_it_is_gone() -> None:
+    """The status names a frozen process, its slot stays in use, and hutchd checks again until it is gone."""
     settings = "[executors]\nspares = 0\nmaximum = 1\nlost_timeout = 1\n[turns]\ninterrupt_grace = 1\n"
     async with host(settings) as made, made.client() as hutch:
         call = {"tool": "Bash", "input": {"command": "echo $$ > pid; exec sleep 600"}, "run": True}
@@ -186,7 +186,7 @@ async def test_what_cannot_be_killed_is_quarantined_said_and_let_go_when_it_is_g
 
 @contextmanager
 def frozen(pid: int) -> Iterator[Callable[[], None]]:
-    """Freeze a process; what is given thaws it."""
+    """Freeze a process during the block; the yielded function thaws it."""
     group = FREEZER / f"test-{pid}"
     group.mkdir()
 

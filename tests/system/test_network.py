@@ -1,4 +1,4 @@
-"""What the real CLI and its commands reach with each network that the settings may give them."""
+"""What the real CLI and its commands can reach with each network setting."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Page(http.server.BaseHTTPRequestHandler):
         self.wfile.write(b"PAGE %d" % self.connection.getsockname()[1])
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def pages() -> Iterator[tuple[int, int]]:
 
 @pytest.fixture(scope="module")
 async def reloaded(model: Model) -> AsyncIterator[Host]:
-    """A host with a key, whose settings each test replaces."""
+    """A host with a key; each test replaces its settings."""
     async with host(settings_for(model), env={"HTTPS_PROXY": "http://127.0.0.1:9"}) as made:
         await made.hutch("key", "add", "anthropic", input=KEY)
         yield made
@@ -65,7 +65,7 @@ async def reloaded(model: Model) -> AsyncIterator[Host]:
 
 @pytest.fixture(scope="module")
 async def bare(model: Model, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Host]:
-    """A host that has no bubblewrap."""
+    """A host without bubblewrap."""
     path = tmp_path_factory.mktemp("bin")
     for name in ("sh", "setpriv", "git"):
         (path / name).symlink_to(str(shutil.which(name)))
@@ -74,7 +74,7 @@ async def bare(model: Model, tmp_path_factory: pytest.TempPathFactory) -> AsyncI
 
 
 async def ask(on: Host, model: Model, pages: tuple[int, int]) -> tuple[m.Session, str]:
-    """Have an agent ask both servers; return its session and what its command said."""
+    """Make an agent call both servers; return its session and its command's output."""
     model.script = Steps(("go", Use("Bash", {"command": ASK % pages})), ("", Say("done")))
     async with on.client() as hutch:
         session = await on.claude(hutch, "asked")
@@ -86,10 +86,10 @@ async def ask(on: Host, model: Model, pages: tuple[int, int]) -> tuple[m.Session
 
 
 @pytest.mark.parametrize("network", ["full", "broker-only", "allow-list"])
-async def test_an_agent_reaches_its_model_and_beside_it_what_the_settings_say(
+async def test_an_agent_reaches_its_model_and_the_network_of_the_settings(
     reloaded: Host, model: Model, pages: tuple[int, int], network: str
 ) -> None:
-    """The model is the broker's to reach in all of them, and its key stays there."""
+    """With every setting only the broker calls the model, and it keeps the key."""
     bubblewrap()
     model.key = KEY
     settings = f'[sandbox]\nnetwork = "{network}"\nallow = ["127.0.0.1:{pages[0]}"]\n'
@@ -105,16 +105,16 @@ async def test_an_agent_reaches_its_model_and_beside_it_what_the_settings_say(
 
 
 async def play(on: Host, hutch: HutchClient, session: m.Session) -> TurnEnded:
-    """Play a turn of a session; return its end."""
+    """Run a turn of a session; return its end."""
     async with log_of(hutch, session) as log:
         return await log.play(session, "go")
 
 
 @pytest.mark.parametrize("network", ["full", "broker-only", "allow-list"])
-async def test_an_agent_that_plays_a_script_has_the_same_sandbox(
+async def test_a_script_agent_has_the_same_sandbox(
     reloaded: Host, model: Model, pages: tuple[int, int], network: str
 ) -> None:
-    """If the settings require a sandbox; and it reaches the same of the network."""
+    """If the settings require a sandbox, it can reach the same network."""
     bubblewrap()
     settings = f'[sandbox]\nmode = "require"\nnetwork = "{network}"\nallow = ["127.0.0.1:{pages[0]}"]\n'
     line = {"tool": "Bash", "input": {"command": f"{ASK % pages}; ls -d /proc/[0-9]* | wc -l"}, "run": True}
@@ -138,7 +138,7 @@ async def test_an_agent_that_plays_a_script_has_the_same_sandbox(
 async def test_without_bubblewrap_no_session_starts_that_requires_a_sandbox(
     bare: Host, model: Model, agent: str, settings: str
 ) -> None:
-    """No session gets less isolation than the settings require: the reason names the setting and what is missing."""
+    """No session gets less isolation than required: the reason names the setting and the missing part."""
     await bare.reload(settings_for(model, f"[sandbox]\n{settings}\n"))
     async with bare.client() as hutch:
         with pytest.raises(HutchError) as refused:
@@ -155,10 +155,8 @@ async def executors(hutch: HutchClient, session: m.Session) -> list[int]:
 
 
 @pytest.mark.parametrize("gone", ["away", "broken"])
-async def test_a_bubblewrap_that_is_taken_away_stops_sandboxed_sessions(
-    model: Model, tmp_path: Path, gone: str
-) -> None:
-    """Even if the settings would allow less: no session falls back to less isolation than it was promised."""
+async def test_removing_bubblewrap_stops_sandboxed_sessions(model: Model, tmp_path: Path, gone: str) -> None:
+    """Even if the settings would allow less, no session falls back to less isolation than it was promised."""
     program = tmp_path / "bwrap"
     program.symlink_to(bubblewrap())
     model.key = KEY

@@ -27,7 +27,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 async def guarded() -> AsyncIterator[Host]:
-    """A host with that policy."""
+    """A host with this policy."""
     async with policed(HOST, SPARELESS) as made:
         yield made
 
@@ -40,7 +40,7 @@ async def hutch(guarded: Host) -> AsyncIterator[HutchClient]:
 
 
 async def test_rules_are_added_shown_explained_and_removed(guarded: Host) -> None:
-    """Everywhere, or in one project; the layers are shown, and what decides a call is named with its layer."""
+    """For all projects or one; `show` lists the layers, and `explain` names the deciding rule's layer."""
     project = guarded.folder("ruled")
     await guarded.hutch("policy", "add", "allow", "Bash(git:*)", "-C", str(project))
     await guarded.hutch("policy", "add", "ask", "Bash(git push:*)")
@@ -85,16 +85,16 @@ async def test_rules_are_added_shown_explained_and_removed(guarded: Host) -> Non
         (["run", "--agent", "script", "--allow", "Bash(ls", "-d", "x"], 2, "The rule 'Bash(ls' cannot be used"),
     ],
 )
-async def test_what_cannot_be_done_is_said_in_a_sentence(guarded: Host, words: list[str], code: int, said: str) -> None:
-    """With the exit code of its kind."""
+async def test_an_error_is_a_sentence(guarded: Host, words: list[str], code: int, said: str) -> None:
+    """Its exit code tells its class."""
     done = await guarded.hutch(*words, code=code)
 
     assert said in done.err
     assert len(done.err.strip().splitlines()) == 1
 
 
-async def test_cases_are_run_and_fail_on_what_is_not_safe(guarded: Host) -> None:
-    """As text and as JSON, from a file or from standard input."""
+async def test_unsafe_cases_fail_the_policy_test(guarded: Host) -> None:
+    """The report is text or JSON; the cases come from a file or standard input."""
     file = guarded.root / "cases.jsonl"
     file.write_text("".join(json.dumps(case) + "\n" for case in CASES))
     text = await guarded.hutch("policy", "test", str(file), code=1)
@@ -120,8 +120,8 @@ async def test_cases_are_run_and_fail_on_what_is_not_safe(guarded: Host) -> None
     assert "line 1" in unreadable.err
 
 
-async def test_trust_is_in_a_file_as_it_is(guarded: Host, hutch: HutchClient) -> None:
-    """A changed file is untrusted again; `distrust` takes the word back, also when the file is gone."""
+async def test_a_changed_file_is_no_longer_trusted(guarded: Host, hutch: HutchClient) -> None:
+    """`distrust` withdraws the trust, even if the file is gone."""
     folder = guarded.folder("trusting")
     (folder / ".hutch").mkdir()
     file = folder / ".hutch" / "policy.toml"
@@ -156,7 +156,7 @@ async def test_trust_is_in_a_file_as_it_is(guarded: Host, hutch: HutchClient) ->
     assert outcomes == ["trusted", "trusted", "distrusted", "distrusted"]
 
 
-async def test_approve_adds_the_rule_that_was_chosen(guarded: Host, hutch: HutchClient) -> None:
+async def test_approve_adds_the_chosen_rule(guarded: Host, hutch: HutchClient) -> None:
     """For the session or the project; it is shown, and can be removed again."""
     folder = guarded.folder("approving")
     lines = [step(bash("npm run test -- x")), step(bash("npm run lint")), step(bash("npm run lint"))]
@@ -179,7 +179,7 @@ async def test_approve_adds_the_rule_that_was_chosen(guarded: Host, hutch: Hutch
 
 
 async def test_the_audit_is_filtered_and_exported(guarded: Host, hutch: HutchClient) -> None:
-    """By session, action, outcome and time; each line says by whom or by which rule, when, and for which input."""
+    """By session, action, outcome and time; each line has the user or rule, the time and the input."""
     session = await guarded.script(hutch, [step(bash("curl x")), step(bash("touch one")), step(bash("touch two"))])
     async with log_of(hutch, session) as log:
         turn = await hutch.submit_prompt(session.id, "go")
@@ -210,7 +210,7 @@ async def test_the_audit_is_filtered_and_exported(guarded: Host, hutch: HutchCli
 
 
 async def test_a_directory_behind_a_link_is_the_same_project(guarded: Host, hutch: HutchClient) -> None:
-    """Paths are judged where they really are: a rule of the work directory cannot be walked around."""
+    """Paths are judged after their links are resolved: a link does not evade a rule of the working directory."""
     real = guarded.folder("real")
     link = guarded.work / "link"
     link.symlink_to(real)

@@ -1,4 +1,4 @@
-"""What the host's policy denies, asks about and forbids stays so: each way that others might try to loosen it."""
+"""No other layer, mode or user weakens the host's policy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CALLS: Sequence[Call] = (
 
 @pytest.fixture(scope="module")
 async def guarded() -> AsyncIterator[Host]:
-    """A host with that policy."""
+    """A host with this policy."""
     async with policed(HOST, SPARELESS) as made:
         yield made
 
@@ -60,14 +60,14 @@ async def hutch(guarded: Host) -> AsyncIterator[HutchClient]:
 async def open_session(
     host: Host, hutch: HutchClient, folder: Path, tools: tuple[str, ...] = (), **more: Any
 ) -> m.Session:
-    """A session that makes the calls, in a folder."""
+    """Open a session that makes the calls, in a folder."""
     script = host.script_file(folder.name, [step(call) for call in CALLS])
     options = m.AgentOptions(script=script, allowed_tools=tools)
     return await hutch.open_session(m.OpenSession("script", str(folder), options=options, **more))
 
 
 async def assert_guarded(hutch: HutchClient, session: m.Session, *, other: bool) -> None:
-    """See that what the host denies is denied and what it asks about is asked; `other`: all else passes."""
+    """Check that the host's deny and ask rules hold; `other` is whether the remaining calls pass."""
     async with log_of(hutch, session) as log:
         end = await log.play(session, "go", deny)
 
@@ -83,36 +83,36 @@ async def assert_guarded(hutch: HutchClient, session: m.Session, *, other: bool)
 
 
 async def test_a_project_that_is_not_trusted_allows_nothing(guarded: Host, hutch: HutchClient) -> None:
-    """Not even what the host leaves open."""
+    """Not even calls that the host's policy leaves open."""
     folder = guarded.folder("untrusted")
     _write_policy(folder)
     await assert_guarded(hutch, await open_session(guarded, hutch, folder), other=False)
 
 
-async def test_a_trusted_project_opens_what_the_host_leaves_open(guarded: Host, hutch: HutchClient) -> None:
-    """And nothing else."""
+async def test_a_trusted_project_allows_only_what_the_host_leaves_open(guarded: Host, hutch: HutchClient) -> None:
+    """The host's deny and ask rules hold."""
     folder = guarded.folder("trusted")
     _write_policy(folder)
     await guarded.hutch("policy", "trust", str(folder))
     await assert_guarded(hutch, await open_session(guarded, hutch, folder), other=True)
 
 
-async def test_the_rules_of_a_session_open_what_the_host_leaves_open(guarded: Host, hutch: HutchClient) -> None:
-    """The same for `--allow`."""
+async def test_session_rules_allow_only_what_the_host_leaves_open(guarded: Host, hutch: HutchClient) -> None:
+    """The rules of `--allow` are session rules."""
     session = await open_session(guarded, hutch, guarded.folder("session"), rules=m.Rules(allow=EVERYTHING))
     await assert_guarded(hutch, session, other=True)
 
 
-async def test_tools_that_an_agent_is_started_with_are_rules_of_its_session(guarded: Host, hutch: HutchClient) -> None:
-    """Allowed tools loosen no more than other rules do."""
+async def test_tool_options_of_an_agent_are_rules_of_its_session(guarded: Host, hutch: HutchClient) -> None:
+    """Allowed tools allow no more than other rules do."""
     session = await open_session(guarded, hutch, guarded.folder("tools"), tools=("Bash", "Write"))
     await assert_guarded(hutch, session, other=True)
 
     assert session.rules.allow == ("Bash", "Write")
 
 
-async def test_the_rules_of_an_account_open_what_the_host_leaves_open(guarded: Host, hutch: HutchClient) -> None:
-    """And the host's own rules are not the account's to remove."""
+async def test_account_rules_allow_only_what_the_host_leaves_open(guarded: Host, hutch: HutchClient) -> None:
+    """A user cannot remove the host's rules."""
     await guarded.hutch("policy", "add", "allow", *EVERYTHING)
     try:
         await assert_guarded(hutch, await open_session(guarded, hutch, guarded.folder("account")), other=True)
@@ -123,8 +123,8 @@ async def test_the_rules_of_an_account_open_what_the_host_leaves_open(guarded: H
     assert "You have no rule to deny 'Bash(touch denied:*)'" in not_theirs.err
 
 
-async def test_answered_with_always_it_is_asked_again(guarded: Host, hutch: HutchClient) -> None:
-    """Ask beats allow, no matter who decided."""
+async def test_always_does_not_override_an_ask_rule_of_the_host(guarded: Host, hutch: HutchClient) -> None:
+    """The call is asked about again, whoever decided."""
     session = await guarded.script(hutch, [step(bash("touch asked")), step(bash("touch asked"))])
     async with log_of(hutch, session) as log:
         turn = await hutch.submit_prompt(session.id, "go")
@@ -139,7 +139,7 @@ async def test_answered_with_always_it_is_asked_again(guarded: Host, hutch: Hutc
         assert (asked.rule, asked.layer) == (again.rule, again.layer) == ("Bash(touch asked:*)", "host")
 
 
-async def test_bypass_is_refused_where_the_host_forbids_it(guarded: Host, hutch: HutchClient) -> None:
+async def test_bypass_is_refused_if_the_host_forbids_it(guarded: Host, hutch: HutchClient) -> None:
     """For new sessions, for open ones, and as the mode before a plan."""
     folder = guarded.folder("bypass")
     with pytest.raises(HutchError) as refused:
@@ -167,8 +167,8 @@ async def test_no_mode_runs_what_the_host_denies_or_asks_about(
         assert ran <= {"touch other"}
 
 
-async def test_an_edited_input_is_held_against_it(guarded: Host, hutch: HutchClient) -> None:
-    """What was asked may be allowed; what it is edited to is denied, and nothing is decided by that."""
+async def test_an_edited_input_is_judged_by_the_host_policy(guarded: Host, hutch: HutchClient) -> None:
+    """If the requested input may be allowed but its edit is denied, nothing is decided."""
     session = await guarded.script(hutch, [step(bash("touch asked"))])
     async with log_of(hutch, session) as log:
         turn = await hutch.submit_prompt(session.id, "go")
@@ -184,7 +184,7 @@ async def test_an_edited_input_is_held_against_it(guarded: Host, hutch: HutchCli
 
 
 async def test_an_agent_that_writes_the_projects_file_gains_nothing(guarded: Host, hutch: HutchClient) -> None:
-    """The write asks even when all edits are accepted; the new file is not the one that was trusted."""
+    """Writing it is asked about even if all edits are accepted, and the new file is not trusted."""
     folder = guarded.folder("rewritten")
     _write_policy(folder)
     await guarded.hutch("policy", "trust", str(folder))
@@ -204,8 +204,8 @@ async def test_an_agent_that_writes_the_projects_file_gains_nothing(guarded: Hos
         assert "Not trusted" in view.out
 
 
-async def test_a_projects_file_that_cannot_be_read_makes_everything_ask(guarded: Host, hutch: HutchClient) -> None:
-    """Nobody knows what it was to deny; the question and `policy show` say why."""
+async def test_an_unreadable_project_file_makes_everything_ask(guarded: Host, hutch: HutchClient) -> None:
+    """It might have denied anything; the request and `policy show` say why."""
     for name, content, why in (
         ("broken", b"[permissions\n", "line 1"),
         ("large", b"#" * 100_000, "larger than 65536 bytes"),
@@ -227,8 +227,8 @@ async def test_a_projects_file_that_cannot_be_read_makes_everything_ask(guarded:
         assert "NOT in force" in view.out
 
 
-async def test_the_record_names_the_rule_of_the_host(guarded: Host, hutch: HutchClient) -> None:
-    """A denial by rule has its line like every other decision."""
+async def test_the_audit_names_the_rule_of_the_host(guarded: Host, hutch: HutchClient) -> None:
+    """A denial by a rule has a line like every other decision."""
     session = await guarded.script(hutch, [step(bash("touch denied"))])
     async with log_of(hutch, session) as log:
         await log.play(session, "go")

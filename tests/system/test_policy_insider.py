@@ -1,4 +1,4 @@
-"""A process of a session cannot change anything through the client socket; and a doubt is reported."""
+"""A process of a session cannot change anything through the client socket."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LOOKS = ("get_status", "list_sessions", "list_permissions", "show_policy")
 
 @pytest.fixture(scope="module")
 async def guarded() -> AsyncIterator[Host]:
-    """A host for it."""
+    """A host for these tests."""
     async with policed(None, SPARELESS) as made:
         (made.root / "attack.py").write_text(ATTACK)
         yield made
@@ -55,7 +55,7 @@ async def hutch(guarded: Host) -> AsyncIterator[HutchClient]:
 
 
 def _requests(permission: str) -> list[dict[str, Any]]:
-    """A well-formed request for each method that changes something, and for some that only look."""
+    """Return a well-formed request for each method that changes something, and for some that only read."""
     params: dict[str, msgspec.Struct] = {name: CLIENT[name].params() for name in LOOKS}
     params |= {name: example(method.params) for name, method in CLIENT.items() if method.changes}
     params["answer_permission"] = m.AnswerPermission(permission, "allow")
@@ -66,7 +66,7 @@ def _requests(permission: str) -> list[dict[str, Any]]:
 
 
 async def test_every_method_that_changes_something_is_refused(guarded: Host, hutch: HutchClient) -> None:
-    """Though the process has forked twice, leads a session of its own and has no environment. Looking is allowed."""
+    """Even if the process forked twice, leads its own session and has no environment. Reading is allowed."""
     asking = await guarded.script(hutch, [step(bash("touch made"))])
     requests, answers = guarded.root / "requests", guarded.root / "answers"
     attack = f"{sys.executable} -S -E {guarded.root}/attack.py {guarded.socket} {answers} {requests}"
@@ -90,8 +90,8 @@ async def test_every_method_that_changes_something_is_refused(guarded: Host, hut
     assert [one.outcome for one in await audit_of(hutch, asking, action="permission")] == ["denied"]
 
 
-async def test_inspect_says_what_would_escape(guarded: Host, hutch: HutchClient) -> None:
-    """Without a sandbox that hides the socket the look at processes is not complete."""
+async def test_inspect_says_which_processes_would_not_be_recognised(guarded: Host, hutch: HutchClient) -> None:
+    """Unless a sandbox hides the socket, hutchd cannot recognise every process of a session."""
     session = await guarded.script(hutch, [])
     shown = await guarded.hutch("inspect", session.id)
 

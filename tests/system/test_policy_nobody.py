@@ -1,4 +1,4 @@
-"""Questions when nobody looks: waiting with an end, telling somebody, and hutchd restarted meanwhile."""
+"""Permission requests while no user is present: expiry, notification, and a restart of hutchd."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ mv "$HOME/told.part" "$HOME/told"
 
 @pytest.fixture(scope="module")
 async def notifying() -> AsyncIterator[Host]:
-    """A host that calls a command with each question."""
+    """A host that runs a command for each request."""
     command = "/bin/sh"
     async with policed(
         None,
@@ -47,8 +47,8 @@ async def hutch(notifying: Host) -> AsyncIterator[HutchClient]:
         yield client
 
 
-async def test_the_notify_command_gets_the_question(notifying: Host, hutch: HutchClient) -> None:
-    """On its standard input, with an environment of allowed names; a user whom it reached counts as present."""
+async def test_the_notify_command_gets_the_request(notifying: Host, hutch: HutchClient) -> None:
+    """On standard input, with allowed environment variables only; a notified user counts as present."""
     session = await notifying.script(hutch, [step(bash("touch made"))], when_nobody="deny")
     async with log_of(hutch, session, answers=False) as log:
         turn = await hutch.submit_prompt(session.id, "go")
@@ -66,8 +66,8 @@ async def test_the_notify_command_gets_the_question(notifying: Host, hutch: Hutc
     assert not {name for name in names if name.startswith("HUTCH")} | ({"OTHER"} & names)
 
 
-async def test_where_nobody_could_be_told_the_session_says_what_happens(notifying: Host, hutch: HutchClient) -> None:
-    """A command that fails has told nobody."""
+async def test_after_a_failed_notification_when_nobody_applies(notifying: Host, hutch: HutchClient) -> None:
+    """A command that fails has notified no user."""
     (notifying.home / "nobody").touch()
     try:
         session = await notifying.script(hutch, [step(bash("touch made"))], when_nobody="deny")
@@ -81,8 +81,8 @@ async def test_where_nobody_could_be_told_the_session_says_what_happens(notifyin
     assert (line.actor, line.outcome) == ("nobody", "denied")
 
 
-async def test_pending_watch_prints_each_question_as_it_comes(notifying: Host, hutch: HutchClient) -> None:
-    """First what waits already; and who watches is there to answer."""
+async def test_pending_watch_prints_each_request(notifying: Host, hutch: HutchClient) -> None:
+    """First those already pending; the watching user counts as present."""
     before = await notifying.script(hutch, [step(bash("touch before"))])
     after = await notifying.script(hutch, [step(bash("touch after"))])
     first = await hutch.submit_prompt(before.id, "go")
@@ -102,8 +102,8 @@ async def test_pending_watch_prints_each_question_as_it_comes(notifying: Host, h
     assert [one["call"]["command"] for one in shown] == ["touch before", "touch after"]
 
 
-async def test_a_question_that_waits_ends_with_its_time() -> None:
-    """Expired is a state of its own: the turn goes on, and a late decision gets the request as it stands."""
+async def test_a_pending_request_expires_at_its_deadline() -> None:
+    """The state is `expired`, the turn goes on, and a late decision gets the settled request."""
     async with policed(None, SPARELESS, permissions="expiry = 1.0\n") as host, host.client() as hutch:
         session = await host.script(hutch, [step(bash("touch made")), {"text": "went on"}])
         async with log_of(hutch, session) as log:
@@ -122,8 +122,8 @@ async def test_a_question_that_waits_ends_with_its_time() -> None:
             assert not Path(session.cwd, "made").exists()
 
 
-async def test_a_question_finds_nobody_after_a_restart() -> None:
-    """Who was there before is given time to come back; then the session's word for nobody being there counts."""
+async def test_when_nobody_applies_after_a_restart() -> None:
+    """Clients get time to reconnect; then the session's `when_nobody` applies."""
     async with policed(None, SPARELESS, permissions="return_grace = 0.2\n") as host:
         async with host.client() as hutch:
             session = await host.script(hutch, [step(bash("touch made"))], when_nobody="deny")

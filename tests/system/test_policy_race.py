@@ -1,4 +1,4 @@
-"""Two clients that answer the same questions at once, a thousand times."""
+"""Two clients decide the same permission requests concurrently, a thousand times."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 SESSIONS, QUESTIONS = 8, 125
 
 
-async def test_of_two_answers_one_stands_and_the_other_is_told() -> None:
-    """Each question has one decision, one event and one line in the audit; the loser gets the request as it stands."""
+async def test_of_two_decisions_one_stands_and_the_other_is_refused() -> None:
+    """Each request has one decision, one event and one audit line; the loser gets the settled request."""
     async with policed(None, SPARELESS) as host, host.client() as one, host.client() as two:
         outcomes: dict[str, list[str]] = {}
         async with anyio.create_task_group() as group:

@@ -1,4 +1,4 @@
-"""Questions and the queue, with the script runner: who is there, who is first, what waits."""
+"""Permission requests and the queue, with the script runner: presence, races, order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ASK = {"tool": "Bash", "input": {"command": "touch made"}, "run": True}
 
 @pytest.fixture(scope="module")
 async def script_host() -> AsyncIterator[Host]:
-    """A host on which a client that left counts as there for a moment only."""
+    """A host on which a client counts as present only for a moment after it left."""
     async with host("[executors]\nspares = 0\n[permissions]\nreturn_grace = 0.2\n") as made:
         yield made
 
@@ -36,10 +36,10 @@ async def hutch(script_host: Host) -> AsyncIterator[HutchClient]:
 
 
 @pytest.mark.parametrize(("policy", "state"), [("deny", "completed"), ("stop", "stopped")])
-async def test_nobody_there_means_what_the_session_says(
+async def test_the_session_says_what_happens_when_nobody_is_there(
     script_host: Host, hutch: HutchClient, policy: m.WhenNobody, state: str
 ) -> None:
-    """Denied, and the turn goes on; or stopped. Either way nothing ran, and the record says that nobody was there."""
+    """The call is denied and the turn goes on, or it stops. Nothing ran, and the record gives the reason."""
     session = await script_host.script(hutch, [ASK], when_nobody=policy)
     async with log_of(hutch, session, answers=False) as log:
         end = await log.ended(await hutch.submit_prompt(session.id, "go"))
@@ -50,10 +50,8 @@ async def test_nobody_there_means_what_the_session_says(
     assert not Path(session.cwd, "made").exists()
 
 
-async def test_a_question_is_denied_when_the_last_who_could_answer_leaves(
-    script_host: Host, hutch: HutchClient
-) -> None:
-    """As long as somebody is there it waits."""
+async def test_a_request_is_denied_when_the_last_client_leaves(script_host: Host, hutch: HutchClient) -> None:
+    """It waits as long as a client that can decide is connected."""
     session = await script_host.script(hutch, [ASK], when_nobody="deny")
     async with log_of(hutch, session, answers=False) as log:
         async with script_host.client() as person, log_of(person, session) as watched:
@@ -67,8 +65,8 @@ async def test_a_question_is_denied_when_the_last_who_could_answer_leaves(
         assert [one.state for one in log.of("permission_settled")] == ["denied"]
 
 
-async def test_the_first_of_many_answers_stands(script_host: Host, hutch: HutchClient) -> None:
-    """Of clients that answer at the same time one decides, and the others get the question as it stands."""
+async def test_the_first_of_many_decisions_stands(script_host: Host, hutch: HutchClient) -> None:
+    """The other clients get the settled request."""
     session = await script_host.script(hutch, [ASK])
     outcomes: list[m.Permission | HutchError] = []
 
@@ -97,7 +95,7 @@ async def test_the_first_of_many_answers_stands(script_host: Host, hutch: HutchC
 
 
 async def test_an_interrupting_denial_stops_the_turn(script_host: Host, hutch: HutchClient) -> None:
-    """`hutch deny --stop` refuses the call and ends what asked for it."""
+    """`hutch deny --stop` denies the call and ends its turn."""
     session = await script_host.script(hutch, [ASK, {"text": "went on"}])
     async with log_of(hutch, session) as log:
         turn = await hutch.submit_prompt(session.id, "go")
@@ -109,8 +107,8 @@ async def test_an_interrupting_denial_stops_the_turn(script_host: Host, hutch: H
         assert log.of("text") == []
 
 
-async def test_an_answer_for_the_session_is_not_asked_for_again(script_host: Host, hutch: HutchClient) -> None:
-    """The rule that came of it lets the same call happen in this session, and in no other."""
+async def test_a_decision_for_the_session_holds_for_the_session(script_host: Host, hutch: HutchClient) -> None:
+    """Its rule allows the same call in this session and in no other."""
     session = await script_host.script(hutch, [ASK, ASK])
     other = await script_host.script(hutch, [ASK])
     async with log_of(hutch, session) as log:
@@ -138,10 +136,10 @@ async def test_an_answer_for_the_session_is_not_asked_for_again(script_host: Hos
     ],
     ids=["asks", "allowed by a rule", "bypass", "denied by a rule"],
 )
-async def test_mode_and_rules_decide_what_is_asked(
+async def test_mode_and_rules_decide_without_a_request(
     script_host: Host, hutch: HutchClient, mode: m.PermissionMode, rules: m.Rules, asked: bool | None
 ) -> None:
-    """None: not asked, and not run."""
+    """A denied call makes no request and does not run."""
     session = await script_host.script(hutch, [ASK], permission_mode=mode, rules=rules)
     async with log_of(hutch, session) as log:
         await log.play(session, "go", allow)
@@ -150,8 +148,8 @@ async def test_mode_and_rules_decide_what_is_asked(
         assert Path(session.cwd, "made").exists() is (asked is not None)
 
 
-async def test_prompts_wait_their_turn_and_can_be_taken_back(script_host: Host, hutch: HutchClient) -> None:
-    """They run one at a time in order; a cancelled one never runs."""
+async def test_queued_prompts_run_in_order_and_can_be_cancelled(script_host: Host, hutch: HutchClient) -> None:
+    """They run one at a time; a cancelled one never runs."""
     lines: list[dict[str, Any]] = [{"wait_file": "go"}, {"text": "first"}, {"turn": True}, {"text": "later"}]
     session = await script_host.script(hutch, lines)
     async with log_of(hutch, session) as log:
@@ -172,7 +170,7 @@ async def test_prompts_wait_their_turn_and_can_be_taken_back(script_host: Host, 
 
 
 async def test_a_prompt_sent_twice_runs_once(script_host: Host, hutch: HutchClient) -> None:
-    """With the same key it is the same turn, also after it has ended; other content under it is refused."""
+    """The same key is the same turn, even after it ended; other content under that key is refused."""
     session = await script_host.script(hutch, [{"text": "once"}])
     prompt = m.SubmitPrompt(session.id, "go", idempotency_key="a key")
     async with log_of(hutch, session) as log:
@@ -188,8 +186,8 @@ async def test_a_prompt_sent_twice_runs_once(script_host: Host, hutch: HutchClie
         assert len(await hutch.list_turns(session.id)) == 1
 
 
-async def test_an_executor_that_ends_in_mid_turn_fails_it(script_host: Host, hutch: HutchClient) -> None:
-    """What was reported stays, the prompt is not run again, and the next one finds another executor."""
+async def test_an_executor_that_ends_during_a_turn_fails_it(script_host: Host, hutch: HutchClient) -> None:
+    """Its reports stay, the prompt is not run again, and the next one gets a new executor."""
     lines: list[dict[str, Any]] = [
         {"text": "so far"},
         {"wait_file": "go"},

@@ -1,4 +1,4 @@
-"""The README's way to a host with many people, followed word by word, but for what needs a network or systemd."""
+"""The README's setup of a shared host, followed word by word, without its steps that need a network or systemd."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ PEOPLE = ("alice", "bob")
 
 @pytest.fixture
 def made() -> Iterator[World]:
-    """A world where alice and bob have accounts with uids that are nobody's else, and alice a project."""
+    """A world where alice and bob have accounts with unused uids, and alice has a project."""
     with world() as made:
         for at, name in enumerate(PEOPLE):
             made.run(f"useradd --uid {40_000 + os.getpid() % 9_000 * 2 + at} --create-home --shell /bin/bash {name}")
         made.run("mkdir ~/project && cd ~/project && git init -q && echo hello > till.py", as_="alice")
         pip, *rest = block("install")
-        assert pip == "python3 -m venv /opt/hutch && /opt/hutch/bin/pip install ."  # the world has it already
+        assert pip == "python3 -m venv /opt/hutch && /opt/hutch/bin/pip install ."  # already installed in this world
         made.run(*rest)
         yield made
     for group in sorted(Path("/sys/fs/cgroup").glob(f"*/{GROUP}/**/"), reverse=True):
@@ -57,7 +57,7 @@ async def model() -> AsyncIterator[Model]:
 
 @pytest.mark.parametrize("way", ["by hand", "sudo"])
 async def test_from_nothing_to_the_first_turn(made: World, model: Model, way: str) -> None:
-    """alice's agent runs under her own account, and doctor says that nothing is missing for either of them."""
+    """alice's agent runs under her own account, and doctor finds nothing missing for either user."""
     *folders, launcher, hutchd = block("by hand")
     made.run(*folders)
     if way == "sudo":
@@ -88,8 +88,8 @@ async def test_from_nothing_to_the_first_turn(made: World, model: Model, way: st
     assert [line for line in lines if line.startswith("!!")] == []
 
 
-async def test_as_its_units_have_it(made: World, model: Model) -> None:
-    """The same with hutchd shut in and the launcher with no more rights than its unit leaves it."""
+async def test_the_setup_works_under_the_restrictions_of_its_units(made: World, model: Model) -> None:
+    """hutchd is restricted like its unit, and the launcher has no more rights than its unit grants."""
     texts = render_systemd(["/opt/hutch/bin/hutchd"], {}, system=True, launcher=["/opt/hutch/bin/hutch-launcher"])
     (capabilities,) = re.findall(r"^CapabilityBoundingSet=(.*)$", texts[LAUNCHER], re.MULTILINE)
     bounded = "".join(f",+{name.removeprefix('CAP_').lower()}" for name in capabilities.split())
@@ -114,8 +114,8 @@ async def test_as_its_units_have_it(made: World, model: Model) -> None:
     assert status["isolation"]["level"] == "strict"
 
 
-def test_the_sudo_way(made: World) -> None:
-    """Exactly one rule, by which hutchd starts the launcher, and which doctor knows from any wider one."""
+def test_hutchd_starts_the_launcher_by_one_sudo_rule(made: World) -> None:
+    """doctor distinguishes that rule from any wider one."""
     visudo()
     made.run("install -d -o hutch -g hutch -m 700 /var/lib/hutch", *block("sudo"))
     doctor = made.run("hutch doctor --system", code=None).out
@@ -128,10 +128,10 @@ def test_the_sudo_way(made: World) -> None:
     assert "with wildcards, which match more than they seem to: (root) NOPASSWD: /opt/hutch/bin/*" in wider
 
 
-def test_the_units_are_written_for_what_is_installed(made: World) -> None:
-    """For an account that can run it, from where only root can change it; else the door in the way is named."""
+def test_the_units_run_the_installed_program(made: World) -> None:
+    """The account must be able to run it and only root to change it; otherwise the closed directory is named."""
     systemd_analyze()
-    made.run("mkdir -p /run/systemd/system")  # as where systemd has booted; nothing is started
+    made.run("mkdir -p /run/systemd/system")  # pretend that systemd has booted; nothing is started
     made.run("chmod 700 /opt/hutch")
     closed = made.run("hutch service install --system", code=1).err
     made.run("chmod 777 /opt/hutch")
@@ -157,8 +157,8 @@ def test_the_units_are_written_for_what_is_installed(made: World) -> None:
     ]
 
 
-def test_each_thing_that_keeps_an_account_from_working_is_named(made: World) -> None:
-    """The first closed door on the way to the code, an account that has expired, a home that is another's."""
+def test_doctor_names_each_obstacle_of_an_account(made: World) -> None:
+    """The first closed directory on the way to the code, an expired account, another user's home."""
     made.run(
         """echo 'users = ["alice", "bob", "carol", "nobody-at-all"]' > /etc/hutch/launcher.toml""",
         "useradd --create-home --expiredate 2001-01-01 carol",
@@ -182,8 +182,8 @@ def test_each_thing_that_keeps_an_account_from_working_is_named(made: World) -> 
     assert "!!  launcher's socket: /run/hutch-launcher/launcher.sock\n    → It does not exist." in as_bob
 
 
-def test_the_world_is_no_part_of_the_machine(made: World) -> None:
-    """Its accounts and files are not to be seen outside."""
+def test_the_world_changes_nothing_on_the_machine(made: World) -> None:
+    """Its accounts and files are not visible outside."""
     made.run("touch /etc/hutch/x /opt/x /var/lib/x /run/x /home/x")
 
     assert not any(Path(path).exists() for path in ("/etc/hutch/x", "/opt/x", "/var/lib/x", "/run/x", "/home/x"))

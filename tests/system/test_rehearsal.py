@@ -31,7 +31,7 @@ KEY = "sk-rehearsal-system"
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The SDK hands its own environment on: leave nothing in it but the way to the programs."""
+    """Keep only PATH: the SDK passes its environment on."""
     for name in os.environ.keys() - {"PATH", "PYTEST_CURRENT_TEST"}:
         monkeypatch.delenv(name)
 
@@ -52,7 +52,7 @@ def options(model: Model, folder: Path, key: str = KEY, **more: Any) -> ClaudeAg
 
 
 async def run(prompt: str, chosen: ClaudeAgentOptions) -> list[Message]:
-    """All messages of one query. The SDK raises after the result of a turn that failed: the result says it all."""
+    """Return all messages of one query. The SDK raises after the result of a failed turn; the result suffices."""
     messages: list[Message] = []
     async with aclosing(query(prompt=prompt, options=chosen)) as stream:  # type: ignore[type-var]
         with suppress(ResultError):
@@ -76,8 +76,8 @@ def results(messages: list[Message]) -> list[ToolResultBlock]:
     return [b for b in blocks if isinstance(b, ToolResultBlock)]
 
 
-async def test_the_agent_hears_what_the_model_says(tmp_path: Path) -> None:
-    """Text and thinking arrive whole, delta by delta, and the model saw the right key and the prompt."""
+async def test_the_agent_receives_text_and_thinking(tmp_path: Path) -> None:
+    """They arrive whole, delta by delta, and the model saw the right key and the prompt."""
     text = "Grüße, 世界 😀. " * 20
     async with serve(key=KEY, script=Steps(("hello", [Think("hm"), Cut(7), Say(text, chunks=50)]))) as model:
         messages = await run("hello", options(model, tmp_path, include_partial_messages=True))
@@ -89,8 +89,8 @@ async def test_the_agent_hears_what_the_model_says(tmp_path: Path) -> None:
         assert not outcome(messages).is_error
 
 
-async def test_a_tool_call_runs_and_its_result_comes_back(tmp_path: Path) -> None:
-    """The next step of the script hears what the command printed."""
+async def test_a_tool_call_runs_and_returns_its_result(tmp_path: Path) -> None:
+    """The script's next step receives the command's output."""
     steps = Steps(
         ("go", Use("Bash", {"command": "echo $((40 + 2)) apples", "description": "Count"}, chunks=5)),
         ("42 apples", Say("I counted 42.")),
@@ -102,8 +102,8 @@ async def test_a_tool_call_runs_and_its_result_comes_back(tmp_path: Path) -> Non
         assert [(r.call and r.call.tool, r.text) for r in model.turns[-1].fresh] == [("Bash", "42 apples")]
 
 
-async def test_parallel_calls_come_back_together(tmp_path: Path) -> None:
-    """Two calls in one reply are answered in one request, in the order in which they ended."""
+async def test_results_of_parallel_calls_return_in_one_request(tmp_path: Path) -> None:
+    """In the order in which the calls ended."""
     calls = [Use("Bash", {"command": f"echo {n}", "description": n}) for n in ("first", "second")]
     async with serve(key=KEY, script=Steps(("go", calls), ("second", Say("both")))) as model:
         messages = await run("go", options(model, tmp_path))
@@ -114,7 +114,7 @@ async def test_parallel_calls_come_back_together(tmp_path: Path) -> None:
 
 
 async def test_a_wrong_key_ends_the_turn(tmp_path: Path) -> None:
-    """401 reaches the agent as such, and the script is never asked."""
+    """The agent receives the 401, and the script gets no request."""
     async with serve(key=KEY, script=echo) as model:
         messages = await run("hello", options(model, tmp_path, key="sk-wrong"))
 
@@ -123,8 +123,8 @@ async def test_a_wrong_key_ends_the_turn(tmp_path: Path) -> None:
         assert model.turns == []
 
 
-async def test_a_server_error_that_stays_ends_the_turn(tmp_path: Path) -> None:
-    """500 on the request and on its retry is the turn's result."""
+async def test_a_repeated_server_error_ends_the_turn(tmp_path: Path) -> None:
+    """A 500 for the request and its retry is the turn's result."""
     async with serve(key=KEY, script=lambda _: Refuse(500)) as model:
         messages = await run("hello", options(model, tmp_path))
 
@@ -132,7 +132,7 @@ async def test_a_server_error_that_stays_ends_the_turn(tmp_path: Path) -> None:
         assert len(model.turns) == 2
 
 
-async def test_a_server_error_that_passes_is_survived(tmp_path: Path) -> None:
+async def test_a_single_server_error_is_survived(tmp_path: Path) -> None:
     """The retry takes the script's next step."""
     async with serve(key=KEY, script=Steps((anything, Refuse(500)), (anything, Say("better now")))) as model:
         messages = await run("hello", options(model, tmp_path))
@@ -141,8 +141,8 @@ async def test_a_server_error_that_passes_is_survived(tmp_path: Path) -> None:
     assert not outcome(messages).is_error
 
 
-async def test_a_dropped_stream_is_asked_for_again(tmp_path: Path) -> None:
-    """A reset in mid-stream leads to one more request, whose answer stands."""
+async def test_a_dropped_stream_is_requested_again(tmp_path: Path) -> None:
+    """After a reset during the stream, the reply to the second request is used."""
     steps = Steps((anything, [Say("half of the ans"), Drop()]), (anything, Say("the answer")))
     async with serve(key=KEY, script=steps) as model:
         messages = await run("hello", options(model, tmp_path))
@@ -151,7 +151,7 @@ async def test_a_dropped_stream_is_asked_for_again(tmp_path: Path) -> None:
         assert len(model.turns) == 2
 
 
-async def test_the_demo_mends_the_repository(tmp_path: Path) -> None:
+async def test_the_demo_repairs_the_repository(tmp_path: Path) -> None:
     """The demo's script and the real tools make the failing test pass."""
     async with serve(key=KEY, script=demo) as model:
         chosen = options(model, tmp_path, permission_mode="acceptEdits", allowed_tools=["Bash"])

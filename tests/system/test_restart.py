@@ -1,4 +1,4 @@
-"""hutchd killed in the middle of everything, with the real CLI: nothing is lost, nothing runs twice."""
+"""hutchd is killed at busy moments, with the real CLI: nothing is lost, nothing runs twice."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.system.log import log_of, wait_for, without_gaps
 pytestmark = pytest.mark.system
 
 
-async def test_a_killed_hutchd_loses_neither_the_turn_nor_its_question() -> None:
-    """With a question pending: the next hutchd adopts the executor, the answer reaches it, each event is there once."""
+async def test_a_killed_hutchd_loses_neither_the_turn_nor_its_request() -> None:
+    """The next hutchd adopts the executor, the decision reaches it, and each event exists once."""
     script = Steps(
         ("go", [Say("I ask first.", chunks=3), Use("Bash", {"command": "echo once >> ran; cat ran"})]),
         ("once", Say("It ran.", chunks=3)),
@@ -50,8 +50,8 @@ async def test_a_killed_hutchd_loses_neither_the_turn_nor_its_question() -> None
         assert len(model.turns) == 2
 
 
-async def test_what_the_agent_says_while_hutchd_is_down_is_not_lost() -> None:
-    """The executor keeps it and hands it over; the turn may even end meanwhile."""
+async def test_events_while_hutchd_is_down_are_not_lost() -> None:
+    """The executor keeps them and hands them in; the turn may even end meanwhile."""
     pause = Pause()
     script = Steps(
         ("go", [Say("before, ", chunks=4), pause, Say("meanwhile", chunks=40)]), Step(anything, Say("ok"), None)
@@ -79,7 +79,7 @@ async def test_what_the_agent_says_while_hutchd_is_down_is_not_lost() -> None:
 
 
 async def test_after_an_orderly_restart_the_conversation_goes_on() -> None:
-    """hutchd ended its executors; the next one starts another, and the model hears what was said before."""
+    """hutchd ended its executors; a new one starts, and the model gets the earlier conversation."""
     script = Steps(("remember the sheep", Say("I will")), Step(anything, Say("ok"), None))
     async with serve(key=KEY, script=script) as model, host(settings_for(model)) as made:
         await made.hutch("key", "add", "anthropic", input=KEY)

@@ -1,4 +1,4 @@
-"""The sandbox of an executor that hutch-launcher started: no new privileges, another uid than root."""
+"""The sandbox of an executor that hutch-launcher started: no new privileges, a uid other than root."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def ada() -> Iterator[Account]:
 
 @pytest.fixture(scope="module")
 def bob() -> Iterator[Account]:
-    """Another."""
+    """Another account."""
     with account("bob") as made:
         yield made
 
 
 def folder(of: Account, name: str) -> Path:
-    """Make a directory of the account's own in its home."""
+    """Create a directory of the account in its home."""
     made = of.home / name
     made.mkdir(mode=0o700)
     os.chown(made, of.uid, of.gid)
@@ -70,8 +70,8 @@ def folder(of: Account, name: str) -> Path:
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_walls_of_its_own_can_be_put_up_inside(ada: Account, network: Network) -> None:
-    """With namespaces for processes and network, as an agent's own sandbox has them: the outer ones hold on."""
+def test_an_agent_can_start_its_own_sandbox_inside(ada: Account, network: Network) -> None:
+    """It may use process and network namespaces; the outer sandbox still holds."""
     program = bubblewrap()
     nested = (
         f"{program} --unshare-user --unshare-pid --unshare-net --ro-bind / / --dev /dev --proc /proc"
@@ -89,7 +89,7 @@ def test_walls_of_its_own_can_be_put_up_inside(ada: Account, network: Network) -
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_the_clis_own_sandbox_works_inside(ada: Account, network: Network) -> None:
-    """Turned on by its settings: the commands of the real CLI have a network and a view of the files of their own."""
+    """If its settings enable it, the real CLI's commands get their own network and view of the files."""
     required_program("socat")
     top, place = Path(__file__).parents[2], folder(ada, f"cli-{network}")
     code, root = place / "code", folder(ada, f"cli-{network}/root")
@@ -120,7 +120,7 @@ def test_the_clis_own_sandbox_works_inside(ada: Account, network: Network) -> No
 
 @asynccontextmanager
 async def executor(of: Account, hutchd: FakeHutchd) -> AsyncIterator[Process]:
-    """Run an executor as the account, connected to a hutchd of its own."""
+    """Run an executor as the account, connected to its own hutchd."""
     async with hutchd.up():
         hutchd.path.chmod(0o666)
         process = await anyio.open_process(
@@ -162,14 +162,14 @@ ls -d /proc/[0-9]* | wc -l
 
 @pytest.fixture
 def sockets() -> Iterator[Path]:
-    """A directory that every account can get through."""
+    """A directory that every account can traverse."""
     with tempfile.TemporaryDirectory(prefix="hutch-run-") as made:
         Path(made).chmod(0o711)
         yield Path(made)
 
 
-async def test_no_process_of_hutch_is_seen_from_inside(ada: Account, bob: Account, sockets: Path) -> None:
-    """Neither its own executor nor that of another account, nor anything in their memory or among their files."""
+async def test_no_process_of_hutch_is_visible_inside(ada: Account, bob: Account, sockets: Path) -> None:
+    """Neither its own executor nor another account's is visible, nor their memory or files."""
     cwd, spool = folder(ada, "seen"), folder(ada, "seen-spool")
     hutchds = FakeHutchd(sockets / "ada.sock"), FakeHutchd(sockets / "bob.sock")
     async with executor(ada, hutchds[0]) as own, executor(bob, hutchds[1]) as other:

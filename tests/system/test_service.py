@@ -1,4 +1,4 @@
-"""hutchd under a service manager: its variables, the sockets it is passed, and what no child of it sees."""
+"""hutchd under a service manager: its variables, its passed sockets, and what its children do not inherit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ os.execv(sys.executable, [sys.executable, "-m", "hutch_daemon"])
 
 
 class Manager:
-    """The end of NOTIFY_SOCKET at which the manager listens."""
+    """The socket of NOTIFY_SOCKET on which the manager listens."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -49,7 +49,7 @@ class Manager:
         self._sock.close()
 
     async def hear(self, *lines: str) -> str:
-        """Wait for the next message that has a line that begins so, for each of `lines`."""
+        """Wait for the next message with a line that starts with each of `lines`."""
         with anyio.fail_after(START):
             while True:
                 await anyio.wait_readable(self._sock)
@@ -61,7 +61,7 @@ class Manager:
 
 @pytest.fixture
 async def made() -> AsyncIterator[Host]:
-    """A host whose hutchd the test starts itself."""
+    """A host whose hutchd the test starts."""
     async with host("[executors]\nspares = 0\n", start=False) as made:
         made.write_settings()
         yield made
@@ -78,7 +78,8 @@ def manager(made: Host) -> Iterator[Manager]:
 async def _launch(
     made: Host, manager: Manager | None, passed: dict[str, socket.socket] | None = None, *, watchdog: str = ""
 ) -> None:
-    """Start hutchd as a manager does; return at once. Beats fill the manager's queue (10 by default), so few ask."""
+    """Start hutchd as a manager does; return at once. Heartbeats fill the manager's queue (10 by default), so few are
+    sent."""
     passed = passed or {}
     fds = [sock.fileno() for sock in passed.values()]
     env = {"LISTEN_FDS": str(len(fds)), "LISTEN_FDNAMES": ":".join(passed), "WATCHDOG_USEC": watchdog}
@@ -98,7 +99,7 @@ async def _launch(
 
 @contextmanager
 def _sockets(made: Host) -> Iterator[dict[str, socket.socket]]:
-    """The sockets as a manager makes them."""
+    """Create the sockets as a manager does."""
     with ExitStack() as stack:
         sockets = {}
         for name in ("client", "executor"):
@@ -110,8 +111,8 @@ def _sockets(made: Host) -> Iterator[dict[str, socket.socket]]:
 
 
 @pytest.mark.parametrize("kind", ["path", "abstract"])
-async def test_ready_is_said_when_it_serves_and_stopping_when_it_stops(made: Host, kind: str) -> None:
-    """A client that asks at that moment is answered; the watchdog is fed as long as hutchd lives."""
+async def test_ready_is_sent_when_it_serves_and_stopping_when_it_stops(made: Host, kind: str) -> None:
+    """A client that connects at READY is served; the watchdog gets messages as long as hutchd lives."""
     manager = Manager(str(made.root / "notify") if kind == "path" else f"@hutch-{secrets.token_hex(8)}")
     try:
         await _launch(made, manager, watchdog="400000")
@@ -132,8 +133,8 @@ async def test_ready_is_said_when_it_serves_and_stopping_when_it_stops(made: Hos
         manager.close()
 
 
-async def test_a_reload_is_said_from_its_begin_to_its_end(made: Host, manager: Manager) -> None:
-    """With the moment at which it began; the status reports settings that cannot be used."""
+async def test_a_reload_is_reported_from_start_to_end(made: Host, manager: Manager) -> None:
+    """With the time of its start; the status reports invalid settings."""
     await _launch(made, manager)
     await manager.hear("READY=1")
     made.settings = "[turns]\ntimeuot = 1\n"
@@ -147,7 +148,7 @@ async def test_a_reload_is_said_from_its_begin_to_its_end(made: Host, manager: M
 
 
 async def test_passed_sockets_outlive_hutchd(made: Host, manager: Manager) -> None:
-    """Both are used as they are; who dials while no hutchd runs is served by the next one."""
+    """hutchd uses both; a client that connects while no hutchd runs is served by the next."""
     ask = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "get_version", "params": {}}) + "\n"
     with _sockets(made) as passed:
         await _launch(made, manager, passed)
@@ -181,7 +182,7 @@ async def test_passed_sockets_outlive_hutchd(made: Host, manager: Manager) -> No
     ],
 )
 async def test_other_sockets_are_refused(made: Host, names: dict[str, str], code: int, says: str) -> None:
-    """hutchd does not start, says why in one sentence, and leaves their files alone."""
+    """hutchd does not start, gives the reason in one sentence, and leaves their files alone."""
     with _sockets(made) as passed:
         await _launch(made, None, {name: passed[which] for name, which in names.items()})
         ended = await made.exited()
@@ -192,8 +193,8 @@ async def test_other_sockets_are_refused(made: Host, names: dict[str, str], code
         assert {"client.sock", "executor.sock"} <= {path.name for path in made.runtime.iterdir()}
 
 
-async def test_a_file_in_the_place_of_a_socket_is_told_in_a_sentence(made: Host) -> None:
-    """Of the last one that is opened too, when all else is up."""
+async def test_a_file_in_place_of_a_socket_is_an_error_in_one_sentence(made: Host) -> None:
+    """Also for the socket that hutchd opens last."""
     made.socket.touch()
     refused = await made.hutchd()
 
@@ -202,8 +203,8 @@ async def test_a_file_in_the_place_of_a_socket_is_told_in_a_sentence(made: Host)
     assert "Traceback" not in refused.err
 
 
-async def test_no_child_sees_what_the_manager_passed(made: Host, manager: Manager) -> None:
-    """Neither what hutchd runs to look at the host, nor an agent: they could speak in its name."""
+async def test_no_child_inherits_the_managers_sockets_and_variables(made: Host, manager: Manager) -> None:
+    """Neither probes nor agents do: they could notify the manager as hutchd."""
     programs = made.root / "programs"
     programs.mkdir()
     (programs / "bwrap").write_text(f'#!/bin/sh\nenv >> "{made.root}/seen"\necho ok\n')

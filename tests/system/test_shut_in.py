@@ -1,4 +1,4 @@
-"""hutchd and its broker under all that a host's unit forbids: their view of the host, what they may call."""
+"""hutchd and its broker under the restrictions of a host's unit: visible files and allowed system calls."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ tried("opens a Unix socket", lambda: socket.socket(socket.AF_UNIX))
 
 @dataclass(frozen=True)
 class ShutIn:
-    """A hutchd that runs so, below `folder`."""
+    """A hutchd under these restrictions, below `folder`."""
 
     folder: Path
     who: Account
@@ -57,30 +57,30 @@ class ShutIn:
     pid: int
 
     def hutch(self, *words: str, input: str = "") -> str:
-        """Run the command as hutchd's own account; returns what it printed."""
+        """Run the command as hutchd's account; return its output."""
         done = self.who.run(installed().command("hutch"), *words, input=input, env={**self.who.env, **self.places})
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def status(self) -> dict[str, Any]:
-        """Return what it says of itself."""
+        """Return hutchd's status."""
         return dict(json.loads(self.hutch("status", "-o", "json")))
 
     def children(self) -> list[int]:
-        """Return what it has started."""
+        """Return hutchd's child processes."""
         tasks = Path(f"/proc/{self.pid}/task").iterdir()
         return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
 
 
 def status_of(pid: int) -> dict[str, str]:
-    """Return what the kernel says of a process."""
+    """Return the kernel's status of a process."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 @pytest.fixture
 def shut_in() -> Iterator[ShutIn]:
-    """hutchd in system mode, by the text of its unit, with directories of its own."""
+    """hutchd in system mode, restricted by its unit's text, with its own directories."""
     systemd_analyze()
     copy = installed()
     with account("shut") as who:
@@ -120,8 +120,8 @@ def shut_in() -> Iterator[ShutIn]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_hutchd_works_under_all_that_its_unit_forbids(shut_in: ShutIn) -> None:
-    """The record, the vault, a backup, and the broker, which inherits every restriction."""
+def test_hutchd_works_under_the_restrictions_of_its_unit(shut_in: ShutIn) -> None:
+    """Record, vault and backup work, and so does the broker, which inherits every restriction."""
     shut_in.hutch("key", "add", "anthropic", input=KEY)
     deadline = time.monotonic() + START
     while (broker := shut_in.status()["broker"])["state"] != "up":
@@ -144,8 +144,8 @@ def test_hutchd_works_under_all_that_its_unit_forbids(shut_in: ShutIn) -> None:
     assert elsewhere.returncode == 1
 
 
-def test_the_unit_forbids_what_the_tests_try(shut_in: ShutIn) -> None:
-    """Each attempt fails under the unit and works outside of it, so that the test above shows something."""
+def test_the_unit_forbids_each_attempt(shut_in: ShutIn) -> None:
+    """Each attempt fails under the unit and works outside, so the test above proves something."""
     unit = shut_in.folder / DAEMON
     words: list[str | Path] = [sys.executable, SHUT_IN, unit, shut_in.who.name, installed().python, "-c", TRIES]
     done = subprocess.run(words, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Silence of the model or of the CLI ends a turn of Claude, on real processes, as soon as the settings say."""
+"""Silence of the model or the CLI ends a Claude turn, on real processes, after the configured time."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ pytestmark = pytest.mark.system
 
 @pytest.fixture(scope="module")
 async def claude_host(model: Model) -> AsyncIterator[Host]:
-    """A host whose settings bound a silent stream closely; the CLI takes no less than 10 seconds for its own part."""
+    """A host with a short limit for a silent stream; the CLI itself accepts no less than 10 seconds."""
     async with host(settings_for(model, "stream_idle = 6\n").replace("retries = 1", "retries = 0")) as made:
         await made.hutch("key", "add", "anthropic", input=KEY)
         yield made
 
 
 async def test_a_stream_that_stalls_fails_the_turn(claude_host: Host, hutch: HutchClient, model: Model) -> None:
-    """Half an answer, and then nothing: the session goes on with the next prompt."""
+    """Half a reply, then nothing: the session continues with the next prompt."""
     model.script = Steps(Step(anything, [Say("half"), Stall()], None))
     session = await claude_host.claude(hutch, "stalled")
     async with log_of(hutch, session) as log:
@@ -37,7 +37,7 @@ async def test_a_stream_that_stalls_fails_the_turn(claude_host: Host, hutch: Hut
 
 
 async def test_a_cli_that_is_stopped_fails_the_turn(claude_host: Host, hutch: HutchClient, model: Model) -> None:
-    """It answers nothing, is ended, and another goes on with the conversation."""
+    """The stopped CLI is ended, and a new one continues the conversation."""
     model.script = Steps(("go", [Say("half"), Pause()]))
     session = await claude_host.claude(hutch, "stopped")
     async with log_of(hutch, session) as log:

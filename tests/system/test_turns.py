@@ -1,4 +1,4 @@
-"""What a person can do with a turn of Claude, on real processes: answer, change, stop, resume, fork."""
+"""What a user can do with a Claude turn, on real processes: decide, edit, stop, resume, fork."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.system
 OK = Step(anything, Say("ok"), None)
 
 
-async def test_a_denial_reaches_the_model_with_the_persons_words(
+async def test_a_denial_reaches_the_model_with_the_users_message(
     claude_host: Host, hutch: HutchClient, model: Model
 ) -> None:
     """A denied call does not run, and the agent gets the reason."""
@@ -43,9 +43,7 @@ async def test_a_denial_reaches_the_model_with_the_persons_words(
         assert kept.exists()
 
 
-async def test_an_input_that_the_person_changed_is_what_runs(
-    claude_host: Host, hutch: HutchClient, model: Model
-) -> None:
+async def test_an_input_that_the_user_edited_is_what_runs(claude_host: Host, hutch: HutchClient, model: Model) -> None:
     """`hutch approve --edit` opens the editor; the model's own input does not run, and the record has both digests."""
     model.script = Steps(("go", Use("Bash", {"command": "touch asked"})), OK)
     session = await claude_host.claude(hutch, "changed", "ask")
@@ -64,8 +62,8 @@ async def test_an_input_that_the_person_changed_is_what_runs(
         assert settled.decided_digest == log.of("tool_result")[0].digest != settled.digest
 
 
-async def test_what_a_rule_allows_needs_nobody(claude_host: Host, model: Model) -> None:
-    """`hutch run --allow` with nobody to ask completes, and the model that was named is the one that is asked."""
+async def test_a_call_that_a_rule_allows_needs_no_user(claude_host: Host, model: Model) -> None:
+    """`hutch run --allow` completes unattended, with the model that the user named."""
     model.script = Steps(("go", Use("Bash", {"command": "echo allowed"})), ("allowed", Say("by a rule")))
     cwd = str(claude_host.folder("rule"))
     ran = await claude_host.hutch(
@@ -76,10 +74,10 @@ async def test_what_a_rule_allows_needs_nobody(claude_host: Host, model: Model) 
     assert {request.body["model"] for request in model.turns[-2:]} == {"claude-of-choice"}
 
 
-async def test_an_interrupt_in_mid_tool_stops_the_tool_and_nothing_starts_after_it(
+async def test_an_interrupt_during_a_tool_stops_the_tool_and_nothing_starts_after_it(
     claude_host: Host, hutch: HutchClient, model: Model
 ) -> None:
-    """When `hutch interrupt` has returned nothing starts any more, and the session goes on with the next prompt."""
+    """After `hutch interrupt` returns the turn starts nothing more, and the session continues with the next prompt."""
     calls = [Use("Bash", {"command": "sleep 611.5"}), Use("Bash", {"command": "touch late"})]
     model.script = Steps(("go", calls), OK)
     session = await claude_host.claude(hutch, "interrupt")
@@ -100,10 +98,10 @@ async def test_an_interrupt_in_mid_tool_stops_the_tool_and_nothing_starts_after_
         assert without_gaps(log.events)
 
 
-async def test_two_sessions_in_one_directory_ask_at_once_and_are_warned_of_each_other(
+async def test_two_sessions_in_one_directory_are_separate_and_warned(
     claude_host: Host, hutch: HutchClient, model: Model
 ) -> None:
-    """Each has its own conversation and its own question, answered in any order."""
+    """Each has its own conversation and its own request, decided in any order."""
 
     def script(request: Request) -> Reply:
         if request.fresh:
@@ -126,8 +124,8 @@ async def test_two_sessions_in_one_directory_ask_at_once_and_are_warned_of_each_
         assert [end.result for end in ends] == ["left of left", "right of right"]
 
 
-async def test_a_session_goes_on_in_a_new_executor(claude_host: Host, hutch: HutchClient, model: Model) -> None:
-    """Its executor killed, the next prompt finds another one, and the model hears the whole conversation."""
+async def test_a_session_continues_in_a_new_executor(claude_host: Host, hutch: HutchClient, model: Model) -> None:
+    """After its executor is killed, the next prompt gets another, and the model gets the whole conversation."""
     model.script = Steps(("remember the sheep", Say("I will")), OK)
     session = await claude_host.claude(hutch, "resume")
     async with log_of(hutch, session) as log:
@@ -150,10 +148,10 @@ async def test_a_session_goes_on_in_a_new_executor(claude_host: Host, hutch: Hut
         assert not [one for one in left if processes.alive(one.pid)]
 
 
-async def test_a_fork_goes_on_from_the_conversation_and_leaves_it_as_it_was(
+async def test_a_fork_continues_the_conversation_and_leaves_the_original_unchanged(
     claude_host: Host, hutch: HutchClient, model: Model
 ) -> None:
-    """Both know what was said before the fork, and neither what the other said after it."""
+    """Both know the conversation before the fork, and neither knows the other's later part."""
     model.script = Steps(OK)
     session = await claude_host.claude(hutch, "fork")
     async with log_of(hutch, session) as log:
@@ -173,10 +171,10 @@ async def test_a_fork_goes_on_from_the_conversation_and_leaves_it_as_it_was(
         assert "only the fork knows" not in told
 
 
-async def test_closing_a_session_ends_what_its_tools_left_behind(
+async def test_closing_a_session_ends_the_processes_of_its_tools(
     claude_host: Host, hutch: HutchClient, model: Model
 ) -> None:
-    """Also a child that has a session of its own, and lost its parent; when `hutch stop` returns it is gone."""
+    """Even an orphan in its own session: when `hutch stop` returns, it is gone."""
     leave = "(setsid sleep 612.5 < /dev/null > /dev/null 2>&1 &)"
     model.script = Steps(("go", Use("Bash", {"command": leave})), OK)
     session = await claude_host.claude(hutch, "stop")
@@ -190,8 +188,8 @@ async def test_closing_a_session_ends_what_its_tools_left_behind(
         assert (await hutch.get_session(session.id)).state == "closed"
 
 
-async def test_an_agents_question_gets_a_persons_answer(claude_host: Host, hutch: HutchClient, model: Model) -> None:
-    """`hutch answer` takes numbers and words, one for each question, and the model hears them, in every mode."""
+async def test_an_agents_question_gets_the_users_answer(claude_host: Host, hutch: HutchClient, model: Model) -> None:
+    """`hutch answer` takes numbers and words, one for each question, in every mode."""
     choices = [{"label": name, "description": name} for name in ("Sheep", "Goats")]
     asked_for = [
         {"question": "Which animals?", "header": "Animals", "options": choices, "multiSelect": False},
@@ -214,7 +212,7 @@ async def test_an_agents_question_gets_a_persons_answer(claude_host: Host, hutch
 
 
 async def test_a_plan_waits_for_approval(claude_host: Host, hutch: HutchClient, model: Model) -> None:
-    """In plan mode the plan comes with the question; approved, the agent goes on."""
+    """In plan mode the permission request contains the plan; once approved, the agent continues."""
 
     def write_plan(request: Request) -> Reply:
         path = re.search(r"/[^\s\"'`\\]*/plans/[^\s\"'`\\]*\.md", request.raw.decode())
@@ -234,7 +232,7 @@ async def test_a_plan_waits_for_approval(claude_host: Host, hutch: HutchClient, 
 
 
 async def test_ten_megabytes_pass_whole(claude_host: Host, hutch: HutchClient, model: Model) -> None:
-    """The result of an edit carries the whole file, as the agent's own message."""
+    """The result of an edit contains the whole file, in the agent's own message."""
     session = await claude_host.claude(hutch, "big")
     big = Path(session.cwd, "big.txt")
     big.write_text("first\n" + ("x" * 99 + "\n") * 100_000)
@@ -253,7 +251,7 @@ async def test_ten_megabytes_pass_whole(claude_host: Host, hutch: HutchClient, m
         assert without_gaps(log.events)
 
 
-async def test_a_prompt_of_200_kilobytes_arrives_as_it_is(claude_host: Host, model: Model) -> None:
+async def test_a_prompt_of_200_kilobytes_arrives_unchanged(claude_host: Host, model: Model) -> None:
     """From standard input to the model, byte for byte."""
     prompt = "".join(f"{n} sheep 🐑 ünd\n" for n in range(10_000))
     model.script = Steps(OK)
@@ -265,10 +263,8 @@ async def test_a_prompt_of_200_kilobytes_arrives_as_it_is(claude_host: Host, mod
     assert model.turns[-1].heard == prompt.strip()
 
 
-async def test_text_of_every_width_survives_being_cut_at_every_byte(
-    claude_host: Host, hutch: HutchClient, model: Model
-) -> None:
-    """Letters of one to four bytes, each byte in a write of its own, are the same at the other end."""
+async def test_utf8_text_survives_writes_of_one_byte(claude_host: Host, hutch: HutchClient, model: Model) -> None:
+    """Characters of one to four bytes arrive unchanged."""
     text = "aé€🐑 " * 8 + "\u0000\u2028\x85\ufeff𐍈"
     model.script = Steps(("go", [Cut(1), Say(text, chunks=20)]))
     session = await claude_host.claude(hutch, "widths")
@@ -280,10 +276,10 @@ async def test_text_of_every_width_survives_being_cut_at_every_byte(
         assert "".join(one.text for one in log.of("text_delta")) == text
 
 
-async def test_a_client_that_comes_back_in_mid_turn_sees_each_event_once(
+async def test_a_client_that_returns_during_a_turn_sees_each_event_once(
     claude_host: Host, hutch: HutchClient, model: Model
 ) -> None:
-    """With its cursor it goes on where it was, in history and then live."""
+    """It continues from its cursor, first in history and then live."""
     pause = Pause()
     model.script = Steps(("go", [Say("first half, ", chunks=6), pause, Say("second half", chunks=6)]))
     session = await claude_host.claude(hutch, "reconnect")
@@ -301,8 +297,8 @@ async def test_a_client_that_comes_back_in_mid_turn_sees_each_event_once(
     assert "".join(one.text for one in before.of("text_delta") + after.of("text_delta")) == "first half, second half"
 
 
-async def test_a_person_at_a_terminal_answers_inline(claude_host: Host, model: Model) -> None:
-    """`hutch run` shows the call, asks, and goes on; what it cost stands at the end."""
+async def test_a_user_at_a_terminal_decides_inline(claude_host: Host, model: Model) -> None:
+    """`hutch run` shows the call, asks, and continues; the cost is shown at the end."""
     model.script = Steps(
         ("go", [Say("First I make it."), Use("Bash", {"command": "touch made"})]), ("", Say("All made."))
     )
@@ -324,7 +320,7 @@ async def test_a_person_at_a_terminal_answers_inline(claude_host: Host, model: M
 
 
 async def test_ctrl_c_leaves_the_turn_running_and_twice_stops_it(claude_host: Host, model: Model) -> None:
-    """The first says how to come back; the second, soon after, interrupts the turn."""
+    """The first prints how to return; the second, soon after, interrupts the turn."""
     pause = Pause()
     model.script = Steps(("go", [Say("working"), pause]), OK)
     cwd = str(claude_host.folder("ctrl-c"))

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.system
 
 
 async def test_a_prompt_goes_to_the_model_and_its_stream_comes_back(claude_host: Host, model: Model) -> None:
-    """`hutch run` submits, the model hears the prompt, each event arrives in order, and the record keeps it all."""
+    """`hutch run` submits, the model gets the prompt, each event arrives in order, and the record has them all."""
     model.script = Steps(("count the sheep", [Think("hm"), Say("Drei Schafe 🐑🐑🐑, fertig", chunks=5)]))
     cwd = claude_host.folder("prompt")
     ran = await claude_host.hutch("run", "-C", str(cwd), "--name", "sheep", "-o", "jsonl", "count the sheep")
@@ -48,10 +48,10 @@ async def test_a_prompt_goes_to_the_model_and_its_stream_comes_back(claude_host:
     assert row["usage"]["usd"] > 0
 
 
-async def test_a_tool_call_waits_for_a_person_and_runs_when_allowed(
+async def test_a_tool_call_waits_for_the_user_and_runs_when_allowed(
     claude_host: Host, hutch: HutchClient, model: Model
 ) -> None:
-    """Nothing runs before the answer; the answer of the command line is the one that stands, and is on record."""
+    """Nothing runs before the decision, which the command line makes and the record keeps."""
     model.script = Steps(("make it", Use("Bash", {"command": "touch made && echo did it"})), ("did it", Say("made")))
     session = await claude_host.claude(hutch, "permission", "ask")
     made = Path(session.cwd, "made")
@@ -79,10 +79,8 @@ async def test_a_tool_call_waits_for_a_person_and_runs_when_allowed(
         assert without_gaps(log.events)
 
 
-async def test_the_key_reaches_the_model_and_nothing_of_the_agent(
-    claude_host: Host, hutch: HutchClient, model: Model
-) -> None:
-    """The right key arrives; it is in no environment, command line, file or log, nor plain in the database."""
+async def test_the_key_reaches_the_model_and_not_the_agent(claude_host: Host, hutch: HutchClient, model: Model) -> None:
+    """The model gets the key; it is in no environment, command line, file or log, nor in clear in the database."""
     look = "env; tr '\\0' '\\n' < /proc/$PPID/environ; touch looked; while [ ! -e go ]; do sleep 0.05; done"
     model.script = Steps(("look around", Use("Bash", {"command": look})), ("PATH=", Say("seen")))
     session = await claude_host.claude(hutch, "key")
@@ -112,7 +110,7 @@ def _has_key(data: bytes) -> bool:
 
 
 def _shown_by(pid: int) -> bytes:
-    """What others of its account see of a process: environment, command line, and the plain files that it has open."""
+    """Return what other processes of its account can read of a process: environment, command line, open plain files."""
     shown = b""
     with suppress(PermissionError, FileNotFoundError, ProcessLookupError):  # not dumpable, or ended meanwhile
         shown += Path(f"/proc/{pid}/cmdline").read_bytes()
