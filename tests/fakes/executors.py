@@ -1,4 +1,4 @@
-"""Executors in memory, and the environment that starts them: processes are objects, sockets are method calls."""
+"""Executors in memory and the environment that starts them: objects for processes, method calls for sockets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Play = Callable[["FakeExecutor", m.ExecutePrompt], Awaitable[TurnEnded | None]]
 
 
 async def say_done(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
-    """Answer with one text."""
+    """Reply with one text."""
     await executor.report("text", Text(f"done: {prompt.prompt}"), prompt.turn)
     return TurnEnded("completed", "done", "Done.", agent_session="conversation-1")
 
@@ -40,7 +40,7 @@ async def never_end(executor: FakeExecutor, prompt: m.ExecutePrompt) -> None:
 
 @contextmanager
 def refusals_end_it() -> Iterator[None]:
-    """Let a play end when hutchd refused it something, alone or in a task of it."""
+    """End a play if hutchd refuses one of its calls, made directly or in one of its tasks."""
     try:
         yield
     except HutchError:
@@ -51,7 +51,7 @@ def refusals_end_it() -> Iterator[None]:
 
 
 class Connection:
-    """One connection of a fake executor, as hutchd's side sees it."""
+    """One connection of a fake executor, with hutchd's end of it."""
 
     def __init__(self, executor: FakeExecutor) -> None:
         self.fake = executor
@@ -75,7 +75,7 @@ class Connection:
 
 
 class FakeExecutor:
-    """The process: it dials in, takes a session, plays prompts, asks and reports."""
+    """The process: it connects, takes a session, runs plays, requests permissions and reports events."""
 
     def __init__(self, host: FakeHost, spec: LaunchSpec, pid: int) -> None:
         self.host = host
@@ -105,14 +105,14 @@ class FakeExecutor:
     async def run(self) -> None:
         with self._scope:
             if not self.host.mute:
-                with suppress(HutchError):  # hutchd has gone in the meantime
+                with suppress(HutchError):  # hutchd has stopped meanwhile
                     await self.dial()
             await anyio.sleep_forever()
 
     # ------------------------------------------------------------ the connection
 
     async def dial(self, **changes: Any) -> m.Welcome:
-        """Say hello on a new connection and send again what is not acknowledged."""
+        """Say hello on a new connection and resend what is not acknowledged."""
         fields: dict[str, Any] = {
             "executor": self.spec.executor,
             "token": self.spec.boot.token,
@@ -134,13 +134,13 @@ class FakeExecutor:
         return welcome
 
     async def resend(self, after: int) -> None:
-        """Report again all events after a number."""
+        """Report all events after a number again."""
         events = tuple(self.events[after:])
         if events and self.prepared is not None:
             await self._send(m.ReportMessage(self.prepared.session, events))
 
     def hang_up(self, connection: Connection | None = None) -> None:
-        """Lose the connection."""
+        """Close the connection."""
         connection = connection or self.connection
         if connection is not None and connection.open:
             connection.open = False
@@ -214,7 +214,7 @@ class FakeExecutor:
     async def report(
         self, kind: EventKind, data: msgspec.Struct, turn: str | None, native: bytes | None = None
     ) -> None:
-        """Number an event, keep it, and send it if there is a connection; what is not taken is sent again later."""
+        """Number an event, keep it, and send it if connected; an unacknowledged event is sent again later."""
         own = UNSET if native is None else Raw(native)
         event = ReportedEvent(len(self.events) + 1, to_wire(now_ms()), kind, Raw(msgspec.json.encode(data)), turn, own)
         self.events.append(event)
@@ -228,7 +228,7 @@ class FakeExecutor:
             await self.host.services.executors.report_message(connection.known, message)
 
     async def ask(self, call: m.ToolCall, **changes: Any) -> m.PermissionDecision:
-        """Ask for a tool call of the current turn."""
+        """Request permission for a tool call of the current turn."""
         assert self.connection is not None
         assert self.connection.known is not None
         assert self.prepared is not None
@@ -254,7 +254,7 @@ class FakeExecutor:
 
 
 class FakeHost:
-    """The environment: it outlives the hutchds that use it."""
+    """The environment, which outlives each hutchd that uses it."""
 
     name = "fake"
     asks_each_time = True

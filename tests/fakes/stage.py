@@ -1,4 +1,4 @@
-"""A hutchd without sockets: the real store, approvals, pool and services over fake executors; it can be restarted."""
+"""A hutchd without sockets: the real store, approvals, pool and services with fake executors; it can be restarted."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ BOOT = "boot-1"
 
 
 class FakeClock:
-    """A clock that moves when the test moves it."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -73,7 +73,7 @@ class _DirectKeys:
 
 
 class NoLeases:
-    """There is no broker: what would be ended is noted."""
+    """A broker link without a broker: it records which leases were ended."""
 
     def __init__(self) -> None:
         self.ended: list[str] = []
@@ -109,7 +109,7 @@ def settings(**changes: Any) -> Settings:
 
 
 async def until(what: Callable[[], Awaitable[bool]] | Callable[[], bool]) -> None:
-    """Wait until something is so, looking again whenever others have run."""
+    """Wait until a condition holds, checking again whenever other tasks have run."""
     with anyio.fail_after(WAIT):
         while True:
             found = what()
@@ -119,7 +119,7 @@ async def until(what: Callable[[], Awaitable[bool]] | Callable[[], bool]) -> Non
 
 
 class Stage:
-    """One hutchd after the other on one state directory and one host of fake executors."""
+    """Successive hutchds on one state directory and one host of fake executors."""
 
     def __init__(self, folder: Path, tasks: TaskGroup) -> None:
         self.folder = folder
@@ -150,7 +150,7 @@ class Stage:
 
     @asynccontextmanager
     async def hutchd(self) -> AsyncIterator[Self]:
-        """Run a hutchd; leaving it ends it as a crash would: executors live on, connections break."""
+        """Run a hutchd; it ends as in a crash: executors live on, connections break."""
         self.in_force = SettingsInForce(self.settings, system=self.mode == "system")
         async with Store.open(self.folder / "hutch.db") as self.store:
             self.fanout = Fanout(self.store)
@@ -235,7 +235,7 @@ class Stage:
         return await self.services.turns.submit_prompt(self.me, m.SubmitPrompt(session.id, prompt, key))
 
     async def turn(self, turn: m.Turn) -> m.Turn:
-        """Look at a turn."""
+        """Return a turn."""
         return await self.services.turns.get_turn(self.me, m.TurnRef(turn.id))
 
     async def ended(self, turn: m.Turn) -> m.Turn:
@@ -258,7 +258,7 @@ class Stage:
 
     @property
     def executor(self) -> FakeExecutor:
-        """The newest executor."""
+        """Return the newest executor."""
         return self.host.started[-1]
 
     async def events(self, session: m.Session) -> list[Event]:
@@ -271,7 +271,7 @@ class Stage:
         return [event.kind for event in await self.events(session)]
 
     async def pending(self) -> m.Permission:
-        """Wait for a question; return the first that waits."""
+        """Wait for a permission request; return the first pending one."""
 
         async def asked() -> bool:
             return bool((await self.services.approvals.list_permissions(self.me, m.ListPermissions())).permissions)
@@ -280,7 +280,7 @@ class Stage:
         return (await self.services.approvals.list_permissions(self.me, m.ListPermissions())).permissions[0]
 
     async def answer(self, permission: m.Permission, decision: m.Decision, **changes: Any) -> m.Permission:
-        """Answer a question."""
+        """Decide a permission request."""
         return await self.services.approvals.answer_permission(
             self.me, m.AnswerPermission(permission.id, decision, **changes)
         )
@@ -288,7 +288,7 @@ class Stage:
 
 @asynccontextmanager
 async def new_stage(folder: Path) -> AsyncIterator[Stage]:
-    """Give a stage whose executors end with it."""
+    """Yield a stage; its executors end with it."""
     async with anyio.create_task_group() as tasks:
         yield Stage(folder, tasks)
         tasks.cancel_scope.cancel()

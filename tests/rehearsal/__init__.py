@@ -1,4 +1,4 @@
-"""A model to rehearse with: see README.md."""
+"""A scripted model that replaces the provider's: see README.md."""
 
 from tests.rehearsal.parts import (
     Call,

@@ -17,7 +17,7 @@ from tests.rehearsal.server import serve
 
 
 async def run(key: str, script: Script, port: int) -> None:
-    """Serve until a signal comes."""
+    """Serve until a signal arrives."""
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with serve(key=key, script=script, port=port) as model:
             print(model.url, flush=True)

@@ -32,11 +32,11 @@ class BadRequestError(Exception):
 
 
 class DroppedError(Exception):
-    """The script wants the connection reset now."""
+    """The script requires a reset of the connection now."""
 
 
 class HungUpError(Exception):
-    """The peer closed before a request was whole."""
+    """The peer closed the connection before a request was complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,12 @@ class Head:
 
     @property
     def keeps_alive(self) -> bool:
-        """Whether the client may send another request on this connection."""
+        """Return whether the client may send another request on this connection."""
         return self.version == "HTTP/1.1" and "close" not in self.headers.get("connection", "").lower()
 
 
 def parse_head(data: bytes) -> Head:
-    """The head without its empty last line; raises BadRequestError."""
+    """Parse a head without its empty last line. Raises BadRequestError."""
     first, *lines = data.split(b"\r\n")
     words = first.split(b" ")
     if len(words) != 3 or not _TOKEN.fullmatch(words[0]) or words[2] not in (b"HTTP/1.1", b"HTTP/1.0"):
@@ -76,7 +76,7 @@ def parse_head(data: bytes) -> Head:
 
 
 class Inbox:
-    """The reading side. `ended` says that the peer will send no more."""
+    """The reading side. `ended` is set once the peer will send no more."""
 
     def __init__(self, stream: SocketStream) -> None:
         self._stream = stream
@@ -84,7 +84,7 @@ class Inbox:
         self.ended = False
 
     async def more(self) -> bool:
-        """Wait for bytes or the end; True when there were some."""
+        """Wait for bytes or the end; return True for bytes."""
         try:
             self._data += await self._stream.receive()
         except (anyio.EndOfStream, anyio.BrokenResourceError):
@@ -92,7 +92,7 @@ class Inbox:
         return not self.ended
 
     async def watch(self) -> None:
-        """Return when the peer hangs up. Up to HEAD_LIMIT of a next request is kept for later, then it has to wait."""
+        """Return when the peer hangs up. Keep up to HEAD_LIMIT of the next request; leave more unread."""
         while len(self._data) < HEAD_LIMIT and await self.more():
             pass
         if not self.ended:
@@ -120,11 +120,11 @@ class Inbox:
         return taken
 
     async def head(self) -> Head:
-        """The next request's head; raises HungUpError, BadRequestError."""
+        """Return the next request's head. Raises HungUpError, BadRequestError."""
         return parse_head(await self._until(b"\r\n\r\n", HEAD_LIMIT))
 
     async def body(self, head: Head) -> bytes:
-        """The body that goes with `head`; raises HungUpError, BadRequestError."""
+        """Return the body that belongs to `head`. Raises HungUpError, BadRequestError."""
         if "transfer-encoding" in head.headers:
             if head.headers["transfer-encoding"].lower() != "chunked":
                 raise BadRequestError(501, "only the chunked transfer coding is known here")
@@ -146,7 +146,7 @@ class Inbox:
                 raise BadRequestError(413, f"more than {BODY_LIMIT} bytes of body")
             if not int(size, 16):
                 while await self._until(b"\r\n", HEAD_LIMIT):
-                    pass  # trailers mean nothing here
+                    pass  # ignore trailers
                 return bytes(body)
             body += await self._exactly(int(size, 16))
             if await self._exactly(2) != b"\r\n":
@@ -175,13 +175,13 @@ class Outlet:
         await self._send("\r\n".join([*lines, "", ""]).encode())
 
     async def write(self, data: bytes) -> None:
-        """Take a piece of the body; it leaves when enough is gathered."""
+        """Append a piece of the body; it is sent once enough has been gathered."""
         self._gathered += data
         if len(self._gathered) >= _WRITE_SIZE:
             await self.flush()
 
     async def flush(self) -> None:
-        """Send all that was gathered and wait until the kernel has it."""
+        """Send all gathered bytes and wait until the kernel has them."""
         gathered, self._gathered = bytes(self._gathered), bytearray()
         step = self.cut or max(1, len(gathered))
         for start in range(0, len(gathered), step):
@@ -204,7 +204,7 @@ class Outlet:
 
 
 async def reset(stream: SocketStream) -> None:
-    """Close so that the peer sees a reset, not an end."""
+    """Close so that the peer sees a reset instead of an end."""
     sock = stream.extra(SocketAttribute.raw_socket)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     await anyio.aclose_forcefully(stream)

@@ -1,4 +1,4 @@
-"""Odd lines that a provider's stream may hold between its events. A new one is one entry here."""
+"""Unusual lines that a provider's stream may contain between its events. Add a new one here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scripted model can answer, and what it can see of the question.
+"""What a scripted model can reply, and what it can see of the request.
 
 A `Script` is a function from a `Request` to a reply: one part, or several in order. What stands before the first
 content (`Say`, `Think`, `Use`) happens before the response's head is sent. Parts are plain data; `stream` turns them
@@ -47,7 +47,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Odd:
-    """An odd line, by its name in `odd.ODD_LINES`, sent as it is between two events; only a stream has it."""
+    """An unusual line, by its name in `odd.ODD_LINES`, sent between two events; only a stream contains it."""
 
     name: str
 
@@ -94,7 +94,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pause:
-    """Silence until the test sets `release`. `reached` is set when everything before it has been sent."""
+    """Silence until the test sets `release`. `reached` is set once everything before it has been sent."""
 
     release: anyio.Event = field(default_factory=anyio.Event)
     reached: anyio.Event = field(default_factory=anyio.Event)
@@ -122,7 +122,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came back for a call. `text` joins its text blocks."""
+    """The result of a call. `text` joins its text blocks."""
 
     call: Call | None
     text: str
@@ -157,13 +157,13 @@ class Request:
 
     @property
     def key(self) -> str | None:
-        """The credential that was shown, without the word `Bearer`."""
+        """The credential that the client sent, without the word `Bearer`."""
         bearer = self.headers.get("authorization", "")
         return self.headers.get("x-api-key") or (bearer[7:] if bearer[:7].lower() == "bearer " else None)
 
     @cached_property
     def messages(self) -> list[dict[str, Any]]:
-        """The conversation, without the messages of role `system` that some clients put between; [] when malformed."""
+        """The conversation without the `system` messages that some clients insert; [] if it is malformed."""
         messages = self.body.get("messages") if isinstance(self.body, dict) else None
         if not isinstance(messages, list) or not all(
             isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages
@@ -185,12 +185,12 @@ class Request:
 
     @property
     def asks_agent(self) -> bool:
-        """Whether this is the next step of an agent's conversation."""
+        """Return whether this is the next step of an agent's conversation."""
         return self.path.partition("?")[0] == "/v1/messages" and bool(self.messages) and not self.is_side
 
     @cached_property
     def calls(self) -> list[Call]:
-        """Every tool call of the conversation, oldest first."""
+        """All tool calls of the conversation, oldest first."""
         return [
             Call(b["id"], b["name"], b["input"])
             for m in self.messages
@@ -201,7 +201,7 @@ class Request:
 
     @cached_property
     def results(self) -> list[Result]:
-        """Every tool result of the conversation, oldest first."""
+        """All tool results of the conversation, oldest first."""
         calls = {c.id: c for c in self.calls}
         return [
             Result(calls.get(b["tool_use_id"]), _text(b.get("content")), bool(b.get("is_error")))
@@ -213,19 +213,19 @@ class Request:
 
     @cached_property
     def fresh(self) -> list[Result]:
-        """The tool results in the last message: what the model is to react to now."""
+        """The tool results in the last message: those that the model replies to."""
         last = _blocks(self.messages[-1]["content"]) if self.messages else []
         count = sum(b.get("type") == "tool_result" for b in last)
         return self.results[len(self.results) - count :]
 
     @cached_property
     def heard(self) -> str:
-        """The text of the last message, without what the client adds to it. Empty when it has tool results only."""
+        """The text of the last message, without the client's additions. Empty if it has tool results only."""
         return _said(self.messages[-1]) if self.messages else ""
 
     @cached_property
     def prompt(self) -> str:
-        """The last thing the person said, be it long ago."""
+        """The user's latest text, even if it is not in the last message."""
         return next((said for m in reversed(self.messages) if m["role"] == "user" and (said := _said(m))), "")
 
     @cached_property
@@ -242,7 +242,7 @@ When = str | Callable[[Request], bool]
 
 
 def anything(_: Request) -> bool:
-    """The `when` of a step that takes whatever comes."""
+    """A `when` that accepts every request."""
     return True
 
 
@@ -258,7 +258,7 @@ class Step:
     times: int | None = 1
 
     def fits(self, request: Request) -> bool:
-        """Whether this step would answer the request."""
+        """Return whether this step can answer the request."""
         if self.times == 0:
             return False
         if callable(self.when):
@@ -267,13 +267,13 @@ class Step:
 
 
 class Steps:
-    """A script as a list: the first step that fits and is not used up answers; where none does, 400 and why."""
+    """A script as a list: the first unused step that fits answers; if none fits, the reply is 400 with the reason."""
 
     def __init__(self, *steps: Step | tuple[When, Reply | Script]) -> None:
         self.left = [s if isinstance(s, Step) else Step(*s) for s in steps]
 
     def __call__(self, request: Request) -> Reply:
-        """The next reply; it counts as given, whether or not the client stays to hear it."""
+        """Return the next reply; it counts as used even if the client hangs up."""
         for step in self.left:
             if step.fits(request):
                 if step.times is not None:

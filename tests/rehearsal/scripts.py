@@ -1,4 +1,4 @@
-"""Whole scripts, each a pure function of the conversation, and the repository that `demo` is at home in."""
+"""Whole scripts, each a pure function of the conversation, and the repository of `demo`."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def demo(request: Request) -> Reply:
 
 
 def echo(request: Request) -> Reply:
-    """Says what it heard, a word at a time."""
+    """Repeat the last message, a word at a time."""
     return Say(request.prompt, chunks=len(request.prompt.split()))
 
 

@@ -32,7 +32,7 @@ _MODELS = {
 
 
 class Model:
-    """A running server. `script` and `key` may be exchanged at any time and hold from the next request on."""
+    """A running server. `script` and `key` may be replaced at any time; the next request uses the new ones."""
 
     def __init__(self, key: str, script: Script) -> None:
         self.url = ""
@@ -48,11 +48,11 @@ class Model:
 
     @property
     def turns(self) -> list[Request]:
-        """The requests that went to the script: the right key, an agent's conversation, nothing on the side."""
+        """The requests that reached the script: with the right key, in an agent's conversation, no side requests."""
         return [r for r in self.requests if r.asks_agent and r.key == self.key]
 
     async def until(self, holds: Callable[[Model], bool]) -> None:
-        """Return as soon as `holds(self)`. It is asked at once and again after each request and each hang-up."""
+        """Return once `holds(self)` is true; it is called now and after each request and hang-up."""
         while not holds(self):
             await self._changed.wait()
 
@@ -78,7 +78,7 @@ class Model:
                 pass
 
     async def _exchange(self, connection: SocketStream, inbox: Inbox) -> bool:
-        """One request and its answer; whether another may follow."""
+        """Answer one request; return whether another may follow."""
         head = await inbox.head()
         if head.headers.get("expect", "").lower() == "100-continue":
             await connection.send(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -177,7 +177,7 @@ async def _reply(out: Outlet, request: Request, reply: Reply, reply_id: str) -> 
 
 
 async def _happen(out: Outlet, accident: stream.Accident) -> None:
-    """Everything before the accident is sent before it happens."""
+    """Send everything before the accident, then cause it."""
     await out.flush()
     match accident:
         case Cut(size):
@@ -185,7 +185,7 @@ async def _happen(out: Outlet, accident: stream.Accident) -> None:
         case Drop(None):
             raise DroppedError
         case Drop():
-            pass  # by bytes: the outlet counts them
+            pass  # the outlet counts the bytes
         case Pause():
             accident.reached.set()
             await accident.release.wait()
@@ -197,7 +197,7 @@ async def _happen(out: Outlet, accident: stream.Accident) -> None:
 
 @asynccontextmanager
 async def serve(*, key: str, script: Script, port: int = 0) -> AsyncIterator[Model]:
-    """A model that listens on 127.0.0.1 at `port` (0: any free one) while the block runs; connections end with it."""
+    """Yield a model that listens on 127.0.0.1 at `port` (0: any free one); its connections end with the block."""
     model = Model(key, script)
     async with await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port) as listener:
         model.url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}"

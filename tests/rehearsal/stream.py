@@ -1,4 +1,4 @@
-"""Parts into the Messages API's wire form: server-sent events, or one message. No I/O; the same bytes every time."""
+"""Converts parts to the Messages API's form: server-sent events, or one message. No I/O, and deterministic."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ ERROR_KINDS = {
 
 
 def dumps(value: Any) -> bytes:
-    """Compact JSON with raw UTF-8 in it, as the provider sends it; a lone surrogate becomes `?`."""
+    """Return compact JSON in raw UTF-8, as the provider sends it; a lone surrogate becomes `?`."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
 def error(refusal: Refuse, reply_id: str) -> dict[str, Any]:
-    """The API's error form."""
+    """Return the API's form of an error."""
     kind = refusal.kind or ERROR_KINDS.get(refusal.status, "api_error")
     return {"type": "error", "error": {"type": kind, "message": refusal.message}, "request_id": f"req_{reply_id}"}
 
 
 def tokens_in(request: Request) -> int:
-    """An estimate of the request's tokens, from its length alone."""
+    """Return an estimate of the request's tokens, from its length alone."""
     return max(1, len(request.raw) // 4)
 
 
@@ -84,7 +84,7 @@ def _message(request: Request, reply_id: str, counts: dict[str, Any]) -> dict[st
 
 
 def _block(part: Say | Think | Use, use_id: str) -> dict[str, Any]:
-    """The block as it looks before its first delta."""
+    """Return the block as it is before its first delta."""
     match part:
         case Say():
             return {"type": "text", "text": ""}
@@ -156,7 +156,7 @@ def events(request: Request, parts: Sequence[Part], reply_id: str) -> Iterator[b
 
 
 def whole(request: Request, parts: Sequence[Part], reply_id: str) -> dict[str, Any]:
-    """The same reply for a client that does not stream."""
+    """Return the reply as one message, for a client that does not stream."""
     usage = _usage(request, parts)
     content: list[dict[str, Any]] = []
     for part in parts:

@@ -1,4 +1,4 @@
-"""The rehearsal model, seen by a plain HTTP client."""
+"""The rehearsal model as a plain HTTP client sees it."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def posting(body: Any) -> bytes:
 
 
 async def drain(stream: anyio.abc.SocketStream) -> bytes:
-    """All bytes until the peer's end; a reset raises BrokenResourceError."""
+    """Return all bytes until the peer's end. A reset raises BrokenResourceError."""
     data = b""
     async with stream:
         try:
@@ -104,7 +104,7 @@ async def drain(stream: anyio.abc.SocketStream) -> bytes:
 
 @pytest.mark.parametrize("name", ODD_LINES)
 async def test_an_odd_line_is_sent_as_it_is_between_two_events(name: str) -> None:
-    """The text on both sides of it stays one block."""
+    """The text before and after it is one block."""
     async with serve(key=KEY, script=always([Odd(name), Say("one "), Odd(name), Say("two")])) as model:
         _, _, raw = await ask(model, asking())
 
@@ -139,7 +139,7 @@ async def test_a_reply_streams_as_the_api_does() -> None:
 
 
 async def test_a_client_that_does_not_stream_gets_one_message() -> None:
-    """Without `stream` the same reply comes as one JSON document."""
+    """Without `stream` the same reply is one JSON document."""
     async with serve(key=KEY, script=always([Say("Hi"), Use("Read", {"file_path": "a"})])) as model:
         _, _, raw = await ask(model, asking(stream=False))
 
@@ -149,7 +149,7 @@ async def test_a_client_that_does_not_stream_gets_one_message() -> None:
 
 
 async def test_five_thousand_deltas_are_five_thousand_events() -> None:
-    """Writes are gathered, deltas are not."""
+    """The server merges writes, but not deltas."""
     text = "".join(chr(ord("a") + i % 26) for i in range(20_000))
     async with serve(key=KEY, script=always(Say(text, chunks=5000))) as model:
         _, _, raw = await ask(model, asking())
@@ -160,7 +160,7 @@ async def test_five_thousand_deltas_are_five_thousand_events() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 async def test_writes_may_split_a_character_anywhere(size: int) -> None:
-    """What is cut on its way is whole for a client that puts the bytes together."""
+    """A client that joins the bytes gets the whole text."""
     async with serve(key=KEY, script=always([Cut(size), Say(WIDTHS, chunks=4)])) as model:
         _, _, raw = await ask(model, asking())
 
@@ -168,8 +168,8 @@ async def test_writes_may_split_a_character_anywhere(size: int) -> None:
 
 
 @pytest.mark.parametrize("headers", [{"x-api-key": KEY}, {"authorization": f"Bearer {KEY}"}])
-async def test_the_key_may_come_in_either_header(headers: dict[str, str]) -> None:
-    """`x-api-key` and a bearer token are the same to the model, and the record tells what was shown."""
+async def test_either_header_may_carry_the_key(headers: dict[str, str]) -> None:
+    """The model accepts `x-api-key` and a bearer token, and records which one it got."""
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     async with serve(key=KEY, script=echo) as model:
         raw = await drain(await dial(model, f"GET /v1/models HTTP/1.1\r\n{lines}Connection: close\r\n\r\n".encode()))
@@ -180,7 +180,7 @@ async def test_the_key_may_come_in_either_header(headers: dict[str, str]) -> Non
 
 
 async def test_a_wrong_key_is_refused_and_recorded() -> None:
-    """401 in the API's error form; the script is not asked."""
+    """The reply is 401 in the API's form; the script gets no request."""
     async with serve(key=KEY, script=Steps((anything, Say("for the right key")))) as model:
         status, _, raw = await ask(model, asking(), key="sk-other")
         _, _, later = await ask(model, asking())
@@ -191,7 +191,7 @@ async def test_a_wrong_key_is_refused_and_recorded() -> None:
 
 
 async def test_a_refusal_has_the_apis_form() -> None:
-    """Status, error type and retry-after are those of the script."""
+    """The script sets status, error type and retry-after."""
     async with serve(key=KEY, script=always(Refuse(429, retry_after=2))) as model:
         status, headers, raw = await ask(model, asking())
 
@@ -199,7 +199,7 @@ async def test_a_refusal_has_the_apis_form() -> None:
 
 
 async def test_a_refusal_after_content_is_an_event_of_the_stream() -> None:
-    """Once the head is out an error can only come as an `error` event, and nothing follows it."""
+    """After the head an error can only be an `error` event, and nothing follows it."""
     async with serve(key=KEY, script=always([Say("so far"), Refuse(529)])) as model:
         status, _, raw = await ask(model, asking())
 
@@ -208,8 +208,8 @@ async def test_a_refusal_after_content_is_an_event_of_the_stream() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 300, 700])
-async def test_a_drop_comes_after_exactly_so_many_bytes(count: int) -> None:
-    """The client gets `after_bytes` bytes and then a reset, which is no orderly end."""
+async def test_a_drop_comes_after_the_exact_number_of_bytes(count: int) -> None:
+    """The client gets `after_bytes` bytes and then a reset."""
     async with serve(key=KEY, script=always([Say(WIDTHS * 50), Drop(after_bytes=count)])) as model:
         got = 0
         async with await dial(model, posting(asking())) as stream:
@@ -221,14 +221,14 @@ async def test_a_drop_comes_after_exactly_so_many_bytes(count: int) -> None:
 
 
 async def test_a_drop_before_all_content_sends_nothing() -> None:
-    """What stands first in a reply happens before the head."""
+    """Parts at the start of a reply take effect before the head."""
     async with serve(key=KEY, script=always(Drop())) as model, await dial(model, posting(asking())) as stream:
         with pytest.raises(anyio.BrokenResourceError):
             await stream.receive()
 
 
 async def test_a_pause_is_reached_with_all_before_it_sent() -> None:
-    """A test can step through a reply: text on both sides of the pause is one block."""
+    """A test can step through a reply; the text before and after the pause is one block."""
     pause = Pause()
     async with (
         serve(key=KEY, script=always([Say("one "), pause, Say("two")])) as model,
@@ -249,7 +249,7 @@ async def test_a_pause_is_reached_with_all_before_it_sent() -> None:
     assert sum(e["type"] == "content_block_start" for e in events_of(replies[0])) == 1
 
 
-async def test_a_hang_up_in_mid_stream_is_noted() -> None:
+async def test_a_hang_up_during_a_stream_is_recorded() -> None:
     """A client that leaves while the model is silent is in `hangups`."""
     async with serve(key=KEY, script=always([Say("wait"), Stall()])) as model:
         stream = await dial(model, posting(asking()))
@@ -261,7 +261,7 @@ async def test_a_hang_up_in_mid_stream_is_noted() -> None:
 
 
 async def test_a_connection_carries_many_requests() -> None:
-    """Requests that came early wait for their turn; the peer's port shows that the connection is one."""
+    """Early requests wait for their turn; the peer's port shows that there is one connection."""
     async with serve(key=KEY, script=echo) as model:
         last = posting(asking("second", stream=False)).replace(b"HTTP/1.1\r\n", b"HTTP/1.1\r\nConnection: close\r\n")
         raw = await drain(await dial(model, posting(asking("first", stream=False)) + last))
@@ -294,8 +294,8 @@ async def test_a_chunked_body_is_read() -> None:
         (b"GET / HTTP/1.1\r\nX: " + b"a" * (HEAD_LIMIT + 1), 431),
     ],
 )
-async def test_an_unclear_or_oversized_request_is_refused(head: bytes, status: int) -> None:
-    """Nothing is guessed: the answer is an error and the connection ends."""
+async def test_an_ambiguous_or_oversized_request_is_refused(head: bytes, status: int) -> None:
+    """The reply is an error and the connection ends."""
     async with serve(key=KEY, script=echo) as model:
         answer = await drain(await dial(model, head))
 
@@ -308,7 +308,7 @@ async def test_an_unclear_or_oversized_request_is_refused(head: bytes, status: i
     [{"max_tokens": 1}, {"model": "claude-haiku-9"}, {"output_config": {"format": {"type": "json_schema"}}}],
 )
 async def test_a_side_request_takes_no_step(side: dict[str, Any]) -> None:
-    """What the client asks on its own account is answered blandly and leaves the script alone."""
+    """A request that the client makes for itself gets a fixed reply, not a step of the script."""
     async with serve(key=KEY, script=Steps((anything, Say("the step")))) as model:
         await ask(model, asking(**side))
         _, _, raw = await ask(model, asking())
@@ -329,21 +329,21 @@ async def test_tokens_are_counted_and_models_listed() -> None:
     assert missing == 404
 
 
-async def test_a_failure_of_the_test_is_in_no_group() -> None:
-    """What fails inside the block comes out of it as it is."""
+async def test_an_exception_of_the_block_is_raised_unwrapped() -> None:
+    """It is not in an exception group."""
     with pytest.raises(LookupError, match="mine"):
         async with serve(key=KEY, script=echo):
             raise LookupError("mine")
 
 
 def seen(*messages: tuple[str, Any]) -> Request:
-    """A request whose conversation is `messages`."""
+    """Return a request whose conversation is `messages`."""
     body = {"tools": [{"name": "Bash"}], "messages": [{"role": role, "content": said} for role, said in messages]}
     return Request(1, "POST", "/v1/messages", {}, 1, b"", body)
 
 
-def test_steps_go_by_the_last_message() -> None:
-    """The first step that fits and is left answers; a result and a prompt are both heard, old ones are not."""
+def test_steps_match_the_last_message() -> None:
+    """The first unused step that fits answers; it sees the last prompt and result, not older ones."""
     used = ("assistant", [{"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": "ls"}}])
     came = ("user", [{"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "a.py"}]}])
     steps = Steps(("list", Say("1")), ("a.py", Say("2")), Step("list", Say("again"), times=None))
@@ -359,8 +359,8 @@ def test_steps_go_by_the_last_message() -> None:
     assert "sing" in none.message
 
 
-def test_the_demo_goes_by_what_the_tools_gave() -> None:
-    """It edits what it read, runs the test, and believes the test only."""
+def test_the_demo_follows_the_results_of_its_tools() -> None:
+    """It edits the text that it read, and reports success only if the test passes."""
 
     def after(tool: str, text: str, *, failed: bool = False, **given: str) -> Any:
         used = ("assistant", [{"type": "tool_use", "id": "t", "name": tool, "input": given}])
@@ -377,8 +377,8 @@ def test_the_demo_goes_by_what_the_tools_gave() -> None:
     assert "not allowed" in after("Edit", "not allowed", failed=True, file_path="/w/till.py").text
 
 
-def test_the_demo_repository_fails_until_it_is_mended(tmp_path: Path) -> None:
-    """Its test fails as it comes and passes with the demo's edit."""
+def test_the_demo_repository_fails_until_it_is_repaired(tmp_path: Path) -> None:
+    """Its test fails at first and passes with the demo's edit."""
     write_demo_repository(tmp_path)
     run = [sys.executable, *RUN_TEST.split()[1:]]
     before = subprocess.run(run, cwd=tmp_path, capture_output=True, timeout=60)
@@ -390,7 +390,7 @@ def test_the_demo_repository_fails_until_it_is_mended(tmp_path: Path) -> None:
 
 
 def test_the_program_prints_its_url_and_ends_at_sigterm(tmp_path: Path) -> None:
-    """Its first line is the URL, the key comes from a file, and SIGTERM is a clean end."""
+    """The first output line is the URL, the key is read from a file, and SIGTERM ends it with 0."""
     (tmp_path / "key").write_text(f"{KEY}\n")
     command = [sys.executable, "-m", "tests.rehearsal", "--key-file", str(tmp_path / "key"), "--script", "echo"]
     root = Path(__file__).parents[2]

@@ -124,7 +124,7 @@ async def test_account_rules_allow_only_what_the_host_leaves_open(guarded: Host,
 
 
 async def test_always_does_not_override_an_ask_rule_of_the_host(guarded: Host, hutch: HutchClient) -> None:
-    """The call is asked about again, whoever decided."""
+    """The next such call needs a decision again."""
     session = await guarded.script(hutch, [step(bash("touch asked")), step(bash("touch asked"))])
     async with log_of(hutch, session) as log:
         turn = await hutch.submit_prompt(session.id, "go")

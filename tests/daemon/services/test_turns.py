@@ -1,4 +1,4 @@
-"""Dialogues: a client, hutchd, an executor."""
+"""Dialogues between a client, hutchd and an executor: the life of a turn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.fakes.stage import WAIT, Stage, settings, until
 
 
 async def test_a_prompt_runs_to_its_end(stage: Stage) -> None:
-    """A prompt is queued, run once in an executor, and its end is an event and a state."""
+    """A prompt is queued and runs once in an executor; its end is an event and a state."""
     async with stage.hutchd():
         session = await stage.open()
         turn = await stage.submit(session, "hello")
@@ -50,7 +50,7 @@ async def test_prompts_run_one_at_a_time_in_order(stage: Stage) -> None:
 
 
 async def test_the_same_key_makes_one_turn(stage: Stage) -> None:
-    """A prompt that is submitted again with its key is the same turn and runs once; other content is a conflict."""
+    """A prompt repeated with its key is the same turn and runs once; other content is a conflict."""
     async with stage.hutchd():
         session = await stage.open()
 
@@ -65,11 +65,11 @@ async def test_the_same_key_makes_one_turn(stage: Stage) -> None:
         assert refused.value.reason is Reason.CONFLICT
 
 
-async def test_a_session_that_is_opened_again_while_its_executor_dials_goes_on(stage: Stage) -> None:
-    """The repeated call waits for the executor; a prompt that comes after that runs, and the session can be closed."""
+async def test_reopening_a_session_waits_for_its_executor(stage: Stage) -> None:
+    """The repeated call waits for the executor; a later prompt runs, and the session can be closed."""
 
     async def settle() -> None:
-        for _ in range(10):  # more than the session's task reads until it waits
+        for _ in range(10):  # more events than the session's task reads before it waits
             await stage.events(session)
 
     async with stage.hutchd():
@@ -107,7 +107,7 @@ async def test_interrupt_stops_the_running_turn(stage: Stage) -> None:
 
 
 async def test_an_agent_that_does_not_stop_is_killed(stage: Stage) -> None:
-    """When the grace is over the executor is ended with all its processes, and the turn with it."""
+    """After the grace the executor is ended with all its processes, and so is the turn."""
     stage.settings = settings(turns=TurnSettings(interrupt_grace=0.05))
     stage.host.play = never_end
     async with stage.hutchd():
@@ -124,8 +124,8 @@ async def test_an_agent_that_does_not_stop_is_killed(stage: Stage) -> None:
         assert "did not stop by itself" in (ended.message or "")
 
 
-async def test_a_turn_that_takes_too_long_is_stopped(stage: Stage) -> None:
-    """hutchd ends a turn whose executor does not mind its time, as timed_out."""
+async def test_a_turn_over_its_time_limit_is_stopped(stage: Stage) -> None:
+    """hutchd ends it as timed_out if its executor ignores the limit."""
     stage.settings = settings(turns=TurnSettings(timeout=0.05, interrupt_grace=0.1))
     stage.host.play = never_end
     async with stage.hutchd():
@@ -140,7 +140,7 @@ async def test_a_turn_that_takes_too_long_is_stopped(stage: Stage) -> None:
         assert stage.host.started[0].exited.is_set()
 
 
-async def test_interrupting_the_turn_leaves_the_queue(stage: Stage) -> None:
+async def test_an_interrupt_leaves_queued_turns(stage: Stage) -> None:
     """The turn that waits behind the interrupted one runs."""
     async with stage.hutchd():
         session = await stage.open()
@@ -160,7 +160,7 @@ async def test_interrupting_the_turn_leaves_the_queue(stage: Stage) -> None:
 
 
 async def test_a_queued_turn_is_cancelled_and_never_runs(stage: Stage) -> None:
-    """cancel_turn takes a turn out of the queue; one that runs is refused."""
+    """cancel_turn removes a turn from the queue; it refuses one that runs."""
     stage.host.play = never_end
     async with stage.hutchd():
         session = await stage.open()
@@ -198,8 +198,8 @@ async def test_a_turn_whose_executor_dies_fails_and_the_next_one_resumes(stage: 
         assert stage.executor.prepared.resume == "conversation-1"
 
 
-async def test_a_broken_connection_is_no_loss(stage: Stage) -> None:
-    """An executor that dials in again goes on with its turn, and an event that it sends again is stored once."""
+async def test_a_broken_connection_loses_nothing(stage: Stage) -> None:
+    """A reconnected executor continues its turn, and an event that it sends again is stored once."""
     release = anyio.Event()
 
     async def wait(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
@@ -224,7 +224,7 @@ async def test_a_broken_connection_is_no_loss(stage: Stage) -> None:
 
 
 async def test_a_gap_in_the_numbers_is_refused(stage: Stage) -> None:
-    """An executor whose events do not follow each other is not believed."""
+    """A report must continue the executor's event numbers."""
     stage.host.play = never_end
     async with stage.hutchd():
         session = await stage.open()
@@ -240,7 +240,7 @@ async def test_a_gap_in_the_numbers_is_refused(stage: Stage) -> None:
 
 
 async def test_only_the_first_end_of_a_turn_counts(stage: Stage) -> None:
-    """A turn_ended that comes after the turn's end is kept as a notice and changes nothing."""
+    """A later turn_ended becomes a notice and changes nothing."""
     async with stage.hutchd():
         session = await stage.open()
         turn = await stage.ended(await stage.submit(session))
@@ -252,7 +252,7 @@ async def test_only_the_first_end_of_a_turn_counts(stage: Stage) -> None:
 
 
 async def test_usage_is_counted_with_the_end(stage: Stage) -> None:
-    """What the end of a turn says it used is in the usage table."""
+    """The usage table gets the usage from the end of the turn."""
 
     async def costly(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
         return TurnEnded("completed", "done", "Done.", usage=UsageSeen(10, 5, usd=0.25, model="big", total=True))
@@ -271,7 +271,7 @@ async def test_usage_is_counted_with_the_end(stage: Stage) -> None:
 
 
 async def test_a_refused_prompt_goes_to_another_executor(stage: Stage) -> None:
-    """A prompt that was refused before it was accepted is queued again and runs in another executor."""
+    """A prompt that an executor refuses before accepting it is queued again and runs in another one."""
     async with stage.hutchd():
         session = await stage.open()
         await stage.ended(await stage.submit(session, "first"))
@@ -285,7 +285,7 @@ async def test_a_refused_prompt_goes_to_another_executor(stage: Stage) -> None:
 
 
 async def test_an_executor_that_cannot_start_fails_the_turn_with_the_reason(stage: Stage) -> None:
-    """After the limit of failed starts the turn fails with what a person can act on, and there is one notice."""
+    """After the limit of failed starts the user gets an actionable reason, in one notice."""
     stage.host.refusing = 1000
     async with stage.hutchd():
         session = await stage.open()
@@ -300,7 +300,7 @@ async def test_an_executor_that_cannot_start_fails_the_turn_with_the_reason(stag
 
 
 async def test_an_agent_that_cannot_be_opened_fails_the_turn(stage: Stage) -> None:
-    """The reason that the executor gave reaches the person."""
+    """The user gets the executor's reason."""
     stage.host.unpreparable = "The CLI is not installed."
     async with stage.hutchd():
         session = await stage.open()
@@ -310,8 +310,8 @@ async def test_an_agent_that_cannot_be_opened_fails_the_turn(stage: Stage) -> No
         assert (ended.state, ended.message) == ("failed", "The CLI is not installed.")
 
 
-async def test_close_ends_everything_of_a_session(stage: Stage) -> None:
-    """A forced close stops the turns, ends the processes, and says that nothing is left."""
+async def test_close_ends_all_turns_and_processes_of_a_session(stage: Stage) -> None:
+    """A forced close stops the turns, ends the processes, and says that none is left."""
     stage.host.play = never_end
     async with stage.hutchd():
         session = await stage.open()
@@ -334,8 +334,8 @@ async def test_close_ends_everything_of_a_session(stage: Stage) -> None:
         assert late.value.reason is Reason.SESSION_CLOSED
 
 
-async def test_what_cannot_be_ended_is_quarantined_and_said_so(stage: Stage) -> None:
-    """A close that could not show that nothing is left says what is, and the executor keeps its slot."""
+async def test_an_unkillable_process_is_quarantined_and_named(stage: Stage) -> None:
+    """If a close cannot verify that none is left, it names those left, and the executor keeps its slot."""
     stage.host.unkillable = True
     async with stage.hutchd():
         session = await stage.open()
@@ -349,8 +349,8 @@ async def test_what_cannot_be_ended_is_quarantined_and_said_so(stage: Stage) -> 
         assert "could not be ended" in bytes((await stage.events(session))[-1].data).decode()
 
 
-async def test_a_fork_goes_on_from_the_conversation(stage: Stage) -> None:
-    """A fork is a session of its own whose agent resumes the other's conversation as a fork."""
+async def test_a_fork_continues_the_conversation(stage: Stage) -> None:
+    """A fork is a separate session whose agent resumes a copy of the conversation."""
     async with stage.hutchd():
         session = await stage.open(name="one")
         await stage.ended(await stage.submit(session))
@@ -364,7 +364,7 @@ async def test_a_fork_goes_on_from_the_conversation(stage: Stage) -> None:
 
 
 async def test_a_deleted_session_is_gone_and_its_audit_stays(stage: Stage) -> None:
-    """Only a closed session can be deleted; who did it is still in the audit."""
+    """Only a closed session can be deleted; the audit keeps who did it."""
     async with stage.hutchd():
         session = await stage.open()
         with pytest.raises(HutchError):
@@ -379,8 +379,8 @@ async def test_a_deleted_session_is_gone_and_its_audit_stays(stage: Stage) -> No
         assert [entry.action for entry in page.entries] == ["open_session", "close_session", "delete_session"]
 
 
-async def test_what_is_not_yours_looks_like_what_does_not_exist(stage: Stage) -> None:
-    """Another account gets not_found for a session, a turn and a question; an admin sees them."""
+async def test_foreign_records_look_missing(stage: Stage) -> None:
+    """Another account gets not_found for a session, a turn and a request; an administrator sees them."""
     async with stage.hutchd():
         session = await stage.open()
         turn = await stage.submit(session)
@@ -398,8 +398,8 @@ async def test_what_is_not_yours_looks_like_what_does_not_exist(stage: Stage) ->
         assert (await stage.services.sessions.get_session(admin, m.SessionRef(session.id))).id == session.id
 
 
-async def test_two_sessions_in_one_directory_are_warned_of(stage: Stage) -> None:
-    """Opening a second session in a directory says so."""
+async def test_opening_a_second_session_in_a_directory_warns(stage: Stage) -> None:
+    """The reply names the other session."""
     async with stage.hutchd():
         first = await stage.open(name="one")
 
@@ -412,7 +412,7 @@ async def test_two_sessions_in_one_directory_are_warned_of(stage: Stage) -> None
 
 
 async def test_a_token_of_another_process_is_refused(stage: Stage) -> None:
-    """The token counts together with the process and the account that it was made for."""
+    """A token is valid only for the process and account that it was issued for."""
     async with stage.hutchd():
         session = await stage.open()
         await stage.ended(await stage.submit(session))
@@ -427,8 +427,8 @@ async def test_a_token_of_another_process_is_refused(stage: Stage) -> None:
         assert reasons == ["not_allowed", "not_allowed", "token_unknown", "protocol_mismatch", "lease_lost"]
 
 
-async def test_a_token_that_is_used_up_admits_nobody(stage: Stage) -> None:
-    """Not even the process that it was made for."""
+async def test_a_used_up_token_is_refused(stage: Stage) -> None:
+    """Even from the process that it was issued for."""
     async with stage.hutchd():
         session = await stage.open()
         await stage.ended(await stage.submit(session))
@@ -442,10 +442,8 @@ async def test_a_token_that_is_used_up_admits_nobody(stage: Stage) -> None:
         assert refused.value.reason is Reason.TOKEN_EXPIRED
 
 
-async def test_an_end_that_comes_while_one_looks_is_not_overlooked(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The session's task reads the turn, the turn ends, and only then does the task get what it had read."""
+async def test_an_end_during_a_read_is_noticed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The turn ends after the session's task has read it, but before the task gets the result."""
     release = anyio.Event()
 
     async def end_late(executor: FakeExecutor, prompt: m.ExecutePrompt) -> None:
@@ -471,7 +469,7 @@ async def test_an_end_that_comes_while_one_looks_is_not_overlooked(
                 release.set()
                 while (row := await read(lambda conn: turns_of.get(conn, turn.id))) and row.state == "stopping":
                     await anyio.sleep(0.001)
-                await anyio.sleep(0.05)  # by now every waiting task was woken
+                await anyio.sleep(0.05)  # now every waiting task has been woken
             return found
 
         monkeypatch.setattr(stage.store, "read", read_late)
@@ -489,5 +487,5 @@ async def test_an_end_that_comes_while_one_looks_is_not_overlooked(
 
 
 def called(executor: FakeExecutor) -> bool:
-    """Tell whether its turn was interrupted."""
+    """Return whether its turn was interrupted."""
     return any(name == "interrupt_turn" for name, _ in executor.calls)
