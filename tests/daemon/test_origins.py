@@ -46,7 +46,7 @@ def _shown(tmp_path: Path, text: str, environ: dict[str, str] | None = None, **h
 
 
 def test_each_setting_of_the_file_has_its_line(tmp_path: Path) -> None:
-    """However TOML lets a key be written, and whatever looks like a key inside a value."""
+    """For every TOML spelling of a key, and for values that look like keys."""
     from_file = {key: one.line for key, one in _shown(tmp_path, TEXT).items() if one.origin == "file"}
 
     assert from_file == {
@@ -63,8 +63,8 @@ def test_each_setting_of_the_file_has_its_line(tmp_path: Path) -> None:
     }
 
 
-def test_what_is_given_is_from_the_file_though_it_equals_the_default(tmp_path: Path) -> None:
-    """Who wrote it down wants to find it; the rest of its section is by default."""
+def test_a_setting_in_the_file_has_its_line_even_if_it_equals_the_default(tmp_path: Path) -> None:
+    """The other settings of its section are defaults."""
     shown = _shown(tmp_path, TEXT)
 
     assert shown["turns.retries"] == Setting(("turns", "retries"), 2, "file", line=2)
@@ -72,8 +72,8 @@ def test_what_is_given_is_from_the_file_though_it_equals_the_default(tmp_path: P
     assert _shown(tmp_path, "[accounts]\nmap = {}\n")["accounts.map"].origin == "file"
 
 
-def test_the_environment_comes_before_the_file(tmp_path: Path) -> None:
-    """It names its variable; one that is empty is not there."""
+def test_the_environment_takes_precedence_over_the_file(tmp_path: Path) -> None:
+    """The origin names the variable; an empty one counts as unset."""
     text = '[logs]\nlevel = "error"\n'
 
     named = _shown(tmp_path, text, {"HUTCH_LOG_LEVEL": "debug"})["logs.level"]
@@ -84,15 +84,15 @@ def test_the_environment_comes_before_the_file(tmp_path: Path) -> None:
 
 
 def test_a_user_and_password_in_an_address_are_left_out(tmp_path: Path) -> None:
-    """They belong in no setting, and the output of this into no mail."""
+    """The output may be sent to others."""
     shown = _shown(tmp_path, TEXT + '[broker]\nproxy = "http://token@proxy:3128"\n')
 
     assert shown["providers.my.own.base_url"].value == "https://***@models.example.com/v1"
     assert shown["broker.proxy"].value == "http://***@proxy:3128"
 
 
-def test_defaults_that_depend_on_whom_hutchd_serves_are_filled_in(tmp_path: Path) -> None:
-    """Where it serves a host, sessions have bounds; a user's own have none but those that are given."""
+def test_system_mode_has_its_own_defaults(tmp_path: Path) -> None:
+    """A host's sessions have limits; a user's own have only those that the file sets."""
     host, own = _shown(tmp_path, "", system=True), _shown(tmp_path, "")
 
     assert (host["isolation.require"].value, own["isolation.require"].value) == ("account", "reduced")
@@ -100,8 +100,8 @@ def test_defaults_that_depend_on_whom_hutchd_serves_are_filled_in(tmp_path: Path
     assert _shown(tmp_path, "limits.pids = 99", system=True)["limits.pids"].value == 99
 
 
-def test_without_a_file_all_is_default(tmp_path: Path) -> None:
-    """And it says that there is none."""
+def test_without_a_file_all_settings_are_defaults(tmp_path: Path) -> None:
+    """The output says that there is no file."""
     shown = show(tmp_path / "none.toml", {})
 
     assert not shown.there
@@ -109,8 +109,8 @@ def test_without_a_file_all_is_default(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[turns\n", "[turns]\nretrys = 1\n", "turns.retries = 'many'\n"])
-def test_settings_that_cannot_be_used_are_not_shown(tmp_path: Path, text: str) -> None:
-    """hutchd would not start with them, so the reason is reported."""
+def test_invalid_settings_are_not_shown(tmp_path: Path, text: str) -> None:
+    """hutchd would not start with them, so the reason is reported instead."""
     with pytest.raises(SettingsError, match=r"hutch\.toml"):
         _shown(tmp_path, text)
 
@@ -125,7 +125,7 @@ VALUES = st.recursive(
 
 @given(st.lists(st.tuples(st.lists(NAMES, min_size=1, max_size=3), VALUES, st.booleans()), max_size=6))
 def test_a_line_is_where_the_statement_of_its_key_begins(statements: list[tuple[list[str], Any, bool]]) -> None:
-    """Whatever stands in keys and values, over one line or many."""
+    """For any keys and values, on one line or several."""
     lines: list[str] = []
     begins: dict[tuple[str, ...], int] = {}
     for number, (key, value, spread) in enumerate(statements):
@@ -165,8 +165,8 @@ def _toml(value: Any, *, spread: bool) -> str:
             return f"{{{', '.join(pairs)}}}"
 
 
-def test_every_default_can_be_written_down(tmp_path: Path) -> None:
-    """What `hutch config show` prints is a file that can be used: no default is a value that would be refused."""
+def test_the_shown_defaults_are_a_valid_settings_file(tmp_path: Path) -> None:
+    """No default is a value that the file would refuse."""
     given = {key: one.value for key, one in _shown(tmp_path, "").items() if one.value not in (None, {})}
 
     text = "\n".join(f"{key} = {_toml_of(value)}" for key, value in given.items())

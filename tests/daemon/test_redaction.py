@@ -1,4 +1,4 @@
-"""Known secrets are found and masked in the forms in which they usually get about."""
+"""Known secrets are found and masked in their usual encodings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def known(*secrets: str) -> KnownSecrets:
 @pytest.mark.parametrize("secret", [KEY, ODD, "short-key-1"])
 @pytest.mark.parametrize("before", ["", "a", "ab"])
 def test_a_secret_is_masked_in_every_form(secret: str, before: str) -> None:
-    """Plain, backwards, in hexadecimal, in base64 wherever it stands in a longer text, as in a URL and as in JSON."""
+    """Plain, reversed, hexadecimal, base64 at any offset of a longer text, URL and JSON encoding."""
     raw = secret.encode()
     longer = before.encode() + raw + b" and more"
     said = {
@@ -46,16 +46,16 @@ def test_a_secret_is_masked_in_every_form(secret: str, before: str) -> None:
     assert all(one is not None and one.text[:1] == b"<" and one.text[-1:] == b">" for one in masked.values())
 
 
-def test_what_is_broken_over_lines_is_noticed_but_not_called_masked() -> None:
-    """base64 breaks its lines: the secret cannot be masked well there, so its text is not whole."""
+def test_a_secret_broken_over_lines_is_noticed_but_not_masked() -> None:
+    """base64 breaks lines: the secret cannot be masked there, so the text is not whole."""
     wrapped = base64.encodebytes(b"a" * 40 + KEY.encode() + b"b" * 20).decode()
     found = [known(KEY).mask(text) for text in (wrapped.encode(), json.dumps(wrapped).encode(), KEY[:40].encode())]
 
     assert [(one.whole, one.key) for one in found if one is not None] == [(False, "k-0")] * 3
 
 
-def test_what_keys_have_in_common_is_no_secret() -> None:
-    """A text about keys is not withheld; neither is a text of random characters."""
+def test_the_common_prefix_of_keys_is_not_a_secret() -> None:
+    """A text about keys is not withheld, nor is random text."""
     held = known(KEY)
 
     assert held.mask(b"Anthropic's keys begin with sk-ant-api03- and go on.") is None
@@ -63,7 +63,7 @@ def test_what_keys_have_in_common_is_no_secret() -> None:
 
 
 def test_several_secrets_are_masked_at_once() -> None:
-    """Each of them is gone from the text; texts for people come out the same way."""
+    """The text contains none of them afterwards, and texts for users are masked alike."""
     text = f"first {KEY}, then {ODD}"
 
     assert known(KEY, ODD).mask_text(text) == f"first {MASK.decode()}, then {MASK.decode()}"
@@ -72,7 +72,7 @@ def test_several_secrets_are_masked_at_once() -> None:
 
 
 def test_the_secrets_do_not_show() -> None:
-    """What knows them tells their number alone, keeps no more than it may, and takes no short word for one."""
+    """The masker's repr shows only their number; it keeps a limited number and ignores short words."""
     secrets = [f"{number:04}" * 8 for number in range(100)]
     held = known(*secrets, "short")
 
@@ -83,7 +83,7 @@ def test_the_secrets_do_not_show() -> None:
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=60), st.text("ab \n", max_size=30))
 def test_a_secret_in_pieces_is_noticed_once(cuts: list[int], before: str) -> None:
-    """However small the pieces are, whatever other streams say meanwhile."""
+    """However small the pieces are, and whatever other streams contain."""
     splits = Splits(known(KEY))
     text, heard = before + KEY + " end", []
     for size in [*cuts, *[7] * 100]:
@@ -93,7 +93,7 @@ def test_a_secret_in_pieces_is_noticed_once(cuts: list[int], before: str) -> Non
     assert [key for key in heard if key] in (["k-0"], ["k-0", "k-0"])
 
 
-def test_streams_that_nobody_feeds_are_forgotten() -> None:
+def test_idle_streams_are_forgotten() -> None:
     """The memory of pieces is bounded."""
     splits = Splits(known(KEY))
     splits.feed("first", KEY[:24])

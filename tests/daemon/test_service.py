@@ -1,4 +1,4 @@
-"""What a service manager passes to hutchd, read and answered without one."""
+"""What a service manager passes to hutchd, tested without one."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def _bound(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.s
     return sock
 
 
-def test_everything_a_manager_gave_is_taken_out_of_the_environment() -> None:
-    """Also what was meant for another process: nothing that hutchd starts sees it."""
+def test_the_managers_variables_are_removed_from_the_environment() -> None:
+    """Also those meant for another process: no child of hutchd sees them."""
     for pid in (7, 8):
         environ = {**GIVEN, "PATH": "/bin"}
 
@@ -42,24 +42,24 @@ def test_everything_a_manager_gave_is_taken_out_of_the_environment() -> None:
 
 
 def test_sockets_meant_for_another_process_are_not_ours() -> None:
-    """Whatever the variables say, no descriptor is touched."""
+    """Whatever the variables say, hutchd touches no descriptor."""
     assert take({**GIVEN, "LISTEN_FDS": "2", "LISTEN_FDNAMES": "client:executor"}, 8).sockets == {}
 
 
 def test_descriptors_that_are_not_open_are_refused() -> None:
-    """With a sentence that names the variable."""
+    """The error names the variable."""
     with pytest.raises(HutchError, match="LISTEN_FDS"):
         take({**GIVEN, "LISTEN_FDS": "1", "LISTEN_FDNAMES": "client"}, 7, first=10**6)
 
 
-def test_without_a_manager_nothing_is_said() -> None:
-    """A service manager that is gone causes no error."""
+def test_without_a_manager_nothing_is_sent() -> None:
+    """A manager that is gone causes no error."""
     Service().say("READY=1")
     Service("/nonexistent/notify").say("READY=1")
 
 
-async def test_the_watchdog_is_not_fed_for_a_dead_writer(tmp_path: Path) -> None:
-    """A beat says that the record can be written, so the beats end with its thread."""
+async def test_a_dead_writer_stops_the_watchdog_messages(tmp_path: Path) -> None:
+    """They mean that the record can be written, so they end with the writer's thread."""
     lives = iter([True, True, False])
     with _bound(tmp_path / "notify", socket.SOCK_DGRAM) as manager:
         manager.setblocking(False)
@@ -85,8 +85,8 @@ def test_a_passed_socket_keeps_its_file_and_holds_the_lock(tmp_path: Path) -> No
             late.connect(str(path))
 
 
-def test_a_socket_that_is_not_the_one_is_refused(tmp_path: Path) -> None:
-    """Of another kind, at another place, not listening, without its file, or open to more than it should be."""
+def test_an_unsuitable_socket_is_refused(tmp_path: Path) -> None:
+    """Another type, another path, not listening, without its file, or with too permissive a mode."""
     path, other = tmp_path / "client.sock", tmp_path / "other.sock"
     reasons = []
 

@@ -1,4 +1,4 @@
-"""The settings file: what it refuses, and what it says then."""
+"""The settings file: what it refuses, and with which message."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_no_file_means_the_defaults(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_setting_is_named(text: str, said: str) -> None:
-    """A key that is not known, or a value that does not fit, refuses the file and names the place."""
+    """An unknown key or an invalid value refuses the file; the error names the place."""
     with pytest.raises(SettingsError) as refused:
         parse(text, "hutch.toml", {})
 

@@ -21,7 +21,7 @@ User hutch may run the following commands on host:
 
 
 def test_the_rule_is_one_command_without_arguments() -> None:
-    """And nothing between hutchd and the launcher: no terminal, no log, no session."""
+    """Its defaults add no terminal, log or session between hutchd and the launcher."""
     _, defaults, line = rule(COMMAND).splitlines()
 
     assert line == f'hutch ALL=(root) NOPASSWD: {COMMAND} ""'
@@ -33,14 +33,14 @@ def test_the_rule_is_one_command_without_arguments() -> None:
 @pytest.mark.parametrize(
     "command", ["/opt/*/launcher", "/opt/a b", "relative", "/opt/a,b", "/opt/../x", "/o\n/x", "/a:b"]
 )
-def test_a_path_that_means_something_to_sudo_is_refused(command: str) -> None:
-    """It could match more than one program, or be more than one rule."""
+def test_a_path_with_special_characters_of_sudo_is_refused(command: str) -> None:
+    """It could match several programs, or form several rules."""
     with pytest.raises(HutchError, match="install Hutch elsewhere"):
         rule(command)
 
 
 def test_visudo_accepts_the_rule() -> None:
-    """As sudo itself reads it."""
+    """sudo's own parser reads it."""
     done = subprocess.run([visudo(), "-cf", "-"], input=rule(COMMAND), capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stderr) == (0, "")
@@ -61,8 +61,8 @@ def test_visudo_accepts_the_rule() -> None:
         ([f'(root) NOPASSWD: {COMMAND} "", /bin/sh'], ["The rule is missing", "may do more"]),
     ],
 )
-def test_only_exactly_the_one_is_right(rules: list[str], said: list[str]) -> None:
-    """Without arguments' `""` any would be allowed; with a pattern, or a second command, any program."""
+def test_only_the_exact_rule_is_accepted(rules: list[str], said: list[str]) -> None:
+    """Without `""` any arguments would be allowed; with a pattern or a second command, other programs."""
     listing = LISTING + "".join(f"    {one}\n" for one in rules)
     found = faults(allowed(listing), COMMAND)
 
@@ -71,8 +71,8 @@ def test_only_exactly_the_one_is_right(rules: list[str], said: list[str]) -> Non
     assert all(part in one for part, one in zip(said, found, strict=True))
 
 
-def test_lines_that_sudo_breaks_are_put_together() -> None:
-    """And an account without any rule has none."""
+def test_lines_that_sudo_wraps_are_joined() -> None:
+    """An account without any rule gets none."""
     broken = f'{LISTING}    (root) NOPASSWD: {COMMAND}\n        ""\n'
 
     assert allowed(broken) == [ONE]

@@ -61,7 +61,7 @@ async def healed(store: Store) -> None:
 
 
 async def test_effects_follow_the_events_and_precede_the_writers_return(opened: Store, steps: Steps) -> None:
-    """Whoever an effect wakes finds the events published; a writer finds its effects done."""
+    """When an effect wakes a task, the events are published; when `write` returns, the effects have run."""
     await opened.write(steps.unit("a"))
     steps.seen.append("returned a")
 
@@ -83,7 +83,7 @@ async def test_effects_run_in_the_order_of_their_registration(opened: Store, ste
 
 
 async def test_the_effect_of_a_cancelled_caller_runs(opened: Store, steps: Steps) -> None:
-    """A unit that was handed over is carried out, and so is what follows it."""
+    """An accepted unit is carried out, and so are its effects."""
     started, gate = threading.Event(), threading.Event()
 
     def unit(tx: Tx) -> None:
@@ -125,7 +125,7 @@ async def test_a_unit_that_raises_has_no_effects(opened: Store, steps: Steps) ->
 
 
 async def test_a_failed_commit_has_no_effects(opened: Store, steps: Steps) -> None:
-    """What was refused is followed by nothing, also after the store has healed."""
+    """A refused unit has none, not even after the store has recovered."""
     with closing(sqlite3.connect(opened.path, isolation_level=None)) as stranger:
         stranger.execute("BEGIN IMMEDIATE")
         with pytest.raises(HutchError) as caught:
@@ -157,7 +157,7 @@ async def test_a_commit_that_was_refused_but_stored_has_its_effects_when_it_is_f
 
 
 async def test_a_commit_that_is_not_found_after_a_failed_sync_has_no_effects(opened: Store, steps: Steps) -> None:
-    """The store reopens the database, finds nothing of the refused unit, and does nothing that would follow it."""
+    """The store reopens the database, does not find the refused unit, and drops its effects."""
 
     def unit(tx: Tx) -> None:
         steps.unit("a")(tx)
@@ -172,7 +172,7 @@ async def test_a_commit_that_is_not_found_after_a_failed_sync_has_no_effects(ope
 
 
 async def test_effects_run_while_the_store_closes(tmp_path: Path) -> None:
-    """What was handed over before closing is committed, and what follows it has run when the store is closed."""
+    """Accepted units are committed, and their effects have run when the store is closed."""
     steps = Steps()
     async with anyio.create_task_group() as tasks:
         async with Store.open(tmp_path / "hutch.db") as store:

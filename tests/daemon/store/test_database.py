@@ -73,8 +73,8 @@ async def test_damage_is_named_and_the_file_left_as_it_is(tmp_path: Path, harm: 
     assert path.read_bytes() == before
 
 
-async def test_a_log_without_its_database_is_no_fresh_start(tmp_path: Path) -> None:
-    """A missing database beside an existing log is damage."""
+async def test_a_log_without_its_database_is_damage(tmp_path: Path) -> None:
+    """hutchd does not start afresh beside an existing log."""
     path = tmp_path / "hutch.db"
     database.wal_of(path).write_bytes(b"x")
 
@@ -96,8 +96,8 @@ async def test_a_newer_schema_is_refused_with_both_numbers(tmp_path: Path) -> No
     assert error.details == {"schema": database.LATEST + 1, "known": database.LATEST}
 
 
-async def test_what_is_left_of_an_unfinished_start_is_made_anew(tmp_path: Path) -> None:
-    """A new database appears at its path only when it is complete."""
+async def test_remains_of_an_unfinished_first_start_are_replaced(tmp_path: Path) -> None:
+    """A new database appears at its path only once it is complete."""
     path = tmp_path / "hutch.db"
     path.with_name("hutch.db.new").write_bytes(b"half")
 
@@ -106,8 +106,8 @@ async def test_what_is_left_of_an_unfinished_start_is_made_anew(tmp_path: Path) 
     assert sorted(file.name for file in tmp_path.iterdir()) == ["hutch.db", "hutch.db.lock"]
 
 
-async def test_a_missing_directory_is_said(tmp_path: Path) -> None:
-    """The store makes files, not directories."""
+async def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
+    """The store creates files, not directories."""
     error = await refusal(tmp_path / "none" / "hutch.db")
 
     assert str(tmp_path / "none") in error.details["detail"]

@@ -41,8 +41,8 @@ async def test_seqs_are_of_a_session_and_positions_of_all(opened: Store) -> None
     assert [(e.seq, e.position) for e in (other, mine)] == [(1, 2), (2, 3)]
 
 
-async def test_payloads_are_kept_as_the_bytes_they_came_in(opened: Store) -> None:
-    """Spaces, escapes, key order and native are not touched."""
+async def test_payloads_are_stored_byte_for_byte(opened: Store) -> None:
+    """Spaces, escapes, key order and native are unchanged."""
     raw = b'{"b" : 1.50,\t"a":"\\u00e9\xc3\xa9"}'
     event = ReportedEvent(
         n=1, at="2026-01-31T13:00:00.123+01:00", kind="text", data=msgspec.Raw(raw), native=msgspec.Raw(b" [1 ] ")
@@ -55,7 +55,7 @@ async def test_payloads_are_kept_as_the_bytes_they_came_in(opened: Store) -> Non
     assert (page.events[0].at, page.events[0].turn) == (1_769_860_800_123, None)
 
 
-async def test_an_event_that_comes_again_is_acknowledged_and_not_stored(opened: Store) -> None:
+async def test_a_repeated_event_is_acknowledged_and_not_stored(opened: Store) -> None:
     """Events numbered at or below the receipt are dropped; later ones are stored."""
     await report(opened, 1, 2, 3)
     again, acked = await opened.write(
@@ -82,8 +82,8 @@ async def test_a_gap_in_an_executors_numbers_is_refused_whole(opened: Store, num
     assert await opened.read(partial(events.seq_range, session="s-aaaa")) == events.SeqRange(head=0, oldest=1)
 
 
-async def test_a_time_that_is_none_is_the_executors_fault(opened: Store) -> None:
-    """A report with an unreadable time is refused whole."""
+async def test_an_invalid_time_refuses_the_report(opened: Store) -> None:
+    """It is the executor's fault, and nothing of the report is stored."""
     bad = msgspec.structs.replace(reported(2)[0], at="yesterday")
     with pytest.raises(HutchError) as caught:
         await opened.write(
@@ -95,8 +95,8 @@ async def test_a_time_that_is_none_is_the_executors_fault(opened: Store) -> None
 
 
 @pytest.mark.parametrize(("executor", "session"), [("x-none", "s-aaaa"), ("x-1", "s-none")])
-async def test_reports_of_nobody_and_for_nothing_are_refused(opened: Store, executor: str, session: str) -> None:
-    """Without executor or session there is nothing to append to."""
+async def test_reports_without_executor_or_session_are_refused(opened: Store, executor: str, session: str) -> None:
+    """Both must exist."""
     with pytest.raises(HutchError) as caught:
         await report(opened, 1, executor=executor, session=session)
 
@@ -153,16 +153,16 @@ async def test_all_sessions_are_read_by_position_and_owner(opened: Store) -> Non
     assert ([event.position for event in mine.events], mine.cursor) == ([3], 3)
 
 
-async def test_somebody_elses_session_looks_like_none(opened: Store) -> None:
-    """Reading with an owner finds that owner's sessions only."""
+async def test_a_foreign_session_looks_missing(opened: Store) -> None:
+    """Reading with an owner finds only that owner's sessions."""
     with pytest.raises(HutchError) as caught:
         await opened.read(partial(events.read, session="s-aaaa", after=0, owner=2000))
 
     assert caught.value.reason is Reason.NOT_FOUND
 
 
-async def test_pruning_by_age_keeps_the_young_and_tells_old_cursors(opened: Store) -> None:
-    """A cursor before the oldest event kept gets `compacted` with its number, by seq and by position."""
+async def test_pruning_by_age_keeps_recent_events_and_refuses_old_cursors(opened: Store) -> None:
+    """A cursor before the oldest kept event gets `compacted` with that event's number, by seq and by position."""
     await with_session(opened, "s-bbbb", "x-2")
     await report(opened, 1, 2)
     await report(opened, 1, session="s-bbbb", executor="x-2")
@@ -199,7 +199,7 @@ async def test_pruning_by_size_goes_from_the_oldest(opened: Store) -> None:
     assert opened.status().bytes == before
 
 
-async def test_numbers_go_on_after_everything_was_pruned(opened: Store) -> None:
+async def test_numbers_continue_after_everything_was_pruned(opened: Store) -> None:
     """Numbers continue after all events were removed."""
     await report(opened, 1, 2)
     await opened.write(partial(events.prune, before=AT * 2))

@@ -60,8 +60,8 @@ async def test_a_launch_record_comes_back_whole_and_is_found_by_token(two: Store
     assert await two.read(partial(executors.by_token_hash, token_hash=b"none")) is None
 
 
-async def test_only_the_gone_are_not_live_and_only_the_settled_are_forgotten(two: Store) -> None:
-    """An executor whose spool may still be stored is not removed."""
+async def test_a_gone_executor_is_forgotten_once_it_is_settled(two: Store) -> None:
+    """It is not removed while its spool may still be stored."""
     await two.write(partial(executors.update, executor="x-1", state="gone", gone_at=AT, spool="/spool/x-1"))
     await two.write(partial(executors.update, executor="x-2", state="quarantined"))
     live = await two.read(executors.live)

@@ -1,4 +1,4 @@
-"""A process killed at a named place: what was acknowledged is stored, once."""
+"""A process is killed at a named place: acknowledged events are stored, once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ anyio.run(main)
 
 
 def run_until_killed(path: Path, **environment: str) -> list[str]:
-    """Run the reporter and return the lines that it printed; with a failpoint it must have been killed."""
+    """Run the reporter and return its output lines; with a failpoint it must have been killed."""
     clean = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "daemon"), str(ROOT / "shared")]),
@@ -68,14 +68,12 @@ async def what_is_there(path: Path) -> tuple[list[int], int]:
     ("place", "acked", "stored"),
     [
         ("events.insert:3", 10, 10),
-        ("store.before_commit:4", 10, 10),  # the first commit is that of the session
+        ("store.before_commit:4", 10, 10),  # the first commit opens the session
         ("store.after_commit:4", 10, 15),
         ("store.before_publish:3", 10, 15),
     ],
 )
-async def test_what_was_acknowledged_survives_a_kill_and_nothing_is_doubled(
-    tmp_path: Path, place: str, acked: int, stored: int
-) -> None:
+async def test_acknowledged_events_survive_a_kill_once(tmp_path: Path, place: str, acked: int, stored: int) -> None:
     """The receipt on disk agrees with the events on disk and covers everything that was acknowledged."""
     lines = run_until_killed(tmp_path / "hutch.db", HUTCH_FAILPOINT=place)
 
@@ -87,8 +85,8 @@ async def test_what_was_acknowledged_survives_a_kill_and_nothing_is_doubled(
 
 @pytest.mark.system
 @pytest.mark.parametrize("place", ["store.before_migration", "store.in_migration", "store.before_new_database"])
-async def test_a_start_that_was_killed_is_begun_anew(tmp_path: Path, place: str) -> None:
-    """A database that was never complete does not exist."""
+async def test_a_killed_first_start_leaves_no_database(tmp_path: Path, place: str) -> None:
+    """The next start creates it from scratch."""
     lines = run_until_killed(tmp_path / "hutch.db", HUTCH_FAILPOINT=place)
 
     assert lines == []
@@ -99,7 +97,7 @@ async def test_a_start_that_was_killed_is_begun_anew(tmp_path: Path, place: str)
 
 @pytest.mark.system
 async def test_a_process_that_is_not_killed_stores_everything(tmp_path: Path) -> None:
-    """Without a failpoint all events are there, and the receipt says so."""
+    """Without a failpoint all events are stored, and the receipt matches."""
     run_until_killed(tmp_path / "hutch.db")
 
     seqs, receipt = await what_is_there(tmp_path / "hutch.db")
@@ -108,6 +106,6 @@ async def test_a_process_that_is_not_killed_stores_everything(tmp_path: Path) ->
 
 
 def test_without_the_environment_nothing_happens() -> None:
-    """No place kills, whatever its name."""
+    """No failpoint kills, whatever its name."""
     failpoint("")
     failpoint("store.before_commit")

@@ -29,7 +29,7 @@ from tests.daemon.store.examples import report, with_session
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """Let no file of this process grow beyond `size`."""
+    """Limit the files of this process to `size` bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -53,7 +53,7 @@ async def healed(store: Store) -> None:
 
 
 async def stored(store: Store) -> tuple[list[int], int]:
-    """Return the seqs that are stored, and the executor's receipt."""
+    """Return the stored seqs and the executor's receipt."""
     page = await store.read(partial(events.read, session="s-aaaa", after=0))
     row = await store.read(partial(executors.get, executor="x-1"))
     assert row is not None
@@ -72,10 +72,10 @@ async def limit_pages(store: Store, pages: int) -> None:
 
 
 async def test_a_full_disk_refuses_and_heals_when_there_is_space(opened: Store) -> None:
-    """What did not fit is neither stored nor published; the same report succeeds afterwards."""
+    """A report that does not fit is neither stored nor published; the same report succeeds afterwards."""
     published: list[StoredEvent] = []
     opened.on_committed(published.extend)
-    await limit_pages(opened, 1)  # SQLite takes the present size
+    await limit_pages(opened, 1)  # SQLite takes the current size
     error = await refused(opened, 3, 4, size=100_000)
     during = (await stored(opened), published[:])
     await healed(opened)
@@ -89,8 +89,8 @@ async def test_a_full_disk_refuses_and_heals_when_there_is_space(opened: Store) 
     assert [event.seq for event in published] == [3, 4]
 
 
-async def test_one_unit_that_does_not_fit_takes_no_other_for_done(opened: Store) -> None:
-    """When a group fails, none of its units is acknowledged and none is stored."""
+async def test_if_one_unit_of_a_group_does_not_fit_none_is_acknowledged(opened: Store) -> None:
+    """None is stored either."""
     await limit_pages(opened, 1)
     outcomes: dict[str, bool] = {}
 
@@ -114,8 +114,8 @@ async def test_one_unit_that_does_not_fit_takes_no_other_for_done(opened: Store)
     assert there == outcomes
 
 
-async def test_a_lock_of_another_process_refuses_until_it_is_gone(opened: Store) -> None:
-    """A foreign writer delays nothing for longer than a moment, and the error names it."""
+async def test_a_foreign_lock_refuses_writes_until_it_is_released(opened: Store) -> None:
+    """Each write fails after a moment with the fault `busy`."""
     with closing(sqlite3.connect(opened.path, isolation_level=None)) as stranger:
         stranger.execute("BEGIN IMMEDIATE")
         error = await refused(opened, 3)
@@ -129,8 +129,8 @@ async def test_a_lock_of_another_process_refuses_until_it_is_gone(opened: Store)
     assert await stored(opened) == ([1, 2, 3], 3)
 
 
-async def test_after_an_io_error_the_database_is_reopened_before_it_goes_on(opened: Store) -> None:
-    """A write that the kernel refuses is never taken as stored; senders that try again lose and repeat nothing."""
+async def test_after_an_io_error_the_database_is_reopened(opened: Store) -> None:
+    """A failed write never counts as stored; senders that retry lose and repeat nothing."""
     published: list[StoredEvent] = []
     opened.on_committed(published.extend)
     with largest_file(opened.status().wal_bytes + 50_000):
@@ -146,13 +146,13 @@ async def test_after_an_io_error_the_database_is_reopened_before_it_goes_on(open
     assert [event.seq for event in published] == list(range(3, 103))
 
 
-async def test_another_database_in_its_place_is_not_written_to(opened: Store, tmp_path: Path) -> None:
+async def test_a_replaced_database_is_not_written_to(opened: Store, tmp_path: Path) -> None:
     """After reopening, the store must find its own journal."""
     other = tmp_path / "other" / "hutch.db"
     other.parent.mkdir()
     async with Store.open(other):
         pass
-    with largest_file(8192):  # so small that it cannot heal meanwhile
+    with largest_file(8192):  # too small for the store to recover meanwhile
         await refused(opened, *range(3, 103), size=5000)
         other.replace(opened.path)
         opened.path.with_name("hutch.db-wal").unlink()
@@ -164,8 +164,8 @@ async def test_another_database_in_its_place_is_not_written_to(opened: Store, tm
     assert error.details["fault"] == "corrupt"
 
 
-async def test_damage_seen_by_a_reader_stops_writing_and_nothing_is_touched(tmp_path: Path) -> None:
-    """Nothing more is written into a damaged file, not even the content of the log, until a person acts."""
+async def test_damage_seen_by_a_reader_stops_all_writes(tmp_path: Path) -> None:
+    """Nothing is written to a damaged file, not even the log, until a user acts."""
     path = tmp_path / "hutch.db"
     overwrite = "import os, sys; f = open(sys.argv[1], 'r+b'); f.seek(8192); f.write(os.urandom(1_000_000))"
     async with Store.open(path) as store:
@@ -210,8 +210,8 @@ def fill(folder: Path, but: int = 0) -> Path:
     return filler
 
 
-async def test_a_really_full_file_system_heals_when_space_comes_back(tiny: Path) -> None:
-    """Writes get `store_unavailable`, reads work, and the store recovers after a file is removed."""
+async def test_the_store_recovers_when_a_full_file_system_has_space_again(tiny: Path) -> None:
+    """Meanwhile writes get `store_unavailable`, and reads work."""
     async with Store.open(tiny / "hutch.db") as store:
         await with_session(store)
         await report(store, 1)
@@ -227,8 +227,8 @@ async def test_a_really_full_file_system_heals_when_space_comes_back(tiny: Path)
         assert await stored(store) == ([1, 2, 3], 3)
 
 
-async def test_a_large_log_is_brought_in_on_a_full_file_system(tiny: Path) -> None:
-    """The reserve is for this: without it, the log would occupy the space that it needs to shrink."""
+async def test_a_large_log_is_checkpointed_on_a_full_file_system(tiny: Path) -> None:
+    """The reserve provides the space that the log needs before it can shrink."""
     async with Store.open(tiny / "hutch.db") as store:
         await with_session(store)
         with closing(sqlite3.connect(f"file:{store.path}?mode=ro", uri=True)) as reader:
@@ -250,8 +250,8 @@ async def test_a_large_log_is_brought_in_on_a_full_file_system(tiny: Path) -> No
         assert (await stored(store))[1] == 9
 
 
-async def test_the_reserve_is_there_while_the_store_is_open(tiny: Path) -> None:
-    """Its space is free when hutchd starts, even after a kill, and for others while none runs."""
+async def test_the_reserve_exists_while_the_store_is_open(tiny: Path) -> None:
+    """A start frees it, even after a kill; while no hutchd runs, others can use the space."""
     reserve = tiny / "hutch.db-reserve"
     reserve.write_bytes(bytes(3_900_000))
     async with Store.open(tiny / "hutch.db"):

@@ -56,7 +56,7 @@ async def test_a_page_is_bounded_in_bytes_and_never_empty(asked: Store) -> None:
 
 
 @pytest.mark.parametrize("after", ["p-none", "p-3"])
-async def test_one_goes_on_only_from_a_question_of_ones_own(asked: Store, after: str) -> None:
+async def test_a_page_starts_only_after_ones_own_request(asked: Store, after: str) -> None:
     """Another user's request looks like a missing one."""
     with pytest.raises(HutchError) as caught:
         await asked.read(partial(permissions.page, owner=1000, session=None, state=None, after=after, limit=1))
@@ -64,8 +64,8 @@ async def test_one_goes_on_only_from_a_question_of_ones_own(asked: Store, after:
     assert caught.value.reason is Reason.NOT_FOUND
 
 
-async def test_an_ask_that_comes_again_is_the_same_question(asked: Store) -> None:
-    """After a reconnect the executor's ask finds its record and the decision."""
+async def test_a_repeated_request_finds_its_record(asked: Store) -> None:
+    """After a reconnect the executor's repeated request finds the record and the decision."""
     await asked.write(partial(permissions.settle, permission="p-1", state="denied", message="no"))
 
     row, fresh = await asked.write(partial(permissions.insert, row=permission_row("p-9", ask="a-p-1")))
@@ -85,8 +85,8 @@ async def test_the_first_decision_stands(asked: Store) -> None:
     assert (first.state, first.updated_input, first.message) == ("allowed", {"command": "ls -l"}, None)
 
 
-async def test_settling_what_is_not_there_is_an_error(asked: Store) -> None:
-    """An id that does not exist is never settled."""
+async def test_settling_a_missing_request_is_an_error(asked: Store) -> None:
+    """An unknown id is never settled."""
     with pytest.raises(HutchError) as caught:
         await asked.write(partial(permissions.settle, permission="p-none", state="denied"))
 
@@ -106,8 +106,8 @@ async def test_settling_what_is_not_there_is_an_error(asked: Store) -> None:
         ({"state": None, "limit": 1}, ["p-1"]),
     ],
 )
-async def test_questions_are_listed_oldest_first(asked: Store, filters: dict[str, object], ids: list[str]) -> None:
-    """The default is pending requests; owner, session, turn, state and limit restrict."""
+async def test_requests_are_listed_oldest_first(asked: Store, filters: dict[str, object], ids: list[str]) -> None:
+    """The default is pending requests; owner, session, turn, state and limit restrict the list."""
     await asked.write(partial(permissions.settle, permission="p-1", state="withdrawn"))
 
     rows = await asked.read(partial(permissions.list_, **filters))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A row class and its table agree, and values survive the way there and back."""
+"""A row class and its table agree, and values survive storage."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ async def filled(store: Store) -> Store:
     ],
 )
 async def test_a_session_is_found_by_id_prefix_or_name(filled: Store, owner: int | None, ref: str, found: str) -> None:
-    """A reference is an id, four characters of one or more, or a name, among what the caller may see."""
+    """A reference is an id, a prefix of four or more characters, or a name, among the sessions that the caller may
+    see."""
     row = await filled.read(partial(sessions.find, owner=owner, ref=ref))
 
     assert row.id == found
@@ -58,10 +59,10 @@ async def test_a_session_is_found_by_id_prefix_or_name(filled: Store, owner: int
         (1000, "", Reason.NOT_FOUND),
     ],
 )
-async def test_a_reference_that_is_nobodys_or_several_is_an_error(
+async def test_an_unknown_or_ambiguous_reference_is_an_error(
     filled: Store, owner: int | None, ref: str, reason: Reason
 ) -> None:
-    """Another user's session looks like a missing one; an ambiguous reference is refused."""
+    """Another user's session looks like a missing one."""
     with pytest.raises(HutchError) as caught:
         await filled.read(partial(sessions.find, owner=owner, ref=ref))
 
@@ -79,8 +80,10 @@ async def test_a_reference_that_is_nobodys_or_several_is_an_error(
         (3000, "s-abcd2", "s-abcd2"),
     ],
 )
-async def test_who_sees_all_means_their_own_first(filled: Store, first: int, ref: str, found: str) -> None:
-    """An administrator's own session is found first, even if another user has one of the same name."""
+async def test_a_name_means_an_administrators_own_session_first(
+    filled: Store, first: int, ref: str, found: str
+) -> None:
+    """Even if another user has a session of that name."""
     row = await filled.read(partial(sessions.find, owner=None, ref=ref, first=first))
 
     assert row.id == found
@@ -121,7 +124,7 @@ async def test_an_idempotency_key_opens_one_session(store: Store) -> None:
     ],
 )
 async def test_lists_are_filtered_and_newest_first(filled: Store, unit: Callable[..., object], ids: list[str]) -> None:
-    """Owner, state and limit each restrict; sessions of a directory are the open ones."""
+    """Owner, state and limit restrict; a directory's sessions are its open ones."""
     await filled.write(partial(sessions.update, session="s-abcd2", state="closed"))
 
     rows = await filled.read(unit)
@@ -148,7 +151,7 @@ async def test_a_removed_session_takes_its_record_along_and_frees_its_executor(s
     assert executor.session is None
 
 
-async def test_positions_are_not_used_again_after_a_removal(store: Store) -> None:
+async def test_positions_are_not_reused_after_a_removal(store: Store) -> None:
     """A cursor over all sessions stays valid when the newest events are removed."""
     await with_session(store)
     await report(store, 1, 2, 3)
@@ -161,8 +164,8 @@ async def test_positions_are_not_used_again_after_a_removal(store: Store) -> Non
     assert await store.read(partial(events.seq_range, session="*")) == events.SeqRange(head=4, oldest=1)
 
 
-async def test_the_activity_of_a_session_is_its_active_turn_and_what_waits(store: Store) -> None:
-    """The active turn, the number of queued turns and of pending requests, and no usage before any is reported."""
+async def test_a_sessions_activity_has_its_turn_queue_and_requests(store: Store) -> None:
+    """The active turn, the number of queued turns and of pending requests, and no usage before the first report."""
     await with_session(store)
     idle = await store.read(partial(sessions.activity, session="s-aaaa"))
     for turn in ("t-1", "t-2", "t-3"):

@@ -42,8 +42,8 @@ async def test_a_key_replaces_the_one_of_its_name(store: Store) -> None:
     assert [row.id for row in await store.read(keys.list_)] == ["k-2", "k-4"]
 
 
-async def test_rules_hold_where_they_were_added(store: Store) -> None:
-    """A rule is for everywhere, for a project or for a session, of its owner alone, and there once."""
+async def test_rules_apply_in_their_scope(store: Store) -> None:
+    """A rule applies everywhere, in a project or in a session, for its owner only, and is stored once."""
     await with_session(store)
 
     def unit(tx: Tx) -> list[bool]:
@@ -68,8 +68,8 @@ async def test_rules_hold_where_they_were_added(store: Store) -> None:
     assert (removed, again) == (True, False)
 
 
-async def test_trust_is_in_one_digest(store: Store) -> None:
-    """A changed policy file is not trusted; trusting it ends the trust in the former text."""
+async def test_trust_covers_one_digest(store: Store) -> None:
+    """A changed policy file is not trusted; trusting it ends the trust in the earlier text."""
     await store.write(partial(rules.trust, row=TrustRow(owner=1, path="/p", digest="old", at=AT)))
     await store.write(partial(rules.trust, row=TrustRow(owner=1, path="/p", digest="new", at=AT)))
 

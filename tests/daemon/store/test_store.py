@@ -29,8 +29,8 @@ async def value(store: Store, key: str) -> str | None:
     return await store.read(partial(meta.get, key=key))
 
 
-async def test_what_was_written_is_there_after_reopening(tmp_path: Path) -> None:
-    """The journal keeps its id and its content; each opening is a new epoch."""
+async def test_data_is_there_after_reopening(tmp_path: Path) -> None:
+    """The journal keeps its id and content; each opening is a new epoch."""
     path = tmp_path / "hutch.db"
     async with Store.open(path) as store:
         await store.write(put("k"))
@@ -91,8 +91,8 @@ async def test_a_failing_unit_is_undone_alone(store: Store) -> None:
     assert (event.seq, event.position) == (1, 1)
 
 
-async def test_a_broken_constraint_is_its_callers(store: Store) -> None:
-    """An error of a statement is not a fault of the store."""
+async def test_a_violated_constraint_is_the_callers_error(store: Store) -> None:
+    """It is not a fault of the store."""
     with pytest.raises(sqlite3.IntegrityError):
         await store.write(lambda tx: tx.execute("INSERT INTO meta VALUES ('k', NULL)"))
 
@@ -160,7 +160,7 @@ async def test_a_cancelled_caller_does_not_undo_its_unit(store: Store) -> None:
     assert await value(store, "k") == "v"
 
 
-async def test_leaving_commits_what_was_handed_over_and_refuses_the_rest(tmp_path: Path) -> None:
+async def test_closing_commits_accepted_units_and_refuses_later_ones(tmp_path: Path) -> None:
     """Closing drops no unit that was accepted."""
     path = tmp_path / "hutch.db"
     async with anyio.create_task_group() as tasks:
@@ -219,8 +219,8 @@ async def test_a_read_is_one_snapshot(store: Store) -> None:
     assert await value(store, "k") == "new"
 
 
-async def test_a_read_that_never_ends_is_stopped(tmp_path: Path) -> None:
-    """A read has a deadline, so that it cannot hold the log for ever; the next read works."""
+async def test_an_endless_read_is_stopped(tmp_path: Path) -> None:
+    """A read has a deadline, so that it cannot block the log for ever; the next read works."""
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
     async with Store.open(tmp_path / "hutch.db", limits=StoreLimits(read_seconds=0.05)) as store:
         with pytest.raises(HutchError) as caught:
@@ -266,7 +266,7 @@ async def test_a_reader_that_holds_the_log_stops_writing_before_the_disk_is_full
         await report(store, first)
 
 
-async def test_status_tells_how_it_is(store: Store) -> None:
+async def test_status_describes_the_store(store: Store) -> None:
     """Journal, path, newest event and sizes."""
     await with_session(store)
     await report(store, 1, 2)

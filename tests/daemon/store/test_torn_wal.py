@@ -1,4 +1,4 @@
-"""A power cut in the middle of a commit, at every sector of it."""
+"""A power cut during a commit, at each sector of it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SECTOR = 512
 
 
 @pytest.mark.parametrize("rest", ["missing", "zeros", "noise"])
-async def test_a_commit_torn_at_any_sector_is_there_whole_or_not_at_all(tmp_path: Path, rest: str) -> None:
-    """Whatever part of the last transaction is in the log, earlier ones are complete; numbers and receipt agree."""
+async def test_a_commit_torn_at_any_sector_is_complete_or_absent(tmp_path: Path, rest: str) -> None:
+    """Whatever part of it is in the log, earlier commits are complete; numbers and receipt agree."""
     live, copy = tmp_path / "live", tmp_path / "copy"
     live.mkdir()
     async with Store.open(live / "hutch.db") as store:

@@ -55,9 +55,7 @@ async def test_an_idempotency_key_queues_one_turn(opened: Store) -> None:
 
 
 @pytest.mark.parametrize(("session", "reason"), [("s-none", Reason.NOT_FOUND), ("s-aaaa", Reason.SESSION_CLOSED)])
-async def test_no_turn_goes_to_a_session_that_is_closed_or_not_there(
-    opened: Store, session: str, reason: Reason
-) -> None:
+async def test_a_closed_or_missing_session_gets_no_turn(opened: Store, session: str, reason: Reason) -> None:
     """A refused turn uses up no number."""
     await opened.write(partial(sessions.update, session="s-aaaa", state="closed"))
 
