@@ -1,8 +1,9 @@
 """What tests may change on a machine, before and after: `python3 scripts/machine.py (save|compare) FILE`.
 
-`compare` prints what is there now and was not, and what was there and is not, and exits 1 if there is any. It waits a
-few seconds for what is on its way out. Left out: kernel threads, the caller and its ancestors, what pytest keeps of a
-failed test (`pytest-of-*`), and what other programs of a machine come and go with (`_PASSING`).
+`compare` prints the differences since `save` and exits 1 if there are any. It waits a few seconds for processes that
+are about to end. Other programs of the machine start processes and make temporary files too, so a new process counts
+only if it comes from the tests (`_is_of_tests`), and a new file in a temporary directory only if its name does
+(`_NAMES`). Not counted: the caller and its ancestors, and what pytest keeps of a failed test (`pytest-of-*`).
 """
 
 from __future__ import annotations
@@ -21,8 +22,14 @@ from pathlib import Path
 PLACES = ("/tmp", "/var/tmp", "/dev/shm", "/opt", "/home", "/run", "/etc", "/etc/sudoers.d", "/etc/systemd/system")
 PATIENCE = 15.0
 """Seconds that `compare` waits for what ends by itself."""
-# The last: what useradd and its kin keep of a file before they change it.
-_PASSING = re.compile(r"/tmp/pytest-of-.*|(/var)?/tmp/systemd-private-.*|/run/(apt|udev|utmp).*|/etc/[^/]+-")
+# claude-UID: the folder that the CLI keeps for each account. The last pattern: the copies that useradd keeps of a file.
+_PASSING = re.compile(
+    r"/tmp/pytest-of-.*|/tmp/claude-[0-9]+|(/var)?/tmp/systemd-private-.*|/run/(apt|udev|utmp).*|/etc/[^/]+-"
+)
+
+
+_TEMPORARY = ("/tmp/", "/var/tmp/", "/dev/shm/", "/run/")
+_NAMES = re.compile(r"hutch|claude|hypothesis|pytest|xdist")
 
 
 def snapshot() -> dict[str, list[str]]:
@@ -36,7 +43,7 @@ def snapshot() -> dict[str, list[str]]:
         "processes": _processes(),
         "files": sorted(
             str(path) for place in PLACES if os.path.isdir(place) for path in Path(place).iterdir()
-            if not _PASSING.match(str(path))
+            if not _PASSING.match(str(path)) and (not str(path).startswith(_TEMPORARY) or _NAMES.search(path.name))
         ),
     }  # fmt: skip
 
@@ -65,7 +72,26 @@ def _processes() -> list[str]:
     while pid in parents:
         ours.add(pid)
         pid = parents[pid]
-    return sorted(line for pid, line in lines.items() if pid not in ours and 2 not in (pid, parents[pid]))
+    return sorted(line for pid, line in lines.items() if pid not in ours and _is_of_tests(pid))
+
+
+def _is_of_tests(pid: int) -> bool:
+    """Tell whether a process belongs to a test account, or its command, environment or directory names Hutch."""
+    place = Path(f"/proc/{pid}")
+    try:
+        uid = place.stat().st_uid
+        name = pwd.getpwuid(uid).pw_name
+    except (OSError, KeyError):
+        return place.exists()  # an account that is gone
+    try:
+        texts = [
+            (place / "cmdline").read_bytes(),
+            (place / "environ").read_bytes(),
+            os.readlink(place / "cwd").encode(),
+        ]
+    except OSError:
+        texts = []
+    return name.startswith("hutch") or any(b"hutch" in text.lower() or b"pytest" in text for text in texts)
 
 
 def differences(before: dict[str, list[str]], now: dict[str, list[str]]) -> list[str]:

@@ -103,10 +103,10 @@ async def test_broken_output_ends_the_messages() -> None:
     [
         b'{"type":"assistant","x":' + 100_000 * b"[",
         b'{"type":"control_request","x":' + 100_000 * b"[" + 100_000 * b"]" + b"}",
-        b'{"type":"control_request","x":' + 5_000 * b"[" + 5_000 * b"]" + b"}",
+        b'{"type":"control_request","x":' + 50_000 * b"[" + 50_000 * b"]" + b"}",
         b'{"type":"control_request","x":"\xff"}',
     ],
-    ids=["not closed", "closed", "only just too deep", "not UTF-8"],
+    ids=["not closed", "closed", "closed, half as deep", "not UTF-8"],
 )
 async def test_a_line_that_no_decoder_reads_ends_the_messages(line: bytes, tmp_path: Path) -> None:
     """Too deeply nested, or not UTF-8: the runner gets one broken item and no exception."""
