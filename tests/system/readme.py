@@ -1,4 +1,4 @@
-"""The commands of the README that a test follows word by word, and a world of their own to follow them in.
+"""The README's commands that a test follows word by word, and a world of their own in which to follow them.
 
 A block that a test follows has `<!-- test: NAME -->` above it. The world is a mount namespace: `/etc` is a copy, `/run`
 and `/tmp` are new, `/opt`, `/home`, `/var/lib` and `/usr/local/bin` lie on top of the machine's. So accounts, settings
@@ -48,7 +48,7 @@ exec sleep infinity
 
 
 def block(name: str) -> list[str]:
-    """Return the commands of a block, without their remarks."""
+    """Return the commands of a block, without comments."""
     found = re.search(rf"<!-- test: {name} -->\n```sh\n(.*?)```", _README.read_text(), re.DOTALL)
     assert found is not None, f"the README has no block {name!r}"
     return [re.sub(r" +# .*", "", line) for line in found[1].splitlines()]
@@ -56,13 +56,13 @@ def block(name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class World:
-    """A running mount namespace; what lies on top of the machine's is below `top`."""
+    """A running mount namespace; `top` holds the files that differ from the machine's."""
 
     pid: int
     top: Path
 
     def run(self, *lines: str, as_: str = "", input: str = "", code: int | None = 0, timeout: float = 120) -> Done:
-        """Have a shell run the lines, as root or an account of this world; `code` is what it must exit with."""
+        """Run the lines in a shell, as root or an account of this world; `code` is the expected exit code."""
         script = "set -e\n" + "\n".join(lines)
         become = ["setpriv", f"--reuid={as_}", f"--regid={as_}", "--init-groups", "--reset-env", "--"] if as_ else []
         words = ["nsenter", f"--mount=/proc/{self.pid}/ns/mnt", "--wdns=/", "--", *become, "bash", "-c", script]
@@ -79,18 +79,18 @@ class World:
         return result
 
     def begin(self, *lines: str) -> None:
-        """Run lines that leave processes behind, which write to /tmp/log."""
+        """Run lines that leave background processes, whose output goes to /tmp/log."""
         self.run("exec > /tmp/log 2>&1 < /dev/null", *lines)
 
     def wait_for(self, test: str, within: float = 60.0) -> None:
-        """Wait until a shell's test holds; what was written to /tmp/log tells why it does not."""
+        """Wait until a shell test succeeds; the error shows /tmp/log."""
         deadline = time.monotonic() + within
         while self.run(f"test {test}", code=None).code:
             assert time.monotonic() < deadline, self.run("cat /tmp/log", code=None).out
             time.sleep(0.1)
 
     def processes(self) -> list[int]:
-        """Return what runs in this world, also where it has made a namespace of its own out of it."""
+        """Return the processes of this world, also those in namespaces within it."""
         found = []
         for entry in Path("/proc").iterdir():
             with suppress(OSError):
@@ -101,7 +101,7 @@ class World:
 
 @contextmanager
 def world() -> Iterator[World]:
-    """Make a world in which Hutch is installed in /opt/hutch; at the end nothing of it is left."""
+    """Create a world with Hutch installed in /opt/hutch; at the end, no process and no file of it is left."""
     need_root()
     copy = installed().root
     top = Path(tempfile.mkdtemp(prefix="hutch-world-", dir="/var/tmp"))
@@ -129,7 +129,7 @@ def world() -> Iterator[World]:
 
 
 def _copy_etc(to: Path) -> None:
-    """Copy /etc at a moment when no other test changes accounts."""
+    """Copy /etc while no other test changes accounts."""
     with locked():
         subprocess.run(["cp", "-a", "/etc", to], check=True)
     for left in to.glob("*.lock"):
@@ -137,7 +137,7 @@ def _copy_etc(to: Path) -> None:
 
 
 def _end(made: World) -> None:
-    """End all that runs in it: hutchd first, which has the launcher end executors; then for good, cgroups too."""
+    """End all processes in it: hutchd first, so that the launcher ends executors; then the rest, and cgroups."""
     groups = {path for pid in made.processes() for path in _groups_of(pid)}
     for word, number in (("hutchd", signal.SIGTERM), ("", signal.SIGTERM), ("", signal.SIGKILL)):
         chosen = [pid for pid in made.processes() if pid != made.pid and word in _command_of(pid)]

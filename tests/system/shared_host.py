@@ -35,7 +35,7 @@ CONNECTOR = Path(__file__).with_name("programs") / "connector.py"
 
 @dataclass(slots=True)
 class SharedHost:
-    """Directories, settings, and what runs on it."""
+    """Directories, settings, and the processes of the host."""
 
     root: Path
     code: Installed
@@ -79,7 +79,7 @@ class SharedHost:
 
     @property
     def env(self) -> dict[str, str]:
-        """A clean environment, with the places of this host."""
+        """Return a clean environment with this host's paths."""
         return {
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "LANG": "C.UTF-8",
@@ -88,7 +88,7 @@ class SharedHost:
             "HUTCH_RUNTIME_DIR": str(self.runtime),
         }
 
-    # ------------------------------------------------------------ what runs
+    # ------------------------------------------------------------ processes
 
     def write_settings(self) -> None:
         """Write both settings files, as root."""
@@ -104,7 +104,7 @@ class SharedHost:
             path.chmod(0o644)
 
     async def start_launcher(self) -> None:
-        """Start the launcher as root and wait until its socket is there."""
+        """Start the launcher as root and wait for its socket."""
         with (self.root / "launcher.log").open("ab") as log:
             self.launcher = subprocess.Popen(
                 [
@@ -153,7 +153,7 @@ class SharedHost:
         process.send_signal(number)
         return await anyio.to_thread.run_sync(lambda: process.wait(90))
 
-    # ------------------------------------------------------------ what people do
+    # ------------------------------------------------------------ actions of users
 
     async def hutch(
         self,
@@ -176,7 +176,7 @@ class SharedHost:
 
     @asynccontextmanager
     async def client(self, who: Account, **settings: Any) -> AsyncIterator[HutchClient]:
-        """The Python client as a user: hutchd sees a process of that account, which leads to its socket."""
+        """Return the Python client as a user, connected through a process of that account."""
         self._doors += 1
         path = self.root / "doors" / f"{self._doors}.sock"
         with socket.socket(socket.AF_UNIX) as listening:
@@ -200,7 +200,7 @@ class SharedHost:
             path.unlink()
 
     def script(self, who: Account, lines: Sequence[Mapping[str, Any]]) -> Path:
-        """Write a script for the script runner into a person's home."""
+        """Write a script for the script runner into a user's home; return its path."""
         self._scripts += 1
         path = who.home / f"script-{self._scripts}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -208,7 +208,7 @@ class SharedHost:
         return path
 
     def folder(self, who: Account, name: str) -> Path:
-        """Make a working directory in a person's home."""
+        """Create a working directory in a user's home."""
         made = who.home / name
         made.mkdir(mode=0o700, exist_ok=True)
         os.chown(made, who.uid, who.gid)
@@ -217,14 +217,14 @@ class SharedHost:
     async def play(
         self, who: Account, lines: Sequence[Mapping[str, Any]], *more: str | Path, folder: str = "work", **settings: Any
     ) -> list[dict[str, Any]]:
-        """Run a script in a new session of a person; returns its events."""
+        """Run a script in a new session of a user; return its events."""
         script = self.script(who, lines)
         words: list[str | Path] = ["run", "--agent", "script", "--script", script, "--mode", PERMISSIVE, "-o", "jsonl"]
         done = await self.hutch(who, *words, "-C", self.folder(who, folder), *more, "go", **{"code": None, **settings})
         return [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
 
     async def shell(self, who: Account, command: str, *more: str | Path, **settings: Any) -> str:
-        """Have an agent of a person run a shell command; returns what it printed."""
+        """Run a shell command in a user's agent; return its output."""
         line = {"tool": "Bash", "input": {"command": command}, "run": True}
         events = await self.play(who, [line], *more, **settings)
         results = [event["data"] for event in events if event.get("kind") == "tool_result"]
@@ -232,7 +232,7 @@ class SharedHost:
         return str(results[-1]["text"] if "text" in results[-1] else results[-1])
 
     def log_text(self) -> str:
-        """The ends of all logs."""
+        """Return the ends of all logs."""
         logs = [self.log, self.root / "launcher.log", *self.state.glob("executors/*")]
         return "".join(f"== {log.name}\n{log.read_text(errors='replace')[-8000:]}" for log in logs if log.is_file())
 
@@ -241,7 +241,7 @@ class SharedHost:
 async def shared_host(
     *names: str, settings: str = "", launcher: str = "", start: bool = True
 ) -> AsyncIterator[SharedHost]:
-    """Make a host for the people of these names (`alice`, …), start all of it, and leave nothing of it."""
+    """Create a host for these users (`alice`, …) and start it; at the end, no process is left."""
     code = installed()
     with ExitStack() as stack:
         hutch = stack.enter_context(account("hutch"))
@@ -277,7 +277,7 @@ async def shared_host(
 
 
 async def _end(host: SharedHost, failed: bool) -> dict[str, list[int]]:
-    """End everything; return what hutchd did not end by itself."""
+    """End everything; return the processes that hutchd did not end itself."""
     if failed:
         print(f"---- {host.root.name} ----\n{host.log_text()}")
     left: dict[str, list[int]] = {}

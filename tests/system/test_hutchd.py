@@ -1,4 +1,4 @@
-"""hutchd as a process: its signals, its sockets, its settings, and what it does when it is not alone."""
+"""hutchd as a process: its signals, its sockets, its settings, and a second hutchd."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.system
 
 
 async def test_sigterm_lets_the_running_turn_end_and_takes_no_new_work() -> None:
-    """It exits with 0 when the turn has ended; the record has its end, and the queue is taken up by the next hutchd."""
+    """It exits with 0 after the turn has ended; the record has the end, and the next hutchd runs the queue."""
     async with host("[executors]\nspares = 0\n") as made:
         async with made.client(redial_for=0) as hutch:
             session = await made.script(hutch, [{"wait_file": "go"}, {"text": "done"}])
@@ -53,7 +53,7 @@ async def test_sigterm_lets_the_running_turn_end_and_takes_no_new_work() -> None
 
 
 async def test_sighup_reads_the_settings_again() -> None:
-    """What they say holds from then on; a file that cannot be used changes nothing and is reported."""
+    """They apply from then on; an invalid file changes nothing and is reported."""
     async with host("[executors]\nspares = 0\nlost_timeout = 1\n") as made, made.client() as hutch:
         before = await made.script(hutch, [{"text": "hello"}], name="kept")
         async with log_of(hutch, before) as log:
@@ -85,7 +85,7 @@ async def test_sighup_reads_the_settings_again() -> None:
 
 
 async def test_a_second_hutchd_on_the_same_state_or_sockets_is_refused(script_host: Host, tmp_path: Path) -> None:
-    """It ends at once, says why, and does not disturb the first."""
+    """It exits at once with the reason and does not disturb the first."""
     state = await script_host.hutchd(env={"HUTCH_RUNTIME_DIR": str(tmp_path / "run")})
     sockets = await script_host.hutchd(env={"HUTCH_STATE_DIR": str(tmp_path / "state")})
     async with script_host.client() as hutch:
@@ -99,7 +99,7 @@ async def test_a_second_hutchd_on_the_same_state_or_sockets_is_refused(script_ho
 
 
 async def test_sockets_of_a_dead_hutchd_are_taken_over() -> None:
-    """The files that a killed one left do not keep the next from listening."""
+    """The socket files of a killed hutchd do not keep the next one from listening."""
     async with host("[executors]\nspares = 0\n") as made:
         await made.kill()
         left = made.socket.exists()
@@ -114,7 +114,7 @@ async def test_sockets_of_a_dead_hutchd_are_taken_over() -> None:
 
 
 async def test_an_unknown_setting_refuses_to_start_and_names_the_nearest() -> None:
-    """Nothing is made, and the exit code says that it is a matter of usage."""
+    """hutchd creates nothing, and the exit code is that of a usage error."""
     async with host("[turns]\ntimeuot = 3\n", start=False) as made:
         made.write_settings()
         refused = await made.hutchd()
@@ -125,8 +125,8 @@ async def test_an_unknown_setting_refuses_to_start_and_names_the_nearest() -> No
         assert list(made.state.iterdir()) == []
 
 
-async def test_an_executor_that_cannot_start_is_told_of(script_host: Host) -> None:
-    """An agent whose script cannot be read fails the turn with the reason, not with silence."""
+async def test_an_executor_that_cannot_start_is_reported(script_host: Host) -> None:
+    """An unreadable script fails the turn with the reason."""
     async with script_host.client() as hutch:
         options = m.AgentOptions(script="no such file")
         session = await hutch.open_session(m.OpenSession("script", str(script_host.work), options=options))
@@ -137,8 +137,8 @@ async def test_an_executor_that_cannot_start_is_told_of(script_host: Host) -> No
             assert "no such file" in end.message
 
 
-async def test_run_starts_a_daemon_where_there_is_none() -> None:
-    """It says so in one line, the daemon outlives it, and `hutch daemon stop` stops it."""
+async def test_run_starts_a_daemon_if_none_runs() -> None:
+    """One line says so, the daemon outlives `hutch run`, and `hutch daemon stop` stops it."""
     async with host("[executors]\nspares = 0\n", start=False) as made:
         made.write_settings()
         ran = await made.hutch("run", "--agent", "script", "hello", "-o", "json")
@@ -155,8 +155,8 @@ async def test_run_starts_a_daemon_where_there_is_none() -> None:
         assert "hutchd has stopped" in log.read_text()
 
 
-async def test_a_stop_that_leaves_has_the_next_hutchd_take_the_turn_over() -> None:
-    """`hutch daemon stop --leave` ends hutchd in mid-turn; the turn goes on and its end is known to the next."""
+async def test_after_stop_leave_the_next_hutchd_adopts_the_turn() -> None:
+    """`hutch daemon stop --leave` ends hutchd during a turn; the turn goes on and the next hutchd records its end."""
     async with host("[executors]\nspares = 0\n") as made:
         async with made.client(redial_for=0) as hutch:
             session = await made.script(hutch, [{"text": "before"}, {"wait_file": "go"}, {"text": "after"}])
@@ -175,7 +175,7 @@ async def test_a_stop_that_leaves_has_the_next_hutchd_take_the_turn_over() -> No
             assert [one.text for one in log.of("text")] == ["before", "after"]
 
 
-async def test_stopped_at_once_it_stops_what_runs() -> None:
+async def test_daemon_stop_with_stop_ends_running_turns() -> None:
     """`hutch daemon stop --stop` does not wait for the turn; its command is gone."""
     async with host("[executors]\nspares = 0\n") as made:
         async with made.client(redial_for=0) as hutch:
@@ -192,8 +192,8 @@ async def test_stopped_at_once_it_stops_what_runs() -> None:
         assert (record.state, record.reason) == ("stopped", "interrupted")
 
 
-async def test_an_agent_inherits_nothing_of_hutchds_environment() -> None:
-    """But what the allow-list names, and its home."""
+async def test_an_agent_inherits_only_allowed_variables() -> None:
+    """Those on the allow-list, and its home."""
     async with host("[executors]\nspares = 0\n", env={"PRIVATE_THING": "of the shell"}) as made, made.client() as hutch:
         call = {"tool": "Bash", "input": {"command": "env"}, "run": True}
         session = await made.script(hutch, [call], permission_mode="bypass")
@@ -207,8 +207,8 @@ async def test_an_agent_inherits_nothing_of_hutchds_environment() -> None:
             assert "TOKEN" not in result.text
 
 
-async def test_what_hutchd_writes_is_for_its_account_alone(script_host: Host) -> None:
-    """Record, keys, spools, logs of executors, sockets: no other account may open any of it."""
+async def test_only_hutchds_account_can_open_its_files(script_host: Host) -> None:
+    """Record, keys, spools, executor logs, sockets."""
     async with script_host.client() as hutch:
         session = await script_host.script(hutch, [{"text": "x"}])
         async with log_of(hutch, session) as log:
@@ -219,8 +219,8 @@ async def test_what_hutchd_writes_is_for_its_account_alone(script_host: Host) ->
     assert [str(path) for path in written if path.lstat().st_mode & 0o077] == []
 
 
-def test_hutchd_says_its_version(tmp_path: Path) -> None:
-    """Without touching anything."""
+def test_hutchd_prints_its_version(tmp_path: Path) -> None:
+    """It touches no file."""
     done = subprocess.run([*HUTCHD, "--version"], capture_output=True, text=True, check=True, cwd=tmp_path, env={})
 
     assert done.stdout.startswith("hutchd ")

@@ -1,4 +1,4 @@
-"""A process of a session that dials the client socket is known, however it came to its connection."""
+"""hutchd recognises a process of a session at the client socket, however it got its connection."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def outside_its_group():
     ],
 )
 async def test_a_process_of_a_session_changes_nothing(how: str, found: list[str]) -> None:
-    """With no mark in its environment, orphaned, out of its group, or with a connection of one that has ended."""
+    """Without a mark, orphaned, outside its cgroup, or with a connection of a process that has ended."""
     async with host() as one:
         answers = await _answers(one, how)
 

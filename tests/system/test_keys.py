@@ -1,6 +1,6 @@
-"""Leases in the whole system: a real hutchd, its broker, executors, and requests from wherever they may come.
+"""Leases in the whole system: a real hutchd, broker and executors, and requests from every kind of process.
 
-The executors are those of `programs/leased_executor`; through them a test speaks as a process of a session does.
+The executors are those of `programs/leased_executor`; through them a test connects as a process of a session.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ print(sock.recv(64).split()[1].decode())
 
 @dataclass(frozen=True)
 class Leased:
-    """A session whose executor holds a lease, and the way to the broker from inside of it."""
+    """A session whose executor holds a lease, and a connection to the broker from inside the session."""
 
     session: m.Session
     grant: m.KeyGrant
@@ -57,22 +57,22 @@ class Leased:
         return self.grant.value
 
     async def dial(self) -> SocketStream:
-        """Dial the broker as a process of the session."""
+        """Connect to the broker as a process of the session."""
         return await dial(Path(self.session.cwd, "inside.sock"))
 
     async def send(self, raw: bytes) -> bytes:
-        """Send it from inside; return all that comes back."""
+        """Send bytes from inside; return the whole reply."""
         return await sent(await self.dial(), raw)
 
     async def ask(self, token: str | None = None) -> int:
-        """Make a request from inside; return the status, 0 where the connection was cut."""
+        """Make a request from inside; return the status, or 0 if the connection was closed."""
         with suppress(OSError):
             if raw := await self.send(request(token or self.token)):
                 return parsed(raw)[0]
         return 0
 
     async def begin(self) -> SocketStream:
-        """Begin a stream, and return when its first word came."""
+        """Start a stream; return once its first word has arrived."""
         stream = await self.dial()
         await stream.send(request(self.token))
         await read_until(stream, b'"text":"one"')
@@ -80,7 +80,7 @@ class Leased:
 
 
 async def sent(stream: SocketStream, raw: bytes) -> bytes:
-    """Send raw bytes, and return all that comes back until the connection ends."""
+    """Send raw bytes; return everything that arrives until the connection ends."""
     try:
         with anyio.fail_after(60):
             with suppress(anyio.BrokenResourceError):
@@ -91,7 +91,7 @@ async def sent(stream: SocketStream, raw: bytes) -> bytes:
 
 
 async def from_outside(on: Host, token: str) -> int:
-    """Make a request from a process that is of no session."""
+    """Make a request from a process outside every session."""
     return parsed(await sent(await dial(on.runtime / "broker" / "broker.sock"), request(token)))[0]
 
 
@@ -138,20 +138,21 @@ async def keyed(model: Model, more: str = "") -> AsyncIterator[Host]:
 
 @pytest.fixture(scope="module")
 async def provider() -> AsyncIterator[Model]:
-    """The scripted model of the module; it says `one`."""
+    """The module's scripted model; it replies `one`."""
     async with serve(key=KEY, script=lambda _: Say("one")) as served:
         yield served
 
 
 @pytest.fixture(scope="module")
 async def shared(provider: Model) -> AsyncIterator[Host]:
-    """The host that tests share which leave it as it was."""
+    """The host of tests that leave it unchanged."""
     async with keyed(provider) as made:
         yield made
 
 
-async def test_a_lease_is_good_in_its_own_session_alone(shared: Host, provider: Model) -> None:
-    """Another session, a process of none, and a word that is no lease get nothing, and the audit tells who tried."""
+async def test_a_lease_is_valid_only_in_its_own_session(shared: Host, provider: Model) -> None:
+    """Another session, a process outside sessions, and an invented lease get nothing, and the audit names the
+    caller."""
     async with shared.client() as hutch:
         mine, other = await leased(shared, hutch, "mine"), await leased(shared, hutch, "other")
         before = len(provider.requests)
@@ -173,14 +174,14 @@ async def test_a_lease_is_good_in_its_own_session_alone(shared: Host, provider: 
 
 
 async def refusals(on: Host, session: m.Session) -> list[dict[str, Any]]:
-    """Return the audit's lines about requests of a session's lease that were refused."""
+    """Return the audit's lines about refused requests of a session's lease."""
     told = await on.hutch("audit", "--action", "broker_request", "--session", session.id, "-o", "jsonl")
     return [json.loads(line) for line in told.out.splitlines()]
 
 
 @pytest.fixture
 def stranger() -> Iterator[int]:
-    """The uid of an account that is made for the test, and taken down after it."""
+    """The uid of an account that exists during the test."""
     if os.geteuid() != 0:
         pytest.skip("only root can make an account")
     name = f"hutch-test-{os.getpid()}"
@@ -192,7 +193,7 @@ def stranger() -> Iterator[int]:
 
 
 async def test_a_lease_is_refused_to_another_account(shared: Host, stranger: int) -> None:
-    """Its directory keeps others out; and who gets in by the modes that a whole host's hutchd sets is refused too."""
+    """The directory's mode keeps it out; with a shared host's modes the broker refuses it."""
     folder = shared.runtime / "broker"
 
     def knock(token: str) -> subprocess.CompletedProcess[bytes]:
@@ -202,7 +203,7 @@ async def test_a_lease_is_refused_to_another_account(shared: Host, stranger: int
         )
 
     async with shared.client() as hutch:
-        mine = await leased(shared, hutch, "account")  # from the first lease on there is a broker
+        mine = await leased(shared, hutch, "account")  # the first lease starts the broker
         modes = {path: path.stat().st_mode for path in (shared.root, shared.runtime, folder, folder / "broker.sock")}
         shut_out = await anyio.to_thread.run_sync(knock, mine.token)
         try:
@@ -219,8 +220,8 @@ async def test_a_lease_is_refused_to_another_account(shared: Host, stranger: int
     assert own == 200
 
 
-async def test_a_lease_opens_nothing_but_a_models_paths(shared: Host, provider: Model) -> None:
-    """Other paths, a second host and a request within a request do not reach the provider."""
+async def test_a_lease_opens_only_model_paths(shared: Host, provider: Model) -> None:
+    """Other paths, a second host and a smuggled request do not reach the provider."""
     async with shared.client() as hutch:
         mine = await leased(shared, hutch, "paths")
         before = len(provider.requests)
@@ -240,8 +241,8 @@ async def test_a_lease_opens_nothing_but_a_models_paths(shared: Host, provider: 
     assert provider.requests[before:] == []
 
 
-async def test_a_key_follows_no_redirect(shared: Host) -> None:
-    """A provider that answers with another place gets the key once, and that place never."""
+async def test_the_broker_follows_no_redirect(shared: Host) -> None:
+    """A provider that redirects gets the key once, and the other address never does."""
     async with upstream(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n") as target:
         moved = f"HTTP/1.1 302 Found\r\nLocation: {target.url}/v1/messages\r\nContent-Length: 0\r\n\r\n"
         async with upstream(moved.encode()) as mover, shared.client() as hutch:
@@ -257,7 +258,7 @@ async def test_a_key_follows_no_redirect(shared: Host) -> None:
 
 
 async def test_a_lease_ends_with_its_session(shared: Host) -> None:
-    """Once the session is closed, its lease opens nothing."""
+    """After the session is closed, its lease is refused."""
     async with shared.client() as hutch:
         mine = await leased(shared, hutch, "closed")
         before = await from_outside(shared, mine.token)
@@ -269,8 +270,8 @@ async def test_a_lease_ends_with_its_session(shared: Host) -> None:
     assert (before, after) == (403, 401)
 
 
-async def test_the_keys_of_a_person_are_seen_to_from_the_command(shared: Host) -> None:
-    """Added, listed, chosen, explained, wrapped under a new master key and removed; the lease works on."""
+async def test_the_command_manages_a_users_keys(shared: Host) -> None:
+    """It adds, lists, chooses, explains, rewraps and removes them; the lease keeps working."""
     async with shared.client() as hutch:
         await shared.hutch("key", "add", "anthropic", "--name", "second", input="sk-ant-another-0123456789")
         await shared.hutch("key", "use", "anthropic", "default")
@@ -290,7 +291,7 @@ async def test_the_keys_of_a_person_are_seen_to_from_the_command(shared: Host) -
 
 
 async def test_a_deleted_key_ends_open_streams_for_good() -> None:
-    """The stream breaks, upstream too; and the lease stays dead, whichever process is killed and restarted."""
+    """The stream breaks, upstream too; the lease stays dead, whichever process is killed and restarted."""
     stalling = serve(key=KEY, script=lambda _: [Say("one"), Stall()])
     async with stalling as model, keyed(model) as made, made.client() as hutch:
         mine = await leased(made, hutch, "revoked")
@@ -316,7 +317,7 @@ async def test_a_deleted_key_ends_open_streams_for_good() -> None:
 
 
 async def test_a_stream_outlives_a_killed_hutchd_and_a_lease_its_restart() -> None:
-    """The broker goes on by itself, is found again by the next hutchd, and the lease holds; what was used is booked."""
+    """The broker goes on, the next hutchd adopts it, the lease stays valid, and the usage is recorded."""
     pause = Pause()
 
     def script(asked: Request) -> Reply:
@@ -343,8 +344,8 @@ async def test_a_stream_outlives_a_killed_hutchd_and_a_lease_its_restart() -> No
     assert counted["requests"] == 3
 
 
-async def test_a_lease_expires_when_nobody_renews_it() -> None:
-    """Without hutchd it holds for as long as the settings say; then its streams are cut, and it is refused."""
+async def test_a_lease_expires_without_hutchd() -> None:
+    """It is valid for the configured time; then its streams are closed and it is refused."""
     stalling = serve(key=KEY, script=lambda _: [Say("one"), Stall()])
     async with stalling as model, keyed(model, "[broker]\nlease = 5.0\n") as made, made.client() as hutch:
         mine = await leased(made, hutch, "expired")
@@ -363,15 +364,15 @@ async def test_a_lease_expires_when_nobody_renews_it() -> None:
 
 @pytest.fixture(scope="module")
 async def agents() -> AsyncIterator[tuple[Host, Model]]:
-    """A host for the real agent, which tries again once."""
+    """A host for the real agent, which retries once."""
     async with serve(key=KEY, script=lambda _: Say("ok")) as model, host(settings_for(model)) as made:
         await made.hutch("key", "add", "anthropic", input=KEY)
         yield made, model
 
 
 @pytest.mark.parametrize("status", [401, 429, 500, 529])
-async def test_errors_of_the_provider_reach_the_agent_as_they_are(agents: tuple[Host, Model], status: int) -> None:
-    """The agent's own bounds for trying again hold, and the turn ends with the provider's words."""
+async def test_provider_errors_reach_the_agent_unchanged(agents: tuple[Host, Model], status: int) -> None:
+    """The agent's own retry limits hold, and the turn ends with the provider's message."""
     made, model = agents
     model.script = Steps(Step(anything, Refuse(status, message="said by the provider"), None))
     before = len(model.turns)
@@ -388,8 +389,8 @@ async def test_errors_of_the_provider_reach_the_agent_as_they_are(agents: tuple[
     assert "hutch-broker" not in told
 
 
-async def test_what_the_broker_counts_is_what_the_agent_reports(agents: tuple[Host, Model]) -> None:
-    """Both figures of a session's usage agree, and no notice reports a difference."""
+async def test_the_broker_and_the_agent_count_the_same_usage(agents: tuple[Host, Model]) -> None:
+    """No notice reports a difference."""
     made, model = agents
     model.script = lambda _: Say("ok")
     async with made.client() as hutch:
@@ -406,12 +407,12 @@ async def test_what_the_broker_counts_is_what_the_agent_reports(agents: tuple[Ho
 
 
 def patient(model: Model) -> str:
-    """Settings with which the agent tries again until there is another broker."""
+    """Settings with which the agent retries until there is a new broker."""
     return settings_for(model).replace("retries = 1", "retries = 8")
 
 
 async def test_a_turn_outlives_a_killed_broker() -> None:
-    """The stream breaks, the agent tries again, finds the next broker, and its lease works there."""
+    """The stream breaks, the agent retries, and the next broker accepts its lease."""
     pause = Pause()
 
     def script(asked: Request) -> Reply:
