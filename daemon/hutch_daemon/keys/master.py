@@ -137,7 +137,7 @@ class _KeyringHome:
         """Replace the stored text."""
         try:
             self.keyring.set_password(_SERVICE, self.name, text)
-        except Exception as error:  # noqa: BLE001  # as above
+        except Exception as error:  # noqa: BLE001  # a keyring may raise anything
             raise MasterKeyError(f"the keyring cannot be written: {type(error).__name__}") from None
 
 

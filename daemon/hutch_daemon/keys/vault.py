@@ -305,7 +305,7 @@ class Vault:
         async with self._changing():
             count = 0
             while wrapped := await self._each(self._rewrap_keys) + await self._each(self._rewrap_sessions):
-                count += wrapped  # repeat: an envelope sealed with the old key may have been stored behind the walk
+                count += wrapped  # again: another task may have sealed with the old key meanwhile
             failpoint("keys.rotate.wrapped")
             await self._in_ledger(partial(self._ledger.write, self._master.current))
             if also is not None:

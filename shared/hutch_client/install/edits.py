@@ -23,7 +23,7 @@ _FOLLOWS: Final = frozenset(
     | {"ListenSequentialPacket", "SocketUser", "Description"}
 )
 _OFF: Final = {"yes": "no", "strict": "no", "read-only": "no"}
-"""The value that switches a setting off, by the value to replace."""
+"""Maps the value of a switch to the value that switches it off."""
 _EMPTY_RESETS: Final = frozenset(
     {"ReadWritePaths", "RestrictAddressFamilies", "RestartPreventExitStatus", "SystemCallArchitectures"}
     | {"SystemCallFilter"}

@@ -67,7 +67,7 @@ class Deadlines:
             self._arm(Expired.FRAME, self._timeouts.frame, now)
 
     def pause(self, now: float) -> None:
-        """This side stops reading."""
+        """This side stops reading: the deadlines for the peer's bytes stand still until `resume`."""
         self._paused_at = now
 
     def resume(self, now: float) -> None:
