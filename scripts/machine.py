@@ -95,11 +95,16 @@ def _is_of_tests(pid: int) -> bool:
 
 
 def differences(before: dict[str, list[str]], now: dict[str, list[str]]) -> list[str]:
-    """Return a line for everything that differs; a process that ended is no difference."""
+    """Return a line for everything that is new, and for what is gone where that matters.
+
+    Processes, cgroups and temporary files may go.
+    """
     lines = []
     for kind, there in now.items():
         lines += [f"{kind}: new: {one}" for one in there if one not in before[kind]]
-        lines += [f"{kind}: gone: {one}" for one in before[kind] if one not in there and kind != "processes"]
+        if kind not in ("processes", "cgroups"):
+            gone = [one for one in before[kind] if one not in there and not one.startswith(_TEMPORARY)]
+            lines += [f"{kind}: gone: {one}" for one in gone]
     return lines
 
 

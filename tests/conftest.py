@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -61,12 +62,21 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     saved = os.environ.get("HUTCH_MACHINE")
     if saved is None or "PYTEST_XDIST_WORKER" in os.environ:
         return
+    _remove_empty_cgroups()
     done = subprocess.run(
         [sys.executable, str(_MACHINE), "compare", saved], capture_output=True, text=True, check=False
     )
     session.config.stash[_LEFT] = done.stdout + done.stderr
     if done.returncode and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _remove_empty_cgroups() -> None:
+    """Remove the cgroups of executors whose hutchd a test killed: hutchd would do so at its next start."""
+    for place, _, _ in os.walk("/sys/fs/cgroup", topdown=False):
+        if os.path.basename(place).startswith("hutch-x-"):
+            with suppress(OSError):  # processes are left in it: the comparison reports them
+                os.rmdir(place)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
