@@ -75,6 +75,7 @@ class Counter:
             "functions": len(self._functions),
             "entered": list(self._entered),
             "between": [f"{one} > {other}" for one, other in self._moves],
+            "in_turn": [f"{one} > {other}" for one, other in self._turns],
         }
         partial = self._output.with_suffix(".part")
         partial.write_text(json.dumps(result))

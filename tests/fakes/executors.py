@@ -225,7 +225,7 @@ class FakeExecutor:
     async def _send(self, message: m.ReportMessage) -> None:
         connection = self.connection
         if connection is not None and connection.known is not None:
-            await self.host.services.executors.report_message(connection.known, message)
+            await self.host.services.reports.report_message(connection.known, message)
 
     async def ask(self, call: m.ToolCall, **changes: Any) -> m.PermissionDecision:
         """Request permission for a tool call of the current turn."""

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -15,8 +16,7 @@ from anyio.abc import TaskGroup
 
 from hutch_daemon.environments.port import Account
 from hutch_daemon.environments.registry import Environments
-from hutch_daemon.events.fanout import Fanout
-from hutch_daemon.events.journal import Journal, event_json
+from hutch_daemon.events.fanout import Fanout, event_json
 from hutch_daemon.keys.lease_book import LeaseHolder
 from hutch_daemon.keys.master import load_master_keys
 from hutch_daemon.keys.vault import Vault
@@ -32,6 +32,7 @@ from hutch_daemon.services.notices import Notices
 from hutch_daemon.services.services import Services
 from hutch_daemon.settings import ExecutorSettings, PermissionSettings, Settings, SettingsInForce, TurnSettings
 from hutch_daemon.signals import Signal
+from hutch_daemon.store import events
 from hutch_daemon.store.rows import SessionRow
 from hutch_daemon.store.store import Store
 from hutch_daemon.wiring.assembly import Opened, running_services
@@ -173,11 +174,9 @@ class Stage:
                 clock=time.monotonic,
                 on_change=self.executor_changed.emit,
             )
-            journal = Journal(self.store)
-            self.key_troubles = KeyTroubles(self.store, journal)
+            self.key_troubles = KeyTroubles(self.store)
             opened = Opened(
                 store=self.store,
-                journal=journal,
                 fanout=self.fanout,
                 pool=self.pool,
                 executor_changed=self.executor_changed,
@@ -263,7 +262,7 @@ class Stage:
 
     async def events(self, session: m.Session) -> list[Event]:
         """Return all events of a session."""
-        page = await Journal(self.store).read(session.id, 0)
+        page = await self.store.read(partial(events.read, session=session.id, after=0, limit=1000))
         return [msgspec.json.decode(event_json(event), type=Event) for event in page.events]
 
     async def kinds(self, session: m.Session) -> list[str]:

@@ -18,8 +18,7 @@ from anyio.abc import SocketAttribute, TaskGroup, TaskStatus
 from hutch_daemon.api.gate import Phase, admit_client
 from hutch_daemon.api.methods import CLIENT_METHODS, OwnMethod
 from hutch_daemon.api.server import timeouts_of
-from hutch_daemon.events.fanout import Fanout, FollowOver
-from hutch_daemon.events.journal import Journal, event_frame
+from hutch_daemon.events.fanout import Fanout, FollowOver, event_frame
 from hutch_daemon.services.access import Caller
 from hutch_daemon.services.services import Services
 from hutch_daemon.settings import Settings, SettingsInForce
@@ -45,7 +44,6 @@ class ClientListener:
 
     services: Services
     fanout: Fanout
-    journal: Journal
     settings: SettingsInForce
     is_admin: Callable[[int], bool]
     """Returns whether a uid is root or an administrator."""
@@ -159,7 +157,7 @@ class ClientConnection:
         """Begin a follow. Its events are sent after the reply."""
         if len(self._follows) >= _FOLLOWS:
             raise HutchError(Reason.OVERLOADED, f"A connection follows at most {_FOLLOWS} things at a time.")
-        session = await self.services.history.followed_session(caller, params)
+        session = await self.services.access.followed_session(caller, params)
         following: m.Following = await self._tasks.start(self._follow, params, session, caller)
         return following
 
@@ -168,14 +166,13 @@ class ClientConnection:
     ) -> None:
         self._last_follow += 1
         number = self._last_follow
-        fanout, journal = self._listener.fanout, self._listener.journal
         answers = params.answers and caller.insider is None
         with anyio.CancelScope() as scope:
-            async with fanout.follow(
+            async with self._listener.fanout.follow(
                 session, params.after, skip=params.skip, owner=caller.scope, answers=answers
             ) as follower:
                 self._follows[number] = scope
-                task_status.started(m.Following(number, journal=journal.id, head=follower.head, oldest=follower.oldest))
+                task_status.started(m.Following(number, follower.journal, follower.head, oldest=follower.oldest))
                 try:
                     while True:
                         events = await follower.next()

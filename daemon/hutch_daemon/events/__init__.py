@@ -1,1 +1,1 @@
-"""Events: the journal that stores them, and the fanout that sends them to followers."""
+"""Events: the fan-out that sends them to followers."""

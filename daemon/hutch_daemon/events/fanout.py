@@ -10,6 +10,9 @@ that it neither misses an event nor gets one twice:
 
 When the queue overflows, it is emptied and closed, and the follower reads again from its cursor. So a slow follower
 uses the memory of one queue and one page at most.
+
+`event_frame` and `event_json` encode an event for the wire. A payload from an executor is not decoded: its bytes are
+copied into the event's JSON as they arrived.
 """
 
 from __future__ import annotations
@@ -18,8 +21,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final, Literal
+
+import msgspec
 
 from hutch_daemon.signals import Signal
 from hutch_daemon.store import events
@@ -27,8 +32,9 @@ from hutch_daemon.store.rows import StoredEvent
 from hutch_daemon.store.store import Store
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.latch import Latch
+from hutch_shared.times import to_wire
 
-__all__ = ["Fanout", "FollowOver", "Follower", "QueueLimits", "Why"]
+__all__ = ["Fanout", "FollowOver", "Follower", "QueueLimits", "Why", "event_frame", "event_json"]
 
 Why = Literal["too_slow", "session_removed", "shutting_down", "store_unavailable"]
 
@@ -49,6 +55,7 @@ class QueueLimits:
 
 
 _LIMITS: Final = QueueLimits()
+_ENCODER: Final = msgspec.json.Encoder()
 
 
 class FollowOver(Exception):  # noqa: N818 an end, not an error
@@ -75,6 +82,8 @@ class Follower:
     ) -> None:
         self.session = session
         self.owner = owner
+        self.journal = store.journal
+        """The journal that the cursor belongs to."""
         self.head = seqs.head
         """The number of the newest event when the follow began."""
         self.oldest = seqs.oldest
@@ -271,3 +280,26 @@ class Fanout:
         if follower in self._answering:
             self._answering.discard(follower)
             self.presence_changed.emit()
+
+
+def event_json(event: StoredEvent) -> bytes:
+    """Return the event as a JSON object (an `events.Event`)."""
+    return b"{" + _inside(event)
+
+
+def event_frame(event: StoredEvent, follow: int) -> bytes:
+    """Return the line of the notification `event` for the follow `follow`."""
+    return b'{"jsonrpc":"2.0","method":"event","params":{"follow":%d,%b}\n' % (follow, _inside(event))
+
+
+def _inside(event: StoredEvent) -> bytes:
+    """Return the object without its opening brace. Only `turn`, which an executor may choose freely, needs escaping."""
+    turn = b"" if event.turn is None else b'"turn":%b,' % _ENCODER.encode(event.turn)
+    return b'"session":"%b","seq":%d,"position":%d,"at":"%b","kind":"%b",%b%b}' % (
+        event.session.encode(), event.seq, event.position, _time(event.at), event.kind.encode(), turn, event.body,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def _time(at: int) -> bytes:
+    return to_wire(at).encode()

@@ -14,8 +14,10 @@ from hutch_daemon.environments.accounts import groups_of
 from hutch_daemon.permissions.paths import can_be_path
 from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store import sessions, turns
+from hutch_daemon.store.events import EVERY
 from hutch_daemon.store.rows import SessionRow, TurnRow
 from hutch_daemon.store.store import Store
+from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.times import from_wire
 
@@ -107,6 +109,15 @@ class Access:
         if row is None or not caller.may_see(row.owner):
             raise HutchError(Reason.NOT_FOUND)
         return row
+
+    async def followed_session(self, caller: Caller, params: m.FollowEvents | m.ReadEvents) -> str:
+        """Return the id of the session to follow or read, or `"*"` for all.
+
+        `journal_replaced` if the cursor belongs to another journal.
+        """
+        if params.journal is not None and params.journal != self._store.journal:
+            raise HutchError(Reason.JOURNAL_REPLACED, journal=self._store.journal)
+        return params.session if params.session == EVERY else (await self.session(caller, params.session)).id
 
     async def turn(self, caller: Caller, ref: str) -> tuple[SessionRow, TurnRow]:
         """Return a turn with its session; `not_found` if it does not exist or belongs to another user."""

@@ -15,7 +15,6 @@ from hutch_daemon.keys.lease_book import LeaseHolder
 from hutch_daemon.pool import tokens
 from hutch_daemon.pool.executor import Executor, ExecutorPeer
 from hutch_daemon.pool.pool import Pool
-from hutch_daemon.services.reports import Reports
 from hutch_daemon.store import executors, sessions, turns
 from hutch_daemon.store.records import Executes, Tx
 from hutch_daemon.store.rows import ExecutorRow, SessionRow
@@ -54,13 +53,12 @@ async def served_session(store: Store, executor: Executor, session: str) -> Sess
 
 
 class ExecutorService:
-    """The methods of the executor socket, except for permission requests."""
+    """The methods of the executor socket, except for reported events and permission requests."""
 
-    def __init__(self, store: Store, pool: Pool, reports: Reports, grants: GrantsKeys, boot_id: str) -> None:
+    def __init__(self, store: Store, pool: Pool, grants: GrantsKeys, boot_id: str) -> None:
         """`boot_id` identifies this boot. Tokens of an earlier boot are expired."""
         self._store = store
         self._pool = pool
-        self._reports = reports
         self._grants = grants
         self._boot_id = boot_id
         self._tasks: TaskGroup | None = None
@@ -127,14 +125,6 @@ class ExecutorService:
     def gone(self, executor: Executor, peer: ExecutorPeer) -> None:
         """Record that a connection has ended. All its messages have been handled."""
         self._pool.detach(executor, peer)
-
-    async def report_message(self, executor: Executor, params: m.ReportMessage) -> None:
-        """Store a batch of events and acknowledge it."""
-        failpoint("report.came")
-        acked = await self._reports.take(executor, params)
-        failpoint("report.ack")
-        if executor.peer is not None:
-            await executor.peer.notify("ack_events", m.AckEvents(acked))
 
     async def get_api_key(self, executor: Executor, params: m.GetApiKey) -> m.KeyGrant:
         """Give the executor a key for its session, or a lease of it."""

@@ -7,10 +7,9 @@ from functools import partial
 
 import msgspec
 
-from hutch_daemon.events.journal import Journal, event_json
+from hutch_daemon.events.fanout import event_json
 from hutch_daemon.services.access import Access, Caller, parse_time
-from hutch_daemon.store import audit, usage
-from hutch_daemon.store.events import EVERY
+from hutch_daemon.store import audit, events, usage
 from hutch_daemon.store.records import to_message
 from hutch_daemon.store.rows import AuditRow, UsageTotal
 from hutch_daemon.store.store import Store
@@ -24,30 +23,22 @@ __all__ = ["HistoryService"]
 class HistoryService:
     """The methods of the client socket that read events, usage and audit."""
 
-    def __init__(self, store: Store, access: Access, journal: Journal) -> None:
-        """Read from `store` and `journal`."""
+    def __init__(self, store: Store, access: Access) -> None:
+        """Read from `store`."""
         self._store = store
         self._access = access
-        self._journal = journal
-
-    async def followed_session(self, caller: Caller, params: m.FollowEvents | m.ReadEvents) -> str:
-        """Return the id of the session to follow or read, or `"*"` for all.
-
-        `journal_replaced` if the cursor belongs to another journal.
-        """
-        if params.journal is not None and params.journal != self._journal.id:
-            raise HutchError(Reason.JOURNAL_REPLACED, journal=self._journal.id)
-        return params.session if params.session == EVERY else (await self._access.session(caller, params.session)).id
 
     async def read_events(self, caller: Caller, params: m.ReadEvents) -> m.EventsPage:
-        """Return a page of history."""
-        session = await self.followed_session(caller, params)
+        """Return a page of history. It is empty only if no event follows it, so a client that polls makes progress."""
+        session = await self._access.followed_session(caller, params)
         limit = max(1, min(params.limit, 10_000))
-        journal = self._journal
-        page = await journal.read(session, params.after, limit=limit, skip=params.skip, owner=caller.scope)
-        found = await journal.seq_range(session, caller.scope)
+        read = partial(events.read, session=session, limit=limit, skip=params.skip, owner=caller.scope)
+        page = await self._store.read(partial(read, after=params.after))
+        while page.more and not page.events:
+            page = await self._store.read(partial(read, after=page.cursor))
+        kept = await self._store.read(partial(events.seq_range, session=session, owner=caller.scope))
         return m.EventsPage(
-            tuple(msgspec.Raw(event_json(event)) for event in page.events), journal.id, found.head, page.more
+            tuple(msgspec.Raw(event_json(event)) for event in page.events), self._store.journal, kept.head, page.more
         )
 
     async def get_usage(self, caller: Caller, params: m.GetUsage) -> m.UsageTable:

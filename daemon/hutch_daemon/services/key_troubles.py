@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from hutch_daemon.events.journal import Journal
+from hutch_daemon.store import events
 from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import KeyRow
 from hutch_daemon.store.store import Store
@@ -27,10 +27,9 @@ class _Trouble:
 class KeyTroubles:
     """The unusable keys, by id. They are only in memory: after a restart the broker asks for a key again."""
 
-    def __init__(self, store: Store, journal: Journal) -> None:
+    def __init__(self, store: Store) -> None:
         """Start without unusable keys."""
         self._store = store
-        self._journal = journal
         self._troubles: dict[str, _Trouble] = {}
 
     async def report(self, key: KeyRow, sessions: Sequence[str], sentence: str) -> None:
@@ -61,4 +60,4 @@ class KeyTroubles:
     def _append(self, tx: Tx, sessions: Collection[str], notice: Notice) -> None:
         for session in sessions:
             with suppress(HutchError):  # it was removed meanwhile
-                self._journal.append(tx, session, None, "notice", notice)
+                events.append(tx, session, None, "notice", notice)

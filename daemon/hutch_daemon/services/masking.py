@@ -10,9 +10,8 @@ from typing import Final, Literal
 import msgspec
 from msgspec import UNSET, Raw
 
-from hutch_daemon.events.journal import Journal
 from hutch_daemon.redaction import KnownSecrets, Splits
-from hutch_daemon.store import audit, sessions, turns
+from hutch_daemon.store import audit, events, sessions, turns
 from hutch_daemon.store.records import Tx
 from hutch_shared import messages as m
 from hutch_shared.events import Notice, ReportedEvent, Text, TurnEnded
@@ -44,10 +43,9 @@ class SecretHit:
 class Masking:
     """Masks the events of all sessions."""
 
-    def __init__(self, known: KnownSecrets, journal: Journal) -> None:
-        """Look for the secrets in `known`; append notices to `journal`."""
+    def __init__(self, known: KnownSecrets) -> None:
+        """Look for the secrets in `known`."""
         self.known = known
-        self._journal = journal
         self._splits = Splits(known)
 
     def clean(self, session: str, batch: Sequence[ReportedEvent]) -> tuple[Sequence[ReportedEvent], list[SecretHit]]:
@@ -100,7 +98,7 @@ class Masking:
             details = {"kind": one.kind, "form": one.form}
             notice = Notice("secret_masked", f"{_SAID[one.outcome]} ({one.kind}).", {**details, "key": one.key})
             mine = turn is not None and turn.session == session
-            self._journal.append(tx, session, one.turn if mine else None, "notice", notice)
+            events.append(tx, session, one.turn if mine else None, "notice", notice)
             audit.record(
                 tx,
                 actor="executor",

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hutch_daemon.events.journal import Journal
 from hutch_daemon.pool.roster import Roster
 from hutch_daemon.services.access import Access, Caller
 from hutch_daemon.services.policy_layers import PolicyLayers
 from hutch_daemon.services.sessions import SessionService
-from hutch_daemon.store import audit, sessions
+from hutch_daemon.store import audit, events, sessions
 from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import SessionRow
 from hutch_daemon.store.store import Store
@@ -28,7 +27,6 @@ class ModeService:
         store: Store,
         access: Access,
         policy: PolicyLayers,
-        journal: Journal,
         roster: Roster,
         sessions: SessionService,
     ) -> None:
@@ -36,7 +34,6 @@ class ModeService:
         self._store = store
         self._access = access
         self._policy = policy
-        self._journal = journal
         self._roster = roster
         self._sessions = sessions
 
@@ -51,18 +48,18 @@ class ModeService:
             now = sessions.get(tx, row.id)
             if now is None or now.state == "closed":
                 raise HutchError(Reason.SESSION_CLOSED)
-            return change_mode(tx, self._journal, now, params.mode, str(caller))
+            return change_mode(tx, now, params.mode, str(caller))
 
         changed = await self._store.write(change)
         await report_mode(self._roster, changed)
         return await self._sessions.view(changed)
 
 
-def change_mode(tx: Tx, journal: Journal, row: SessionRow, mode: m.PermissionMode, by: str) -> SessionRow:
+def change_mode(tx: Tx, row: SessionRow, mode: m.PermissionMode, by: str) -> SessionRow:
     """Change a session's mode; `by` names the user who changes it."""
     details = {"from": row.permission_mode, "to": mode}
     notice = Notice("permission_mode", f"The permission mode is {mode} now, set by {by}.", details)
-    journal.append(tx, row.id, None, "notice", notice)
+    events.append(tx, row.id, None, "notice", notice)
     audit.record(
         tx,
         actor=by,
@@ -76,11 +73,11 @@ def change_mode(tx: Tx, journal: Journal, row: SessionRow, mode: m.PermissionMod
     return sessions.update(tx, row.id, permission_mode=mode, mode_before_plan=before)
 
 
-def leave_plan(tx: Tx, journal: Journal, session: str, by: str) -> None:
+def leave_plan(tx: Tx, session: str, by: str) -> None:
     """Leave the mode `plan` after the plan was approved: restore the earlier mode, or `ask`."""
     row = sessions.get(tx, session)
     if row is not None and row.permission_mode == "plan":
-        change_mode(tx, journal, row, row.mode_before_plan or "ask", f"{by}, who approved the plan")
+        change_mode(tx, row, row.mode_before_plan or "ask", f"{by}, who approved the plan")
 
 
 async def report_mode(roster: Roster, session: SessionRow) -> None:

@@ -16,7 +16,7 @@ import structlog
 
 from hutch_daemon.pool.executor import Executor
 from hutch_daemon.pool.pool import Pool
-from hutch_daemon.services.reports import Reports
+from hutch_daemon.services.reports import ReportService
 from hutch_daemon.store import executors
 from hutch_daemon.store.rows import ExecutorRow
 from hutch_daemon.store.store import Store
@@ -39,7 +39,7 @@ _PAUSES = (2.0, 60.0)
 class OrphanSpools:
     """Imports orphan spools when they appear or can be read."""
 
-    def __init__(self, store: Store, pool: Pool, reports: Reports) -> None:
+    def __init__(self, store: Store, pool: Pool, reports: ReportService) -> None:
         """Executors in `pool` read the spools; `reports` stores their events."""
         self._store = store
         self._pool = pool

@@ -1,4 +1,4 @@
-"""Stores the events that executors report, in order, and checks that they may report them.
+"""Stores the events that executors report, in order, acknowledges them, and checks that they may report them.
 
 A `turn_ended` event and the turn's terminal state are stored in one transaction. An event that an executor may not
 report (such as `permission_settled`), or reports too late (the end of a turn that hutchd ended before), is replaced by
@@ -26,7 +26,7 @@ from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Notice, ReportedEvent, TurnEnded
 from hutch_shared.failpoints import failpoint
 
-__all__ = ["Reports"]
+__all__ = ["ReportService"]
 
 _OURS: Final = frozenset({"permission_asked", "permission_settled"})
 _ended_of = msgspec.json.Decoder(TurnEnded).decode
@@ -35,8 +35,8 @@ _MayReport = Callable[[Tx, ExecutorRow, str], bool]
 """Returns whether an executor may report events of a session."""
 
 
-class Reports:
-    """Stores executors' events in the journal."""
+class ReportService:
+    """The method of the executor socket that stores events in the journal."""
 
     def __init__(
         self,
@@ -51,11 +51,12 @@ class Reports:
         self._on_ended = on_ended
         self._masking = masking
 
-    async def take(self, executor: Executor, params: m.ReportMessage) -> int:
-        """Store a batch; return the number up to which all events of this executor are durable.
+    async def report_message(self, executor: Executor, params: m.ReportMessage) -> None:
+        """Store a batch; then acknowledge all events of this executor up to the number that is durable.
 
         `lease_lost` if it does not serve the session; `invalid_request` for a gap in its numbers.
         """
+        failpoint("report.came")
         if executor.session != params.session:
             raise HutchError(Reason.LEASE_LOST)
 
@@ -64,7 +65,9 @@ class Reports:
 
         acked = await self._store_batch(executor.id, params.session, params.events, _leased, note)
         failpoint("report.committed")
-        return acked
+        failpoint("report.ack")
+        if executor.peer is not None:
+            await executor.peer.notify("ack_events", m.AckEvents(acked))
 
     async def take_left(self, executor: str, left: m.SpooledEvents) -> int:
         """Store events from the spool of an executor that is gone; return the number up to which they are durable.

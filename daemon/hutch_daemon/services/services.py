@@ -13,6 +13,7 @@ from hutch_daemon.services.host import HostService
 from hutch_daemon.services.keys import KeyService
 from hutch_daemon.services.modes import ModeService
 from hutch_daemon.services.policy import PolicyService
+from hutch_daemon.services.reports import ReportService
 from hutch_daemon.services.sessions import SessionService
 from hutch_daemon.services.turns import TurnService
 
@@ -34,3 +35,4 @@ class Services:
     policy: PolicyService
     keys: KeyService
     executors: ExecutorService
+    reports: ReportService

@@ -17,7 +17,6 @@ from typing import Final
 import anyio
 import structlog
 
-from hutch_daemon.events.journal import Journal
 from hutch_daemon.pool.executor import Executor
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.services.next_step import (
@@ -35,7 +34,7 @@ from hutch_daemon.services.next_step import (
 from hutch_daemon.services.session_executors import SessionExecutors
 from hutch_daemon.services.turn_lifecycle import StopCause, TurnLifecycle, has_ended, stopped
 from hutch_daemon.settings import SettingsInForce
-from hutch_daemon.store import audit, sessions, turns
+from hutch_daemon.store import audit, events, sessions, turns
 from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import SessionRow, TurnRow
 from hutch_daemon.store.store import Store
@@ -83,7 +82,6 @@ class SessionLoop:
         session: str,
         owner: int,
         store: Store,
-        journal: Journal,
         pool: Pool,
         executors: SessionExecutors,
         lifecycle: TurnLifecycle,
@@ -95,7 +93,6 @@ class SessionLoop:
         self.session = session
         self.owner = owner
         self._store = store
-        self._journal = journal
         self._pool = pool
         self._executors = executors
         self._lifecycle = lifecycle
@@ -201,7 +198,7 @@ class SessionLoop:
             if error.reason is Reason.SHUTTING_DOWN:
                 return
             notice = Notice("executor_not_started", error.message, {"reason": error.reason.word})
-            await self._store.write(lambda tx: self._journal.append(tx, self.session, None, "notice", notice))
+            await self._store.write(lambda tx: events.append(tx, self.session, None, "notice", notice))
         finally:
             self._getting_executor = None
 
@@ -395,7 +392,7 @@ class SessionLoop:
 
         def close(tx: Tx) -> None:
             sessions.update(tx, self.session, state="closed", closed_at=now_ms())
-            self._journal.append(tx, self.session, None, "notice", Notice(word, message))
+            events.append(tx, self.session, None, "notice", Notice(word, message))
             audit.record(tx, actor=by, owner=self.owner, action="close_session", outcome="closed", session=self.session)
             tx.after_commit(self._note_closed)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hutch_daemon.events.journal import Journal
 from hutch_daemon.permissions.approvals import Approvals
 from hutch_daemon.services.states import TURN
-from hutch_daemon.store import sessions, turns, usage
+from hutch_daemon.store import events, sessions, turns, usage
 from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import TurnRow, UsageRow
 from hutch_shared.errors import Reason
@@ -35,7 +34,6 @@ StopCause = Literal["interrupted", "timed_out", "closed"]
 class TurnLifecycle:
     """The changes of a turn's state, with their events."""
 
-    journal: Journal
     approvals: Approvals
 
     def dispatch(self, tx: Tx, turn: TurnRow, executor: str) -> None:
@@ -76,7 +74,7 @@ class TurnLifecycle:
             return False
         self.approvals.withdraw(tx, turn.id, "the turn ended")
         if not reported:
-            self.journal.append(tx, turn.session, turn.id, "turn_ended", ended)
+            events.append(tx, turn.session, turn.id, "turn_ended", ended)
         if ended.agent_session is not None:
             sessions.update(tx, turn.session, agent_session=ended.agent_session)
         if ended.usage is not None:

@@ -32,7 +32,6 @@ from hutch_daemon.environments.registry import Environments
 from hutch_daemon.environments.same_user import SameUser
 from hutch_daemon.environments.unix_user import UnixUser
 from hutch_daemon.events.fanout import Fanout, QueueLimits
-from hutch_daemon.events.journal import Journal
 from hutch_daemon.keys.broker import Broker
 from hutch_daemon.keys.broker_boot import BrokerPaths
 from hutch_daemon.keys.credential import Credential
@@ -82,7 +81,6 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
         limits = StoreLimits(wal=settings.store.wal_bytes, wal_held=8 * settings.store.wal_bytes)
         store = await stack.enter_async_context(Store.open(paths.state / "hutch.db", limits=limits))
         passed = _passed(service, paths, stack)
-        journal = Journal(store)
         fanout = Fanout(store, QueueLimits(bytes=settings.sockets.follower_bytes))
         notices = Notices()
 
@@ -91,7 +89,7 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
         mask_also(known.mask_text)
         master = load_master_keys(master_file(paths, settings), keyring=settings.keys.keyring)
         vault = await Vault.load(store, master, paths.state / "vault.ledger", opened=partial(_learn, known))
-        key_troubles = KeyTroubles(store, journal)
+        key_troubles = KeyTroubles(store)
         broker = Broker(
             store,
             in_force,
@@ -126,7 +124,6 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
         stop_request = StopRequest()
         opened = Opened(
             store=store,
-            journal=journal,
             fanout=fanout,
             pool=pool,
             executor_changed=executor_changed,
@@ -164,7 +161,6 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
         client_listener = ClientListener(
             services,
             fanout,
-            journal,
             in_force,
             is_admin=file.administrators.is_admin,
             insider_of=InsiderLookup(pool.roster.pids).insider_of,
@@ -173,7 +169,7 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
         )
         client_socket = passed.get("client") or stack.enter_context(listen(paths.client_socket, _mode(paths)))
         tasks.start_soon(serve, client_socket, client_listener.run, in_force, attrgetter("first_frame"))
-        tasks.start_soon(retain, journal, file)
+        tasks.start_soon(retain, store, file)
         tasks.start_soon(keep_probing, environments)
         tasks.start_soon(service.beat, lambda: store.writing)
         await anyio.lowlevel.checkpoint()  # now all of them run

@@ -13,7 +13,6 @@ import anyio
 
 from hutch_daemon.environments.registry import Environments
 from hutch_daemon.events.fanout import Fanout
-from hutch_daemon.events.journal import Journal
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.permissions.approvals import Approvals
 from hutch_daemon.pool.executor import Executor
@@ -38,7 +37,7 @@ from hutch_daemon.services.orphan_spools import OrphanSpools
 from hutch_daemon.services.policy import PolicyService
 from hutch_daemon.services.policy_layers import PolicyLayers
 from hutch_daemon.services.presence import Presence
-from hutch_daemon.services.reports import Reports
+from hutch_daemon.services.reports import ReportService
 from hutch_daemon.services.services import Services
 from hutch_daemon.services.session_executors import SessionExecutors
 from hutch_daemon.services.session_loop import SessionLoop
@@ -71,7 +70,6 @@ class Opened:
     """The components that hutchd opened, from which the services are built. No service gets it as a whole."""
 
     store: Store
-    journal: Journal
     fanout: Fanout
     pool: Pool
     executor_changed: Signal[[Executor]]
@@ -103,7 +101,7 @@ async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIt
     When the block starts, executors may connect; adopted ones must do so within `executors.adopt_timeout`. Leaving the
     block ends no executor.
     """
-    store, pool, journal, settings = opened.store, opened.pool, opened.journal, opened.settings
+    store, pool, settings = opened.store, opened.pool, opened.settings
     accounts, environments, vault, known = opened.accounts, opened.environments, opened.vault, opened.known
     system = opened.info.mode == "system"
 
@@ -118,12 +116,12 @@ async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIt
         layers,
         somebody_there=presence.is_present,
         stop_turn=tasks.request_stop,
-        plan_approved=lambda tx, session, by: leave_plan(tx, journal, session, by),
+        plan_approved=leave_plan,
         clock=opened.clock,
     )
-    lifecycle = TurnLifecycle(journal, approvals)
-    masking = Masking(known, journal)
-    reports = Reports(store, lifecycle, tasks.wake, masking)
+    lifecycle = TurnLifecycle(approvals)
+    masking = Masking(known)
+    reports = ReportService(store, lifecycle, tasks.wake, masking)
     spools = OrphanSpools(store, pool, reports)
     changes = ExecutorChanges(
         store, opened.executor_changed, tasks, spools, approvals, opened.leases.revoke_executor, opened.spool_dir
@@ -135,7 +133,6 @@ async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIt
             session,
             owner,
             store,
-            journal,
             pool,
             executors,
             lifecycle,
@@ -162,10 +159,10 @@ async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIt
         access=access,
         sessions=sessions,
         forks=ForkService(access, accounts, vault, sessions),
-        modes=ModeService(store, access, layers, journal, pool.roster, sessions),
+        modes=ModeService(store, access, layers, pool.roster, sessions),
         turns=TurnService(store, access, tasks, lifecycle, known, settings),
         approvals=ApprovalService(store, access, approvals, pool, masking, settings),
-        history=HistoryService(store, access, journal),
+        history=HistoryService(store, access),
         host=HostService(
             store,
             access,
@@ -184,7 +181,8 @@ async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIt
         ),
         policy=PolicyService(store, access, layers, pool, settings),
         keys=keys,
-        executors=ExecutorService(store, pool, reports, opened.grants, opened.boot_id),
+        executors=ExecutorService(store, pool, opened.grants, opened.boot_id),
+        reports=reports,
     )
 
     async with AsyncExitStack() as stack:

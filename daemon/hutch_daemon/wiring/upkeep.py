@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import anyio
 import structlog
 
 from hutch_daemon.environments.registry import Environments
-from hutch_daemon.events.journal import Journal
+from hutch_daemon.store import events
+from hutch_daemon.store.store import Store
 from hutch_daemon.wiring.settings_file import SettingsFile
 from hutch_shared.errors import HutchError
 from hutch_shared.times import now_ms
 
-__all__ = ["keep_probing", "retain"]
+__all__ = ["keep_probing", "prune", "retain"]
 
 _log: Final = structlog.get_logger("hutchd")
 _DAY: Final = 24 * 3600
@@ -32,14 +34,14 @@ async def keep_probing(environments: Environments) -> None:
             before = why
 
 
-async def retain(journal: Journal, file: SettingsFile) -> None:
+async def retain(store: Store, file: SettingsFile) -> None:
     """Remove the events that exceed the settings' age or size: at start, after new settings, and every hour."""
     while True:
         changed, kept = file.changed, file.in_force.current.store
         if kept.keep_days is not None or kept.keep_bytes is not None:
             before = None if kept.keep_days is None else now_ms() - int(kept.keep_days * _DAY * 1000)
             try:
-                removed = await journal.prune(before=before, max_bytes=kept.keep_bytes)
+                removed = await prune(store, before=before, max_bytes=kept.keep_bytes)
             except HutchError as error:
                 _log.warning("old events are not removed", error=error.message)
             else:
@@ -47,3 +49,14 @@ async def retain(journal: Journal, file: SettingsFile) -> None:
                     _log.info("old events removed", events=removed)
         with anyio.move_on_after(_PRUNE_EVERY):
             await changed.wait()
+
+
+async def prune(store: Store, *, before: int | None = None, max_bytes: int | None = None) -> int:
+    """Remove events older than `before` (ms since 1970) and, while the database exceeds `max_bytes`, the oldest.
+
+    Return the number of removed events. Works in short transactions, so that other writes run between them.
+    """
+    total = 0
+    while count := await store.write(partial(events.prune, before=before, max_bytes=max_bytes)):
+        total += count
+    return total

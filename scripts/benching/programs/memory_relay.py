@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from hutch_daemon.events.journal import event_frame
+from hutch_daemon.events.fanout import event_frame
 from hutch_daemon.store.events import body_of
 from hutch_daemon.store.rows import StoredEvent
 from hutch_shared import messages as m

@@ -295,7 +295,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "store_resent": Fault(
         "an executor sends again what is stored, and it is stored again",
-        {_HELLO: _send_again, Target("hutch_daemon.services.reports", "Reports._keep"): _store_again},
+        {_HELLO: _send_again, Target("hutch_daemon.services.reports", "ReportService._keep"): _store_again},
         ("hutchd@report.ack:10", "hutchd@report.ack:10"),
         frozenset({"garbled"}),
     ),
@@ -313,7 +313,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "ack_ahead": Fault(
         "an executor gets its receipt before its events are stored",
-        {Target("hutch_daemon.services.executors", "ExecutorService.report_message"): _ack_ahead},
+        {Target("hutch_daemon.services.reports", "ReportService.report_message"): _ack_ahead},
         ("hutchd@report.came:20",),
         frozenset({"ack_not_durable"}),
     ),

@@ -13,7 +13,6 @@ import anyio
 
 from hutch_daemon.api.clients import ClientListener
 from hutch_daemon.api.gate import Role
-from hutch_daemon.events.journal import Journal
 from hutch_shared import messages as m
 from hutch_shared.events import TurnEnded, UsageSeen
 from hutch_shared.ids import new_id
@@ -84,7 +83,6 @@ def client_side(stage: Stage, is_admin: Callable[[int], bool] = is_admin) -> Cli
     return ClientListener(
         stage.services,
         stage.fanout,
-        Journal(stage.store),
         stage.in_force,
         is_admin=is_admin,
         insider_of=lambda _: None,

@@ -14,9 +14,9 @@ import pytest
 
 from hutch_daemon.api.executors import ExecutorListener
 from hutch_daemon.api.gate import EXECUTOR_GATE, LeaseStanding, expected_of_executor
-from hutch_daemon.events.journal import Journal
 from hutch_daemon.pool.executor import ExecutorKey
 from hutch_daemon.settings import ExecutorSettings
+from hutch_daemon.store import events
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import ReportedEvent, Text
@@ -176,7 +176,7 @@ async def test_each_cell_is_as_the_table_says(tmp_path: Path, which: LeaseStandi
         said = await line.outcome(method, CALLS[method](session, who))
         stored = 0
         with suppress(HutchError):  # the session does not exist
-            stored = len((await Journal(here.stage.store).read(session, 0)).events)
+            stored = len((await here.stage.store.read(lambda conn: events.read(conn, session, 0))).events)
 
     refused = want.word if want is not None and EXECUTOR[method].kind == "request" else "closed"
     assert said == ("allowed" if want is None else refused)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from hutch_daemon.services.access import Caller
+from hutch_daemon.services.access import Access, Caller
+from hutch_daemon.services.history import HistoryService
+from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import TurnEnded
+from tests.daemon.store.examples import report, with_session
 from tests.fakes.executors import FakeExecutor
 from tests.fakes.stage import Stage
 
@@ -30,6 +34,23 @@ async def test_events_are_read_in_pages_by_cursor(stage: Stage) -> None:
         with pytest.raises(HutchError) as refused:
             await stage.services.history.read_events(stage.me, m.ReadEvents(session.id, journal="j-other"))
         assert refused.value.reason is Reason.JOURNAL_REPLACED
+
+
+async def test_a_page_of_history_is_not_empty_while_there_is_more(tmp_path: Path) -> None:
+    """A client that polls and skips kinds always makes progress."""
+    caller = Caller(uid=1000, gid=1000, pid=1)
+    skipping = m.ReadEvents("s-aaaa", limit=2, skip=("text_delta",))
+    async with Store.open(tmp_path / "hutch.db") as store:
+        await with_session(store, owner=caller.uid)
+        await report(store, *range(1, 8), kind="text_delta")
+        await report(store, 8)
+
+        history = HistoryService(store, Access(store))
+        page = await history.read_events(caller, skipping)
+        last = await history.read_events(caller, msgspec.structs.replace(skipping, after=8))
+
+    assert [json.loads(bytes(event))["seq"] for event in page.events] == [8]
+    assert (last.events, last.more) == ((), False)
 
 
 async def test_another_user_sees_and_changes_nothing(stage: Stage) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hutch_daemon.store import events, executors
 from hutch_daemon.store.store import Store
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.events import Notice, ReportedEvent
+from hutch_shared.events import Notice, ReportedEvent, Text, TurnStarted
 from tests.daemon.store.examples import AT, report, reported, with_session
 
 
@@ -29,6 +29,33 @@ async def test_events_are_numbered_without_gaps_whoever_appends_them(opened: Sto
     last = await report(opened, 3)
 
     assert [(e.seq, e.position) for e in (*first, own, *last)] == [(1, 1), (2, 2), (3, 3), (4, 4)]
+
+
+async def test_an_event_of_hutchds_own_is_stored_with_its_data(opened: Store) -> None:
+    """The event is stored in the unit that makes it true."""
+    started = TurnStarted(prompt="go", number=1)
+    await opened.write(partial(events.append, session="s-aaaa", turn="t-1", kind="turn_started", data=started))
+
+    page = await opened.read(partial(events.read, session="s-aaaa", after=0))
+    assert [(event.kind, event.body) for event in page.events] == [
+        ("turn_started", b'"data":{"prompt":"go","number":1}')
+    ]
+
+
+async def test_data_of_another_kind_is_a_mistake_of_the_code(opened: Store) -> None:
+    """The kind decides the type of the data."""
+    with pytest.raises(AssertionError, match="Text is not the data of notice"):
+        await opened.write(partial(events.append, session="s-aaaa", turn=None, kind="notice", data=Text("x")))
+
+    assert (await opened.read(partial(events.seq_range, session="s-aaaa"))).head == 0
+
+
+async def test_no_event_goes_to_a_session_that_is_not_there(store: Store) -> None:
+    """Appending needs its session."""
+    with pytest.raises(HutchError) as caught:
+        await store.write(partial(events.append, session="s-none", turn=None, kind="notice", data=Notice("w", "m")))
+
+    assert caught.value.reason is Reason.NOT_FOUND
 
 
 async def test_seqs_are_of_a_session_and_positions_of_all(opened: Store) -> None:
