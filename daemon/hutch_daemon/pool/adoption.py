@@ -46,7 +46,7 @@ def adopt(
             roster.notice("account_gone", f"{row.id} is ended: {why_not}")
         executor = Executor(row.id, ExecutorKey(account, row.agent, row.environment), environment, roster.clock())
         executor.state = "detached" if row.state in ("starting", "ready", "leased") else row.state
-        executor.session, executor.acked, executor.protocol = row.session, row.acked_n, row.protocol
+        executor.session, executor.protocol = row.session, row.protocol
         executor.adopted = True
         roster.add(executor)
         found = environment.adopt(row.launched) if row.launched is not None else None

@@ -50,7 +50,6 @@ class Executor:
     """The state, process and connection of one executor. Only the pool changes it."""
 
     __slots__ = (
-        "acked",
         "adopted",
         "attached",
         "checked",
@@ -117,7 +116,6 @@ class Executor:
         self.idle_since: float | None = None
         self.checked_for: Settings | None = None
         """The settings under which its session's account and isolation were found to be allowed."""
-        self.acked = 0
         self.rss = 0
         self.renew_at = 0
         """The time when half of its token's lifetime is over, in ms on the monotonic clock."""

@@ -100,7 +100,6 @@ class ExecutorService:
             if error.reason is not Reason.STORE_UNAVAILABLE or row.session is None:
                 raise
             admitted, turn = await self._store.read(lambda conn: self._check_token(conn, executor.id))
-        executor.acked = admitted.acked_n
         executor.renew_at = tokens.renewal_due(admitted.token_until)
         await self._pool.attach(executor, peer, params)
         failpoint("hello.welcome")

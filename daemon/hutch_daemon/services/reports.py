@@ -59,11 +59,7 @@ class ReportService:
         failpoint("report.came")
         if executor.session != params.session:
             raise HutchError(Reason.LEASE_LOST)
-
-        def note(acked: int) -> None:
-            executor.acked = acked
-
-        acked = await self._store_batch(executor.id, params.session, params.events, _leased, note)
+        acked = await self._store_batch(executor.id, params.session, params.events, _leased)
         failpoint("report.committed")
         failpoint("report.ack")
         if executor.peer is not None:
@@ -77,23 +73,13 @@ class ReportService:
         """
         return await self._store_batch(executor, left.session, left.events, _may_have_served)
 
-    async def _store_batch(
-        self,
-        executor: str,
-        session: str,
-        batch: Sequence[ReportedEvent],
-        may: _MayReport,
-        on_stored: Callable[[int], None] | None = None,
-    ) -> int:
+    async def _store_batch(self, executor: str, session: str, batch: Sequence[ReportedEvent], may: _MayReport) -> int:
         clean, hits = self._masking.clean(session, batch) if self._masking.known else (batch, [])
 
         def keep(tx: Tx) -> int:
             if hits:
                 self._masking.record(tx, session, hits)
-            acked = self._keep(tx, executor, session, clean, may)
-            if on_stored is not None:
-                tx.after_commit(partial(on_stored, acked))
-            return acked
+            return self._keep(tx, executor, session, clean, may)
 
         return await self._store.write(keep)
 

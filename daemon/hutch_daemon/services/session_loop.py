@@ -32,7 +32,8 @@ from hutch_daemon.services.next_step import (
     next_step,
 )
 from hutch_daemon.services.session_executors import SessionExecutors
-from hutch_daemon.services.turn_lifecycle import StopCause, TurnLifecycle, has_ended, stopped
+from hutch_daemon.services.states import TURN
+from hutch_daemon.services.turn_lifecycle import StopCause, TurnLifecycle, stopped
 from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store import audit, events, sessions, turns
 from hutch_daemon.store.records import Tx
@@ -212,7 +213,7 @@ class SessionLoop:
             self._turn_to(active)
         if self._closing_for:
             active.request.stop = active.request.stop or "closed"
-        while not has_ended(turn):
+        while turn.state not in TURN.terminal:
             await self._carry_out(await self._look(active, turn), active, turn)
             found = await self._store.read(lambda conn: turns.get(conn, active.turn))
             if found is None:

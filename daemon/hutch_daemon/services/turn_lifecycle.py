@@ -19,7 +19,6 @@ from hutch_shared.times import now_ms
 __all__ = [
     "StopCause",
     "TurnLifecycle",
-    "has_ended",
     "lost",
     "outcome_unknown",
     "over_limit",
@@ -81,11 +80,6 @@ class TurnLifecycle:
             _book(tx, turn, ended)
         failpoint("turn.end")
         return True
-
-
-def has_ended(turn: TurnRow) -> bool:
-    """Return whether a turn is in a terminal state."""
-    return turn.state in TURN.terminal
 
 
 def settled_state(state: TurnState, ended: TurnEnded) -> TurnState:
