@@ -21,6 +21,7 @@ from hutch_shared import __version__
 from hutch_shared import broker_link as link
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.messages import Nothing
+from hutch_shared.rpc.dispatch import Dispatcher
 from hutch_shared.rpc.heartbeat import Timeouts
 from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream, accept
@@ -101,15 +102,17 @@ class Control:
         state = _LinkState()
         peer: Peer[_LinkState] = Peer(
             stream,
-            takes=link.TO_BROKER,
+            serves=Dispatcher(
+                link.TO_BROKER,
+                {
+                    "hello": lambda one, params: self._hello(one, params, peer),
+                    "keep_leases": lambda one, params: self._keep(one, params, peer, tasks),
+                    "ack_records": self._acknowledged,
+                    **{name: self._trusted(method) for name, method in self._methods().items()},
+                },
+            ),
             sends=link.FROM_BROKER,
             context=state,
-            handlers={
-                "hello": lambda one, params: self._hello(one, params, peer),
-                "keep_leases": lambda one, params: self._keep(one, params, peer, tasks),
-                "ack_records": self._acknowledged,
-                **{name: self._trusted(method) for name, method in self._methods().items()},
-            },
             limits=_LIMITS,
             timeouts=_TIMEOUTS,
         )

@@ -16,7 +16,7 @@ from hutch_shared import __version__
 from hutch_shared import messages as m
 from hutch_shared.errors import Reason
 from hutch_shared.methods import CLIENT, TO_CLIENT
-from hutch_shared.rpc.dispatch import Handler
+from hutch_shared.rpc.dispatch import Dispatcher, Handler
 from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream
 
@@ -42,7 +42,8 @@ async def connected_peer(path: Path, context: C, handlers: dict[str, Handler[C]]
     HutchError: CONNECTION_LOST if nothing answers, NOT_ALLOWED for a server of an untrusted uid, PROTOCOL_MISMATCH.
     """
     sock = await anyio.to_thread.run_sync(dial, path)
-    peer = Peer(SocketStream(sock), takes=TO_CLIENT, sends=CLIENT, context=context, handlers=handlers, limits=_LIMITS)
+    serves = Dispatcher(TO_CLIENT, handlers)
+    peer = Peer(SocketStream(sock), serves=serves, sends=CLIENT, context=context, limits=_LIMITS)
     async with peer.serving():
         await peer.call("get_version", m.VersionParams(client=f"hutch {__version__}"), GREETING_TIMEOUT)
         yield peer

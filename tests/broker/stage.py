@@ -19,6 +19,7 @@ from hutch_broker.broker import serving
 from hutch_shared import broker_link as link
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.ids import new_id, new_token
+from hutch_shared.rpc.dispatch import Dispatcher
 from hutch_shared.rpc.peer import Peer
 from hutch_shared.rpc.stream import SocketStream, dial
 from hutch_shared.unix import start_time
@@ -75,10 +76,9 @@ class Stage:
         stream = await dial(Path(self.boot.control))
         peer: Peer[Any] = Peer(
             stream,
-            takes=link.FROM_BROKER,
             sends=link.TO_BROKER,
             context=None,
-            handlers={"need_key": self.need_key, "report_records": self.report_records},
+            serves=Dispatcher(link.FROM_BROKER, {"need_key": self.need_key, "report_records": self.report_records}),
         )
         self.peer = peer
         async with peer.serving():

@@ -20,6 +20,7 @@ from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import ReportedEvent
 from hutch_shared.latch import Latch
 from hutch_shared.methods import EXECUTOR, TO_EXECUTOR
+from hutch_shared.rpc.dispatch import Dispatcher
 from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream, accept
 
@@ -185,16 +186,18 @@ class FakeHutchd:
     async def _serve(self, stream: SocketStream) -> None:
         peer: Peer[Any] = Peer(
             stream,
-            takes=EXECUTOR,
             sends=TO_EXECUTOR,
             context=self,
-            handlers={
-                "hello": lambda _, params: self._hello(peer, params),
-                "get_api_key": lambda _, params: self._get_api_key(params),
-                "request_permission": _request_permission,
-                "report_message": _report_message,
-                "heartbeat": lambda _, params: self._heartbeat(params),
-            },
+            serves=Dispatcher(
+                EXECUTOR,
+                {
+                    "hello": lambda _, params: self._hello(peer, params),
+                    "get_api_key": lambda _, params: self._get_api_key(params),
+                    "request_permission": _request_permission,
+                    "report_message": _report_message,
+                    "heartbeat": lambda _, params: self._heartbeat(params),
+                },
+            ),
             limits=PeerLimits(frame=32 << 20),
         )
         await peer.run()

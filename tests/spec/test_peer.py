@@ -17,6 +17,7 @@ from anyio.abc import ByteStream
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.rpc.dispatch import Dispatcher
 from hutch_shared.rpc.heartbeat import Timeouts
 from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream
@@ -68,11 +69,11 @@ def serve(
     ours: ByteStream, here: Here, limits: PeerLimits = USUAL, timeouts: Timeouts = PATIENT, **more: Any
 ) -> Peer[Here]:
     handlers = {"echo": echo, "get_data": wait, "stream": stream} | more
-    return Peer(ours, takes=ASKED, sends=ASKING, context=here, handlers=handlers, limits=limits, timeouts=timeouts)
+    return Peer(ours, serves=Dispatcher(ASKED, handlers), sends=ASKING, context=here, limits=limits, timeouts=timeouts)
 
 
 def client(theirs: ByteStream, **handlers: Any) -> Peer[None]:
-    return Peer(theirs, takes=ASKING, sends=ASKED, context=None, handlers=handlers)
+    return Peer(theirs, serves=Dispatcher(ASKING, handlers), sends=ASKED, context=None)
 
 
 @asynccontextmanager
@@ -528,15 +529,16 @@ async def test_what_the_body_raises_comes_out_of_serving_as_it_is() -> None:
                     raise KeyError("mine")
 
 
-def test_a_side_that_serves_no_requests_needs_no_dispatcher() -> None:
+def test_a_side_that_serves_no_requests_starts_quickly() -> None:
     """A client starts quickly, since jsonrpcserver stays out of it."""
     script = (
         "import anyio, socket, sys; from hutch_shared.methods import CLIENT, TO_CLIENT;"
-        "from hutch_shared.rpc.peer import Peer; from hutch_shared.rpc.stream import SocketStream\n"
+        "from hutch_shared.rpc.dispatch import Dispatcher; from hutch_shared.rpc.peer import Peer\n"
+        "from hutch_shared.rpc.stream import SocketStream\n"
         "async def main():\n"
         "    stream = SocketStream(socket.socketpair()[0])\n"
         "    handlers = {'event': lambda context, event: None}\n"
-        "    await Peer(stream, takes=TO_CLIENT, sends=CLIENT, context=None, handlers=handlers).aclose()\n"
+        "    await Peer(stream, serves=Dispatcher(TO_CLIENT, handlers), sends=CLIENT, context=None).aclose()\n"
         "anyio.run(main); print([m for m in ('jsonrpcserver', 'jsonschema', 'structlog') if m in sys.modules])"
     )
 

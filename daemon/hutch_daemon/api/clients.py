@@ -26,7 +26,7 @@ from hutch_shared import __version__
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.methods import CLIENT, TO_CLIENT
-from hutch_shared.rpc.dispatch import Handler
+from hutch_shared.rpc.dispatch import Dispatcher, Handler
 from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream
 from hutch_shared.unix import Credentials, peer_process
@@ -51,16 +51,17 @@ class ClientListener:
     """Returns the executor that a process belongs to, or None."""
     daemon_uid: int
     connections: set[ClientConnection] = field(default_factory=set)
-    handlers: dict[str, Handler[ClientConnection]] = field(init=False)
+    serves: Dispatcher[ClientConnection] = field(init=False)
 
     def __post_init__(self) -> None:
         """Look up the function that carries out each method."""
-        self.handlers = {
+        handlers = {
             name: _own_handler(name, line.call_of(ClientConnection))
             if isinstance(line, OwnMethod)
             else _handler(name, line.call_of(self.services))
             for name, line in CLIENT_METHODS.items()
         }
+        self.serves = Dispatcher(CLIENT, handlers)
 
     async def run(self, stream: SocketStream, credentials: Credentials) -> None:
         """Serve one client until its connection ends."""
@@ -68,10 +69,9 @@ class ClientListener:
         connection = ClientConnection(self, credentials, stream.extra_attributes[SocketAttribute.raw_socket]())
         peer = Peer(
             stream,
-            takes=CLIENT,
+            serves=self.serves,
             sends=TO_CLIENT,
             context=connection,
-            handlers=self.handlers,
             limits=PeerLimits(frame=sockets.client_frame, queue_bytes=sockets.follower_bytes),
             timeouts=timeouts_of(sockets),
         )

@@ -16,7 +16,7 @@ from hutch_daemon.settings import SettingsInForce
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.methods import EXECUTOR, TO_EXECUTOR
-from hutch_shared.rpc.dispatch import Handler
+from hutch_shared.rpc.dispatch import Dispatcher, Handler
 from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream
 from hutch_shared.unix import Credentials
@@ -30,12 +30,12 @@ class ExecutorListener:
 
     services: Services
     settings: SettingsInForce
-    handlers: dict[str, Handler[ExecutorConnection]] = field(init=False)
+    serves: Dispatcher[ExecutorConnection] = field(init=False)
 
     def __post_init__(self) -> None:
         """Look up the function that carries out each method. The connection itself carries out `hello`."""
-        self.handlers = {name: _handler(name, line, self.services) for name, line in EXECUTOR_METHODS.items()}
-        self.handlers[HELLO] = ExecutorConnection.hello
+        handlers = {name: _handler(name, line, self.services) for name, line in EXECUTOR_METHODS.items()}
+        self.serves = Dispatcher(EXECUTOR, {**handlers, HELLO: ExecutorConnection.hello})
 
     async def run(self, stream: SocketStream, credentials: Credentials) -> None:
         """Serve one executor until its connection ends; the executor may dial in again."""
@@ -43,10 +43,9 @@ class ExecutorListener:
         connection = ExecutorConnection(self, credentials)
         peer = Peer(
             stream,
-            takes=EXECUTOR,
+            serves=self.serves,
             sends=TO_EXECUTOR,
             context=connection,
-            handlers=self.handlers,
             limits=PeerLimits(frame=sockets.executor_frame),
             timeouts=timeouts_of(sockets),
         )

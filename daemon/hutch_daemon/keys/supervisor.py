@@ -26,7 +26,7 @@ from hutch_daemon.keys import durable
 from hutch_shared import broker_link as link
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.ids import new_token
-from hutch_shared.rpc.dispatch import Handler
+from hutch_shared.rpc.dispatch import Dispatcher, Handler
 from hutch_shared.rpc.heartbeat import Timeouts
 from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream, dial
@@ -75,7 +75,7 @@ class BrokerProcess:
     ) -> None:
         """Start brokers with `command` and this boot line; their output goes to `log_path`."""
         self._boot = boot
-        self._handlers = handlers
+        self._serves = Dispatcher(link.FROM_BROKER, handlers)
         self._log_path = log_path
         self._command = command
         self._environ = environ
@@ -88,10 +88,9 @@ class BrokerProcess:
         stream = await self._dial() or await self._start()
         peer: Link = Peer(
             stream,
-            takes=link.FROM_BROKER,
+            serves=self._serves,
             sends=link.TO_BROKER,
             context=None,
-            handlers=self._handlers,
             limits=PeerLimits(frame=64 << 20),
             timeouts=Timeouts(quiet=30.0),
         )

@@ -28,7 +28,7 @@ from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import failpoint, witness
 from hutch_shared.latch import Latch
 from hutch_shared.methods import EXECUTOR, TO_EXECUTOR
-from hutch_shared.rpc.dispatch import Handler
+from hutch_shared.rpc.dispatch import Dispatcher, Handler
 from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream
 
@@ -95,9 +95,10 @@ class DaemonLink:
         """Keep a connection up until `close` or a final error; return the error that ended the link."""
         since = self._clock()
         backoff = Backoff(_FIRST_PAUSE, _MAX_PAUSE, steady=math.inf)
+        serves = Dispatcher(TO_EXECUTOR, handlers)
         while True:
             began = self._clock()
-            error, was_up = await self._connect(context, handlers)
+            error, was_up = await self._connect(context, serves)
             if self._is_closing or error.reason in _FINAL:
                 return error
             if was_up or self._state().is_busy:
@@ -137,12 +138,12 @@ class DaemonLink:
 
     # ------------------------------------------------------------ one connection
 
-    async def _connect(self, context: Any, handlers: Mapping[str, Handler[Any]]) -> tuple[HutchError, bool]:
+    async def _connect(self, context: Any, serves: Dispatcher[Any]) -> tuple[HutchError, bool]:
         """Dial and serve one connection; return the error that ended it, and whether hutchd admitted this executor."""
         was_up = False
         try:
             stream = await self._dial()
-            peer = Peer(stream, takes=TO_EXECUTOR, sends=EXECUTOR, context=context, handlers=handlers, limits=_LIMITS)
+            peer = Peer(stream, serves=serves, sends=EXECUTOR, context=context, limits=_LIMITS)
             async with peer.serving():
                 self._reporter.connect(await self._say_hello(peer))
                 was_up = True

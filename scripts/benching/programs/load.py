@@ -26,7 +26,7 @@ from hutch_shared.errors import HutchError
 from hutch_shared.events import TurnEnded, TurnStarted
 from hutch_shared.ids import new_id
 from hutch_shared.methods import EXECUTOR, TO_EXECUTOR
-from hutch_shared.rpc.dispatch import Handler
+from hutch_shared.rpc.dispatch import Dispatcher, Handler
 from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream
 from hutch_shared.times import now_ms, to_wire
@@ -64,7 +64,7 @@ class Load:
             "shutdown": Load.leave,
         }
         self.peer = Peer(
-            SocketStream(sock), takes=TO_EXECUTOR, sends=EXECUTOR, context=self, handlers=handlers,
+            SocketStream(sock), serves=Dispatcher(TO_EXECUTOR, handlers), sends=EXECUTOR, context=self,
             limits=PeerLimits(frame=32 << 20),
         )  # fmt: skip
         async with self.peer.serving():

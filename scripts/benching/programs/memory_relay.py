@@ -22,6 +22,7 @@ from hutch_shared import messages as m
 from hutch_shared import unix
 from hutch_shared.errors import HutchError
 from hutch_shared.methods import CLIENT, EXECUTOR, TO_CLIENT, TO_EXECUTOR
+from hutch_shared.rpc.dispatch import Dispatcher
 from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream, accept
 from hutch_shared.times import from_wire
@@ -70,10 +71,9 @@ class Relay:
         }  # fmt: skip
         self._executor = Peer(
             stream,
-            takes=EXECUTOR,
+            serves=Dispatcher(EXECUTOR, handlers),
             sends=TO_EXECUTOR,
             context=None,
-            handlers=handlers,
             limits=PeerLimits(frame=32 << 20),
         )
         await self._executor.run()
@@ -81,12 +81,12 @@ class Relay:
     async def serve_client(self, stream: SocketStream) -> None:
         """Serve a client."""
         peer: Peer[Any] = Peer(
-            stream, takes=CLIENT, sends=TO_CLIENT, context=None,
-            handlers={
+            stream, sends=TO_CLIENT, context=None,
+            serves=Dispatcher(CLIENT, {
                 "get_version": lambda _, __: m.Version("0", m.PROTOCOL),
                 "follow_events": lambda _, __: self.follow(peer),
                 "submit_prompt": self.submit,
-            },
+            }),
         )  # fmt: skip
         await peer.run()
         self._followers = [one for one in self._followers if one.peer is not peer]

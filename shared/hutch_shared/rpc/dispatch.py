@@ -1,4 +1,4 @@
-"""From a request to its handler's answer.
+"""The handlers of a methods table, and the way from a request to its handler's answer.
 
 jsonrpcserver 5.0.9 chooses the method, binds the arguments and gives the standard refusals. `Dispatcher` uses it as a
 pure function: what it "calls" only types the parameters and returns an `Invocation`, which the peer runs in a task.
@@ -9,7 +9,7 @@ Its faults, and how this module avoids each:
 - It does not check parameter types. `read_params` checks them by the methods table before the handler sees them.
 - It refuses a whole batch for one bad member, and runs batches in tasks outside the cancel scopes; its own reading and
   validation are slow. We enter it at `dispatch_request`, with one request that `envelope` has read and validated.
-- Importing it warns and takes long. Only a `Dispatcher` imports it, so that a client never does.
+- Importing it warns and takes long. Only a `Dispatcher` with requests imports it, so that a client never does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import secrets
 import warnings
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
 from hutch_shared.errors import HutchError, Reason
@@ -28,7 +28,7 @@ from hutch_shared.methods import Method, Table
 from hutch_shared.rpc.conversation import read_params
 from hutch_shared.rpc.envelope import Request
 
-__all__ = ["Dispatcher", "Handler", "Invocation", "internal_error", "is_instant"]
+__all__ = ["Dispatcher", "Handler", "Invocation", "internal_error"]
 
 _log: Final = logging.getLogger(__name__)
 _REASONS: Final = {-32601: Reason.METHOD_NOT_FOUND, -32602: Reason.INVALID_PARAMS}
@@ -40,12 +40,6 @@ Handler = Callable[[C, Any], Awaitable[Any] | Any]
 An async function runs in a task that serves one request at a time and then the next: it must reset the context
 variables that it sets. The reader calls a plain function itself, so it must be quick.
 """
-
-
-@lru_cache(512)  # each connection asks about the same handlers
-def is_instant(handler: Handler[Any]) -> bool:
-    """Tell whether a handler answers at once, that is, whether it is a plain function."""
-    return not inspect.iscoroutinefunction(handler)
 
 
 class Invocation(NamedTuple, Generic[C]):
@@ -111,10 +105,19 @@ class _Entry(Generic[C]):
 
 
 class Dispatcher(Generic[C]):
-    """The requests of one methods table that have a handler."""
+    """A methods table with its handlers. Made once, and used by all connections that are served alike."""
 
-    def __init__(self, table: Table, handlers: Mapping[str, Handler[C]]) -> None:
-        """Serve `handlers`, by method name. KeyError, a bug, for a name that is not a request of the table."""
+    def __init__(self, table: Table, handlers: Mapping[str, Handler[C]] = MappingProxyType({})) -> None:
+        """Serve `handlers`, by method name. KeyError, a bug, for a name that is not in the table."""
+        self.table = table
+        self.listeners = {name: handler for name, handler in handlers.items() if table[name].kind == "notification"}
+        """The handlers of notifications."""
+        self.instant = frozenset(name for name, handler in handlers.items() if not inspect.iscoroutinefunction(handler))
+        """The methods whose handlers answer at once, that is, are plain functions."""
+        self.requests = {name: handler for name, handler in handlers.items() if name not in self.listeners}
+        """The handlers of requests."""
+        if not self.requests:
+            return
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             from jsonrpcserver import Error, Success
@@ -122,13 +125,14 @@ class Dispatcher(Generic[C]):
             from jsonrpcserver.request import Request as BoundRequest
             from oslash.either import Left  # type: ignore[import-untyped]  # the type of jsonrpcserver's answers
         self._dispatch, self._bound, self._left = dispatch_request, BoundRequest, Left
-        requests = {name: row for name, row in table.items() if row.kind == "request"}
         self._entries: dict[str, Callable[..., Any]] = {
-            name: _Entry(requests[name], handler, Success, Error) for name, handler in handlers.items()
+            name: _Entry(table[name], handler, Success, Error) for name, handler in self.requests.items()
         }
 
     def dispatch(self, request: Request, context: C) -> Invocation[C] | HutchError:
         """Return what to run, or the refusal: `method_not_found`, `invalid_params`. Pure; never raises."""
+        if not self.requests:
+            return HutchError(Reason.METHOD_NOT_FOUND)
         _, result = self._dispatch(self._entries, context, self._bound(request.method, [request.params], request.id))
         if not isinstance(result, self._left):
             return cast("Invocation[C]", result._value.result)  # noqa: SLF001  # oslash has no public accessor

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from math import isinf
@@ -44,7 +44,7 @@ from hutch_shared.rpc.conversation import (
     SendFrame,
     Ticket,
 )
-from hutch_shared.rpc.dispatch import Dispatcher, Handler, Invocation, internal_error, is_instant
+from hutch_shared.rpc.dispatch import Dispatcher, Invocation, internal_error
 from hutch_shared.rpc.heartbeat import Deadlines, Expired, Timeouts
 from hutch_shared.rpc.stream import FrameSplitter, SocketStream
 
@@ -84,40 +84,31 @@ _TIMEOUTS: Final = Timeouts()
 class Peer(Generic[C]):
     """A connection on which both sides make requests, typed by the methods tables.
 
-    It works while `run` runs. `handlers` maps method names to handlers (see `Handler`); `ping` needs none.
+    It works while `run` runs. The methods that the other side may call are those of `serves`; `ping` needs no handler.
     """
 
     def __init__(
         self,
         stream: ByteStream,
         *,
-        takes: Table,
+        serves: Dispatcher[C],
         sends: Table,
         context: C,
-        handlers: Mapping[str, Handler[C]] | None = None,
         limits: PeerLimits = _LIMITS,
         timeouts: Timeouts = _TIMEOUTS,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """Own `stream`. The peer may call the methods of `takes`; this side calls those of `sends`.
-
-        KeyError, a bug, for a handler whose name is not in `takes`.
-        """
-        handlers = handlers or {}
+        """Own `stream`. The peer may call the methods of `serves`; this side calls those of `sends`."""
         self._stream = stream
         self._context = context
         self._limits = limits
         self._clock = clock
-        self._conversation = Conversation(takes, sends, limits.pending)
+        self._conversation = Conversation(serves.table, sends, limits.pending)
         self._splitter = FrameSplitter(limits.frame)
         assert timeouts.quiet is None or "ping" in sends, "a side that sends pings needs `ping` in its table"
         self._deadlines = Deadlines(timeouts, clock())
-        self._listeners = {name: handler for name, handler in handlers.items() if takes[name].kind == "notification"}
-        self._slow = {name for name, handler in self._listeners.items() if not is_instant(handler)}
-        requests = {name: handler for name, handler in handlers.items() if takes[name].kind == "request"}
-        self._instant = {name for name, handler in requests.items() if is_instant(handler)}
-        self._pings = "ping" not in requests
-        self._dispatcher = Dispatcher(takes, requests) if requests else None
+        self._serves = serves
+        self._slow = serves.listeners.keys() - serves.instant
         self._queue: deque[bytes | memoryview] = deque()
         self._backlog = 0
         self._serving = 0
@@ -322,7 +313,7 @@ class Peer(Generic[C]):
             await self._all_handled(_AHEAD - 1)
             self._unhandled.append(notification)
             self._notified.notify()
-        elif name in self._listeners:
+        elif name in self._serves.listeners:
             if self._unhandled or self._rejected:
                 await self._all_handled()
             await self._handle(notification)
@@ -349,7 +340,7 @@ class Peer(Generic[C]):
 
     async def _handle(self, notification: NotificationReceived) -> None:
         try:
-            done = self._listeners[notification.method.name](self._context, notification.params)
+            done = self._serves.listeners[notification.method.name](self._context, notification.params)
             if done is not None:
                 await done
         except HutchError:
@@ -360,14 +351,12 @@ class Peer(Generic[C]):
     def _start_request(self, received: RequestReceived) -> None:
         request = received.request
         outcome: Any
-        if request.method == "ping" and self._pings:
+        if request.method == "ping" and "ping" not in self._serves.requests:
             outcome = Pong()
-        elif self._dispatcher is None:
-            outcome = HutchError(Reason.METHOD_NOT_FOUND)
         else:
-            outcome = self._dispatcher.dispatch(request, self._context)
+            outcome = self._serves.dispatch(request, self._context)
             if isinstance(outcome, Invocation):
-                if outcome.name not in self._instant:
+                if outcome.name not in self._serves.instant:
                     self._serving += 1
                     self._to_idle_task(received.ticket, outcome)
                     return

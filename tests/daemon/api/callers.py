@@ -17,6 +17,7 @@ from hutch_shared import messages as m
 from hutch_shared.events import TurnEnded, UsageSeen
 from hutch_shared.ids import new_id
 from hutch_shared.methods import CLIENT, TO_CLIENT
+from hutch_shared.rpc.dispatch import Dispatcher
 from hutch_shared.rpc.peer import Peer
 from hutch_shared.rpc.stream import SocketStream
 from hutch_shared.unix import Credentials
@@ -96,7 +97,7 @@ async def dialled(side: ClientListener, uid: int, *, insider: str | None = None)
     ours, theirs = socket.socketpair()
     if insider is not None:
         side = replace(side, insider_of=lambda _: insider, connections=set())
-    peer = Peer(SocketStream(theirs), takes=TO_CLIENT, sends=CLIENT, context=None)
+    peer = Peer(SocketStream(theirs), serves=Dispatcher(TO_CLIENT), sends=CLIENT, context=None)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(side.run, SocketStream(ours), Credentials(uid, uid, _OWN))
         async with peer.serving():

@@ -22,6 +22,7 @@ from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import ReportedEvent, Text
 from hutch_shared.ids import new_id
 from hutch_shared.methods import EXECUTOR, TO_EXECUTOR
+from hutch_shared.rpc.dispatch import Dispatcher
 from hutch_shared.rpc.peer import Peer
 from hutch_shared.rpc.stream import SocketStream
 from hutch_shared.times import now_ms, to_wire
@@ -93,10 +94,9 @@ class Place:
         ours, theirs = socket.socketpair()
         peer = Peer(
             SocketStream(theirs),
-            takes=TO_EXECUTOR,
             sends=EXECUTOR,
             context=None,
-            handlers={"prepare_session": lambda _, params: m.Prepared(keys="none")},
+            serves=Dispatcher(TO_EXECUTOR, {"prepare_session": lambda _, params: m.Prepared(keys="none")}),
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.side.run, SocketStream(ours), Credentials(uid, uid, pid))
