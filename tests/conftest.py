@@ -33,6 +33,12 @@ def pytest_configure() -> None:
     sampling.seed()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to `full` what this run's seed does not choose from a sample."""
+    sampling.mark_unsampled(items)
+
+
 def pytest_report_header() -> str:
     """Print what repeats this run's samples."""
     return f"samples: {sampling.SEED}={sampling.seed()}"

@@ -1,4 +1,7 @@
-"""Samples: of several cases of one test, CI runs a few that a seed chooses, and `scripts/test full` runs all.
+"""Samples: of several tests of one kind, CI runs a few that a seed chooses, and `scripts/test full` runs all.
+
+`@sample(3)` above a test keeps three of its cases; `sample(3)` in a file's `pytestmark` keeps three of the file's tests
+that have no sample of their own. The others are marked `full`.
 
 The seed is that of the whole run; its header prints it, and `HUTCH_TEST_SEED` repeats it.
 """
@@ -7,15 +10,17 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections import defaultdict
 from collections.abc import Iterable
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
-__all__ = ["SEED", "sampled", "seed"]
+__all__ = ["SEED", "mark_unsampled", "sample", "sampled", "seed"]
 
-SEED = "HUTCH_TEST_SEED"
+SEED: Final = "HUTCH_TEST_SEED"
+_MARK: Final = "sample"
 
 
 def seed() -> int:
@@ -28,3 +33,24 @@ def sampled(cases: Iterable[str], count: int, *, name: str) -> list[Any]:
     all_cases = list(cases)
     chosen = Random(f"{seed()} {name}").sample(all_cases, count)
     return [pytest.param(case, marks=() if case in chosen else pytest.mark.full) for case in all_cases]
+
+
+def sample(count: int) -> pytest.MarkDecorator:
+    """Return the mark of tests of which CI runs `count`."""
+    return pytest.mark.sample(count)
+
+
+def mark_unsampled(items: Iterable[pytest.Item]) -> None:
+    """Mark as `full` the tests with a sample mark that this run's seed does not choose."""
+    groups: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        node, mark = next(item.iter_markers_with_node(_MARK), (None, None))
+        if mark is None or item.get_closest_marker("full"):
+            continue
+        name = node.nodeid if isinstance(node, pytest.Module) else item.nodeid.partition("[")[0]
+        groups[name, mark.args[0]].append(item)
+    for (name, count), members in groups.items():
+        chosen = {item.nodeid for item in Random(f"{seed()} {name}").sample(members, min(count, len(members)))}
+        for item in members:
+            if item.nodeid not in chosen:
+                item.add_marker(pytest.mark.full)

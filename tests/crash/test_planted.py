@@ -13,7 +13,7 @@ from tests.sampling import sampled
 
 SETTLE = 5.0
 """Seconds after which a run that its fault makes hang is judged as it is."""
-IN_CI = 3
+IN_CI = 1
 
 
 def _shape(function: object) -> list[tuple[str, object]]:

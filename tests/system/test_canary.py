@@ -97,6 +97,7 @@ async def test_an_agent_that_looks_everywhere_finds_no_key(keyed: Host, model: M
     assert all(KEY.encode() not in request.raw for request in asked)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 async def test_the_search_finds_a_key_that_is_handed_out(keyed: Host, model: Model) -> None:
     """With direct delivery the same search finds the key in the CLI's memory, and the session says exposed."""

@@ -14,6 +14,7 @@ from hutch_executor.runners.claude.launch import transcripts_name
 from hutch_shared import messages as m
 from tests.programs import bubblewrap
 from tests.rehearsal import Say, Step, Steps, Use, anything
+from tests.sampling import sample
 from tests.system.claude_stage import Stage, stage
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
@@ -65,6 +66,7 @@ def settle_in(home: Path, cwd: Path) -> None:
     (cwd / ".mcp.json").write_text(json.dumps(servers))
 
 
+@sample(2)
 @pytest.mark.parametrize("home", ["tools", "read_only", "hidden"])
 async def test_the_cli_sees_no_private_file_of_a_home_and_can_keep_its_conversations(
     tmp_path: Path, home: Home
@@ -110,6 +112,7 @@ def files_of(home: Path) -> dict[Path, bytes]:
     return {path.relative_to(home): path.read_bytes() for path in found}
 
 
+@sample(2)
 @pytest.mark.parametrize(
     "name", ["sp ace", "ünï-🐑", "new\nline", "q'uo\"te$x", "-dash", pytest.param("🐑" * 60, id="long")]
 )

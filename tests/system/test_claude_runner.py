@@ -17,6 +17,7 @@ from hutch_executor.runners.claude.turn import ClaudeTimeouts
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from tests.rehearsal import Drop, Pause, Refuse, Reply, Say, Stall, Step, Steps, Think, Use, anything
+from tests.sampling import sample
 from tests.system.claude_stage import KEY, allow, answer, deny, gone, stage
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
@@ -276,6 +277,7 @@ async def _number_in(path: Path) -> int:
             await anyio.sleep(0.02)
 
 
+@sample(2)
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
@@ -327,6 +329,7 @@ async def test_a_long_retry_after_fails_the_turn(tmp_path: Path) -> None:
         assert (end.state, end.reason) == ("failed", "rate_limited")
 
 
+@sample(1)
 @pytest.mark.parametrize(
     ("last", "reason"),
     [

@@ -18,6 +18,7 @@ from hutch_daemon.pool.tokens import LIFETIME
 from hutch_shared import messages as m
 from hutch_shared.times import from_wire
 from tests.crash.shims import compiled
+from tests.sampling import sample
 from tests.system import processes
 from tests.system.host import Host, host
 from tests.system.log import allow, log_of, without_gaps
@@ -50,6 +51,7 @@ async def clocked_host(folder: Path) -> AsyncIterator[tuple[Host, Callable[[int]
         yield made, set_ahead
 
 
+@sample(1)
 @pytest.mark.parametrize("jump", [DAY, -DAY], ids=["forward", "back"])
 async def test_a_clock_that_jumps_a_day_ends_nothing_and_reorders_nothing(tmp_path: Path, jump: int) -> None:
     """A pending request can be decided, its turn completes, and its events stay in order."""
@@ -76,6 +78,7 @@ async def test_a_clock_that_jumps_a_day_ends_nothing_and_reorders_nothing(tmp_pa
         assert [one.state for one in log.of("permission_settled")] == ["allowed", "allowed"]
 
 
+@sample(1)
 @pytest.mark.parametrize("jump", [DAY, -DAY], ids=["forward", "back"])
 async def test_an_executor_is_adopted_a_day_off_by_the_wall_clock(tmp_path: Path, jump: int) -> None:
     """Tokens measure awake time: after the restart the turn continues in the same process, its request pending."""

@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from hutch_shared.events import KINDS
+from tests.sampling import sample
 from tests.system.host import HUTCH, Host, host
 
 pytestmark = pytest.mark.system
@@ -23,6 +24,7 @@ def script(made: Host, name: str, *lines: dict[str, object]) -> list[str]:
 ASK: dict[str, object] = {"tool": "Bash", "input": {"command": "touch made"}, "run": True}
 
 
+@sample(2)
 @pytest.mark.parametrize(
     ("name", "line", "options", "code"),
     [
@@ -68,6 +70,7 @@ async def test_a_turn_that_is_interrupted_while_a_request_waits_exits_with_130(s
     assert "went on" not in told.out
 
 
+@sample(3)
 @pytest.mark.parametrize(
     "arguments",
     [

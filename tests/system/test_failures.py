@@ -14,6 +14,7 @@ import pytest
 from hutch_client.client import HutchClient
 from hutch_shared import messages as m
 from tests.rehearsal import Drop, Model, Pause, Refuse, Reply, Say, Step, Steps, Use, anything
+from tests.sampling import sample
 from tests.system import processes
 from tests.system.host import KEY, Host, host, settings_for
 from tests.system.log import cli_of, executor_of, goes_on, log_of, wait_for
@@ -33,6 +34,7 @@ async def claude_host(model: Model) -> AsyncIterator[Host]:
         yield made
 
 
+@sample(2)
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [

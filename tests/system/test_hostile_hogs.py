@@ -17,11 +17,12 @@ import pytest
 from hutch_shared import messages as m
 from hutch_shared.events import Notice, TurnEnded
 from tests.programs import bubblewrap
+from tests.sampling import sample
 from tests.system.hostile import bash, lend, open_script, said_by, show, whole
 from tests.system.log import Log, log_of, wait_for
 from tests.system.shared_host import SharedHost, shared_host
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(180), sample(3)]
 
 MEMORY, PIDS, FILES = 256 << 20, 200, 1024
 SETTINGS = f"""

@@ -17,12 +17,13 @@ from hutch_shared.events import TurnEnded
 from tests.accounts import Account
 from tests.programs import bubblewrap
 from tests.rehearsal import Model, Say, Steps, Use, serve
+from tests.sampling import sample
 from tests.system.host import KEY, settings_for
 from tests.system.hostile import bash, claude, open_script, run_claude, whole
 from tests.system.log import DEADLINE, executor_of, log_of
 from tests.system.shared_host import SharedHost, shared_host
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(180), sample(5)]
 
 SECRET = "what-only-alice-may-read-7Tb5Vn8Kd4"
 Tree = dict[str, tuple[int, int, int, bytes]]

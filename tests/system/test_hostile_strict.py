@@ -17,12 +17,13 @@ from hutch_shared.events import TurnEnded
 from tests.accounts import Account, processes_of
 from tests.programs import bubblewrap
 from tests.rehearsal import Model, Say, Step, Steps, Use, anything, serve
+from tests.sampling import sample
 from tests.system.host import KEY, settings_for
 from tests.system.hostile import bash, claude, open_script, whole
 from tests.system.log import DEADLINE, log_of
 from tests.system.shared_host import SharedHost, shared_host
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(180), sample(5)]
 
 AGENTS = ("script", "claude")
 MARK = "touch ran; sh -c 'readlink /proc/self/ns/pid' > where"

@@ -28,6 +28,7 @@ from hutch_shared.unix import connect, peer_credentials
 from tests.broker.stage import parsed, read_all, read_until, request, upstream
 from tests.rehearsal import Model, Pause, Refuse, Request, Say, Stall, Step, Steps, anything, serve
 from tests.rehearsal.parts import Reply
+from tests.sampling import sample
 from tests.system.host import KEY, Host, host, settings_for
 from tests.system.log import log_of, wait_for
 
@@ -370,6 +371,7 @@ async def agents() -> AsyncIterator[tuple[Host, Model]]:
         yield made, model
 
 
+@sample(1)
 @pytest.mark.parametrize("status", [401, 429, 500, 529])
 async def test_provider_errors_reach_the_agent_unchanged(agents: tuple[Host, Model], status: int) -> None:
     """The agent's own retry limits hold, and the turn ends with the provider's message."""

@@ -19,6 +19,7 @@ from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import TurnEnded
 from tests.programs import bubblewrap
 from tests.rehearsal import Model, Say, Steps, Use
+from tests.sampling import sample
 from tests.system.host import KEY, Host, host, settings_for
 from tests.system.log import log_of
 
@@ -85,6 +86,7 @@ async def ask(on: Host, model: Model, pages: tuple[int, int]) -> tuple[m.Session
         return await hutch.get_session(session.id), said.text
 
 
+@sample(2)
 @pytest.mark.parametrize("network", ["full", "broker-only", "allow-list"])
 async def test_an_agent_reaches_its_model_and_the_network_of_the_settings(
     reloaded: Host, model: Model, pages: tuple[int, int], network: str
@@ -110,6 +112,7 @@ async def play(on: Host, hutch: HutchClient, session: m.Session) -> TurnEnded:
         return await log.play(session, "go")
 
 
+@sample(1)
 @pytest.mark.parametrize("network", ["full", "broker-only", "allow-list"])
 async def test_a_script_agent_has_the_same_sandbox(
     reloaded: Host, model: Model, pages: tuple[int, int], network: str
@@ -131,6 +134,7 @@ async def test_a_script_agent_has_the_same_sandbox(
     assert int(said.text.split()[-1]) < 10
 
 
+@sample(2)
 @pytest.mark.parametrize("agent", ["claude", "script"])
 @pytest.mark.parametrize(
     "settings", ['mode = "require"', 'network = "broker-only"', 'mode = "off"\nnetwork = "allow-list"']
@@ -154,6 +158,7 @@ async def executors(hutch: HutchClient, session: m.Session) -> list[int]:
     return [one.pid for one in (await hutch.get_status()).executors if one.session == session.id and one.pid]
 
 
+@sample(1)
 @pytest.mark.parametrize("gone", ["away", "broken"])
 async def test_removing_bubblewrap_stops_sandboxed_sessions(model: Model, tmp_path: Path, gone: str) -> None:
     """Even if the settings would allow less, no session falls back to less isolation than it was promised."""

@@ -16,6 +16,7 @@ from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
 from tests.rehearsal import Model
+from tests.sampling import sample
 from tests.system.host import Host
 from tests.system.log import Log, allow, log_of, wait_for
 from tests.system.policing import (
@@ -47,6 +48,7 @@ def files_in(session: m.Session) -> set[str]:
     return {path.name for path in Path(session.cwd).iterdir()}
 
 
+@sample(2)
 @pytest.mark.parametrize(
     ("mode", "asked", "refused"),
     [

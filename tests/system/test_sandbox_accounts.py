@@ -21,6 +21,7 @@ from hutch_shared import messages as m
 from tests.accounts import Account, account, installed, need_root
 from tests.executor.fake_hutchd import WAIT, FakeHutchd, boot, prepare, prompt
 from tests.programs import bubblewrap, required_program
+from tests.sampling import sample
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
@@ -69,6 +70,7 @@ def folder(of: Account, name: str) -> Path:
     return made
 
 
+@sample(1)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_an_agent_can_start_its_own_sandbox_inside(ada: Account, network: Network) -> None:
     """It may use process and network namespaces; the outer sandbox still holds."""
@@ -87,6 +89,7 @@ def test_an_agent_can_start_its_own_sandbox_inside(ada: Account, network: Networ
     assert said == ["lo", "kept", str(ada.uid)]
 
 
+@sample(1)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_the_clis_own_sandbox_works_inside(ada: Account, network: Network) -> None:
     """If its settings enable it, the real CLI's commands get their own network and view of the files."""

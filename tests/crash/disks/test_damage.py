@@ -15,6 +15,7 @@ import pytest
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from tests.crash.disks.disk import named, record
+from tests.sampling import sample
 from tests.system.host import KEY, Host, host
 from tests.system.log import log_of, wait_for
 
@@ -59,6 +60,7 @@ async def stopped() -> AsyncIterator[Host]:
         yield made
 
 
+@sample(2)
 @pytest.mark.parametrize(
     ("harm", "says", "advises"),
     [

@@ -17,6 +17,7 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from tests.crash.disks.disk import PROMPTLY, ext4, healed, named, record, refused
 from tests.crash.shims import compiled
+from tests.sampling import sample
 from tests.system import processes
 from tests.system.host import Host, host
 from tests.system.log import DEADLINE, log_of, wait_for, without_gaps
@@ -60,6 +61,7 @@ async def failing_host(folder: Path) -> AsyncIterator[tuple[Host, Faults]]:
         yield made, faults
 
 
+@sample(1)
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
