@@ -28,9 +28,12 @@ settings.register_profile(
 settings.load_profile("hutch")
 
 
-def pytest_configure() -> None:
-    """Choose the seed of samples before workers start, so that all collect the same tests."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the seed of samples before workers start, so that all collect the same tests; `full` tries more bytes."""
     sampling.seed()
+    if "not full" in config.getoption("markexpr", ""):
+        settings.register_profile("sample", settings.get_profile("hutch"), max_examples=30)
+        settings.load_profile("sample")
 
 
 @pytest.hookimpl(tryfirst=True)
