@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from hutch_client.client import HutchClient
 from hutch_shared import messages as m
 from hutch_shared.rpc.stream import SocketStream, dial
 from hutch_shared.unix import connect, peer_credentials
+from tests.accounts import account
 from tests.broker.stage import parsed, read_all, read_until, request, upstream
 from tests.rehearsal import Model, Pause, Refuse, Request, Say, Stall, Step, Steps, anything, serve
 from tests.rehearsal.parts import Reply
@@ -183,14 +183,8 @@ async def refusals(on: Host, session: m.Session) -> list[dict[str, Any]]:
 @pytest.fixture
 def stranger() -> Iterator[int]:
     """The uid of an account that exists during the test."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can make an account")
-    name = f"hutch-test-{os.getpid()}"
-    subprocess.run(["useradd", "--system", "--no-create-home", "--shell", "/bin/sh", name], check=True)
-    try:
-        yield pwd.getpwnam(name).pw_uid
-    finally:
-        subprocess.run(["userdel", name], check=True)
+    with account("lease") as made:
+        yield made.uid
 
 
 async def test_a_lease_is_refused_to_another_account(shared: Host, stranger: int) -> None:
