@@ -16,7 +16,6 @@ import logging
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from time import monotonic
 from traceback import extract_tb
@@ -53,19 +52,13 @@ _UPSTREAM_IDLE: Final = 4.0
 """Seconds after which an idle connection to a provider is closed. Providers close theirs later, so no POST is lost."""
 
 
-@cache
-def _trusted(ca_file: str | None) -> ssl.SSLContext:
-    """Return what verifies providers. Loading the system's certificates takes 50 ms, so each process does it once."""
-    trusted = ssl.create_default_context()
-    if ca_file is not None:
-        trusted.load_verify_locations(ca_file)
-    return trusted
-
-
 def upstream_session(boot: BrokerBoot) -> aiohttp.ClientSession:
     """Return the HTTP client for providers. It verifies TLS, keeps no cookies and ignores the environment."""
+    trusted = ssl.create_default_context()
+    if boot.ca_file is not None:
+        trusted.load_verify_locations(boot.ca_file)
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, ssl=_trusted(boot.ca_file), keepalive_timeout=_UPSTREAM_IDLE),
+        connector=aiohttp.TCPConnector(limit=0, ssl=trusted, keepalive_timeout=_UPSTREAM_IDLE),
         timeout=aiohttp.ClientTimeout(
             total=None,
             connect=boot.connect_timeout,
