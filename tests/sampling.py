@@ -13,11 +13,11 @@ import secrets
 from collections import defaultdict
 from collections.abc import Iterable
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
-__all__ = ["SEED", "mark_unsampled", "sample", "sampled", "seed"]
+__all__ = ["SEED", "mark_unsampled", "sample", "seed"]
 
 SEED: Final = "HUTCH_TEST_SEED"
 _MARK: Final = "sample"
@@ -26,13 +26,6 @@ _MARK: Final = "sample"
 def seed() -> int:
     """Return the run's seed; the first call chooses one for this process and all that it starts."""
     return int(os.environ.setdefault(SEED, str(secrets.randbelow(1 << 32))))
-
-
-def sampled(cases: Iterable[str], count: int, *, name: str) -> list[Any]:
-    """Return parameters of a test: `count` of `cases` as they are, the others marked `full`; `name` is the test's."""
-    all_cases = list(cases)
-    chosen = Random(f"{seed()} {name}").sample(all_cases, count)
-    return [pytest.param(case, marks=() if case in chosen else pytest.mark.full) for case in all_cases]
 
 
 def sample(count: int) -> pytest.MarkDecorator:

@@ -9,7 +9,7 @@ import pytest
 from tests.crash.harness.faults import FAULTS, Target
 from tests.crash.harness.planted import ENVIRONMENT
 from tests.crash.harness.run import directed
-from tests.sampling import sampled
+from tests.sampling import sample
 
 SETTLE = 5.0
 """Seconds after which a run that its fault makes hang is judged as it is."""
@@ -46,7 +46,8 @@ def test_a_target_that_is_gone_is_an_error() -> None:
 
 @pytest.mark.system
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("name", sampled(FAULTS, IN_CI, name="planted"))
+@sample(IN_CI)
+@pytest.mark.parametrize("name", FAULTS)
 async def test_a_planted_fault_is_caught(name: str) -> None:
     """The kills that bring it out leave a violation that tells of it."""
     fault = FAULTS[name]

@@ -10,14 +10,15 @@ import pytest
 from scripts.benching.measure import EFFORTS, percentile
 from scripts.benching.soak import Sample, soak, verdict
 from scripts.benching.wire import frame
-from tests.sampling import sampled
+from tests.sampling import sample
 
 pytestmark = pytest.mark.system
 
 CASES = {"rpc": 8, "floods": 3, "relay": 18, "prompt": 3, "stream": 2, "memory": 4, "ps": 2, "judge": 2, "broker": 7}
 
 
-@pytest.mark.parametrize("name", sampled(CASES, 1, name="bench"))
+@sample(1)
+@pytest.mark.parametrize("name", CASES)
 async def test_a_bench_runs_and_gives_a_figure_for_each_case(name: str) -> None:
     """Each bench uses real processes; each output line names a case and has a ratio."""
     said: list[tuple[str, str, float]] = []

@@ -16,10 +16,10 @@ from tests.system.policing import SPARELESS, audit_of, bash, policed, step
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
-SESSIONS = 4
+SESSIONS = 8
 
 
-@pytest.mark.parametrize("questions", [50, pytest.param(250, marks=pytest.mark.full)])
+@pytest.mark.parametrize("questions", [25, pytest.param(125, marks=pytest.mark.full)])
 async def test_of_two_decisions_one_stands_and_the_other_is_refused(questions: int) -> None:
     """Each request has one decision, one event and one audit line; the loser gets the settled request."""
     async with policed(None, SPARELESS) as host, host.client() as one, host.client() as two:
