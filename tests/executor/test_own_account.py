@@ -36,7 +36,8 @@ def can_open(name):
         return False
 
 def call(number, *words):
-    return libc.syscall(number, *words) >= 0
+    whole = [ctypes.c_long(word) if isinstance(word, int) else word for word in words]  # an int fills half a register
+    return libc.syscall(ctypes.c_long(number), *whole) >= 0
 
 def trace(how):
     if libc.ptrace(how, pid, 0, 0) < 0:
