@@ -155,6 +155,11 @@ class Caller:
         descriptors = more.pop("descriptors", ())
         return self.raw(packet(op, uid, executor, **more), descriptors)
 
+    def leave(self) -> None:
+        """End this side of the connection; return once the launcher has closed its descriptor of it."""
+        self.sock.shutdown(socket.SHUT_WR)
+        assert self.sock.recv(1) == b""
+
     def probe(self) -> dict[str, Any]:
         """Return what the launcher says it can do."""
         answer = self.ask(PROBE)
@@ -242,8 +247,8 @@ class Stage:
     def _listens(self) -> bool:
         assert self.process is not None
         assert self.process.poll() is None, self.log.read_text()
-        with contextlib.suppress(OSError):
-            self.connect().close()
+        with contextlib.suppress(OSError), contextlib.closing(self.connect()) as caller:
+            caller.leave()
             return True
         return False
 
