@@ -13,6 +13,9 @@ _.read_timeout  # hutch_broker.proxy: aiohttp reads it
 _.redirect_request  # hutch_daemon.keys.oauth: urllib calls it
 _.read_messages  # hutch_executor.runners.claude: claude-agent-sdk calls it
 _.__getattr__  # hutch_client: Python calls it for a late import (PEP 562)
+_.__init_subclass__  # hutch_executor.runners.claude: Python calls it for a subclass
+_.create_module  # hutch_executor.runners.claude: the import system calls it
+_.exec_module  # hutch_executor.runners.claude: the import system calls it
 _.formatter_class  # hutch_client.commands.completion: argparse reads it
 _.completer  # hutch_client.commands.completion: argcomplete reads it
 _.comment_ws  # hutch_client.commands.config: tomlkit reads it

@@ -9,7 +9,8 @@ Its faults, and how this module avoids each:
 - It does not check parameter types. `read_params` checks them by the methods table before the handler sees them.
 - It refuses a whole batch for one bad member, and runs batches in tasks outside the cancel scopes; its own reading and
   validation are slow. We enter it at `dispatch_request`, with one request that `envelope` has read and validated.
-- Importing it warns and takes long. Only a `Dispatcher` with requests imports it, so that a client never does.
+- Importing all of it warns and loads an HTTP server and jsonschema, which takes a fifth of a second. A `Dispatcher`
+  with requests imports the modules that it needs; a client imports none.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from __future__ import annotations
 import inspect
 import logging
 import secrets
-import warnings
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
+from hutch_shared.bare_package import bare_package
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.methods import Method, Table
 from hutch_shared.rpc.conversation import read_params
@@ -118,11 +119,10 @@ class Dispatcher(Generic[C]):
         """The handlers of requests."""
         if not self.requests:
             return
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            from jsonrpcserver import Error, Success
+        with bare_package("jsonrpcserver"):
             from jsonrpcserver.dispatcher import dispatch_request
             from jsonrpcserver.request import Request as BoundRequest
+            from jsonrpcserver.result import Error, Success
             from oslash.either import Left  # type: ignore[import-untyped]  # the type of jsonrpcserver's answers
         self._dispatch, self._bound, self._left = dispatch_request, BoundRequest, Left
         self._entries: dict[str, Callable[..., Any]] = {
