@@ -22,6 +22,7 @@ _.comment_ws  # hutch_client.commands.config: tomlkit reads it
 _._value_  # hutch_shared.errors: enum reads it
 _.jsonrpc  # hutch_shared.rpc.envelope: msgspec checks the member
 _.trace  # hutch_shared.unix: a parameter of __exit__
+_.extra_attributes  # hutch_shared.rpc.stream: anyio reads it
 _.kwargs  # hutch_shared.rpc.dispatch: a parameter of Signature.bind
 _.in_memory  # hutch_executor.events.outbox: tests watch the bound
 _.in_flight  # hutch_shared.rpc.conversation: tests watch the bound

@@ -21,11 +21,12 @@ from hutch_shared import __version__
 from hutch_shared import broker_link as link
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.messages import Nothing
+from hutch_shared.processes import peer_credentials
 from hutch_shared.rpc.dispatch import Dispatcher
 from hutch_shared.rpc.heartbeat import Timeouts
 from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream, accept
-from hutch_shared.unix import Listener, peer_credentials
+from hutch_shared.unix import Listener
 
 __all__ = ["Control"]
 

@@ -8,13 +8,13 @@ process that cannot be looked up belongs to no executor.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from hutch_shared.broker_link import Lease
 from hutch_shared.errors import HutchError
-from hutch_shared.unix import ancestors, peer_credentials, start_time
+from hutch_shared.processes import ancestors, cgroup_parts, peer_credentials, start_time
 
 __all__ = ["BrokerPeer", "admit", "belongs", "peer_of"]
 
@@ -50,10 +50,10 @@ def admit(peer: BrokerPeer, lease: Lease) -> bool:
     return peer.admitted == lease.id
 
 
-def belongs(peer: BrokerPeer, lease: Lease, groups: Callable[[int], frozenset[str]] | None = None) -> bool:
+def belongs(peer: BrokerPeer, lease: Lease, groups: Callable[[int], Collection[str]] = cgroup_parts) -> bool:
     """Return whether the peer has the lease's uid and is a process of the lease's executor.
 
-    `groups` takes a pid and returns the path components of its cgroups; by default they are read from /proc.
+    `groups` takes a pid and returns the path components of its cgroups.
     """
     if peer.uid != lease.uid:
         return False
@@ -61,17 +61,9 @@ def belongs(peer: BrokerPeer, lease: Lease, groups: Callable[[int], frozenset[st
         return lease.tcp
     if peer.pid is None:
         return False
-    if lease.cgroup and lease.cgroup in (groups or _cgroup_parts)(peer.pid):
+    if lease.cgroup and lease.cgroup in groups(peer.pid):
         return True
     return lease.pid in ancestors(peer.pid) and start_time(lease.pid) == lease.start_time
-
-
-def _cgroup_parts(pid: int) -> set[str]:
-    try:
-        text = Path(f"/proc/{pid}/cgroup").read_text()
-    except OSError:
-        return set()
-    return {part for line in text.splitlines() for part in line.split(":", 2)[-1].split("/")}
 
 
 def _uid_over_tcp(sock: socket.socket) -> int | None:

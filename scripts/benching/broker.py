@@ -20,7 +20,8 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from hutch_client.client import HutchClient
 from hutch_shared import messages as m
-from hutch_shared.unix import connect, peer_credentials
+from hutch_shared.processes import peer_credentials
+from hutch_shared.unix import connect
 from scripts.benching.measure import Effort, Say, cpu_of, median, percentile
 from scripts.benching.stage import KEY, TOP, Program, program
 from scripts.benching.wire import Line

@@ -15,7 +15,8 @@ from typing import Final
 
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.paths import find_host
-from hutch_shared.unix import connect, peer_credentials
+from hutch_shared.processes import peer_credentials
+from hutch_shared.unix import connect
 
 __all__ = ["dial", "is_named", "socket_path", "trusted_uids"]
 

@@ -19,10 +19,10 @@ from hutch_broker.broker import serving
 from hutch_shared import broker_link as link
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.ids import new_id, new_token
+from hutch_shared.processes import start_time
 from hutch_shared.rpc.dispatch import Dispatcher
 from hutch_shared.rpc.peer import Peer
 from hutch_shared.rpc.stream import SocketStream, dial
-from hutch_shared.unix import start_time
 
 KEY = "sk-rehearsal-0123456789"
 ASK = {

@@ -15,7 +15,7 @@ from hutch_broker.leases import HeldLease, LeaseTable, lease_id_in
 from hutch_broker.processes import BrokerPeer, belongs
 from hutch_shared import broker_link as link
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.unix import start_time
+from hutch_shared.processes import start_time
 from tests.broker.stage import ASK, KEY, Stage, parsed, read_all, read_until, request, staged
 from tests.programs import bubblewrap
 from tests.rehearsal import Pause, Say, Stall, serve

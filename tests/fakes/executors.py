@@ -20,8 +20,8 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import EventKind, ReportedEvent, Text, TurnEnded, TurnStarted
 from hutch_shared.ids import new_id
+from hutch_shared.processes import Credentials
 from hutch_shared.times import now_ms, to_wire
-from hutch_shared.unix import Credentials
 
 Play = Callable[["FakeExecutor", m.ExecutePrompt], Awaitable[TurnEnded | None]]
 """What an executor does with a prompt; None: it never ends."""

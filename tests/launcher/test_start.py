@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hutch_shared.unix import start_time
+from hutch_shared.processes import start_time
 from tests.accounts import Account, group, installed, join
 from tests.launcher.stage import DONE, FAILED, REFUSED, Caller, Stage, new_id
 

@@ -1,14 +1,12 @@
-"""Peers, processes and Unix sockets as the kernel reports them."""
+"""Unix sockets: safe paths, listening and connecting."""
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -16,9 +14,8 @@ import pytest
 
 from hutch_shared import unix
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.processes import peer_credentials
 from hutch_shared.rpc.stream import SocketStream, accept, dial
-
-HERE = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.recv(1)"
 
 
 @pytest.fixture
@@ -29,74 +26,8 @@ def home(tmp_path: Path) -> Path:
     return place
 
 
-@pytest.fixture
-def child(home: Path) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
-    """A process that connected to us, and our end of it."""
-    with unix.listen(home / "s.sock") as listener:
-        listener.socket.setblocking(True)
-        process = subprocess.Popen([sys.executable, "-c", HERE, str(home / "s.sock")])
-        sock, _ = listener.socket.accept()
-        yield process, sock
-        sock.close()
-        process.kill()
-        process.wait()
-
-
 def refusal(reason: Reason) -> pytest.RaisesExc[HutchError]:
     return pytest.raises(HutchError, check=lambda error: error.reason is reason)
-
-
-# ---------------------------------------------------------------- who is there
-
-
-def test_the_peer_s_account_and_process_come_from_the_kernel(
-    child: tuple[subprocess.Popen[bytes], socket.socket],
-) -> None:
-    """Whatever it may say of itself."""
-    process, sock = child
-
-    assert unix.peer_credentials(sock) == unix.Credentials(os.geteuid(), os.getegid(), process.pid)
-    assert unix.peer_process(sock) == unix.process(process.pid)
-
-
-def test_a_look_up_that_fails_is_a_refusal() -> None:
-    """A socket of another family has no peer that the kernel knows."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, refusal(Reason.NOT_ALLOWED):
-        unix.peer_credentials(sock)
-
-
-def test_a_peer_that_has_gone_is_no_process(child: tuple[subprocess.Popen[bytes], socket.socket]) -> None:
-    """Its pid may be another's by now."""
-    process, sock = child
-    process.kill()
-    process.wait()
-
-    with refusal(Reason.NOT_ALLOWED):
-        unix.peer_process(sock)
-
-
-def test_a_process_is_told_by_pid_start_and_boot() -> None:
-    """A pid may be reused, and another boot counts from the start."""
-    me = unix.process(os.getpid())
-
-    assert me is not None
-    assert unix.same_process(me.pid, me.start, me.boot)
-    assert not unix.same_process(me.pid, me.start + 1, me.boot)
-    assert not unix.same_process(me.pid, me.start, "another boot")
-
-
-def test_a_zombie_is_not_alive() -> None:
-    """Although it still has its pid."""
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    found = unix.process(process.pid)
-    assert found is not None
-    process.send_signal(signal.SIGKILL)
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-
-    assert unix.process(process.pid) is None
-    assert not unix.same_process(found.pid, found.start, found.boot)
-    process.communicate()
-    assert unix.process(process.pid) is None
 
 
 # ---------------------------------------------------------------- safe paths
@@ -248,20 +179,8 @@ async def test_connections_are_accepted_and_dialled_in_one_loop(home: Path) -> N
 
         assert await ours.receive() == b"hello"
         raw = ours.extra(anyio.abc.SocketAttribute.raw_socket)
-        assert unix.peer_credentials(raw).pid == os.getpid()
+        assert peer_credentials(raw).pid == os.getpid()
         await ours.aclose()
         with pytest.raises(anyio.EndOfStream):
             await theirs.receive()
         await theirs.aclose()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_line_of_parents_is_whole_or_none() -> None:
-    """It ends with a process that has no parent here; of a process that is none there is no line."""
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-
-    line = unix.ancestors(os.getpid())
-    assert line[:2] == [os.getpid(), os.getppid()]
-    assert unix.ancestors(line[-1]) == line[-1:]
-    assert unix.ancestors(ended.pid) == []

@@ -22,8 +22,9 @@ import pytest
 
 from hutch_client.client import HutchClient
 from hutch_shared import messages as m
+from hutch_shared.processes import peer_credentials
 from hutch_shared.rpc.stream import SocketStream, dial
-from hutch_shared.unix import connect, peer_credentials
+from hutch_shared.unix import connect
 from tests.accounts import account
 from tests.broker.stage import parsed, read_all, read_until, request, upstream
 from tests.rehearsal import Model, Pause, Refuse, Request, Say, Stall, Step, Steps, anything, serve

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import anyio
 import structlog
-from anyio.abc import SocketAttribute, TaskGroup, TaskStatus
+from anyio.abc import TaskGroup, TaskStatus
 
 from hutch_daemon.api.gate import Phase, admit_client
 from hutch_daemon.api.methods import CLIENT_METHODS, OwnMethod
@@ -26,10 +26,10 @@ from hutch_shared import __version__
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.methods import CLIENT, TO_CLIENT
+from hutch_shared.processes import Credentials, require_live_peer
 from hutch_shared.rpc.dispatch import Dispatcher, Handler
 from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream
-from hutch_shared.unix import Credentials, peer_process
 
 __all__ = ["ClientConnection", "ClientListener"]
 
@@ -66,7 +66,7 @@ class ClientListener:
     async def run(self, stream: SocketStream, credentials: Credentials) -> None:
         """Serve one client until its connection ends."""
         sockets = self.settings.current.sockets
-        connection = ClientConnection(self, credentials, stream.extra_attributes[SocketAttribute.raw_socket]())
+        connection = ClientConnection(self, credentials, stream.socket)
         peer = Peer(
             stream,
             serves=self.serves,
@@ -128,7 +128,7 @@ class ClientConnection:
         one = self._credentials
         if self._caller is None:
             insider = self._listener.insider_of(one.pid)
-            peer_process(self._sock)
+            require_live_peer(self._sock)
             self._caller = Caller(uid=one.uid, gid=one.gid, pid=one.pid, client=self._name, insider=insider)
         if self._judged_by is not (settings := self._listener.settings.current):
             admin = self._caller.insider is None and self._listener.is_admin(one.uid)

@@ -16,10 +16,10 @@ from hutch_daemon.settings import SettingsInForce
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.methods import EXECUTOR, TO_EXECUTOR
+from hutch_shared.processes import Credentials
 from hutch_shared.rpc.dispatch import Dispatcher, Handler
 from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream
-from hutch_shared.unix import Credentials
 
 __all__ = ["ExecutorConnection", "ExecutorListener"]
 

@@ -28,10 +28,11 @@ from anyio.abc import TaskGroup
 
 from hutch_daemon.settings import SettingsInForce, SocketSettings
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.processes import Credentials, peer_credentials
 from hutch_shared.rpc.envelope import EnvelopeFault, encode_error, parse
 from hutch_shared.rpc.heartbeat import Timeouts
 from hutch_shared.rpc.stream import SocketStream, accept
-from hutch_shared.unix import Credentials, Listener, peer_credentials
+from hutch_shared.unix import Listener
 
 __all__ = ["Serve", "serve", "timeouts_of"]
 

@@ -14,7 +14,7 @@ import anyio
 from hutch_daemon.environments.port import Alive, Exited, Launched
 from hutch_daemon.environments.processes import ProcessEntry, look_up
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.unix import boot_id
+from hutch_shared.processes import boot_id
 
 __all__ = ["NO_PLACES", "Local", "Places", "open_output", "refused_start"]
 

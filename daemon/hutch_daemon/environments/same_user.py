@@ -23,7 +23,6 @@ import anyio
 from hutch_daemon.environments import cgroups
 from hutch_daemon.environments.handover import hand_over
 from hutch_daemon.environments.local import NO_PLACES, Local, Places, open_output, refused_start
-from hutch_daemon.environments.origin import environ_mark
 from hutch_daemon.environments.port import MARK, Account, IsolationOffer, Killed, Launched, LaunchSpec
 from hutch_daemon.environments.processes import (
     ProcessEntry,
@@ -36,6 +35,7 @@ from hutch_daemon.environments.processes import (
 from hutch_daemon.environments.sandbox_probe import SandboxProbe, probe
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import VARIABLES
+from hutch_shared.processes import variable_of
 
 __all__ = ["ARGV", "READY", "SameUser"]
 
@@ -230,7 +230,7 @@ class SameUser(Local):
         if launched.boot_id != self._boot:
             return []
         processes = scan()
-        roots = {pid for pid in processes if environ_mark(pid, MARK) == launched.executor}
+        roots = {pid for pid in processes if variable_of(pid, MARK) == launched.executor}
         executor = self._executor(launched)
         if executor is not None:
             roots.add(launched.pid)

@@ -26,11 +26,11 @@ from hutch_daemon.keys import durable
 from hutch_shared import broker_link as link
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.ids import new_token
+from hutch_shared.processes import Credentials, peer_credentials
 from hutch_shared.rpc.dispatch import Dispatcher, Handler
 from hutch_shared.rpc.heartbeat import Timeouts
 from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream, dial
-from hutch_shared.unix import Credentials, peer_credentials
 
 __all__ = ["BrokerProcess", "Link", "link_token"]
 

@@ -46,9 +46,10 @@ def adopt(
             roster.notice("account_gone", f"{row.id} is ended: {why_not}")
         executor = Executor(row.id, ExecutorKey(account, row.agent, row.environment), environment, roster.clock())
         executor.state = "detached" if row.state in ("starting", "ready", "leased") else row.state
-        executor.session, executor.protocol = row.session, row.protocol
-        executor.adopted = True
+        executor.adopted, executor.protocol = True, row.protocol
         roster.add(executor)
+        if row.session is not None:
+            roster.assign(executor, row.session)
         found = environment.adopt(row.launched) if row.launched is not None else None
         executor.launched = found or launched_as_stored(row)
         executor.started.set()

@@ -48,7 +48,7 @@ class Ender:
         """
         if executor.over:
             return
-        executor.move("draining", self._roster.clock())
+        self._roster.move(executor, "draining")
         executor.detail = detail
         self._spawn(self.end, executor, grace)
         self._roster.report(executor)
@@ -80,7 +80,7 @@ class Ender:
         if executor.peer is not None:
             executor.peer.close()
         executor.killed = killed
-        executor.move("gone" if killed.verified else "quarantined", self._roster.clock())
+        self._roster.move(executor, "gone" if killed.verified else "quarantined")
         if not killed.verified:
             executor.checked = self._roster.clock()
             left = f"these processes could not be ended: {killed.left}" if killed.left else "what is left is unknown"
@@ -102,7 +102,7 @@ class Ender:
             killed = await self._kill(executor, executor.launched)
             if killed.verified:
                 executor.killed = killed
-                executor.move("gone", self._roster.clock())
+                self._roster.move(executor, "gone")
                 await self._settle(executor)
                 self._roster.report(executor)
         finally:

@@ -195,7 +195,7 @@ class Pool:
         if former is not None:
             former.close()
         if executor.state != state:
-            executor.move(state, executor.last_seen)
+            self.roster.move(executor, state)
         executor.connected.set()
         self.roster.report(executor)
 
@@ -206,7 +206,7 @@ class Pool:
         executor.peer = None
         executor.disconnected.set()
         if executor.state in ("ready", "leased"):
-            executor.move("detached", self._clock())
+            self.roster.move(executor, "detached")
         self.roster.report(executor)
 
     # ------------------------------------------------------------ adoption
@@ -271,8 +271,8 @@ class Pool:
             self._starter.abandon(by_id[executor])
 
     def _hand_out(self, lease: LeaseRequest, executor: Executor) -> None:
-        executor.session = lease.session
-        executor.move("leased", self._clock())
+        self.roster.assign(executor, lease.session)
+        self.roster.move(executor, "leased")
         self.roster.delay_spare(lease.key, _SPARE_DELAY)
         lease.grant(executor)
 

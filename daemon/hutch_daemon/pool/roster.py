@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import structlog
@@ -43,42 +43,46 @@ class Roster:
         self.clock = clock
         self.changed = Latch()
         """Set when the pool should plan again."""
-        self._executors: dict[str, Executor] = {}
+        self._by_id: dict[str, Executor] = {}
+        self._serving: dict[str, Executor] = {}
+        self.by_id: Mapping[str, Executor] = self._by_id
+        """The executors that are not gone, by id, oldest first."""
+        self.serving: Mapping[str, Executor] = self._serving
+        """The executor that serves a session now, by session."""
         self.spare_at: dict[ExecutorKey, float] = {}
         """The earliest time when the next spare of a key may be started."""
         self.look_at = math.inf
         """The time of the next plan if nothing changes; infinite while a lease waits, which may need an idle slot."""
 
     def __repr__(self) -> str:
-        return f"<Roster of {len(self._executors)}>"
+        return f"<Roster of {len(self._by_id)}>"
 
     def all(self) -> list[Executor]:
-        """Return the executors that are not gone, oldest first."""
-        return list(self._executors.values())
-
-    def get(self, executor: str) -> Executor | None:
-        """Return the executor with this id, or None if it is gone."""
-        return self._executors.get(executor)
-
-    def of_session(self, session: str) -> Executor | None:
-        """Return the executor that serves a session now."""
-        return next((one for one in self._executors.values() if one.session == session and not one.over), None)
-
-    def pids(self) -> dict[int, str]:
-        """Return the ids of the executors that may still have processes, by the pid of their main process."""
-        return {one.launched.pid: one.id for one in self._executors.values() if one.launched is not None}
+        """Return the executors that are not gone, oldest first, in a list that does not change."""
+        return list(self._by_id.values())
 
     def of_account(self, uid: int) -> list[Executor]:
         """Return the executors of an account."""
-        return [one for one in self._executors.values() if one.key.account.uid == uid]
+        return [one for one in self._by_id.values() if one.key.account.uid == uid]
 
     def add(self, executor: Executor) -> None:
         """Add an executor, which then occupies a slot."""
-        self._executors[executor.id] = executor
+        self._by_id[executor.id] = executor
 
     def remove(self, executor: Executor) -> None:
         """Remove an executor that is gone, which frees its slot."""
-        self._executors.pop(executor.id, None)
+        self._by_id.pop(executor.id, None)
+
+    def assign(self, executor: Executor, session: str) -> None:
+        """Let an executor serve a session from now on."""
+        executor.session = session
+        self._serving[session] = executor
+
+    def move(self, executor: Executor, state: m.ExecutorState) -> None:
+        """Change an executor's state. IllegalMoveError for a move that the table does not allow."""
+        executor.move(state, self.clock())
+        if executor.over and executor.session is not None and self._serving.get(executor.session) is executor:
+            del self._serving[executor.session]
 
     def report(self, executor: Executor) -> None:
         """Report a change of an executor's state or connection."""
@@ -103,12 +107,12 @@ class Roster:
 
     def excuse(self, seconds: float) -> None:
         """Extend all executors' deadlines by `seconds` in which hutchd could not receive their messages."""
-        for one in self._executors.values():
+        for one in self._by_id.values():
             one.last_seen, one.since = one.last_seen + seconds, one.since + seconds
 
     def view(self) -> tuple[ExecutorView, ...]:
         """Return the executors for the plan, oldest first."""
-        return tuple(map(_view, self._executors.values()))
+        return tuple(map(_view, self._by_id.values()))
 
     async def save(self, executor: Executor, **fields: Any) -> None:
         """Store columns of an executor's row. Failures are only logged: the next hutchd's adoption corrects the row."""

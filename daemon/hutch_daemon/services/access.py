@@ -1,17 +1,25 @@
-"""The caller of a method, and the records that it may see. For a caller, another user's records do not exist."""
+"""The caller of a method, and the records that it may see. For a caller, another user's records do not exist.
+
+The kernel reports a caller's uid and pid; the settings name the administrators. A caller whose process belongs to an
+executor is an insider: this distinguishes agents from users.
+"""
 
 from __future__ import annotations
 
 import grp
+import os
 import pwd
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from posixpath import isabs
 
 import structlog
 
 from hutch_daemon.environments.accounts import groups_of
+from hutch_daemon.environments.cgroups import PREFIX
+from hutch_daemon.environments.port import MARK
 from hutch_daemon.permissions.paths import can_be_path
+from hutch_daemon.pool.executor import Executor
 from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store import sessions, turns
 from hutch_daemon.store.events import EVERY
@@ -19,9 +27,10 @@ from hutch_daemon.store.rows import SessionRow, TurnRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.processes import ancestors, cgroup_parts, variable_of
 from hutch_shared.times import from_wire
 
-__all__ = ["Access", "Administrators", "Caller", "parse_time", "require_absolute"]
+__all__ = ["Access", "Administrators", "Caller", "InsiderLookup", "insider_of", "parse_time", "require_absolute"]
 
 _log = structlog.get_logger("hutchd")
 
@@ -81,6 +90,19 @@ class Administrators:
         return bool(groups) and not groups_of(uid).isdisjoint(groups)
 
 
+class InsiderLookup:
+    """Finds the executor that a process belongs to."""
+
+    def __init__(self, executors: Mapping[str, Executor]) -> None:
+        """`executors` holds the executors that may have processes, by id, at each look-up."""
+        self._executors = executors
+
+    def insider_of(self, pid: int) -> str | None:
+        """Return the executor that `pid` belongs to, or None; see the function `insider_of`."""
+        launched = [(one.launched, one.id) for one in self._executors.values()]
+        return insider_of(pid, {process.pid: executor for process, executor in launched if process is not None})
+
+
 class Access:
     """Finds the records that a caller names, if the caller may see them. Knows whether hutchd accepts new work."""
 
@@ -125,6 +147,39 @@ class Access:
         if turn is None:
             raise HutchError(Reason.NOT_FOUND)
         return await self.session_by_id(caller, turn.session), turn
+
+
+def insider_of(
+    pid: int,
+    executors: Mapping[int, str],
+    *,
+    line: Callable[[int], list[int]] = ancestors,
+    mark: Callable[[int, str], str | None] = variable_of,
+    group: Callable[[int], tuple[str, ...]] = cgroup_parts,
+) -> str | None:
+    """Return the executor that `pid` belongs to, or None.
+
+    `executors` maps the pids of live executors to their ids; without any there is nothing to look up. The look-up uses,
+    in this order: the cgroup, which is the hardest to leave; the ancestors; the mark in the environment of the process
+    or of an ancestor.
+
+    `not_allowed` if the ancestors of `pid` cannot be found, for example because it has ended: it may have passed its
+    connection to another process in order to hide it. The caller checks afterwards that `pid` still lives.
+    """
+    if not executors:
+        return None
+    known = {f"{PREFIX}{executor}": executor for executor in executors.values()}
+    for part in group(pid):
+        if part in known:
+            return known[part]
+    descent = line(pid)
+    if not descent and line(os.getpid()):  # if even hutchd's own ancestors cannot be found, the system has no look-up
+        raise HutchError(Reason.NOT_ALLOWED, "The ancestors of the process that made this connection cannot be found.")
+    for one in descent:
+        if one in executors:
+            return executors[one]
+    marks = (mark(one, MARK) for one in descent)
+    return next((executor for executor in marks if executor in known.values()), None)
 
 
 def _unknown_groups(names: Sequence[str]) -> list[str]:

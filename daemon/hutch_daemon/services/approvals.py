@@ -103,7 +103,7 @@ class ApprovalService:
         """Decide a permission request; see `Approvals.decide`."""
         asked = await self.approvals.get(params.permission)
         session = await self._access.session_by_id(caller, asked.session)
-        executor = self._pool.roster.of_session(session.id)
+        executor = self._pool.roster.serving.get(session.id)
         connected = executor is not None and executor.peer is not None
         requester = _ExecutorRequester(executor, self._settings) if executor is not None and connected else None
         settled = await self.approvals.decide(session, requester, str(caller), params)

@@ -22,8 +22,8 @@ from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import failpoint
+from hutch_shared.processes import Credentials
 from hutch_shared.times import awake_ms
-from hutch_shared.unix import Credentials
 
 __all__ = ["ExecutorService", "GrantsKeys", "served_session"]
 
@@ -83,7 +83,7 @@ class ExecutorService:
             )
         hashed = tokens.hash_of(params.token)
         row = await self._store.read(lambda conn: executors.by_token_hash(conn, hashed))
-        executor = self._pool.roster.get(row.id) if row is not None else None
+        executor = self._pool.roster.by_id.get(row.id) if row is not None else None
         if row is None or executor is None or row.id != params.executor:
             raise HutchError(Reason.TOKEN_UNKNOWN)
         with anyio.move_on_after(_START_TIMEOUT):

@@ -82,6 +82,6 @@ def leave_plan(tx: Tx, session: str, by: str) -> None:
 
 async def report_mode(roster: Roster, session: SessionRow) -> None:
     """Send the session's mode to its executor, if it has a prepared one."""
-    executor = roster.of_session(session.id)
+    executor = roster.serving.get(session.id)
     if executor is not None and executor.prepared:
         await executor.send_mode(session.id, session.permission_mode)

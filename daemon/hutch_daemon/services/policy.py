@@ -66,7 +66,7 @@ class PolicyService:
         call = to_call(params.agent_tool, params.input, "explain", cwd)
         paths = paths_to_resolve(call, cwd, found.home)
         real = {path: path for path in paths}
-        executor = self._pool.roster.of_session(session.id) if session is not None else None
+        executor = self._pool.roster.serving.get(session.id) if session is not None else None
         if session is not None and executor is not None and executor.peer is not None and paths:
             resolved: m.ResolvedPaths = await executor.call(
                 "resolve_paths", m.ResolvePaths(session.id, paths), _RESOLVE_TIMEOUT

@@ -56,7 +56,7 @@ class SessionExecutors:
 
         `changed` must be notified when the session's executor changes. Raises the errors of a start or a preparation.
         """
-        executor = self._pool.roster.of_session(session.id)
+        executor = self._pool.roster.serving.get(session.id)
         if executor is None or executor.checked_for is not self._settings.current:
             executor = await self._check(session, executor)
         executor.idle_since = None

@@ -187,7 +187,7 @@ class SessionLoop:
         )
 
     def _note_idle(self) -> None:
-        executor = self._pool.roster.of_session(self.session)
+        executor = self._pool.roster.serving.get(self.session)
         if executor is not None:
             self._pool.roster.idle(executor)
 
@@ -231,7 +231,7 @@ class SessionLoop:
         """Return the next step from the state of the turn and its executor."""
         request = active.request
         if active.executor is None and turn.state != "queued":
-            active.executor = self._pool.roster.get(turn.executor or "")
+            active.executor = self._pool.roster.by_id.get(turn.executor or "")
         if turn.state in ("running", "stopping") and request.deadline == math.inf:
             request.deadline = self._deadline(await self._row(), turn)
         request.storable = self._store.available

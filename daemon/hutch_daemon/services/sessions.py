@@ -134,8 +134,8 @@ class SessionService:
             return [(row, sessions.activity(conn, row.id)) for row in rows], more
 
         found, more = await self._store.read(read)
-        of_session, journal = self._roster.of_session, self._store.journal
-        return m.Sessions(tuple(_session_view(row, near, journal, of_session(row.id)) for row, near in found), more)
+        serving, journal = self._roster.serving, self._store.journal
+        return m.Sessions(tuple(_session_view(row, near, journal, serving.get(row.id)) for row, near in found), more)
 
     async def get_session(self, caller: Caller, params: m.SessionRef) -> m.Session:
         """Return one session."""
@@ -178,7 +178,7 @@ class SessionService:
     async def view(self, row: SessionRow, warning: str | None = None) -> m.Session:
         """Return the current state of a session for clients."""
         near = await self._store.read(lambda conn: sessions.activity(conn, row.id))
-        return _session_view(row, near, self._store.journal, self._roster.of_session(row.id), warning)
+        return _session_view(row, near, self._store.journal, self._roster.serving.get(row.id), warning)
 
 
 def _session_view(

@@ -61,6 +61,10 @@ class Store:
         self._read_limiter = anyio.CapacityLimiter(_MAX_CONCURRENT_READS)
         self._readers = Readers(path, seconds=limits.read_seconds)
         self._writer = Writer(path, self._readers, self._deliver, limits, reserve)
+        self.journal = self._writer.journal
+        """The journal's id, which is part of each client's cursor. A restored database has a new id."""
+        self.epoch = self._writer.epoch
+        """The number of times that this journal was opened, including this time."""
         self._open = True
         self._writing = True
 
@@ -91,16 +95,6 @@ class Store:
                 if len(group.exceptions) > 1:
                     raise
                 raise group.exceptions[0] from None  # the body's exception, unwrapped
-
-    @property
-    def journal(self) -> str:
-        """The journal's id, which is part of each client's cursor. A restored database has a new id."""
-        return self._writer.journal
-
-    @property
-    def epoch(self) -> int:
-        """The number of times that this journal was opened, including this time."""
-        return self._writer.epoch
 
     @property
     def available(self) -> bool:

@@ -26,7 +26,6 @@ from hutch_daemon.api.server import serve
 from hutch_daemon.environments.accounts import account_named, account_of
 from hutch_daemon.environments.launcher_client import LauncherClient
 from hutch_daemon.environments.local import Places
-from hutch_daemon.environments.origin import InsiderLookup
 from hutch_daemon.environments.port import Account
 from hutch_daemon.environments.registry import Environments
 from hutch_daemon.environments.same_user import SameUser
@@ -44,6 +43,7 @@ from hutch_daemon.pool.executor import Executor
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.redaction import KnownSecrets
 from hutch_daemon.service import Service
+from hutch_daemon.services.access import InsiderLookup
 from hutch_daemon.services.accounts import Accounts
 from hutch_daemon.services.host import DaemonInfo, StopRequest
 from hutch_daemon.services.key_troubles import KeyTroubles
@@ -61,8 +61,9 @@ from hutch_shared import __version__
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.logs import mask_also
 from hutch_shared.paths import Paths
+from hutch_shared.processes import boot_id
 from hutch_shared.times import awake_ms, now_ms
-from hutch_shared.unix import Listener, boot_id, listen, take_over
+from hutch_shared.unix import Listener, listen, take_over
 
 __all__ = ["run"]
 
@@ -163,7 +164,7 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
             fanout,
             in_force,
             is_admin=file.administrators.is_admin,
-            insider_of=InsiderLookup(pool.roster.pids).insider_of,
+            insider_of=InsiderLookup(pool.roster.by_id).insider_of,
             daemon_uid=os.geteuid(),
             connections=connections,
         )

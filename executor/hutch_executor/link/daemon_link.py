@@ -21,16 +21,18 @@ from anyio import to_thread
 
 from hutch_executor.events.reporter import Reporter
 from hutch_executor.process.memory import resident_bytes
-from hutch_shared import __version__, unix
+from hutch_shared import __version__
 from hutch_shared import messages as m
 from hutch_shared.backoff import Backoff
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import failpoint, witness
 from hutch_shared.latch import Latch
 from hutch_shared.methods import EXECUTOR, TO_EXECUTOR
+from hutch_shared.processes import peer_credentials
 from hutch_shared.rpc.dispatch import Dispatcher, Handler
 from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream
+from hutch_shared.unix import connect
 
 __all__ = ["GIVE_UP_AFTER", "DaemonLink", "LinkState"]
 
@@ -166,11 +168,11 @@ class DaemonLink:
     async def _dial(self) -> SocketStream:
         """Return a stream to a server of the right uid."""
         try:
-            sock = await to_thread.run_sync(unix.connect, Path(self._boot.socket), _DIAL_DEADLINE)
+            sock = await to_thread.run_sync(connect, Path(self._boot.socket), _DIAL_DEADLINE)
         except OSError as error:
             raise HutchError(Reason.CONNECTION_LOST, f"hutchd cannot be reached: {error}") from error
         try:
-            uid = unix.peer_credentials(sock).uid
+            uid = peer_credentials(sock).uid
         except BaseException:
             sock.close()
             raise

@@ -16,7 +16,7 @@ from hutch_client.tables import ago, count, fields, print_json, table
 from hutch_client.untrusted import one_line, plain
 from hutch_shared import __version__
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.unix import start_time
+from hutch_shared.processes import start_time
 
 __all__ = ["COMMANDS", "broker_words"]
 

@@ -40,7 +40,8 @@ class SocketStream(ByteStream):
         """Own a connected stream socket. Needs a running asyncio loop. `received`: bytes already read from it."""
         sock.setblocking(False)
         self._received = received
-        self._sock = sock
+        self.socket = sock
+        """The raw socket, for credentials. Only the stream reads and writes it."""
         self._loop = asyncio.get_running_loop()
         self._readable: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
@@ -50,8 +51,8 @@ class SocketStream(ByteStream):
 
     @property
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
-        """The raw socket, for credentials."""
-        return {SocketAttribute.raw_socket: lambda: self._sock}
+        """The raw socket, for those who know the stream as a `ByteStream`."""
+        return {SocketAttribute.raw_socket: lambda: self.socket}
 
     async def receive(self, max_bytes: int = _RECEIVE) -> bytes:
         """Return the bytes that have arrived; wait for the first. EndOfStream at EOF, BrokenResourceError on a reset.
@@ -69,13 +70,13 @@ class SocketStream(ByteStream):
             if self._closed:
                 raise anyio.ClosedResourceError
             try:
-                chunk = self._sock.recv(max_bytes)
+                chunk = self.socket.recv(max_bytes)
             except BlockingIOError:
                 self._in_a_row = 0
                 self._readable = self._loop.create_future()
                 if not self._watching:
                     self._watching = True
-                    self._loop.add_reader(self._sock, self._on_readable)
+                    self._loop.add_reader(self.socket, self._on_readable)
                 try:
                     await self._readable
                 finally:
@@ -97,12 +98,12 @@ class SocketStream(ByteStream):
     def _unwatch(self) -> None:
         if self._watching:
             self._watching = False
-            self._loop.remove_reader(self._sock)
+            self._loop.remove_reader(self.socket)
 
     def send_now(self, item: bytes) -> int:
         """Write what the socket takes without waiting; return the number of bytes; 0 also for a broken stream."""
         try:
-            return 0 if self._closed else self._sock.send(item)
+            return 0 if self._closed else self.socket.send(item)
         except OSError:
             return 0  # `send` meets the same error and raises it
 
@@ -116,16 +117,16 @@ class SocketStream(ByteStream):
             if self._closed:
                 raise anyio.ClosedResourceError
             try:
-                rest = rest[self._sock.send(rest) :]
+                rest = rest[self.socket.send(rest) :]
             except BlockingIOError:
                 self._writable = self._loop.create_future()
-                self._loop.add_writer(self._sock, self._on_writable)
+                self._loop.add_writer(self.socket, self._on_writable)
                 try:
                     await self._writable
                 finally:
                     self._writable = None
                     if not self._closed:
-                        self._loop.remove_writer(self._sock)
+                        self._loop.remove_writer(self.socket)
             except OSError as error:
                 raise anyio.BrokenResourceError from error
 
@@ -136,7 +137,7 @@ class SocketStream(ByteStream):
     async def send_eof(self) -> None:
         """Announce that nothing more will be sent; reading goes on."""
         try:
-            self._sock.shutdown(socket.SHUT_WR)
+            self.socket.shutdown(socket.SHUT_WR)
         except OSError:
             return  # the peer has closed already
 
@@ -146,8 +147,8 @@ class SocketStream(ByteStream):
             return
         self._closed = True
         self._unwatch()
-        self._loop.remove_writer(self._sock)
-        self._sock.close()
+        self._loop.remove_writer(self.socket)
+        self.socket.close()
         for waiter in (self._readable, self._writable):
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)

@@ -17,10 +17,10 @@ from hutch_shared import messages as m
 from hutch_shared.events import TurnEnded, UsageSeen
 from hutch_shared.ids import new_id
 from hutch_shared.methods import CLIENT, TO_CLIENT
+from hutch_shared.processes import Credentials
 from hutch_shared.rpc.dispatch import Dispatcher
 from hutch_shared.rpc.peer import Peer
 from hutch_shared.rpc.stream import SocketStream
-from hutch_shared.unix import Credentials
 from tests.fakes.executors import FakeExecutor
 from tests.fakes.stage import WAIT, Stage
 

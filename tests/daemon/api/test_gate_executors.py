@@ -22,11 +22,11 @@ from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import ReportedEvent, Text
 from hutch_shared.ids import new_id
 from hutch_shared.methods import EXECUTOR, TO_EXECUTOR
+from hutch_shared.processes import Credentials
 from hutch_shared.rpc.dispatch import Dispatcher
 from hutch_shared.rpc.peer import Peer
 from hutch_shared.rpc.stream import SocketStream
 from hutch_shared.times import now_ms, to_wire
-from hutch_shared.unix import Credentials
 from tests.fakes.executors import FakeExecutor
 from tests.fakes.stage import WAIT, Stage, new_stage, settings, until
 
@@ -123,7 +123,7 @@ class Place:
         """Wait until the executor has prepared the session."""
 
         async def has() -> bool:
-            found = self.stage.pool.roster.of_session(session.id)
+            found = self.stage.pool.roster.serving.get(session.id)
             return found is not None and found.id == who.spec.executor and found.prepared
 
         await until(has)

@@ -13,8 +13,9 @@ import pytest
 
 from hutch_daemon.api.server import serve
 from hutch_daemon.settings import Settings, SettingsInForce, SocketSettings
+from hutch_shared.processes import Credentials
 from hutch_shared.rpc.stream import SocketStream
-from hutch_shared.unix import Credentials, listen
+from hutch_shared.unix import listen
 
 BOUND = 30.0
 """Seconds after which a test has failed."""

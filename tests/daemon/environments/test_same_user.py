@@ -14,10 +14,10 @@ import anyio
 import pytest
 
 from hutch_daemon.environments.accounts import account_of
-from hutch_daemon.environments.origin import insider_of
 from hutch_daemon.environments.port import MARK, Account, Alive, Exited, Launched, LaunchSpec
 from hutch_daemon.environments.processes import look_up
 from hutch_daemon.environments.same_user import SameUser
+from hutch_daemon.services.access import insider_of
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.ids import new_id

@@ -22,8 +22,8 @@ from hutch_daemon.store import sessions
 from hutch_daemon.store.rows import KeyRow, SessionRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
+from hutch_shared.processes import start_time
 from hutch_shared.secret import Secret
-from hutch_shared.unix import start_time
 
 OWNER = os.getuid()
 KEY = "sk-rehearsal-0123456789"

@@ -23,10 +23,11 @@ from hutch_daemon.store import audit, usage
 from hutch_daemon.store.rows import KeyRow
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.processes import peer_credentials
 from hutch_shared.rpc.stream import dial
 from hutch_shared.secret import Secret
 from hutch_shared.times import now_ms
-from hutch_shared.unix import connect, peer_credentials
+from hutch_shared.unix import connect
 from tests.broker.stage import closed_port, parsed, read_all, read_until, request
 from tests.daemon.keys.stage import HOLDER, KEY, OWNER, VaultStage, keep_session, report_nothing, session, vault_stage
 from tests.rehearsal import Pause, Say, Stall, Usage, serve

@@ -136,7 +136,7 @@ async def test_a_silent_executor_is_ended(stage: Stage) -> None:
 
         await until(executor.exited.is_set)
 
-        assert stage.pool.roster.get(executor.spec.executor) is None or executor.exited.is_set()
+        assert stage.pool.roster.by_id.get(executor.spec.executor) is None or executor.exited.is_set()
 
 
 async def test_a_start_without_hello_fails_at_its_deadline(stage: Stage) -> None:

@@ -154,7 +154,7 @@ async def test_a_superseded_executor_gets_lease_lost(stage: Stage) -> None:
         await stage.ended(await stage.submit(session, "first"))
         old = stage.executor
         stage.host.unkillable = True
-        known = stage.pool.roster.of_session(session.id)
+        known = stage.pool.roster.serving.get(session.id)
         assert known is not None
         connection = old.connection
         await stage.pool.end(known, "as if it was lost")

@@ -480,7 +480,7 @@ async def test_an_end_during_a_read_is_noticed(stage: Stage, monkeypatch: pytest
                 )
                 await until(lambda: called(executor))
                 await anyio.sleep(0.05)
-                leased = stage.pool.roster.of_session(session.id)
+                leased = stage.pool.roster.serving.get(session.id)
                 assert leased is not None
                 stage.executor_changed.emit(leased)
         assert stale == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hutch_daemon.environments.origin import insider_of
+from hutch_daemon.services.access import insider_of
 from hutch_shared.errors import HutchError, Reason
 
 EXECUTORS = {100: "x-1", 200: "x-2"}
@@ -14,14 +14,14 @@ EXECUTORS = {100: "x-1", 200: "x-2"}
     ("groups", "line", "marks", "found"),
     [
         ((), [500, 400, 1], {}, None),
-        (("x-2",), [500, 1], {}, "x-2"),
-        (("x-other-hutchd",), [500, 1], {}, None),
+        (("hutch.service", "hutch-x-2"), [500, 1], {}, "x-2"),
+        (("hutch-x-other", "x-2"), [500, 1], {}, None),
         ((), [500, 100, 1], {}, "x-1"),
         ((), [100, 1], {}, "x-1"),
         ((), [500, 1], {500: "x-1"}, "x-1"),
         ((), [500, 499, 1], {499: "x-2"}, "x-2"),
         ((), [500, 1], {500: "x-gone"}, None),
-        (("x-2",), [500, 100, 1], {500: "x-1"}, "x-2"),
+        (("hutch-x-2",), [500, 100, 1], {500: "x-1"}, "x-2"),
     ],
 )
 def test_a_process_is_found_by_cgroup_descent_or_mark(
