@@ -1,7 +1,7 @@
 """The demo: a Claude session makes a failing test pass, asked about its edit, with a rehearsed model on loopback.
 
 Everything but the model is real: hutchd, an executor, the SDK with its command line program, git, the tests. It needs
-no account and no key, touches nothing outside a temporary directory, and ends with what it checked.
+no account and no key, touches nothing outside a temporary directory, and prints what it checked.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Demo:
 
     @property
     def socket(self) -> Path:
-        """Where this hutchd listens."""
+        """The path of this hutchd's client socket."""
         return self.root / "run" / "client.sock"
 
     async def hutch(self, *args: str, stdin: bytes | None = None, check: bool = True) -> str:
@@ -83,13 +83,13 @@ class Demo:
         return f"hutchd's log ends with:\n{log.read_text(errors='replace')[-4000:]}" if log.exists() else "no log"
 
     def check(self, what: str, holds: bool) -> None:
-        """Say whether something holds."""
+        """Print whether a condition holds; keep it as a failure if not."""
         say(f"{'✓' if holds else '✗'} {what}")
         if not holds:
             self.failures.append(what)
 
     async def run(self) -> None:
-        """Do it all."""
+        """Run the whole demo."""
         for folder in ("home", "till", "state", "run"):
             (self.root / folder).mkdir(mode=0o700)
         write_demo_repository(self.repository)
@@ -139,15 +139,15 @@ class Demo:
         self.check("the agent's shell showed its environment, and the key was not in it", self.shell_was_clean(events))
 
     def only_key(self, model: Model) -> bool:
-        """Whether each request carried the key, and was let in."""
+        """Whether each request carried the key."""
         return all(request.key == self.key for request in model.requests)
 
     def shell_was_clean(self, events: str) -> bool:
-        """Whether the record holds the output of `env`, and nowhere the key."""
+        """Whether the record holds the output of `env` and does not hold the key."""
         return "HOME=" in events and self.key not in events
 
     async def record(self, hutch: HutchClient) -> AsyncIterator[str]:
-        """Give all events of all sessions, as JSON."""
+        """Return all events of all sessions as JSON."""
         after = 0
         while True:
             page: m.EventsPage = await hutch.call("read_events", m.ReadEvents("*", after))
@@ -170,7 +170,7 @@ class Demo:
         return await process.wait()
 
     async def by_itself(self) -> int:
-        """Show the stream, and answer what is asked as a person would, in sight."""
+        """Show the stream, and decide each request as a user would; print each decision."""
         async with HutchClient.connect(self.socket) as hutch, anyio.create_task_group() as tasks:
             tasks.start_soon(self.answer, hutch)
             process = await anyio.open_process(
@@ -186,7 +186,7 @@ class Demo:
         return code
 
     async def answer(self, hutch: HutchClient) -> None:
-        """Allow the edit of the one file that it is about; deny anything else."""
+        """Allow the edit of `till.py`; deny every other call."""
         async with hutch.follow(m.FollowEvents("*", skip=("text_delta", "thinking_delta"), answers=True)) as follow:
             async for event in follow:
                 if event.kind == "permission_asked":

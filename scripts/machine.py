@@ -1,4 +1,4 @@
-"""What tests may change on a machine, before and after: `python3 scripts/machine.py (save|compare) FILE`.
+"""Compares a machine before and after tests: `python3 scripts/machine.py (save|compare) FILE`.
 
 `compare` prints the differences since `save` and exits 1 if there are any. It waits a few seconds for processes that
 are about to end. Other programs of the machine start processes and make temporary files too, so a new process counts
@@ -33,7 +33,7 @@ _NAMES = re.compile(r"hutch|claude|hypothesis|pytest|xdist")
 
 
 def snapshot() -> dict[str, list[str]]:
-    """Return what there is, by kind."""
+    """Return the things that tests may leave behind, by kind."""
     return {
         "packages": _packages(),
         "mounts": sorted({line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()}),
@@ -82,7 +82,7 @@ def _is_of_tests(pid: int) -> bool:
         uid = place.stat().st_uid
         name = pwd.getpwuid(uid).pw_name
     except (OSError, KeyError):
-        return place.exists()  # an account that is gone
+        return place.exists()  # its account no longer exists
     try:
         texts = [
             (place / "cmdline").read_bytes(),
@@ -95,7 +95,7 @@ def _is_of_tests(pid: int) -> bool:
 
 
 def differences(before: dict[str, list[str]], now: dict[str, list[str]]) -> list[str]:
-    """Return a line for everything that is new, and for what is gone where that matters.
+    """Return a line for each new thing, and for each missing one of a kind that matters.
 
     Processes, cgroups and temporary files may go.
     """

@@ -22,6 +22,8 @@ TOP: Final = Path(__file__).resolve().parent.parent
 PRODUCT: Final = ("daemon/", "executor/", "shared/")
 EXEMPT: Final = ("scripts/vocabulary", "docs/decisions/", "CHANGELOG.md", "LICENSE", "tests/policy_data/")
 """Decision records and the changelog keep the words of their time."""
+_TEXTS: Final = (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", None))
+"""The tokens that hold prose. From Python 3.12 on, an f-string has tokens of its own."""
 
 
 class Found(NamedTuple):
@@ -37,7 +39,7 @@ def main() -> int:
     """Print the findings; return the exit code."""
     table = tomllib.loads((TOP / "scripts/vocabulary.toml").read_text())
     names = [(re.compile(pattern), instead) for pattern, instead in table["names"].items()]
-    phrases = [(re.compile(pattern), instead) for pattern, instead in table["phrases"].items()]
+    phrases = [(re.compile(pattern, re.IGNORECASE), instead) for pattern, instead in table["phrases"].items()]
     exceptions: dict[str, list[str]] = table["exceptions"]
     found = [*_duplicate_classes()]
     for path in _files():
@@ -80,7 +82,7 @@ def _in_python(
             for pattern, instead in names:
                 if pattern.fullmatch(token.string):
                     yield Found(path, token.start[0], token.string, instead)
-        elif token.type == tokenize.COMMENT or (token.type == tokenize.STRING and " " in token.string):
+        elif token.type == tokenize.COMMENT or (token.type in _TEXTS and " " in token.string):
             lines = enumerate(token.string.splitlines(), token.start[0])
             yield from _in_lines(path, lines, phrases)
 

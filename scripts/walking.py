@@ -1,4 +1,4 @@
-"""Walks of hutchd: the files of ours that one `ps` and one prompt enter, and the moves between them.
+"""Counts the files of Hutch that one `ps` and one prompt enter in hutchd, and the moves between them.
 
 A hutchd is started that counts calls into Hutch's own code, in all its threads; it begins with SIGUSR1 and writes what
 it counted with SIGUSR2. An executor of the script agent answers the prompt. Everything is in a temporary directory.
@@ -82,7 +82,7 @@ class Counter:
         partial.rename(self._output)
 
     def profile(self, frame: FrameType, event: str, _: Any) -> None:
-        """Be a profile function (`sys.setprofile`)."""
+        """Count an event of the profiler (`sys.setprofile`)."""
         if not self._on or event != "call" or not frame.f_code.co_filename.startswith(self._roots):
             return
         name, caller = self._name(frame.f_code), self._caller(frame)
@@ -97,7 +97,7 @@ class Counter:
         self._last[task or threading.get_ident()] = name
 
     def _caller(self, frame: FrameType) -> str | None:
-        """Return the nearest file of ours that called, in the same step of the event loop."""
+        """Return the nearest file of Hutch among the callers, in the same step of the event loop."""
         one = frame.f_back
         while one is not None and one.f_code is not _STEP:
             if one.f_code.co_filename.startswith(self._roots):
@@ -146,20 +146,20 @@ class Host:
         os.kill(self._daemon.pid, signal.SIGUSR2)
         output = self._root / "walk.json"
         with anyio.fail_after(_START):
-            while not output.exists():  # noqa: ASYNC110 a file is what it ends with
+            while not output.exists():  # noqa: ASYNC110 the end makes the file
                 await anyio.sleep(0.05)
         found: dict[str, Any] = json.loads(output.read_text())
         return found
 
 
 async def walk(host: Host, socket: Path, folder: Path) -> list[dict[str, Any]]:
-    """Walk twice, each time on a connection of its own, when everything that happens once has happened."""
+    """After a warm-up, count two walks, `ps` and `prompt`, each on a connection of its own."""
     async with HutchClient.connect(socket) as client:
         session = await client.open_session(m.OpenSession("script", str(folder)))
         await prompt(client, session.id, "warm up")
     found = []
     for name in ("ps", "prompt"):
-        await anyio.sleep(1.0)  # what the walk before left to do
+        await anyio.sleep(1.0)  # late work of the last walk
         await host.begin()
         async with HutchClient.connect(socket) as client:
             if name == "ps":

@@ -91,7 +91,7 @@ class Account:
 
     @property
     def env(self) -> dict[str, str]:
-        """What its environment holds and nothing else."""
+        """The whole environment of its commands."""
         return {
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "HOME": str(self.home),
@@ -134,7 +134,7 @@ def group(tag: str) -> Iterator[str]:
 
 
 def join(who: Account, name: str) -> None:
-    """Add an account to a group; processes that it has do not notice."""
+    """Add an account to a group; its running processes do not change."""
     _change("usermod", "--append", "--groups", name, who.name)
 
 
@@ -170,7 +170,7 @@ def _name(tag: str) -> str:
 
 
 def _change(program: str, *words: str) -> None:
-    """Run one that changes the accounts of this machine, one of this run's workers at a time."""
+    """Run a program that changes this machine's accounts, one process of all runs at a time."""
     with locked():
         done = subprocess.run([program, *words], capture_output=True, text=True, check=False)
     # 12: userdel did not find the mail spool, or could not remove the home; 6: groupdel of one that is gone already
@@ -249,7 +249,7 @@ def _let_go(root: Path, held: int) -> None:
 
 
 def _remove_unless_held(root: Path) -> None:
-    """Remove it, unless a worker has it still."""
+    """Remove `root`, unless a worker uses it."""
     with contextlib.suppress(OSError):
         looked = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -41,7 +41,7 @@ def main() -> int:
 
 
 async def _serve(boot: BrokerBoot) -> int:
-    from hutch_broker.broker import serving  # slow to import, so hutchd must not wait for it to write the boot line
+    from hutch_broker.broker import serving  # slow to import: first read the boot line that hutchd is writing
     from hutch_broker.prices import load_table
 
     try:

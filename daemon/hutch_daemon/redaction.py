@@ -150,9 +150,10 @@ class Splits:
         self._tails: OrderedDict[object, bytes] = OrderedDict()
 
     def feed(self, stream: object, text: str) -> str | None:
-        """Take the next text of a stream; return the key of a secret that it completes, once per secret, or None.
+        """Take the next text of a stream; return the key of a secret that a piece of it completes, or None.
 
-        If there are too many streams, the one that was fed least recently is forgotten.
+        A secret is reported at most twice, since either half of it is a piece. If there are too many streams, the one
+        that was fed least recently is forgotten.
         """
         seen = self._tails.pop(stream, b"") + text.encode(errors="replace")
         key = self._known.find(seen)

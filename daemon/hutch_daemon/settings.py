@@ -324,12 +324,12 @@ class Settings(_Section, frozen=True, kw_only=True):
 
 
 class SettingsInForce:
-    """The settings that apply now. Whoever holds it reads `current` at each use: a reload replaces what is there."""
+    """The settings that apply now. Read `current` at each use, because a reload replaces it."""
 
     __slots__ = ("_system", "current", "limits")
 
     def __init__(self, settings: Settings, *, system: bool = False) -> None:
-        """Start with `settings`; `system` tells whose defaults the limits have."""
+        """Start with `settings`; `system` gives the limits their defaults."""
         self._system = system
         self.replace(settings)
 

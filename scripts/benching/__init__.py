@@ -1,1 +1,1 @@
-"""What Hutch costs, as ratios between two things that run in turn in one run: see README.md."""
+"""Benches of Hutch: each result is a ratio of two things measured in turn in one run. See README.md."""

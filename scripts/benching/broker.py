@@ -1,4 +1,4 @@
-"""What the broker costs agents and hutchd, against a direct connection; how fast it cuts streams."""
+"""The broker's cost for agents and hutchd, against a direct connection; how fast it cuts streams."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _LEASED: Final = TOP / "tests" / "system" / "programs" / "leased_hutchd.py"
 
 @dataclass(frozen=True)
 class Agent:
-    """A program of a session that makes requests on orders, see `programs/streams.py`."""
+    """A program in a session that makes requests when ordered; see `programs/streams.py`."""
 
     pid: int
     line: SocketStream
@@ -150,7 +150,7 @@ async def _ping(effort: Effort, say: Say, agent: Agent, made: Host) -> None:
 
 
 def _pings(socket: Path, stop: list[bool]) -> list[float]:
-    """Ping hutchd a few hundred times per second until told to stop; return the seconds of each."""
+    """Ping hutchd a few hundred times per second until `stop` is set; return the seconds of each ping."""
     taken = []
     with Line(socket) as line:
         while not stop[0]:
@@ -160,7 +160,7 @@ def _pings(socket: Path, stop: list[bool]) -> list[float]:
 
 
 async def _hang_up(effort: Effort, say: Say, agent: Agent, provider: Program) -> None:
-    """Measure from an agent's closing of stalled streams to the end of the last at the provider."""
+    """Measure the time from an agent's closing of stalled streams until the last one ends at the provider."""
     taken = []
     for _ in range(effort.rounds):
         await agent.does(way="brokered", streams=_STREAMS, events=1, pace=0, stall=True, leave=True)
@@ -171,7 +171,7 @@ async def _hang_up(effort: Effort, say: Say, agent: Agent, provider: Program) ->
 
 
 async def _revoke(effort: Effort, say: Say, made: Host, hutch: HutchClient, url: str) -> None:
-    """Measure from the call that deletes a key to the cut of the last stream that uses it."""
+    """Measure the time from the call that deletes a key until the last stream that uses it is cut."""
     taken = []
     for number in range(effort.rounds):
         await _store_key(hutch)
@@ -198,7 +198,7 @@ def _broker(made: Host) -> int:
 
 @asynccontextmanager
 async def _agent(made: Host, hutch: HutchClient, url: str, name: str) -> AsyncIterator[Agent]:
-    """Make the requests from a command of a session, which its lease belongs to."""
+    """Run the agent as a command of a session, so that the session's lease admits it."""
     folder = made.folder(name)
     argv = [sys.executable, "-P", str(TOP / "scripts/benching/programs/streams.py"), str(folder), url]
     script = [{"tool": "Bash", "input": {"command": f"exec {shlex.join(argv)}"}, "run": True}]

@@ -17,7 +17,7 @@ __all__ = ["bench"]
 _AIM: Final = ("<=", 3.0)
 _BAD: Final = 1000
 _SECONDS: Final = 8.0
-"""Longer than the deadline of a connection's first frame, so that each is cut off once."""
+"""Seconds; longer than the first-frame deadline, so that hutchd cuts off each bad client once."""
 _PACE: Final = 0.002
 
 

@@ -28,10 +28,10 @@ class Effort:
     rounds: int
     share: float
     seconds: float
-    """How long an idle process is watched."""
+    """Seconds for which an idle process is watched."""
 
     def of(self, count: int, least: int = 1) -> int:
-        """Return the share of a size."""
+        """Return this effort's share of `count`, at least `least`."""
         return max(least, round(count * self.share))
 
 

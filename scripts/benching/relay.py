@@ -89,7 +89,7 @@ async def bench_stalled(effort: Effort, say: Say) -> None:
         for _ in range(effort.rounds):
             for name, stalled in (("free", 0), ("stalled", 1)):
                 async with _followers(ours, 9, stalled) as followers:
-                    await ours.rate(followers, count, size)  # fills the socket of the tenth
+                    await ours.rate(followers, count, size)  # fills the stalled socket
                     rates[name].append(await ours.rate(followers, count, size))
         ratio = median([a / b for a, b in zip(rates["stalled"], rates["free"], strict=True)])
         figures = {name: median(values) for name, values in rates.items()}
@@ -125,7 +125,7 @@ async def _other(name: str, made: Host) -> AsyncIterator[Relay]:
         await relay.line()
         boot = m.Boot("x-0000000000000001", "token", str(sockets[0]), os.getuid(), "script")
         async with program("load", first_input=msgspec.json.encode(boot) + b"\n"):
-            await anyio.sleep(1.0)  # it says hello
+            await anyio.sleep(1.0)  # the executor says hello
             yield Relay(sockets[1], "s-0000000000000001")
 
 

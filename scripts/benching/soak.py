@@ -29,7 +29,7 @@ from tests.system.host import Host, host
 __all__ = ["Sample", "soak", "verdict"]
 
 _SAMPLES: Final = 60
-"""Samples of a run."""
+"""The number of samples of a run."""
 _WORKERS: Final = 3
 _COMERS: Final = 5
 _STALLED: Final = 3
@@ -37,12 +37,12 @@ _STALLED_FOR: Final = 5.0
 _BURST: Final = 200
 _PATIENCE: Final = 60.0
 _FLAT: Final = {"descriptors": (1.1, 16), "threads": (1.0, 4), "resident": (1.15, 8 << 20), "zombies": (1.0, 1)}
-"""The last third may be at most the first times a factor, plus an amount."""
+"""By figure: a factor and an amount. The last third may be at most the first third × factor + amount."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What hutchd uses at one moment."""
+    """hutchd's use of resources at one moment."""
 
     second: float
     descriptors: int
@@ -85,7 +85,7 @@ async def soak(seconds: float) -> bool:
         for _ in range(_STALLED):
             tasks.start_soon(_stall, made)
         began = time.monotonic()
-        await anyio.sleep(seconds / 10)  # by then everything was used once
+        await anyio.sleep(seconds / 10)  # by then hutchd has used each of its parts once
         while (now := time.monotonic() - began) < seconds or len(samples) < 3:
             samples.append(_look(made, now, done))
             print(json.dumps(asdict(samples[-1])), flush=True)

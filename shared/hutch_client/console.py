@@ -74,7 +74,7 @@ class Console:
         self._written: dict[tuple[str, str | None], str] = {}  # text so far of unfinished blocks
         self._calls: dict[str, str] = {}
         self._last_call: str | None = None
-        self._shown_whole: str | None = None  # the last call, if all of it was shown
+        self._shown_whole: str | None = None  # the last call's id, if shown whole
         self._last_question: str | None = None
         self._spoke = False
         self._started_at: str | None = None

@@ -94,7 +94,7 @@ class Screen:
             self._question = None
             self._clear()
             raise
-        self._question, self._bottom = None, ""  # the typed line break has moved it up
+        self._question, self._bottom = None, ""  # Enter has moved the prompt up
         return line
 
     def forget_typed(self) -> None:

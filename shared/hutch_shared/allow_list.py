@@ -32,7 +32,7 @@ _ENTRY: Final = re.compile(
 _LABEL: Final = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _NUMBER: Final = re.compile(r"(.*\.)?(0x[0-9a-f]*|[0-9]+)")
-"""What some resolvers accept as another spelling of an IPv4 address."""
+"""Matches other spellings of an IPv4 address that some resolvers accept."""
 
 _GLOBAL_6: Final = ipaddress.IPv6Network("2000::/3")
 _EMBEDDING: Final = (ipaddress.IPv6Network("2002::/16"), ipaddress.IPv6Network("2001::/32"))

@@ -38,7 +38,7 @@ class Reason(Enum):
     CONNECTION_LOST = ("connection_lost", -32004, "The connection was lost before the answer came.")
     PROTOCOL_MISMATCH = ("protocol_mismatch", -32005, "The two sides speak different protocol versions; update one.")
     SHUTTING_DOWN = ("shutting_down", -32006, "hutchd is stopping and takes no new work.")
-    # who may do what
+    # rights of the caller
     NOT_ALLOWED = ("not_allowed", -32010, "You may not do this.")
     NOT_FOUND = ("not_found", -32011, "It does not exist, or it is not yours.")
     HELLO_FIRST = ("hello_first", -32012, "Say hello first.")
@@ -53,14 +53,14 @@ class Reason(Enum):
     SESSION_CLOSED = ("session_closed", -32023, "The session is closed.")
     COMPACTED = ("compacted", -32024, "Events that old are no longer kept; the error carries the oldest one.")
     JOURNAL_REPLACED = ("journal_replaced", -32025, "The cursor belongs to another journal; start from the beginning.")
-    # what is missing or failing
+    # missing or failing parts
     STORE_UNAVAILABLE = ("store_unavailable", -32030, "The store cannot write; nothing was accepted.")
     AGENT_UNAVAILABLE = ("agent_unavailable", -32031, "The agent cannot be started here.")
     ISOLATION_UNAVAILABLE = ("isolation_unavailable", -32032, "The requested isolation is not available here.")
     NO_KEY = ("no_key", -32033, "There is no key for this provider; add one with `hutch key add`.")
     KEY_UNREADABLE = ("key_unreadable", -32034, "The stored key cannot be opened with this master key.")
     EXECUTOR_LOST = ("executor_lost", -32035, "The executor went away.")
-    # what the user wrote
+    # mistakes in the user's text
     INVALID_RULE = ("invalid_rule", -32040, "The rule cannot be read.")
     POLICY_FORBIDS = ("policy_forbids", -32041, "The host's policy forbids this.")
 

@@ -31,6 +31,4 @@ def complete_in_bash(line: str) -> list[str]:
     words = [required_program("bash"), "--norc", "--noprofile", "-c", _BASH, "bash", line]
     done = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=60, check=True)
     assert done.stderr == ""
-    return sorted(
-        line.removesuffix(" ") for line in done.stdout.splitlines()
-    )  # set off from the next word, where it is one
+    return sorted(line.removesuffix(" ") for line in done.stdout.splitlines())  # a blank marks a completed word

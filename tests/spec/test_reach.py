@@ -70,7 +70,7 @@ def test_links_are_followed_through_every_door(tree: Path) -> None:
 
 
 def test_accounts_have_all_their_groups() -> None:
-    """Also their first one, and a group has those whose first one it is."""
+    """The primary group counts: an account has it, and it has members."""
     me = PathReader.named("root")
 
     assert (me.uid, me.gid in me.gids) == (0, True)

@@ -38,7 +38,7 @@ async def keyed(model: Model) -> AsyncIterator[Host]:
 
 
 def command(on: Host, cwd: Path) -> str:
-    """Return the search command; its program is copied into the working directory."""
+    """Copy `search.py` into the working directory; return the command that runs it."""
     shutil.copy(SEARCH, cwd / "search.py")
     needle = bytes(byte ^ 90 for byte in KEY.encode()).hex()
     sockets = [

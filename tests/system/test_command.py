@@ -43,7 +43,7 @@ async def test_the_exit_code_shows_how_the_turn_ended(
 
 
 async def test_an_interrupted_turn_exits_with_130(script_host: Host) -> None:
-    """Whoever interrupted it."""
+    """The exit code is 130 even if another client interrupted it."""
     arguments = script(script_host, "interrupted", {"text": "working"}, {"wait_file": "never"})
     async with script_host.hutch_beside("run", *arguments, "go") as process:
         assert process.stdout is not None

@@ -158,7 +158,7 @@ def test_the_units_run_the_installed_program(made: World) -> None:
 
 
 def test_doctor_names_each_obstacle_of_an_account(made: World) -> None:
-    """The first closed directory on the way to the code, an expired account, another user's home."""
+    """Doctor names a closed directory, an expired account and a home that another account owns."""
     made.run(
         """echo 'users = ["alice", "bob", "carol", "nobody-at-all"]' > /etc/hutch/launcher.toml""",
         "useradd --create-home --expiredate 2001-01-01 carol",

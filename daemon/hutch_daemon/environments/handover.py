@@ -72,14 +72,14 @@ def _why_open(pid: int, uid: int) -> str | None:
     """Return the reason why another process of the account could read this one's memory, or None if none can."""
     entry = Path("/proc", str(pid))
     try:
-        owner = (entry / "environ").stat().st_uid  # not of /proc/PID itself, which always belongs to the account
+        owner = (entry / "environ").stat().st_uid  # not of `entry` itself, which always belongs to the account
         tracer = _TRACER.search((entry / "status").read_bytes())
     except FileNotFoundError:
         return None if not Path("/proc/self").exists() else "is gone"
     except OSError:
         return "cannot be looked at by hutchd"
-    if uid != 0 and owner == uid:  # for root the owner is the same in both cases
-        return "could be looked into by other processes of its account"
+    if uid != 0 and owner == uid:  # root owns the entries of its own processes anyway
+        return "has memory that processes of its account can read"
     if tracer is not None and int(tracer[1]) not in (0, os.getpid()):
         return "is traced by another process"
     return None

@@ -63,8 +63,7 @@ def level_of(
     insiders = offer.insiders
     if sandbox is not None and not apart:
         insiders = (
-            "A process of an agent cannot reach the client socket: it is not in its sandbox. Others are known"
-            f" {insiders}"
+            f"No agent can reach the client socket: its sandbox hides it. Other processes are recognised {insiders}"
         )
     return m.Isolation(level, " ".join(filter(None, why)), insiders, asked=asked, missing=missing)
 

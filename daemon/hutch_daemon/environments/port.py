@@ -113,7 +113,7 @@ class Environment(Protocol):
 
     name: str
     asks_each_time: bool
-    """`check_account` may refuse an account later that it accepts now: somebody else decides."""
+    """True if another program decides which accounts are accepted, so `check_account` may change its answer."""
 
     def serves(self, account: Account) -> bool:
         """Return whether this environment is meant for an account. `check_account` decides whether it accepts it."""

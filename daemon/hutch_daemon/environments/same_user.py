@@ -97,8 +97,8 @@ class SameUser(Local):
             separate_account=False,
             cgroup=self._root is not None,
             why="Sessions run as the same account as hutchd: they can reach each other's files, and yours.",
-            insiders=f"{insiders}. A process of this account that sets out to hide can escape all of them; only a"
-            " sandbox that hides the client socket would make it complete.",
+            insiders=f"{insiders}. A process of this account that hides on purpose can escape them all; only a"
+            " sandbox that hides the client socket prevents that.",
             missing="More takes another account than hutchd's for each session: `hutch service install --system`.",
         )
 

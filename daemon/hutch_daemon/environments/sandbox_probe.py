@@ -57,7 +57,7 @@ class SandboxProbe:
         missing = self._missing(settings)
         if any(Path(name).is_relative_to(cwd) for name in (home, realpath(home))):
             missing = missing or "There is no sandbox around the agent: it works in the home itself."
-        if inside := next((path for path in self.hide if Path(path).is_relative_to(cwd)), None):  # it could be moved
+        if inside := next((path for path in self.hide if Path(path).is_relative_to(cwd)), None):  # agents could move it
             missing = missing or f"There is no sandbox around the agent: {inside} lies in its working directory."
         if self.program is None or missing:
             return None, missing
@@ -90,7 +90,7 @@ class SandboxProbe:
             return why
         if why := self.unavailable_networks.get(settings.network, ""):
             asked = f'[sandbox] network = "{settings.network}"'
-            return f"There is no sandbox around the agent: it cannot have {asked} here ({why})."
+            return f"There is no sandbox around the agent: {asked} does not work here ({why})."
         return ""
 
 
@@ -104,7 +104,7 @@ async def probe(
     program = shutil.which("bwrap")
     if program is None:
         return SandboxProbe(why="There is no sandbox around the agent: bubblewrap (bwrap) is not installed.")
-    hide = tuple(dict.fromkeys((*hide, *map(realpath, hide))))  # a working directory may contain it under either name
+    hide = tuple(dict.fromkeys((*hide, *map(realpath, hide))))  # cwd may contain the path under either name
     spec = m.SandboxSpec(program, hide, tuple(show))
     output = await (trial(spec) if trial is not None else _run(command, msgspec.json.encode(spec)))
     try:

@@ -119,8 +119,8 @@ class UnixUser(Local):
             why="Each session runs as its own account, which can reach neither another account's files and processes"
             " nor Hutch's.",
             insiders="by the cgroup that hutch-launcher put it into, and by descent. Outside a sandbox an agent may"
-            " have other services of its account start something (a user manager, a terminal multiplexer): nothing"
-            " tells that from the person."
+            " have other services of its account start something (a user manager, a terminal multiplexer): hutchd"
+            " takes it for the user."
             if group.cgroup
             else "by descent.",
             missing=missing,
@@ -176,7 +176,7 @@ class UnixUser(Local):
                 boot = m.Boot(executor, "", "", os.geteuid(), "script", trial=spec)
                 deadline = time.monotonic() + _TRIAL_DEADLINE
                 hand_over(started.sock, started.reply.pid, account.uid, boot, deadline)
-                return read_line(started.sock, deadline).decode(errors="replace") or "it did not say how that went"
+                return read_line(started.sock, deadline).decode(errors="replace") or "the trial gave no answer"
             finally:
                 started.sock.close()
                 os.close(started.pidfd)

@@ -95,7 +95,7 @@ class Broker:
     # ------------------------------------------------------------ life
 
     def request_start(self) -> None:
-        """Start the broker's process. The first lease does this too, so a host without keys runs no broker."""
+        """Start the broker if none runs. Only code that has a key calls this, so a host without keys runs no broker."""
         self._link.request_start()
 
     @asynccontextmanager

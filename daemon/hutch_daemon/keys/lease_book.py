@@ -61,7 +61,7 @@ class GrantedLease:
 
 
 class LeaseBook:
-    """Live leases by id, and the ids of ended leases that the broker must still end."""
+    """Live leases by id, and the ids of ended leases that the broker has not been notified of."""
 
     def __init__(self, settings: SettingsInForce) -> None:
         """Start empty. `settings` has the size of a portion and the lifetime of a lease without renewal."""

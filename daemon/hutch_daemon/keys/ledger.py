@@ -59,7 +59,7 @@ class Ledger:
             fresh.write(keys[0])
             return fresh
         what = "is missing" if content is None else "was changed or belongs to another master key"
-        return cls(path, highest, {}, f"{path} {what}, so stored keys cannot be told from old ones: add the keys again")
+        return cls(path, highest, {}, f"{path} {what}, so no stored key is known to be current: add the keys again")
 
     def holds(self, credential: str, version: int) -> bool:
         """Return whether a row of the database is valid."""

@@ -40,7 +40,7 @@ _UNUSABLE: Final = (
     *(OSError, http.client.HTTPException),
     *(ValueError, RecursionError, KeyError, TypeError, AttributeError, OverflowError, HutchError),
 )
-"""The errors of a token endpoint's answer that is broken off, is not HTTP, or does not hold what it should."""
+"""The errors of a token endpoint's response that breaks off, is not HTTP, or lacks a field."""
 
 
 class FreshKeys:

@@ -239,7 +239,7 @@ def _settle(policy: Policy, call: ToolCall, mode: PermissionMode, assessment: As
         if assessment.doubt is None or not (policy.deny or policy.ask or call.action == "run_command"):
             why = "No rule denies this or asks about it, and the mode bypass allows the rest."
             return Verdict("allow", None, None, why, (), assessment.programs)
-        reason = f"In the mode bypass it must be certain that no rule denies it: {assessment.doubt}"
+        reason = f"The mode bypass asks because a rule might deny the call: {assessment.doubt}"
     if reason is None and assessment.allowed is not None:
         if not assessment.allowed:
             why = f"In the mode {mode} this needs no rule inside the work directory."

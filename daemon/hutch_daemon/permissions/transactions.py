@@ -30,7 +30,7 @@ class RequestTransactions:
         stop_turn: Callable[[str, str, str], None],
         plan_approved: Callable[[Tx, str, str], None],
     ) -> None:
-        """Wake the calls that wait in `pending`. The other parameters are those of `Approvals`."""
+        """`pending` holds the waiting calls. The other parameters are those of `Approvals`."""
         self._pending = pending
         self._stop_turn = stop_turn
         self._plan_approved = plan_approved

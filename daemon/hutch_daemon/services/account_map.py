@@ -66,8 +66,8 @@ def account_for(
     if found == 0:
         raise _no_root(account)
     if found is None and account != own:
-        raise HutchError(Reason.INVALID_PARAMS, f"There is no account {account} on this host: --account names one.")
-    if found is None or (account == person and found != uid):  # the second: the name belongs to another uid
+        raise HutchError(Reason.INVALID_PARAMS, f"--account names {account}, but this host has no such account.")
+    if found is None or (account == person and found != uid):  # or another uid has the user's name
         meant = f"you ({person}, uid {uid})" if person != own else f"uid {uid}"
         raise HutchError(
             Reason.ISOLATION_UNAVAILABLE,

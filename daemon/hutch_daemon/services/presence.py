@@ -93,5 +93,5 @@ class Presence:
             if watched is not None and watched.present_until == since:
                 try:
                     await nobody_left(session)
-                except HutchError as error:  # its pending requests are settled when they expire
+                except HutchError as error:  # the session's requests stay until they expire
                     _log.error("a permission request waits on", session=session, error=error.message)

@@ -73,7 +73,7 @@ class Store:
     async def open(cls, path: Path, *, limits: StoreLimits = _LIMITS) -> AsyncIterator[Store]:
         """Open the database at `path`, or create it in its existing directory, and start a new epoch.
 
-        At the end of the block, commit the units that were handed over, run their effects, and close everything.
+        At the end of the block, commit the units that were already passed to `write`, run their effects, and close.
         HutchError: WRONG_STATE if another hutchd uses the database; STORE_UNAVAILABLE if the database is damaged or
         written by a newer Hutch, or if the disk fails.
         """

@@ -33,7 +33,7 @@ from hutch_shared.times import now_ms, to_wire
 
 
 class Order(msgspec.Struct):
-    """What a turn does."""
+    """The work of a turn."""
 
     count: int = 0
     size: int = 0

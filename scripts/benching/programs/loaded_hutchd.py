@@ -19,5 +19,5 @@ class Loaded(SameUser):
 
 
 if __name__ == "__main__":
-    setattr(wiring, "SameUser", Loaded)  # noqa: B010 it is no attribute that others know of
+    setattr(wiring, "SameUser", Loaded)  # noqa: B010 `wiring` does not export this name
     __main__.main()

@@ -135,7 +135,7 @@ def _examine_inside(path: Path) -> Iterator[tuple[str, str | None]]:
 
     system = path == find_host({}, system=True)
     if os.environ.get("HUTCH_HOST"):
-        return  # another user's, or on another host
+        return  # hutchd's files may be elsewhere
     argv = [*HUTCHD, "--doctor", *(["--system"] if system else [])]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=_EXAMINATION)

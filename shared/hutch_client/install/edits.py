@@ -1,4 +1,4 @@
-"""What a user edited in a unit that Hutch wrote, as a drop-in that keeps it after the unit is replaced.
+"""Turns a user's edits of a unit of Hutch into a drop-in, which keeps them after the unit is replaced.
 
 Pure. The drop-in gets each setting of the edited unit that the new unit lacks or gives another value. It switches off
 each setting that the user removed, if a drop-in can do that; `lost` names the other ones. Edits of `ExecStart`, the
@@ -35,7 +35,7 @@ _RESETS: Final = {"CapabilityBoundingSet": "~"}
 
 
 class Edits(NamedTuple):
-    """What a user changed in a unit."""
+    """A user's changes to a unit."""
 
     drop_in: str
     """The text of the drop-in; empty if nothing needs one."""

@@ -132,7 +132,7 @@ def _take(step: Step) -> None:
         case RemoveFile(path):
             path.unlink(missing_ok=True)
             if path.parent.suffix == ".d":
-                with contextlib.suppress(OSError):  # a user's drop-in is in it
+                with contextlib.suppress(OSError):  # a user's drop-in remains
                     path.parent.rmdir()
         case RunCommand(argv):
             done = try_command(argv)

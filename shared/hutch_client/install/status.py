@@ -41,7 +41,7 @@ class ManagerStatus:
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """What `hutch service status` shows."""
+    """The data that `hutch service status` shows."""
 
     place: UnitPlace
     files: dict[Path, FileState]

@@ -53,7 +53,7 @@ LAUNCHER: Final = "hutch-launcher.service"
 CREDENTIAL: Final = f"{DAEMON}.d/master-key.conf"
 """The drop-in that loads the sealed master key."""
 EDITED: Final = "50-edited.conf"
-"""The name of the drop-in that takes over what a user edited in a unit of Hutch."""
+"""The name of the drop-in that keeps a user's edits of a unit of Hutch."""
 LABEL: Final = "io.hutch.hutchd"
 PLIST: Final = f"{LABEL}.plist"
 

@@ -57,7 +57,10 @@ class Deadlines:
         self._arm(Expired.QUIET, timeouts.quiet, now)
 
     def received(self, now: float, *, completed: bool, in_frame: bool) -> None:
-        """Bytes arrived. `completed`: they ended at least one frame; `in_frame`: the last frame is not complete."""
+        """Record received bytes.
+
+        `completed`: they ended at least one frame; `in_frame`: the last frame is not complete.
+        """
         self._due.pop(Expired.PONG, None)
         self._arm(Expired.QUIET, self._timeouts.quiet, now)
         if completed:
@@ -67,11 +70,11 @@ class Deadlines:
             self._arm(Expired.FRAME, self._timeouts.frame, now)
 
     def pause(self, now: float) -> None:
-        """This side stops reading: the deadlines for the peer's bytes stand still until `resume`."""
+        """Record that this side stops reading: the deadlines for the peer's bytes stand still until `resume`."""
         self._paused_at = now
 
     def resume(self, now: float) -> None:
-        """This side reads again; the peer keeps the time that it had left."""
+        """Record that this side reads again; the peer keeps the time that it had left."""
         if self._paused_at is not None:
             paused = now - self._paused_at
             self._paused_at = None
@@ -80,16 +83,16 @@ class Deadlines:
                     self._due[expired] += paused
 
     def ping_sent(self, now: float) -> None:
-        """A ping was queued."""
+        """Record that a ping was queued."""
         self._due.pop(Expired.QUIET, None)
         self._arm(Expired.PONG, self._timeouts.pong, now)
 
     def queue_full(self, now: float) -> None:
-        """The outgoing queue became full, or stayed full while the peer read some of it."""
+        """Record that the outgoing queue became full, or stayed full while the peer read some of it."""
         self._arm(Expired.UNREAD, self._timeouts.unread, now)
 
     def queue_has_room(self) -> None:
-        """The outgoing queue has room again."""
+        """Record that the outgoing queue has room again."""
         self._due.pop(Expired.UNREAD, None)
 
     def expired(self, now: float) -> Expired | None:

@@ -55,11 +55,11 @@ C = TypeVar("C")
 _log: Final = logging.getLogger(__name__)
 _SLICE: Final = 1 << 18
 _IDLE: Final = 64
-"""Tasks that wait for the next request; a further one ends when its request is answered."""
+"""The most tasks that wait for the next request; a task beyond them ends when its request is answered."""
 _AHEAD: Final = 2
-"""Notifications that the reader accepts before the handler of the first has returned."""
+"""The most notifications that the reader accepts before the handler of the first has returned."""
 _TURN: Final = 64
-"""Frames of one chunk after which the reader yields to other tasks."""
+"""The most frames of one chunk before the reader yields to other tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ class PeerLimits:
     """The limits of one connection."""
 
     frame: int = 4 << 20
-    """Bytes of an incoming frame."""
+    """The most bytes of an incoming frame."""
     pending: int = PENDING
-    """Calls in flight, in each direction."""
+    """The most calls in flight, in each direction."""
     queue_bytes: int = 4 << 20
     queue_frames: int = 1024
     """The outgoing queue accepts a frame of any size while it holds less than both; otherwise the sender waits."""

@@ -63,7 +63,7 @@ def test_a_process_that_its_account_can_read_gets_no_token() -> None:
     uid = NOBODY if os.getuid() == 0 else os.getuid()
     text = "printf '\\n' >&0; read line; printf %s \"$line\"" if os.getuid() == 0 else OPEN + ECHO
     with running(text, uid if os.getuid() == 0 else None) as (process, sock):
-        with pytest.raises(HutchError, match="could be looked into") as caught:
+        with pytest.raises(HutchError, match="memory that processes of its account can read") as caught:
             hand_over(sock, process.pid, uid, BOOT, soon())
         assert caught.value.reason is Reason.ISOLATION_UNAVAILABLE
         sock.close()

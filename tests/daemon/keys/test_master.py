@@ -117,7 +117,7 @@ def test_a_key_that_others_can_read_refuses_to_start(tmp_path: Path) -> None:
 
 
 def test_a_symbolic_link_is_refused_as_master_key(tmp_path: Path) -> None:
-    """Whoever can create the link could point it at a key of their own."""
+    """A user who can create the link could point it at another key."""
     load_master_keys(tmp_path / "real", {})
     (tmp_path / "master.key").symlink_to(tmp_path / "real")
 

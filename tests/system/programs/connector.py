@@ -12,7 +12,7 @@ from contextlib import suppress
 
 
 async def lead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy both ways until one side ends; then the other one does."""
+    """Copy both ways until one side ends; then end the other."""
     try:
         there, onward = await asyncio.open_unix_connection(sys.argv[1])
     except OSError:
@@ -22,7 +22,7 @@ async def lead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy until the end, or until nobody takes it."""
+    """Copy until the source ends or the sink is closed."""
     with suppress(ConnectionError):
         while chunk := await reader.read(1 << 16):
             writer.write(chunk)
@@ -31,7 +31,7 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def main() -> None:
-    """Serve until killed. It is not listened again: who dials sees whose socket it was."""
+    """Serve until killed. It never calls listen(): peers see the first listener's uid."""
     listening = socket.socket(fileno=0)
     listening.setblocking(False)
     async with asyncio.TaskGroup() as tasks:

@@ -1,4 +1,4 @@
-"""An executor that leads a test to hutchd: who dials `<executor>.sock` in its folder speaks as this very process.
+"""An executor that relays a test to hutchd: a connection to `<executor>.sock` in its folder speaks as this process.
 
 Beside the socket lies its boot message, the token included.
 """
@@ -17,7 +17,7 @@ from hutch_shared import messages as m
 
 
 async def lead(folder: Path) -> None:
-    """Lead everybody who dials to hutchd, byte by byte; where one side ends, the other one does."""
+    """Relay each connection to hutchd, byte by byte; if one side ends, end the other."""
     harden()
     announce(0)
     line = sys.stdin.buffer.readline()

@@ -79,7 +79,7 @@ def bomb() -> dict[str, object]:
 
 
 def disk(sync: bool = False) -> dict[str, object]:
-    """Write, and again."""
+    """Rewrite one file."""
     ready()
     rounds = 0
     with contextlib.suppress(OSError):
@@ -96,7 +96,7 @@ def disk(sync: bool = False) -> dict[str, object]:
 
 
 def sync() -> dict[str, object]:
-    """Write, and have the disk wait for it."""
+    """Rewrite one file; sync each round."""
     return disk(True)
 
 

@@ -37,7 +37,7 @@ BOUND = 20
 libc = ctypes.CDLL(None, use_errno=True)
 ARM = platform.machine() in ("aarch64", "arm64")
 NUMBERS = {
-    # x86_64, and the generic table of newer machines
+    # system call numbers: of x86_64, of aarch64
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
     "kcmp": (312, 272),
@@ -62,7 +62,7 @@ PTRACE_ATTACH, PTRACE_DETACH, PTRACE_SEIZE = 16, 17, 0x4206
 
 
 class Notes:
-    """What came of an attack."""
+    """The results of an attack."""
 
     def __init__(self) -> None:
         self.got: list[str] = []
@@ -74,14 +74,14 @@ class Notes:
 
     @contextlib.contextmanager
     def step(self, what: str) -> Iterator[None]:
-        """One thing that is tried: what it raises is a refusal."""
+        """One attempt: an OSError in the block is a refusal."""
         try:
             yield
         except OSError as error:
             self.said.append(f"{what}: {errno.errorcode.get(error.errno or 0, error)}"[:200])
 
     def achieves(self, what: str, act: Callable[[], object], *, counts: Callable[[Any], bool] = lambda _: True) -> None:
-        """Try it: that it does not raise, and `counts` what it returned, is a success."""
+        """Call `act`. It succeeds if it returns a value that `counts` accepts."""
         with self.step(what):
             if counts(found := act()):
                 self.gain(f"{what}: {found!r}")
@@ -94,7 +94,7 @@ ATTACKS: dict[str, Attack] = {}
 
 
 def attack(do: Attack) -> Attack:
-    """Have it known by its name."""
+    """Register it by its name."""
     ATTACKS[do.__name__] = do
     return do
 
@@ -108,7 +108,7 @@ def syscall(name: str, *arguments: Any) -> int:
 
 
 def checked(returned: int) -> int:
-    """Raise what a failed call set."""
+    """Raise errno if a call failed."""
     if returned == -1:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -393,7 +393,7 @@ def _groups(pid: int) -> set[str]:
 
 @attack
 def looks_into_its_own_executor(on: dict[str, Any], notes: Notes) -> None:
-    """It has the same account, and holds the token: its memory and descriptors are closed all the same."""
+    """The executor has the same account, but its memory and descriptors are closed to the attack."""
     own = _executor()
     if own is None:
         notes.said.append("it cannot be seen")
@@ -426,7 +426,7 @@ def _ancestors() -> set[int]:
 
 @attack
 def finds_descriptors_of_hutch(on: dict[str, Any], notes: Notes) -> None:
-    """What it was born with: nothing of the executor's connection, log or standard input."""
+    """Inherited descriptors: none is the executor's connection, log or standard input."""
     allowed = (
         os.getcwd(),
         "/dev/null",

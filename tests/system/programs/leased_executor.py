@@ -1,7 +1,7 @@
-"""An executor for scripts that takes a lease as an agent's does, and lets a test speak to the broker as one of its own.
+"""A script executor that takes a lease as an agent's does, and lets a test reach the broker as one of its processes.
 
-In the session's directory it writes `grant.json`; who dials `inside.sock` there is led to the broker by a process that
-the executor started.
+In the session's directory it writes `grant.json`. A process that it started relays each connection to `inside.sock`
+there to the broker.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LeasedRunner(ScriptRunner):
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as relay:
             assert relay.stdout is not None
             relay.stdout.readline()
-            relay.returncode = 0  # it ends with the executor's processes
+            relay.returncode = 0  # it runs on, so Popen must not wait
         part = cwd / "grant.json.part"
         part.write_bytes(msgspec.json.encode(grant))
         part.rename(cwd / "grant.json")
@@ -41,7 +41,7 @@ class LeasedRunner(ScriptRunner):
 
 
 async def relay(inside: str, broker: str) -> None:
-    """Lead everybody who dials `inside` to `broker`, byte by byte; where one side ends, the other one does."""
+    """Relay each connection to `inside` to `broker`, byte by byte; if one side ends, end the other."""
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):

@@ -32,13 +32,13 @@ KINDS: dict[str, Callable[[], None]] = {}
 
 
 def kind(do: Callable[[], None]) -> Callable[[], None]:
-    """Have it known by its name."""
+    """Register it by its name."""
     KINDS[do.__name__] = do
     return do
 
 
 def stay() -> None:
-    """Live on, to the bound."""
+    """Sleep until SIGALRM."""
     signal.alarm(LIFE)
     while True:
         signal.pause()
@@ -133,7 +133,7 @@ def bomb() -> None:
 
 @kind
 def vfork_parents() -> None:
-    """Their child hangs before it execs, so they wait where no signal but one reaches them."""
+    """Parents in vfork, whose child hangs before exec; only SIGKILL reaches the parents."""
     fifo = folder / "fifo"
     os.mkfifo(fifo)
     action = [(os.POSIX_SPAWN_OPEN, 0, str(fifo), os.O_RDONLY, 0)]
@@ -149,7 +149,7 @@ def nohup() -> None:
 
 @kind
 def bare_environment() -> None:
-    """Nothing in its environment tells where it is from."""
+    """Three `sleep` processes with empty environments."""
     for _ in range(3):
         child(os.setsid, lambda: os.execve("/bin/sleep", ["sleep", str(LIFE)], {}))
 
@@ -291,7 +291,7 @@ def subreaper() -> None:
 
 @kind
 def terminal() -> None:
-    """On a terminal of its own, whose hang-up it ignores."""
+    """A process that ignores SIGHUP on its own terminal."""
     pid, _ = pty.fork()
     if pid == 0:
         deaf()
@@ -331,7 +331,7 @@ def slow_to_die() -> None:
 
 @kind
 def set_uid_programs() -> None:
-    """Programs that run as root would be out of reach; none does."""
+    """Tries to leave a process of root by sudo, pkexec and sg."""
     for words in (["sudo", "-n", "sleep", str(LIFE)], ["pkexec", "sleep", str(LIFE)], ["sg", "root", "sleep 60"]):
         if shutil.which(words[0]):
             subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -57,7 +57,7 @@ class Search:
                 self.hits.append(where)
 
     def processes(self) -> None:
-        """Look through all of each process that can be opened."""
+        """Search each process: environ, cmdline and memory."""
         for pid in (name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()):
             self.commands += [part.replace(b"\0", b" ").decode() for part in of_file(f"/proc/{pid}/cmdline")]
             for name in ("environ", "cmdline"):
@@ -143,7 +143,7 @@ class Broker(http.client.HTTPConnection):
 
 
 def use(path: str, lease: str) -> tuple[int, bytes]:
-    """Ask the broker something that echoes: what is not a model's path, and what is."""
+    """Make one request with the lease; return the status, the headers and the body."""
     broker = Broker(path)
     broker.request("POST", "/v1/messages", b"{}", {"x-api-key": lease, "content-type": "application/json"})
     answer = broker.getresponse()

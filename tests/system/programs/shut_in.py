@@ -77,7 +77,7 @@ class Filter:
         self.context = ctypes.c_void_p(self.lib.seccomp_init(ctypes.c_uint32(otherwise)))
 
     def add(self, action: int, name: str, *compares: tuple[int, int, int, int]) -> None:
-        """Say what happens at a call; one that this machine does not have is left out."""
+        """Add an action for a system call; ignore a call that this machine lacks."""
         number = self.lib.seccomp_syscall_resolve_name(name.encode())
         if number == -1:
             return
@@ -86,7 +86,7 @@ class Filter:
         assert code in (0, -17), f"{name}: {os.strerror(-code)}"  # 17: it is there already
 
     def load(self) -> None:
-        """Put it in force for this process and all that it starts."""
+        """Apply the filter to this process and its children."""
         code = self.lib.seccomp_load(self.context)
         assert code == 0, os.strerror(-code)
 
@@ -181,7 +181,7 @@ def filter_calls(given: dict[str, list[str]]) -> None:
 
 
 def main() -> NoReturn:
-    """Do it, and become the command."""
+    """Restrict itself, then exec."""
     unit, name, *command = sys.argv[1:]
     given = settings_of(Path(unit).read_text())
     known = (*ELSEWHERE, *HANDLED)

@@ -12,7 +12,7 @@ import sys
 
 
 def say(path: str, text: str, one_line: bool) -> str | None:
-    """Say it once."""
+    """Send `text` to the socket `path`; return the reply, or None if it cannot connect."""
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(60)
     try:
