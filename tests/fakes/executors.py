@@ -14,7 +14,7 @@ from msgspec import UNSET, Raw
 
 from hutch_daemon.environments.port import Account, Alive, Exited, IsolationOffer, Killed, Launched, LaunchSpec
 from hutch_daemon.environments.sandbox_probe import SandboxProbe
-from hutch_daemon.pool.executor import Executor
+from hutch_daemon.pool.executors import Executor
 from hutch_daemon.services.services import Services
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason

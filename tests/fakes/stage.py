@@ -21,7 +21,7 @@ from hutch_daemon.keys.lease_book import LeaseHolder
 from hutch_daemon.keys.master import load_master_keys
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.pool import tokens
-from hutch_daemon.pool.executor import Executor
+from hutch_daemon.pool.executors import Executor
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.redaction import KnownSecrets
 from hutch_daemon.services.access import Caller

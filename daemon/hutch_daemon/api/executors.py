@@ -10,7 +10,7 @@ import anyio
 from hutch_daemon.api.gate import admit_executor, standing_of
 from hutch_daemon.api.methods import EXECUTOR_METHODS, HELLO, ExecutorMethod
 from hutch_daemon.api.server import timeouts_of
-from hutch_daemon.pool.executor import Executor
+from hutch_daemon.pool.executors import Executor
 from hutch_daemon.services.services import Services
 from hutch_daemon.settings import SettingsInForce
 from hutch_shared import messages as m

@@ -11,9 +11,9 @@ from typing import Final
 from hutch_daemon.environments.port import Account
 from hutch_daemon.environments.registry import Environments
 from hutch_daemon.pool.ending import Ender, Spawn
-from hutch_daemon.pool.executor import Executor, ExecutorKey
-from hutch_daemon.pool.roster import Roster
+from hutch_daemon.pool.executors import Executor, Roster
 from hutch_daemon.pool.starting import launched_as_stored
+from hutch_daemon.pool.view import ExecutorKey
 from hutch_daemon.store.rows import ExecutorRow
 from hutch_shared.errors import HutchError
 

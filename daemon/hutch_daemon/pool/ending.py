@@ -12,8 +12,7 @@ import anyio
 import structlog
 
 from hutch_daemon.environments.port import Exited, Killed, Launched
-from hutch_daemon.pool.executor import Executor
-from hutch_daemon.pool.roster import Roster
+from hutch_daemon.pool.executors import Executor, Roster
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError
 from hutch_shared.times import now_ms

@@ -7,8 +7,8 @@ from itertools import count
 
 import anyio
 
-from hutch_daemon.pool.executor import Executor, ExecutorKey
-from hutch_daemon.pool.view import LeaseView
+from hutch_daemon.pool.executors import Executor
+from hutch_daemon.pool.view import ExecutorKey, LeaseView
 
 __all__ = ["LeaseRequest", "WaitingLeases"]
 

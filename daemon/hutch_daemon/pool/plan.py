@@ -20,9 +20,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from hutch_daemon.pool.executor import ExecutorKey
 from hutch_daemon.pool.start_history import NO_FAILURES
-from hutch_daemon.pool.view import ExecutorView, LeaseView, PoolPlan, PoolState, Retirement
+from hutch_daemon.pool.view import ExecutorKey, ExecutorView, LeaseView, PoolPlan, PoolState, Retirement
 from hutch_daemon.settings import ExecutorSettings
 
 __all__ = ["look_interval", "plan"]

@@ -30,13 +30,12 @@ from hutch_daemon.environments.port import Account, Killed
 from hutch_daemon.environments.registry import Environments
 from hutch_daemon.pool import adoption
 from hutch_daemon.pool.ending import Ender
-from hutch_daemon.pool.executor import Executor, ExecutorKey, ExecutorPeer
+from hutch_daemon.pool.executors import Executor, ExecutorPeer, Roster
 from hutch_daemon.pool.leases import LeaseRequest, WaitingLeases
 from hutch_daemon.pool.plan import look_interval, plan
-from hutch_daemon.pool.roster import Roster
 from hutch_daemon.pool.starting import StartContext, Starter
 from hutch_daemon.pool.tokens import IssuedToken
-from hutch_daemon.pool.view import PoolPlan, PoolState
+from hutch_daemon.pool.view import ExecutorKey, PoolPlan, PoolState
 from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store import executors
 from hutch_daemon.store.records import Tx

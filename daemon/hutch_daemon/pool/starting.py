@@ -13,10 +13,10 @@ import structlog
 from hutch_daemon.environments.port import Environment, Launched, LaunchSpec
 from hutch_daemon.environments.registry import Environments
 from hutch_daemon.pool.ending import Ender, Spawn
-from hutch_daemon.pool.executor import Executor, ExecutorKey
-from hutch_daemon.pool.roster import Roster
+from hutch_daemon.pool.executors import Executor, Roster
 from hutch_daemon.pool.start_history import NO_FAILURES, StartHistory
 from hutch_daemon.pool.tokens import IssuedToken
+from hutch_daemon.pool.view import ExecutorKey
 from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store import executors
 from hutch_daemon.store.rows import ExecutorRow

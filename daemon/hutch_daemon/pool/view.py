@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hutch_daemon.pool.executor import ExecutorKey
+from hutch_daemon.environments.port import Account
 from hutch_daemon.pool.start_history import NO_FAILURES, StartHistory
 from hutch_daemon.settings import ExecutorSettings
 from hutch_shared import messages as m
 
-__all__ = ["ExecutorView", "LeaseView", "PoolPlan", "PoolState", "Retirement"]
+__all__ = ["ExecutorKey", "ExecutorView", "LeaseView", "PoolPlan", "PoolState", "Retirement"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorKey:
+    """The properties that an executor needs to serve a session. A spare may serve any session of its key."""
+
+    account: Account
+    agent: str
+    environment: str
+
+    def __str__(self) -> str:
+        return f"{self.agent} as {self.account.name} ({self.environment})"
 
 
 @dataclass(frozen=True, slots=True)

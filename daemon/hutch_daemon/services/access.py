@@ -19,7 +19,7 @@ from hutch_daemon.environments.accounts import groups_of
 from hutch_daemon.environments.cgroups import PREFIX
 from hutch_daemon.environments.port import MARK
 from hutch_daemon.permissions.paths import can_be_path
-from hutch_daemon.pool.executor import Executor
+from hutch_daemon.pool.executors import Executor
 from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store import sessions, turns
 from hutch_daemon.store.events import EVERY

@@ -15,8 +15,9 @@ import structlog
 
 from hutch_daemon.environments.port import Account
 from hutch_daemon.environments.registry import Environments
-from hutch_daemon.pool.executor import Executor, ExecutorKey
+from hutch_daemon.pool.executors import Executor
 from hutch_daemon.pool.pool import Pool
+from hutch_daemon.pool.view import ExecutorKey
 from hutch_daemon.services.session_tasks import SessionTasks
 from hutch_daemon.store import executors, sessions, turns
 from hutch_daemon.store.records import Executes

@@ -11,7 +11,7 @@ import structlog
 
 from hutch_daemon.permissions.approvals import Approvals
 from hutch_daemon.permissions.requests import permission_view
-from hutch_daemon.pool.executor import Executor
+from hutch_daemon.pool.executors import Executor
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.services.access import Access, Caller
 from hutch_daemon.services.executors import served_session

@@ -11,7 +11,7 @@ import structlog
 from anyio.abc import TaskGroup
 
 from hutch_daemon.permissions.approvals import Approvals
-from hutch_daemon.pool.executor import Executor
+from hutch_daemon.pool.executors import Executor
 from hutch_daemon.services.orphan_spools import OrphanSpools
 from hutch_daemon.services.session_tasks import SessionTasks
 from hutch_daemon.signals import Signal

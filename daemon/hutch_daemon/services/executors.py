@@ -13,7 +13,7 @@ from anyio.abc import TaskGroup
 
 from hutch_daemon.keys.lease_book import LeaseHolder
 from hutch_daemon.pool import tokens
-from hutch_daemon.pool.executor import Executor, ExecutorPeer
+from hutch_daemon.pool.executors import Executor, ExecutorPeer
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.store import executors, sessions, turns
 from hutch_daemon.store.records import Executes, Tx

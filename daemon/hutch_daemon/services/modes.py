@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hutch_daemon.pool.roster import Roster
+from hutch_daemon.pool.executors import Roster
 from hutch_daemon.services.access import Access, Caller
 from hutch_daemon.services.policy_layers import PolicyLayers
 from hutch_daemon.services.sessions import SessionService

@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 import structlog
 
-from hutch_daemon.pool.executor import Executor
+from hutch_daemon.pool.executors import Executor
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.services.reports import ReportService
 from hutch_daemon.store import executors

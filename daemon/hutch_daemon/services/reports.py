@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, Raw
 
-from hutch_daemon.pool.executor import Executor
+from hutch_daemon.pool.executors import Executor
 from hutch_daemon.services.masking import Masking
 from hutch_daemon.services.turn_lifecycle import TurnLifecycle
 from hutch_daemon.store import events, executors, sessions, turns

@@ -10,8 +10,9 @@ import msgspec
 
 from hutch_daemon.environments.levels import is_less
 from hutch_daemon.keys.vault import Vault, session_context
-from hutch_daemon.pool.executor import Executor, ExecutorKey
+from hutch_daemon.pool.executors import Executor
 from hutch_daemon.pool.pool import Pool
+from hutch_daemon.pool.view import ExecutorKey
 from hutch_daemon.redaction import KnownSecrets
 from hutch_daemon.services.accounts import Accounts
 from hutch_daemon.services.isolation import IsolationPlanner

@@ -17,7 +17,7 @@ from typing import Final
 import anyio
 import structlog
 
-from hutch_daemon.pool.executor import Executor
+from hutch_daemon.pool.executors import Executor
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.services.next_step import (
     Dispatch,
@@ -151,11 +151,12 @@ class SessionLoop:
     async def run(self) -> None:
         """Run turns until the session is closed or removed."""
         try:
-            await self._work(Backoff(*_STORE_PAUSES))
+            await self._work()
         finally:
             self.turned.set()
 
-    async def _work(self, backoff: Backoff) -> None:
+    async def _work(self) -> None:
+        backoff: Backoff | None = None
         while True:
             try:
                 session = await self._store.read(lambda conn: sessions.get(conn, self.session))
@@ -176,9 +177,10 @@ class SessionLoop:
                 self._note_idle()
             except HutchError as error:
                 _log.warning("a session waits", session=self.session, reason=error.reason.word, error=error.message)
+                backoff = backoff or Backoff(*_STORE_PAUSES)
                 await anyio.sleep(backoff.next())
                 continue
-            backoff.reset()
+            backoff = None
             await self._changed.wait()
 
     async def _next_turn(self) -> TurnRow | None:

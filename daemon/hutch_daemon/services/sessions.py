@@ -10,8 +10,7 @@ import msgspec
 
 from hutch_daemon.environments.registry import Environments
 from hutch_daemon.keys.vault import Vault, session_context
-from hutch_daemon.pool.executor import Executor
-from hutch_daemon.pool.roster import Roster
+from hutch_daemon.pool.executors import Executor, Roster
 from hutch_daemon.services.access import Access, Caller, require_absolute
 from hutch_daemon.services.accounts import Accounts
 from hutch_daemon.services.isolation import IsolationPlanner

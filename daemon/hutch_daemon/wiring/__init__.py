@@ -39,7 +39,7 @@ from hutch_daemon.keys.master import load_master_keys, master_file
 from hutch_daemon.keys.oauth import FreshKeys
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.pool import tokens
-from hutch_daemon.pool.executor import Executor
+from hutch_daemon.pool.executors import Executor
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.redaction import KnownSecrets
 from hutch_daemon.service import Service

@@ -15,7 +15,7 @@ from hutch_daemon.environments.registry import Environments
 from hutch_daemon.events.fanout import Fanout
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.permissions.approvals import Approvals
-from hutch_daemon.pool.executor import Executor
+from hutch_daemon.pool.executors import Executor
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.redaction import KnownSecrets
 from hutch_daemon.services import adoption

@@ -14,7 +14,7 @@ import pytest
 
 from hutch_daemon.api.executors import ExecutorListener
 from hutch_daemon.api.gate import EXECUTOR_GATE, LeaseStanding, expected_of_executor
-from hutch_daemon.pool.executor import ExecutorKey
+from hutch_daemon.pool.view import ExecutorKey
 from hutch_daemon.settings import ExecutorSettings
 from hutch_daemon.store import events
 from hutch_shared import messages as m

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from hutch_daemon.environments.port import Account
-from hutch_daemon.pool.executor import ExecutorKey
 from hutch_daemon.pool.plan import look_interval, plan
 from hutch_daemon.pool.start_history import NO_FAILURES, StartHistory
-from hutch_daemon.pool.view import ExecutorView, LeaseView, PoolPlan, PoolState, Retirement
+from hutch_daemon.pool.view import ExecutorKey, ExecutorView, LeaseView, PoolPlan, PoolState, Retirement
 from hutch_daemon.settings import ExecutorSettings
 
 NOW = 1000.0

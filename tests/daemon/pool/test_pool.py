@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from hutch_daemon.machine import IllegalMoveError
-from hutch_daemon.pool.executor import ExecutorKey
 from hutch_daemon.pool.states import EXECUTOR
+from hutch_daemon.pool.view import ExecutorKey
 from hutch_daemon.settings import ExecutorSettings
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
