@@ -31,8 +31,8 @@ ALLOW = AllowList.read(
         ("::1", 443),
     ],
 )
-def test_what_is_named_may_be_asked_for(host: str, port: int) -> None:
-    """However it is spelt."""
+def test_a_named_host_is_allowed(host: str, port: int) -> None:
+    """A named host is allowed in every spelling of its name or address."""
     assert ALLOW.names(host, port)
 
 
@@ -59,8 +59,8 @@ def test_what_is_named_may_be_asked_for(host: str, port: int) -> None:
         ("example.com/.example.org", 443),
     ],
 )
-def test_what_is_not_named_may_not(host: str, port: int) -> None:
-    """An address only in the way in which all read it."""
+def test_a_host_that_is_not_named_is_refused(host: str, port: int) -> None:
+    """A host without an entry is refused, and so is an address in a spelling that some programs read differently."""
     assert not ALLOW.names(host, port)
 
 
@@ -73,7 +73,7 @@ def test_what_is_not_named_may_not(host: str, port: int) -> None:
     ],
 )
 def test_an_entry_that_names_no_host_is_refused(entry: str) -> None:
-    """With the entry, and what would be one."""
+    """The error names the entry and shows a valid one."""
     with pytest.raises(ValueError, match=r"write example\.com") as refused:
         AllowList.read(("example.com", entry))
 
@@ -92,7 +92,7 @@ def test_an_entry_that_names_no_host_is_refused(entry: str) -> None:
     ],
 )
 def test_an_address_of_this_machine_a_private_network_or_a_cloud_is_not_public(address: str) -> None:
-    """Whatever it is wrapped in."""
+    """Such an address is not public inside an IPv6 address either."""
     read = address_of(address)
 
     assert read is not None
@@ -101,8 +101,8 @@ def test_an_address_of_this_machine_a_private_network_or_a_cloud_is_not_public(a
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700::1111", "64:ff9b::808:808", "::ffff:8.8.8.8"])
-def test_other_addresses_are(address: str) -> None:
-    """Also behind NAT64."""
+def test_other_addresses_are_public(address: str) -> None:
+    """A public address is public behind NAT64 too."""
     read = address_of(address)
 
     assert read is not None
@@ -110,7 +110,7 @@ def test_other_addresses_are(address: str) -> None:
 
 
 def test_an_address_that_is_named_is_reached_at_its_port() -> None:
-    """The only way to a private one."""
+    """A private address is reachable only if an entry is that address."""
     named = AllowList.read(("10.1.2.3:5432",))
 
     assert named.reaches(ipaddress.IPv4Address("10.1.2.3"), 5432)

@@ -16,7 +16,7 @@ class Clock:
 
 
 def test_pauses_double_up_to_a_bound() -> None:
-    """From the first to the longest, and never beyond it."""
+    """Pauses go from the first to the longest and never beyond it."""
     backoff = Backoff(1, 6, jitter=0)
 
     assert [backoff.next() for _ in range(5)] == [1, 2, 4, 6, 6]
@@ -35,7 +35,7 @@ def test_a_success_starts_over() -> None:
 
 @pytest.mark.parametrize(("rand", "pause"), [(0.0, 8.0), (0.5, 6.0), (0.999, 4.004)])
 def test_jitter_takes_a_random_part_off(rand: float, pause: float) -> None:
-    """A pause lies between its share without jitter and the whole."""
+    """A pause is shortened by at most the given part."""
     assert Backoff(8, 8, jitter=0.5, rand=lambda: rand).next() == pytest.approx(pause)
 
 
@@ -54,6 +54,6 @@ def test_a_failure_long_after_the_last_one_starts_over() -> None:
 
 @pytest.mark.parametrize(("first", "longest", "jitter"), [(0, 1, 0.5), (2, 1, 0.5), (1, 2, 1.5), (1, 2, -0.1)])
 def test_bounds_that_make_no_sense_are_refused(first: float, longest: float, jitter: float) -> None:
-    """A back-off that does not wait, or waits less and less, is a mistake of the code."""
+    """A back-off without a pause, or with shrinking pauses, is a bug of the caller."""
     with pytest.raises(ValueError, match="back-off"):
         Backoff(first, longest, jitter=jitter)

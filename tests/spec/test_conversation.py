@@ -1,4 +1,4 @@
-"""Dialogues: `them` is what the peer sends; the assertions are what follows."""
+"""Dialogues: `them` is the peer's frame; the assertions check the events that follow."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def said(events: list[Event]) -> Any:
     return json.loads(event.frame)
 
 
-def test_a_request_is_asked_and_its_answer_goes_out_under_its_id() -> None:
-    """Strings and integers are different ids."""
+def test_an_answer_goes_out_under_the_id_of_its_request() -> None:
+    """Answers go out under the ids of their requests; the ids 1 and "1" are different."""
     we = talk()
 
     first = only(we.receive(ask("echo", 1, {"text": "a"})))
@@ -58,7 +58,7 @@ def test_a_request_is_asked_and_its_answer_goes_out_under_its_id() -> None:
 
 
 def test_an_id_in_flight_is_refused_and_the_first_is_answered_once() -> None:
-    """The refusal bears no id, since that id is the first one's."""
+    """The refusal has no id, since that id belongs to the first request."""
     we = talk()
     first = only(we.receive(ask("echo", 1)))
 
@@ -71,7 +71,7 @@ def test_an_id_in_flight_is_refused_and_the_first_is_answered_once() -> None:
 
 
 def test_one_request_too_many_is_overloaded_and_the_others_go_on() -> None:
-    """Each gets `overloaded` under its own id."""
+    """The request beyond the limit gets `overloaded` under its own id."""
     we = talk(pending=2)
     asked = [only(we.receive(ask("echo", number))) for number in (1, 2)]
 
@@ -82,8 +82,8 @@ def test_one_request_too_many_is_overloaded_and_the_others_go_on() -> None:
     assert isinstance(only(we.receive(ask("echo", 3))), RequestReceived)
 
 
-def test_a_notification_is_told_typed_and_never_answered() -> None:
-    """Unknown ones, bad ones and requests without an id are dropped."""
+def test_a_notification_is_typed_and_never_answered() -> None:
+    """Unknown notifications, those with bad parameters, and requests without an id are dropped."""
     we = talk()
 
     told = only(we.receive(tell("update", {"a": 7})))
@@ -119,7 +119,7 @@ def test_a_hot_notification_means_the_same_however_it_is_written(spaced: bool) -
 
 
 def test_a_hot_method_with_an_id_is_no_notification() -> None:
-    """It is asked, and there the dispatcher refuses it."""
+    """It is a request; the dispatcher refuses it later."""
     we = talk()
 
     assert isinstance(
@@ -128,7 +128,7 @@ def test_a_hot_method_with_an_id_is_no_notification() -> None:
 
 
 def test_a_batch_is_answered_as_one_when_its_last_member_is() -> None:
-    """Members that are refused are answered in it, notifications are not."""
+    """The answer to a batch contains the refusals of its members, and nothing for notifications."""
     we = talk(pending=2)
     batch = line(
         [
@@ -156,7 +156,7 @@ def test_a_batch_is_answered_as_one_when_its_last_member_is() -> None:
 
 
 def test_a_batch_of_notifications_is_not_answered() -> None:
-    """Not even by an empty array."""
+    """Not even an empty array is sent."""
     assert [type(event) for event in talk().receive(line([json.loads(tell("update"))] * 2))] == [
         NotificationReceived,
         NotificationReceived,
@@ -164,7 +164,7 @@ def test_a_batch_of_notifications_is_not_answered() -> None:
 
 
 def test_a_call_gets_its_answer_typed() -> None:
-    """Ids are ours, and results are what the table says."""
+    """The conversation chooses the ids of calls, and results have the types of the table."""
     we = talk()
     number, frame = we.call("echo", Text("hi"))
 
@@ -174,7 +174,7 @@ def test_a_call_gets_its_answer_typed() -> None:
 
 
 def test_a_call_gets_the_error_of_the_other_side() -> None:
-    """Also one whose word is not known here."""
+    """A reason that is unknown here falls back to its code."""
     we = talk()
     number, _ = we.call("echo", Text())
 
@@ -231,8 +231,8 @@ def test_both_sides_may_use_the_same_id_at_once() -> None:
     assert we.answer(asked.ticket, Text()) is not None
 
 
-def test_a_bad_frame_is_told_and_disturbs_nothing() -> None:
-    """What is in flight stays in flight."""
+def test_a_bad_frame_is_reported_and_disturbs_nothing() -> None:
+    """Requests in flight stay in flight."""
     we = talk()
     asked = only(we.receive(ask("echo", 1)))
     number, _ = we.call("echo", Text())
@@ -246,7 +246,7 @@ def test_a_bad_frame_is_told_and_disturbs_nothing() -> None:
 
 
 def test_an_outcome_without_a_json_form_leaves_the_ticket_good() -> None:
-    """So that the request can still be answered with an error."""
+    """The ticket stays valid, so that the request can be answered with an error."""
     we = talk()
     asked = only(we.receive(ask("echo", 1)))
 
@@ -258,7 +258,7 @@ def test_an_outcome_without_a_json_form_leaves_the_ticket_good() -> None:
 
 @pytest.mark.parametrize("params", [{"minuend": 5, "subtrahend": 3}, [5, 3]])
 def test_parameters_come_by_name_or_by_position(params: Any) -> None:
-    """As the specification has it."""
+    """Both are allowed by the specification."""
     request = parse(ask("subtract", 1, params))
 
     assert read_params(ASKED["subtract"], request.params) == Numbers(5, 3)  # type: ignore[union-attr]
@@ -266,7 +266,7 @@ def test_parameters_come_by_name_or_by_position(params: Any) -> None:
 
 @pytest.mark.parametrize("params", [{"minuend": 5}, [5], [5, 3, 1], {"minuend": "5", "subtrahend": 3}, None])
 def test_parameters_that_do_not_fit_are_refused(params: Any) -> None:
-    """Missing, too many, of another type."""
+    """Parameters are refused if one is missing, one is too many, or a type is wrong."""
     request = parse(ask("subtract", 1, params))
 
     with pytest.raises(HutchError) as caught:

@@ -39,7 +39,7 @@ OTHER = st.one_of(
 
 
 class Wire:
-    """One end: bytes in, answers out, in the order in which the test lets them go."""
+    """One end of a connection. It sends the answers in the order that the test chooses."""
 
     def __init__(self, limit: int = 1 << 12, *, at_once: bool = False) -> None:
         self.at_once = at_once
@@ -104,7 +104,7 @@ def test_each_valid_id_is_answered_once_whatever_comes_between(
 @settings(max_examples=150)
 @given(st.binary(max_size=600), st.integers(0, 2**16))
 def test_bytes_that_mean_nothing_crash_nothing(junk: bytes, seed: int) -> None:
-    """And the next good request is answered."""
+    """The next good request is answered."""
     wire = Wire(limit=300)
 
     for chunk in cut(junk + b"\n" + ask("echo", "after", {}) + b"\n", seed):
@@ -115,7 +115,7 @@ def test_bytes_that_mean_nothing_crash_nothing(junk: bytes, seed: int) -> None:
 
 
 def test_a_long_stream_of_garbage_leaves_nothing_behind() -> None:
-    """Memory stays flat."""
+    """Memory does not grow."""
     wire = Wire()
     dice = random.Random(7)
     lines = [

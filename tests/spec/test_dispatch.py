@@ -24,7 +24,7 @@ def dispatch(method: str, params: Any = None, handler: Any = echo) -> Any:
 
 
 async def test_a_request_becomes_its_handler_with_typed_parameters() -> None:
-    """Nothing runs yet."""
+    """`dispatch` runs nothing; it returns the handler with the typed parameters."""
     invocation = dispatch("echo", {"text": "hi"})
 
     assert invocation == Invocation("echo", echo, "at home: ", Text("hi"))
@@ -32,13 +32,13 @@ async def test_a_request_becomes_its_handler_with_typed_parameters() -> None:
 
 
 @pytest.mark.parametrize("method", ["nonsense", "subtract", "update", "__init__", ""])
-def test_what_has_no_handler_is_not_found(method: str) -> None:
-    """Unknown methods, those without a handler, notifications."""
+def test_a_method_without_a_handler_is_not_found(method: str) -> None:
+    """Unknown methods, notifications and methods without a handler are `method_not_found`."""
     assert dispatch(method).reason is Reason.METHOD_NOT_FOUND
 
 
 def test_parameters_are_checked_before_anything_runs() -> None:
-    """By type, and for keys that are there twice."""
+    """The types are checked, and duplicate keys are refused."""
     assert dispatch("echo", {"text": 5}).reason is Reason.INVALID_PARAMS
     request = parse(b'{"jsonrpc":"2.0","method":"echo","params":{"text":"a","text":"b"},"id":1}')
     assert isinstance(request, Request)
@@ -47,7 +47,7 @@ def test_parameters_are_checked_before_anything_runs() -> None:
 
 
 async def test_the_text_of_an_exception_stays_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """The answer has an id that is found there."""
+    """The answer has only an id, under which the log has the text."""
 
     async def fail(context: str, params: Text) -> Text:
         raise ValueError("the key is sk-123")
@@ -62,7 +62,7 @@ async def test_the_text_of_an_exception_stays_in_the_log(caplog: pytest.LogCaptu
 
 
 async def test_an_expected_error_is_the_answer() -> None:
-    """It was written for its reader."""
+    """The caller gets its reason and its sentence."""
 
     async def refuse(context: str, params: Text) -> Text:
         raise HutchError(Reason.NOT_ALLOWED, "Not today.")
@@ -71,6 +71,6 @@ async def test_an_expected_error_is_the_answer() -> None:
 
 
 def test_a_handler_for_no_method_of_the_table_is_a_bug() -> None:
-    """It is found when the server is built."""
+    """The error comes when the dispatcher is built, not at a request."""
     with pytest.raises(KeyError):
         Dispatcher(ASKED, {"nonsense": echo})

@@ -1,4 +1,4 @@
-"""From one frame to a message: what is accepted, and the fault of the rest."""
+"""From the bytes of a frame to a message, or to the fault of the frame."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hutch_shared.errors import HutchError, Reason
 from hutch_shared.rpc import envelope
 from hutch_shared.rpc.envelope import Batch, EnvelopeFault, Notification, Request, Response, parse
 
-LARGE = 1 << 18  # frames above it are looked over instead of decoded
+LARGE = 1 << 18  # larger frames are scanned instead of decoded
 
 
 def fault(frame: bytes) -> EnvelopeFault:
@@ -23,7 +23,7 @@ def fault(frame: bytes) -> EnvelopeFault:
 
 
 def padded(frame: bytes, size: int) -> bytes:
-    """The same request with a large string in its parameters."""
+    """Return the same request with a large string in its parameters."""
     return frame.replace(b'"params":{', b'"params":{"pad":"' + b'\\\\\\"x' * (size // 5) + b'",')
 
 
@@ -38,7 +38,7 @@ def test_a_request_keeps_its_parameters_as_bytes() -> None:
 
 
 def test_blanks_and_order_do_not_matter() -> None:
-    """An envelope may be written in any of the ways that JSON has."""
+    """Blanks between tokens and any order of the members are accepted."""
     found = parse(b' { "id" : -7 , "params" : [ ] , "method" : "m\\u00e9" , "jsonrpc" : "2.0" } \r')
 
     assert found == Request(-7, "mé", Raw(b"[ ]"))
@@ -65,12 +65,12 @@ def test_ids_are_strings_and_integers_within_two_to_the_53rd() -> None:
     ],
 )
 def test_a_member_that_is_there_twice_is_refused(frame: bytes) -> None:
-    """Nobody can say which of the two was meant."""
+    """It is unknown which of the two was meant."""
     assert fault(frame).reason is Reason.INVALID_REQUEST
 
 
 def test_a_member_that_json_rpc_does_not_know_is_refused() -> None:
-    """The envelope is fixed; what grows is inside the parameters."""
+    """New data belongs into the parameters, never into the envelope."""
     assert fault(b'{"jsonrpc":"2.0","method":"a","id":1,"extra":0}').reason is Reason.INVALID_REQUEST
 
 
@@ -93,8 +93,8 @@ def test_a_member_that_json_rpc_does_not_know_is_refused() -> None:
     ],
 )
 @SIZES
-def test_what_is_no_json_is_a_parse_error_without_an_id(frame: bytes, size: int) -> None:
-    """NaN, lone surrogates, bytes that are not UTF-8: at any size."""
+def test_invalid_json_is_a_parse_error_without_an_id(frame: bytes, size: int) -> None:
+    """NaN, lone surrogates and bytes that are not UTF-8 are parse errors in frames of any size."""
     refused = fault(padded(frame, size))
 
     assert (refused.reason, refused.id) == (Reason.PARSE_ERROR, None)
@@ -103,7 +103,7 @@ def test_what_is_no_json_is_a_parse_error_without_an_id(frame: bytes, size: int)
 @pytest.mark.parametrize(("open_", "close"), [("[", "]"), ('{"k":', "}")])
 @SIZES
 def test_nesting_is_bounded(open_: str, close: str, size: int) -> None:
-    """64 levels pass, 65 do not, 100,000 do not either."""
+    """64 levels are accepted; 65 and 100,000 are not."""
 
     def nested(levels: int) -> bytes:
         inner = open_ * levels + ("1" if close == "}" else "") + close * levels
@@ -116,7 +116,7 @@ def test_nesting_is_bounded(open_: str, close: str, size: int) -> None:
 
 @SIZES
 def test_brackets_inside_strings_are_no_nesting(size: int) -> None:
-    """Text may hold anything."""
+    """Brackets in text do not count as nesting."""
     text = json.dumps('[{"\\' * 500)
 
     frame = padded(f'{{"jsonrpc":"2.0","method":"m","params":{{"a":{text},"b":[1]}},"id":5}}'.encode(), size)
@@ -140,7 +140,7 @@ def test_brackets_inside_strings_are_no_nesting(size: int) -> None:
     ],
 )
 @SIZES
-def test_numbers_that_readers_choke_on_are_refused(number: str, good: bool, size: int) -> None:
+def test_numbers_that_break_readers_are_refused(number: str, good: bool, size: int) -> None:
     """An integer has at most 400 digits, and a float is finite."""
     found = parse(padded(f'{{"jsonrpc":"2.0","method":"m","params":{{"a":[{number}]}},"id":5}}'.encode(), size))
 
@@ -165,12 +165,12 @@ def test_a_sound_value_is_one_that_a_payload_may_be(size: int) -> None:
 
 
 def test_a_bad_payload_of_a_notification_must_not_be_answered() -> None:
-    """Notifications never are."""
+    """A notification is never answered, not even with an error."""
     assert fault(b'{"jsonrpc":"2.0","method":"m","params":{"a":1e999}}').id is UNSET
 
 
 def test_a_batch_holds_1_to_50_members_that_stand_for_themselves() -> None:
-    """A bad member is a fault in its place."""
+    """A bad member is a fault at its place in the batch; the others are messages."""
     found = parse(b'[{"jsonrpc":"2.0","method":"a"}, 1, {"jsonrpc":"2.0","method":"b","id":1}]')
 
     assert isinstance(found, Batch)
@@ -181,7 +181,7 @@ def test_a_batch_holds_1_to_50_members_that_stand_for_themselves() -> None:
 
 
 def test_a_response_has_a_result_or_an_error() -> None:
-    """Both or a broken error make a fault that is not answered, so that two peers never answer each other for ever."""
+    """With both, or with a broken error, it is a fault and gets no answer: answers to answers would never end."""
     assert parse(b'{"jsonrpc":"2.0","result":null,"id":1}') == Response(1, Raw(b"null"), None)
     answered = parse(b'{"jsonrpc": "2.0", "error": {"code": -32700, "message": "no"}, "id": null}')
     assert isinstance(answered, Response)
@@ -214,7 +214,7 @@ def test_an_error_comes_back_as_it_was_raised() -> None:
     ],
 )
 def test_duplicate_keys_are_seen_at_any_depth(params: bytes, twice: bool) -> None:
-    """However they are spelled, and never inside strings."""
+    """The spelling of a key does not matter, and strings are not searched."""
     assert envelope.has_duplicate_keys(params) is twice
 
 
@@ -237,7 +237,7 @@ JSON = st.recursive(
 def test_every_request_is_understood_however_it_is_written(
     method: str, params: dict[str, object], number: str | int, plain: bool
 ) -> None:
-    """Python's json with or without escapes, with blanks, in any order: the same message."""
+    """Escapes, blanks and the order of members do not change the message."""
     frame = json.dumps(
         {"method": method, "params": params, "id": number, "jsonrpc": "2.0"}, ensure_ascii=plain
     ).encode()
@@ -250,8 +250,8 @@ def test_every_request_is_understood_however_it_is_written(
 
 
 @given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
-def test_nothing_that_comes_in_raises(frame: bytes) -> None:
-    """Whatever the bytes are, they are a message or a fault."""
+def test_no_frame_raises(frame: bytes) -> None:
+    """Any bytes are a message or a fault."""
     assert isinstance(parse(frame), Request | Notification | Response | Batch | EnvelopeFault)
 
 

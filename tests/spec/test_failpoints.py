@@ -1,4 +1,4 @@
-"""Places to die at, and the notes of what was promised: only where the environment says so."""
+"""Failpoints and the log of promises act only if the environment names them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PASSES = "from hutch_shared.failpoints import failpoint; [failpoint('here') for 
 
 
 def run(program: str, **environment: str) -> int:
-    """Run a program; return its code."""
+    """Run a program; return its exit code."""
     clean = {"PATH": os.environ["PATH"], "PYTHONPATH": str(SHARED)}
     return subprocess.run([sys.executable, "-c", program], env=clean | environment, timeout=60, check=False).returncode
 
 
 def test_a_marked_place_kills_one_process(tmp_path: Path) -> None:
-    """The one that removes the mark; those that come later pass, and the witness knows who died."""
+    """Only the first process that removes the file is killed; the witness log has its pid."""
     mark, notes = tmp_path / "mark", tmp_path / "notes"
     mark.touch()
     environment = {"HUTCH_FAILPOINT": "here:2", "HUTCH_FAILPOINT_MARK": str(mark), "HUTCH_WITNESS": str(notes)}
@@ -33,7 +33,7 @@ def test_a_marked_place_kills_one_process(tmp_path: Path) -> None:
 
 
 def test_another_place_and_no_place_kill_nobody() -> None:
-    """It is the named one or none."""
+    """Only the named failpoint kills."""
     codes = [run(PASSES, HUTCH_FAILPOINT="there"), run(PASSES)]
 
     assert codes == [0, 0]

@@ -24,7 +24,7 @@ def test_a_frame_ends_at_a_line_feed_and_nowhere_else() -> None:
 
 
 def test_blank_lines_are_no_frames() -> None:
-    """Blanks between line ends mean nothing, also in pieces."""
+    """Blanks between line ends are skipped, also if they arrive in pieces."""
     splitter = FrameSplitter(100)
 
     assert feed_all(splitter, [b"\n \r\n", b"  ", b"\n", b"\t{}\n"]) == [b"{}"]
@@ -32,7 +32,10 @@ def test_blank_lines_are_no_frames() -> None:
 
 
 def test_an_oversized_frame_costs_that_frame_only() -> None:
-    """It is reported once, as early as possible; the rest of its line is skipped and the stream goes on."""
+    """It is reported once, as soon as it exceeds the limit.
+
+    The rest of its line is skipped, and the next frame is read.
+    """
     splitter = FrameSplitter(4)
 
     assert splitter.feed(b"abcd\n12345") == [b"abcd", OVERSIZED]
@@ -59,7 +62,7 @@ def test_chunks_make_no_difference(lines: list[bytes], cuts: list[int]) -> None:
 
 
 def test_memory_stays_below_the_limit_and_a_chunk() -> None:
-    """A line without an end does not grow in memory."""
+    """A line without an end is dropped at the limit."""
     splitter = FrameSplitter(1 << 16)
     chunk = b"x" * 4096
     tracemalloc.start()

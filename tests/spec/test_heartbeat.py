@@ -1,4 +1,4 @@
-"""Deadlines, on a clock that the test turns."""
+"""Deadlines, on a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hutch_shared.rpc.heartbeat import Deadlines, Expired, Timeouts
 PATIENT = Timeouts(first_frame=2, frame=30, quiet=30, pong=20, unread=60)
 
 
-def test_a_connection_that_says_nothing_is_overdue() -> None:
-    """Half a frame is nothing yet."""
+def test_a_connection_without_a_first_frame_is_overdue() -> None:
+    """Half a frame does not count as a frame."""
     deadlines = Deadlines(PATIENT, 100)
     deadlines.received(101, completed=False, in_frame=True)
 
@@ -21,7 +21,7 @@ def test_a_connection_that_says_nothing_is_overdue() -> None:
 
 
 def test_a_frame_must_end_in_time_however_it_trickles() -> None:
-    """The deadline is of the frame's first byte."""
+    """The deadline runs from the frame's first byte."""
     deadlines = Deadlines(PATIENT, 0)
     deadlines.received(1, completed=True, in_frame=True)
     for now in range(2, 31):
@@ -42,7 +42,7 @@ def test_the_next_frame_has_its_own_deadline() -> None:
 
 
 def test_a_quiet_side_is_asked_and_then_given_up() -> None:
-    """Any byte is an answer."""
+    """Any byte counts as an answer to the ping."""
     deadlines = Deadlines(PATIENT, 0)
     deadlines.received(1, completed=True, in_frame=False)
 
@@ -55,7 +55,7 @@ def test_a_quiet_side_is_asked_and_then_given_up() -> None:
 
 
 def test_deadlines_stand_still_while_this_side_does_not_read() -> None:
-    """What was left of them is left after it; the deadline for reading goes on."""
+    """Their remaining time is the same afterwards; the deadline for the peer's reading goes on."""
     deadlines = Deadlines(PATIENT, 0)
     deadlines.received(1, completed=True, in_frame=True)
     deadlines.pause(11)
@@ -71,7 +71,7 @@ def test_deadlines_stand_still_while_this_side_does_not_read() -> None:
 
 
 def test_a_side_that_takes_a_little_is_reading() -> None:
-    """Each write from the full queue restarts the deadline."""
+    """Each write from the full queue restarts the deadline for reading."""
     deadlines = Deadlines(Timeouts(unread=60), 0)
     deadlines.queue_full(0)
     deadlines.queue_full(50)
@@ -81,8 +81,8 @@ def test_a_side_that_takes_a_little_is_reading() -> None:
 
 
 @pytest.mark.parametrize("start", [0.0, 5.0, 29.0])
-def test_whoever_looks_again_when_told_misses_nothing(start: float) -> None:
-    """A deadline that is set after the look is not before the next one."""
+def test_the_next_check_comes_before_any_deadline(start: float) -> None:
+    """A deadline that is set after `next_check` does not pass before the time that it returned."""
     deadlines = Deadlines(PATIENT, 0)
     deadlines.received(0.5, completed=True, in_frame=False)
     wait = deadlines.next_check(start)
@@ -93,8 +93,8 @@ def test_whoever_looks_again_when_told_misses_nothing(start: float) -> None:
     assert deadlines.expired(start + wait - 0.001) is None
 
 
-def test_without_patience_to_lose_there_is_nothing_to_look_for() -> None:
-    """A client may wait for ever."""
+def test_without_timeouts_there_is_no_next_check() -> None:
+    """Without timeouts, `next_check` returns infinity."""
     deadlines = Deadlines(Timeouts(frame=None, unread=None), 0)
 
     assert deadlines.next_check(0) == inf

@@ -1,6 +1,6 @@
 """The examples of the JSON-RPC 2.0 specification, section 7, as golden cases for conversation and dispatch together.
 
-Where the specification shows a message text, ours differs (it is a sentence), so that codes and ids are compared.
+Our message texts differ from the specification's, so errors are compared by code and id.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HANDLERS: dict[str, Any] = {
 
 
 def serve(text: str) -> Any:
-    """Feed one line and return what is sent back: a value, or None for silence."""
+    """Receive one line; return the value that is sent back, or None if nothing is."""
     conversation = Conversation(ASKED, ASKING)
     dispatcher: Dispatcher[None] = Dispatcher(ASKED, HANDLERS)
     sent = []
@@ -40,7 +40,7 @@ def serve(text: str) -> Any:
 
 
 def short(answer: Any) -> Any:
-    """Errors by their code."""
+    """Replace each error by its code."""
     if isinstance(answer, list):
         return sorted((short(one) for one in answer), key=str)
     if answer is not None and "error" in answer:
@@ -100,7 +100,7 @@ def short(answer: Any) -> Any:
     ],
 )
 def test_the_specification_s_examples_hold(sent: str, back: Any) -> None:
-    """Each line of section 7 gets the answer that stands there."""
+    """Each line of section 7 gets the answer that the specification gives."""
     expected = sorted(back, key=str) if isinstance(back, list) else back
 
     assert short(serve(sent)) == expected

@@ -28,7 +28,7 @@ async def test_a_waiting_task_is_woken() -> None:
 
 
 async def test_a_notification_before_the_wait_is_kept() -> None:
-    """What happens between a look and its wait is not lost."""
+    """A notification between a look and its wait is not lost."""
     latch = Latch()
     latch.notify()
 
@@ -36,7 +36,7 @@ async def test_a_notification_before_the_wait_is_kept() -> None:
 
 
 async def test_many_notifications_count_as_one() -> None:
-    """The first wait takes them all."""
+    """The first `wait` uses up all of them."""
     latch = Latch()
     for _ in range(3):
         latch.notify()
@@ -46,7 +46,7 @@ async def test_many_notifications_count_as_one() -> None:
 
 
 async def test_a_notification_that_wakes_a_task_is_used_up() -> None:
-    """It does not also let the next wait return."""
+    """The next `wait` does not return because of it."""
     latch = Latch()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(latch.wait)
@@ -57,7 +57,7 @@ async def test_a_notification_that_wakes_a_task_is_used_up() -> None:
 
 
 async def test_all_waiting_tasks_are_woken() -> None:
-    """Each looks again, and those that find nothing wait again."""
+    """Each task looks again; those that find nothing wait again."""
     latch = Latch()
     async with anyio.create_task_group() as tasks:
         for _ in range(3):
@@ -70,7 +70,7 @@ async def test_all_waiting_tasks_are_woken() -> None:
 
 @pytest.mark.parametrize("cancelled_first", [False, True])
 async def test_a_cancelled_wait_loses_no_notification(cancelled_first: bool) -> None:
-    """A task that is cancelled in the moment in which it is woken either returns or leaves the notification."""
+    """A task that is cancelled while it is woken either returns or leaves the notification."""
     latch = Latch()
     returned: list[bool] = []
 
@@ -99,7 +99,7 @@ async def test_a_cancelled_wait_without_a_notification_leaves_none() -> None:
 
 @pytest.mark.parametrize("pauses", range(4))
 async def test_a_loop_that_looks_and_waits_sees_each_change(pauses: int) -> None:
-    """However the changes fall between its steps, the last one is seen."""
+    """Wherever the changes fall between the loop's steps, the loop sees the last one."""
     latch = Latch()
     state = seen = 0
 

@@ -1,4 +1,4 @@
-"""Logs: one road, two forms, no secrets."""
+"""Logs: two formats, one redaction, no secrets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hutch_shared.secret import Secret
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -24,7 +24,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """Leaves logging as it was."""
+    """Restore the logging of before the test."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -37,8 +37,8 @@ def written(stream: io.StringIO) -> list[Any]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_machines_get_a_json_line_an_event() -> None:
-    """With time, level and name."""
+def test_a_stream_gets_one_json_line_per_event() -> None:
+    """Each line has time, level and logger."""
     stream = io.StringIO()
     set_up_logs(stream=stream)
 
@@ -50,7 +50,7 @@ def test_machines_get_a_json_line_an_event() -> None:
 
 
 def test_a_terminal_gets_text() -> None:
-    """For people."""
+    """On a terminal the log is text, not JSON."""
     stream = Terminal()
     set_up_logs(stream=stream)
 
@@ -60,8 +60,8 @@ def test_a_terminal_gets_text() -> None:
     assert not stream.getvalue().startswith("{")
 
 
-def test_what_libraries_say_takes_the_same_road() -> None:
-    """With its arguments filled in."""
+def test_records_of_libraries_are_logged_alike() -> None:
+    """A library's record is formatted with its arguments and redacted."""
     stream = io.StringIO()
     set_up_logs(stream=stream)
 
@@ -72,8 +72,8 @@ def test_what_libraries_say_takes_the_same_road() -> None:
     assert entry["logger"] == "a.library"
 
 
-def test_what_is_below_the_level_is_not_written() -> None:
-    """From either side."""
+def test_records_below_the_level_are_not_written() -> None:
+    """The level applies to Hutch's records and to those of libraries."""
     stream = io.StringIO()
     set_up_logs("warning", stream=stream)
 
@@ -84,14 +84,14 @@ def test_what_is_below_the_level_is_not_written() -> None:
 
 
 def test_an_unknown_level_is_an_error_that_names_the_known() -> None:
-    """Rather than silence."""
+    """`set_up_logs` raises ValueError with the known levels."""
     with pytest.raises(ValueError, match="debug"):
         set_up_logs("loud")
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["json", "text"])
 def test_a_traceback_shows_no_secret(stream: io.StringIO) -> None:
-    """Neither in its message nor by the values of variables."""
+    """The secret is neither in the message nor among the variables."""
     set_up_logs(stream=stream)
     try:
         key = "sk-ant-" + "q" * 30
@@ -119,5 +119,5 @@ def test_a_traceback_shows_no_secret(stream: io.StringIO) -> None:
     ],
 )
 def test_secrets_are_known_by_type_by_name_and_by_form(value: Any, seen: Any) -> None:
-    """And ordinary words are left alone."""
+    """Ordinary words and counts of tokens stay."""
     assert redact(value) == seen

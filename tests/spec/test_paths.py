@@ -1,4 +1,4 @@
-"""Where things are, by the environment alone."""
+"""The paths of settings, state and sockets follow from the environment alone."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hutch_shared.errors import HutchError
 from hutch_shared.paths import find_host, find_paths, make_private
 
 
-def test_the_system_s_places_are_those_of_the_host() -> None:
-    """As packages expect them."""
+def test_system_mode_has_the_paths_of_the_host() -> None:
+    """In system mode the paths are /etc/hutch, /var/lib/hutch and /run/hutch."""
     paths = find_paths({"XDG_RUNTIME_DIR": "/run/user/5"}, system=True)
 
     assert (paths.config, paths.state, paths.runtime) == (
@@ -24,8 +24,8 @@ def test_the_system_s_places_are_those_of_the_host() -> None:
     assert paths.host == paths.client_socket == Path("/run/hutch/client.sock")
 
 
-def test_the_environment_has_the_last_word() -> None:
-    """So that daemons live side by side, also where one is the host's."""
+def test_variables_of_the_environment_take_precedence() -> None:
+    """Its variables take precedence, in system mode too, so that daemons can run side by side."""
     environ = {"HUTCH_CONFIG": "/a/b.toml", "HUTCH_STATE_DIR": "/s", "HUTCH_RUNTIME_DIR": "/r"}
 
     for system in (False, True):
@@ -49,19 +49,19 @@ def test_the_environment_has_the_last_word() -> None:
     ],
 )
 def test_the_socket_to_dial_follows_from_the_environment(environ: dict[str, str], socket: str) -> None:
-    """Never below /tmp, and a daemon with a state of its own has a socket of its own."""
+    """The socket is never below /tmp, and a daemon with its own state directory has its own socket."""
     assert find_host(environ) == Path(socket)
 
 
 def test_a_relative_place_is_refused() -> None:
-    """It would depend on where one stands."""
+    """A relative path would depend on the working directory."""
     for name in ("HUTCH_HOST", "HUTCH_CONFIG", "HUTCH_STATE_DIR", "HUTCH_RUNTIME_DIR"):
         with pytest.raises(HutchError, match=name):
             find_paths({name: "here", "XDG_RUNTIME_DIR": "/run/user/5"})
 
 
 def test_finding_the_socket_costs_a_client_nothing() -> None:
-    """platformdirs, anyio and jsonrpcserver stay out of it."""
+    """Finding the socket imports neither platformdirs nor anyio nor jsonrpcserver."""
     script = (
         "import sys; from hutch_shared import paths, unix; paths.find_host({'XDG_RUNTIME_DIR': '/r'});"
         "print([m for m in ('platformdirs', 'anyio', 'asyncio', 'jsonrpcserver', 'structlog') if m in sys.modules])"
@@ -73,7 +73,7 @@ def test_finding_the_socket_costs_a_client_nothing() -> None:
 
 
 def test_a_private_directory_is_ours_alone(tmp_path: Path) -> None:
-    """With all that is missing above it; one that is there is narrowed."""
+    """Missing parents are private too, and an existing directory is made private."""
     place = tmp_path / "a" / "b"
     make_private(place)
     assert [path.stat().st_mode & 0o777 for path in (place, place.parent)] == [0o700, 0o700]
@@ -84,7 +84,7 @@ def test_a_private_directory_is_ours_alone(tmp_path: Path) -> None:
 
 
 def test_a_private_directory_is_no_link(tmp_path: Path) -> None:
-    """It could lead anywhere."""
+    """A link at its path is refused, since it could lead anywhere."""
     (tmp_path / "link").symlink_to(tmp_path)
 
     with pytest.raises(HutchError):

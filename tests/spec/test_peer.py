@@ -32,7 +32,7 @@ PATIENT = Timeouts()
 
 
 class Here:
-    """The context of the side under test, with what its handlers saw."""
+    """The context of the side under test; it records what its handlers received."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -82,7 +82,7 @@ async def both(
     theirs: dict[str, Any] | None = None,
     **more: Any,
 ) -> AsyncIterator[tuple[Peer[Here], Peer[None], Here]]:
-    """A serving side and a calling side, both running."""
+    """Yield a serving side and a calling side, both running."""
     here = Here()
     our_stream, their_stream = pair()
     with anyio.fail_after(BOUND):
@@ -99,7 +99,7 @@ async def raw(
     timeouts: Timeouts = PATIENT,
     **more: Any,
 ) -> AsyncIterator[tuple[Peer[Here], SocketStream, Here]]:
-    """A serving side, and a bare stream to it."""
+    """Yield a serving side, and a bare stream to it."""
     here = Here()
     ours, theirs = pair()
     with anyio.fail_after(BOUND):
@@ -130,7 +130,7 @@ async def read_to_end(theirs: ByteStream) -> bytes:
 
 
 async def test_both_sides_ask_and_answer_on_one_connection() -> None:
-    """At the same time, under the same ids."""
+    """They may do so at the same time, and with the same ids."""
 
     async def back(_: None, params: Text) -> Text:
         return Text(params.text + "!")
@@ -143,7 +143,7 @@ async def test_both_sides_ask_and_answer_on_one_connection() -> None:
 
 
 async def test_requests_run_side_by_side() -> None:
-    """A slow one does not hold up a quick one."""
+    """A slow request does not delay a quick one."""
     async with both() as (_, they, here), anyio.create_task_group() as tasks:
         tasks.start_soon(they.call, "get_data")
         await here.entered.wait()
@@ -153,7 +153,7 @@ async def test_requests_run_side_by_side() -> None:
 
 
 async def test_frames_of_10_mb_pass_whole_both_ways() -> None:
-    """They go out in slices, and nothing gets between."""
+    """A large frame is sent in slices, and no other frame gets between them."""
     text = "é" * 5_000_000
     async with both(limits=PeerLimits(frame=16 << 20)) as (_, they, here):
         they._splitter._limit = 16 << 20
@@ -165,7 +165,7 @@ async def test_frames_of_10_mb_pass_whole_both_ways() -> None:
 
 
 async def test_an_error_is_raised_at_the_caller() -> None:
-    """With its reason."""
+    """The caller gets the reason of the other side's error."""
 
     async def refuse(here: Here, params: Text) -> Text:
         raise HutchError(Reason.NOT_ALLOWED, "Not today.")
@@ -179,7 +179,7 @@ async def test_an_error_is_raised_at_the_caller() -> None:
 
 @pytest.mark.parametrize("result", [object(), 2**70, "\ud800"], ids=["object", "huge", "surrogate"])
 async def test_a_result_without_a_json_form_is_an_internal_error(result: Any) -> None:
-    """The request is answered all the same."""
+    """The request is still answered."""
 
     async def wrong(here: Here, params: Text) -> Any:
         return result
@@ -192,7 +192,7 @@ async def test_a_result_without_a_json_form_is_an_internal_error(result: Any) ->
 
 
 async def test_a_plain_function_answers_at_once() -> None:
-    """In the order of the requests."""
+    """Plain functions answer in the order of the requests."""
 
     def now(here: Here, params: Text) -> Text:
         return Text(params.text.upper())
@@ -213,7 +213,7 @@ async def test_a_call_that_takes_too_long_is_given_up_and_its_late_answer_droppe
 
 
 async def test_a_caller_cancelled_in_mid_write_tears_no_line() -> None:
-    """Its frame goes out whole, and the next one after it."""
+    """Its frame is sent whole, and so is the next one."""
     async with raw() as (we, theirs, _), anyio.create_task_group() as tasks:
         tasks.start_soon(we.call, "echo", Text("x" * 3_000_000))
         await anyio.wait_all_tasks_blocked()
@@ -228,7 +228,7 @@ async def test_a_caller_cancelled_in_mid_write_tears_no_line() -> None:
 
 
 async def test_too_many_requests_in_flight_are_overloaded() -> None:
-    """Those in flight are answered."""
+    """The requests in flight are answered."""
     async with raw(limits=PeerLimits(pending=2)) as (_, theirs, here):
         await theirs.send(b"".join(ask("get_data", number) + b"\n" for number in (1, 2, 3)))
         [refusal] = await read_lines(theirs, 1)
@@ -243,7 +243,7 @@ async def test_too_many_requests_in_flight_are_overloaded() -> None:
 
 
 async def test_notifications_are_delivered_in_order_one_after_the_other() -> None:
-    """Requests that come after them are taken after them."""
+    """A request after notifications is handled after them."""
     running: list[str] = []
 
     async def slow(here: Here, params: Text) -> None:
@@ -261,7 +261,7 @@ async def test_notifications_are_delivered_in_order_one_after_the_other() -> Non
 
 
 async def test_what_follows_a_notification_waits_until_it_is_done_with() -> None:
-    """A second one is decoded while the first is worked on, but neither it nor a request or an answer overtakes."""
+    """The next notification is decoded meanwhile, but no message is handled before it."""
 
     async def slow(here: Here, params: Text) -> None:
         here.entered.set()
@@ -292,7 +292,7 @@ async def test_what_follows_a_notification_waits_until_it_is_done_with() -> None
 
 
 async def test_what_came_before_the_other_side_closed_is_taken() -> None:
-    """All of it, however long that takes; only then the connection is over."""
+    """All of it is handled, however long that takes; then the connection ends."""
 
     async def slow(here: Here, params: Text) -> None:
         await anyio.wait_all_tasks_blocked()
@@ -307,7 +307,7 @@ async def test_what_came_before_the_other_side_closed_is_taken() -> None:
 
 
 async def test_a_consumer_that_is_full_stops_the_reading() -> None:
-    """The sender's queue fills, and the sender waits."""
+    """The sender's queue fills up, and the sender waits."""
 
     async def full(here: Here, params: Text) -> None:
         here.entered.set()
@@ -332,8 +332,8 @@ async def test_a_consumer_that_is_full_stops_the_reading() -> None:
         assert len(here.seen) == 101
 
 
-async def test_who_does_not_read_is_not_read() -> None:
-    """A full outgoing queue stops the taking of requests, so that it stays bounded."""
+async def test_a_side_that_does_not_read_is_not_read() -> None:
+    """While its outgoing queue is full, a side accepts no request, so that the queue stays bounded."""
     limits = PeerLimits(queue_bytes=100_000)
     request = ask("echo", 1, {"text": "y" * 50_000}) + b"\n"
     async with raw(limits=limits) as (we, theirs, here), anyio.create_task_group() as tasks:
@@ -352,7 +352,7 @@ async def test_who_does_not_read_is_not_read() -> None:
 
 
 async def test_garbage_between_good_frames_costs_only_itself() -> None:
-    """Each bad frame gets its error, each good one its answer."""
+    """Each bad frame gets its error, and each good one its answer."""
     bad = [b"nonsense", b"\xff\xfe", b"[]", b'{"jsonrpc":"2.0","method":"echo","id":{}}', b"z" * 2000]
     async with raw(limits=PeerLimits(frame=1000)) as (_, theirs, _):
         for number, junk in enumerate(bad):
@@ -372,8 +372,8 @@ async def test_garbage_between_good_frames_costs_only_itself() -> None:
 # ---------------------------------------------------------------- the end
 
 
-async def test_who_half_closes_still_gets_the_answers() -> None:
-    """Requests that run when the other side says its last are answered, and then the connection ends."""
+async def test_a_side_that_half_closes_still_gets_the_answers() -> None:
+    """Running requests are answered before the connection ends."""
     async with raw() as (we, theirs, here):
         await theirs.send(ask("get_data", 1) + b"\n" + ask("echo", 2) + b"\n")
         await theirs.send_eof()
@@ -387,7 +387,7 @@ async def test_who_half_closes_still_gets_the_answers() -> None:
 
 
 async def test_a_request_that_outlives_the_connection_is_cancelled() -> None:
-    """After the deadline for closing."""
+    """It is cancelled after the deadline for closing."""
     async with raw(limits=PeerLimits(close=0.01)) as (we, theirs, here):
         await theirs.send(ask("get_data", 1) + b"\n")
         await here.entered.wait()
@@ -397,7 +397,7 @@ async def test_a_request_that_outlives_the_connection_is_cancelled() -> None:
 
 
 async def test_closing_sends_what_is_queued_and_waits_for_the_other_side() -> None:
-    """Then this side has closed as well, and nothing can be put."""
+    """Then this side has closed too, and can send nothing more."""
     async with raw() as (we, theirs, _):
         for _ in range(10):
             await we.notify("stream", Text("x" * 100_000))
@@ -413,7 +413,7 @@ async def test_closing_sends_what_is_queued_and_waits_for_the_other_side() -> No
 
 
 async def test_closing_does_not_wait_for_ever() -> None:
-    """A side that neither reads nor closes is left behind."""
+    """The deadline for closing ends a connection whose peer neither reads nor closes."""
     async with raw(limits=PeerLimits(close=0.01)) as (we, _, _):
         await we.notify("stream", Text("x" * 3_000_000))
         await we.aclose()
@@ -422,7 +422,7 @@ async def test_closing_does_not_wait_for_ever() -> None:
 
 
 async def test_callers_learn_that_the_connection_was_lost() -> None:
-    """Those that wait, and those that come after."""
+    """Waiting calls get `connection_lost`, and so do later ones."""
     async with raw() as (we, theirs, _):
         async with anyio.create_task_group() as tasks:
 
@@ -439,7 +439,7 @@ async def test_callers_learn_that_the_connection_was_lost() -> None:
 
 @pytest.mark.parametrize("when", range(6))
 async def test_a_cancel_may_meet_the_end_of_the_stream(when: int) -> None:
-    """Whatever comes first, nothing is raised and nothing is left."""
+    """In either order nothing is raised, and no task is left."""
     here = Here()
     ours, theirs = pair()
     we = serve(ours, here)
@@ -458,7 +458,7 @@ async def test_a_cancel_may_meet_the_end_of_the_stream(when: int) -> None:
 
 
 async def test_a_notification_that_could_not_be_taken_ends_the_connection() -> None:
-    """A notification has no answer that could carry the error, and going on would lose it."""
+    """A notification has no answer that could contain the error, and skipping it would lose data."""
 
     async def fail(here: Here, params: Text) -> None:
         here.seen.append(params.text)
@@ -475,7 +475,7 @@ async def test_a_notification_that_could_not_be_taken_ends_the_connection() -> N
     assert "disk" not in str(we.why)
 
 
-async def test_who_begins_a_frame_and_does_not_end_it_is_cut_off() -> None:
+async def test_an_unfinished_frame_is_cut_off() -> None:
     """A peer that sends nothing before the first-frame deadline is closed too."""
     for sent, timeouts in ((b"{", Timeouts(frame=0.01)), (b"", Timeouts(first_frame=0.01))):
         async with raw(timeouts=timeouts) as (we, theirs, _):
@@ -497,7 +497,7 @@ async def test_a_quiet_side_is_pinged_and_cut_off_when_it_does_not_answer() -> N
 
 
 async def test_pings_that_are_never_answered_do_not_pile_up() -> None:
-    """Any byte is a sign of life, and the next ping takes the place of the last."""
+    """Any received byte counts as life, and a new ping replaces the unanswered one."""
     async with raw(timeouts=Timeouts(quiet=0.001)) as (we, theirs, _):
         for _ in range(20):
             await theirs.receive()
@@ -507,7 +507,7 @@ async def test_pings_that_are_never_answered_do_not_pile_up() -> None:
 
 
 async def test_a_side_that_does_not_read_is_cut_off_when_the_queue_is_full() -> None:
-    """A caller that waits for room gets the error."""
+    """Callers that wait for space get `connection_lost`."""
     async with raw(limits=PeerLimits(queue_bytes=1000), timeouts=Timeouts(unread=0.01)) as (we, _, _):
         for _ in range(3):
             with contextlib.suppress(HutchError):
@@ -520,7 +520,7 @@ async def test_a_side_that_does_not_read_is_cut_off_when_the_queue_is_full() -> 
 
 
 async def test_what_the_body_raises_comes_out_of_serving_as_it_is() -> None:
-    """No group around it."""
+    """It is not wrapped in an exception group."""
     ours, theirs = pair()
     with anyio.fail_after(BOUND):
         async with client(theirs).serving():
@@ -530,7 +530,7 @@ async def test_what_the_body_raises_comes_out_of_serving_as_it_is() -> None:
 
 
 def test_a_side_that_serves_no_requests_starts_quickly() -> None:
-    """A client starts quickly, since jsonrpcserver stays out of it."""
+    """It does not import jsonrpcserver, so a client starts quickly."""
     script = (
         "import anyio, socket, sys; from hutch_shared.methods import CLIENT, TO_CLIENT;"
         "from hutch_shared.rpc.dispatch import Dispatcher; from hutch_shared.rpc.peer import Peer\n"
@@ -547,7 +547,7 @@ def test_a_side_that_serves_no_requests_starts_quickly() -> None:
     assert found.stdout == "[]\n"
 
 
-async def test_any_byte_stream_will_do() -> None:
+async def test_any_byte_stream_works() -> None:
     """The peer needs no socket."""
     to_us: tuple[MemoryObjectSendStream[bytes], MemoryObjectReceiveStream[bytes]] = anyio.create_memory_object_stream(4)
     to_them: tuple[MemoryObjectSendStream[bytes], MemoryObjectReceiveStream[bytes]] = anyio.create_memory_object_stream(

@@ -20,7 +20,7 @@ HERE = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.arg
 
 @pytest.fixture
 def child(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
-    """A process that connected to us, and our end of it."""
+    """A process that connected to us, and our end of the connection."""
     with unix.listen(tmp_path / "s.sock") as listener:
         listener.socket.setblocking(True)
         process = subprocess.Popen([sys.executable, "-c", HERE, str(tmp_path / "s.sock")])
@@ -38,7 +38,7 @@ def refusal(reason: Reason) -> pytest.RaisesExc[HutchError]:
 def test_the_peer_s_account_and_process_come_from_the_kernel(
     child: tuple[subprocess.Popen[bytes], socket.socket],
 ) -> None:
-    """Whatever it may say of itself."""
+    """They do not depend on anything that the peer sends."""
     process, sock = child
 
     assert processes.peer_credentials(sock) == processes.Credentials(os.geteuid(), os.getegid(), process.pid)
@@ -46,13 +46,13 @@ def test_the_peer_s_account_and_process_come_from_the_kernel(
 
 
 def test_a_look_up_that_fails_is_a_refusal() -> None:
-    """A socket of another family has no peer that the kernel knows."""
+    """The kernel knows no peer of a socket of another family."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, refusal(Reason.NOT_ALLOWED):
         processes.peer_credentials(sock)
 
 
 def test_a_peer_that_has_gone_is_no_process(child: tuple[subprocess.Popen[bytes], socket.socket]) -> None:
-    """Its pid may be another's by now."""
+    """Its pid may belong to another process by now."""
     process, sock = child
     process.kill()
     process.wait()
@@ -62,7 +62,7 @@ def test_a_peer_that_has_gone_is_no_process(child: tuple[subprocess.Popen[bytes]
 
 
 def test_a_zombie_is_not_alive() -> None:
-    """Although it still has its pid."""
+    """Although it still has its pid, it counts as dead."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     alive = processes.start_time(process.pid)
     process.send_signal(signal.SIGKILL)
@@ -77,7 +77,7 @@ def test_a_zombie_is_not_alive() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_line_of_parents_is_whole_or_none() -> None:
-    """It ends with a process that has no parent here; of a process that is none there is no line."""
+    """It ends with a process without a parent here. A process that does not exist has no ancestors."""
     ended = subprocess.Popen(["true"])
     ended.wait()
 

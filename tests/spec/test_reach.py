@@ -14,7 +14,7 @@ STRANGER = PathReader("ann", 54321, 54321, frozenset({54321, 54322}), "/home/ann
 
 @pytest.fixture
 def tree() -> Iterator[Path]:
-    """A file behind folders that everybody may pass, in one where all above it are such."""
+    """Yield a folder with `b/file` that everybody can reach."""
     with tempfile.TemporaryDirectory(prefix="hutch-reach-") as folder:
         top = Path(folder)
         (top / "a/b").mkdir(parents=True)
@@ -24,8 +24,8 @@ def tree() -> Iterator[Path]:
         yield top / "a"
 
 
-def test_the_first_closed_door_is_named(tree: Path) -> None:
-    """Of several, the one nearest to the root, with its mode and owner."""
+def test_the_first_closed_component_is_named(tree: Path) -> None:
+    """Of several closed components, the one nearest to the root is named, with its mode and owner."""
     (tree / "b/file").chmod(0o600)
     last = closed(tree / "b/file", STRANGER)
     tree.chmod(0o750)
@@ -37,8 +37,8 @@ def test_the_first_closed_door_is_named(tree: Path) -> None:
     assert first.startswith(f"{tree} is closed to it (drwxr-x--- ")
 
 
-def test_what_counts_is_the_nearest_of_owner_group_and_others(tree: Path) -> None:
-    """As the kernel has it: an owner without rights is not helped by those of others."""
+def test_owner_group_or_others_decide_in_this_order(tree: Path) -> None:
+    """As in the kernel, an owner without rights does not get those of the others."""
     file = tree / "b/file"
     found = file.stat()
     owner = replace(STRANGER, uid=found.st_uid or 1)
@@ -55,8 +55,8 @@ def test_what_counts_is_the_nearest_of_owner_group_and_others(tree: Path) -> Non
     assert closed(file, mate) is not None
 
 
-def test_links_are_followed_through_every_door(tree: Path) -> None:
-    """A link that all may read leads nowhere where its target is closed, and none leads in circles."""
+def test_links_are_followed(tree: Path) -> None:
+    """A link does not open a closed target, and a loop of links is reported."""
     (tree / "open").mkdir(mode=0o755)
     (tree / "open/link").symlink_to("../b/file")
     (tree / "open/round").symlink_to("round")

@@ -20,7 +20,7 @@ from hutch_shared.rpc.stream import SocketStream, accept, dial
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A directory of ours."""
+    """A private directory."""
     place = tmp_path / "run"
     place.mkdir(0o700)
     return place
@@ -34,7 +34,7 @@ def refusal(reason: Reason) -> pytest.RaisesExc[HutchError]:
 
 
 def test_a_directory_that_others_can_change_is_refused(home: Path) -> None:
-    """Itself, or one above it that is not sticky."""
+    """It is refused if others can change it, or a directory above it that is not sticky."""
     unix.check_directory(home)
 
     home.chmod(0o777)
@@ -50,8 +50,8 @@ def test_a_directory_that_others_can_change_is_refused(home: Path) -> None:
         unix.check_directory(home)
 
 
-def test_a_link_leads_to_what_is_checked(home: Path) -> None:
-    """Our own link is good if its goal is."""
+def test_the_target_of_a_link_is_checked(home: Path) -> None:
+    """A link of ours is accepted if its target is."""
     goal = home.parent / "goal"
     goal.mkdir(0o700)
     link = home / "link"
@@ -65,7 +65,7 @@ def test_a_link_leads_to_what_is_checked(home: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
 def test_a_directory_of_another_account_is_refused(home: Path) -> None:
-    """And so is a link."""
+    """A link of another account is refused too."""
     os.chown(home, 65534, 65534)
     with refusal(Reason.NOT_ALLOWED):
         unix.check_directory(home)
@@ -77,7 +77,7 @@ def test_a_directory_of_another_account_is_refused(home: Path) -> None:
 
 
 def test_a_path_that_is_too_long_is_refused_with_the_limit(home: Path) -> None:
-    """Before anything is touched, for listening and connecting."""
+    """Both listening and connecting refuse it before they touch anything."""
     path = home / ("x" * (unix.PATH_LIMIT - len(os.fsencode(home))))
 
     with pytest.raises(HutchError, match=str(unix.PATH_LIMIT)):
@@ -88,7 +88,7 @@ def test_a_path_that_is_too_long_is_refused_with_the_limit(home: Path) -> None:
 
 
 def test_a_path_as_long_as_the_limit_works(tmp_path: Path) -> None:
-    """In bytes, not characters."""
+    """The limit counts bytes, not characters."""
     room = unix.PATH_LIMIT - len(os.fsencode(tmp_path)) - 1
     if room < 3:
         pytest.skip("the directory for temporary files has too long a name")
@@ -103,7 +103,7 @@ def test_a_path_as_long_as_the_limit_works(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o600, 0o666])
 def test_a_socket_has_the_mode_that_was_asked_for(home: Path, mode: int) -> None:
-    """Whatever the umask is, and the umask stays."""
+    """The umask neither changes the mode nor is changed."""
     before = os.umask(0o027)
     try:
         with unix.listen(home / "s.sock", mode):
@@ -114,7 +114,7 @@ def test_a_socket_has_the_mode_that_was_asked_for(home: Path, mode: int) -> None
 
 
 def test_a_live_socket_is_left_alone(home: Path) -> None:
-    """The second one gets `wrong_state`; the first goes on."""
+    """The second listener gets `wrong_state`; the first goes on."""
     path = home / "s.sock"
     with unix.listen(path):
         with refusal(Reason.WRONG_STATE):
@@ -124,7 +124,7 @@ def test_a_live_socket_is_left_alone(home: Path) -> None:
 
 
 def test_the_socket_of_a_killed_process_is_taken_over(home: Path) -> None:
-    """Its lock went with it, its file stayed."""
+    """Its lock ended with it, although its file stayed."""
     path = home / "s.sock"
     script = (
         "import os, pathlib, sys; from hutch_shared import unix;"
@@ -139,7 +139,7 @@ def test_the_socket_of_a_killed_process_is_taken_over(home: Path) -> None:
 
 
 def test_a_file_in_the_way_is_never_removed(home: Path) -> None:
-    """Only a socket can be a stale socket."""
+    """Only a socket can be a stale socket, so every other file stays."""
     path = home / "s.sock"
     path.write_text("precious")
 
@@ -149,7 +149,7 @@ def test_a_file_in_the_way_is_never_removed(home: Path) -> None:
 
 
 def test_a_lock_that_is_a_link_is_refused(home: Path) -> None:
-    """What it leads to is not touched."""
+    """The link's target is not touched."""
     (home / "s.sock.lock").symlink_to(home / "elsewhere")
 
     with refusal(Reason.NOT_ALLOWED):
@@ -157,8 +157,8 @@ def test_a_lock_that_is_a_link_is_refused(home: Path) -> None:
     assert not (home / "elsewhere").exists()
 
 
-def test_nobody_listening_is_told_as_such(home: Path) -> None:
-    """No file, or a file without a process."""
+def test_a_missing_listener_is_reported(home: Path) -> None:
+    """A missing file and a file without a listener raise different errors."""
     with pytest.raises(FileNotFoundError):
         unix.connect(home / "s.sock")
     left = socket.socket(socket.AF_UNIX)
@@ -169,7 +169,7 @@ def test_nobody_listening_is_told_as_such(home: Path) -> None:
 
 
 async def test_connections_are_accepted_and_dialled_in_one_loop(home: Path) -> None:
-    """As byte streams that know their socket."""
+    """They are byte streams that give access to their socket."""
     path = home / "s.sock"
     with unix.listen(path) as listener:
         theirs = await dial(path)

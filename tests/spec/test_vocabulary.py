@@ -1,4 +1,4 @@
-"""Tool calls in the common vocabulary: what rules judge and people read, from input of hostile origin."""
+"""Tool calls in the common vocabulary, which rules judge and people read, from input that may be hostile."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def called(tool: str, **tool_input: Any) -> m.ToolCall:
         ("Frobnicate", {"file_path": "/etc/passwd"}, "other", {"paths": ()}),
     ],
 )
-def test_a_call_is_told_in_common_words(
+def test_a_call_gets_the_common_fields(
     tool: str, tool_input: dict[str, Any], action: str, fields: dict[str, Any]
 ) -> None:
-    """Each tool has its action and the fields that the action is judged by; the input goes along unchanged."""
+    """Each tool has its action and the fields by which the action is judged; the input stays unchanged."""
     call = to_call(tool, tool_input, "c-1", CWD)
 
     assert (call.action, call.agent_tool, call.input, call.call_id) == (action, tool, tool_input, "c-1")
@@ -78,12 +78,12 @@ def test_a_call_is_told_in_common_words(
     ],
 )
 def test_a_pattern_that_leads_elsewhere_is_judged_there(pattern: str, paths: tuple[str, ...]) -> None:
-    """What a glob can find lies below the paths of its call, wherever the pattern leads."""
+    """All files that a glob can find lie below the paths of its call."""
     assert called("Glob", path="a", pattern=pattern).paths == paths
 
 
-def test_a_diff_is_made_only_for_those_who_show_it() -> None:
-    """The call is the same with a diff and without."""
+def test_a_diff_is_made_only_on_request() -> None:
+    """Without a diff the call has the same other fields."""
     with_diff = called("Write", file_path="/w/a", content="x")
     without = to_call("Write", {"file_path": "/w/a", "content": "x"}, "c-1", CWD)
 
@@ -92,14 +92,14 @@ def test_a_diff_is_made_only_for_those_who_show_it() -> None:
 
 
 def test_an_edit_shows_what_changes() -> None:
-    """The question carries a unified diff."""
+    """The call has a unified diff for the permission request."""
     call = called("Edit", file_path="/w/a", old_string="one\ntwo\n", new_string="one\nthree\n")
 
     assert call.diff == "--- /w/a\n+++ /w/a\n@@ -1,2 +1,2 @@\n one\n-two\n+three"
 
 
 def test_several_edits_are_one_diff() -> None:
-    """All changes of the file are seen, in order."""
+    """The diff has all changes of the file, in order."""
     edits = [{"old_string": "a", "new_string": "b"}, {"old_string": "c", "new_string": "d"}]
 
     diff = called("MultiEdit", file_path="/w/a", edits=edits).diff
@@ -110,7 +110,7 @@ def test_several_edits_are_one_diff() -> None:
 
 @pytest.mark.parametrize("text", ["x\n" * 1_000_000, "x" * 1_000_000, "".join(f"{n}\n" for n in range(200_000))])
 def test_a_diff_is_bounded(text: str) -> None:
-    """A huge change is cut, and says so, instead of stalling the executor."""
+    """A huge diff is cut and ends with a note, so that it does not stall the executor."""
     diff = called("Edit", file_path="/w/a", old_string=text, new_string="y" + text).diff
 
     assert diff is not None
@@ -119,7 +119,7 @@ def test_a_diff_is_bounded(text: str) -> None:
 
 
 def test_many_edits_are_not_compared_one_by_one_for_ever() -> None:
-    """A call compares a bounded number of lines; the rest is shown from its beginning."""
+    """A call compares a bounded number of lines; of the rest only the beginning is shown."""
     edits = [{"old_string": "a\n" * 400, "new_string": "a\n" * 399 + "b\n"} for _ in range(2)]
 
     diff = called("MultiEdit", file_path="/w/a", edits=edits).diff
@@ -130,7 +130,7 @@ def test_many_edits_are_not_compared_one_by_one_for_ever() -> None:
 
 
 def test_questions_are_read_with_their_choices() -> None:
-    """A person sees the question, its header and what can be chosen."""
+    """A question keeps its header, its text and its choices."""
     found = to_questions(
         {
             "questions": [
@@ -187,7 +187,7 @@ FIELDS = [
     st.sampled_from(TOOLS),
     st.dictionaries(st.sampled_from(FIELDS), json_values),
 )
-def test_no_input_whatever_raises(tool: str, tool_input: dict[str, Any]) -> None:
+def test_no_input_raises(tool: str, tool_input: dict[str, Any]) -> None:
     """A field of a wrong type counts as missing."""
     call = to_call(tool, tool_input, "c-1", CWD, with_diff=True)
 

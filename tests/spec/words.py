@@ -1,4 +1,4 @@
-"""A small wire for tests: two tables, and the talk of both sides written as JSON."""
+"""A small protocol for tests: two tables of methods, and functions that write its frames as JSON."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Empty(msgspec.Struct, frozen=True):
 
 
 class Numbers(msgspec.Struct, frozen=True):
-    """What `subtract` takes."""
+    """The parameters of `subtract`."""
 
     minuend: int
     subtrahend: int
 
 
 class Values(msgspec.Struct, frozen=True):
-    """What `sum` and `update` take; by position as well."""
+    """The parameters of `sum` and `update`, which may also come by position."""
 
     a: int = 0
     b: int = 0
@@ -55,33 +55,33 @@ ASKED: Table = _table(
     Method("notify_sum", "notification", Values, None, ""),
     Method("stream", "notification", Text, None, "", control=False, hot=True),
 )
-"""What the side under test takes."""
+"""The methods that the side under test serves."""
 
 ASKING: Table = _table(
     request("echo", Text),
     request("ping", Empty, Empty),
     Method("stream", "notification", Text, None, "", control=False, hot=True),
 )
-"""What it asks of the other side."""
+"""The methods that it calls."""
 
 
 def line(value: Any) -> bytes:
-    """A frame without its end, as most libraries write it."""
+    """Return a frame without its newline, as most libraries write it."""
     return json.dumps(value).encode()
 
 
 def ask(method: str, number: Any, params: Any = None) -> bytes:
-    """A request."""
+    """Return a request."""
     return line({"jsonrpc": "2.0", "method": method, "id": number} | ({} if params is None else {"params": params}))
 
 
 def tell(method: str, params: Any = None) -> bytes:
-    """A notification."""
+    """Return a notification."""
     return line({"jsonrpc": "2.0", "method": method} | ({} if params is None else {"params": params}))
 
 
 def reason_of(answer: Any) -> str:
-    """The stable word of an error response."""
+    """Return the reason of an error response."""
     word = answer["error"]["data"]["reason"]
     assert isinstance(word, str)
     return word
