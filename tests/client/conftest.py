@@ -26,7 +26,7 @@ def clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean_environment: None) -> Iterator[FakeDaemon]:
-    """A fake hutchd that HUTCH_HOST names."""
+    """A fake hutchd; HUTCH_HOST names it."""
     path = tmp_path / "client.sock"
     monkeypatch.setenv("HUTCH_HOST", str(path))
     with FakeDaemon(path).serving() as fake:

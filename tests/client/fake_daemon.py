@@ -54,7 +54,7 @@ def event(seq: int, kind: EventKind, data: msgspec.Struct | dict[str, Any], *, t
 
 
 class FakeDaemon:
-    """Answers calls by `answers` (a result, or a function of the parameters that may raise HutchError)."""
+    """Answers each call by `answers`: a result, or a function of the parameters that may raise HutchError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -100,7 +100,7 @@ class FakeDaemon:
             return [params for name, params in self.calls if name == method]
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        """Wait until `condition` is true. Checks it after each event here."""
+        """Wait until `condition` is true. Checks it after each call and each event."""
         with self._changed:
             assert self._changed.wait_for(condition, timeout=30)
 
@@ -175,7 +175,7 @@ class FakeDaemon:
         self.calls.append((method.name, params))
         try:
             if method.name not in self.answers:
-                raise HutchError(Reason.METHOD_NOT_FOUND)  # the test has no use for it
+                raise HutchError(Reason.METHOD_NOT_FOUND)  # the test gives this method no answer
             answer = self.answers[method.name]
             result = answer if isinstance(answer, msgspec.Struct) else answer(params)
         except HutchError as error:

@@ -22,7 +22,7 @@ true
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return an environment in which `hutch` is the one under test."""
+    """Return an environment in which `hutch` is the program under test."""
     return {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", **more}
 
 

@@ -26,31 +26,31 @@ class Terminal:
 
     @property
     def raw(self) -> str:
-        """What was written, with control sequences."""
+        """All output so far, with control sequences."""
         return self._written.decode(errors="replace")
 
     @property
     def screen(self) -> str:
-        """What was written, as text."""
+        """All output so far, as text."""
         return plain(self.raw)
 
     def wait_for(self, text: str, then: str = "") -> None:
-        """Read until `text` was written, and `then` somewhere after it."""
+        """Read until `text` appears, and then `then` somewhere after it."""
         deadline = time.monotonic() + 30
         while then not in self.screen.partition(text)[2] or text not in self.screen:
             more = time.monotonic() < deadline and self._read()
             assert more, f"{text!r} did not come; the screen ends with:\n{self.screen[-2000:]}"
 
     def type(self, text: str) -> None:
-        """Type."""
+        """Type `text`."""
         os.write(self._descriptor, text.encode())
 
     def press_ctrl_c(self) -> None:
-        """Interrupt it, as the terminal does."""
+        """Press Ctrl-C."""
         self.process.send_signal(signal.SIGINT)
 
     def wait(self) -> int:
-        """Read to the end and return the exit code."""
+        """Read the rest of the output; return the exit code."""
         while self._read():
             pass
         return self.process.wait(60)
@@ -58,7 +58,7 @@ class Terminal:
     def _read(self) -> bool:
         ready, _, _ = select.select([self._descriptor], [], [], 30)
         assert ready, f"nothing more came; the screen ends with:\n{self.screen[-2000:]}"
-        with suppress(OSError):  # EIO: the other side was closed
+        with suppress(OSError):  # EIO: the command has closed the terminal
             if chunk := os.read(self._descriptor, 1 << 16):
                 self._written += chunk
                 return True
@@ -69,9 +69,9 @@ class Terminal:
 def at_terminal(
     *words: str, environment: Mapping[str, str] | None = None, width: int = 0, program: Sequence[str] | None = None
 ) -> Iterator[Terminal]:
-    """Run `hutch`, or `program`, with `words` on a terminal of `width` columns (0: it does not say).
+    """Run `hutch`, or `program`, with `words` on a terminal of `width` columns (0: of unknown width).
 
-    It is killed when the body is left.
+    The process is killed at the end of the block.
     """
     ours, theirs = pty.openpty()
     if width:

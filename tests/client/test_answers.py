@@ -24,7 +24,7 @@ QUESTION = msgspec.structs.replace(
 
 @pytest.fixture(autouse=True)
 def _questions(daemon: FakeDaemon) -> None:
-    """Two tool calls of one session and a question of another are pending; one more request is settled."""
+    """Two tool calls of one session and a question of another are pending; a fourth request is settled."""
     waiting = (PERMISSION, OTHER, QUESTION)
     settled = msgspec.structs.replace(PERMISSION, id="p-3000000000000004", state="denied")
 
@@ -83,7 +83,7 @@ def test_all_pages_of_requests_are_fetched(daemon: FakeDaemon, hutch: Hutch) -> 
 def test_each_command_sends_its_decision(
     daemon: FakeDaemon, hutch: Hutch, words: list[str], answer: m.AnswerPermission
 ) -> None:
-    """A prefix of the id names a request. An answer to a settled request is sent too: hutchd refuses it."""
+    """A prefix of the id names a request. The command also sends an answer to a settled request: hutchd refuses it."""
     assert hutch(*words)[:2] == (0, "")
     assert daemon.asked("answer_permission") == [answer]
 
@@ -101,13 +101,13 @@ def test_each_command_sends_its_decision(
     ],
 )
 def test_an_unfitting_answer_is_a_usage_error(daemon: FakeDaemon, hutch: Hutch, words: list[str]) -> None:
-    """A session with two requests, an approved question, a rule for one call, too few answers."""
+    """Examples: a session with two requests, an approved question, a rule for one call, too few answers."""
     assert hutch(*words)[0] == 2
     assert daemon.asked("answer_permission") == []
 
 
 def test_always_needs_a_rule_that_was_seen(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """The command prints the rule that a decision adds; if none is suggested, the user gives one."""
+    """The command prints the rule that it adds. If the request suggests no rule, the user must give one."""
     added = hutch("approve", "p-1", "--always")
     refused = hutch("approve", "p-0", "--always")
 
@@ -118,7 +118,7 @@ def test_always_needs_a_rule_that_was_seen(daemon: FakeDaemon, hutch: Hutch) -> 
 
 
 def test_a_session_names_its_only_request(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """So the user need not copy an id."""
+    """The user need not copy the id of a request."""
     daemon.answers["get_session"] = msgspec.structs.replace(SESSION, id="s-2")
 
     assert hutch("answer", "colours", "Red", "so")[0] == 0
@@ -128,7 +128,7 @@ def test_a_session_names_its_only_request(daemon: FakeDaemon, hutch: Hutch) -> N
 def test_an_input_is_edited_in_the_users_editor(
     daemon: FakeDaemon, hutch: Hutch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The text saved in the editor is the input that may run."""
+    """The text that the user saves is the input that may run."""
     editor = tmp_path / "editor"
     editor.write_text('#!/bin/sh\nsed -i.bak s/install/ci/ "$1"\n')
     editor.chmod(0o700)
@@ -139,7 +139,7 @@ def test_an_input_is_edited_in_the_users_editor(
 
 
 def test_an_editor_that_fails_allows_nothing(daemon: FakeDaemon, hutch: Hutch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the editor fails, nothing is sent."""
+    """The command sends nothing if the editor fails."""
     monkeypatch.setenv("EDITOR", "false")
 
     code, _, err = hutch("approve", "p-0", "--edit")

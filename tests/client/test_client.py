@@ -30,12 +30,12 @@ async def _following(after: int = 0, **more: object) -> AsyncIterator[tuple[Hutc
 
 
 def test_both_clients_speak_the_same_protocol() -> None:
-    """The blocking client repeats the protocol number."""
+    """The blocking client has a copy of the protocol number, which must be the same."""
     assert PROTOCOL == m.PROTOCOL
 
 
 async def test_calls_are_typed_and_share_one_connection(daemon: FakeDaemon) -> None:
-    """A result is the table's own type."""
+    """A result has the type from the methods table."""
     daemon.answers |= {"list_permissions": m.Permissions((PERMISSION,)), "answer_permission": PERMISSION}
 
     async with HutchClient.connect() as hutch:
@@ -48,7 +48,7 @@ async def test_calls_are_typed_and_share_one_connection(daemon: FakeDaemon) -> N
 
 
 async def test_permission_requests_come_from_all_pages(daemon: FakeDaemon) -> None:
-    """Up to the given limit; each page continues after the last request of the page before."""
+    """The client calls until it has `limit` requests. Each page begins after the last request of the one before."""
     pages = {None: "p-1", "p-1": "p-2", "p-2": "p-3"}
 
     def listed(params: m.ListPermissions) -> m.Permissions:
@@ -65,7 +65,7 @@ async def test_permission_requests_come_from_all_pages(daemon: FakeDaemon) -> No
 
 
 async def test_a_refusal_is_raised_with_its_reason(daemon: FakeDaemon) -> None:
-    """It is the HutchError that hutchd sent, not in an exception group."""
+    """The caller gets hutchd's HutchError itself, not an exception group."""
 
     def refuse(_: object) -> m.Turn:
         raise HutchError(Reason.SESSION_CLOSED)
@@ -80,14 +80,14 @@ async def test_a_refusal_is_raised_with_its_reason(daemon: FakeDaemon) -> None:
 
 
 async def test_a_missing_hutchd_is_reported_at_once(tmp_path: Path) -> None:
-    """The client does not dial again."""
+    """`connect` raises at once and does not dial again."""
     with pytest.raises(HutchError, match="hutch daemon start"):
         async with HutchClient.connect(tmp_path / "none.sock"):
             pass
 
 
 async def test_a_repeatable_call_survives_a_lost_connection(daemon: FakeDaemon) -> None:
-    """A prompt carries an idempotency key, and the same one when it is repeated."""
+    """A repeated prompt has the same idempotency key."""
     lost = False
 
     def answer(_: object) -> m.Turn:
@@ -109,7 +109,7 @@ async def test_a_repeatable_call_survives_a_lost_connection(daemon: FakeDaemon) 
 
 
 async def test_a_call_that_may_not_be_repeated_is_reported_as_lost(daemon: FakeDaemon) -> None:
-    """The client cannot know whether hutchd did it; the next call dials again."""
+    """The client cannot know whether hutchd carried it out. The next call dials again."""
 
     def hang_up(_: object) -> m.ApiKey:
         daemon.drop()
@@ -128,7 +128,7 @@ async def test_a_call_that_may_not_be_repeated_is_reported_as_lost(daemon: FakeD
 
 
 async def test_a_follow_gives_history_then_live_events(daemon: FakeDaemon) -> None:
-    """From the cursor on, without a gap."""
+    """The events begin after the cursor and have no gap."""
     daemon.events = _texts(1, 4)  # type: ignore[assignment]
 
     async with _following(1) as (_, follow):
@@ -140,7 +140,7 @@ async def test_a_follow_gives_history_then_live_events(daemon: FakeDaemon) -> No
 
 
 async def test_a_follow_dials_again_with_its_cursor(daemon: FakeDaemon) -> None:
-    """Each event comes once, whatever the connection does meanwhile."""
+    """Each event arrives once, even if the connection breaks in between."""
     daemon.events = _texts(1, 4)  # type: ignore[assignment]
 
     async with _following() as (_, follow):
@@ -157,7 +157,7 @@ async def test_a_follow_dials_again_with_its_cursor(daemon: FakeDaemon) -> None:
 
 
 async def test_a_follower_that_was_too_slow_comes_back(daemon: FakeDaemon) -> None:
-    """hutchd ends the follow; the client continues from its cursor."""
+    """If hutchd ends a slow follow, the client continues after the last event that it received."""
     daemon.events = _texts(1, 2)  # type: ignore[assignment]
 
     async with _following() as (_, follow):
@@ -171,15 +171,15 @@ async def test_a_follower_that_was_too_slow_comes_back(daemon: FakeDaemon) -> No
 
 
 async def test_a_follow_ends_with_its_session(daemon: FakeDaemon) -> None:
-    """A removed session has no more events."""
+    """The iteration ends when the session is removed."""
     async with _following() as (_, follow):
         daemon.tell("follow_ended", m.FollowEnded(7, "session_removed", "It was removed.", 0))
 
         assert [one async for one in follow] == []
 
 
-async def test_a_replaced_journal_is_never_silence(daemon: FakeDaemon) -> None:
-    """The follow raises an error at the start, and after a lost connection."""
+async def test_a_replaced_journal_is_an_error(daemon: FakeDaemon) -> None:
+    """The follow raises an error, both at its start and after a lost connection."""
     with pytest.raises(HutchError) as at_start:
         async with _following(journal="j-0"):
             pass
@@ -193,7 +193,7 @@ async def test_a_replaced_journal_is_never_silence(daemon: FakeDaemon) -> None:
 
 
 async def test_a_follow_reports_when_hutchd_is_away_and_back(daemon: FakeDaemon) -> None:
-    """It reports each once, and nothing if the connection is back at once."""
+    """`on_connection` is called once for each, and not at all if the connection is back at once."""
     there = daemon.answers["get_version"]
     told: list[bool] = []
     away = anyio.Event()
@@ -220,7 +220,7 @@ async def test_a_follow_reports_when_hutchd_is_away_and_back(daemon: FakeDaemon)
 
 
 async def test_a_follow_gives_up_when_hutchd_stays_away(daemon: FakeDaemon) -> None:
-    """After `redial_for` seconds it raises CONNECTION_LOST."""
+    """The follow raises CONNECTION_LOST after `redial_for` seconds."""
 
     def refuse(_: object) -> m.Version:
         raise HutchError(Reason.SHUTTING_DOWN)
@@ -238,7 +238,7 @@ async def test_a_follow_gives_up_when_hutchd_stays_away(daemon: FakeDaemon) -> N
 
 
 async def test_the_client_answers_pings(daemon: FakeDaemon) -> None:
-    """Pings are answered while nothing else happens."""
+    """The client answers pings while no call is in progress."""
     async with HutchClient.connect():
         daemon.ping_all()
         await anyio.to_thread.run_sync(daemon.wait, lambda: daemon.pongs == 1)

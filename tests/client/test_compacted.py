@@ -19,7 +19,7 @@ SAYS = f"hutch: Events before {OLDEST} are no longer kept.\n"
 
 @pytest.fixture(autouse=True)
 def pruned(daemon: FakeDaemon) -> None:
-    """A hutchd that keeps two events of a session, 41 and 42."""
+    """A hutchd that keeps two events of a session, with the numbers 41 and 42."""
     kept = [event(OLDEST, "text", Text("left")), event(42, "turn_ended", TurnEnded("completed", "done", "Done."))]
     daemon.events = kept
 
@@ -39,7 +39,7 @@ def pruned(daemon: FakeDaemon) -> None:
 
 
 def test_logs_begin_with_the_oldest_kept_event(hutch: Hutch) -> None:
-    """Standard error reports the missing events."""
+    """The command reports on standard error that events are missing."""
     code, out, err = hutch("logs", SESSION.id, "-o", "jsonl")
 
     assert code == 0
@@ -48,7 +48,7 @@ def test_logs_begin_with_the_oldest_kept_event(hutch: Hutch) -> None:
 
 
 def test_a_follow_continues_with_the_oldest_kept_event(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """`run` does that in a session whose cursor is too old."""
+    """`run` continues so in a session whose cursor is too old."""
     daemon.answers["submit_prompt"] = TURN
 
     code, out, err = hutch("run", "--session", SESSION.id, "-o", "jsonl", "go on")

@@ -38,7 +38,7 @@ LINES = {
 
 @pytest.mark.parametrize("line", LINES)
 def test_bash_completes_commands_verbs_options_and_choices(clean_environment: None, line: str) -> None:
-    """They come from the parsers. For free text nothing is offered, not even file names."""
+    """The completions come from the parsers. For free text nothing is offered, not even file names."""
     assert complete_in_bash(line) == LINES[line]
 
 
@@ -55,7 +55,7 @@ def test_every_option_of_every_command_is_offered(hutch: Hutch, name: str) -> No
 
 @cache
 def _offered() -> dict[str, list[str]]:
-    """Return what is offered at the end of each line that ends after a command, or where a verb's options begin."""
+    """Return the completions offered after each command, and where a verb's options begin."""
     first = _ask([f"hutch {name} " for name in MODULES] + [f"hutch {name} --" for name in MODULES])
     lines = [
         f"hutch {name} {verb} --"
@@ -85,7 +85,10 @@ print(json.dumps(offered))
 
 
 def _ask(lines: list[str]) -> dict[str, list[str]]:
-    """Complete each line as bash does, without bash. Each line has a forked process, so its imports are its own."""
+    """Complete each line as bash does, without bash.
+
+    Each line runs in its own forked process, so its imports are its own.
+    """
     words = [sys.executable, "-W", "ignore", "-c", _ASK]
     done = subprocess.run(
         words, input=json.dumps(lines), text=True, env=environment(), capture_output=True, timeout=100, check=False
@@ -95,7 +98,7 @@ def _ask(lines: list[str]) -> dict[str, list[str]]:
 
 
 def test_sessions_and_requests_come_from_hutchd(daemon: FakeDaemon) -> None:
-    """By id and by name; closed sessions only for commands that take them."""
+    """They are offered by id and by name; closed sessions only for commands that accept these."""
     daemon.answers["list_sessions"] = lambda params: m.Sessions(
         (SESSION, *([msgspec.structs.replace(SESSION, id="s-2", name="old")] if params.state is None else []))
     )
@@ -113,7 +116,7 @@ def test_agents_are_offered_from_the_table() -> None:
 
 
 def test_a_name_that_a_shell_could_run_is_not_offered(daemon: FakeDaemon) -> None:
-    """Its session is offered by id only: other users choose names."""
+    """Other users choose names, so a session with such a name is offered by id only."""
     names = ("$(touch x)", "a b", "`x`", "-rf", "x;y", "\x1b[2J", "ünï-1.2")
     daemon.answers["list_sessions"] = m.Sessions(
         tuple(msgspec.structs.replace(SESSION, id=f"s-{number}", name=name) for number, name in enumerate(names))
@@ -126,14 +129,14 @@ def test_a_name_that_a_shell_could_run_is_not_offered(daemon: FakeDaemon) -> Non
 def test_without_a_daemon_nothing_is_offered_or_printed(
     clean_environment: None, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
-    """Completion prints no error."""
+    """Completion without a daemon prints no error."""
     monkeypatch.setenv("HUTCH_HOST", host)
 
     assert complete_in_bash("hutch attach ") == []
 
 
 def test_a_silent_daemon_delays_completion_only_briefly(daemon: FakeDaemon) -> None:
-    """After half a second nothing is offered."""
+    """Completion waits for hutchd for half a second, then offers nothing."""
     gone_on = threading.Event()
 
     def late(_: m.ListSessions) -> m.Sessions:
@@ -149,7 +152,7 @@ def test_a_silent_daemon_delays_completion_only_briefly(daemon: FakeDaemon) -> N
 def test_files_and_directories_are_offered_where_they_are_meant(
     clean_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As they are typed, quoted for bash; hidden ones after a typed dot."""
+    """They are offered as the user types them, quoted for bash. Hidden ones are offered after a dot."""
     monkeypatch.chdir(tmp_path)
     for name in ("sub", ".hidden"):
         (tmp_path / name).mkdir()
@@ -164,14 +167,14 @@ def test_files_and_directories_are_offered_where_they_are_meant(
 
 
 def test_only_accounts_of_users_are_offered(clean_environment: None) -> None:
-    """Never root or a system account."""
+    """Neither root nor a system account is offered."""
     offered = complete_in_bash("hutch run --account ")
 
     assert not {"root", "daemon", "nobody"} & {*offered}
 
 
 def test_a_completion_imports_the_module_of_its_command_and_no_other(clean_environment: None) -> None:
-    """It imports nothing slow either, since the user waits."""
+    """It also imports no slow library, since the user waits for each completion."""
     code = """
 import os, sys
 from hutch_client.commands.completion import _parser
@@ -191,7 +194,7 @@ print(*(name for name in ("anyio", "msgspec", "platformdirs", "structlog") if na
 
 @pytest.mark.system
 def test_fish_completes(daemon: FakeDaemon) -> None:
-    """Each completion has a description."""
+    """fish gets each completion with a description."""
     daemon.answers["list_sessions"] = m.Sessions((SESSION,))
     code = "hutch completion fish | source; for line in $argv; complete -C $line; end"
     lines = ["hutch config ch", "hutch attach s-", "hutch run --isolation str"]
@@ -211,7 +214,7 @@ def test_fish_completes(daemon: FakeDaemon) -> None:
 
 @pytest.mark.system
 def test_zsh_completes_what_is_typed(daemon: FakeDaemon, tmp_path: Path) -> None:
-    """At a terminal, after Tab."""
+    """zsh completes at a terminal when Tab is pressed."""
     daemon.answers["list_sessions"] = m.Sessions((SESSION,))
     (tmp_path / ".zshrc").write_text("PS1='> '; autoload -U compinit; compinit -u; source <(hutch completion zsh)\n")
     with at_terminal(program=[required_program("zsh"), "-i"], environment=environment(ZDOTDIR=str(tmp_path))) as zsh:

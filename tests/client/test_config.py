@@ -63,7 +63,7 @@ def test_all_settings_are_shown_as_a_valid_file(config: Config, settings: Path) 
 
 
 def test_each_setting_has_its_origin(config: Config, settings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file and line, even for a default value; the variable; or the default."""
+    """The origin is the file with the line, even for a default value; or the variable; or the default."""
     monkeypatch.setenv("HUTCH_LOG_LEVEL", "debug")
 
     lines = {line.partition(" ")[0]: line for line in config("show", "--origin")[1].splitlines()}
@@ -77,7 +77,7 @@ def test_each_setting_has_its_origin(config: Config, settings: Path, monkeypatch
 
 
 def test_one_section_or_setting_is_shown_alone(config: Config) -> None:
-    """By its name as TOML spells it; also as JSON."""
+    """The argument is its name as TOML spells it. JSON works too."""
     assert config("show", "accounts.map") == (0, '[accounts.map]\nann = "alice"\n"b.c" = "x"\n', "")
     assert config("show", 'accounts.map."b.c"')[1] == '[accounts.map]\n"b.c" = "x"\n'
     assert json.loads(config("show", "accounts.map", "-o", "json")[1]) == {"ann": "alice", "b.c": "x"}
@@ -85,8 +85,8 @@ def test_one_section_or_setting_is_shown_alone(config: Config) -> None:
     assert json.loads(config("show", "-o", "json")[1])["accounts"]["map"]["b.c"] == "x"
 
 
-def test_origins_are_there_for_programs_too(config: Config, settings: Path) -> None:
-    """One record for each setting."""
+def test_origins_are_printed_as_json(config: Config, settings: Path) -> None:
+    """`-o json --origin` prints one record for each setting."""
     records = json.loads(config("show", "accounts", "--origin", "-o", "json")[1])
 
     assert {"key": 'accounts.map."b.c"', "value": "x", "from": "file", "line": 7, "file": str(settings)} in records
@@ -109,7 +109,7 @@ def test_an_unknown_setting_is_refused(config: Config, name: str, said: str) -> 
 
 @pytest.mark.parametrize("verb", ["show", "check"])
 def test_settings_that_cannot_be_used_are_refused_with_the_reason(config: Config, settings: Path, verb: str) -> None:
-    """As hutchd refuses them; exit code 2."""
+    """The error is the one with which hutchd refuses the file; the exit code is 2."""
     settings.write_text("[turns]\nretrys = 1\n")
 
     assert config(verb) == (
@@ -122,13 +122,13 @@ def test_settings_that_cannot_be_used_are_refused_with_the_reason(config: Config
 def test_the_path_is_that_of_the_selected_hutchd(
     config: Config, settings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The user's own, or the host's with `--system`."""
+    """`config path` prints the user's own file, or the host's with `--system`."""
     assert config("path") == (0, f"{settings}\n", "")
     monkeypatch.delenv("HUTCH_CONFIG")
     assert config("path", "--system")[1] == "/etc/hutch/hutch.toml\n"
 
 
 def test_a_hosts_defaults_are_those_of_a_host(config: Config) -> None:
-    """They have limits that a user's own hutchd does not have."""
+    """`--system` shows limits that a user's own hutchd does not have."""
     assert config("show", "isolation.require", "--system")[1] == '[isolation]\nrequire = "account"\n'
     assert config("show", "limits.pids", "--system", "--origin")[1] == "[limits]\npids = 4096  # default\n"

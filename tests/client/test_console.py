@@ -24,7 +24,7 @@ def _call(**fields: object) -> dict[str, object]:
 
 
 def test_a_turn_reads_from_prompt_to_cost() -> None:
-    """Prompt, words, a tool with its output, the end with its time and price."""
+    """The console shows the prompt, the answer, a tool with its output, and the end with its time and price."""
     seen = _read(
         Console(),
         event(1, "turn_started", {"prompt": "fix it\nplease", "number": 1}),
@@ -57,7 +57,7 @@ def test_a_turn_reads_from_prompt_to_cost() -> None:
 
 
 def test_only_the_agents_words_are_data() -> None:
-    """So a program can use standard output."""
+    """Everything else is talk, so that a program can use standard output."""
     console = Console()
 
     pieces = [
@@ -70,7 +70,7 @@ def test_only_the_agents_words_are_data() -> None:
 
 
 def test_text_is_shown_live_and_only_once() -> None:
-    """The whole text at the end of a block adds only what its deltas lacked."""
+    """At the end of a block only the text that its deltas lacked is shown."""
     console = Console(live=True)
 
     pieces = [
@@ -83,7 +83,7 @@ def test_text_is_shown_live_and_only_once() -> None:
 
 
 def test_deltas_are_not_for_files() -> None:
-    """A console that is not live shows whole blocks, and no thinking."""
+    """A console that is not live shows whole blocks and no thinking."""
     seen = _read(
         Console(),
         event(1, "thinking", {"text": "hm"}),
@@ -95,7 +95,7 @@ def test_deltas_are_not_for_files() -> None:
 
 
 def test_an_open_line_is_ended_first() -> None:
-    """A tool call in the middle of a text begins its own line."""
+    """A tool call in the middle of a text begins a line of its own."""
     seen = _read(
         Console(live=True),
         event(1, "thinking_delta", {"text": "hm", "block": "b0"}),
@@ -107,7 +107,7 @@ def test_an_open_line_is_ended_first() -> None:
 
 
 def test_an_edit_shows_its_diff_in_colour() -> None:
-    """Added lines green, removed ones red, places cyan."""
+    """Added lines are green, removed ones red, and their places in the file cyan."""
     diff = "@@ -1 +1 @@\n-old\n+new\n same\n"
     seen = _read(
         Console(colour=True), event(1, "tool_call", _call(action="edit", command=None, paths=("a.py",), diff=diff))
@@ -123,7 +123,7 @@ def test_an_edit_shows_its_diff_in_colour() -> None:
 
 
 def test_long_output_is_cut_and_says_by_how_much() -> None:
-    """The record has the whole output."""
+    """The console says how many lines it leaves out; the record has them all."""
     text = "\n".join(f"line {number}" for number in range(30))
     seen = _read(Console(), event(1, "tool_call", _call()), event(2, "tool_result", {"call_id": "c1", "text": text}))
 
@@ -131,7 +131,7 @@ def test_long_output_is_cut_and_says_by_how_much() -> None:
 
 
 def test_results_of_parallel_calls_name_their_call() -> None:
-    """A result after another call names its own call."""
+    """A result that does not follow its call directly names the call."""
     seen = _read(
         Console(),
         event(1, "tool_call", _call()),
@@ -143,7 +143,7 @@ def test_results_of_parallel_calls_name_their_call() -> None:
 
 
 def test_every_kind_of_call_has_its_words() -> None:
-    """The common vocabulary where it has the call, otherwise the agent's own words."""
+    """The line has the words of the common vocabulary if the call has an action there, otherwise the agent's own."""
     calls = [
         _call(call_id="1", action="fetch", command=None, url="https://x.org/"),
         _call(call_id="2", action="search", command=None, query="needle"),
@@ -158,7 +158,7 @@ def test_every_kind_of_call_has_its_words() -> None:
 
 
 def test_a_request_shows_the_call_the_reason_and_the_rule_of_always() -> None:
-    """The call itself is not written again when it was written just before."""
+    """A call that was shown just before is not shown again."""
     asked = msgspec.structs.replace(
         PERMISSION,
         why="no rule covers it",
@@ -178,7 +178,7 @@ def test_a_request_shows_the_call_the_reason_and_the_rule_of_always() -> None:
 
 
 def test_a_request_hides_no_part_of_the_call() -> None:
-    """It shows long text and control characters completely."""
+    """The request shows long text and control characters completely."""
     command = "\n".join([f"echo {number}" for number in range(200)] + ["x\x1b]0;\x07y"])
     asked = msgspec.structs.replace(PERMISSION, call=msgspec.structs.replace(CALL, command=command))
 
@@ -188,7 +188,7 @@ def test_a_request_hides_no_part_of_the_call() -> None:
 
 
 def test_a_call_that_was_cut_is_shown_whole_in_its_request() -> None:
-    """The user sees the whole of a long diff before deciding."""
+    """The user sees the whole diff before deciding."""
     diff = "".join(f"+line {number}\n" for number in range(100))
     call = msgspec.structs.replace(CALL, action="edit", command=None, paths=("a",), diff=diff)
     asked = msgspec.structs.replace(PERMISSION, call=call)
@@ -202,7 +202,7 @@ def test_a_call_that_was_cut_is_shown_whole_in_its_request() -> None:
 
 
 def test_thinking_and_text_without_block_names_are_kept_apart() -> None:
-    """Each begins its own line."""
+    """Thinking and text each begin on a line of their own."""
     seen = _read(
         Console(live=True),
         event(1, "thinking_delta", {"text": "hm"}),
@@ -214,7 +214,7 @@ def test_thinking_and_text_without_block_names_are_kept_apart() -> None:
 
 
 def test_parameters_missing_in_the_headline_are_shown() -> None:
-    """The user decides about them too: a disabled sandbox, or the text of a file without a diff."""
+    """The user decides about them too; examples are a disabled sandbox, and a file's text without a diff."""
     risky = _call(input={"command": "npm install", "dangerouslyDisableSandbox": True, "run_in_background": False})
     write = _call(call_id="c2", action="edit", command=None, paths=("a",), input={"file_path": "a", "content": "x\x1b"})
 
@@ -233,7 +233,7 @@ def test_output_keeps_its_columns() -> None:
 
 
 def test_an_agents_question_lists_its_choices() -> None:
-    """With numbers to answer by."""
+    """Each choice has the number that selects it."""
     question = m.Question("Which colour?", choices=(m.Choice("Red", "warm"), m.Choice("Blue")), several=True)
     call = msgspec.structs.replace(CALL, action="question", agent_tool="AskUserQuestion", command=None)
     asked = msgspec.structs.replace(PERMISSION, kind="question", questions=(question,), call=call)
@@ -253,7 +253,7 @@ def test_a_plan_is_shown_whole() -> None:
 
 
 def test_decisions_are_shown_unless_a_rule_allowed_the_call() -> None:
-    """The deciding party and the message to the agent; without a decision, the cause."""
+    """The line names the user, or another cause, and has the message to the agent."""
 
     def settled(state: str, by: str, message: str | None = None) -> str:
         data = {"permission": "p-1", "state": state, "by": by, "message": message}
@@ -276,7 +276,7 @@ def test_an_unsuccessful_end_has_its_reason() -> None:
 
 
 def test_an_event_that_cannot_be_read_is_named() -> None:
-    """The events after it are shown."""
+    """The following events are shown."""
     assert _read(Console(), event(9, "text", {"nothing": 1})) == "! event 9 (text) cannot be read\n"
 
 
@@ -290,7 +290,7 @@ def test_a_sub_agents_words_are_set_apart() -> None:
 
 
 def test_no_escape_sequence_of_an_agent_reaches_the_terminal() -> None:
-    """Escape sequences in any field of an agent are made harmless."""
+    """No field of an agent's event can contain one."""
     evil = "\x1b]0;x\x07\x1b[2J\u202e"
     call = msgspec.structs.replace(
         CALL, agent_tool=evil, command=evil, description=evil, diff=evil, server=evil, tool=evil, input={"a": evil}
@@ -329,7 +329,7 @@ def test_no_escape_sequence_of_an_agent_reaches_the_terminal() -> None:
 
 
 async def test_a_closed_terminal_is_the_end_of_the_input() -> None:
-    """A read from it fails with EIO."""
+    """A read from a closed terminal fails with EIO."""
     terminal, typed = pty.openpty()
     screen = Screen(Console(), out=StringIO(), err=StringIO(), typed=typed)
     os.close(terminal)

@@ -48,7 +48,7 @@ while not os.path.exists(sys.argv[2]):
 
 
 def test_status_says_what_is_in_force_and_why(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """Isolation, keys and executors; notices go to standard error."""
+    """It shows isolation, keys and executors on standard output, and notices on standard error."""
     isolation = m.Isolation("account", "no sandbox", asked="account", missing="Install bubblewrap.", limits="8 GiB")
     daemon.answers["get_status"] = msgspec.structs.replace(STATUS, isolation=isolation, notices=("look here",))
 
@@ -65,7 +65,7 @@ def test_status_says_what_is_in_force_and_why(daemon: FakeDaemon, hutch: Hutch) 
 
 
 def test_doctor_finds_nothing_where_nothing_is_wrong(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """Every line is ok."""
+    """Every line says ok."""
     daemon.answers |= {"get_status": STATUS, "list_api_keys": m.ApiKeys((KEY,))}
 
     code, out, _ = hutch("doctor")
@@ -75,7 +75,7 @@ def test_doctor_finds_nothing_where_nothing_is_wrong(daemon: FakeDaemon, hutch: 
 
 
 def test_doctor_says_what_to_do_about_what_it_finds(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """A store that cannot write, exposed keys, another version, a quarantined executor."""
+    """Examples: a store that cannot write, exposed keys, another version, a quarantined executor."""
     stuck = m.ExecutorStatus("x-9", "ann", "claude", "quarantined", 99, detail="1 process left")
     daemon.answers |= {
         "get_status": msgspec.structs.replace(
@@ -108,7 +108,7 @@ def test_doctor_and_version_work_without_a_daemon(hutch: Hutch, monkeypatch: pyt
 
 
 def test_stopping_waits_for_hutchds_end(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """The command waits for the end of the connection and of the process."""
+    """The command waits until the connection and the process have ended."""
 
     def stop(_: object) -> m.Nothing:
         daemon.hang_up_after_answer = True
@@ -134,7 +134,7 @@ def test_a_backup_goes_to_an_absolute_path(
 def test_a_key_comes_from_standard_input_and_is_never_shown(
     daemon: FakeDaemon, hutch: Hutch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hint of a short key is empty."""
+    """The command shows no hint for a short key."""
     daemon.answers["put_api_key"] = KEY
     monkeypatch.setattr(sys, "stdin", io.StringIO("sk-secret-wxyz\n"))
 
@@ -145,7 +145,7 @@ def test_a_key_comes_from_standard_input_and_is_never_shown(
 
 
 def test_a_key_in_argv_is_refused(daemon: FakeDaemon, hutch: Hutch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And so is an empty one."""
+    """An empty key is refused too."""
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
 
     assert hutch("key", "add", "anthropic", "sk-secret")[0] == 2
@@ -154,7 +154,7 @@ def test_a_key_in_argv_is_refused(daemon: FakeDaemon, hutch: Hutch, monkeypatch:
 
 
 def test_keys_are_listed_and_removed(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """The list has no secrets."""
+    """The list contains no secrets."""
     daemon.answers |= {"list_api_keys": m.ApiKeys((KEY,)), "delete_api_key": m.Nothing()}
 
     assert hutch("key", "ls")[1].splitlines()[1].startswith("anthropic  default  api_key  …wxyz    0     never")
@@ -163,7 +163,7 @@ def test_keys_are_listed_and_removed(daemon: FakeDaemon, hutch: Hutch) -> None:
 
 
 def test_usage_is_a_table(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """Tokens by kind, and dollars."""
+    """The table has tokens by kind, and dollars."""
     daemon.answers["get_usage"] = m.UsageTable((m.UsageLine("opus", 2, UsageSeen(1000, 20, usd=0.5)),))
 
     assert hutch("usage", "--by", "model")[1].splitlines() == [
@@ -173,7 +173,7 @@ def test_usage_is_a_table(daemon: FakeDaemon, hutch: Hutch) -> None:
 
 
 def test_a_server_of_another_account_is_sent_nothing(daemon: FakeDaemon) -> None:
-    """The client checks the server's uid before it sends anything: it must be its own, root's or Hutch's."""
+    """The client first checks the server's uid, which must be its own, root's or that of Hutch's account."""
     with pytest.raises(HutchError, match="nothing was sent") as refused:
         endpoint.dial(daemon.path, trusted=())
 
@@ -184,14 +184,14 @@ def test_a_server_of_another_account_is_sent_nothing(daemon: FakeDaemon) -> None
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean_environment: None) -> Path:
-    """A state directory for a hutchd of our own."""
+    """A state directory for a hutchd that the test starts."""
     monkeypatch.setenv("HUTCH_STATE_DIR", str(tmp_path))
     monkeypatch.setenv("HUTCH_RUNTIME_DIR", str(tmp_path))
     return tmp_path
 
 
 def test_hutchd_is_started_once_with_its_log_in_the_state_directory(places: Path) -> None:
-    """A second start finds hutchd running."""
+    """The second `start` finds the running hutchd."""
     argv = [sys.executable, "-c", STAND_IN, str(places / "client.sock"), str(places / "end")]
     try:
         pid = starting.start(argv)
@@ -205,7 +205,7 @@ def test_hutchd_is_started_once_with_its_log_in_the_state_directory(places: Path
 
 
 def test_a_hutchd_that_cannot_start_is_quoted(places: Path) -> None:
-    """The error quotes the end of the log of this start only."""
+    """The error quotes the end of the log, beginning with this start."""
     (places / "hutchd.log").write_text("old story\n")
     argv = [sys.executable, "-c", "import sys; sys.exit('no such setting')"]
 
@@ -217,7 +217,7 @@ def test_a_hutchd_that_cannot_start_is_quoted(places: Path) -> None:
 
 
 def test_the_log_can_be_read(hutch: Hutch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It prints the last lines, without control characters."""
+    """The command prints the last lines of the log without control characters."""
     monkeypatch.setenv("HUTCH_STATE_DIR", str(tmp_path))
     (tmp_path / "hutchd.log").write_text("one\ntwo\x1b[2J\nthree\n")
 

@@ -1,4 +1,4 @@
-"""`hutch doctor` where one hutchd serves many people."""
+"""`hutch doctor` on a host where one hutchd serves many users."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from tests.programs import visudo
 
 
 def test_the_sudo_rule_is_printed_as_a_file(hutch: Hutch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alone on standard output, so that it can be put where it belongs; whether sudo takes it stands beside it."""
+    """Standard output has nothing else, so it can be redirected to a file.
+
+    Standard error says whether sudo accepts the rule.
+    """
     visudo()
     monkeypatch.setenv("HUTCH_CONFIG", "/nonexistent/hutch.toml")
 
@@ -30,7 +33,7 @@ def test_the_sudo_rule_is_printed_as_a_file(hutch: Hutch, monkeypatch: pytest.Mo
 
 
 def test_an_administrator_needs_no_key_of_their_own(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """Each user of a host has their own keys. What a higher isolation level needs is shown, and is not a problem."""
+    """Each user of a host has their own keys. The needs of a higher isolation level are shown and are not a problem."""
     isolation = m.Isolation("account", "apart", missing="bubblewrap is not installed.")
     status = msgspec.structs.replace(STATUS, mode="system", isolation=isolation)
     daemon.answers |= {"get_status": status, "list_api_keys": m.ApiKeys(())}

@@ -31,7 +31,7 @@ def type_in(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 
 def test_a_key_is_stored_with_its_base_url(daemon: FakeDaemon, hutch: Hutch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kind, name and base URL go along."""
+    """The call has its kind, its name and its base URL."""
     daemon.answers["put_api_key"] = KEY
     type_in(monkeypatch, "token\n")
 
@@ -43,7 +43,7 @@ def test_a_key_is_stored_with_its_base_url(daemon: FakeDaemon, hutch: Hutch, mon
 
 
 def test_a_log_in_is_read_as_json(daemon: FakeDaemon, hutch: Hutch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fields for refreshing it are sent; other fields of a token endpoint are not."""
+    """The command sends the fields for refreshing, and drops other fields of a token endpoint."""
     daemon.answers["put_api_key"] = KEY
     type_in(monkeypatch, json.dumps(LOG_IN))
 
@@ -61,7 +61,7 @@ def test_a_log_in_is_read_as_json(daemon: FakeDaemon, hutch: Hutch, monkeypatch:
 def test_a_log_in_may_have_a_lifetime(
     daemon: FakeDaemon, hutch: Hutch, monkeypatch: pytest.MonkeyPatch, seconds: Any
 ) -> None:
-    """Seconds from now become a time."""
+    """A lifetime in seconds is converted to a time."""
     daemon.answers["put_api_key"] = KEY
     type_in(monkeypatch, json.dumps({"access_token": "a", "expires_in": seconds}))
 
@@ -97,7 +97,7 @@ def test_an_invalid_log_in_is_refused_and_not_shown(
 
 
 def test_a_key_in_argv_is_not_repeated(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """The error says where a key is read from, and prints the usage of this verb."""
+    """The error explains where a key is read from, and prints the usage of this verb."""
     code, out, err = hutch("key", "add", "anthropic", "--name", "work", "sk-secret")
 
     assert (code, out) == (2, "")
@@ -107,7 +107,7 @@ def test_a_key_in_argv_is_not_repeated(daemon: FakeDaemon, hutch: Hutch) -> None
 
 
 def test_a_key_is_chosen(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """The chosen one is marked in the list, and one that cannot be used says why."""
+    """The list marks the chosen key, and gives the reason for a key that cannot be used."""
     chosen = msgspec.structs.replace(KEY, chosen=True, base_url="https://gate.example", trouble="It is an old one.")
     daemon.answers |= {"use_api_key": m.Nothing(), "list_api_keys": m.ApiKeys((chosen,))}
 
@@ -121,7 +121,7 @@ def test_a_key_is_chosen(daemon: FakeDaemon, hutch: Hutch) -> None:
 
 
 def test_it_is_explained_which_key_is_used(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """For a provider or a session: which one, why, and what the agent gets."""
+    """For a provider or a session, the command shows the key, the reason, and what the agent gets."""
     daemon.answers["explain_key"] = m.KeyExplained(KEY, "it is your only key", "lease", "The broker puts it in.")
 
     _, out, _ = hutch("key", "explain", "anthropic")
@@ -133,7 +133,7 @@ def test_it_is_explained_which_key_is_used(daemon: FakeDaemon, hutch: Hutch) -> 
 
 
 def test_the_master_key_is_rotated(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """It prints the number of keys wrapped again, and that older backups need the old master key."""
+    """The command prints the number of rewrapped keys, and warns that older backups need the old master key."""
     daemon.answers["rotate_master_key"] = m.MasterRotated("file /s/master.key", 3)
     code, _, err = hutch("key", "rotate-master")
     daemon.answers["rotate_master_key"] = m.MasterRotated("file /s/master.key", 1)
@@ -155,7 +155,7 @@ def test_the_master_key_is_rotated(daemon: FakeDaemon, hutch: Hutch) -> None:
 def test_status_shows_the_state_of_the_broker(
     daemon: FakeDaemon, hutch: Hutch, broker: m.BrokerState, words: str, advice: bool
 ) -> None:
-    """`status` and `doctor` say it; one that is down is something to look at."""
+    """`status` and `doctor` show it; for a broker that is down, `doctor` gives advice."""
     status = msgspec.structs.replace(STATUS, broker=broker)
     daemon.answers |= {"get_status": status, "list_api_keys": m.ApiKeys((KEY,))}
 
@@ -178,7 +178,7 @@ def test_status_shows_the_state_of_the_broker(
 def test_usage_is_the_brokers_and_a_difference_is_shown(
     daemon: FakeDaemon, hutch: Hutch, said: UsageSeen, words: str
 ) -> None:
-    """The agent's count stands beside it only if it differs."""
+    """The agent's own count is shown beside the broker's only if it differs."""
     row = m.UsageLine("s-1", 2, said, UsageSeen(100, 20, usd=0.501), 3)
     daemon.answers["get_usage"] = m.UsageTable((row,))
 

@@ -25,19 +25,19 @@ from tests.client.fake_daemon import SESSION, FakeDaemon
     ],
 )
 def test_an_input_may_be_given_in_short(tool: str, text: str, expected: object) -> None:
-    """A tool's main parameter, or its whole input."""
+    """The text is a tool's main parameter, or its whole input as JSON."""
     assert tool_input(tool, text) == expected
 
 
 @pytest.mark.parametrize(("tool", "text"), [("mcp__db__query", "x"), ("Edit", "{broken"), ("Edit", 10**5 * '{"a":')])
 def test_an_input_that_cannot_be_read_is_refused(tool: str, text: str) -> None:
-    """Not JSON, or too deeply nested: a sentence says what to give."""
+    """For invalid or too deeply nested JSON the error says what to give."""
     with pytest.raises(HutchError, match="JSON object"):
         tool_input(tool, text)
 
 
 def test_explain_says_what_would_be_decided_and_why(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """Rule, layer, the programs that were found, and what `always` would add."""
+    """It shows the rule, its layer, the programs found, and the rule that `always` would add."""
     daemon.answers["explain_policy"] = m.Explanation(
         "ask", "no rule covers it", programs=(("npm", "test"),), suggestions=(m.Suggestion("Bash(npm test)", "this"),)
     )
@@ -54,7 +54,7 @@ def test_explain_says_what_would_be_decided_and_why(daemon: FakeDaemon, hutch: H
 
 
 def test_show_prints_the_layers_with_deny_first(daemon: FakeDaemon, hutch: Hutch, tmp_path: Path) -> None:
-    """Rules come in the order of their evaluation; errors go to standard error."""
+    """Rules are printed in the order of their evaluation; errors go to standard error."""
     daemon.answers["show_policy"] = m.PolicyView(
         (
             m.PolicyLayer("host", "/etc/hutch/policy.toml", m.Rules(allow=("Read",), deny=("Bash(sudo:*)",))),
@@ -81,7 +81,7 @@ def test_show_prints_the_layers_with_deny_first(daemon: FakeDaemon, hutch: Hutch
 def test_cases_fail_on_unsafe_answers_only(
     daemon: FakeDaemon, hutch: Hutch, tmp_path: Path, faults: dict[str, tuple[str, ...]], code: int
 ) -> None:
-    """A needless permission request is counted, but is not a failure."""
+    """A needless permission request is counted but is no failure."""
     (tmp_path / "cases.jsonl").write_text('{"id": "a"}\n')
     daemon.answers["test_policy"] = m.CasesReport(
         3, 2, cases=(m.CaseResult("a", "ask", "allow", right=False, why="prefix"),), **faults
@@ -96,7 +96,7 @@ def test_cases_fail_on_unsafe_answers_only(
 
 
 def test_rules_are_added_and_removed(daemon: FakeDaemon, hutch: Hutch, tmp_path: Path) -> None:
-    """For all projects, or for one."""
+    """A rule is added for all projects, or for one."""
     daemon.answers["change_rules"] = m.PolicyView((), "ask")
 
     assert hutch("policy", "add", "allow", "Bash(npm test)", "Read")[0] == 0
@@ -108,7 +108,7 @@ def test_rules_are_added_and_removed(daemon: FakeDaemon, hutch: Hutch, tmp_path:
 
 
 def test_trust_is_bound_to_what_the_file_says_now(daemon: FakeDaemon, hutch: Hutch, tmp_path: Path) -> None:
-    """The user sees the text whose digest becomes trusted."""
+    """The user sees the text of the file whose digest becomes trusted."""
     view = m.PolicyView((), "ask", problems=("It cannot be read.",))
     daemon.answers |= {"trust_policy": m.Nothing(), "show_policy": view}
     file = tmp_path / ".hutch" / "policy.toml"
@@ -133,7 +133,7 @@ def test_there_must_be_something_to_trust(hutch: Hutch, tmp_path: Path) -> None:
 
 
 def test_the_audit_is_read_to_its_end(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """Page by page, as JSON lines or as a table."""
+    """The command reads page by page, and prints JSON lines or a table."""
     entries = [m.AuditEntry(n, "2026-01-31T12:00:00.000Z", "uid 1000", "permission", "allowed") for n in (1, 2, 3)]
 
     def page(params: m.ReadAudit) -> m.AuditPage:

@@ -20,13 +20,13 @@ from hutch_client.questions import chosen, editable, edited, read_reply
     ],
 )
 def test_a_word_decides(line: str, reply: object) -> None:
-    """Only a denial takes a message."""
+    """After a denial the rest of the line is a message; no other decision takes one."""
     assert read_reply(line) == reply
 
 
 @pytest.mark.parametrize("line", ["", "\n", "  ", "what?", "y please", "a b", "e it", "yn"])
 def test_any_other_line_decides_nothing(line: str) -> None:
-    """An empty line decides nothing either."""
+    """Neither an unknown word nor an empty line decides anything."""
     assert read_reply(line) is None
 
 
@@ -50,7 +50,7 @@ def test_choices_are_taken_by_number_name_or_own_words(line: str, several: bool,
 
 
 def test_a_command_is_edited_as_it_is_and_keeps_the_other_parameters() -> None:
-    """Only the line break that the editor adds is removed."""
+    """Only the final line break, which the editor adds, is removed."""
     given = {"command": "ls", "timeout": 5}
 
     assert editable(given) == ("ls\n", ".sh")

@@ -50,7 +50,7 @@ def _answers(daemon: FakeDaemon, *then: Event) -> None:
 
 
 def test_words_are_data_and_all_else_is_talk(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """In a pipe, standard output has nothing but what the agent said."""
+    """In a pipe, standard output has only the agent's answer."""
     _plays(daemon, STARTED, CALLED, event(3, "text", {"text": "Done."}), _ended("completed"))
 
     code, out, err = hutch("run", "fix it")
@@ -64,14 +64,14 @@ def test_words_are_data_and_all_else_is_talk(daemon: FakeDaemon, hutch: Hutch) -
 
 @pytest.mark.parametrize(("state", "code"), [("completed", 0), ("failed", 1), ("timed_out", 124), ("stopped", 130)])
 def test_the_turns_end_is_the_exit_code(daemon: FakeDaemon, hutch: Hutch, state: str, code: int) -> None:
-    """Whatever way it ends."""
+    """Each terminal state has its exit code."""
     _plays(daemon, STARTED, _ended(state))
 
     assert hutch("run", "fix it")[0] == code
 
 
 def test_a_session_is_opened_as_the_options_say(daemon: FakeDaemon, hutch: Hutch, tmp_path: Path) -> None:
-    """Paths are made absolute; the limit of the turn goes with the prompt."""
+    """Paths become absolute, and the turn's time limit goes with the prompt."""
     _plays(daemon, _ended("completed"))
     script = tmp_path / "x.jsonl"
     script.touch()
@@ -103,7 +103,7 @@ def test_a_session_is_opened_as_the_options_say(daemon: FakeDaemon, hutch: Hutch
 def test_a_long_prompt_comes_from_standard_input(
     daemon: FakeDaemon, hutch: Hutch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `-` or in a pipe; argv could not hold it."""
+    """It is read with `-` or from a pipe, because argv could not hold it."""
     _plays(daemon, _ended("completed"))
     prompt = "é" * 200_000
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(prompt.encode())))
@@ -113,7 +113,7 @@ def test_a_long_prompt_comes_from_standard_input(
 
 
 def test_jsonl_is_the_events_and_json_the_turn(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """Both are for programs; control characters stay escaped."""
+    """`-o jsonl` prints the events and `-o json` the turn; both escape control characters."""
     _plays(daemon, STARTED, event(2, "text", {"text": "\u009b2J"}), _ended("completed"))
     daemon.answers["get_turn"] = msgspec.structs.replace(TURN, state="completed", result="ok")
 
@@ -127,13 +127,13 @@ def test_jsonl_is_the_events_and_json_the_turn(daemon: FakeDaemon, hutch: Hutch)
 
 
 def test_a_detached_run_prints_the_session(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """And leaves at once."""
+    """The command exits at once."""
     assert hutch("run", "-d", "hi") == (0, f"{SESSION.id}\n", "")
     assert daemon.asked("follow_events") == []
 
 
 def test_no_input_ends_with_5_on_a_permission_request(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """The output names the command that answers; the turn goes on waiting."""
+    """The error names the command that answers; the turn goes on waiting."""
     _plays(daemon, STARTED, CALLED, ASKED)
 
     code, _, err = hutch("run", "hi", "--no-input")
@@ -146,7 +146,7 @@ def test_no_input_ends_with_5_on_a_permission_request(daemon: FakeDaemon, hutch:
 
 
 def test_options_of_a_new_session_do_not_go_with_an_old_one(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """They would have no effect."""
+    """Options that would have no effect on an existing session are a usage error."""
     code, _, err = hutch("run", "--session", "fix", "--mode", "bypass", "hi")
 
     assert (code, err) == (2, "hutch: --mode is for a new session; fix has its own.\n")
@@ -154,7 +154,7 @@ def test_options_of_a_new_session_do_not_go_with_an_old_one(daemon: FakeDaemon, 
 
 
 def test_logs_print_the_record_page_by_page(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """From the event that is named on."""
+    """The command prints the events from the given number on."""
     events = [STARTED, event(2, "text", {"text": "One."}), _ended("completed")]
 
     def page(params: m.ReadEvents) -> m.EventsPage:
@@ -189,7 +189,7 @@ def test_wait_ends_when_no_turn_is_left(daemon: FakeDaemon, hutch: Hutch) -> Non
 
 
 def test_wait_stops_at_its_timeout(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """The exit code is 124; the session goes on."""
+    """The exit code is 124, and the session goes on."""
     daemon.answers["get_session"] = msgspec.structs.replace(SESSION, queued=1)
 
     assert hutch("wait", "fix", "--timeout", "0.05")[0] == 124
@@ -221,7 +221,7 @@ def test_a_question_is_answered_inline(daemon: FakeDaemon) -> None:
 
 
 def test_an_agents_question_and_its_plan_are_answered_inline(daemon: FakeDaemon) -> None:
-    """Choices by number, one question after the other; a plan takes no scope."""
+    """The user chooses by number, one question after the other. For a plan no scope is offered."""
     questions = (m.Question("Which?", "Colour", (m.Choice("Red"), m.Choice("Blue"))), m.Question("Why?", "Reason"))
     question = msgspec.structs.replace(PERMISSION, kind="question", questions=questions)
     plan = msgspec.structs.replace(PERMISSION, id="p-2", kind="plan", plan="1. paint")
@@ -254,7 +254,7 @@ def test_an_agents_question_and_its_plan_are_answered_inline(daemon: FakeDaemon)
 
 
 def test_lines_typed_before_a_request_decide_nothing(daemon: FakeDaemon) -> None:
-    """Nor does half a line typed for an earlier request."""
+    """Half a line that was typed for an earlier request decides nothing either."""
     _plays(daemon, STARTED, CALLED)
     other = msgspec.structs.replace(PERMISSION, id="p-2")
     settled = {"permission": PERMISSION.id, "state": "expired", "by": "expiry"}
@@ -275,7 +275,7 @@ def test_lines_typed_before_a_request_decide_nothing(daemon: FakeDaemon) -> None
 
 
 def test_a_request_decided_by_another_client_disappears(daemon: FakeDaemon) -> None:
-    """The prompt is taken back; the turn goes on."""
+    """The prompt is erased, and the turn goes on."""
     _plays(daemon, STARTED, CALLED, ASKED)
 
     with at_terminal("run", "fix it") as terminal:
@@ -290,7 +290,7 @@ def test_a_request_decided_by_another_client_disappears(daemon: FakeDaemon) -> N
 
 
 def test_a_sent_answer_is_not_withdrawn(daemon: FakeDaemon) -> None:
-    """Its event may come before its reply; neither that nor the wire's log disturbs the screen."""
+    """Its event may arrive before its reply. Neither that nor the log of the connection disturbs the screen."""
     seen = threading.Event()
     _plays(daemon, STARTED, CALLED, ASKED)
 
@@ -341,7 +341,7 @@ def test_ctrl_c_leaves_an_idle_session_at_once(daemon: FakeDaemon) -> None:
 
 
 def test_ctrl_c_twice_interrupts_the_turn(daemon: FakeDaemon) -> None:
-    """And its end is still shown."""
+    """The end of the turn is still shown."""
     _plays(daemon, STARTED, CALLED)
 
     def interrupt(_: m.InterruptTurn) -> m.Turn:
@@ -363,7 +363,7 @@ def test_ctrl_c_twice_interrupts_the_turn(daemon: FakeDaemon) -> None:
 
 
 def test_attach_asks_about_earlier_requests(daemon: FakeDaemon) -> None:
-    """A permission request is a record: a later client can decide it."""
+    """A permission request is a record, so a later client can decide it."""
     daemon.answers["list_permissions"] = m.Permissions((PERMISSION,))
     _answers(daemon)
 
@@ -376,7 +376,7 @@ def test_attach_asks_about_earlier_requests(daemon: FakeDaemon) -> None:
 
 
 def test_pending_watch_prints_each_question_once(daemon: FakeDaemon) -> None:
-    """First the pending ones, then new ones; the watcher counts as a present client."""
+    """It prints the pending ones, then each new one; the watcher counts as a present client."""
     daemon.answers["list_permissions"] = m.Permissions((PERMISSION,))
     other = msgspec.structs.replace(PERMISSION, id="p-2")
 
@@ -407,7 +407,7 @@ def test_pending_watch_prints_each_question_once(daemon: FakeDaemon) -> None:
 def test_wrong_options_are_reported_before_a_session_is_opened(
     daemon: FakeDaemon, hutch: Hutch, words: list[str]
 ) -> None:
-    """No session is left behind."""
+    """The error comes before a session is opened, so none is left behind."""
     code, out, err = hutch("run", "hi", *words)
 
     assert (code, out) == (2, "")
@@ -419,7 +419,7 @@ def test_wrong_options_are_reported_before_a_session_is_opened(
 def test_a_closed_session_is_refused_with_the_alternatives(
     daemon: FakeDaemon, hutch: Hutch, conversation: str | None
 ) -> None:
-    """The error names a fork, if there is a conversation, or a new session."""
+    """The error suggests a fork, if there is a conversation, or a new session."""
     daemon.answers["get_session"] = msgspec.structs.replace(SESSION, state="closed", agent_session=conversation)
 
     code, _, err = hutch("run", "--session", "fix", "hi")
@@ -433,7 +433,7 @@ def test_a_closed_session_is_refused_with_the_alternatives(
 
 @pytest.fixture
 def draining(daemon: FakeDaemon) -> threading.Event:
-    """The hutchd takes no new work until the event is set."""
+    """A hutchd that accepts no new work until the event is set."""
     ready = threading.Event()
 
     def open_session(_: m.OpenSession) -> m.Session:
@@ -447,7 +447,7 @@ def draining(daemon: FakeDaemon) -> threading.Event:
 
 
 def test_a_delayed_run_reports_it_in_one_line(draining: threading.Event) -> None:
-    """Without a terminal it prints one line on standard error, and then goes on."""
+    """Without a terminal the command prints one line on standard error; then it goes on."""
     argv = [sys.executable, "-m", "hutch_client", "run", "hi"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -461,7 +461,7 @@ def test_a_delayed_run_reports_it_in_one_line(draining: threading.Event) -> None
 
 
 def test_a_delayed_run_shows_the_reason_on_a_terminal(draining: threading.Event) -> None:
-    """The line disappears afterwards."""
+    """The line is erased afterwards."""
     with at_terminal("run", "hi") as terminal:
         terminal.wait_for("s) for hutchd: hutchd is stopping and takes no new work.")
         draining.set()
@@ -499,7 +499,7 @@ def test_a_turn_that_does_not_start_says_why(daemon: FakeDaemon, status: m.Statu
 
 
 def test_a_turn_that_does_not_start_says_why_on_a_terminal(daemon: FakeDaemon) -> None:
-    """Beside the spinner."""
+    """The reason is shown beside the spinner."""
     daemon.answers["get_status"] = STATUS
 
     with at_terminal("run", "hi") as terminal:
@@ -536,7 +536,7 @@ def test_the_waiting_line_fits_the_terminal(draining: threading.Event, width: in
 def test_unavailable_isolation_is_refused_with_advice(
     daemon: FakeDaemon, hutch: Hutch, said: str, printed: str
 ) -> None:
-    """The exit code is 1, and nothing is submitted."""
+    """The exit code is 1, and no prompt is submitted."""
 
     def refuse(_: m.OpenSession) -> m.Session:
         raise HutchError(Reason.ISOLATION_UNAVAILABLE, said)
@@ -551,7 +551,7 @@ def test_unavailable_isolation_is_refused_with_advice(
 
 
 def test_a_session_that_goes_on_keeps_its_account_and_isolation(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """They are set when a session is opened; with an existing session the options are a usage error."""
+    """Both are set when a session is opened; with an existing session the options are a usage error."""
     account, level = (
         hutch("run", "--session", "fix", *words, "hi")
         for words in (
@@ -565,7 +565,7 @@ def test_a_session_that_goes_on_keeps_its_account_and_isolation(daemon: FakeDaem
 
 
 def test_an_account_of_ones_own_is_not_mentioned(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """The output names only another account."""
+    """The output names an account only if it is another one."""
     own = pwd.getpwuid(os.geteuid()).pw_name
     daemon.answers["open_session"] = msgspec.structs.replace(SESSION, account=own)
     _plays(daemon, _ended("completed"))

@@ -1,4 +1,4 @@
-"""`hutch service`: what it installs, removes and shows, with a systemctl that only writes down how it is called."""
+"""`hutch service`: the files that it installs, removes and shows, with a systemctl that only records its calls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HUTCHD = os.path.join(sys.prefix, "bin", "hutchd")
 PLAIN = [os.path.realpath("/bin/true")]
 NAMES = [DAEMON, *SOCKETS.values()]
 BEFORE = Path(__file__).with_name("installed_before")
-"""What the version before drop-ins wrote, for /opt/hutch/bin/hutchd."""
+"""The files of the version before drop-ins, for /opt/hutch/bin/hutchd."""
 SYSTEMCTL = """#!/bin/sh
 echo "$@" >> "{log}"
 case "$*" in *show*) cat "{answer}" ;; esac
@@ -52,13 +52,16 @@ Systemd = Callable[[str], list[str]]
 
 @pytest.fixture
 def mine(tmp_path: Path, clean_environment: None) -> UnitPlace:
-    """A place for a user's own service on a host that systemd runs."""
+    """A place for a user's own service, on a host with systemd."""
     return UnitPlace(tmp_path / "user", render_systemd([HUTCHD], {}, system=False), HUTCHD, False, "systemd", here=True)
 
 
 @pytest.fixture
 def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Systemd:
-    """A systemctl that logs its calls. Given what `show` prints from now on, it returns the other calls so far."""
+    """A systemctl that records its calls.
+
+    It takes the output of `show` from now on, and returns the other calls so far.
+    """
     log, answer = tmp_path / "calls", tmp_path / "answer"
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "systemctl"
@@ -90,14 +93,14 @@ def _files(place: UnitPlace) -> list[str]:
 
 
 def _lay_out(place: UnitPlace, before: str) -> None:
-    """Install what the version before drop-ins wrote."""
+    """Write the files of the version before drop-ins."""
     place.folder.mkdir()
     for path in (BEFORE / before).iterdir():
         (place.folder / path.name).write_text(path.read_text())
 
 
 def test_install_writes_the_units_and_says_how_to_start(mine: UnitPlace, manager: Systemd) -> None:
-    """It does not start hutchd; a second installation changes nothing."""
+    """The command does not start hutchd; a second installation changes nothing."""
     first = _sentences(install(mine))
     second = _sentences(install(mine))
 
@@ -110,7 +113,7 @@ def test_install_writes_the_units_and_says_how_to_start(mine: UnitPlace, manager
 
 
 def test_with_now_the_service_is_started_and_stopped(mine: UnitPlace, manager: Systemd) -> None:
-    """A service that is in use is removed only with `--now`."""
+    """A service in use is removed only with `--now`."""
     install(mine, now=True)
     manager(RUNS)
     with pytest.raises(HutchError, match="--now") as refused:
@@ -130,7 +133,7 @@ def test_with_now_the_service_is_started_and_stopped(mine: UnitPlace, manager: S
 
 
 def test_a_users_drop_in_survives_upgrade_and_removal(mine: UnitPlace, manager: Systemd) -> None:
-    """`systemctl edit` writes drop-ins: Hutch shows them and never touches them, not even with --force."""
+    """A drop-in that `systemctl edit` wrote is shown and never changed, not even with --force."""
     install(mine)
     drop_in = mine.folder / f"{DAEMON}.d" / "override.conf"
     drop_in.parent.mkdir()
@@ -147,7 +150,7 @@ def test_a_users_drop_in_survives_upgrade_and_removal(mine: UnitPlace, manager: 
 
 
 def test_an_edited_unit_is_replaced_and_its_edits_move_into_a_drop_in(mine: UnitPlace, manager: Systemd) -> None:
-    """The drop-in is the user's from then on; a removal of edited units needs --force."""
+    """The drop-in then belongs to the user; removing an edited unit needs --force."""
     install(mine)
     unit = mine.folder / DAEMON
     unit.write_text(unit.read_text().replace("WatchdogSec=60", "WatchdogSec=600"))
@@ -173,7 +176,7 @@ def test_an_edited_unit_is_replaced_and_its_edits_move_into_a_drop_in(mine: Unit
 def test_a_file_that_is_not_from_hutch_is_neither_overwritten_nor_removed(
     mine: UnitPlace, manager: Systemd, how: str
 ) -> None:
-    """A masked unit, or one that somebody else wrote: without --force nothing at all is written."""
+    """A masked unit or one of another program: without --force nothing at all is written."""
     mine.folder.mkdir()
     unit = mine.folder / DAEMON
     if how == "mask":
@@ -193,7 +196,7 @@ def test_a_file_that_is_not_from_hutch_is_neither_overwritten_nor_removed(
 
 
 def test_the_files_of_the_version_before_are_taken_over(mine: UnitPlace, manager: Systemd) -> None:
-    """Nobody edited them, as their seal shows: they are replaced, and nothing else is left."""
+    """Their seals show that nobody edited them, so they are replaced and no other file remains."""
     _lay_out(mine, "user")
     before = _status(mine)["installed"]
     install(mine)
@@ -204,7 +207,7 @@ def test_the_files_of_the_version_before_are_taken_over(mine: UnitPlace, manager
 
 
 def test_edited_files_of_the_version_before_are_taken_over(mine: UnitPlace, manager: Systemd) -> None:
-    """What the user changed, added or took out goes into drop-ins; the program follows the new installation."""
+    """Changed, added and removed settings go into drop-ins; the program is that of the new installation."""
     _lay_out(mine, "user")
     unit, socket = mine.folder / DAEMON, mine.folder / "hutchd.socket"
     text = unit.read_text().replace("LimitNOFILE=65536", 'LimitNOFILE=9999\nEnvironment="PATH=/opt/x:/usr/bin"')
@@ -230,7 +233,7 @@ def test_edited_files_of_the_version_before_are_taken_over(mine: UnitPlace, mana
 
 @pytest.mark.parametrize("edited", [False, True])
 def test_the_credential_of_the_version_before_is_taken_over(tmp_path: Path, edited: bool) -> None:
-    """It stood in the unit; without it hutchd could not open its stored keys."""
+    """The old unit names it; without it hutchd could not open its stored keys."""
     text = (BEFORE / "system-credential" / DAEMON).read_text()
     (tmp_path / DAEMON).write_text(text.replace("WatchdogSec=60", "WatchdogSec=9") if edited else text)
     found = installed_credential(tmp_path)
@@ -245,7 +248,7 @@ def test_the_credential_of_the_version_before_is_taken_over(tmp_path: Path, edit
 
 
 def test_the_files_of_another_version_are_updated(mine: UnitPlace, manager: Systemd) -> None:
-    """Their seal shows that nobody edited them."""
+    """Their seals show that nobody edited them."""
     install(mine)
     newer = replace(mine, texts=render_systemd(["/opt/hutch/bin/hutchd"], {}, system=False))
     before = _status(newer)["installed"]
@@ -256,7 +259,7 @@ def test_the_files_of_another_version_are_updated(mine: UnitPlace, manager: Syst
 
 
 def test_status_shows_since_when_it_runs(mine: UnitPlace, manager: Systemd) -> None:
-    """It shows what the manager says, and whether the sockets wait for a first client."""
+    """It shows the manager's report, and whether the sockets wait for a first client."""
     install(mine)
     manager(RUNS)
     running = _status(mine)
@@ -272,7 +275,7 @@ def test_status_shows_since_when_it_runs(mine: UnitPlace, manager: Systemd) -> N
 
 
 def test_without_systemd_nothing_is_written(mine: UnitPlace) -> None:
-    """The error names the way to start hutchd without a service."""
+    """The error names the command that starts hutchd without a service."""
     without = replace(mine, here=False)
     with pytest.raises(HutchError, match="hutch daemon start"):
         install(without)
@@ -282,7 +285,7 @@ def test_without_systemd_nothing_is_written(mine: UnitPlace) -> None:
 
 
 def test_a_program_that_others_can_change_does_not_run_as_root(mine: UnitPlace, tmp_path: Path) -> None:
-    """Only root may install for the host, and only from where nobody else can write."""
+    """Only root can install for the host, and only programs that no other account can change."""
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     host = replace(mine, program=str(tmp_path / "open" / "hutchd"), system=True)
@@ -294,7 +297,7 @@ def test_a_program_that_others_can_change_does_not_run_as_root(mine: UnitPlace, 
 
 
 def test_a_dry_run_prints_the_plan(clean_environment: None, capsys: pytest.CaptureFixture[str]) -> None:
-    """On any host, and it touches nothing: the checks, the files, the commands and what would keep it from working."""
+    """It prints the checks, the files, the commands and the problems, on any host, and changes nothing."""
     assert main(["service", "install", "--user", "--dry-run", "--now", "-o", "json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert main(["service", "install", "--system", "--dry-run"]) == 0
@@ -315,7 +318,7 @@ def test_a_dry_run_prints_the_plan(clean_environment: None, capsys: pytest.Captu
 
 
 def test_a_dry_run_of_the_removal_prints_its_plan(clean_environment: None, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each file and the command that makes the manager forget it; all files stay."""
+    """It prints each file and the command for the manager, and removes nothing."""
     folder = Path.home() / ".config" / "systemd" / "user"
     folder.mkdir(parents=True)
     for path in (BEFORE / "user").iterdir():
@@ -329,7 +332,7 @@ def test_a_dry_run_of_the_removal_prints_its_plan(clean_environment: None, capsy
 def test_the_status_without_a_service_is_no_success(
     clean_environment: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 3, so that scripts can ask; it touches nothing."""
+    """The exit code is 3, so that scripts can check it; nothing is changed."""
     code = main(["service", "status", "--user", "-o", "json"])
 
     assert code == 3
@@ -337,19 +340,19 @@ def test_the_status_without_a_service_is_no_success(
 
 
 def test_the_caller_says_whose_service() -> None:
-    """Neither --user nor --system is the default."""
+    """Neither --user nor --system is a default."""
     with pytest.raises(SystemExit) as refused:
         main(["service", "install"])
 
     assert refused.value.code == 2
 
 
-# ---------------------------------------------------------------- of a host
+# ---------------------------------------------------------------- a host's service
 
 
 @pytest.fixture
 def host(tmp_path: Path, clean_environment: None) -> Iterator[UnitPlace]:
-    """A place for a host's service, with an account of the test's own for hutchd, which can run the program."""
+    """A place for a host's service, with a new account for hutchd, which can run the program."""
     program = Path("/bin/true")
     with account("svc") as made:
         texts = render_systemd([str(program)], {}, system=True, launcher=PLAIN)
@@ -368,7 +371,7 @@ def host(tmp_path: Path, clean_environment: None) -> Iterator[UnitPlace]:
 
 @pytest.mark.system
 def test_installing_for_a_host_explains_each_file_and_the_next_step(host: UnitPlace, manager: Systemd) -> None:
-    """Configuration is written once and belongs to root; what the administrator wrote there stays."""
+    """Configuration is written once and belongs to root; an administrator's changes stay."""
     first = _sentences(install(host))
     listed = next(path for path in host.templates if path.name == "launcher.toml")
     written, mode = listed.read_text(), listed.stat().st_mode & 0o777
@@ -391,7 +394,7 @@ def test_installing_for_a_host_explains_each_file_and_the_next_step(host: UnitPl
 
 @pytest.mark.system
 def test_a_credential_survives_the_next_installation(host: UnitPlace, manager: Systemd, tmp_path: Path) -> None:
-    """Its drop-in is Hutch's until somebody edits it, and the user's from then on."""
+    """The drop-in of the credential belongs to Hutch until a user edits it, and then to the user."""
     sealed = tmp_path / "k.cred"
     sealed.touch()
     texts = render_systemd([host.program], {}, system=True, launcher=PLAIN, credential=str(sealed))
@@ -413,7 +416,7 @@ def test_a_credential_survives_the_next_installation(host: UnitPlace, manager: S
 
 @pytest.mark.system
 def test_accounts_are_not_created(host: UnitPlace, manager: Systemd) -> None:
-    """Without hutchd's account nothing is written, and the error gives the command that creates it."""
+    """Without hutchd's account nothing is written; the error has the command that creates the account."""
     missing = replace(host, account="hutch-of-nobody")
     with pytest.raises(HutchError) as refused:
         install(missing)
@@ -432,7 +435,7 @@ def test_accounts_are_not_created(host: UnitPlace, manager: Systemd) -> None:
 def test_the_error_names_what_hutchd_could_not_use(
     host: UnitPlace, manager: Systemd, tmp_path: Path, what: str
 ) -> None:
-    """A program in a closed directory, a directory of somebody else, a credential that does not exist."""
+    """Examples: a program in a closed directory, a directory of another account, a missing credential."""
     closed = Path("/root") if not Path("/root").stat().st_mode & 0o005 else tmp_path
     program = closed / f"hutch-test-{os.getpid()}"
     program.write_text("")
@@ -455,7 +458,7 @@ def test_the_error_names_what_hutchd_could_not_use(
 
 @pytest.mark.system
 def test_the_launcher_is_part_of_the_status(host: UnitPlace, manager: Systemd) -> None:
-    """Whether it runs, waits for hutchd, or cannot be reached."""
+    """The status shows whether it runs, waits for hutchd, or cannot be reached."""
     install(host)
     runs = f"{RUNS}\nId={LAUNCHER}\nActiveState=active\nMainPID=77\n\nId={LAUNCHER_SOCKET_UNIT}\nActiveState=active\n"
     manager(runs)
@@ -472,7 +475,7 @@ def test_the_launcher_is_part_of_the_status(host: UnitPlace, manager: Systemd) -
 
 @pytest.mark.system
 def test_the_host_files_of_the_version_before_are_taken_over(host: UnitPlace, manager: Systemd) -> None:
-    """An administrator who opened a directory, or switched a protection off, keeps that."""
+    """Directories that an administrator opened and protections that one switched off stay so."""
     _lay_out(host, "system")
     unit = host.folder / DAEMON
     text = unit.read_text().replace("ProtectHome=yes", "ProtectHome=read-only\nReadWritePaths=/backup")
@@ -501,7 +504,7 @@ def test_a_host_with_many_users_needs_linux(tmp_path: Path) -> None:
 
 
 def test_an_edited_property_list_needs_force(tmp_path: Path, clean_environment: None) -> None:
-    """launchd has no drop-ins, so the edits have nowhere to go."""
+    """launchd has no drop-ins that could keep the edits."""
     mine = UnitPlace(tmp_path, render_launchd([HUTCHD], {}, system=False), HUTCHD, False, "launchd", here=True)
     (name,) = mine.texts
     (tmp_path / name).write_text((BEFORE / "launchd" / name).read_text())

@@ -15,7 +15,7 @@ from tests.client.fake_daemon import SESSION, TURN, FakeDaemon
 
 
 def test_ps_prints_a_table_that_marks_waiting_sessions(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """A waiting session shows that first; a name cannot break out of its cell."""
+    """The state of a waiting session begins with `asks` and the number of requests; a name stays in its cell."""
     fresh = msgspec.structs.replace(SESSION, created_at="2999-01-31T12:00:00.000Z")
     asks = msgspec.structs.replace(fresh, active_state="running", pending=2, queued=1, name="a\x1b[2Jb\nc")
     daemon.answers["list_sessions"] = m.Sessions((asks, msgspec.structs.replace(fresh, id="s-2", state="closed")))
@@ -32,7 +32,7 @@ def test_ps_prints_a_table_that_marks_waiting_sessions(daemon: FakeDaemon, hutch
 
 
 def test_ps_shows_accounts_if_they_differ(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """They are shown if one is not the caller's, or if the list goes beyond the caller's open sessions."""
+    """The account is shown if one is not the caller's, or if the list has more than the caller's open sessions."""
     own = msgspec.structs.replace(SESSION, account=pwd.getpwuid(os.geteuid()).pw_name)
 
     daemon.answers["list_sessions"] = m.Sessions((own,))
@@ -42,7 +42,7 @@ def test_ps_shows_accounts_if_they_differ(daemon: FakeDaemon, hutch: Hutch) -> N
 
 
 def test_ps_prints_ids_or_json_for_programs(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """`-q` gives ids, `-o json` the records as they came."""
+    """`-q` prints ids, and `-o json` the records as they were received."""
     daemon.answers["list_sessions"] = m.Sessions((SESSION,))
 
     ids, records = hutch("ps", "-q"), hutch("ps", "-o", "json")
@@ -53,7 +53,7 @@ def test_ps_prints_ids_or_json_for_programs(daemon: FakeDaemon, hutch: Hutch) ->
 
 
 def test_lists_that_were_cut_say_so(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """On standard error, so that the records on standard output stay parseable."""
+    """The warning goes to standard error, so that the records on standard output stay parseable."""
     daemon.answers["list_sessions"] = m.Sessions((SESSION,), more=True)
     daemon.answers["list_turns"] = m.Turns((TURN,), more=True)
 
@@ -65,7 +65,7 @@ def test_lists_that_were_cut_say_so(daemon: FakeDaemon, hutch: Hutch) -> None:
 
 
 def test_more_than_the_newest_can_be_listed(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """`-n` gives their number."""
+    """`-n` sets the number."""
     daemon.answers |= {"list_sessions": m.Sessions((SESSION,)), "list_turns": m.Turns((TURN,))}
 
     assert hutch("ps", "-n", "1000")[0] == 0
@@ -75,7 +75,7 @@ def test_more_than_the_newest_can_be_listed(daemon: FakeDaemon, hutch: Hutch) ->
 
 
 def test_a_refused_stop_or_removal_names_the_command_that_works(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """A running turn, an open session: the error has the command with its option."""
+    """For a running turn or an open session, the error has the command with the option that works."""
 
     def busy(params: m.CloseSession) -> m.Session:
         if not params.force:
@@ -113,7 +113,7 @@ def test_an_error_of_one_session_does_not_keep_the_others_from_ending(daemon: Fa
 
 
 def test_inspect_shows_isolation_keys_and_turns(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """The state of its keys and its isolation level, each with the reason."""
+    """It shows the isolation level and the state of its keys, each with the reason."""
     daemon.answers["list_turns"] = m.Turns((msgspec.structs.replace(TURN, state="failed", reason="no_key"),))
     daemon.answers["get_session"] = msgspec.structs.replace(SESSION, usage=UsageSeen(1000, 50, usd=0.25))
 
@@ -127,7 +127,7 @@ def test_inspect_shows_isolation_keys_and_turns(daemon: FakeDaemon, hutch: Hutch
 
 
 def test_inspect_shows_the_isolation_and_the_needs_of_a_higher_level(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """The level and its reason, the required level, the needs of a higher one, the limits; all of it as JSON too."""
+    """It shows the level, its reason, the required level, the needs of a higher one, and the limits; as JSON too."""
     daemon.answers["list_turns"] = m.Turns(())
     isolation = m.Isolation(
         "account",
@@ -176,7 +176,7 @@ def test_an_idle_or_closed_session_cannot_be_interrupted(
 
 
 def test_mode_interrupt_stop_rm_and_fork_name_the_session_by_id(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """A name or beginning of an id is resolved first; a queue can be emptied with the interrupt; rm -f closes."""
+    """They resolve a name or a prefix first; `interrupt` can also empty the queue, and `rm -f` closes first."""
     for method in ("set_permission_mode", "close_session", "fork_session"):
         daemon.answers[method] = SESSION
     daemon.answers |= {
@@ -239,14 +239,14 @@ def test_without_a_daemon_the_exit_code_is_3_with_advice(hutch: Hutch, monkeypat
 
 
 def test_unknown_commands_and_options_are_usage_errors(hutch: Hutch) -> None:
-    """Exit code 2, with the nearest command."""
+    """The exit code is 2, and the error has the nearest command."""
     assert hutch("pss") == (2, "", "hutch: There is no command `pss`. Did you mean `ps`? `hutch help` lists them.\n")
     assert hutch("ps", "--no-such")[0] == 2
     assert hutch("ps", "--quie")[0] == 2
 
 
 def test_help_lists_every_command(hutch: Hutch) -> None:
-    """So does `hutch` without a command."""
+    """`hutch` without a command lists them too."""
     code, out, _ = hutch()
 
     assert code == 0

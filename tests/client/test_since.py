@@ -26,7 +26,7 @@ NOW = datetime(2026, 1, 31, 12, 0, tzinfo=timezone(timedelta(hours=2)))
     ],
 )
 def test_a_time_may_be_relative_or_absolute(text: str, expected: str) -> None:
-    """How long ago, or when; hutchd gets RFC 3339."""
+    """The time may be relative or absolute; hutchd gets RFC 3339."""
     assert read_since(text, NOW) == expected
 
 
@@ -44,7 +44,7 @@ def test_a_day_begins_at_local_midnight(text: str, local: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "last week", "2x", "-2h", "2026-13-01", "999999w", "0001-01-01"])
 def test_an_invalid_time_is_refused_with_the_valid_forms(text: str) -> None:
-    """This holds for any text."""
+    """Every other text is refused."""
     with pytest.raises(HutchError) as refused:
         read_since(text, NOW)
 

@@ -35,7 +35,7 @@ def _loaded(*words: str, heavy: tuple[str, ...] = HEAVY) -> list[str]:
 
 @pytest.mark.parametrize("words", ["ps", "pending", "approve p-1", "status", "key ls", "policy show", "daemon stop"])
 def test_plain_commands_import_nothing_heavy(daemon: FakeDaemon, words: str) -> None:
-    """Users and scripts start them often: a socket and JSON are enough."""
+    """Users and scripts call them often, and they need only a socket and JSON."""
     assert _loaded(*words.split()) == ["loaded"]
 
 
@@ -49,7 +49,7 @@ def test_the_streaming_commands_import_neither_sdk_nor_dispatcher(daemon: FakeDa
 
 
 def test_a_closed_output_pipe_is_not_an_error(daemon: FakeDaemon) -> None:
-    """`hutch logs … | head` ends quietly."""
+    """`hutch logs … | head` ends without a message."""
     events = [event(seq, "text", {"text": "x" * 1000}) for seq in range(1, 1001)]
     raw = tuple(msgspec.Raw(msgspec.json.encode(one)) for one in events)
     daemon.answers["read_events"] = m.EventsPage(raw, "j-1", 1000, more=False)
@@ -68,7 +68,7 @@ def test_a_closed_output_pipe_is_not_an_error(daemon: FakeDaemon) -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_every_command_explains_itself(daemon: FakeDaemon, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """With -h, on standard output."""
+    """With `-h`, on standard output."""
     from hutch_client.__main__ import main
 
     with pytest.raises(SystemExit) as ended:
@@ -103,7 +103,7 @@ def test_every_option_of_every_command_says_what_it_is_for(name: str) -> None:
 def test_a_group_without_a_verb_lists_its_verbs(
     daemon: FakeDaemon, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is a usage error, so the list goes to standard error."""
+    """A missing verb is a usage error, so the list goes to standard error."""
     from hutch_client.__main__ import main
 
     assert main(words) == 2
@@ -116,7 +116,7 @@ def test_a_group_without_a_verb_lists_its_verbs(
 @pytest.mark.parametrize("words", [["ps"], ["logs", SESSION.id], ["key", "ls"], ["help"]])
 @pytest.mark.parametrize("closed", [0, 1, 2])
 def test_a_closed_standard_stream_is_replaced(daemon: FakeDaemon, words: list[str], closed: int) -> None:
-    """No other file, such as a socket, gets its descriptor and then the output."""
+    """Otherwise another file, such as a socket, would get its descriptor, and then the output."""
     daemon.answers |= {
         "list_sessions": m.Sessions((SESSION,)),
         "read_events": m.EventsPage((), "j-1", 0, more=False),
@@ -133,7 +133,7 @@ def test_a_closed_standard_stream_is_replaced(daemon: FakeDaemon, words: list[st
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
 @pytest.mark.parametrize("words", [["ps"], ["logs", SESSION.id], ["help"]])
 def test_output_that_cannot_be_written_is_reported(daemon: FakeDaemon, words: list[str]) -> None:
-    """A full disk gives an error message and no traceback."""
+    """On a full disk the command prints an error without a traceback."""
     raw = msgspec.Raw(msgspec.json.encode(event(1, "text", {"text": "Hello"})))
     daemon.answers |= {
         "list_sessions": m.Sessions((SESSION,)),

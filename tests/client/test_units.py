@@ -1,4 +1,4 @@
-"""The files of the service: what systemd and launchd read."""
+"""The files of the service, as systemd and launchd read them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NAMES = [DAEMON, *SOCKETS.values()]
 HOSTS = [*NAMES, LAUNCHER, LAUNCHER_SOCKET_UNIT]
 HUTCHD_SCORE = 2.0
 LAUNCHER_SCORE = 8.0
-"""systemd's figures for what a service could reach: 0 nothing, 10 everything."""
+"""systemd's rating of a service's exposure: from 0, none, to 10, complete."""
 ODD = {"HUTCH_CONFIG": '/a b%h/"x" \\.toml', "HUTCH_RUNTIME_DIR": "/r %n/x", "HUTCH_STATE_DIR": "/s$HOME"}
 
 
@@ -81,7 +81,7 @@ def test_hutchd_of_a_host_is_hardened(tmp_path: Path) -> None:
 
 
 def test_a_restart_ends_no_executor_and_keeps_the_sockets() -> None:
-    """Each unit stops only its main process, and its runtime directory stays."""
+    """Each unit stops only its main process and keeps its runtime directory."""
     host = render_systemd([HUTCHD], {}, system=True, launcher=PLAIN)
     for text in (render_systemd([HUTCHD], {}, system=False)[DAEMON], host[DAEMON], host[LAUNCHER]):
         lines = {*text.splitlines()}
@@ -92,7 +92,7 @@ def test_a_restart_ends_no_executor_and_keeps_the_sockets() -> None:
 
 
 def test_no_setting_takes_the_sandbox_from_agents() -> None:
-    """Agents inherit the settings of their parent's unit: with a mount over /proc, for example, bubblewrap fails."""
+    """Agents inherit the settings of their unit; with a mount over /proc, for example, bubblewrap fails."""
     launcher = render_systemd([HUTCHD], {}, system=True, launcher=PLAIN)[LAUNCHER]
     for text in (render_systemd([HUTCHD], {}, system=False)[DAEMON], launcher):
         settings = {line.split("=")[0] for line in text.splitlines() if "=" in line and line[0] != "#"}
@@ -130,7 +130,7 @@ def test_hutchd_and_the_launcher_are_separate_services() -> None:
     ],
 )
 def test_hutchd_can_read_and_write_its_own_directories(environ: dict[str, str], program: str, lines: set[str]) -> None:
-    """Where its directories are below /home or /tmp, the unit opens these; else hutchd could not start or store."""
+    """If its directories are below /home or /tmp, the unit opens these; otherwise hutchd could not start."""
     text = {*render_systemd([program], environ, system=True, launcher=PLAIN)[DAEMON].splitlines()}
 
     assert lines <= text
@@ -138,7 +138,7 @@ def test_hutchd_can_read_and_write_its_own_directories(environ: dict[str, str], 
 
 
 def test_a_credential_is_a_drop_in_of_its_own() -> None:
-    """So it stays when the unit is replaced; without a credential there is no such file."""
+    """So it stays when the unit is replaced. Without a credential there is no such drop-in."""
     without = render_systemd([HUTCHD], {}, system=True, launcher=PLAIN)
     sealed = render_systemd([HUTCHD], {}, system=True, launcher=PLAIN, credential="/etc/hutch/%k.cred")
 
@@ -151,7 +151,7 @@ def test_a_credential_is_a_drop_in_of_its_own() -> None:
 
 
 def test_the_configuration_of_a_new_host_is_valid_and_allows_nobody() -> None:
-    """No account may run agents until the list names one. Each commented setting is valid without its `#`."""
+    """Until the list names an account, none may run agents. Each commented setting is valid without its `#`."""
     listed, settings = config_templates().values()
     list_lines = [line.removeprefix("# ") for line in listed.splitlines() if " = " in line]
     lines = [line.removeprefix("# ") for line in settings.splitlines() if " = " in line or line.startswith("# [")]
@@ -163,7 +163,7 @@ def test_the_configuration_of_a_new_host_is_valid_and_allows_nobody() -> None:
 
 
 def test_sockets_lie_where_hutch_looks_for_them() -> None:
-    """The same variables decide in the units and in hutchd; the descriptor's name tells which socket it is."""
+    """Units and hutchd use the same variables, and the descriptor's name identifies the socket."""
     usual = render_systemd([HUTCHD], {}, system=False)
     state = render_systemd([HUTCHD], {"HUTCH_STATE_DIR": "/s/"}, system=True, launcher=PLAIN)
 
@@ -176,7 +176,7 @@ def test_sockets_lie_where_hutch_looks_for_them() -> None:
 
 
 def test_launchd_can_read_its_property_list(tmp_path: Path) -> None:
-    """Each word arrives unchanged."""
+    """Each word of the command is unchanged."""
     (text,) = render_launchd(["/a <b>/hutchd"], {"HUTCH_CONFIG": "/a&b.toml"}, system=True).values()
     read = plistlib.loads(text.encode())
 

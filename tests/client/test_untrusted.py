@@ -17,7 +17,7 @@ def _is_harmless(text: str) -> bool:
 
 @given(_NASTY)
 def test_nothing_that_drives_a_terminal_comes_out(text: str) -> None:
-    """This holds for any input, in any pieces."""
+    """This holds for any text in any pieces."""
     assert _is_harmless(plain(text))
     assert _is_harmless(visible(text))
     assert _is_harmless(one_line(text, 20))
@@ -34,17 +34,17 @@ def test_json_stays_the_same_value(text: str) -> None:
 
 
 def test_prose_loses_whole_sequences() -> None:
-    """Colours, titles, links and the C1 spellings of them go with all they carry."""
+    """Colours, titles, links and their C1 forms are removed with everything in them."""
     assert plain("a\x1b[1;31mb\x1b[0m\x1b]0;title\x07c\x9b2Jd\x1b]8;;http://x\x1b\\e\x1bcf") == "abcdef"
 
 
 def test_a_sequence_without_an_end_hides_nothing() -> None:
-    """The text after an unfinished title stays readable."""
+    """Text after an unfinished title stays readable."""
     assert plain("\x1b]0;rm -rf /") == "0;rm -rf /"
 
 
 def test_visible_text_shows_its_control_characters() -> None:
-    """A command cannot hide a part of itself in a sequence."""
+    """No control sequence can hide a part of a command."""
     assert visible("ls\x1b]0;\x07; rm\u202e x\r") == "ls\\x1b]0;\\x07; rm\\u202e x\\r"
 
 
