@@ -50,18 +50,18 @@ class Ask:
     questions: tuple[m.Question, ...]
     plan: str | None
     after: int
-    """How many events had been reported before it."""
+    """The number of events reported before it."""
     decision: m.PermissionDecision | None = None
     decided: anyio.Event = field(default_factory=anyio.Event)
 
     def settle(self, decision: m.PermissionDecision) -> None:
-        """Decide it."""
+        """Decide the request."""
         self.decision = decision
         self.decided.set()
 
 
 class FakeDaemon:
-    """A DaemonPort that records reports. `decide` decides a call at once, or returns None to leave it to the test."""
+    """A DaemonPort that records reports. `decide` decides a call at once, or returns None and the test decides."""
 
     def __init__(self, grant: m.KeyGrant, decide: Callable[[m.ToolCall], m.PermissionDecision] | None) -> None:
         self.grant = grant

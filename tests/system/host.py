@@ -1,6 +1,6 @@
-"""A host of its own for a test: directories, settings, a real hutchd, and the real `hutch` command.
+"""A host for a test: its own directories and settings, a real hutchd, and the real `hutch` command.
 
-All processes of a host, and no others, have its HOME. A process that is left when the host ends fails the test, and is
+All processes of a host, and no others, have its HOME. A process that is left when the host ends fails the test and is
 killed.
 """
 
@@ -28,12 +28,12 @@ from tests.rehearsal import Model
 from tests.system import processes
 
 KEY = "sk-ant-the-key-of-this-host-0123456789"
-"""What the scripted model requires."""
+"""The key that the scripted model accepts."""
 
 HUTCHD = (sys.executable, "-m", "hutch_daemon")
 HUTCH = (sys.executable, "-m", "hutch_client")
 SETTINGS_READ = "settings read"
-"""What hutchd logs once it has read its settings again."""
+"""The text that hutchd logs once it has read its settings again."""
 START = 60.0
 """Seconds that a hutchd may take to answer, on a slow machine."""
 
@@ -66,7 +66,7 @@ class Host:
     extra_env: dict[str, str] = field(default_factory=dict)
     daemon: anyio.abc.Process | None = None
     program: tuple[str, ...] = HUTCHD
-    """How hutchd is started."""
+    """The command that starts hutchd."""
     _scripts: int = 0
 
     @property
@@ -225,7 +225,7 @@ class Host:
     async def script(
         self, hutch: HutchClient, lines: Sequence[Mapping[str, Any]], folder: str | None = None, **more: Any
     ) -> m.Session:
-        """Open a session that runs these script lines whatever its prompt says."""
+        """Open a session that runs these script lines, whatever the prompt is."""
         self._scripts += 1
         name = f"script-{self._scripts}"
         options = m.AgentOptions(script=self.script_file(name, lines))
@@ -244,7 +244,7 @@ class Host:
         self.config.write_text(self.settings)
 
     async def reload(self, settings: str) -> None:
-        """Make hutchd read these settings: faster than a new hutchd for each set of settings."""
+        """Make hutchd read these settings, which is faster than starting a new hutchd."""
         self.settings = settings
         self.write_settings()
         before = self.log.read_text().count(SETTINGS_READ)

@@ -1,4 +1,4 @@
-"""What the tests of hostile agents share: a victim with secrets, an attacker, and the ways to run an attack."""
+"""The tests of hostile agents: a victim with secrets, an attacker, and the ways to run an attack."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def run_claude(
 
 @dataclass(frozen=True, slots=True)
 class Diary:
-    """A user's agent that keeps secrets, see `programs/diary.py`."""
+    """A user's agent that keeps secrets; see `programs/diary.py`."""
 
     who: Account
     hutch: HutchClient
@@ -139,7 +139,7 @@ class Diary:
     executor: int
 
     async def close(self) -> dict[str, Any]:
-        """Let it report what was touched, and end it."""
+        """Let the agent report what was changed, and end it."""
         Path(self.session.cwd, "end").touch()
         end = await self.log.ended(self.turn)
         assert end.state == "completed", end
@@ -149,7 +149,7 @@ class Diary:
 
 @asynccontextmanager
 async def diary(host: SharedHost, hutch: HutchClient, who: Account, folder: str = "diary") -> AsyncIterator[Diary]:
-    """Run one, outside any sandbox, during the block."""
+    """Run a diary outside any sandbox during the block."""
     cwd = host.folder(who, folder)
     program = lend(who, "diary.py", cwd)
     command = f"DIARY=secret-of-environ-{os.urandom(8).hex()} exec {host.code.python} -I {program} {cwd}"
@@ -163,7 +163,7 @@ async def diary(host: SharedHost, hutch: HutchClient, who: Account, folder: str 
 
 
 async def targets(host: SharedHost, kept: Diary, lives: m.Session | None = None) -> dict[str, Any]:
-    """Return what an attacker may know: everything about a diary, Hutch, and a Claude session."""
+    """Return all that an attacker may know of a diary, of Hutch and of a Claude session."""
     assert host.daemon is not None
     assert host.launcher is not None
     told = dict(kept.told)
@@ -202,7 +202,7 @@ def broker_of(host: SharedHost) -> int:
 
 
 def find_in_memory(pid: int, wanted: re.Pattern[bytes], is_it: Callable[[bytes], bool] = lambda _: True) -> bytes:
-    """Return what root finds in a process's memory."""
+    """Return the matches of `wanted` that root finds in a process's memory."""
     left = _MEMORY
     with Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():

@@ -16,7 +16,7 @@ from tests.rehearsal import Model, Say, Step, Steps, anything
 from tests.system import processes
 
 DEADLINE = 90.0
-"""Seconds that any one thing waited for may take, on a slow machine."""
+"""The most seconds of any one wait, on a slow machine."""
 
 T = TypeVar("T")
 Answer = Callable[[m.Permission], m.AnswerPermission]
@@ -100,7 +100,7 @@ async def log_of(
 
 
 def allow(asked: m.Permission) -> m.AnswerPermission:
-    """Allow it."""
+    """Allow the request."""
     return m.AnswerPermission(asked.id, "allow")
 
 

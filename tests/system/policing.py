@@ -19,7 +19,7 @@ from tests.system.log import DEADLINE, Log
 
 SPARELESS = "[executors]\nspares = 0\n"
 PLAN_FILE = "(the plan's file)"
-"""In an input: the path that the agent's program gave for its plan."""
+"""In a call's input, this stands for the path that the CLI gave for its plan."""
 
 Call = tuple[str, Mapping[str, Any]]
 
@@ -40,7 +40,7 @@ def told(*rounds: Sequence[Call]) -> str:
 
 
 def obey(request: Request) -> Reply:
-    """A model that makes the calls of its prompt (see `told`) and repeats the last result. One prompt per session."""
+    """Make the calls of the prompt (see `told`), and repeat the last result: a model for one prompt per session."""
     made = len(request.calls)
     for calls in json.loads(request.prompt):
         if made == 0:
@@ -81,7 +81,7 @@ async def policed_claude(model: Model, policy: str | None = None) -> AsyncIterat
 
 
 def what(asked: m.Permission | m.ToolCall) -> str:
-    """Return a call in a word: its command, or its tool and file name."""
+    """Return a short text for a call: its command, or its tool and file name."""
     call = asked.call if isinstance(asked, m.Permission) else asked
     return call.command or " ".join([call.agent_tool, *(path.rpartition("/")[2] for path in call.paths)])
 
@@ -98,7 +98,7 @@ def results_of(log: Log) -> dict[str, bool]:
 
 
 def deny(asked: m.Permission) -> m.AnswerPermission:
-    """Deny it."""
+    """Deny the request."""
     return m.AnswerPermission(asked.id, "deny", message="no")
 
 

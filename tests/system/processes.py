@@ -1,4 +1,4 @@
-"""The processes that a test left behind: all that have its mark in their environment, and their descendants."""
+"""The processes that a test left behind: those with its mark in their environment, and their descendants."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The README's commands that a test follows word by word, and a world of their own in which to follow them.
+"""The README's commands, which tests run word by word, and the world in which they run.
 
-A block that a test follows has `<!-- test: NAME -->` above it. The world is a mount namespace: `/etc` is a copy, `/run`
-and `/tmp` are new, `/opt`, `/home`, `/var/lib` and `/usr/local/bin` lie on top of the machine's. So accounts, settings
-and programs that are made in it are nowhere else. Processes, cgroups and the loopback interface are the machine's.
+A block that a test runs has `<!-- test: NAME -->` above it. The world is a mount namespace: `/etc` is a copy, `/run`
+and `/tmp` are new, `/opt`, `/home`, `/var/lib` and `/usr/local/bin` are overlays. So accounts, settings and programs
+that are made in it exist nowhere else. Processes, cgroups and the loopback interface are the machine's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A host with several users: real accounts, a real launcher as root, a real hutchd as an account of its own.
 
-All programs are of the installed copy, which every account can read and execute. A user is an account and acts as that
-account, through the `hutch` command. A process that is left when the host ends is a failure, and is killed.
+All programs are of the installed copy, which every account can read and execute. Each user has an account, and calls
+`hutch` as this account. A process that is left when the host ends is a failure, and is killed.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class SharedHost:
         env: Mapping[str, str] | None = None,
         within: float = 120.0,
     ) -> Done:
-        """Run the `hutch` command as a user, in their home; `code` is what it must exit with (None: anything)."""
+        """Run the `hutch` command as a user, in their home; `code` is the expected exit code (None: any)."""
         words = [self.code.command("hutch"), *args]
         environ = {**self.env, **who.env, "NO_COLOR": "1", **(env or {})}
         done = await anyio.to_thread.run_sync(

@@ -84,7 +84,7 @@ async def test_a_session_outlives_hutchd_and_the_launcher() -> None:
 
 
 async def test_without_the_launcher_nothing_starts_and_the_reason_is_shown() -> None:
-    """Running executors go on; an executor whose end cannot be verified is quarantined until the launcher is back."""
+    """Running executors go on. An executor whose end cannot be verified is quarantined until the launcher is back."""
     async with shared_host("alice", "bob", settings="[turns]\ninterrupt_grace = 1.0\n") as host:
         alice, bob = host.people["alice"], host.people["bob"]
         ref = await begin(host, alice, [{"tool": "Bash", "input": {"command": "sleep 600"}, "run": True}])
@@ -151,7 +151,7 @@ async def test_the_next_executor_hands_in_the_events_of_a_dead_one() -> None:
 
 
 async def test_a_new_group_membership_applies_to_the_next_executor() -> None:
-    """Nothing needs a restart."""
+    """Neither hutchd nor the launcher needs a restart."""
     from tests.accounts import group, join
 
     async with shared_host("alice") as host:

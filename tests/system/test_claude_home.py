@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
 Home = Literal["tools", "read_only", "hidden"]
 SECRET = "private-to-this-person"
-"""What is in every file that no agent is to see."""
+"""The content of each file that no agent may see."""
 
 
 def command(script: str) -> Steps:

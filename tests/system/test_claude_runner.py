@@ -198,7 +198,7 @@ def _option(label: str) -> dict[str, str]:
 
 
 async def test_a_plan_is_asked_about_and_its_approval_ends_planning(tmp_path: Path) -> None:
-    """In plan mode the CLI plans; the permission request contains the plan."""
+    """In plan mode the CLI plans, and the permission request contains the plan."""
 
     def write_plan(request: object) -> Reply:
         path = _after(str(getattr(request, "raw", b"")), "/plans/")
@@ -223,7 +223,7 @@ def _after(text: str, mark: str) -> str:
 
 
 async def test_an_interrupt_during_a_tool_stops_the_tool_and_the_turn(tmp_path: Path) -> None:
-    """After it returns the turn starts nothing more; the session continues."""
+    """After the interrupt returns the turn starts nothing more; the session continues."""
     script = Steps(
         ("go", [Use("Bash", {"command": "echo $$ > pid; sleep 600"}), Use("Bash", {"command": "touch late"})]), OK
     )
@@ -321,7 +321,7 @@ async def test_a_stalled_stream_fails_the_turn_and_the_conversation_goes_on(tmp_
 
 
 async def test_a_long_retry_after_fails_the_turn(tmp_path: Path) -> None:
-    """The limit holds for a retry too, and the reason is the provider's."""
+    """The limit holds for a retry too; the reason comes from the provider."""
     timeouts = ClaudeTimeouts(retries=1, model_silence=4, probe_after=0.5)
     async with stage(tmp_path, Steps(Step(anything, Refuse(429, retry_after=600), None)), timeouts=timeouts) as s:
         end = await s.turn()
@@ -340,7 +340,7 @@ async def test_a_long_retry_after_fails_the_turn(tmp_path: Path) -> None:
     ids=["silent", "broken", "failing"],
 )
 async def test_a_cli_that_ends_without_a_result_fails_the_turn(tmp_path: Path, last: str, reason: str) -> None:
-    """Output that stops, output that is not JSON, and an exit code have different reasons."""
+    """Each has its own reason: output that stops, output that is not JSON, an exit code."""
     cli = tmp_path / "cli"
     _stand_in(cli, last)
     async with stage(tmp_path, Steps(OK), cli=str(cli)) as s:
@@ -379,7 +379,7 @@ def _stand_in(path: Path, last: str) -> None:
 async def test_a_cli_that_runs_an_undecided_call_is_stopped(
     tmp_path: Path, asked: str | None, ran: str, word: str | None
 ) -> None:
-    """The turn fails and says so."""
+    """The turn fails, and its message says that a call ran without a decision."""
     bash = "tool_name='Bash', tool_use_id='c'"
     _stand_in(
         tmp_path / "cli",
@@ -467,7 +467,7 @@ async def test_a_cli_that_dies_or_hangs_fails_the_turn_and_is_replaced(
 
 
 async def test_a_cli_that_dies_before_its_first_write_is_replaced_by_a_new_conversation(tmp_path: Path) -> None:
-    """There is none to resume, and a notice says so."""
+    """There is no conversation to resume, and a notice says so."""
     async with stage(tmp_path, Steps(("go", Pause()), OK)) as s:
         ends = []
         async with anyio.create_task_group() as group:
@@ -537,7 +537,7 @@ async def test_closing_during_a_turn_leaves_no_process(tmp_path: Path) -> None:
 
 
 async def test_the_limit_of_model_requests_is_enforced(tmp_path: Path) -> None:
-    """A turn that exceeds it fails and says so."""
+    """The turn fails, and its message names the limit."""
     script = Steps(Step(anything, Use("Bash", {"command": "true"}), None))
     async with stage(tmp_path, script, limits=m.Limits(max_turns=2)) as s:
         end = await s.turn()

@@ -36,7 +36,7 @@ ASKS: list[Mapping[str, Any]] = [
 
 @asynccontextmanager
 async def clocked_host(folder: Path) -> AsyncIterator[tuple[Host, Callable[[int], None]]]:
-    """A host, and a function that sets its hutchd's clock ahead by seconds."""
+    """Yield a host, and a function that moves its hutchd's clock ahead by seconds."""
     library = compiled(Path(__file__).parent / "programs" / "clock.c", folder)
     clock = folder / "clock"
 
@@ -81,7 +81,10 @@ async def test_a_clock_that_jumps_a_day_ends_nothing_and_reorders_nothing(tmp_pa
 @sample(1)
 @pytest.mark.parametrize("jump", [DAY, -DAY], ids=["forward", "back"])
 async def test_an_executor_is_adopted_a_day_off_by_the_wall_clock(tmp_path: Path, jump: int) -> None:
-    """Tokens measure awake time: after the restart the turn continues in the same process, its request pending."""
+    """Tokens measure awake time.
+
+    After the restart the turn continues in the same process, and its request is pending.
+    """
     async with clocked_host(tmp_path) as (made, set_ahead), made.client() as hutch:
         session = await made.script(hutch, ASKS)
         async with log_of(hutch, session) as log:

@@ -110,7 +110,7 @@ async def test_a_refused_command_exits_with_4(script_host: Host) -> None:
 
 
 async def test_a_missing_daemon_exits_with_3() -> None:
-    """Every command that needs one says how to start it."""
+    """Each command that needs hutchd prints how to start it."""
     async with host(start=False) as made:
         for command in (["ps"], ["status"], ["logs", "x"], ["wait", "x"], ["key", "ls"], ["attach", "x"]):
             done = await made.hutch(*command, code=3)
@@ -166,7 +166,7 @@ async def test_a_session_is_found_by_id_prefix_or_name(script_host: Host) -> Non
 
 
 async def test_a_second_session_in_a_directory_prints_a_warning(script_host: Host) -> None:
-    """One line on standard error."""
+    """The warning is one line on standard error."""
     arguments = script(script_host, "here", {"text": "x"})
     first = await script_host.hutch("run", *arguments, "go")
     second = await script_host.hutch("run", *arguments[2:], "go")
@@ -176,7 +176,7 @@ async def test_a_second_session_in_a_directory_prints_a_warning(script_host: Hos
 
 
 async def test_a_session_is_closed_and_then_removed(script_host: Host) -> None:
-    """A busy one needs force; a closed one takes no prompt but keeps its record; a removed one is gone."""
+    """A busy one needs force. A closed one takes no prompt but keeps its record. A removed one is gone."""
     arguments = script(script_host, "closing", {"text": "x"}, {"wait_file": "never"})
     await script_host.hutch("run", *arguments, "-d", "go")
     busy = await script_host.hutch("stop", "closing", code=1)
@@ -211,7 +211,7 @@ async def test_keys_are_listed_without_their_secrets(script_host: Host) -> None:
 
 
 async def test_wait_stops_at_its_timeout(script_host: Host) -> None:
-    """It exits with 124, and the turn goes on."""
+    """The command exits with 124, and the turn goes on."""
     await script_host.hutch("run", *script(script_host, "waiting", {"wait_file": "go"}), "-d", "go")
     late = await script_host.hutch("wait", "waiting", "--timeout", "0.2", code=124)
     Path(script_host.work, "waiting", "go").touch()
@@ -221,7 +221,7 @@ async def test_wait_stops_at_its_timeout(script_host: Host) -> None:
 
 
 async def test_logs_can_be_followed(script_host: Host) -> None:
-    """It prints the history, then new events until the user ends it."""
+    """The command prints the history, then new events until the user ends it."""
     await script_host.hutch("run", *script(script_host, "followed", {"text": "old"}, {"wait_file": "go"}), "-d", "go")
     async with script_host.hutch_beside("logs", "followed", "-f", "-o", "jsonl") as process:
         assert process.stdout is not None
@@ -239,7 +239,7 @@ async def test_logs_can_be_followed(script_host: Host) -> None:
 
 
 async def test_status_and_version_describe_both_sides(script_host: Host) -> None:
-    """Isolation and keys with reasons, paths, and the versions of client and hutchd."""
+    """They show isolation and keys with reasons, paths, and the versions of client and hutchd."""
     status = await script_host.hutch("status", "-o", "json")
     version = await script_host.hutch("version", "-o", "json")
     text = await script_host.hutch("status")

@@ -1,4 +1,4 @@
-"""Misbehaving clients at the socket of a real hutchd: each stays within its limits and no other client notices."""
+"""Misbehaving clients of a real hutchd: each stays within its limits, and no other client is affected."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ unread_timeout = 3600
 ping_interval = 3600
 """
 MEMORY_OF_ONE = 1 << 20
-"""What a stalled follower may cost: its bound and a page in several shapes, far below what it misses."""
+"""The memory for a stalled follower: its bound and a page in several forms, far less than it misses."""
 
 
 class Line:
@@ -137,7 +137,7 @@ async def _half_a_frame(there: Line, *, task_status: TaskStatus[None]) -> None:
 
 
 async def _never_answer(there: Line, *, task_status: TaskStatus[None]) -> None:
-    """Be a correct client, except that no ping is answered."""
+    """Be a correct client that answers no ping."""
     await there.ask("get_version", protocol=m.PROTOCOL)
     await there.ask("follow_events", session="*", after=0)
     task_status.started()
@@ -174,7 +174,7 @@ async def test_a_misbehaving_connection_is_closed_at_its_deadline(strict: Host, 
 
 
 async def test_a_frame_over_the_limit_is_refused_and_the_connection_stays(strict: Host) -> None:
-    """It is refused by its size."""
+    """The error names the size of the frame."""
     with line(strict) as there, anyio.fail_after(DEADLINE):
         before = await there.ask("get_version", protocol=m.PROTOCOL)
         await there.stream.send(_frame("get_version", {"protocol": m.PROTOCOL, "client": "x" * 65536}))
@@ -202,7 +202,7 @@ async def test_an_idle_follower_outlives_many_pings(strict: Host) -> None:
 
 
 async def test_a_hundred_stalled_followers_cost_bounded_memory_and_delay_no_one() -> None:
-    """They fall far behind their buffers; the executor and a reading follower do not wait for them."""
+    """They fall far behind; neither the executor nor a follower that reads waits for them."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     lines: list[dict[str, Any]] = [{"wait_file": "go"}, {"repeat": {"times": 2000, "line": {"text": "s" * 5000}}}]
     async with host(STALLED) as made, made.client() as hutch:
@@ -290,7 +290,7 @@ async def _everything(there: Line, *, head: int) -> list[int]:
 
 
 async def _what_is_left(there: Line) -> list[int]:
-    """Read what still arrives on a connection that hutchd closed; return the numbers of whole events."""
+    """Read what still arrives on a connection that hutchd closed. Return the numbers of whole events."""
     seqs: list[int] = []
     with anyio.fail_after(DEADLINE):
         while True:

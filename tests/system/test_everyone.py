@@ -179,7 +179,7 @@ async def test_administrators_control_everything_but_keys(town: Town, who: str) 
 
 
 async def test_hutchds_account_operates_hutchd_and_sees_no_records(town: Town) -> None:
-    """It may call the methods about hutchd itself; users' records look missing."""
+    """This account may call the methods about hutchd itself; users' records look missing to it."""
     async with town.host.client(town.host.hutch_account) as hutch:
         copied = await reason(hutch, "backup_store", m.BackupStore(str(town.host.state / "copy.db")))
         looked = await reason(hutch, "get_session", m.SessionRef(town.things["alice"].session))
@@ -281,7 +281,7 @@ def said(heard: str | None) -> str | None:
 
 
 async def test_the_broker_forwards_nothing_for_a_stranger(town: Town) -> None:
-    """Without a lease, or with an invented one, it forwards no request."""
+    """The broker refuses requests without a lease, and with an invented one."""
     path = town.host.runtime / "broker" / "broker.sock"
     await wait_for(path.is_socket)
     made_up = f"hutch-l-{'0' * 16}-{'A' * 43}"

@@ -1,4 +1,4 @@
-"""Lying executors at a real executor socket: each gets an error that names the fault, and nothing changes."""
+"""Lying executors at a real executor socket: each gets an error that names its fault, and nothing changes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Line:
         self._ids = 0
 
     async def send(self, data: bytes) -> None:
-        """Send raw bytes; a closed connection shows at the next read."""
+        """Send raw bytes. A closed connection is noticed at the next read."""
         with suppress(anyio.BrokenResourceError):
             await self._stream.send(data)
 
@@ -71,7 +71,7 @@ class Line:
         return "hung up"
 
     async def over(self) -> bool:
-        """Read to the end, which must come."""
+        """Read to the end of the connection, which must come."""
         while await self.next() is not None:
             pass
         return True
@@ -178,7 +178,7 @@ async def test_a_token_is_valid_only_in_its_own_process(evil: Evil) -> None:
 
 
 async def test_another_executors_token_is_refused(evil: Evil) -> None:
-    """Under its own name and under the other's."""
+    """The token is refused under either executor's name."""
     async with evil_of(evil.host, evil.hutch) as other:
         told = []
         for lie in ({"token": other.boot.token}, {"token": other.boot.token, "executor": other.boot.executor}):
@@ -187,7 +187,7 @@ async def test_another_executors_token_is_refused(evil: Evil) -> None:
                 assert await line.over()
 
         assert told == ["token_unknown", "not_allowed"]
-        assert await evil.holds()  # first, since an executor that is ready serves the session that waits longest
+        assert await evil.holds()  # checked first, because a ready executor serves the session that has waited longest
         assert await other.holds()
 
 
@@ -248,7 +248,7 @@ async def test_a_second_hello_is_refused(evil: Evil) -> None:
 
 
 async def test_an_executor_speaks_for_no_other_session(evil: Evil) -> None:
-    """Though leased to its own session, it gets no key and no decision for another; a report ends the connection."""
+    """Although leased to its own session, it gets no key and no decision for another; a report ends the connection."""
     async with evil.line() as line, evil_of(evil.host, evil.hutch) as other:
         call = {"call_id": "c", "action": "other", "agent_tool": "X", "input": {}}
         await line.ask("hello", **evil.hello)

@@ -28,7 +28,7 @@ OK = Step(anything, Say("ok"), None)
 
 @pytest.fixture(scope="module")
 async def claude_host(model: Model) -> AsyncIterator[Host]:
-    """A host whose settings limit closely how long an interrupt may take."""
+    """A host with short limits for the end of an interrupt."""
     async with host(settings_for(model, "interrupt_grace = 1\n")) as made:
         await made.hutch("key", "add", "anthropic", input=KEY)
         yield made
@@ -108,7 +108,7 @@ async def test_a_wrong_key_fails_the_turn_and_a_right_one_fixes_it(
 async def test_a_process_that_dies_fails_the_turn_with_a_reason(
     claude_host: Host, hutch: HutchClient, model: Model, find: Find, reason: str
 ) -> None:
-    """It dies during the stream, when no more output would come."""
+    """The process dies during the stream, when no more output would come."""
     pause = Pause()
     model.script = Steps(("go", [Say("half"), pause]), OK)
     session = await claude_host.claude(hutch, reason)
@@ -127,7 +127,7 @@ async def test_a_process_that_dies_fails_the_turn_with_a_reason(
 async def test_an_executor_that_hangs_is_ended_when_its_turn_is_interrupted(
     claude_host: Host, hutch: HutchClient, model: Model
 ) -> None:
-    """Its CLI ends too, within the configured grace; after the interrupt returns, none of its processes is left."""
+    """Its CLI ends too, within the configured grace. After the interrupt returns, none of its processes is left."""
     pause = Pause()
     model.script = Steps(("go", [Say("half"), pause]), OK)
     session = await claude_host.claude(hutch, "hangs")
@@ -158,7 +158,7 @@ async def test_a_turn_that_takes_too_long_times_out(claude_host: Host, model: Mo
 
 
 async def test_the_limit_of_model_requests_ends_the_turn(claude_host: Host, hutch: HutchClient, model: Model) -> None:
-    """A turn that exceeds it fails and says so."""
+    """The turn fails, and its message names the limit."""
     model.script = Steps(Step(anything, Use("Bash", {"command": "true"}), None))
     session = await claude_host.claude(hutch, "requests", limits=m.Limits(max_turns=2))
     async with log_of(hutch, session) as log:

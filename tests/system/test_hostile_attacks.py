@@ -58,13 +58,13 @@ EFFECTIVE = {
     *("takes_descriptors", "signals", "steers", "takes_shared_memory", "dials_their_sockets"),
     *("reads_as_root_of_a_namespace",),
 }
-"""Attacks that work against an agent of one's own account outside of a sandbox; others work against nobody."""
+"""Attacks that succeed against an agent of one's own account outside of a sandbox. The others never succeed."""
 
 _HARM = ("writes_processes", "writes_files", "signals")
 CONTROL = (*(one for one in ATTACKS if one not in _HARM), *_HARM)
-"""Without harm first."""
+"""The order of the attacks: the harmless ones first."""
 LEFT = ("x-mallory", "x-link", "mallory.sock")
-"""What `writes_hutch` makes."""
+"""The files that `writes_hutch` creates."""
 
 Played = dict[str, dict[str, list[str]]]
 
@@ -152,7 +152,7 @@ async def test_no_attack_reaches_another_user(stage: Stage, attack: str, way: st
     if way == "person" and attack in ("gains_rights", "looks_into_its_own_executor"):
         got = [one for one in got if "CapBnd" not in one and "may gain privileges" not in one]  # a user may use sudo
 
-    if way.endswith("-strict") and attack == "writes_hutch":  # there it affects only its own sandbox
+    if way.endswith("-strict") and attack == "writes_hutch":  # there it changes only its own sandbox
         got = [one for one in got if not one.startswith(("make a ", "listens in ", "rename "))]
 
     assert got == []
@@ -160,7 +160,7 @@ async def test_no_attack_reaches_another_user(stage: Stage, attack: str, way: st
 
 
 async def test_every_attack_was_run(stage: Stage) -> None:
-    """In each way, with and without a sandbox, and many parts of it were refused."""
+    """Each was run in each way, with and without a sandbox, and most of its steps were refused."""
     assert {way: set(played) for way, played in stage.played.items()} == {way: set(ATTACKS) for way in WAYS}
     notes = [one for played in stage.played.values() for one in played.values()]
     assert not [said for one in notes for said in one["said"] if "stopped" in said]

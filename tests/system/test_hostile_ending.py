@@ -36,26 +36,26 @@ KINDS = tuple(
 )
 SEED = 6
 IN_CI = 8
-"""How many of the kinds CI ends; `full` ends all, several times."""
+"""The number of kinds that CI ends; `full` ends all, several times."""
 BOUND = 0.5
-"""Seconds, for 99 of 100."""
+"""The bound in seconds for 99 of 100 sessions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One session of the corpus, from the order to end it."""
+    """One session of the corpus, from the call that ends it."""
 
     kind: str
     way: str
     strict: bool
     processes: int
-    """How many it had."""
+    """The number of its processes."""
     answered: float
-    """Seconds until hutchd said that it is over; of a crash, until nobody of it was seen."""
+    """Seconds until hutchd reported the session's end; after a crash, until no process of it was seen."""
     gone: float
-    """Seconds until nothing was left of it."""
+    """Seconds until no process of it was left."""
     left: tuple[int, ...]
-    """What was still there at a later look."""
+    """The processes still found later."""
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ async def end_one(host: SharedHost, hutch: HutchClient, number: int, kind: str, 
 
 
 async def end_all(host: SharedHost, count: int, seed: int = SEED) -> list[Run]:
-    """Carry out the plan; print the figure."""
+    """Carry out the plan; print the result."""
     async with host.client(host.people["mallory"]) as hutch:
         runs = [await end_one(host, hutch, number, *one) for number, one in enumerate(plan(count, seed))]
     times = sorted(run.gone for run in runs)
@@ -173,13 +173,13 @@ async def test_nothing_outlives_its_session(host: SharedHost) -> None:
     runs = await end_all(host, IN_CI, sampling.seed())
 
     assert len({run.kind for run in runs}) == IN_CI
-    assert p99(runs) <= 4 * BOUND  # for a busy machine
+    assert p99(runs) <= 4 * BOUND  # more on a busy machine
 
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
 async def test_a_session_ends_within_half_a_second(host: SharedHost) -> None:
-    """99 of 100 do, over 200 runs of all kinds."""
+    """99 of 100 sessions do, of 200 sessions of all kinds."""
     runs = await end_all(host, 200)
 
     assert {run.kind for run in runs} == set(KINDS)
@@ -187,7 +187,7 @@ async def test_a_session_ends_within_half_a_second(host: SharedHost) -> None:
 
 
 async def test_kill_minus_one_hits_only_the_agents_own_account(host: SharedHost) -> None:
-    """It ends the account's processes, its executor included, and no others; the next turn runs."""
+    """It ends its account's processes, its executor included, and no others; the next turn runs."""
     alice, mallory = host.people["alice"], host.people["mallory"]
     async with host.client(alice) as hutch, diary(host, hutch, alice) as kept:
         async with host.client(mallory) as mallorys:
@@ -196,7 +196,7 @@ async def test_kill_minus_one_hits_only_the_agents_own_account(host: SharedHost)
             turn = await mallorys.submit_prompt(session.id, "go")
             its = Path(session.cwd, "its")
             await wait_for(its.exists)
-            await wait_for(lambda: not processes.alive(int(its.read_text())))  # including its connection to hutchd
+            await wait_for(lambda: not processes.alive(int(its.read_text())))  # its executor too
         async with host.client(mallory) as mallorys, log_of(mallorys, session) as log:
             end = await log.ended(turn)
             again = await log.play(session, "again")
@@ -210,7 +210,7 @@ async def test_kill_minus_one_hits_only_the_agents_own_account(host: SharedHost)
 
 
 async def test_processes_of_an_executor_that_its_user_killed_are_ended(host: SharedHost) -> None:
-    """The account may signal its executor; hutchd still finds and ends the processes that it started."""
+    """The account may signal its executor; hutchd still finds and ends the processes that the executor started."""
     mallory = host.people["mallory"]
     async with host.client(mallory) as hutch:
         session = await open_script(

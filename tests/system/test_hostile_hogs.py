@@ -1,4 +1,4 @@
-"""A session that takes too much is stopped by its own limits, with a notice; all others work on."""
+"""A session that takes too much is stopped by its own limits, with a notice; the others go on."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ interrupt_grace = 2
 LINES = 300
 """Events of one of Bob's turns."""
 HONEST = "build"
-"""The neighbour that Bob's rate is compared with: busy on every processor, as a compiler is."""
+"""The neighbour beside which Bob's rate is measured for comparison: it computes on every processor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hogged:
-    """The result of a hog's turn, and of Bob's turn beside it."""
+    """The results of a hog's turn and of Bob's turn beside it."""
 
     end: TurnEnded
     said: str
@@ -100,10 +100,10 @@ def told(found: Hogged) -> str:
 
 @pytest.mark.parametrize("level", ["account", "strict"])
 async def test_a_memory_hog_dies_alone_and_its_turn_says_why(host: SharedHost, level: m.IsolationLevel) -> None:
-    """It gets no more than its limit; its executor, hutchd, launcher and Bob's session live; the next turn runs."""
+    """It gets no more than its limit. Its executor, hutchd, the launcher and Bob's session live; the next turn runs."""
     found = await hogged(host, "memory", isolation=level)
 
-    assert "MiB" not in found.said  # it did not finish
+    assert "MiB" not in found.said  # the hog did not finish
     assert "256 MiB" in told(found), (found.end, found.notices)
 
 
@@ -119,7 +119,7 @@ async def test_a_fork_bomb_meets_its_limit(host: SharedHost, level: m.IsolationL
 
 
 async def test_a_disk_filler_fills_only_its_own_space(host: SharedHost) -> None:
-    """Hutch's record, logs and sockets have space, and its stored output is limited."""
+    """Hutch's record, logs and sockets still have space, and the stored output is limited."""
     log = host.state / "executors"
     found = await hogged(host, "disk")
 
@@ -128,7 +128,7 @@ async def test_a_disk_filler_fills_only_its_own_space(host: SharedHost) -> None:
 
 
 async def test_a_descriptor_hog_meets_its_limit(host: SharedHost) -> None:
-    """The limit holds for each process; meanwhile hutchd accepts other connections."""
+    """The limit holds for each process. Meanwhile hutchd accepts other connections."""
     found = await hogged(host, "descriptors", 4.0)
 
     got = json.loads(found.said)
@@ -167,7 +167,7 @@ async def neighbour(host: SharedHost, kind: str, number: int) -> AsyncIterator[N
         session = await open_script(host, mallorys, mallory, [bash(line)], folder)
         await mallorys.submit_prompt(session.id, "go")
         await wait_for(Path(session.cwd, "ready").exists)
-        await anyio.sleep(0.3)  # its other parts start too
+        await anyio.sleep(0.3)  # its other processes start too
         yield
         await mallorys.close_session(session.id, force=True)
 
@@ -215,13 +215,13 @@ async def share(host: SharedHost, hog: str, pairs: int, seconds: float) -> float
 
 
 async def test_bob_keeps_a_share(host: SharedHost) -> None:
-    """Beside one session that is a fork bomb and hogs memory, disk and descriptors."""
-    assert await share(host, "every", 3, 1.5) >= 0.4  # for a busy machine
+    """The other session is a fork bomb, and takes memory, disk and descriptors."""
+    assert await share(host, "every", 3, 1.5) >= 0.4  # a low bound, for a busy machine
 
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("hog", ["bomb", "memory", "disk", "descriptors", "every"])
 async def test_bob_keeps_nine_tenths(host: SharedHost, hog: str) -> None:
-    """Beside each hog, and beside all."""
+    """He keeps them beside each kind of hog, and beside all kinds at once."""
     assert await share(host, hog, 9, 4.0) >= 0.9

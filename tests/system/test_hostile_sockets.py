@@ -1,4 +1,4 @@
-"""A stranger at every socket: every method, a foreign lease, a foreign token, one's own permission request."""
+"""An attacker at every socket: all methods, a foreign lease, a foreign token, the attacker's own requests."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ async def test_executor_methods_refuse_a_foreign_token(stage: Stage, way: str) -
 
 @pytest.mark.parametrize("way", ["person", "script", "claude"])
 async def test_a_foreign_lease_is_refused(stage: Stage, way: str) -> None:
-    """Another account's agent or shell gets nothing for it, and the model gets no request."""
+    """Another account's agent or shell gets no answer for it, and no request reaches the model."""
     host, mallory = stage.host, stage.mallory
     lease = find_in_memory(await executor_of(stage.hutch, stage.lives), LEASE).decode()
     folder = host.folder(mallory, f"lease-{way}") if way != "claude" else mallory.home
@@ -235,7 +235,7 @@ async def test_a_foreign_lease_is_refused(stage: Stage, way: str) -> None:
 
 
 async def test_an_agent_cannot_decide_its_own_request(stage: Stage) -> None:
-    """Nor can its orphaned background process without a mark; only the user's decision counts."""
+    """Its orphaned background process without a mark cannot either; only the user's decision counts."""
     host, mallory = stage.host, stage.mallory
     folder = host.folder(mallory, "own")
     program = lend(mallory, "caller.py", folder)

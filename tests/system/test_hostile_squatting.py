@@ -55,7 +55,7 @@ async def host(model: Model) -> AsyncIterator[SharedHost]:
 
 @pytest.fixture
 async def untouched(host: SharedHost) -> AsyncIterator[Account]:
-    """Alice, whose home must be unchanged afterwards."""
+    """Return Alice, and check afterwards that her home is unchanged."""
     alice = host.people["alice"]
     before = tree(alice.home)
     yield alice
@@ -74,7 +74,7 @@ def tree(root: Path) -> Tree:
 
 
 async def let_go(hutch: HutchClient, session: m.Session, who: Account) -> None:
-    """End a session's executor, as its account can."""
+    """End a session's executor with the rights of its account."""
     who.run("kill", "-KILL", str(await executor_of(hutch, session)))
     with anyio.fail_after(DEADLINE):
         while any(one.session == session.id for one in (await hutch.get_status()).executors):
@@ -82,7 +82,7 @@ async def let_go(hutch: HutchClient, session: m.Session, who: Account) -> None:
 
 
 async def played(hutch: HutchClient, session: m.Session, prompt: str) -> tuple[TurnEnded, str]:
-    """Run a turn; return its end and its whole output."""
+    """Run a turn; return its end and all of its output."""
     async with log_of(hutch, session) as log:
         end = await log.play(session, prompt)
         return end, " ".join(bytes(event.data).decode() for event in log.events)

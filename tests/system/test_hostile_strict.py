@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(180), sample(5)]
 
 AGENTS = ("script", "claude")
 MARK = "touch ran; sh -c 'readlink /proc/self/ns/pid' > where"
-"""What shows that a command ran, and where."""
+"""The command that leaves a trace, which also shows whether it ran in a sandbox."""
 
 
 class Stage:
@@ -73,7 +73,7 @@ class Stage:
 
 @asynccontextmanager
 async def staged(require: str = "") -> AsyncIterator[Stage]:
-    """Create one. hutchd and its children search programs in a folder of the host only."""
+    """Create a stage whose hutchd and children search for programs in a folder of the host only."""
     bubblewrap()
     async with serve(key=KEY, script=lambda _: Say("hello")) as model:
         settings = settings_for(model, f"[executors]\nspares = 0\n{require}")
@@ -106,7 +106,7 @@ def ran(session: m.Session) -> bool:
 
 
 def is_refusal(end: TurnEnded) -> bool:
-    """Return whether a turn was refused because there is no sandbox, and says so."""
+    """Return whether a turn was refused with the reason that there is no sandbox."""
     return (end.state, end.reason) == ("failed", "isolation_unavailable") and "strict" in end.message
 
 
@@ -126,7 +126,7 @@ async def test_a_strict_session_runs_in_a_sandbox(stage: Stage, agent: str) -> N
 
 @pytest.mark.parametrize("agent", AGENTS)
 async def test_a_session_is_refused_before_anything_starts(stage: Stage, agent: str) -> None:
-    """No session, no process of the account, no model request; the reason names the missing part."""
+    """There is no session, no process of the account and no model request; the reason names the missing part."""
     stage.take_away()
     before = len(stage.model.requests)
     async with stage.host.client(stage.alice) as hutch:
@@ -163,7 +163,7 @@ async def test_a_session_is_refused_before_anything_starts(stage: Stage, agent: 
 
 @pytest.mark.parametrize("agent", AGENTS)
 async def test_a_strict_session_gets_no_other_executor(stage: Stage, agent: str) -> None:
-    """After bubblewrap is removed, the next prompt is refused and nothing runs; with bubblewrap back, it runs."""
+    """After bubblewrap is removed, the next prompt is refused and nothing runs. With bubblewrap back, it runs."""
     stage.give()
     async with stage.host.client(stage.alice) as hutch:
         session = await stage.open(hutch, agent, f"next-{agent}", "strict")
@@ -185,7 +185,7 @@ async def test_a_strict_session_gets_no_other_executor(stage: Stage, agent: str)
 
 
 async def test_a_live_executor_runs_nothing_without_a_sandbox(stage: Stage) -> None:
-    """Each command gets its own sandbox; if none can be created, the command does not run."""
+    """Each command has its own sandbox; if the sandbox cannot be created, the command does not run."""
     stage.give()
     async with stage.host.client(stage.alice) as hutch:
         session = await stage.open(hutch, "script", "live", "strict")
@@ -218,8 +218,7 @@ async def test_a_bubblewrap_that_isolates_nothing_is_rejected(stage: Stage) -> N
 
 
 async def test_a_required_level_survives_a_restart() -> None:
-    """Without bubblewrap, old strict sessions of both agents are refused their next prompt, and new ones are
-    refused."""
+    """Without bubblewrap, the next prompt of an old strict session is refused for both agents, and so are new sessions."""
     async with staged('[isolation]\nrequire = "strict"\n') as stage:
         host = stage.host
         async with host.client(stage.alice) as hutch:

@@ -53,7 +53,7 @@ async def test_sigterm_lets_the_running_turn_end_and_takes_no_new_work() -> None
 
 
 async def test_sighup_reads_the_settings_again() -> None:
-    """They apply from then on; an invalid file changes nothing and is reported."""
+    """The new settings apply from then on; an invalid file changes nothing and is reported."""
     async with host("[executors]\nspares = 0\nlost_timeout = 1\n") as made, made.client() as hutch:
         before = await made.script(hutch, [{"text": "hello"}], name="kept")
         async with log_of(hutch, before) as log:
@@ -138,7 +138,7 @@ async def test_an_executor_that_cannot_start_is_reported(script_host: Host) -> N
 
 
 async def test_run_starts_a_daemon_if_none_runs() -> None:
-    """One line says so, the daemon outlives `hutch run`, and `hutch daemon stop` stops it."""
+    """`hutch run` prints one line about it, the daemon outlives the command, and `hutch daemon stop` stops it."""
     async with host("[executors]\nspares = 0\n", start=False) as made:
         made.write_settings()
         ran = await made.hutch("run", "--agent", "script", "hello", "-o", "json")
@@ -176,7 +176,7 @@ async def test_after_stop_leave_the_next_hutchd_adopts_the_turn() -> None:
 
 
 async def test_daemon_stop_with_stop_ends_running_turns() -> None:
-    """`hutch daemon stop --stop` does not wait for the turn; its command is gone."""
+    """`hutch daemon stop --stop` does not wait for the turn, whose command is killed."""
     async with host("[executors]\nspares = 0\n") as made:
         async with made.client(redial_for=0) as hutch:
             call = {"tool": "Bash", "input": {"command": "echo $$ > pid; sleep 600"}, "run": True}
@@ -193,7 +193,7 @@ async def test_daemon_stop_with_stop_ends_running_turns() -> None:
 
 
 async def test_an_agent_inherits_only_allowed_variables() -> None:
-    """Those on the allow-list, and its home."""
+    """It gets the variables on the allow-list, and its home."""
     async with host("[executors]\nspares = 0\n", env={"PRIVATE_THING": "of the shell"}) as made, made.client() as hutch:
         call = {"tool": "Bash", "input": {"command": "env"}, "run": True}
         session = await made.script(hutch, [call], permission_mode="bypass")
@@ -208,7 +208,7 @@ async def test_an_agent_inherits_only_allowed_variables() -> None:
 
 
 async def test_only_hutchds_account_can_open_its_files(script_host: Host) -> None:
-    """Record, keys, spools, executor logs, sockets."""
+    """This holds for the record, keys, spools, executor logs and sockets."""
     async with script_host.client() as hutch:
         session = await script_host.script(hutch, [{"text": "x"}])
         async with log_of(hutch, session) as log:
@@ -220,7 +220,7 @@ async def test_only_hutchds_account_can_open_its_files(script_host: Host) -> Non
 
 
 def test_hutchd_prints_its_version(tmp_path: Path) -> None:
-    """It touches no file."""
+    """The program touches no file."""
     done = subprocess.run([*HUTCHD, "--version"], capture_output=True, text=True, check=True, cwd=tmp_path, env={})
 
     assert done.stdout.startswith("hutchd ")

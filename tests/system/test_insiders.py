@@ -95,7 +95,7 @@ def outside_its_group():
     ],
 )
 async def test_a_process_of_a_session_changes_nothing(how: str, found: list[str]) -> None:
-    """Without a mark, orphaned, outside its cgroup, or with a connection of a process that has ended."""
+    """The process lacks the mark, is orphaned, left its cgroup, or has the connection of a process that has ended."""
     async with host() as one:
         answers = await _answers(one, how)
 

@@ -82,7 +82,7 @@ class Leased:
 
 
 async def sent(stream: SocketStream, raw: bytes) -> bytes:
-    """Send raw bytes; return everything that arrives until the connection ends."""
+    """Send raw bytes; return everything that arrives until the end of the connection."""
     try:
         with anyio.fail_after(60):
             with suppress(anyio.BrokenResourceError):
@@ -238,7 +238,7 @@ async def test_a_lease_opens_only_model_paths(shared: Host, provider: Model) -> 
 
 
 async def test_the_broker_follows_no_redirect(shared: Host) -> None:
-    """A provider that redirects gets the key once, and the other address never does."""
+    """A provider that redirects gets the key once; the other address never gets it."""
     async with upstream(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n") as target:
         moved = f"HTTP/1.1 302 Found\r\nLocation: {target.url}/v1/messages\r\nContent-Length: 0\r\n\r\n"
         async with upstream(moved.encode()) as mover, shared.client() as hutch:
@@ -267,7 +267,7 @@ async def test_a_lease_ends_with_its_session(shared: Host) -> None:
 
 
 async def test_the_command_manages_a_users_keys(shared: Host) -> None:
-    """It adds, lists, chooses, explains, rewraps and removes them; the lease keeps working."""
+    """The command adds, lists, chooses, explains, rewraps and removes keys; the lease keeps working."""
     async with shared.client() as hutch:
         await shared.hutch("key", "add", "anthropic", "--name", "second", input="sk-ant-another-0123456789")
         await shared.hutch("key", "use", "anthropic", "default")
@@ -287,7 +287,7 @@ async def test_the_command_manages_a_users_keys(shared: Host) -> None:
 
 
 async def test_a_deleted_key_ends_open_streams_for_good() -> None:
-    """The stream breaks, upstream too; the lease stays dead, whichever process is killed and restarted."""
+    """The stream breaks, at the provider too; the lease stays invalid, whichever process is killed and restarted."""
     stalling = serve(key=KEY, script=lambda _: [Say("one"), Stall()])
     async with stalling as model, keyed(model) as made, made.client() as hutch:
         mine = await leased(made, hutch, "revoked")
@@ -341,7 +341,7 @@ async def test_a_stream_outlives_a_killed_hutchd_and_a_lease_its_restart() -> No
 
 
 async def test_a_lease_expires_without_hutchd() -> None:
-    """It is valid for the configured time; then its streams are closed and it is refused."""
+    """The lease is valid for the configured time; then its streams are cut and it is refused."""
     stalling = serve(key=KEY, script=lambda _: [Say("one"), Stall()])
     async with stalling as model, keyed(model, "[broker]\nlease = 5.0\n") as made, made.client() as hutch:
         mine = await leased(made, hutch, "expired")
@@ -369,7 +369,7 @@ async def agents() -> AsyncIterator[tuple[Host, Model]]:
 @sample(1)
 @pytest.mark.parametrize("status", [401, 429, 500, 529])
 async def test_provider_errors_reach_the_agent_unchanged(agents: tuple[Host, Model], status: int) -> None:
-    """The agent's own retry limits hold, and the turn ends with the provider's message."""
+    """The agent's own limit of retries holds, and the turn ends with the provider's message."""
     made, model = agents
     model.script = Steps(Step(anything, Refuse(status, message="said by the provider"), None))
     before = len(model.turns)
@@ -404,7 +404,7 @@ async def test_the_broker_and_the_agent_count_the_same_usage(agents: tuple[Host,
 
 
 def patient(model: Model) -> str:
-    """Settings with which the agent retries until there is a new broker."""
+    """Return settings with which the agent retries until there is a new broker."""
     return settings_for(model).replace("retries = 1", "retries = 8")
 
 

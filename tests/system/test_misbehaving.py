@@ -1,4 +1,4 @@
-"""Misbehaving processes around a real hutchd: it reports them in time, and none is left."""
+"""Misbehaving processes around a real hutchd: hutchd reports them in time, and none is left."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.system
 PROGRAMS = Path(__file__).parent / "programs"
 FREEZER = Path("/sys/fs/cgroup/freezer")
 HIDING = "trap '' TERM HUP INT; setsid -f env -i /bin/sleep {seconds}; (setsid env -i /bin/sleep {seconds} &); echo on"
-"""Starts two processes that leave their parent, session, group and environment behind."""
+"""Starts two processes that leave their parent, session, group and environment."""
 
 
 @asynccontextmanager
 async def bad_host(tmp_path: Path, manner: str, settings: str) -> AsyncIterator[tuple[Host, Path]]:
-    """A host with unusable executors, and the file that gets a line for each start."""
+    """Yield a host with unusable executors, and the file to which each start adds a line."""
     starts = tmp_path / "starts"
     starts.touch()
     async with host(f"[executors]\nspares = 0\n{settings}", start=False) as made:
@@ -45,7 +45,7 @@ async def bad_host(tmp_path: Path, manner: str, settings: str) -> AsyncIterator[
 async def test_a_failing_start_is_tried_a_few_times_and_reported_once(
     tmp_path: Path, manner: str, attempts: int
 ) -> None:
-    """Its turn fails with the reason, further turns fail at once without a start, and there is one notice."""
+    """Its turn fails with the reason; further turns fail at once without a start; there is one notice."""
     settings = f"hello_timeout = 1\nstart_attempts = {attempts}\nstart_window = 600\n"
     async with bad_host(tmp_path, manner, settings) as (made, starts), made.client() as hutch:
         session = await made.script(hutch, [{"text": "never"}])
@@ -63,7 +63,7 @@ async def test_a_failing_start_is_tried_a_few_times_and_reported_once(
 
 
 async def test_a_spinning_executor_is_ended(tmp_path: Path) -> None:
-    """It sends no heartbeat; the turn that needs it fails, and none of its processes is left."""
+    """It sends no heartbeat. The turn that needs it fails, and none of its processes is left."""
     settings = "heartbeat_timeout = 1\nprepare_timeout = 30\n"
     async with bad_host(tmp_path, "spin", settings) as (made, starts), made.client() as hutch:
         session = await made.script(hutch, [{"text": "never"}])
@@ -128,7 +128,7 @@ async def test_huge_events_pass_whole_and_delay_no_other_session() -> None:
 
 @pytest.mark.parametrize("way", ["close", "kill"])
 async def test_hidden_processes_end_with_their_session(way: str) -> None:
-    """Forked twice, in their own sessions, ignoring signals, without a mark: all are found and ended."""
+    """Processes that forked twice, lead their own sessions, ignore signals or lack the mark are found and ended."""
     if way == "kill" and find_root() is None:
         pytest.skip("kernel: without cgroups nothing tells the orphans of a dead executor")
     seconds = f"{600 + os.getpid()}.{len(way)}"

@@ -1,4 +1,4 @@
-"""What the real CLI and its commands can reach with each network setting."""
+"""The network that the real CLI and its commands reach with each setting."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ ASK = (
 
 
 class Page(http.server.BaseHTTPRequestHandler):
-    """Answers with its port."""
+    """Answers each request with its port."""
 
     def do_GET(self) -> None:
-        """Answer."""
+        """Answer with the port."""
         self.send_response(200)
         self.end_headers()
         self.wfile.write(b"PAGE %d" % self.connection.getsockname()[1])
@@ -117,7 +117,7 @@ async def play(on: Host, hutch: HutchClient, session: m.Session) -> TurnEnded:
 async def test_a_script_agent_has_the_same_sandbox(
     reloaded: Host, model: Model, pages: tuple[int, int], network: str
 ) -> None:
-    """If the settings require a sandbox, it can reach the same network."""
+    """If the settings require a sandbox, it reaches the network of the settings and no more."""
     bubblewrap()
     settings = f'[sandbox]\nmode = "require"\nnetwork = "{network}"\nallow = ["127.0.0.1:{pages[0]}"]\n'
     line = {"tool": "Bash", "input": {"command": f"{ASK % pages}; ls -d /proc/[0-9]* | wc -l"}, "run": True}

@@ -1,4 +1,4 @@
-"""The policy with the real Claude CLI: every call is judged, requests wait, and the judged input is what runs."""
+"""The policy with the real Claude CLI: every call is judged, requests wait, and only the judged input runs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_each_mode_asks_about_its_calls(
 
 
 async def test_parallel_calls_are_decided_in_any_order(claude_host: Host, hutch: HutchClient) -> None:
-    """Each has its own request, and a decision covers one request only."""
+    """Each call has its own request, and a decision covers only that request."""
     session = await claude_host.claude(hutch, "parallel", "ask")
     commands = [f"cat {number}" for number in range(4)]
     for number in range(4):
@@ -102,7 +102,7 @@ async def test_parallel_calls_are_decided_in_any_order(claude_host: Host, hutch:
 
 
 async def test_a_deny_rule_holds_in_bypass(claude_host: Host, hutch: HutchClient) -> None:
-    """Wherever the denied command stands in the line, even if the CLI would run it without asking."""
+    """The rule holds wherever the command stands in the line, even if the CLI would not ask about it."""
     rules = m.Rules(deny=("Bash(rm:*)", "Bash(ls:*)"))
     session = await claude_host.claude(hutch, "denied", "bypass", rules=rules)
     Path(session.cwd, "kept").touch()
@@ -117,7 +117,7 @@ async def test_a_deny_rule_holds_in_bypass(claude_host: Host, hutch: HutchClient
 
 
 async def test_an_edited_input_is_judged_and_replaces_the_requested_one(claude_host: Host, hutch: HutchClient) -> None:
-    """With `hutch approve --edit`; an edit that a rule denies leaves the request pending."""
+    """The user edits with `hutch approve --edit`; an edit that a rule denies leaves the request pending."""
     session = await claude_host.claude(hutch, "edited", "ask", rules=m.Rules(deny=("Bash(rm:*)",)))
     async with log_of(hutch, session) as log:
         turn = await hutch.submit_prompt(session.id, told([bash("touch asked")]))
@@ -172,7 +172,7 @@ async def test_nothing_starts_after_an_interrupt_was_acknowledged(claude_host: H
 
 
 async def test_the_mode_changes_during_a_turn_and_is_recorded(claude_host: Host, hutch: HutchClient) -> None:
-    """It applies to the next call, a pending request stays, and event and audit name the user."""
+    """It applies to the next call. A pending request stays. The event and the audit name the user."""
     session = await claude_host.claude(hutch, "changed", "ask")
     async with log_of(hutch, session) as log:
         turn = await hutch.submit_prompt(session.id, told([bash("touch one")], [bash("touch two")]))

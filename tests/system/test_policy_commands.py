@@ -1,4 +1,4 @@
-"""`hutch policy`, `mode`, `audit` and `approve`, from the shell, against a real hutchd."""
+"""`hutch policy`, `mode`, `audit` and `approve` in a shell, against a real hutchd."""
 
 from __future__ import annotations
 
@@ -34,13 +34,16 @@ async def guarded() -> AsyncIterator[Host]:
 
 @pytest.fixture
 async def hutch(guarded: Host) -> AsyncIterator[HutchClient]:
-    """A client of it."""
+    """A client of the host."""
     async with guarded.client() as client:
         yield client
 
 
 async def test_rules_are_added_shown_explained_and_removed(guarded: Host) -> None:
-    """For all projects or one; `show` lists the layers, and `explain` names the deciding rule's layer."""
+    """Rules are for all projects or for one.
+
+    `show` lists the layers, and `explain` names the layer of the deciding rule.
+    """
     project = guarded.folder("ruled")
     await guarded.hutch("policy", "add", "allow", "Bash(git:*)", "-C", str(project))
     await guarded.hutch("policy", "add", "ask", "Bash(git push:*)")
@@ -86,7 +89,7 @@ async def test_rules_are_added_shown_explained_and_removed(guarded: Host) -> Non
     ],
 )
 async def test_an_error_is_a_sentence(guarded: Host, words: list[str], code: int, said: str) -> None:
-    """Its exit code tells its class."""
+    """The exit code tells the class of the error."""
     done = await guarded.hutch(*words, code=code)
 
     assert said in done.err
@@ -157,7 +160,7 @@ async def test_a_changed_file_is_no_longer_trusted(guarded: Host, hutch: HutchCl
 
 
 async def test_approve_adds_the_chosen_rule(guarded: Host, hutch: HutchClient) -> None:
-    """For the session or the project; it is shown, and can be removed again."""
+    """The rule is added for the session or the project, shown, and can be removed again."""
     folder = guarded.folder("approving")
     lines = [step(bash("npm run test -- x")), step(bash("npm run lint")), step(bash("npm run lint"))]
     session = await guarded.script(hutch, lines, "approving")
@@ -179,7 +182,7 @@ async def test_approve_adds_the_chosen_rule(guarded: Host, hutch: HutchClient) -
 
 
 async def test_the_audit_is_filtered_and_exported(guarded: Host, hutch: HutchClient) -> None:
-    """By session, action, outcome and time; each line has the user or rule, the time and the input."""
+    """Filters are session, action, outcome and time. Each line has the user or rule, the time and the input."""
     session = await guarded.script(hutch, [step(bash("curl x")), step(bash("touch one")), step(bash("touch two"))])
     async with log_of(hutch, session) as log:
         turn = await hutch.submit_prompt(session.id, "go")

@@ -52,7 +52,7 @@ async def guarded() -> AsyncIterator[Host]:
 
 @pytest.fixture
 async def hutch(guarded: Host) -> AsyncIterator[HutchClient]:
-    """A client of it."""
+    """A client of the host."""
     async with guarded.client() as client:
         yield client
 
@@ -83,7 +83,7 @@ async def assert_guarded(hutch: HutchClient, session: m.Session, *, other: bool)
 
 
 async def test_a_project_that_is_not_trusted_allows_nothing(guarded: Host, hutch: HutchClient) -> None:
-    """Not even calls that the host's policy leaves open."""
+    """It does not even allow calls that the host's policy leaves open."""
     folder = guarded.folder("untrusted")
     _write_policy(folder)
     await assert_guarded(hutch, await open_session(guarded, hutch, folder), other=False)
@@ -140,7 +140,7 @@ async def test_always_does_not_override_an_ask_rule_of_the_host(guarded: Host, h
 
 
 async def test_bypass_is_refused_if_the_host_forbids_it(guarded: Host, hutch: HutchClient) -> None:
-    """For new sessions, for open ones, and as the mode before a plan."""
+    """The refusal holds for new sessions, for open ones, and for the mode before a plan."""
     folder = guarded.folder("bypass")
     with pytest.raises(HutchError) as refused:
         await open_session(guarded, hutch, folder, permission_mode="bypass")
@@ -156,7 +156,7 @@ async def test_bypass_is_refused_if_the_host_forbids_it(guarded: Host, hutch: Hu
 async def test_no_mode_runs_what_the_host_denies_or_asks_about(
     guarded: Host, hutch: HutchClient, mode: m.PermissionMode
 ) -> None:
-    """Whatever the session's own rules say."""
+    """The session's own rules do not matter."""
     session = await open_session(
         guarded, hutch, guarded.folder(f"mode-{mode}"), permission_mode=mode, rules=m.Rules(allow=EVERYTHING)
     )
@@ -184,7 +184,7 @@ async def test_an_edited_input_is_judged_by_the_host_policy(guarded: Host, hutch
 
 
 async def test_an_agent_that_writes_the_projects_file_gains_nothing(guarded: Host, hutch: HutchClient) -> None:
-    """Writing it is asked about even if all edits are accepted, and the new file is not trusted."""
+    """Writing the file is asked about even if all edits are accepted, and the new file is not trusted."""
     folder = guarded.folder("rewritten")
     _write_policy(folder)
     await guarded.hutch("policy", "trust", str(folder))
@@ -205,7 +205,7 @@ async def test_an_agent_that_writes_the_projects_file_gains_nothing(guarded: Hos
 
 
 async def test_an_unreadable_project_file_makes_everything_ask(guarded: Host, hutch: HutchClient) -> None:
-    """It might have denied anything; the request and `policy show` say why."""
+    """The file might deny anything; the request and `policy show` say why."""
     for name, content, why in (
         ("broken", b"[permissions\n", "line 1"),
         ("large", b"#" * 100_000, "larger than 65536 bytes"),

@@ -35,7 +35,7 @@ with open(answers + ".part", "w") as file:
     json.dump(said, file)
 os.rename(answers + ".part", answers)
 """
-"""Makes each request of a file, and writes its result down."""
+"""A program that makes each request of a file and writes down its result."""
 LOOKS = ("get_status", "list_sessions", "list_permissions", "show_policy")
 
 
@@ -49,13 +49,13 @@ async def guarded() -> AsyncIterator[Host]:
 
 @pytest.fixture
 async def hutch(guarded: Host) -> AsyncIterator[HutchClient]:
-    """A client of it."""
+    """A client of the host."""
     async with guarded.client() as client:
         yield client
 
 
 def _requests(permission: str) -> list[dict[str, Any]]:
-    """Return a well-formed request for each method that changes something, and for some that only read."""
+    """Return a well-formed request for each method that changes state, and for some that only read."""
     params: dict[str, msgspec.Struct] = {name: CLIENT[name].params() for name in LOOKS}
     params |= {name: example(method.params) for name, method in CLIENT.items() if method.changes}
     params["answer_permission"] = m.AnswerPermission(permission, "allow")
@@ -65,8 +65,8 @@ def _requests(permission: str) -> list[dict[str, Any]]:
     ]
 
 
-async def test_every_method_that_changes_something_is_refused(guarded: Host, hutch: HutchClient) -> None:
-    """Even if the process forked twice, leads its own session and has no environment. Reading is allowed."""
+async def test_every_method_that_changes_state_is_refused(guarded: Host, hutch: HutchClient) -> None:
+    """This holds even if the process forked twice, leads its own session and has no environment. Reading is allowed."""
     asking = await guarded.script(hutch, [step(bash("touch made"))])
     requests, answers = guarded.root / "requests", guarded.root / "answers"
     attack = f"{sys.executable} -S -E {guarded.root}/attack.py {guarded.socket} {answers} {requests}"

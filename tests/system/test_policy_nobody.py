@@ -42,13 +42,13 @@ async def notifying() -> AsyncIterator[Host]:
 
 @pytest.fixture
 async def hutch(notifying: Host) -> AsyncIterator[HutchClient]:
-    """A client of it."""
+    """A client of the host."""
     async with notifying.client() as client:
         yield client
 
 
 async def test_the_notify_command_gets_the_request(notifying: Host, hutch: HutchClient) -> None:
-    """On standard input, with allowed environment variables only; a notified user counts as present."""
+    """It gets the request on standard input, with allowed variables only; a notified user counts as present."""
     session = await notifying.script(hutch, [step(bash("touch made"))], when_nobody="deny")
     async with log_of(hutch, session, answers=False) as log:
         turn = await hutch.submit_prompt(session.id, "go")
@@ -67,7 +67,7 @@ async def test_the_notify_command_gets_the_request(notifying: Host, hutch: Hutch
 
 
 async def test_after_a_failed_notification_when_nobody_applies(notifying: Host, hutch: HutchClient) -> None:
-    """A command that fails has notified no user."""
+    """The command failed, so no user was notified."""
     (notifying.home / "nobody").touch()
     try:
         session = await notifying.script(hutch, [step(bash("touch made"))], when_nobody="deny")
@@ -82,7 +82,7 @@ async def test_after_a_failed_notification_when_nobody_applies(notifying: Host, 
 
 
 async def test_pending_watch_prints_each_request(notifying: Host, hutch: HutchClient) -> None:
-    """First those already pending; the watching user counts as present."""
+    """It prints those already pending, then new ones; the watching user counts as present."""
     before = await notifying.script(hutch, [step(bash("touch before"))])
     after = await notifying.script(hutch, [step(bash("touch after"))])
     first = await hutch.submit_prompt(before.id, "go")

@@ -30,7 +30,7 @@ async def script_host() -> AsyncIterator[Host]:
 
 @pytest.fixture
 async def hutch(script_host: Host) -> AsyncIterator[HutchClient]:
-    """A client of it."""
+    """A client of the host."""
     async with script_host.client() as client:
         yield client
 
@@ -39,7 +39,7 @@ async def hutch(script_host: Host) -> AsyncIterator[HutchClient]:
 async def test_the_session_says_what_happens_when_nobody_is_there(
     script_host: Host, hutch: HutchClient, policy: m.WhenNobody, state: str
 ) -> None:
-    """The call is denied and the turn goes on, or it stops. Nothing ran, and the record gives the reason."""
+    """The call is denied, and the turn goes on or stops. No command runs, and the record has the reason."""
     session = await script_host.script(hutch, [ASK], when_nobody=policy)
     async with log_of(hutch, session, answers=False) as log:
         end = await log.ended(await hutch.submit_prompt(session.id, "go"))
@@ -51,7 +51,7 @@ async def test_the_session_says_what_happens_when_nobody_is_there(
 
 
 async def test_a_request_is_denied_when_the_last_client_leaves(script_host: Host, hutch: HutchClient) -> None:
-    """It waits as long as a client that can decide is connected."""
+    """The request waits as long as a client that can decide is connected."""
     session = await script_host.script(hutch, [ASK], when_nobody="deny")
     async with log_of(hutch, session, answers=False) as log:
         async with script_host.client() as person, log_of(person, session) as watched:
@@ -108,7 +108,7 @@ async def test_an_interrupting_denial_stops_the_turn(script_host: Host, hutch: H
 
 
 async def test_a_decision_for_the_session_holds_for_the_session(script_host: Host, hutch: HutchClient) -> None:
-    """Its rule allows the same call in this session and in no other."""
+    """The rule allows the same call in this session and in no other one."""
     session = await script_host.script(hutch, [ASK, ASK])
     other = await script_host.script(hutch, [ASK])
     async with log_of(hutch, session) as log:
@@ -149,7 +149,7 @@ async def test_mode_and_rules_decide_without_a_request(
 
 
 async def test_queued_prompts_run_in_order_and_can_be_cancelled(script_host: Host, hutch: HutchClient) -> None:
-    """They run one at a time; a cancelled one never runs."""
+    """Turns run one at a time; a cancelled one never runs."""
     lines: list[dict[str, Any]] = [{"wait_file": "go"}, {"text": "first"}, {"turn": True}, {"text": "later"}]
     session = await script_host.script(hutch, lines)
     async with log_of(hutch, session) as log:
@@ -170,7 +170,7 @@ async def test_queued_prompts_run_in_order_and_can_be_cancelled(script_host: Hos
 
 
 async def test_a_prompt_sent_twice_runs_once(script_host: Host, hutch: HutchClient) -> None:
-    """The same key is the same turn, even after it ended; other content under that key is refused."""
+    """The same key means the same turn, even after it ended; other content under the same key is refused."""
     session = await script_host.script(hutch, [{"text": "once"}])
     prompt = m.SubmitPrompt(session.id, "go", idempotency_key="a key")
     async with log_of(hutch, session) as log:
@@ -187,7 +187,7 @@ async def test_a_prompt_sent_twice_runs_once(script_host: Host, hutch: HutchClie
 
 
 async def test_an_executor_that_ends_during_a_turn_fails_it(script_host: Host, hutch: HutchClient) -> None:
-    """Its reports stay, the prompt is not run again, and the next one gets a new executor."""
+    """Its reports stay, and the prompt is not run again. The next prompt gets a new executor."""
     lines: list[dict[str, Any]] = [
         {"text": "so far"},
         {"wait_file": "go"},

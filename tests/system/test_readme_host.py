@@ -21,7 +21,7 @@ pytestmark = pytest.mark.system
 
 SHUT_IN = Path(__file__).with_name("programs") / "shut_in.py"
 GROUP = f"hutch-unit-{os.getpid()}"
-"""Like the cgroup that systemd delegates to a unit."""
+"""A cgroup like the one that systemd delegates to a unit."""
 ENTER = f"""
 for tree in /sys/fs/cgroup/*/; do
   mkdir -p $tree/{GROUP}
@@ -115,7 +115,7 @@ async def test_the_setup_works_under_the_restrictions_of_its_units(made: World, 
 
 
 def test_hutchd_starts_the_launcher_by_one_sudo_rule(made: World) -> None:
-    """doctor distinguishes that rule from any wider one."""
+    """doctor accepts exactly this rule and reports any wider one."""
     visudo()
     made.run("install -d -o hutch -g hutch -m 700 /var/lib/hutch", *block("sudo"))
     doctor = made.run("hutch doctor --system", code=None).out
@@ -129,7 +129,7 @@ def test_hutchd_starts_the_launcher_by_one_sudo_rule(made: World) -> None:
 
 
 def test_the_units_run_the_installed_program(made: World) -> None:
-    """The account must be able to run it and only root to change it; otherwise the closed directory is named."""
+    """The account must be able to run it, and only root to change it. Otherwise the closed directory is named."""
     systemd_analyze()
     made.run("mkdir -p /run/systemd/system")  # pretend that systemd has booted; nothing is started
     made.run("chmod 700 /opt/hutch")
@@ -183,7 +183,7 @@ def test_doctor_names_each_obstacle_of_an_account(made: World) -> None:
 
 
 def test_the_world_changes_nothing_on_the_machine(made: World) -> None:
-    """Its accounts and files are not visible outside."""
+    """The accounts and files of the world are not visible outside."""
     made.run("touch /etc/hutch/x /opt/x /var/lib/x /run/x /home/x")
 
     assert not any(Path(path).exists() for path in ("/etc/hutch/x", "/opt/x", "/var/lib/x", "/run/x", "/home/x"))

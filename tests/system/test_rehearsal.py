@@ -77,7 +77,7 @@ def results(messages: list[Message]) -> list[ToolResultBlock]:
 
 
 async def test_the_agent_receives_text_and_thinking(tmp_path: Path) -> None:
-    """They arrive whole, delta by delta, and the model saw the right key and the prompt."""
+    """Both arrive whole, delta by delta; the model got the right key and the prompt."""
     text = "Grüße, 世界 😀. " * 20
     async with serve(key=KEY, script=Steps(("hello", [Think("hm"), Cut(7), Say(text, chunks=50)]))) as model:
         messages = await run("hello", options(model, tmp_path, include_partial_messages=True))
@@ -103,7 +103,7 @@ async def test_a_tool_call_runs_and_returns_its_result(tmp_path: Path) -> None:
 
 
 async def test_results_of_parallel_calls_return_in_one_request(tmp_path: Path) -> None:
-    """In the order in which the calls ended."""
+    """The results come in the order in which the calls ended."""
     calls = [Use("Bash", {"command": f"echo {n}", "description": n}) for n in ("first", "second")]
     async with serve(key=KEY, script=Steps(("go", calls), ("second", Say("both")))) as model:
         messages = await run("go", options(model, tmp_path))
@@ -124,7 +124,7 @@ async def test_a_wrong_key_ends_the_turn(tmp_path: Path) -> None:
 
 
 async def test_a_repeated_server_error_ends_the_turn(tmp_path: Path) -> None:
-    """A 500 for the request and its retry is the turn's result."""
+    """The turn's result is the 500, after the request and its retry."""
     async with serve(key=KEY, script=lambda _: Refuse(500)) as model:
         messages = await run("hello", options(model, tmp_path))
 
@@ -133,7 +133,7 @@ async def test_a_repeated_server_error_ends_the_turn(tmp_path: Path) -> None:
 
 
 async def test_a_single_server_error_is_survived(tmp_path: Path) -> None:
-    """The retry takes the script's next step."""
+    """The retry gets the script's next step."""
     async with serve(key=KEY, script=Steps((anything, Refuse(500)), (anything, Say("better now")))) as model:
         messages = await run("hello", options(model, tmp_path))
 

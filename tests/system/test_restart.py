@@ -18,7 +18,7 @@ pytestmark = pytest.mark.system
 
 
 async def test_a_killed_hutchd_loses_neither_the_turn_nor_its_request() -> None:
-    """The next hutchd adopts the executor, the decision reaches it, and each event exists once."""
+    """The next hutchd adopts the executor, the decision reaches it, and the record has each event once."""
     script = Steps(
         ("go", [Say("I ask first.", chunks=3), Use("Bash", {"command": "echo once >> ran; cat ran"})]),
         ("once", Say("It ran.", chunks=3)),
@@ -51,7 +51,7 @@ async def test_a_killed_hutchd_loses_neither_the_turn_nor_its_request() -> None:
 
 
 async def test_events_while_hutchd_is_down_are_not_lost() -> None:
-    """The executor keeps them and hands them in; the turn may even end meanwhile."""
+    """The executor keeps the events and sends them later; the turn may even end meanwhile."""
     pause = Pause()
     script = Steps(
         ("go", [Say("before, ", chunks=4), pause, Say("meanwhile", chunks=40)]), Step(anything, Say("ok"), None)

@@ -48,7 +48,7 @@ sys.exit(done.returncode)
 
 @pytest.fixture(scope="module")
 def ada() -> Iterator[Account]:
-    """An account."""
+    """The account that runs agents."""
     need_root()
     bubblewrap()
     with account("ada") as made:
@@ -73,7 +73,7 @@ def folder(of: Account, name: str) -> Path:
 @sample(1)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_an_agent_can_start_its_own_sandbox_inside(ada: Account, network: Network) -> None:
-    """It may use process and network namespaces; the outer sandbox still holds."""
+    """Its sandbox may use process and network namespaces; the outer sandbox still holds."""
     program = bubblewrap()
     nested = (
         f"{program} --unshare-user --unshare-pid --unshare-net --ro-bind / / --dev /dev --proc /proc"

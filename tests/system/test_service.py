@@ -32,11 +32,11 @@ for name in ("LISTEN_PID", "WATCHDOG_PID"):
     os.environ[name] = str(os.getpid())
 os.execv(sys.executable, [sys.executable, "-m", "hutch_daemon"])
 """
-"""What a manager does between fork and exec."""
+"""The work of a manager between fork and exec."""
 
 
 class Manager:
-    """The socket of NOTIFY_SOCKET on which the manager listens."""
+    """The manager's end of the socket NOTIFY_SOCKET."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -49,7 +49,7 @@ class Manager:
         self._sock.close()
 
     async def hear(self, *lines: str) -> str:
-        """Wait for the next message with a line that starts with each of `lines`."""
+        """Wait for the next message that has, for each of `lines`, a line that begins with it."""
         with anyio.fail_after(START):
             while True:
                 await anyio.wait_readable(self._sock)
@@ -112,7 +112,7 @@ def _sockets(made: Host) -> Iterator[dict[str, socket.socket]]:
 
 @pytest.mark.parametrize("kind", ["path", "abstract"])
 async def test_ready_is_sent_when_it_serves_and_stopping_when_it_stops(made: Host, kind: str) -> None:
-    """A client that connects at READY is served; the watchdog gets messages as long as hutchd lives."""
+    """A client that connects at READY is served. The watchdog gets messages while hutchd lives."""
     manager = Manager(str(made.root / "notify") if kind == "path" else f"@hutch-{secrets.token_hex(8)}")
     try:
         await _launch(made, manager, watchdog="400000")
@@ -134,7 +134,7 @@ async def test_ready_is_sent_when_it_serves_and_stopping_when_it_stops(made: Hos
 
 
 async def test_a_reload_is_reported_from_start_to_end(made: Host, manager: Manager) -> None:
-    """With the time of its start; the status reports invalid settings."""
+    """The report has the time of the reload's start; the status reports invalid settings."""
     await _launch(made, manager)
     await manager.hear("READY=1")
     made.settings = "[turns]\ntimeuot = 1\n"
@@ -194,7 +194,7 @@ async def test_other_sockets_are_refused(made: Host, names: dict[str, str], code
 
 
 async def test_a_file_in_place_of_a_socket_is_an_error_in_one_sentence(made: Host) -> None:
-    """Also for the socket that hutchd opens last."""
+    """This holds for the socket that hutchd opens last, too."""
     made.socket.touch()
     refused = await made.hutchd()
 
@@ -204,7 +204,7 @@ async def test_a_file_in_place_of_a_socket_is_an_error_in_one_sentence(made: Hos
 
 
 async def test_no_child_inherits_the_managers_sockets_and_variables(made: Host, manager: Manager) -> None:
-    """Neither probes nor agents do: they could notify the manager as hutchd."""
+    """Neither probes nor agents inherit them: they could notify the manager in hutchd's name."""
     programs = made.root / "programs"
     programs.mkdir()
     (programs / "bwrap").write_text(f'#!/bin/sh\nenv >> "{made.root}/seen"\necho ok\n')

@@ -26,7 +26,7 @@ async def claude_host(model: Model) -> AsyncIterator[Host]:
 
 
 async def test_a_stream_that_stalls_fails_the_turn(claude_host: Host, hutch: HutchClient, model: Model) -> None:
-    """Half a reply, then nothing: the session continues with the next prompt."""
+    """The stream stalls after half a reply. The session continues with the next prompt."""
     model.script = Steps(Step(anything, [Say("half"), Stall()], None))
     session = await claude_host.claude(hutch, "stalled")
     async with log_of(hutch, session) as log:

@@ -1,4 +1,4 @@
-"""What a user can do with a Claude turn, on real processes: decide, edit, stop, resume, fork."""
+"""The actions of a user in a Claude turn, on real processes: decide, edit, stop, resume, fork."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_an_input_that_the_user_edited_is_what_runs(claude_host: Host, hut
 
 
 async def test_a_call_that_a_rule_allows_needs_no_user(claude_host: Host, model: Model) -> None:
-    """`hutch run --allow` completes unattended, with the model that the user named."""
+    """`hutch run --allow` completes without a user, with the model that the user named."""
     model.script = Steps(("go", Use("Bash", {"command": "echo allowed"})), ("allowed", Say("by a rule")))
     cwd = str(claude_host.folder("rule"))
     ran = await claude_host.hutch(
@@ -101,7 +101,7 @@ async def test_an_interrupt_during_a_tool_stops_the_tool_and_nothing_starts_afte
 async def test_two_sessions_in_one_directory_are_separate_and_warned(
     claude_host: Host, hutch: HutchClient, model: Model
 ) -> None:
-    """Each has its own conversation and its own request, decided in any order."""
+    """Each has its own conversation and its own request; the requests are decided in any order."""
 
     def script(request: Request) -> Reply:
         if request.fresh:
@@ -151,7 +151,7 @@ async def test_a_session_continues_in_a_new_executor(claude_host: Host, hutch: H
 async def test_a_fork_continues_the_conversation_and_leaves_the_original_unchanged(
     claude_host: Host, hutch: HutchClient, model: Model
 ) -> None:
-    """Both know the conversation before the fork, and neither knows the other's later part."""
+    """Both sessions know the conversation before the fork, and neither knows the other's later part."""
     model.script = Steps(OK)
     session = await claude_host.claude(hutch, "fork")
     async with log_of(hutch, session) as log:
@@ -174,7 +174,7 @@ async def test_a_fork_continues_the_conversation_and_leaves_the_original_unchang
 async def test_closing_a_session_ends_the_processes_of_its_tools(
     claude_host: Host, hutch: HutchClient, model: Model
 ) -> None:
-    """Even an orphan in its own session: when `hutch stop` returns, it is gone."""
+    """When `hutch stop` returns, even an orphan in its own session is gone."""
     leave = "(setsid sleep 612.5 < /dev/null > /dev/null 2>&1 &)"
     model.script = Steps(("go", Use("Bash", {"command": leave})), OK)
     session = await claude_host.claude(hutch, "stop")
@@ -252,7 +252,7 @@ async def test_ten_megabytes_pass_whole(claude_host: Host, hutch: HutchClient, m
 
 
 async def test_a_prompt_of_200_kilobytes_arrives_unchanged(claude_host: Host, model: Model) -> None:
-    """From standard input to the model, byte for byte."""
+    """The prompt goes from standard input to the model, byte for byte."""
     prompt = "".join(f"{n} sheep 🐑 ünd\n" for n in range(10_000))
     model.script = Steps(OK)
     cwd = claude_host.folder("long")
@@ -279,7 +279,7 @@ async def test_utf8_text_survives_writes_of_one_byte(claude_host: Host, hutch: H
 async def test_a_client_that_returns_during_a_turn_sees_each_event_once(
     claude_host: Host, hutch: HutchClient, model: Model
 ) -> None:
-    """It continues from its cursor, first in history and then live."""
+    """The client continues from its cursor, first in history and then live."""
     pause = Pause()
     model.script = Steps(("go", [Say("first half, ", chunks=6), pause, Say("second half", chunks=6)]))
     session = await claude_host.claude(hutch, "reconnect")
@@ -320,7 +320,7 @@ async def test_a_user_at_a_terminal_decides_inline(claude_host: Host, model: Mod
 
 
 async def test_ctrl_c_leaves_the_turn_running_and_twice_stops_it(claude_host: Host, model: Model) -> None:
-    """The first prints how to return; the second, soon after, interrupts the turn."""
+    """The first Ctrl-C prints how to return; the second, soon after, interrupts the turn."""
     pause = Pause()
     model.script = Steps(("go", [Say("working"), pause]), OK)
     cwd = str(claude_host.folder("ctrl-c"))

@@ -1,4 +1,4 @@
-"""The three walks of the design, on real processes: a prompt, a permission, a key."""
+"""Three walks through the real processes: a prompt, a permission request, a key."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_a_prompt_goes_to_the_model_and_its_stream_comes_back(claude_host:
 async def test_a_tool_call_waits_for_the_user_and_runs_when_allowed(
     claude_host: Host, hutch: HutchClient, model: Model
 ) -> None:
-    """Nothing runs before the decision, which the command line makes and the record keeps."""
+    """No command runs before the decision, which the user makes with `hutch` and the record keeps."""
     model.script = Steps(("make it", Use("Bash", {"command": "touch made && echo did it"})), ("did it", Say("made")))
     session = await claude_host.claude(hutch, "permission", "ask")
     made = Path(session.cwd, "made")
@@ -80,7 +80,7 @@ async def test_a_tool_call_waits_for_the_user_and_runs_when_allowed(
 
 
 async def test_the_key_reaches_the_model_and_not_the_agent(claude_host: Host, hutch: HutchClient, model: Model) -> None:
-    """The model gets the key; it is in no environment, command line, file or log, nor in clear in the database."""
+    """The agent can read it in no environment, command line, file or log; in the database it is encrypted."""
     look = "env; tr '\\0' '\\n' < /proc/$PPID/environ; touch looked; while [ ! -e go ]; do sleep 0.05; done"
     model.script = Steps(("look around", Use("Bash", {"command": look})), ("PATH=", Say("seen")))
     session = await claude_host.claude(hutch, "key")
@@ -110,7 +110,7 @@ def _has_key(data: bytes) -> bool:
 
 
 def _shown_by(pid: int) -> bytes:
-    """Return what other processes of its account can read of a process: environment, command line, open plain files."""
+    """Return the data of a process that its account can read: environment, command line, open plain files."""
     shown = b""
     with suppress(PermissionError, FileNotFoundError, ProcessLookupError):  # not dumpable, or ended meanwhile
         shown += Path(f"/proc/{pid}/cmdline").read_bytes()

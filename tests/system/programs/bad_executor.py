@@ -1,4 +1,4 @@
-"""An executor that is no use: `exit` ends at once, `hang` never says hello, `spin` says it and then only computes.
+"""A useless executor: `exit` ends at once, `hang` never says hello, `spin` says hello and then only computes.
 
 The second argument is a file to which each start adds a line with its pid.
 """

@@ -1,9 +1,9 @@
-"""Makes each request of a file at a socket, and writes down what was answered. Standard library only.
+"""Sends each request of a file to a socket, and writes the answers to another file. Standard library only.
 
     caller.py SOCKET REQUESTS ANSWERS
 
-REQUESTS has a JSON-RPC request on each line; ANSWERS gets {id: answer, or null where it was hung up}. With a REQUESTS
-that ends in `.http` it is sent as it is, and ANSWERS gets {"status": …}, 0 where it was hung up.
+REQUESTS has a JSON-RPC request on each line; ANSWERS gets {id: answer}, with null if the connection was closed. A
+REQUESTS that ends in `.http` is sent unchanged, and ANSWERS gets {"status": …}, 0 if the connection was closed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 
 def dial(path: str) -> socket.socket:
-    """Dial, for a minute at most."""
+    """Connect within a minute."""
     line = socket.socket(socket.AF_UNIX)
     line.settimeout(60)
     line.connect(path)
@@ -41,7 +41,7 @@ def call(path: str, request: dict[str, Any]) -> Any:
 
 
 def status(path: str, raw: bytes) -> int:
-    """Return the status that the broker answers with."""
+    """Return the status of the broker's answer."""
     try:
         with dial(path) as line:
             line.sendall(raw)
@@ -51,7 +51,7 @@ def status(path: str, raw: bytes) -> int:
 
 
 def main() -> None:
-    """Call, once REQUESTS is there."""
+    """Send the requests once the file REQUESTS exists."""
     path, requests, answers = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     deadline = time.monotonic() + 60
     while not requests.exists() and time.monotonic() < deadline:

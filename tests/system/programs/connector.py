@@ -1,4 +1,4 @@
-"""Leads each connection to the listening socket on standard input to another socket, as the account that it runs as.
+"""Relays connections: it accepts on the socket at standard input, and connects to another socket as its account.
 
 connector.py PATH
 """

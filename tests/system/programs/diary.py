@@ -1,9 +1,9 @@
-"""Somebody's agent, with a secret at each place where a process can have one. Standard library only.
+"""A victim's agent, with a secret in each place where a process can have one. Standard library only.
 
     DIARY=… diary.py FOLDER
 
-Writes FOLDER/diary.json: where each secret is. Then waits for FOLDER/end, looks whether all is as it left it, and
-prints that, as JSON: what was touched, and which signals came.
+Writes the place of each secret to FOLDER/diary.json. Then waits for FOLDER/end, and prints as JSON which of its things
+were changed, and which signals arrived.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ came: list[int] = []
 
 
 class MqAttr(ctypes.Structure):
-    """Of mq_open(3)."""
+    """struct mq_attr of mq_open(3)."""
 
     _fields_ = (("flags", ctypes.c_long), ("most", ctypes.c_long), ("size", ctypes.c_long), ("rest", ctypes.c_long * 5))
 
 
 def main() -> None:
-    """Keep the diary."""
+    """Create the secrets, wait, and print the changes."""
     folder = Path(sys.argv[1])
     for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
         signal.signal(number, lambda number, _: came.append(number))

@@ -1,6 +1,6 @@
 """An executor that relays a test to hutchd: a connection to `<executor>.sock` in its folder speaks as this process.
 
-Beside the socket lies its boot message, the token included.
+A file beside the socket has its boot message with the token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""hutchd, but its executors are those of `evil_executor`, which leave their boot line in EVIL_DIR."""
+"""A hutchd whose executors are those of `evil_executor`, which leave their boot line in EVIL_DIR."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Takes too much, each kind within a bound of its own, for a machine that is not asked. Standard library only.
+"""Takes too many resources. Each kind has a bound, for machines without limits. Standard library only.
 
     hog.py KIND FOLDER SECONDS
 
 `memory`: up to 512 MiB. `fork`: 300 processes. `bomb`: 60 that fork without end. `disk`: 64 MiB a round; `sync`: each
-round is on the disk before the next. `descriptors`: 20 processes, each all it may open, connections to $SOCKET among
-them. `every`: bomb, memory, disk and descriptors at once, again and again. Honest ones: `busy` is one loop, `build` one
-on each processor. FOLDER/ready is there when it has begun; it prints what it got, as JSON.
+round is on the disk before the next. `descriptors`: 20 processes that each open all they may, also connections to
+$SOCKET. `every`: bomb, memory, disk and descriptors at once, repeatedly. For comparison, `busy` computes on one
+processor and `build` on all. It creates FOLDER/ready when it has begun, and prints as JSON what it got.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ DEADLINE = time.monotonic() + SECONDS
 
 
 def ready() -> None:
-    """Say that it has begun."""
+    """Create the file that shows that it has begun."""
     (FOLDER / "ready").touch()
 
 
 def memory() -> dict[str, object]:
-    """Grow until something stops it."""
+    """Allocate memory until the bound, or until it is stopped."""
     ready()
     held = []
     for _ in range(MOST_MEMORY >> 20):
@@ -46,7 +46,7 @@ def memory() -> dict[str, object]:
 
 
 def fork() -> dict[str, object]:
-    """Start processes that stay, until it is refused."""
+    """Start processes that stay; count those that are refused."""
     pids, refused = [], 0
     for _ in range(300):
         try:
@@ -63,7 +63,7 @@ def fork() -> dict[str, object]:
 
 
 def bomb() -> dict[str, object]:
-    """Fork as fast as it goes, 60 at a time."""
+    """Fork without pause in 60 processes."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for _ in range(60):
         with contextlib.suppress(OSError):
@@ -101,7 +101,7 @@ def sync() -> dict[str, object]:
 
 
 def descriptors() -> dict[str, object]:
-    """Open all that may be opened, in 20 processes, and hold it."""
+    """In 20 processes, open as many descriptors as possible, and keep them open."""
     where = os.environ.get("SOCKET", "")
     (FOLDER / "held").write_text("")
     for number in range(20):
@@ -146,7 +146,7 @@ def build() -> dict[str, object]:
 
 
 def busy() -> dict[str, object]:
-    """Compute."""
+    """Compute on one processor."""
     ready()
     count = 0
     while time.monotonic() < DEADLINE:
@@ -155,7 +155,7 @@ def busy() -> dict[str, object]:
 
 
 def every() -> dict[str, object]:
-    """All at once; what the kernel ends is begun again."""
+    """Run all kinds at once; start one again if the kernel kills it."""
     kinds = ("memory", "bomb", "disk", "descriptors")
     running: dict[str, subprocess.Popen[bytes]] = {}
     begun = dict.fromkeys(kinds, 0)
@@ -171,7 +171,7 @@ def every() -> dict[str, object]:
 
 
 def main() -> None:
-    """Take."""
+    """Run the kind."""
     resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
     resource.setrlimit(resource.RLIMIT_FSIZE, (2 * MOST_DISK, 2 * MOST_DISK))
     kinds: tuple[Callable[[], dict[str, object]], ...] = (

@@ -1,13 +1,13 @@
-"""A hostile agent: tries to get at what is another's, and writes down what it got. Standard library only.
+"""A hostile agent: attacks another user's files and processes, and records its successes. Standard library only.
 
     hostile.py TARGETS RESULT [ATTACK …]
 
-TARGETS is what `diary.py` wrote of itself, with the places and processes that the test knows. Each attack runs in a
-process of its own and within a bound; RESULT is a JSON object: attack → {"got": [what it did], "said": [refusals]}. An
-attack that achieved nothing has an empty `got`.
+TARGETS is the file of `diary.py`, with further places and processes that the test knows. Each attack runs in a process
+of its own, for a limited time. RESULT is a JSON object: attack → {"got": [successes], "said": [refusals]}. An attack
+that achieved nothing has an empty `got`.
 """
 # mypy: disable-error-code="misc"
-# It cannot infer a lambda that binds the variable of its loop, which ruff asks for.
+# mypy cannot infer a lambda that binds its loop's variable, which ruff asks for.
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Notes:
         self.said: list[str] = []
 
     def gain(self, what: str) -> None:
-        """Write down a success."""
+        """Record a success."""
         self.got.append(what[:300])
 
     @contextlib.contextmanager
@@ -116,7 +116,7 @@ def checked(returned: int) -> int:
 
 
 def lines(text: str) -> bool:
-    """Count a text that is not empty."""
+    """Return whether a text is not blank."""
     return bool(text.strip())
 
 
@@ -125,7 +125,7 @@ def lines(text: str) -> bool:
 
 @attack
 def reads_files(on: dict[str, Any], notes: Notes) -> None:
-    """Home, work, spool: opened, listed, linked, and by the roundabout ways of /proc."""
+    """Files in home, work directory and spool: opens, lists and links them, also through /proc."""
     for path in on["files"]:
         notes.achieves(f"read {path}", lambda path=path: Path(path).read_bytes()[:80])
         for name, link in (("hard", os.link), ("soft", os.symlink)):
@@ -147,7 +147,7 @@ def reads_files(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def writes_files(on: dict[str, Any], notes: Notes) -> None:
-    """Appends, truncates, removes, renames, changes the mode, puts something in."""
+    """The same files: appends, truncates, removes, renames, changes the mode, adds a file."""
     for path in on["files"]:
         notes.achieves(f"append {path}", lambda path=path: os.close(os.open(path, os.O_WRONLY | os.O_APPEND)))
         notes.achieves(f"truncate {path}", lambda path=path: os.truncate(path, 0))
@@ -165,7 +165,7 @@ def writes_files(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def reads_hutch(on: dict[str, Any], notes: Notes) -> None:
-    """The record, the master key, logs, the launcher's list of whom it may start."""
+    """Hutch's record, master key and logs, and the launcher's list of accounts."""
     for path in on["hutch"]["private"]:
         notes.achieves(f"read {path}", lambda path=path: Path(path).read_bytes()[:80])
     for path in on["hutch"]["private_folders"]:
@@ -177,7 +177,7 @@ def reads_hutch(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def writes_hutch(on: dict[str, Any], notes: Notes) -> None:
-    """Puts files, links and sockets where Hutch's are, moves Hutch's away."""
+    """Puts files, links and sockets in place of Hutch's, and moves Hutch's away."""
     for path in on["hutch"]["places"]:
         notes.achieves(f"make a file in {path}", lambda path=path: Path(path, "x-mallory").write_text("was here"))
         notes.achieves(f"make a link in {path}", lambda path=path: os.symlink(os.getcwd(), f"{path}/x-link"))
@@ -199,7 +199,7 @@ def writes_hutch(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def watches(on: dict[str, Any], notes: Notes) -> None:
-    """inotify and fanotify tell who opens what."""
+    """Watches with inotify and fanotify which files are opened."""
     here = checked(libc.inotify_init1(os.O_CLOEXEC))
     for path in on["files"] + on["hutch"]["private"] + on["hutch"]["private_folders"]:
         name = os.fsencode(path)
@@ -231,7 +231,7 @@ WRITABLE = {
 
 @attack
 def reads_processes(on: dict[str, Any], notes: Notes) -> None:
-    """Environment, memory, descriptors, whatever /proc has of a process that is not for all."""
+    """Environment, memory, descriptors: every entry of a process in /proc that is not public."""
     for name, pid in on["pids"].items():
         for entry in READABLE:
             path = f"/proc/{pid}/{entry % pid if '%' in entry else entry}"
@@ -255,7 +255,7 @@ def _first(path: str) -> bytes:
 
 @attack
 def writes_processes(on: dict[str, Any], notes: Notes) -> None:
-    """Steers by /proc: kills it first when memory is short, renames it, writes its memory."""
+    """Through /proc: raises the OOM score, renames the process, writes its memory."""
     for name, pid in on["pids"].items():
         for entry, value in WRITABLE.items():
             path = f"/proc/{pid}/{entry}"
@@ -269,7 +269,7 @@ def writes_processes(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def reads_what_all_may_read(on: dict[str, Any], notes: Notes) -> None:
-    """Command lines, names, states: of no process do they hold a secret."""
+    """Command lines, names and states are public: none may hold a secret."""
     seen = b""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         for entry in ("cmdline", "comm", "status", "cgroup", "stat", "limits", "mountinfo", "mounts", "wchan"):
@@ -286,7 +286,7 @@ def reads_what_all_may_read(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def reads_memory_by_call(on: dict[str, Any], notes: Notes) -> None:
-    """process_vm_readv and process_vm_writev."""
+    """Memory, by process_vm_readv and process_vm_writev."""
     for name, address in on["memory"].items():
         room = ctypes.create_string_buffer(40)
         here = (ctypes.c_ulong * 2)(ctypes.addressof(room), 40)
@@ -299,7 +299,7 @@ def reads_memory_by_call(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def traces(on: dict[str, Any], notes: Notes) -> None:
-    """ptrace, attached and seized; kcmp and perf, which ask for the same right."""
+    """ptrace attach and seize; kcmp and perf, which need the same right."""
     for name, pid in on["pids"].items():
         for how, request in (("attach", PTRACE_ATTACH), ("seize", PTRACE_SEIZE)):
             with notes.step(f"{how} {name}"):
@@ -314,7 +314,7 @@ def traces(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def takes_descriptors(on: dict[str, Any], notes: Notes) -> None:
-    """pidfd_getfd."""
+    """Descriptors, by pidfd_getfd."""
     for name, pid in on["pids"].items():
         with notes.step(f"pidfd of {name}"):
             handle = syscall("pidfd_open", pid, 0)
@@ -325,7 +325,7 @@ def takes_descriptors(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def signals(on: dict[str, Any], notes: Notes) -> None:
-    """Every way to send one; also as the owner of a socket, by a queue, to a whole group."""
+    """Every way to send a signal, also as the owner of a socket, through a queue, and to a process group."""
     for name, pid in on["pids"].items():
         for number in (0, signal.SIGUSR1, signal.SIGSTOP, signal.SIGTERM, signal.SIGKILL):
             notes.achieves(f"kill {name} {int(number)}", lambda pid=pid, number=number: os.kill(pid, number))
@@ -339,7 +339,7 @@ def signals(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def steers(on: dict[str, Any], notes: Notes) -> None:
-    """Priority, processors, limits, memory placement."""
+    """Priority, processors, limits and memory placement of other processes."""
     for name, pid in on["pids"].items():
         cpus = array.array("L", [1])
         mask = ctypes.create_string_buffer(cpus.tobytes())
@@ -355,7 +355,7 @@ def steers(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def steers_groups(on: dict[str, Any], notes: Notes) -> None:
-    """Cgroups: leaves its own, widens it, freezes, kills and counts the other's, moves the other into its own."""
+    """Cgroups: leaves its own and raises its limits; freezes, kills and reads the victim's; moves the victim."""
     mine = _groups(os.getpid())
     theirs = _groups(on["pids"].get("executor", 1))
     values = {"pids.max": "max", "memory.max": "max", "memory.limit_in_bytes": "-1", "cpu.weight": "10000"}
@@ -405,7 +405,7 @@ def looks_into_its_own_executor(on: dict[str, Any], notes: Notes) -> None:
 
 
 def _executor() -> int | None:
-    """Return the process of the own account that is the executor, if it can be seen."""
+    """Return the executor among the processes of this account, if it is visible."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             if b"hutch_executor\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
@@ -457,7 +457,7 @@ def finds_descriptors_of_hutch(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def takes_shared_memory(on: dict[str, Any], notes: Notes) -> None:
-    """System V shared memory, semaphores and queues; POSIX ones; files in /dev/shm."""
+    """Shared memory, semaphores and queues of System V and POSIX, and files in /dev/shm."""
     libc.shmat.restype = ctypes.c_void_p
     shm, sem, msg = on["ipc"]["shm"], on["ipc"]["sem"], on["ipc"]["msg"]
     with notes.step("attach"):
@@ -491,7 +491,7 @@ def takes_shared_memory(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def dials_their_sockets(on: dict[str, Any], notes: Notes) -> None:
-    """Sockets in the other's folders and in Hutch's private ones; abstract ones of anybody on this stage."""
+    """Sockets in the victim's folders and Hutch's private folders, and all abstract sockets of this host."""
     for path in on["sockets"]:
         for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET, socket.SOCK_DGRAM):
             with notes.step(f"dial {path}"):
@@ -514,7 +514,7 @@ def dials_their_sockets(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def asks_the_launcher(on: dict[str, Any], notes: Notes) -> None:
-    """Its socket is hutchd's alone: a stranger's packet is not answered, and nothing starts."""
+    """The launcher's socket is for hutchd only: a packet from another account gets no answer, and nothing starts."""
     packet = struct.pack(">8sBxxxI32sQIIII56x", b"hutchL01", 2, on["uid"], b"x-0123456789abcdef", 0, 0, 0, 0, 0)
     for op in (1, 2, 3, 4):
         with notes.step(f"ask for {op}"):
@@ -531,7 +531,7 @@ def asks_the_launcher(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def asks_the_kernel_for_keys(on: dict[str, Any], notes: Notes) -> None:
-    """Keyrings of the other account."""
+    """Keyrings of the victim's account."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/keys").read_text().splitlines():
             key, *_, uid = line.split()[0], line.split()[5]
@@ -544,7 +544,7 @@ def asks_the_kernel_for_keys(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def gains_rights(on: dict[str, Any], notes: Notes) -> None:
-    """No capability, no new privileges, no other uid or group, by call, by set-uid program, by a user namespace."""
+    """Capabilities, privileges, other uids and groups: by call, by set-uid program, by user namespace."""
     status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line)
     for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
         if int(status[name], 16):
@@ -568,7 +568,7 @@ def gains_rights(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def reads_as_root_of_a_namespace(on: dict[str, Any], notes: Notes) -> None:
-    """Root in a user namespace of its own has no rights outside of it."""
+    """Root of a user namespace has no rights outside of it."""
     with notes.step("a namespace of its own"):
         uid = os.getuid()
         checked(libc.unshare(0x10000000 | 0x20000))
@@ -582,7 +582,7 @@ def reads_as_root_of_a_namespace(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def opens_the_machine(on: dict[str, Any], notes: Notes) -> None:
-    """Devices, kernel memory, the switches of the kernel."""
+    """Devices, kernel memory, kernel settings."""
     for path in ("/dev/mem", "/dev/port", "/proc/kcore", "/dev/kmsg", "/dev/vda", "/dev/sda", "/dev/nvme0n1"):
         notes.achieves(f"open {path}", lambda path=path: os.open(path, os.O_RDONLY | os.O_NONBLOCK))
     for path in ("/proc/sysrq-trigger", "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/etc/passwd"):
@@ -592,7 +592,7 @@ def opens_the_machine(on: dict[str, Any], notes: Notes) -> None:
     notes.achieves("make a device", lambda: os.mknod(f"{os.getcwd()}/disk", stat.S_IFBLK | 0o600, os.makedev(254, 0)))
 
 
-# ---------------------------------------------------------------- playing
+# ---------------------------------------------------------------- running
 
 
 def play(do: Attack, on: dict[str, Any]) -> dict[str, list[str]]:
@@ -618,7 +618,7 @@ def play(do: Attack, on: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def main() -> None:
-    """Play all of them, or those that are named."""
+    """Run the named attacks, or all."""
     targets, result, *names = sys.argv[1:]
     on = json.loads(Path(targets).read_text())
     on["here"] = str(Path(result).parent)

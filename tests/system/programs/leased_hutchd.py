@@ -1,4 +1,4 @@
-"""hutchd as it is, but that its executors are those of `leased_executor`."""
+"""A hutchd whose executors are those of `leased_executor`."""
 
 from __future__ import annotations
 

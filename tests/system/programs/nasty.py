@@ -1,9 +1,9 @@
-"""The nasty corpus: ways for a process to outlive its session. Each is bounded in number and in time.
+"""The nasty corpus: ways for a process to outlive its session. Each kind is bounded in processes and in time.
 
     nasty.py KIND FOLDER
 
-Sets the kind up, makes FOLDER/ready, and stays. Standard library only; whatever it starts ends after `LIFE` seconds at
-the latest, by an alarm or by itself.
+Sets the kind up, creates FOLDER/ready, and stays. Standard library only. All processes end after `LIFE` seconds at the
+latest, by an alarm or by themselves.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def stay() -> None:
 
 
 def child(*acts: Callable[[], object]) -> int:
-    """Start a process that does all of it, then stays."""
+    """Start a process that calls each of `acts`, and then stays."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -58,14 +58,14 @@ def child(*acts: Callable[[], object]) -> int:
 
 
 def deaf() -> None:
-    """Ignore whatever can be ignored."""
+    """Ignore every signal that can be ignored."""
     for number in DEAF:
         signal.signal(number, signal.SIG_IGN)
 
 
 @kind
 def double_fork() -> None:
-    """Forked twice, each in a session of its own, their parents gone."""
+    """Processes forked twice, each in a session of its own, whose parents have ended."""
     for _ in range(5):
         if os.fork() == 0:
             os.setsid()
@@ -78,7 +78,7 @@ def double_fork() -> None:
 
 @kind
 def hopper() -> None:
-    """Forks, ends, and goes on as its child in a new session: no pid lives longer than a moment."""
+    """A process that forks and ends again and again, each time in a new session, so that no pid lives long."""
     deadline = time.monotonic() + LIFE
     if os.fork() == 0:
         while time.monotonic() < deadline:
@@ -106,14 +106,14 @@ def stopped_tree() -> None:
 
 @kind
 def ignores_signals() -> None:
-    """Deaf to all that can be ignored, in groups of their own."""
+    """Processes that ignore every signal, each in a process group of its own."""
     for _ in range(4):
         child(deaf, lambda: os.setpgid(0, 0))
 
 
 @kind
 def bomb() -> None:
-    """60 processes, each of which starts another as soon as one has ended."""
+    """60 processes, each of which starts another when one has ended."""
 
     def burst() -> None:
         deadline = time.monotonic() + LIFE
@@ -126,7 +126,7 @@ def bomb() -> None:
 
     started, deadline = 0, time.monotonic() + 10
     while started < 60 and time.monotonic() < deadline:
-        with contextlib.suppress(OSError):  # it is at its limit for a moment
+        with contextlib.suppress(OSError):  # for a moment it is at its limit
             child(burst)
             started += 1
 
@@ -143,7 +143,7 @@ def vfork_parents() -> None:
 
 @kind
 def nohup() -> None:
-    """As one leaves something running in a shell."""
+    """Processes that a user leaves in the background of a shell."""
     subprocess.run(["/bin/sh", "-c", f"nohup sleep {LIFE} >/dev/null 2>&1 & (setsid sleep {LIFE} &) ; :"], check=True)
 
 
@@ -156,7 +156,7 @@ def bare_environment() -> None:
 
 @kind
 def false_name() -> None:
-    """Calls itself a thread of the kernel."""
+    """Processes that call themselves a kernel thread, systemd, or a line of /proc."""
     for name in (b"kworker/0:1", b"systemd", b") S 1 1"):
 
         def take(name: bytes = name) -> None:
@@ -169,7 +169,7 @@ def false_name() -> None:
 
 @kind
 def namespaces() -> None:
-    """A user and a pid namespace of its own, with an init that is deaf."""
+    """A user and a pid namespace, whose init ignores signals."""
     pids = []
     for _ in range(2):
 
@@ -187,7 +187,7 @@ def namespaces() -> None:
 
 @kind
 def memory_file() -> None:
-    """A program that lies in no file."""
+    """A program that has no file on disk."""
     for _ in range(2):
         handle = os.memfd_create("", os.MFD_CLOEXEC)
         os.write(handle, Path("/bin/sleep").read_bytes())
@@ -196,7 +196,7 @@ def memory_file() -> None:
 
 @kind
 def timetables() -> None:
-    """Asks cron, at and systemd to start something later; hides the rest."""
+    """Asks cron, at and systemd to start something later, and writes crontabs directly."""
     line = f"* * * * * /bin/sleep {LIFE}\n"
     for words, given in (
         (["crontab", "-"], line),
@@ -218,7 +218,7 @@ def timetables() -> None:
 
 @kind
 def traced() -> None:
-    """Children that stand still under a tracer, which is deaf."""
+    """Processes stopped by a tracer that ignores signals."""
 
     def trace() -> None:
         deaf()
@@ -237,7 +237,7 @@ def traced() -> None:
 
 @kind
 def zombies() -> None:
-    """A parent that does not take away its dead, deaf too."""
+    """A parent that ignores signals and does not reap its zombies."""
 
     def keep() -> None:
         deaf()
@@ -250,7 +250,7 @@ def zombies() -> None:
 
 @kind
 def threads() -> None:
-    """Many threads, each busy with little."""
+    """A process with many threads, each with a little work."""
 
     def many() -> None:
         for _ in range(30):
@@ -280,7 +280,7 @@ def watchdogs() -> None:
 
 @kind
 def subreaper() -> None:
-    """Adopts what its children leave, before Hutch does."""
+    """A subreaper, which adopts orphans before Hutch does."""
 
     def adopt() -> None:
         libc.prctl(36, 1, 0, 0, 0)
@@ -300,7 +300,7 @@ def terminal() -> None:
 
 @kind
 def escapes_its_group() -> None:
-    """Tries every group that there is, and a namespace of groups."""
+    """Tries to move itself into every cgroup, and into a cgroup namespace."""
 
     def leave() -> None:
         libc.unshare(0x10000000 | 0x02000000)
@@ -313,7 +313,7 @@ def escapes_its_group() -> None:
 
 @kind
 def slow_to_die() -> None:
-    """Much memory, and the last in the queue for a processor."""
+    """Processes with much memory and the lowest priority."""
 
     def swell() -> None:
         held = bytearray(32 << 20)
@@ -339,7 +339,7 @@ def set_uid_programs() -> None:
 
 
 def state(pid: int) -> str:
-    """Return the letter that /proc has for a process."""
+    """Return the state letter of a process in /proc."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return ""
@@ -354,7 +354,7 @@ def _until(holds: Callable[[], bool]) -> None:
 
 
 def main() -> None:
-    """Set one up."""
+    """Set one kind up."""
     resource.setrlimit(resource.RLIMIT_CPU, (LIFE, LIFE))
     KINDS[sys.argv[1]]()
     (folder / "ready").touch()

@@ -1,4 +1,4 @@
-"""hutchd as it is, but that its executors are `bad_executor`, in the manner that BAD_EXECUTOR names."""
+"""A hutchd whose executors are those of `bad_executor`, of the kind that BAD_EXECUTOR names."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One turn of the real CLI in a sandbox: `sandboxed_claude.py ROOT BWRAP NETWORK CLI COMMAND`, as the caller's account.
 
-The model is the rehearsal's; where the network is closed it is reached at a Unix socket, as the broker would be. CLI is
-a program in the place of the CLI, or `-`. Prints what the command said.
+The model is the rehearsal model; without a network it is reached through a Unix socket, as the broker is. CLI is a
+program to run instead of the CLI, or `-`. Prints the command's output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Network = Literal["full", "broker-only", "allow-list"]
 
 
 async def main(root: Path, bubblewrap: str, network: Network, cli: str, command: str) -> None:
-    """Open, play one turn, print."""
+    """Open a session, play one turn, and print the output."""
     cwd, home, broker = root / "work", root / "home", root / "broker"
     for path in (cwd, home, broker):
         path.mkdir()
@@ -60,7 +60,7 @@ async def main(root: Path, bubblewrap: str, network: Network, cli: str, command:
 
 
 async def pump(source: ByteStream, sink: ByteStream) -> None:
-    """Pass on what comes."""
+    """Copy all data from `source` to `sink`."""
     async for chunk in source:
         await sink.send(chunk)
 

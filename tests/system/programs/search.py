@@ -1,10 +1,10 @@
-"""What an agent that looks everywhere finds of a key. Standard library only: it runs where the agent's commands run.
+"""Searches everywhere for a key, as an agent could. Standard library only: it runs where the agent's commands run.
 
     search.py OUT NEEDLE SOCKET... -- DIRECTORY...
 
-NEEDLE is the key with each byte XOR 90, in hexadecimal, so that it does not find itself. Looks through environments,
-command lines and memories of all processes but itself, and through all files below each DIRECTORY; dials each SOCKET;
-uses the lease that it finds, if it finds one, at the last of them. Writes what it found to OUT as JSON.
+NEEDLE is the key with each byte XOR 90, in hexadecimal, so that the search does not find itself. It searches the
+environment, command line and memory of every other process, and all files below each DIRECTORY. It dials each SOCKET,
+and uses a lease that it finds at the last one. It writes its findings to OUT as JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LEASE = re.compile(rb"hutch-l-[a-z0-9]+-[A-Za-z0-9_-]{20,}")
 
 
 def forms(key: bytes) -> list[bytes]:
-    """Return what the key looks like in the usual encodings."""
+    """Return the usual encodings of the key."""
     text = key.decode()
     found = [key, key[::-1], key.hex().encode(), key.hex().upper().encode(), quote(text, safe="").encode()]
     for offset in range(3):
@@ -39,7 +39,7 @@ def forms(key: bytes) -> list[bytes]:
 
 
 class Search:
-    """What was found so far."""
+    """The findings so far."""
 
     def __init__(self, key: bytes) -> None:
         self.forms = forms(key)
@@ -49,7 +49,7 @@ class Search:
         self.commands: list[str] = []
 
     def look(self, where: str, kind: str, parts: Iterator[bytes]) -> None:
-        """Look through the parts of one thing; they may share bytes at their borders."""
+        """Search the parts of one place; they may overlap."""
         for part in parts:
             self.read[kind] = self.read.get(kind, 0) + len(part)
             self.leases |= set(LEASE.findall(part))
@@ -65,7 +65,7 @@ class Search:
             self.look(f"/proc/{pid}/mem", "mem", of_memory(pid))
 
     def files(self, directory: str) -> None:
-        """Look through all files below a directory."""
+        """Search all files below a directory."""
         for above, _, names in os.walk(directory):
             for name in names:
                 path = os.path.join(above, name)
@@ -83,7 +83,7 @@ def of_file(path: str) -> Iterator[bytes]:
 
 
 def of_memory(pid: str) -> Iterator[bytes]:
-    """Yield the pages of a process that are in memory, but for those of program files."""
+    """Yield the pages of a process that are in memory, except those of program files."""
     with (
         contextlib.suppress(OSError),
         open(f"/proc/{pid}/maps") as maps,
@@ -99,7 +99,7 @@ def of_memory(pid: str) -> Iterator[bytes]:
 
 
 def present(memory: Any, pages: Any, start: int, end: int) -> Iterator[bytes]:
-    """Yield the runs of pages between two addresses that are there."""
+    """Yield the runs of pages between two addresses that are in memory."""
     for at in range(start, end, PAGE << 16):
         upto = min(end, at + (PAGE << 16))
         pages.seek(at // PAGE * 8)
@@ -130,7 +130,7 @@ def dial(path: str) -> str:
 
 
 class Broker(http.client.HTTPConnection):
-    """HTTP over the broker's socket."""
+    """An HTTP connection through the broker's socket."""
 
     def __init__(self, path: str) -> None:
         super().__init__("broker.invalid", timeout=30)

@@ -1,7 +1,7 @@
 """Runs a program as systemd would run it by a unit's text: its account, its view of the host, its filters.
 
-`shut_in.py UNIT ACCOUNT COMMAND…`, as root; the account of the unit is replaced. Of what a unit may hold it knows what
-hutchd's has, and refuses to run with a setting that it does not know. The standard library and libseccomp alone.
+`shut_in.py UNIT ACCOUNT COMMAND…`, as root; the account of the unit is replaced. It knows the settings of hutchd's
+unit, and refuses to run with any other. It uses the standard library and libseccomp only.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ ELSEWHERE = (
 
 
 class Compare(ctypes.Structure):
-    """One argument that a rule looks at (scmp_arg_cmp)."""
+    """struct scmp_arg_cmp: the argument that a rule compares."""
 
     _fields_ = (("arg", ctypes.c_uint), ("op", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64))
 
 
 class Filter:
-    """One filter of system calls, by libseccomp."""
+    """A filter of system calls, made with libseccomp."""
 
     def __init__(self, otherwise: int) -> None:
         self.lib = ctypes.CDLL("libseccomp.so.2", use_errno=True)
@@ -83,7 +83,7 @@ class Filter:
             return
         array = (Compare * max(1, len(compares)))(*(Compare(*one) for one in compares))
         code = self.lib.seccomp_rule_add_array(self.context, action, number, len(compares), array)
-        assert code in (0, -17), f"{name}: {os.strerror(-code)}"  # 17: it is there already
+        assert code in (0, -17), f"{name}: {os.strerror(-code)}"  # 17: it exists already
 
     def load(self) -> None:
         """Apply the filter to this process and its children."""
@@ -113,7 +113,7 @@ def calls(words: Sequence[str]) -> Iterator[str]:
 
 
 def mount(*words: str) -> None:
-    """Change this process's own view of the host."""
+    """Mount in this process's own view of the host."""
     subprocess.run(["mount", *words], check=True)
 
 
@@ -144,7 +144,7 @@ def hide(given: dict[str, list[str]], account: pwd.struct_passwd) -> None:
 
 
 def filter_calls(given: dict[str, list[str]]) -> None:
-    """Put the unit's filters in force."""
+    """Apply the unit's filters of system calls."""
     allowed: set[str] = set()
     for value in given.get("SystemCallFilter", []):
         names = set(calls(value.lstrip("~").split()))
@@ -207,7 +207,7 @@ HANDLED = (
     *("ReadWritePaths", "PrivateTmp", "ProtectHome", "ProtectKernelTunables", "ProtectKernelLogs", "ProtectSystem"),
     *("SystemCallFilter", "MemoryDenyWriteExecute", "RestrictAddressFamilies", "RestrictNamespaces", "LockPersonality"),
     *("RestrictRealtime", "RestrictSUIDSGID", "CapabilityBoundingSet", "NoNewPrivileges"),
-    # what an account without capabilities could not do anyhow:
+    # an account without capabilities could not do these anyway:
     *("PrivateDevices", "ProtectClock", "ProtectControlGroups", "ProtectHostname", "ProtectKernelModules"),
 )
 

@@ -1,7 +1,7 @@
-"""Says lines to Unix sockets as the account that it runs as, and prints what came back, byte for byte.
+"""Sends texts to Unix sockets as its account, and prints the replies byte for byte.
 
-stranger.py < [[PATH, TEXT, ON], …]: each text is sent on a connection of its own; what comes is read up to a line's end
-(ON is true) or to the end of the connection. Prints a JSON list of texts (ISO 8859-1); null where it could not connect.
+stranger.py < [[PATH, TEXT, ON], …]: each text is sent on a connection of its own; the reply is read up to a newline (if
+ON is true) or to the end of the connection. Prints a JSON list of replies (ISO 8859-1); null if it could not connect.
 """
 
 from __future__ import annotations
