@@ -76,8 +76,9 @@ async def search(on: Host, hutch: HutchClient, model: Model) -> tuple[m.Session,
 
 @pytest.mark.timeout(300)
 async def test_an_agent_that_looks_everywhere_finds_no_key(keyed: Host, model: Model) -> None:
-    """It searches the processes that it can open, all files, and the broker. It reaches only the broker's socket of Hutch,
-    and sees nothing of Hutch's state. Still the model gets the key at every request.
+    """It searches the processes that it can open, all files, and the broker. The model gets the key at every request.
+
+    Of Hutch it reaches only the broker's socket, and sees no state.
     """
     async with keyed.client() as hutch:
         session, found, said = await search(keyed, hutch, model)

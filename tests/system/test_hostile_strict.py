@@ -218,7 +218,7 @@ async def test_a_bubblewrap_that_isolates_nothing_is_rejected(stage: Stage) -> N
 
 
 async def test_a_required_level_survives_a_restart() -> None:
-    """Without bubblewrap, the next prompt of an old strict session is refused for both agents, and so are new sessions."""
+    """Without bubblewrap, old strict sessions of both agents take no prompt, and no new one is opened."""
     async with staged('[isolation]\nrequire = "strict"\n') as stage:
         host = stage.host
         async with host.client(stage.alice) as hutch:
