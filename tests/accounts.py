@@ -1,4 +1,4 @@
-"""Accounts that tests make and remove, and an installed copy of Hutch that every account can read and execute.
+"""Accounts for tests, and an installed copy of Hutch that every account can read and execute.
 
 Both need root; without it the test is skipped. Nothing here changes an account that it did not make.
 """
@@ -48,7 +48,7 @@ _VERSION: Final = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def need_root() -> None:
-    """Skip the test unless it may make accounts."""
+    """Skip the test unless root runs it."""
     if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("useradd") is None:
         pytest.skip("only root can make an account")
 
@@ -58,7 +58,7 @@ def need_root() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """An account of the test's own, with a home of its own (0700)."""
+    """A new account with a home of its own (0700)."""
 
     name: str
     uid: int
@@ -103,7 +103,7 @@ class Account:
 
 @contextmanager
 def account(tag: str, *, groups: Sequence[str] = (), shell: str = "/bin/sh") -> Iterator[Account]:
-    """Make an account named for this process and `tag`; at the end its processes, its files and itself are gone."""
+    """Create an account named for this process and `tag`; at the end remove it with its processes and files."""
     need_root()
     name = _name(tag)
     words = ["--create-home", "--shell", shell, *(["--groups", ",".join(groups)] if groups else [])]
@@ -123,7 +123,7 @@ def account(tag: str, *, groups: Sequence[str] = (), shell: str = "/bin/sh") -> 
 
 @contextmanager
 def group(tag: str) -> Iterator[str]:
-    """Make a group named for this process and `tag`; yields its name."""
+    """Create a group named for this process and `tag`; yield its name."""
     need_root()
     name = _name(tag)
     _change("groupadd", name)
@@ -151,12 +151,12 @@ def processes_of(uid: int) -> list[int]:
 
 
 def kill_all(uid: int) -> None:
-    """Kill all processes of an account that a test made. Raises AssertionError when some live on after 20 s."""
+    """Kill all processes of a test's account. AssertionError if some still live after 20 s."""
     assert uid >= 100, "no account of a test"
     deadline = time.monotonic() + 20
     while pids := processes_of(uid):
         assert time.monotonic() < deadline, f"uid {uid} still has {pids}"
-        for number in (signal.SIGSTOP, signal.SIGKILL):  # what is stopped forks no more
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # a stopped process cannot fork
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
@@ -173,7 +173,7 @@ def _change(program: str, *words: str) -> None:
     """Run a program that changes this machine's accounts, one process of all runs at a time."""
     with locked():
         done = subprocess.run([program, *words], capture_output=True, text=True, check=False)
-    # 12: userdel did not find the mail spool, or could not remove the home; 6: groupdel of one that is gone already
+    # 12: userdel did not find the mail spool, or could not remove the home; 6: groupdel of a missing group
     assert done.returncode == 0 or (program == "userdel" and done.returncode == 12), f"{program}: {done.stderr}"
 
 
@@ -194,7 +194,7 @@ def _remove_files(uid: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """Hutch as an installed host has it: root's, for all to read and execute.
+    """Hutch as installed on a host: it belongs to root, and every account can read and execute it.
 
     `python` is its interpreter, with all of Hutch and what it needs in `packages`; `root / "bin"` also holds the
     commands (`hutch`, `hutchd`, …). A test changes nothing in it: other tests use it at the same time.
@@ -205,13 +205,13 @@ class Installed:
     packages: Path
 
     def command(self, name: str) -> Path:
-        """Return where a command is: `hutch`, `hutchd`, `hutch-broker`, `hutch-launcher`."""
+        """Return the path of a command: `hutch`, `hutchd`, `hutch-broker` or `hutch-launcher`."""
         return self.root / "bin" / name
 
 
 @cache
 def installed() -> Installed:
-    """Return the copy of this run of the tests: made at the first call, gone when the last worker has ended."""
+    """Return this run's copy. The first call creates it; it is removed when the last worker has ended."""
     need_root()
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"p{os.getpid()}")
     root = _PLACE / f"hutch-test-{run[:16]}"
@@ -219,7 +219,7 @@ def installed() -> Installed:
     with locked():
         for other in _PLACE.glob("hutch-test-*"):
             if other != root:
-                _remove_unless_held(other)  # of a run that was killed
+                _remove_unless_held(other)  # left by a run that was killed
         root.mkdir(mode=0o755, parents=True, exist_ok=True)
         root.chmod(0o755)
         held = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -233,7 +233,7 @@ def installed() -> Installed:
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """Let one process of all test runs in at a time."""
+    """Let one process of all test runs enter the block at a time."""
     lock = os.open(_PLACE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -260,7 +260,7 @@ def _remove_unless_held(root: Path) -> None:
 
 
 def _build(to: Installed) -> None:
-    """Make a whole prefix below `root/base` and a virtual environment on top of it, by hard links where that works."""
+    """Build a prefix below `root/base` and a virtual environment on top of it, with hard links if possible."""
     base = to.root / "base"
     lib = Path(sys.base_prefix, "lib")
     old = os.umask(0o022)
@@ -275,7 +275,7 @@ def _build(to: Installed) -> None:
         for packages in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
             _link(Path(packages), to.packages, {"mypy", "mypyc", "pip"})
         for path in to.packages.glob("*.pth"):
-            path.unlink()  # they lead to where the code is worked on
+            path.unlink()  # its links lead to the checkout
         project = tomllib.loads((_TOP / "pyproject.toml").read_text())
         for package in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
             copy = to.packages / Path(package).name
@@ -300,7 +300,7 @@ def _build(to: Installed) -> None:
 
 
 def _patched(source: Path, to: Path) -> None:
-    """Copy a program or library, so that it finds its libraries beside itself and not where it was."""
+    """Copy a program or library, changed so that it finds its libraries beside itself."""
     if source.is_symlink() and source.resolve().parent == source.parent:
         to.symlink_to(source.readlink().name)
         return
@@ -313,7 +313,7 @@ def _patched(source: Path, to: Path) -> None:
 
 
 def _link(source: Path, to: Path, without: set[str]) -> None:
-    """Copy a tree by hard links; what others may not read, or lies on another disk, is copied."""
+    """Copy a tree by hard links; copy the data of files on another disk and of files that others may not read."""
     for place, folders, files in os.walk(source):
         target = to / Path(place).relative_to(source)
         target.mkdir(parents=True, exist_ok=True)

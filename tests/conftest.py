@@ -1,4 +1,4 @@
-"""What all tests share: one event loop, seeds that repeat a failure, and the rules of CI."""
+"""The parts that all tests share: one event loop, seeds that repeat a failure, and the rules of CI."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _LEFT: Final = pytest.StashKey[str]()
 
 settings.register_profile(
     "hutch",
-    deadline=None,  # a slow machine is no failure
-    print_blob=True,  # a failure is repeated by what it prints
+    deadline=None,  # a slow machine must not fail a test
+    print_blob=True,  # the printed blob repeats a failure
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -29,7 +29,10 @@ settings.load_profile("hutch")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the seed of samples before workers start, so that all collect the same tests; `full` tries more bytes."""
+    """Choose the seed of samples before workers start, so that all collect the same tests.
+
+    `full` runs more examples.
+    """
     sampling.seed()
     if "not full" in config.getoption("markexpr", ""):
         settings.register_profile("sample", settings.get_profile("hutch"), max_examples=30)
@@ -38,18 +41,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave to `full` what this run's seed does not choose from a sample."""
+    """Mark as `full` the tests that this run's seed does not choose from a sample."""
     sampling.mark_unsampled(items)
 
 
 def pytest_report_header() -> str:
-    """Print what repeats this run's samples."""
+    """Print the seed that repeats this run's samples."""
     return f"samples: {sampling.SEED}={sampling.seed()}"
 
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """Hutch runs on asyncio."""
+    """Run the tests on asyncio, as Hutch runs."""
     return "asyncio"
 
 
@@ -57,7 +60,7 @@ def anyio_backend() -> str:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """In CI a skipped test is a failure, except where no installation could help: its reason begins `kernel:`."""
+    """In CI a skipped test is a failure, unless no installation could help: then its reason begins with `kernel:`."""
     report = yield
     if report.skipped and os.environ.get("CI") == "true" and "kernel:" not in str(report.longrepr):
         report.outcome = "failed"
@@ -67,7 +70,7 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In CI, fail the run if its tests left the machine another than `scripts/machine.py` saved it."""
+    """In CI, fail the run if the machine differs from the state that `scripts/machine.py` saved."""
     saved = os.environ.get("HUTCH_MACHINE")
     if saved is None or "PYTEST_XDIST_WORKER" in os.environ:
         return
@@ -81,15 +84,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _remove_empty_cgroups() -> None:
-    """Remove the cgroups of executors whose hutchd a test killed: hutchd would do so at its next start."""
+    """Remove the cgroups of executors whose hutchd a test killed, as the next hutchd would."""
     for place, _, _ in os.walk("/sys/fs/cgroup", topdown=False):
         if os.path.basename(place).startswith("hutch-x-"):
-            with suppress(OSError):  # processes are left in it: the comparison reports them
+            with suppress(OSError):  # the cgroup has processes: the comparison reports them
                 os.rmdir(place)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print what was left on the machine."""
+    """Print the differences of the machine."""
     if left := config.stash.get(_LEFT, ""):
         terminalreporter.section("left on the machine")
         terminalreporter.write(left)

@@ -29,7 +29,7 @@ def seed() -> int:
 
 
 def sample(count: int) -> pytest.MarkDecorator:
-    """Return the mark of tests of which CI runs `count`."""
+    """Return the mark for tests of which CI runs only `count`."""
     return pytest.mark.sample(count)
 
 

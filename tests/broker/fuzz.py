@@ -1,9 +1,9 @@
 """Malformed requests at the broker: `python -m tests.broker.fuzz --requests 200000 --seed 1`.
 
 Requests are made from well-formed ones by cutting, doubling, swapping and inserting, some with a lease that holds and
-some without. The provider behind the broker reads heads only and takes no notice of bodies. What must hold: the broker
-lives and answers a good request afterwards; the provider saw no request without the key, none with the lease, and no
-path that a model API has not; the key came back to nobody.
+some without. The provider behind the broker reads heads and ignores bodies. What must hold: the broker lives and
+answers a good request afterwards; the provider got no request without the key, with the lease, or with a path outside
+the model APIs; no client got the key.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ async def fuzz(requests: int, seed: int, at_once: int = 32) -> Sink:
                 sink.secrets = [token.encode()]
 
                 async def some(part: int) -> None:
-                    chance = random.Random(f"{seed}/{part}")  # the same requests whatever runs beside
+                    chance = random.Random(f"{seed}/{part}")  # so that timing does not change the requests
                     for _ in range(requests // at_once):
                         raw, whole = broken(chance, token)
                         with anyio.fail_after(60):

@@ -64,7 +64,7 @@ class Stage:
             await self.peer.notify("ack_records", link.AckRecords(n=told.records[-1].n))
 
     async def recorded(self, count: int) -> list[link.Record]:
-        """Return the records once there are `count`."""
+        """Wait until there are `count` records; return them."""
         with anyio.fail_after(30):
             while len(self.records) < count:
                 await self._told.wait()
@@ -104,7 +104,7 @@ class Stage:
     def made(
         self, *, requests: int = 1000, usd: float | None = None, expires_in: float = 600.0, **more: Any
     ) -> tuple[link.LeaseState, str]:
-        """Make a lease for this process, and its token."""
+        """Return a lease for this process, and its token."""
         lease, secret = new_id("lease"), new_token()
         token = f"hutch-{lease}-{secret}"
         facts: dict[str, Any] = {
@@ -140,7 +140,7 @@ class Stage:
             await stream.aclose()
 
     async def ask(self, token: str, body: Any = ASK, **more: Any) -> tuple[int, dict[str, str], bytes]:
-        """Make one request and return status, headers and body."""
+        """Make one request; return status, headers and body."""
         return parsed(await self.send(request(token, body, **more)))
 
 
@@ -170,7 +170,7 @@ def request(
     header: str = "x-api-key",
     headers: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Return a request's bytes; the connection ends with the answer."""
+    """Return a request's bytes; the connection ends after the answer."""
     raw = body if isinstance(body, bytes) else b"" if body is None or method != "POST" else json.dumps(body).encode()
     shown = f"Bearer {token}" if header == "authorization" else token
     lines = [f"{method} {path} HTTP/1.1", "Host: broker.invalid", f"{header}: {shown}", "Connection: close"]
@@ -264,7 +264,7 @@ class Upstream:
 
 @asynccontextmanager
 async def upstream(answer: bytes, *, hold: bool = False) -> AsyncIterator[Upstream]:
-    """A provider on loopback."""
+    """Yield a provider on loopback."""
     server = Upstream(answer, hold)
     async with await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0) as listener:
         server.url = f"http://127.0.0.1:{listener.extra(anyio.abc.SocketAttribute.local_port)}"

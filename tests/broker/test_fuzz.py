@@ -16,7 +16,7 @@ async def test_a_few_malformed_requests_do_no_harm() -> None:
 
 @pytest.mark.system
 async def test_malformed_requests_do_no_harm() -> None:
-    """The same with more of them."""
+    """More random requests have the same result."""
     sink = await fuzz(2_000, seed=7)
 
     assert sink.heads > 100
@@ -25,7 +25,7 @@ async def test_malformed_requests_do_no_harm() -> None:
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 async def test_two_hundred_thousand_malformed_requests_do_no_harm() -> None:
-    """The whole run."""
+    """The whole run has the same result."""
     sink = await fuzz(200_000, seed=1)
 
     assert sink.heads > 100

@@ -97,7 +97,7 @@ def test_no_path_leaves_the_model_api(tail: str) -> None:
     ],
 )
 def test_each_api_has_its_paths(dialect: str, request_: str, answers: bool) -> None:
-    """Paths of model APIs are allowed; paths of files, jobs and accounts are not."""
+    """A dialect's model paths are allowed; its paths of files, jobs and accounts are not."""
     method, path = request_.split()
 
     assert is_path_of(dialect, method, path) is answers  # type: ignore[arg-type]

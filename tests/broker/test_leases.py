@@ -110,7 +110,7 @@ def test_a_process_in_the_executors_cgroup_may_use_its_lease() -> None:
         ("OPTIONS", "*", 405),
     ],
 )
-async def test_only_what_a_model_api_has_is_answered(method: str, path: str, status: int) -> None:
+async def test_only_requests_of_a_model_api_are_answered(method: str, path: str, status: int) -> None:
     """Requests with other paths or methods do not reach the provider."""
     async with serve(key=KEY, script=lambda _: SAY) as model, staged(model.url) as stage:
         _, token = await stage.lease()
@@ -315,7 +315,7 @@ async def test_a_broker_that_was_just_started_waits_for_the_leases() -> None:
         state, token = stage.made()
         stream = await stage.dial()
         await stream.send(request(token))
-        unclear = await stage.send(b"GET /v1/models HTTP/1.1\r\n\r\n")  # answered, so the one before was read
+        unclear = await stage.send(b"GET /v1/models HTTP/1.1\r\n\r\n")  # its answer shows that the first was read
         await stage.peer.call("put_lease", state, 30)
         await stage.keep(state.lease.id)
         status = parsed(await read_all(stream))[0]
@@ -358,7 +358,7 @@ async def test_without_room_for_records_nothing_is_forwarded() -> None:
 
 
 async def test_the_link_refuses_calls_before_hello() -> None:
-    """A process of the same account that connects to the control socket is refused without the token."""
+    """A process of the same account connects to the control socket without the token and is refused."""
     async with staged("http://127.0.0.1:1") as stage:
         right = stage.boot.token
         stage.boot = msgspec.structs.replace(stage.boot, token="wrong")
@@ -371,7 +371,7 @@ async def test_the_link_refuses_calls_before_hello() -> None:
 
 
 async def test_an_unused_broker_ends() -> None:
-    """Without a lease and without hutchd it ends after some time."""
+    """It ends after some time without a lease and without hutchd."""
     from hutch_broker.broker import serving
 
     async with staged("http://127.0.0.1:1") as stage:

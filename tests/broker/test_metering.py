@@ -60,7 +60,7 @@ def counted(style: Any, chunks: list[bytes], kind: str = "text/event-stream", en
 @settings(max_examples=50)
 @given(cuts=st.lists(st.integers(0, 1000), max_size=12), packed=st.booleans())
 def test_pieces_do_not_matter(style: str, stream: bytes, tokens: TokenCount, cuts: list[int], packed: bool) -> None:
-    """Chunks of any size, compressed or not, give the same count; text that looks like usage is not counted."""
+    """Chunks of any size, compressed or not, give the same count. Text that looks like usage is not counted."""
     raw = gzip.compress(stream) if packed else stream
     places = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
     chunks = [raw[start:end] for start, end in pairwise(places)]
@@ -68,7 +68,7 @@ def test_pieces_do_not_matter(style: str, stream: bytes, tokens: TokenCount, cut
     assert counted(style, chunks, encoding="gzip" if packed else "") == tokens
 
 
-def test_what_broke_off_is_counted_as_far_as_it_came() -> None:
+def test_a_broken_stream_is_counted_up_to_its_end() -> None:
     """A stream that breaks off after its first event has used the input tokens."""
     assert counted("anthropic", [ANTHROPIC[:300]]) == TokenCount(True, "claude-x", 10, 1, 5, 3)
 
@@ -84,7 +84,7 @@ def test_what_broke_off_is_counted_as_far_as_it_came() -> None:
         ("text/event-stream", "", b"data: " + b"a" * (3 << 20)),
     ],
 )
-def test_what_cannot_be_read_is_not_known(kind: str, encoding: str, body: bytes) -> None:
+def test_an_unreadable_response_has_no_count(kind: str, encoding: str, body: bytes) -> None:
     """An unreadable response has an unknown count, raises nothing, and uses bounded memory."""
     assert not counted("anthropic", [body], kind, encoding).known
 

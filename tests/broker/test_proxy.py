@@ -49,7 +49,7 @@ async def test_the_real_key_goes_out_and_the_lease_stays() -> None:
     [("gateway", "authorization", f"Bearer {KEY}"), ("oauth", "authorization", f"Bearer {KEY}")],
 )
 async def test_a_token_goes_out_as_bearer(kind: str, header: str, shown: str) -> None:
-    """A gateway's token and an OAuth token are bearer tokens; the latter needs a header of its own."""
+    """Both are bearer tokens; an OAuth token also needs a header of its own."""
     async with serve(key=KEY, script=saying(SAY)) as model, staged(model.url) as stage:
         stage.kind = kind
         _, token = await stage.lease()
@@ -94,7 +94,7 @@ async def test_a_head_does_not_wait_for_its_body() -> None:
 @pytest.mark.parametrize("size", [0, 1, 9, 70_000])
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_an_answer_in_one_piece_ends_as_it_came(size: int, chunked: bool) -> None:
-    """Head, body and end may come together, of known length or in chunks: nothing is lost and nothing added."""
+    """Head, body and end may arrive together, with a known length or in chunks: nothing is lost or added."""
     body = os.urandom(size)
     raw = answer(body)
     if chunked:
@@ -125,7 +125,7 @@ async def test_usage_is_counted_and_priced_on_the_way() -> None:
 
 @pytest.mark.parametrize("status", [400, 401, 403, 429, 500, 529])
 async def test_an_error_of_the_provider_is_passed_on(status: int) -> None:
-    """Status, body and headers are the provider's own."""
+    """The agent gets the provider's status, body and headers."""
     async with serve(key=KEY, script=saying(Refuse(status, retry_after=7))) as model, staged(model.url) as stage:
         _, token = await stage.lease()
         got, headers, body = await stage.ask(token)
@@ -243,7 +243,7 @@ async def test_a_provider_that_repeats_the_key_does_not_give_it_away() -> None:
 
 
 async def test_a_compressed_answer_passes_and_is_counted() -> None:
-    """The bytes are forwarded unchanged, and their usage is counted."""
+    """The bytes are forwarded unchanged, and the usage is counted."""
     message = json.dumps({"model": "m", "usage": {"input_tokens": 7, "output_tokens": 5}}).encode()
     packed = gzip.compress(message)
     raw = answer(packed, "Content-Type: application/json", "Content-Encoding: gzip")
@@ -274,7 +274,7 @@ async def test_a_chunked_body_passes_and_has_a_limit() -> None:
 
 
 async def test_expect_100_continue_is_answered() -> None:
-    """The broker sends `100 Continue` once the request is accepted."""
+    """The broker sends `100 Continue` after it has accepted the request."""
     async with serve(key=KEY, script=saying(SAY)) as model, staged(model.url) as stage:
         _, token = await stage.lease()
         raw = request(token, headers={"Expect": "100-continue"})
@@ -327,7 +327,7 @@ async def test_a_connection_carries_many_requests() -> None:
 
 
 async def test_a_half_head_is_cut_off() -> None:
-    """An agent that does not finish a request's head in time is disconnected; one that waits for its answer is not."""
+    """An agent that sends half a head is disconnected; one that waits for its answer is not."""
     pause = Pause()
     async with serve(key=KEY, script=saying(pause, SAY)) as model, staged(model.url, header_timeout=0.2) as stage:
         _, token = await stage.lease()
@@ -344,7 +344,10 @@ async def test_a_half_head_is_cut_off() -> None:
 
 
 async def test_a_lease_over_tcp_is_checked_by_uid() -> None:
-    """For agents that cannot dial a Unix socket there is a loopback port, and only leases made for it work there."""
+    """The broker has a loopback port for agents that cannot dial a Unix socket.
+
+    Only leases made for the port work there.
+    """
     async with serve(key=KEY, script=saying(SAY)) as model, staged(model.url, tcp=True) as stage:
         assert stage.welcome is not None
         assert stage.welcome.port is not None

@@ -19,7 +19,7 @@ HOST = "model.example"
 
 @asynccontextmanager
 async def provider(folder: Path, host: str) -> AsyncIterator[tuple[int, Path, list[bytes]]]:
-    """A provider that speaks TLS as `host`: its port, the certificate to trust, what it got."""
+    """Yield a TLS provider with the name `host`: its port, the certificate to trust, and the received data."""
     trusted, context = certificates.make(folder, host)
     got: list[bytes] = []
 
@@ -40,7 +40,7 @@ async def provider(folder: Path, host: str) -> AsyncIterator[tuple[int, Path, li
 
 @asynccontextmanager
 async def tunnel(port: int) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """An HTTP proxy that leads every CONNECT to `port`: its URL, and the heads it got."""
+    """Yield an HTTP proxy that connects every CONNECT to `port`: its URL, and the received heads."""
     heads: list[bytes] = []
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -85,7 +85,7 @@ async def test_a_certificate_that_nobody_vouches_for_gets_no_key(tmp_path: Path)
     assert got == []
 
 
-async def test_a_proxy_is_used_for_what_lies_behind_it(tmp_path: Path) -> None:
+async def test_a_configured_proxy_is_used(tmp_path: Path) -> None:
     """The request is tunnelled with CONNECT: the proxy sees the host but neither key nor lease."""
     async with AsyncExitStack() as stack:
         port, trusted, got = await stack.enter_async_context(provider(tmp_path, HOST))

@@ -1,4 +1,4 @@
-"""Libraries for LD_PRELOAD, compiled where the tests run."""
+"""Libraries for LD_PRELOAD, compiled when the tests run."""
 
 from __future__ import annotations
 

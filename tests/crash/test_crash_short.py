@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
 
 @pytest.mark.parametrize("seconds", [15, pytest.param(60, marks=pytest.mark.full)])
 async def test_no_kill_breaks_a_promise(seconds: int) -> None:
-    """Nothing is lost, doubled, reordered, run twice or left over. `scripts/crash --seed` repeats the choices.
+    """No event or prompt is lost, repeated or reordered, and no process is left. `scripts/crash --seed` repeats a run.
 
     A slow machine kills fewer processes in this time; the run does not take longer.
     """

@@ -1,4 +1,4 @@
-"""What the harness finds in logs: every sign of a bug, with the lines around it and the kill before it."""
+"""The logs of the harness: each sign of a bug is reported with the lines around it and the kill before it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def logs(tmp_path: Path, log: Path) -> Logs:
 
 
 def test_a_bug_is_reported_with_its_lines_and_the_kill_before_it(log: Path, logs: Logs) -> None:
-    """Lines that are written after the sign was noticed belong to it."""
+    """Lines written after the sign was noticed are included."""
     log.write_bytes(b"".join(b"line %d\n" % number for number in range(9)))
     logs.scan(FIRST)
     with log.open("ab") as file:
@@ -42,7 +42,7 @@ def test_a_bug_is_reported_with_its_lines_and_the_kill_before_it(log: Path, logs
 
 
 def test_the_kill_names_the_failpoint(log: Path, logs: Logs) -> None:
-    """For which the processes of this moment were started."""
+    """The violation has the failpoint for which the current processes were started."""
     log.write_bytes(TRACE)
     logs.scan(SECOND)
 
@@ -51,7 +51,7 @@ def test_the_kill_names_the_failpoint(log: Path, logs: Logs) -> None:
 
 @pytest.mark.parametrize("sign", SIGNS)
 def test_each_sign_counts(log: Path, logs: Logs, sign: bytes) -> None:
-    """Wherever in a line it stands."""
+    """A sign counts anywhere in a line."""
     log.write_bytes(b"before " + sign + b" after\n")
     logs.scan(None)
 
@@ -59,7 +59,7 @@ def test_each_sign_counts(log: Path, logs: Logs, sign: bytes) -> None:
 
 
 def test_a_chained_traceback_is_one_bug_and_a_log_has_a_few(log: Path, logs: Logs) -> None:
-    """Signs within the lines that are shown already are not reported again."""
+    """Signs within lines that are already shown are not reported again."""
     log.write_bytes(TRACE + b"During handling of the above exception, another exception occurred:\n" + TRACE)
     logs.scan(None)
     assert len(logs.violations()) == 1
@@ -70,7 +70,7 @@ def test_a_chained_traceback_is_one_bug_and_a_log_has_a_few(log: Path, logs: Log
 
 
 def test_a_log_that_was_removed_is_kept(log: Path, logs: Logs) -> None:
-    """hutchd removes the logs of executors that are gone."""
+    """hutchd removes the logs of executors that are gone; the copies remain."""
     log.write_bytes(b"an ordinary line\n")
     logs.scan(None)
     log.unlink()

@@ -1,4 +1,4 @@
-"""The tables name every failpoint of the code and enough faults, and the page shows them."""
+"""The tables have every failpoint of the code and enough faults, and the page shows them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ CODE = [path.read_text() for root in ("daemon", "executor", "shared") for path i
 
 
 def named(function: str) -> set[str]:
-    """Return the names that the code calls a function of the failpoints with."""
+    """Return the names with which the code calls a function of the failpoints."""
     return {name for text in CODE for name in re.findall(rf'\b{function}\("([^"]+)"\)', text)}
 
 
 def test_every_failpoint_is_in_the_table() -> None:
-    """And nothing else: a place that is gone takes its row with it."""
+    """The table has no other rows: a removed failpoint also loses its row."""
     assert named("failpoint") == set(FAILPOINTS)
 
 
 def test_the_product_knows_no_faults() -> None:
-    """Nothing of the product tells a test build from another; there are enough faults to trust the harness."""
+    """No code of the product distinguishes a test build, and there are enough faults to trust the harness."""
     assert not [text for text in CODE if re.search(r"planted|TEST_BUILD", text)]
     assert len(FAULTS) >= 15
 

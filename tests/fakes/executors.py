@@ -51,7 +51,7 @@ def refusals_end_it() -> Iterator[None]:
 
 
 class Connection:
-    """One connection of a fake executor, with hutchd's end of it."""
+    """One connection of a fake executor, together with hutchd's end."""
 
     def __init__(self, executor: FakeExecutor) -> None:
         self.fake = executor

@@ -1,6 +1,6 @@
-"""Every message has one JSON document; a change of the wire shows as a change of a file.
+"""Every message has a golden JSON document, so that a change of the wire changes a file.
 
-`python -m tests.golden.test_messages` rewrites them. A change needs a decision record.
+`python -m tests.golden.test_messages` rewrites the documents. A change needs a decision record.
 """
 
 from __future__ import annotations

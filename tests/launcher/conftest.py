@@ -26,7 +26,7 @@ def shared(alice: Account) -> Iterator[Stage]:
 
 @pytest.fixture
 def hutchd(shared: Stage) -> Iterator[Caller]:
-    """The account that the launcher serves, connected."""
+    """A connection to the launcher as the account that it serves."""
     caller = shared.connect()
     yield caller
     caller.close()

@@ -55,12 +55,12 @@ def new_id() -> str:
 
 
 def packet(op: int, uid: int = NOBODY, executor: str = "", limits: Sequence[int] = NO_LIMITS, flags: int = 0) -> bytes:
-    """Return a request."""
+    """Return the packet of a request."""
     return REQUEST.pack(MAGIC, op, uid, executor.encode(), *limits, flags)
 
 
 def wait_until(true: Callable[[], object], within: float = 30.0) -> None:
-    """Return once `true()` is true. Fail after `within` seconds."""
+    """Wait until `true()` is true; fail after `within` seconds."""
     deadline = time.monotonic() + within
     while not true():
         assert time.monotonic() < deadline, "it did not become true in time"
@@ -95,11 +95,11 @@ class Executor:
     lines: Any
 
     def do(self, source: str) -> None:
-        """Make it execute Python source."""
+        """Make the puppet execute Python source."""
         self.stream.sendall(source.encode().hex().encode() + b"\n")
 
     def ask(self, source: str) -> Any:
-        """Make it execute Python source, and return the one value that the source says."""
+        """Make the puppet execute Python source; return the one value that the source passes to `say`."""
         import ast
 
         self.do(source)
@@ -111,7 +111,7 @@ class Executor:
         return ast.literal_eval(said[:-1].decode())
 
     def ended(self) -> bool:
-        """Return whether its process has exited."""
+        """Return whether the puppet has exited."""
         return bool(select.select([self.pidfd], [], [], 0)[0])
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class Caller:
         sock.settimeout(60)
 
     def send(self, raw: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send a packet as it is."""
+        """Send a packet unchanged."""
         socket.send_fds(self.sock, [raw], list(descriptors))
 
     def receive(self) -> Answer:
@@ -146,7 +146,7 @@ class Caller:
         return Answer(status, pid, left, oom, full, start, text.rstrip(b"\0").decode(), tuple(descriptors))
 
     def raw(self, raw: bytes, descriptors: Sequence[int] = ()) -> Answer:
-        """Send a packet as it is, and return the reply."""
+        """Send a packet unchanged; return the reply."""
         self.send(raw, descriptors)
         return self.receive()
 
@@ -161,13 +161,13 @@ class Caller:
         assert self.sock.recv(1) == b""
 
     def probe(self) -> dict[str, Any]:
-        """Return what the launcher says it can do."""
+        """Return the abilities that the launcher reports."""
         answer = self.ask(PROBE)
         assert answer.status == DONE, answer
         return dict(json.loads(answer.text))
 
     def end(self, executor: str, within: float = 30.0) -> Answer:
-        """Ask for rounds of killing until one is the last. The counters are the highest of any round."""
+        """Request rounds of killing until nothing is left. The reply has the highest counters of all rounds."""
         deadline, oom, full = time.monotonic() + within, 0, 0
         while True:
             answer = self.ask(KILL, 1, executor)
@@ -178,7 +178,7 @@ class Caller:
             time.sleep(0.0005)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self.sock.close()
 
 
@@ -200,7 +200,7 @@ class Stage:
 
     @property
     def socket(self) -> Path:
-        """The path on which it listens."""
+        """The path of its socket."""
         return self.root / "launcher.sock"
 
     @property
@@ -215,7 +215,7 @@ class Stage:
 
     @property
     def spool(self) -> Path:
-        """Its spool."""
+        """Its spool directory."""
         return self.root / "spool"
 
     def write(self, **settings: Any) -> None:
@@ -225,11 +225,11 @@ class Stage:
         self.config.chmod(0o644)
 
     def command(self) -> list[str]:
-        """The command of the launcher."""
+        """The launcher's command."""
         return [str(installed().command("hutch-launcher"))]
 
     def start(self, *before: str, wait: bool = True, **more: Any) -> None:
-        """Start it. The words of `before` go before its command."""
+        """Start the launcher. The words of `before` go before its command."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*before, *self.command(), "--config", str(self.config), "--listen", str(self.socket)],
@@ -253,7 +253,7 @@ class Stage:
         return False
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Stop it; return its exit code."""
+        """Stop the launcher with a signal; return its exit code."""
         assert self.process is not None
         self.process.send_signal(number)
         code = self.process.wait(30)
@@ -299,7 +299,7 @@ class Stage:
         return made
 
     def descriptors(self) -> int:
-        """Return how many descriptors the launcher has open."""
+        """Return the number of the launcher's open descriptors."""
         assert self.process is not None
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 

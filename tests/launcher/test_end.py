@@ -1,4 +1,4 @@
-"""An end: nothing of an executor is left once the launcher says so."""
+"""The end of an executor: after the launcher has reported it, nothing of the executor is left."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def need_cgroup(hutchd: Caller, *limits: str) -> None:
 
 @pytest.mark.parametrize("trick", [DOUBLE_FORK, STOPPED, HOPPER, BOMB], ids=["setsid", "stopped", "hopper", "bomb"])
 def test_nothing_of_an_ended_executor_is_left(shared: Stage, hutchd: Caller, alice: Account, trick: str) -> None:
-    """Done: no process of the account lives, and the group is removed."""
+    """After the reply `done`, no process of the account lives, and the group is removed."""
     need_cgroup(hutchd, "pids")
     one = shared.executor(hutchd, alice.uid, (0, 100, 0, 0))
     one.ask(trick)
@@ -88,7 +88,7 @@ def test_nothing_of_an_ended_executor_is_left(shared: Stage, hutchd: Caller, ali
 
 
 def test_ending_one_executor_does_not_touch_another(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """Though both run as the same account."""
+    """Both run as the same account."""
     first, second = shared.executor(hutchd, alice.uid), shared.executor(hutchd, alice.uid)
     first.ask(DOUBLE_FORK)
     hutchd.end(first.id)
@@ -113,7 +113,7 @@ def test_only_the_process_that_exceeds_the_memory_limit_is_killed(
 
 
 def test_limits_and_weights_are_set(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """Each in the hierarchy that has its controller."""
+    """Each is set in the hierarchy that has its controller."""
     need_cgroup(hutchd, "memory", "pids", "cpu")
     one = shared.executor(hutchd, alice.uid, (256 << 20, 123, 50, 0))
     found: dict[str, str] = {}
@@ -133,13 +133,13 @@ LIMITS = ("memory.max", "memory.limit_in_bytes", "pids.max", "cpu.weight", "cpu.
 
 
 def test_ending_an_executor_that_never_existed_is_done(hutchd: Caller) -> None:
-    """The first reply says so, and counts nothing."""
+    """The first reply is `done`, with zero counters."""
     answer = hutchd.ask(KILL, 1, new_id())
     assert (answer.status, answer.left, answer.oom, answer.full) == (DONE, 0, 0, 0)
 
 
 def test_a_kill_is_answered_at_once(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """One round says what is left. The launcher serves others between rounds."""
+    """One round reports the processes left, and the launcher serves others between rounds."""
     one = shared.executor(hutchd, alice.uid)
     first = hutchd.ask(KILL, alice.uid, one.id)
     other = shared.connect()
@@ -152,7 +152,7 @@ def test_a_kill_is_answered_at_once(shared: Stage, hutchd: Caller, alice: Accoun
 
 
 def test_an_executor_that_exits_is_reaped(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """It is no zombie, and can still be ended."""
+    """It is no zombie afterwards, and can still be ended."""
     one = shared.executor(hutchd, alice.uid)
     one.do("os._exit(0)")
     wait_until(one.ended)
@@ -182,7 +182,7 @@ def test_a_restarted_launcher_ends_executors_of_the_one_before(alice: Account) -
 
 
 def test_executors_outlive_a_stopped_launcher(alice: Account) -> None:
-    """A service manager stops it in order to start a new one."""
+    """A service manager stops the launcher in order to start a new one."""
     with stage(users=[alice.name]) as host:
         caller = host.connect()
         one = host.executor(caller, alice.uid)
@@ -198,7 +198,7 @@ def test_executors_outlive_a_stopped_launcher(alice: Account) -> None:
 
 
 def test_executors_are_ended_once_hutchd_is_gone_too_long(alice: Account) -> None:
-    """`gone_after` seconds after the last connection; also those of an earlier launcher."""
+    """They are ended `gone_after` seconds after the last connection, also those of an earlier launcher."""
     with stage(users=[alice.name], gone_after=1) as host:
         caller = host.connect()
         old = host.executor(caller, alice.uid)
@@ -208,7 +208,7 @@ def test_executors_are_ended_once_hutchd_is_gone_too_long(alice: Account) -> Non
         again = host.connect()
         new = host.executor(again, alice.uid)
         again.end(new_id())
-        time.sleep(1.5)  # hutchd is connected: nothing is ended
+        time.sleep(1.5)  # hutchd is connected, so nothing is ended
         assert [old.ask("say(7)"), new.ask("say(8)")] == [7, 8]
         for each in (caller, again):
             each.close()
@@ -220,7 +220,7 @@ def test_executors_are_ended_once_hutchd_is_gone_too_long(alice: Account) -> Non
 
 
 def test_an_executor_whose_reply_cannot_be_sent_is_ended(shared: Stage, alice: Account) -> None:
-    """hutchd does not know of it, and would never ask for its end. This one does not exit by itself."""
+    """hutchd does not know of it and would never request its end. This executor does not exit by itself."""
     stubborn = shared.root / "stubborn"
     stubborn.write_text("#!/bin/sh\nexec sleep 600\n")
     stubborn.chmod(0o755)
@@ -248,7 +248,7 @@ def test_an_executor_whose_reply_cannot_be_sent_is_ended(shared: Stage, alice: A
 
 
 def test_an_account_that_is_not_dedicated_is_never_swept(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """The launcher's own configuration says which ones are dedicated."""
+    """The launcher's own configuration lists the dedicated accounts."""
     outside = alice.run("sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!").stdout
     answer = hutchd.ask(SWEEP, alice.uid)
 
@@ -259,7 +259,7 @@ def test_an_account_that_is_not_dedicated_is_never_swept(shared: Stage, hutchd: 
 
 
 def test_a_dedicated_account_is_swept(alice: Account, robot: Account) -> None:
-    """Processes outside every group, files, shared memory and queues; nothing of another account."""
+    """Processes outside every group, files, shared memory and queues are removed; those of other accounts stay."""
     with stage(users=[robot.name, alice.name], dedicated=[robot.name]) as host:
         caller = host.connect()
         one = host.executor(caller, robot.uid)
@@ -289,7 +289,7 @@ def test_a_dedicated_account_is_swept(alice: Account, robot: Account) -> None:
 
 
 def swept(caller: Caller, uid: int) -> Answer:
-    """Ask for rounds of a sweep until one is the last."""
+    """Request rounds of a sweep until one is the last."""
     deadline = time.monotonic() + 60
     while (answer := caller.ask(SWEEP, uid)).status == NOT_YET:
         assert time.monotonic() < deadline
@@ -311,7 +311,7 @@ def sweeping(robot: Account) -> Iterator[Stage]:
 
 @pytest.mark.parametrize("then", ["late", "started"])
 def test_an_old_result_does_not_answer_a_new_sweep(sweeping: Stage, robot: Account, then: str) -> None:
-    """A result that nobody fetched is forgotten after a second, and when an executor is started."""
+    """A result that was not fetched is dropped after a second, and when an executor is started."""
     caller = sweeping.connect()
     assert caller.ask(SWEEP, robot.uid).status == NOT_YET
     wait_until(lambda: not sweeping.children())
@@ -328,7 +328,7 @@ def test_an_old_result_does_not_answer_a_new_sweep(sweeping: Stage, robot: Accou
 
 
 def test_no_executor_starts_during_a_sweep_of_its_account(sweeping: Stage, robot: Account) -> None:
-    """The sweep would end it."""
+    """The sweep would end the executor."""
     work = "mkdir /tmp/$1-work; cd /tmp/$1-work; seq 10000 | xargs touch"  # keeps the sweep busy until the start
     assert robot.run("sh", "-c", work, "sh", robot.name).returncode == 0
     caller = sweeping.connect()
@@ -345,7 +345,7 @@ def test_no_executor_starts_during_a_sweep_of_its_account(sweeping: Stage, robot
 
 
 def test_a_sweep_removes_deep_trees_and_follows_no_link(sweeping: Stage, robot: Account) -> None:
-    """Deeper than the longest path, with directories of mode 0. The targets of links remain."""
+    """The tree is deeper than the longest path and has directories of mode 0. The targets of links remain."""
     grow = (
         "import os, sys\nos.chdir('/tmp')\n"
         "for name in [sys.argv[1] + '-deep', *['d' * 9] * 3000]:\n"
@@ -365,7 +365,7 @@ def test_a_sweep_removes_deep_trees_and_follows_no_link(sweeping: Stage, robot: 
 
 
 def left_by(who: Account) -> list[str]:
-    """Return what an account has in places that everybody may write, and its IPC objects."""
+    """Return an account's files in world-writable places, and its IPC objects."""
     places = [entry for place in ("/tmp", "/var/tmp", "/dev/shm") for entry in os.scandir(place)]
     found = [entry.path for entry in places if who.name in entry.name]
     for kind in ("shm", "sem", "msg"):
@@ -375,7 +375,7 @@ def left_by(who: Account) -> list[str]:
 
 
 def test_groups_that_cannot_be_made_leave_nothing_behind(tmp_path: Path) -> None:
-    """Directories can be made here, but a limit cannot be written."""
+    """Directories can be created here, but a limit cannot be written."""
     groups = Groups("v2", tmp_path, {"memory": tmp_path / "missing"})
     with pytest.raises(OSError, match="missing"):
         groups.make("x-0000000000000000", 1, 0, 0)
@@ -384,7 +384,7 @@ def test_groups_that_cannot_be_made_leave_nothing_behind(tmp_path: Path) -> None
 
 
 def test_a_group_outside_our_view_of_the_tree_is_not_ended(tmp_path: Path) -> None:
-    """The kernel writes its path with `..`; resolved below our mount, that is another directory."""
+    """The kernel writes the path of such a group with `..`; below our mount that would be another directory."""
     name = "x-0000000000000000"
     for path, found in ((f"/a/hutch-{name}/b", [tmp_path / "a" / f"hutch-{name}"]), (f"/../hutch-{name}", [])):
         assert moved_directories(name, [{"": path}], {"": ("/", str(tmp_path))}) == found

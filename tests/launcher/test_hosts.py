@@ -30,7 +30,7 @@ def alice() -> Iterator[Account]:
 
 
 def in_a_view(what: str) -> list[str]:
-    """Return words that start a command in a mount namespace without some hierarchies."""
+    """Return the words that start a command in a mount namespace without some cgroup hierarchies."""
     words = ["unshare", "--mount", "sh", "-c", WITHOUT.format(what), "sh"]
     if subprocess.run([*words, "true"], capture_output=True, check=False).returncode:
         pytest.skip("kernel: no mount namespace can be made here")
@@ -38,7 +38,7 @@ def in_a_view(what: str) -> list[str]:
 
 
 def test_version_1_freezes_and_kills(alice: Account) -> None:
-    """On a host without version 2, limits and counters come from version 1 too."""
+    """On a host without version 2, limits and counters come from version 1."""
     words = in_a_view(ONE)
     with stage(start=False, users=[alice.name]) as host:
         host.start(*words)
@@ -59,7 +59,10 @@ def test_version_1_freezes_and_kills(alice: Account) -> None:
 
 
 def test_without_cgroups_the_descendants_are_killed(alice: Account) -> None:
-    """The probe says so. Limits hold per process. A restarted launcher still ends an executor and its descendants."""
+    """The probe reports this.
+
+    Limits then hold per process. A restarted launcher still ends an executor and its descendants.
+    """
     words = in_a_view(ALL)
     with stage(start=False, users=[alice.name]) as host:
         host.start(*words)
@@ -72,7 +75,7 @@ def test_without_cgroups_the_descendants_are_killed(alice: Account) -> None:
         assert one.cgroup == ""
         limits = one.ask("from resource import *\nsay([getrlimit(RLIMIT_DATA), getrlimit(RLIMIT_NPROC)])")
         assert limits == [(1 << 30, 1 << 30), (200, 200)]
-        one.ask("import ctypes; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); say(0)")  # a subreaper, like an executor
+        one.ask("import ctypes; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); say(0)")  # a subreaper, as executors are
         one.ask(DOUBLE_FORK)
         other = host.executor(caller, alice.uid)
         host.stop(signal.SIGKILL)
@@ -88,7 +91,7 @@ def test_without_cgroups_the_descendants_are_killed(alice: Account) -> None:
 
 
 def test_an_account_with_four_capabilities_can_run_the_launcher(alice: Account) -> None:
-    """Instead of root. It is in the group `shadow`, and its spool exists beforehand."""
+    """It runs instead of root. It is in the group `shadow`, and its spool exists beforehand."""
     required_program("setpriv")
     with account("keeper") as keeper, stage(start=False, users=[alice.name, keeper.name]) as host:
         host.spool.mkdir()
@@ -119,7 +122,7 @@ def test_an_account_with_four_capabilities_can_run_the_launcher(alice: Account) 
 
 
 def test_a_service_manager_passes_the_socket_and_is_notified(alice: Account) -> None:
-    """By LISTEN_FDS and NOTIFY_SOCKET. The socket's file remains when the launcher exits."""
+    """It does so by LISTEN_FDS and NOTIFY_SOCKET. The socket's file remains when the launcher exits."""
     with stage(start=False, users=[alice.name]) as host, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
         ear.bind(str(host.root / "notify.sock"))
         ear.settimeout(30)
@@ -139,7 +142,7 @@ def test_a_service_manager_passes_the_socket_and_is_notified(alice: Account) -> 
 
 
 def test_a_passed_socket_of_another_type_is_refused() -> None:
-    """A stream socket would not keep packets apart."""
+    """A stream socket would not preserve the borders of packets."""
     with stage(start=False) as host, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(host.socket))
         listener.listen()
@@ -150,7 +153,7 @@ def test_a_passed_socket_of_another_type_is_refused() -> None:
 
 
 def test_a_second_launcher_does_not_take_the_socket(alice: Account) -> None:
-    """The first holds a lock, and goes on serving."""
+    """The first launcher holds a lock and goes on serving."""
     with stage(users=[alice.name]) as host:
         command = [*host.command(), "--config", str(host.config), "--listen", str(host.socket)]
         second = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
@@ -163,7 +166,7 @@ def test_a_second_launcher_does_not_take_the_socket(alice: Account) -> None:
 
 
 def listening(on: Stage) -> socket.socket:
-    """Return the listening socket that a socket unit would make."""
+    """Return a listening socket as a socket unit makes it."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sock.bind(str(on.socket))
     os.chown(on.socket, on.served.uid, 0)
@@ -193,6 +196,6 @@ def under_a_manager(on: Stage, listener: socket.socket, *before: str) -> subproc
 
 
 def cmdline(pid: int) -> bytes:
-    """The process's command line, empty while it is still bash or setpriv."""
+    """Return a process's command line; empty while it is still bash or setpriv."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     return b"" if words[0] in (b"bash", b"setpriv") else b" ".join(words)

@@ -34,7 +34,7 @@ def test_it_imports_only_the_standard_library_and_itself() -> None:
 
 
 def test_it_loads_no_other_package() -> None:
-    """Nor does the standard library load one for it."""
+    """The standard library loads no other package for it."""
     script = (
         f"import sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p] + [{str(FOLDER.parent)!r}]\n"
         "before = set(sys.modules)\n"

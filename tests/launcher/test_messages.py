@@ -1,4 +1,4 @@
-"""Packets: after any invalid one nothing has started, nothing has leaked, and the launcher still serves."""
+"""Packets: an invalid packet starts nothing and leaks nothing, and the launcher still serves."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def log(shared: Stage) -> Iterator[int]:
 
 @pytest.fixture(autouse=True)
 def nothing_started(shared: Stage, alice: Account, request: pytest.FixtureRequest) -> Iterator[None]:
-    """After each test: the account has no process, the launcher has as many descriptors as before, and it serves."""
+    """Check after each test: the account has no process; the launcher has leaked no descriptor, and serves."""
     before = shared.descriptors()
     yield
     caller = shared.connect()
@@ -81,7 +81,7 @@ def test_every_byte_of_padding_must_be_zero(hutchd: Caller, alice: Account, log:
 
 
 def test_a_field_out_of_range_is_refused(hutchd: Caller, alice: Account, log: int) -> None:
-    """Nothing is started, and no descriptor comes back."""
+    """Nothing is started, and no descriptor is returned."""
     uid = alice.uid
     bad = [
         packet(0, uid, ID),
@@ -137,7 +137,7 @@ def test_a_field_that_the_request_does_not_use_must_be_zero(hutchd: Caller, alic
 
 @pytest.mark.parametrize("size", [1, 8, 64, 127, 129, 256, 4096, 65536])
 def test_a_packet_of_another_size_is_refused(hutchd: Caller, alice: Account, log: int, size: int) -> None:
-    """Also if it begins with a valid request."""
+    """It is refused even if it begins with a valid request."""
     raw = packet(START, alice.uid, ID).ljust(size, b"\0")[:size]
     assert hutchd.raw(raw, [log]).status == REFUSED
 
@@ -146,7 +146,7 @@ def test_a_packet_of_another_size_is_refused(hutchd: Caller, alice: Account, log
 def test_a_start_without_exactly_one_descriptor_is_refused(
     hutchd: Caller, alice: Account, log: int, count: int
 ) -> None:
-    """The kernel drops those that do not fit; such a request is refused too."""
+    """The kernel drops descriptors that do not fit; such a request is refused too."""
     assert hutchd.raw(packet(START, alice.uid, ID), [log] * count).status == REFUSED
 
 
@@ -161,7 +161,7 @@ def test_another_request_with_descriptors_is_refused(
 
 
 def test_an_output_that_allows_more_than_appending_is_refused(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """A file not opened for appending, a device, a directory, a socket."""
+    """Examples: a file not opened for appending, a device, a directory, a socket."""
     ours, theirs = socket.socketpair()
     ways = {
         "read": os.open(shared.output, os.O_RDONLY | os.O_CREAT),
@@ -182,7 +182,7 @@ def test_an_output_that_allows_more_than_appending_is_refused(shared: Stage, hut
 
 
 def test_an_empty_packet_closes_the_connection(shared: Stage) -> None:
-    """recvmsg(2) returns the same for it as for a closed peer."""
+    """recvmsg(2) returns the same for an empty packet and for a closed peer."""
     caller = shared.connect()
     caller.probe()
     caller.send(b"")
@@ -192,7 +192,7 @@ def test_an_empty_packet_closes_the_connection(shared: Stage) -> None:
 
 
 def test_a_peer_that_never_reads_is_dropped(shared: Stage, hutchd: Caller) -> None:
-    """Its replies fill its socket. The launcher never waits for it."""
+    """Its replies fill its socket; the launcher never waits for that peer."""
     silent = shared.connect()
     silent.sock.settimeout(20)
 
@@ -207,7 +207,7 @@ def test_a_peer_that_never_reads_is_dropped(shared: Stage, hutchd: Caller) -> No
 
 
 def test_a_flood_on_some_connections_does_not_block_another(shared: Stage, hutchd: Caller) -> None:
-    """The launcher takes one packet of each connection in turn."""
+    """The launcher reads one packet of each connection in turn."""
     noisy = [shared.connect() for _ in range(3)]
     for caller in noisy:
         caller.sock.setblocking(False)
@@ -236,7 +236,7 @@ def test_fuzz_full(shared: Stage, alice: Account, log: int) -> None:
 
 
 def fuzz(on: Stage, alice: Account, log: int, count: int) -> None:
-    """Send packets that are valid or nearly so. An executor must start for each valid start, and for nothing else."""
+    """Send packets that are valid or nearly valid. Each valid start must start an executor, and no other packet may."""
     seed = int(os.environ.get("HUTCH_FUZZ_SEED", random.SystemRandom().randrange(1 << 32)))
     print(f"HUTCH_FUZZ_SEED={seed}")
     dice = random.Random(seed)
@@ -271,7 +271,7 @@ def fuzz(on: Stage, alice: Account, log: int, count: int) -> None:
 
 
 def is_start(raw: bytes, descriptors: int, uid: int) -> bool:
-    """Return whether this is a valid start, by other means than the launcher's."""
+    """Return whether this is a valid start, decided independently of the launcher's code."""
     return (
         len(raw) == 128
         and descriptors == 1
@@ -307,7 +307,7 @@ def mutated(dice: random.Random, uid: int) -> tuple[bytes, list[None]]:
 
 
 def test_another_account_that_can_connect_is_refused(shared: Stage, alice: Account) -> None:
-    """It asks for a start twenty times, on a socket that everybody may connect to."""
+    """It requests a start twenty times, on a socket to which every account may connect."""
     shared.socket.chmod(0o666)
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""As which accounts the launcher starts executors: each rule of its configuration and its allow-list."""
+"""The accounts that the launcher accepts: each rule of its configuration and its allow-list."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def ask(on: Stage, uid: int, **changed: Any) -> Answer:
 
 
 def test_a_listed_user_is_allowed(shared: Stage, alice: Account) -> None:
-    """Its name in `users` is enough."""
+    """A name in `users` is enough."""
     assert ask(shared, alice.uid, users=[alice.name]).status == DONE
 
 
@@ -74,7 +74,7 @@ def test_no_account_is_allowed_by_default(shared: Stage, alice: Account) -> None
 
 
 def test_a_member_of_a_listed_group_is_allowed(shared: Stage, alice: Account) -> None:
-    """Its primary group counts as well as its others, as of this request. A missing group has no members."""
+    """The primary group counts like the others, as they are at this request. A missing group has no members."""
     with group("agents") as name:
         assert ask(shared, alice.uid, groups=[name]).status == REFUSED
         subprocess.run(["usermod", "-aG", name, alice.name], check=True)
@@ -85,7 +85,7 @@ def test_a_member_of_a_listed_group_is_allowed(shared: Stage, alice: Account) ->
 
 @pytest.mark.parametrize("uid", [0, 0xFFFF_FFFE, 64_999, 2**31])
 def test_root_and_a_uid_without_an_account_are_refused(shared: Stage, uid: int) -> None:
-    """Also when the list allows every uid."""
+    """They are refused even if the list allows every uid."""
     assert ask(shared, uid, users=["root"], uid_min=0, uid_max=2**32).status == REFUSED
 
 
@@ -97,7 +97,7 @@ def test_the_served_account_is_refused(shared: Stage) -> None:
 
 
 def test_uids_outside_the_range_are_refused(shared: Stage, alice: Account) -> None:
-    """uid_min and uid_max are inclusive."""
+    """uid_min and uid_max belong to the range."""
     named = {"users": [alice.name]}
     assert ask(shared, alice.uid, uid_min=alice.uid, uid_max=alice.uid, **named).status == DONE
     assert ask(shared, alice.uid, uid_min=alice.uid + 1, **named).status == REFUSED
@@ -105,7 +105,7 @@ def test_uids_outside_the_range_are_refused(shared: Stage, alice: Account) -> No
 
 
 def test_a_denied_account_is_refused(shared: Stage, alice: Account) -> None:
-    """Also if another setting allows it, and if `deny` has another name of the same uid."""
+    """This holds even if another setting allows it, and if `deny` names the same uid differently."""
     assert ask(shared, alice.uid, users=[alice.name], deny=[alice.name]).status == REFUSED
     other = f"{alice.name}x"
     subprocess.run(["useradd", "--non-unique", "--uid", str(alice.uid), "-M", other], check=True, capture_output=True)
@@ -135,7 +135,7 @@ def test_an_expired_account_is_refused(shared: Stage, alice: Account) -> None:
 
 
 def test_a_changed_list_applies_to_the_next_request(shared: Stage, alice: Account) -> None:
-    """Also on a connection that was open before the change."""
+    """It applies on open connections too."""
     caller = shared.connect()
     with settings(shared, users=[alice.name]):
         assert caller.ask(PROBE, alice.uid).status == DONE
@@ -176,7 +176,7 @@ def test_an_invalid_configuration_is_refused(text: str, says: str) -> None:
 
 
 def test_a_configuration_that_others_can_change_is_refused(alice: Account) -> None:
-    """Root must own the file and every directory above it, only root may write them, and none may be a link."""
+    """Root must own the file and every directory above it; only root may write them; none may be a link."""
     with stage(start=False) as host:
         host.config.chmod(0o664)
         assert "only root can write" in refusal(host)
@@ -208,7 +208,7 @@ def test_a_configuration_that_others_can_change_is_refused(alice: Account) -> No
 
 
 def test_an_interpreter_that_others_can_change_is_refused(alice: Account) -> None:
-    """Its writer would decide what runs as every account."""
+    """The account that can change it would decide what runs as every account."""
     with stage(start=False) as host:
         program = Path(host.settings["interpreter"])
         program.chmod(0o775)
@@ -219,7 +219,7 @@ def test_an_interpreter_that_others_can_change_is_refused(alice: Account) -> Non
 
 
 def test_an_interpreter_below_a_directory_that_others_can_change_is_refused(alice: Account) -> None:
-    """Every directory on the way is checked, also that of each link: a pyvenv.cfg in it changes the imports."""
+    """Each directory on the way is checked, also for links: a pyvenv.cfg in it changes the imports."""
     with stage(start=False) as host:
         base, venv = host.root / "base" / "bin", host.root / "venv" / "bin"
         for place in (base, venv):
@@ -251,7 +251,7 @@ def refusal(on: Stage, config: Path | None = None) -> str:
 
 
 def test_only_the_served_account_is_answered(shared: Stage, alice: Account) -> None:
-    """Every other account is refused, even root, though it could connect to the socket."""
+    """Every other account is refused, even root, although it could connect to the socket."""
     shared.socket.chmod(0o666)
     shared.root.chmod(0o755)
     try:
@@ -267,7 +267,7 @@ def test_only_the_served_account_is_answered(shared: Stage, alice: Account) -> N
 
 
 def test_a_ninth_connection_is_refused(shared: Stage) -> None:
-    """The refusal says why. A closed connection makes room for another."""
+    """The refusal has the reason. A closed connection makes room for another."""
     callers = [shared.connect() for _ in range(8)]
     for caller in callers:
         caller.probe()
@@ -279,7 +279,7 @@ def test_a_ninth_connection_is_refused(shared: Stage) -> None:
     assert "8 connections" in answer.text
     wait_until(lambda: _probes(shared))
     for caller in callers:
-        caller.leave()  # the next test finds room
+        caller.leave()  # so that the next test has room
     for caller in (*callers, ninth):
         caller.close()
 
@@ -295,7 +295,7 @@ def _probes(on: Stage) -> bool:
 
 
 def test_check_prints_what_the_launcher_would_do(shared: Stage, alice: Account) -> None:
-    """The accounts that it would start executors as, or why not; the program; the cgroups."""
+    """It prints the accounts with the reasons for refusals, the program, and the cgroups."""
     with settings(shared, users=[alice.name, shared.served.name, "no-such-account"]):
         command = [*shared.command(), "--config", str(shared.config), "--check"]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
@@ -308,7 +308,7 @@ def test_check_prints_what_the_launcher_would_do(shared: Stage, alice: Account) 
 
 
 def test_help_and_a_start_without_a_socket(shared: Stage) -> None:
-    """Without a socket the error says how to start it."""
+    """Without a socket the error says how to start the launcher."""
     helped = subprocess.run([*shared.command(), "--help"], capture_output=True, text=True, check=True)
     bare = subprocess.run(
         [*shared.command(), "--config", str(shared.config)],
@@ -325,7 +325,7 @@ def test_help_and_a_start_without_a_socket(shared: Stage) -> None:
 
 
 def test_a_probe_returns_what_the_launcher_can_do(shared: Stage) -> None:
-    """From this hutchd decides which isolation level it promises."""
+    """hutchd derives the isolation levels that it promises from this."""
     caller: Caller = shared.connect()
     said = caller.probe()
     caller.close()

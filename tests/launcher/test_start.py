@@ -1,4 +1,4 @@
-"""A start: an executor has everything of its account, and nothing of the launcher."""
+"""The start of an executor: it has everything of its account and nothing of the launcher."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ say({
 
 
 def test_an_executor_has_what_its_account_has_and_nothing_else(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """Ids, groups, capabilities, umask, environment, directory, limits, session."""
+    """This covers ids, groups, capabilities, umask, environment, directory, limits and session."""
     one = shared.executor(hutchd, alice.uid)
     seen = one.ask(LOOK)
 
@@ -50,7 +50,7 @@ def test_an_executor_has_what_its_account_has_and_nothing_else(shared: Stage, hu
     assert set(seen["caps"].values()) == {0}
     assert seen["no_new_privs"] == 1
     assert seen["umask"] == "0077"
-    assert seen["environ"].pop("LC_CTYPE", "C.UTF-8") == "C.UTF-8"  # Python's own, as it starts
+    assert seen["environ"].pop("LC_CTYPE", "C.UTF-8") == "C.UTF-8"  # Python sets it at its start
     assert seen["environ"] == {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "HOME": str(alice.home),
@@ -70,12 +70,12 @@ def test_an_executor_has_what_its_account_has_and_nothing_else(shared: Stage, hu
 
 
 def test_an_executor_has_three_descriptors(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """The connection, and twice the output; none of the launcher's own. (3 is the puppet's copy of 0.)"""
+    """They are the connection, and the output twice; none of the launcher's. (3 is the puppet's copy of 0.)"""
     one = shared.executor(hutchd, alice.uid)
     fds = one.ask(LOOK)["fds"]
     assert fds[0].startswith("socket:")
     assert fds[1] == fds[2] == str(shared.output)
-    # the others are the puppet's: the copy, and the script, which its interpreter opens
+    # the puppet's own: its copy of 0, and its script, which the interpreter opens
     others = {what for number, what in fds.items() if number > 2} - {fds[0], str(shared.root / "puppet")}
 
     assert not others
@@ -105,7 +105,7 @@ def test_an_executor_cannot_gain_privileges(shared: Stage, hutchd: Caller, alice
 
 
 def test_a_new_group_applies_to_the_next_start(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """The launcher looks groups up at each start; it need not be restarted."""
+    """The launcher looks up groups at each start, so it need not be restarted."""
     with group("late") as name:
         before = shared.executor(hutchd, alice.uid)
         join(alice, name)
@@ -123,7 +123,7 @@ def test_a_new_group_applies_to_the_next_start(shared: Stage, hutchd: Caller, al
 def test_an_executor_whose_home_cannot_be_entered_starts_in_the_root_directory(
     shared: Stage, hutchd: Caller, alice: Account
 ) -> None:
-    """The child tries as the account, since root could enter."""
+    """The child enters the home as the account, since root could always enter."""
     os.chown(alice.home, 0, 0)
     try:
         one = shared.executor(hutchd, alice.uid)
@@ -157,14 +157,14 @@ def test_an_executor_is_created_in_a_cgroup_that_its_account_cannot_leave(
 
 
 def test_the_limit_of_open_files_is_set(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """It is both the soft and the hard limit."""
+    """Both the soft and the hard limit are set."""
     one = shared.executor(hutchd, alice.uid, (0, 0, 0, 77))
     assert one.ask(LOOK)["files"] == (77, 77)
     hutchd.end(one.id)
 
 
 def test_each_account_has_its_own_directory_in_the_spool(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """Others can pass through the spool and not list it; only the account can enter its directory."""
+    """Others can pass through the spool but not list it; only the account can enter its directory."""
     one = shared.executor(hutchd, alice.uid)
     root, mine = shared.spool.stat(), (shared.spool / str(alice.uid)).stat()
 
@@ -175,7 +175,7 @@ def test_each_account_has_its_own_directory_in_the_spool(shared: Stage, hutchd: 
 
 
 def test_a_spool_directory_that_another_account_owns_is_refused(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """So is a link at its path."""
+    """A link at its path is refused too."""
     mine = shared.spool / str(alice.uid)
     kept = mine.rename(shared.root / "kept")
     try:
@@ -208,7 +208,7 @@ def test_a_spool_directory_whose_mode_was_changed_gets_its_mode_back(
 
 
 def test_a_program_that_cannot_be_executed_is_reported(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """The reply says that the account may not execute the interpreter. No process and no group remain."""
+    """The reply says that the account may not execute the interpreter. No process and no group remains."""
     closed = shared.root / "closed"
     closed.mkdir(mode=0o700)
     program = closed / "python"
@@ -228,7 +228,7 @@ def test_a_program_that_cannot_be_executed_is_reported(shared: Stage, hutchd: Ca
 
 
 def test_an_executor_is_not_started_twice(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """Its name can be used again once it was ended."""
+    """Its name can be used again after it was ended."""
     one = shared.executor(hutchd, alice.uid)
     again = shared.try_start(hutchd, alice.uid, one.id)
 
@@ -240,7 +240,7 @@ def test_an_executor_is_not_started_twice(shared: Stage, hutchd: Caller, alice: 
 
 
 def test_the_real_executor_starts(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """Its program is the copy beside the launcher's interpreter. It reports ready; its account cannot inspect it."""
+    """The launcher starts the copy beside its interpreter. It reports ready, and its account cannot inspect it."""
     usual = shared.settings.pop("interpreter")
     shared.write()
     try:
@@ -256,7 +256,7 @@ def test_the_real_executor_starts(shared: Stage, hutchd: Caller, alice: Account)
 
 
 def test_the_output_may_be_a_pipe(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """The descriptor must be the end for writing."""
+    """The descriptor must be the write end."""
     from tests.launcher.stage import START
 
     reading, writing = os.pipe()
@@ -279,7 +279,7 @@ def test_the_output_may_be_a_pipe(shared: Stage, hutchd: Caller, alice: Account)
 
 
 def test_packages_in_the_home_are_not_imported(shared: Stage, hutchd: Caller, alice: Account) -> None:
-    """An agent could install some where Python looks for packages of the user."""
+    """An agent could install packages where Python looks for those of the user."""
     version = f"python{installed().packages.parent.name.removeprefix('python')}"
     place = alice.home / ".local" / "lib" / version / "site-packages"
     alice.run("mkdir", "-p", place)

@@ -1,4 +1,4 @@
-"""Started by real sudo with one rule, for hosts where no unit can be installed. Standard input is the connection.
+"""The launcher under real sudo with one rule, as on hosts without its unit. Standard input is the connection.
 
 Started so, the launcher reads only `/etc/hutch/launcher.toml`. Each test starts it in a mount namespace of its own that
 has this file.
@@ -28,7 +28,7 @@ OWN_ETC = (
     " mount -t overlay -o lowerdir=/etc,upperdir=/mnt/upper,workdir=/mnt/work overlay /etc &&"
     " mkdir -m 755 -p /etc/hutch"
 )
-"""In a mount namespace of its own: an /etc that may be changed; that of the machine stays as it is."""
+"""Starts a command in a mount namespace whose /etc may be changed; the machine's own /etc stays as it is."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def alice() -> Iterator[Account]:
 
 @pytest.fixture(scope="module")
 def host(sudo: str, alice: Account) -> Iterator[Stage]:
-    """A host with the sudo rule that Hutch prints, for the served account."""
+    """A host with the sudo rule that Hutch prints for the served account."""
     with stage(start=False, users=[alice.name]) as made:
         own = Path(f"/etc/sudoers.d/hutch-test-{os.getpid()}")
         own.write_text(rule(made.command()[0], made.served.name))
@@ -59,12 +59,12 @@ def host(sudo: str, alice: Account) -> Iterator[Stage]:
 
 @contextmanager
 def launched(host: Stage, *words: str) -> Iterator[tuple[Caller, subprocess.Popen[bytes]]]:
-    """Run sudo as the served account does, with one end of a connection that this account has made."""
+    """Run sudo as the served account, with one end of a connection that this account has made."""
     view = (
         f"{OWN_ETC} && cp {host.config} /etc/hutch/launcher.toml && chmod 644 /etc/hutch/launcher.toml &&"
         f' exec setpriv --reuid {host.served.uid} --regid {host.served.gid} --init-groups "$@"'
     )
-    os.seteuid(host.served.uid)  # SO_PEERCRED names the maker
+    os.seteuid(host.served.uid)  # SO_PEERCRED reports the account that made the pair
     try:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     finally:
@@ -99,7 +99,7 @@ def test_it_starts_and_ends_executors(host: Stage, alice: Account) -> None:
 
 
 def test_sudo_allows_no_argument(host: Stage) -> None:
-    """The rule allows the bare command only, so nobody can choose another configuration."""
+    """The rule allows the bare command only, so that no caller can choose another configuration."""
     for words in (["--config", "/tmp/x"], ["--check"], ["-h"], [""]):
         with launched(host, *words) as (caller, process):
             with pytest.raises((EOFError, OSError)):
@@ -108,7 +108,7 @@ def test_sudo_allows_no_argument(host: Stage) -> None:
 
 
 def test_the_environment_has_no_effect(host: Stage, alice: Account) -> None:
-    """sudo passes on neither Python's variables nor a service manager's."""
+    """sudo passes on neither Python's variables nor those of a service manager."""
     hostile = host.root / "hostile"
     hostile.mkdir(exist_ok=True)
     (hostile / "sitecustomize.py").write_text(f"open({str(host.root / 'imported')!r}, 'w')")
@@ -123,7 +123,7 @@ def test_the_environment_has_no_effect(host: Stage, alice: Account) -> None:
 
 
 def test_a_connection_made_by_another_account_is_refused(host: Stage, alice: Account) -> None:
-    """The kernel says which account made the socket pair; the account that runs sudo does not matter."""
+    """The kernel reports the account that made the socket pair; the account that runs sudo does not matter."""
     os.seteuid(alice.uid)
     try:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -141,7 +141,7 @@ def test_a_connection_made_by_another_account_is_refused(host: Stage, alice: Acc
 
 
 def test_an_invalid_configuration_is_reported_on_the_connection(host: Stage) -> None:
-    """hutchd does not read its standard error."""
+    """hutchd does not read the launcher's standard error."""
     kept = host.config.read_text()
     host.config.write_text("what = 1\n")
     try:

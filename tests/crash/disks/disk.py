@@ -1,4 +1,4 @@
-"""File systems that a test may fill and break, and what all tests of bad disks ask hutchd."""
+"""File systems that a test may fill and break, and the calls to hutchd that all tests of bad disks make."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.programs import required_program
 from tests.system.log import DEADLINE
 
 PROMPTLY = 5.0
-"""Seconds in which a refusal must come; on an idle machine it takes milliseconds."""
+"""Seconds within which a refusal must come; on an idle machine it takes milliseconds."""
 
 TOO_MUCH = "cannot be stored " * 100_000
 """A prompt larger than the space that the log of a small full disk has allocated and not used."""
@@ -34,7 +34,7 @@ def tmpfs(folder: Path, size: str) -> Iterator[None]:
 
 @contextmanager
 def ext4(folder: Path, image: Path, size: str) -> Iterator[None]:
-    """Mount the ext4 file system in `image`, made if missing, on `folder`. After an error it is read-only."""
+    """Mount the ext4 file system in `image`, created if missing, on `folder`. It becomes read-only after an error."""
     mkfs = required_program("mkfs.ext4")
     if not image.exists():
         subprocess.run(["truncate", "-s", size, str(image)], check=True)

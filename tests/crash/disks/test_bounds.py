@@ -1,4 +1,4 @@
-"""Files that grow on disk, and events that are no longer kept."""
+"""Limits of files on disk, and events that are no longer kept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GROUP = 2 << 20
 
 
 async def test_the_log_is_bounded_under_a_reader_that_never_ends() -> None:
-    """A foreign reader lets it grow to its bound. Then hutchd accepts nothing until the reader is gone."""
+    """The log grows to its bound. Then hutchd accepts nothing until the foreign reader has ended."""
     async with host(f"[executors]\nspares = 0\n[store]\nwal_bytes = {WAL}\n") as made, made.client() as hutch:
         session = await made.script(
             hutch, [{"wait_file": "go"}, {"repeat": {"times": 600, "line": {"text": "u" * 10_000}}}]
@@ -54,7 +54,7 @@ async def test_the_log_is_bounded_under_a_reader_that_never_ends() -> None:
 
 
 async def test_a_cursor_below_the_kept_events_is_refused_with_the_oldest_kept_number() -> None:
-    """New settings remove old events. The command continues from the oldest event that is kept, and says so."""
+    """New settings remove old events. The command reports that and continues from the oldest kept event."""
     async with host("[executors]\nspares = 0\n") as made, made.client() as hutch:
         session = await made.script(hutch, [{"repeat": {"times": 1500, "line": {"text": "t" * 2000}}}], name="long")
         async with log_of(hutch, session) as log:

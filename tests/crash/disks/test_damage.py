@@ -1,4 +1,4 @@
-"""A database that is damaged, newer, or restored from a backup: what hutchd, `hutch doctor` and followers say."""
+"""A database that is damaged, newer, or restored from a backup: reports of hutchd, `hutch doctor` and followers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def beyond(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 async def stopped() -> AsyncIterator[Host]:
-    """A host with a turn on record, whose hutchd has stopped."""
+    """A host with a stored turn, whose hutchd has stopped."""
     async with host(SETTINGS) as made:
         async with made.client() as hutch:
             session = await made.script(hutch, [{"repeat": {"times": 50, "line": {"text": "w" * 1000}}}], name="kept")
@@ -96,7 +96,7 @@ async def test_an_unusable_database_is_named_and_not_changed(
 
 
 async def test_random_bytes_after_the_last_commit_of_the_log_are_ignored(tmp_path: Path) -> None:
-    """As after a kill during a write: hutchd starts, and every acknowledged event is there."""
+    """A kill during a write leaves such bytes. hutchd starts and has every acknowledged event."""
     async with host(SETTINGS) as made:
         async with made.client() as hutch:
             session = await made.script(hutch, [{"text": "said"}])
@@ -115,7 +115,10 @@ async def test_random_bytes_after_the_last_commit_of_the_log_are_ignored(tmp_pat
 
 
 async def test_a_restored_backup_is_another_journal(tmp_path: Path) -> None:
-    """Made during a turn. Old cursors are refused, old keys are reported, and the damaged file is kept."""
+    """The backup is made during a turn.
+
+    Old cursors are refused, old keys are reported, and the damaged file is kept.
+    """
     backup = tmp_path / "backup.db"
     async with host(SETTINGS) as made:
         async with made.client() as hutch:
@@ -165,7 +168,7 @@ async def test_a_restored_backup_is_another_journal(tmp_path: Path) -> None:
 
 
 async def test_doctor_names_wrong_settings_directories_and_keys(stopped: Host, tmp_path: Path) -> None:
-    """Each has a line with advice. The command needs no hutchd, and changes nothing."""
+    """Each has a line with advice. The command needs no hutchd and changes nothing."""
     copy = replace(stopped, root=tmp_path, settings="[turns]\ntimeuot = 3\n")
     for folder in (copy.home, copy.work):
         folder.mkdir()
@@ -193,7 +196,7 @@ async def test_doctor_names_wrong_settings_directories_and_keys(stopped: Host, t
 
 
 async def test_a_running_hutchd_that_finds_damage_stops_accepting(tmp_path: Path) -> None:
-    """It says so, still answers for its status, and does not write to the file."""
+    """hutchd reports the damage, still answers for its status, and does not write to the file."""
     async with host(SETTINGS) as made:
         async with made.client() as hutch:
             session = await made.script(hutch, [{"repeat": {"times": 400, "line": {"text": "v" * 4000}}}])
@@ -217,6 +220,6 @@ async def test_a_running_hutchd_that_finds_damage_stops_accepting(tmp_path: Path
 
 
 async def wait_for_damage(made: Host) -> str:
-    """Return what `hutch doctor` says once a running hutchd has found damage."""
+    """Return the output of `hutch doctor` once a running hutchd has found damage."""
     await wait_for(lambda: "store_unavailable" in made.log_text())
     return (await made.hutch("doctor", code=1)).out

@@ -34,14 +34,14 @@ class Faults:
     control: Path
 
     def set(self, fault: str) -> None:
-        """Make these operations fail from now on; none for an empty text."""
+        """Make these operations fail from now on; with an empty text, none."""
         draft = self.control.with_suffix(".new")
         draft.write_text(fault)
         draft.replace(self.control)
 
     @property
     def hits(self) -> int:
-        """How many operations have failed so far."""
+        """The number of operations that have failed."""
         path = self.control.with_name(self.control.name + ".hits")
         return path.stat().st_size if path.exists() else 0
 
@@ -74,7 +74,7 @@ async def failing_host(folder: Path) -> AsyncIterator[tuple[Host, Faults]]:
 async def test_a_prompt_that_a_failing_disk_did_not_store_is_not_acknowledged(
     tmp_path: Path, fault: str, says: str
 ) -> None:
-    """It is refused with the reason, and the status works. hutchd recovers by itself; running turns lose nothing."""
+    """The refusal has the reason, and the status works. hutchd recovers by itself; running turns lose nothing."""
     async with failing_host(tmp_path) as (made, faults), made.client() as hutch:
         session = await made.script(
             hutch, [{"text": "before"}, {"wait_file": "go"}, {"repeat": {"times": 20, "line": {"text": "z" * 2000}}}]
@@ -106,7 +106,7 @@ async def test_a_prompt_that_a_failing_disk_did_not_store_is_not_acknowledged(
 
 
 async def test_a_failed_sync_is_not_simply_repeated(tmp_path: Path) -> None:
-    """A sync fails once and loses its data. The next sync would succeed, and prove nothing."""
+    """A sync fails once and loses its data. A second sync would succeed without storing it."""
     async with failing_host(tmp_path) as (made, faults), made.client() as hutch:
         session = await made.script(hutch, [{"text": "done"}])
         kept = m.SubmitPrompt(session.id, "kept", idempotency_key="kept")
@@ -136,7 +136,7 @@ async def test_a_failed_sync_is_not_simply_repeated(tmp_path: Path) -> None:
 
 
 async def test_a_file_system_that_turns_read_only_loses_nothing(tmp_path: Path) -> None:
-    """As ext4 does after an error. Prompts are refused; after a new mount every acknowledged event is there."""
+    """ext4 does so after an error. Prompts are refused; after a new mount every acknowledged event is there."""
     image = tmp_path / "image"
     async with host(SETTINGS, start=False) as made:
         with ext4(made.state, image, "24m"):

@@ -17,11 +17,11 @@ from tests.system.log import log_of, wait_for, without_gaps
 pytestmark = pytest.mark.system
 
 SPOOLED = 3_500_000
-"""A spool that has all events of the turn has more bytes than this."""
+"""The size in bytes that the spool exceeds once it has all events of the turn."""
 ROOM = 1_500_000
-"""Bytes that the disk then has left: fewer than the record needs for the events of the spool."""
+"""The free bytes of the disk then: fewer than the record needs for the spool's events."""
 SETTINGS = "[executors]\nspares = 0\nlost_timeout = 2\nheartbeat_timeout = 6\n[turns]\ninterrupt_grace = 5\n"
-"""The disk stays full for longer than these timeouts; hutchd must not give up an executor for that."""
+"""The disk stays full longer than these timeouts. hutchd must not give up an executor because of that."""
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ async def test_a_full_disk_stops_promises_until_there_is_space(tiny: Host) -> No
             shown = await tiny.hutch("status")
             promised = [named(event) for event in log.events]
             during = await record(hutch, session)
-            await anyio.sleep(3)  # longer than lost_timeout
+            await anyio.sleep(3)  # longer than the executors' timeout for a lost connection
             (executor,) = (await hutch.get_status()).executors
             free()
             await healed(hutch)
@@ -81,7 +81,7 @@ async def test_a_full_disk_stops_promises_until_there_is_space(tiny: Host) -> No
 
 
 async def test_interrupt_and_deny_work_on_a_full_disk(tiny: Host) -> None:
-    """They take effect at once, and are recorded once there is space."""
+    """Both take effect at once, and are recorded once there is space."""
     async with tiny.client() as hutch:
         asks = await tiny.script(
             hutch, [{"tool": "Bash", "input": {"command": "touch ran"}, "run": True}, {"wait_file": "end"}]
@@ -104,7 +104,7 @@ async def test_interrupt_and_deny_work_on_a_full_disk(tiny: Host) -> None:
             with anyio.fail_after(2 * PROMPTLY):
                 await hutch.interrupt_turn(runs.id)
             alive = processes.alive(pid)
-            fill(tiny.state)  # what a checkpoint of the log may have freed
+            fill(tiny.state)  # takes the space that a checkpoint of the log may have freed
             await refused(hutch, asks)
             full = not (await hutch.get_status()).store.ok
             free()
@@ -154,7 +154,7 @@ async def test_acknowledged_events_survive_a_kill_on_a_full_disk(tiny: Host) -> 
 
 
 async def test_a_spool_is_stored_in_pieces_on_a_nearly_full_disk(tiny: Host) -> None:
-    """With less space left than the record needs for the spool, each stored piece frees space for the next."""
+    """There is less space than the record needs for the spool, so each stored piece must free space for the next."""
     lines: list[dict[str, object]] = [
         {"wait_file": "go"},
         {"repeat": {"times": 4000, "line": {"text": "z" * 400}}},
@@ -183,7 +183,7 @@ async def test_a_spool_is_stored_in_pieces_on_a_nearly_full_disk(tiny: Host) -> 
 
 
 async def test_hutchd_starts_on_a_full_disk(tiny: Host) -> None:
-    """After a kill there it starts, refuses prompts that it cannot store, and continues once there is space."""
+    """After a kill there it starts, refuses prompts that it cannot store, and goes on once there is space."""
     async with tiny.client() as hutch:
         session = await tiny.script(hutch, [{"wait_file": "go"}, {"text": "x" * 2000}])
         async with log_of(hutch, session) as log:

@@ -1,1 +1,1 @@
-"""Load, kills, evidence, verdict: real processes are killed at any moment; every promise to a party is checked."""
+"""The crash harness: it puts load on hutchd, kills processes at any moment, and checks each promise made to a party."""

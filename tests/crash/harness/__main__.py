@@ -1,4 +1,4 @@
-"""`scripts/crash`: kill at random, and say which promises were broken."""
+"""`scripts/crash`: kills processes at random and reports the promises that were broken."""
 
 from __future__ import annotations
 

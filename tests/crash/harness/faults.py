@@ -1,4 +1,4 @@
-"""The faults that can be planted: what each is, what it replaces in the product, and how the harness notices it.
+"""The faults that can be planted: each with the code that it replaces and the violations that show it.
 
 `planted.py` starts hutchd with one of them. Each replacement is made from the original and takes the same parameters.
 """
@@ -23,7 +23,7 @@ __all__ = ["FAULTS", "Fault", "Target"]
 
 Function = Callable[..., Any]
 MOMENT: Final = 0.02
-"""Seconds that a fault waits where a kill is to come between two steps."""
+"""Seconds that a fault waits between two steps, so that a kill can come there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,10 @@ class Target:
     name: str
 
     def find(self) -> tuple[Any, str, Function]:
-        """Return what holds the function, its name there, and the function; AttributeError if it does not exist."""
+        """Return the object that has the function, its name there, and the function.
+
+        AttributeError if it does not exist.
+        """
         holder: Any = importlib.import_module(self.module)
         *classes, name = self.name.split(".")
         for one in classes:
@@ -44,7 +47,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault: what it is, what it replaces, the kills that bring it out, and the violations that tell of it."""
+    """A fault: its description, its replacement, the kills that make it visible, and the violations that show it."""
 
     what: str
     replaces: Mapping[Target, Callable[[Function], Function]]

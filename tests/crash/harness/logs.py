@@ -24,9 +24,9 @@ SIGNS = (
 )
 """A log line with one of these shows a bug."""
 BEFORE, AFTER = 5, 40
-"""Lines of the log that a violation shows, before and after its sign."""
+"""The number of lines that a violation shows before and after its sign."""
 PER_LOG = 3
-"""The most violations that are reported of one log."""
+"""The most violations that are reported for one log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Logs:
     """Copies of all logs, in one folder."""
 
     def __init__(self, folder: Path, sources: Callable[[], Iterable[Path]]) -> None:
-        """`sources` returns the paths of all present logs. A copy in `folder` has the name of its log."""
+        """`sources` returns the paths of all current logs. A copy in `folder` has the name of its log."""
         folder.mkdir()
         self.folder = folder
         self._sources = sources
@@ -70,7 +70,7 @@ class Logs:
             offset += len(line)
 
     def violations(self) -> list[Violation]:
-        """Return a violation for each sign, with the lines around it, unless the one before has shown it."""
+        """Return a violation for each sign, with the lines around it. Skip a sign among the lines already shown."""
         found = []
         shown: Counter[str] = Counter()
         count: Counter[str] = Counter()

@@ -12,7 +12,7 @@ class Notebook:
     """The notebook of one party. A party that was killed continues it."""
 
     def __init__(self, path: Path) -> None:
-        """Open it for appending. `lines` are those that it has; an incomplete last line is removed."""
+        """Open the notebook for appending. `lines` are the complete lines; an incomplete last line is removed."""
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         with open(self._fd, "rb", closefd=False) as file:
             text = file.read()

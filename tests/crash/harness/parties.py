@@ -36,7 +36,7 @@ LOOK = 0.1
 CATCHES_UP = 10.0
 """Seconds in which recorded events must reach a follower."""
 OUTSTANDING = 2
-"""The most turns of a player that have not ended."""
+"""The most unfinished turns of a player."""
 PASSES = frozenset({"overloaded", "store_unavailable", "shutting_down", "timed_out"})
 """Reasons after which a party retries."""
 APART = "apart"
@@ -45,7 +45,7 @@ APART = "apart"
 
 @dataclass(slots=True)
 class Stage:
-    """What all parties of a process use."""
+    """The state that all parties of a process share."""
 
     socket: Path
     folder: Path
@@ -56,7 +56,7 @@ class Stage:
         return Notebook(self.folder / f"{name}.notes")
 
     async def until_done(self, act: Callable[[Line], Awaitable[Any]]) -> Any:
-        """Return the result of `act` on a connection. Retry if the connection is lost."""
+        """Return the result of `act` on a connection. If the connection is lost, try again."""
         while True:
             try:
                 async with connect(self.socket) as line:
@@ -69,7 +69,7 @@ class Stage:
             await anyio.sleep(AGAIN)
 
     async def ask(self, method: str, **params: Any) -> Any:
-        """Call a method that may be called twice. Retry until there is an answer."""
+        """Call a method that may be called twice. Try again until there is an answer."""
         return await self.until_done(lambda line: line.ask(method, **params))
 
 
@@ -121,7 +121,7 @@ class Cursor:
 
 
 async def answer(stage: Stage, notes: Notebook, permission: str, rng: Random) -> None:
-    """Decide a permission request, and note the decision: ours, or that of a faster party."""
+    """Decide a permission request, and note which decision stands: ours, or another party's."""
     decision = rng.choice(("allow", "allow", "allow", "deny"))
     try:
         settled = await stage.ask("answer_permission", permission=permission, decision=decision)
@@ -200,7 +200,7 @@ class Player:
             self._open.add(turn["id"])
 
     async def _look(self) -> None:
-        """Poll which turns have ended. A missing event is the verdict's concern."""
+        """Poll which turns have ended. The verdict, not this method, checks for missing events."""
         for turn in list(self._open):
             try:
                 found = await self._stage.ask("get_turn", turn=turn)

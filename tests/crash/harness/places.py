@@ -1,4 +1,4 @@
-"""The failpoints: named places where a process can be made to die. docs/crash.md is generated from this table."""
+"""The failpoints: named places where a process can be killed. docs/crash.md is generated from this table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A failpoint: its process, what happens there, and whether random runs use it."""
+    """A failpoint: its process, the step of the process there, and whether random runs use it."""
 
     process: Literal["hutchd", "executor"]
     what: str

@@ -19,7 +19,7 @@ if str(TOP) not in sys.path:
 from tests.crash.harness.faults import FAULTS, Function, Target  # noqa: E402
 
 ENVIRONMENT: Final = Target("hutch_daemon.environments.same_user", "SameUser.__init__")
-"""What decides how executors are started; its parameter `argv` is the command."""
+"""The function that decides the command of an executor; its parameter `argv` is the command."""
 
 
 def command(fault: str, program: str) -> tuple[str, ...]:
@@ -28,7 +28,7 @@ def command(fault: str, program: str) -> tuple[str, ...]:
 
 
 def plant(fault: str, program: str) -> None:
-    """Put the fault into this process: what of it is in `program`, and how executors are started."""
+    """Plant the fault in this process: its replacement for `program`, and the command of executors."""
     for target, make in FAULTS[fault].replaces.items():
         if target.module.startswith(f"{program}."):
             _replace(target, make)
@@ -37,7 +37,7 @@ def plant(fault: str, program: str) -> None:
 
 
 def _replace(target: Target, make: Callable[[Function], Function]) -> None:
-    """Put the replacement where the function is, and where a loaded module imported it by name."""
+    """Replace the function in its module, and in loaded modules that imported it by name."""
     holder, name, original = target.find()
     replacement = make(original)
     setattr(holder, name, replacement)

@@ -15,7 +15,7 @@ CLAUDE = "claude"
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What the agent does for a prompt."""
+    """The agent's actions for a prompt."""
 
     prompt: str
     says: tuple[tuple[str, str], ...]
@@ -49,7 +49,7 @@ def script_of(key: str) -> Script:
 
 
 def claude(request: Request) -> Reply:
-    """Answer as the model that makes Claude do what `script_of` returns for its key."""
+    """Answer as the model, so that Claude follows the script of its key."""
     calls = [result.call for result in request.fresh if result.call is not None]
     if calls:
         return Say(f"{str(calls[0].input['command']).split()[1]} 1", chunks=3)

@@ -1,4 +1,4 @@
-"""A host with a real hutchd under load: its kills, and the evidence at the end."""
+"""A host with a real hutchd under load: kills its processes, and collects the evidence."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ KEPT_IN = "HUTCH_CRASH_LOGS"
 """The variable with the directory for the logs of failed runs (default: the system's temporary one)."""
 LOOK = 0.01
 SPOOLED = 10.0
-"""Seconds in which a busy executor without hutchd spools; usually it needs a tenth of one."""
+"""Seconds within which a busy executor without hutchd spools; usually it takes a tenth of a second."""
 ADOPTED = 20.0
-"""Seconds in which every living executor must be adopted."""
+"""Seconds within which every living executor must be adopted."""
 PARTIES = {
     "players": ("player:bold-1:bypass", "player:shy-1:ask", "player:bold-2:bypass", "player:shy-2:ask"),
     "watchers": ("watcher", "rival"),
@@ -61,23 +61,23 @@ class Rig:
     began: float
     apart: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     kills: Counter[str] = field(default_factory=Counter)
-    """How many of each kind of process were killed."""
+    """The number of kills of each kind of process."""
     kills_in_order: list[Kill] = field(default_factory=list)
     adoption: list[float] = field(default_factory=list)
     answerable: list[float] = field(default_factory=list)
     disturbed: set[str] = field(default_factory=set)
-    """Sessions whose real agent was killed, so that their turns may fail."""
+    """Sessions whose agent was killed on purpose, so that their turns may fail."""
     noticed: list[Violation] = field(default_factory=list)
     killed: set[str] = field(default_factory=set)
     running: dict[str, anyio.abc.Process] = field(default_factory=dict)
     pending: str | None = None
-    """The permission request that waits in the session apart."""
+    """The permission request that waits in the session apart from the players."""
     listening: float | None = None
-    """When the executor socket of the present hutchd accepted connections."""
+    """The time when the executor socket of the current hutchd accepted connections."""
     is_old: bool = False
-    """The record was replaced by an older one, so promises of the newer one are void."""
+    """True once an older record replaced the record, so that promises of the newer one are void."""
     failpoint: str | None = None
-    """The failpoint of the present hutchd."""
+    """The failpoint of the current hutchd."""
 
     @property
     def folder(self) -> Path:
@@ -94,9 +94,9 @@ class Rig:
     # ------------------------------------------------------------ hutchd
 
     async def start(self, failpoint: str | None = None, *, settled: bool = True) -> None:
-        """Start hutchd, to die at a failpoint if one is given.
+        """Start hutchd; with a failpoint, it is killed there.
 
-        With `settled` return once all living executors are adopted, and note how long that took.
+        With `settled`, return once all living executors are adopted, and note how long that took.
         """
         self.failpoint = failpoint
         with self.host.log.open("a") as log:
@@ -160,7 +160,7 @@ class Rig:
         try:
             settled = await line.ask("answer_permission", permission=question, decision="allow")
             state = settled["state"]
-        except wire.RefusedError as error:  # the last hutchd stored the decision and died before it answered
+        except wire.RefusedError as error:  # the last hutchd stored the decision and was killed before it answered
             state = error.data.get("permission", {}).get("state", str(error))
         killed = {row["id"] for row in self.rows("permissions") if row["executor"] in self.killed}
         if state != "allowed" and question not in killed:
@@ -180,7 +180,7 @@ class Rig:
             await self.start()
 
     def _count(self, kind: str, process: str) -> None:
-        """Note a kill. Log lines written until now came after the previous kill."""
+        """Count a kill. Log lines before this moment belong to the previous kill."""
         self.logs.scan(self.last_kill)
         self.kills[kind] += 1
         at = anyio.current_time() - self.began
@@ -194,7 +194,7 @@ class Rig:
         self.noticed.append(Violation(word, detail, after=self.last_kill))
 
     async def kill_hutchd(self, failpoint: str | None = None, *, settled: bool = True) -> None:
-        """Kill hutchd, and start a new one, to die at a failpoint if one is given."""
+        """Kill hutchd, and start a new one; with a failpoint, it is killed there."""
         self._count("hutchd", f"hutchd {self.host.pid}")
         await self.host.kill()
         if self.failpoint is not None and FAILPOINTS[self.failpoint.partition(":")[0]].process == "executor":
@@ -226,7 +226,7 @@ class Rig:
             os.kill(executor["pid"], signal.SIGKILL)
 
     async def busy(self) -> list[dict[str, Any]]:
-        """Wait for executors that run a player's turn, and return them; after a while return any executors."""
+        """Wait for executors that run a player's turn, and return them. After a while return any executors."""
         with anyio.move_on_after(ADOPTED):
             while True:
                 turns = {row["executor"] for row in self.rows("turns") if row["state"] == "running"}
@@ -249,7 +249,7 @@ class Rig:
             self.kill_executor(self.rng.choice(found))
 
     async def kill_executor_of_an_absent_hutchd(self) -> None:
-        """Kill hutchd, let an executor spool, then kill the executor too, so that only its spool remains."""
+        """Kill hutchd, let an executor spool, then kill that executor too, so that only its spool remains."""
         found = await self.busy()
         self.mark.unlink(missing_ok=True)
         self._count("hutchd", f"hutchd {self.host.pid}")
@@ -276,19 +276,19 @@ class Rig:
                 await anyio.sleep(5 * LOOK)
 
     async def wait_asked(self) -> None:
-        """Return once a permission request waits in the session apart."""
+        """Return once a permission request waits in the session apart from the players."""
         with anyio.fail_after(ADOPTED):
             while self.pending is None:
                 await anyio.sleep(LOOK)
 
     async def hold_question(self) -> None:
-        """From now on let the permission request of the session apart wait until the end."""
+        """From now on, leave the permission request of that session undecided until the end."""
         await self.wait_asked()
         self.apart.cancel()
         self.pending = None
 
     async def kill_asking_executor(self) -> None:
-        """Kill the executor of the session apart while its permission request waits."""
+        """Kill that session's executor while its permission request waits."""
         await self.wait_asked()
         (asker,) = [one for one in self.rows("executors") if one["session"] == self._session_apart()]
         self.kill_executor(asker)
@@ -297,7 +297,7 @@ class Rig:
         return next(str(row["id"]) for row in self.rows("sessions") if row["name"] == APART)
 
     async def start_old_hutchd(self) -> None:
-        """Restore the record of an earlier hutchd. No executor that has served a later one may serve it."""
+        """Restore the record of an earlier hutchd. An executor that has served a later one must not serve this one."""
         record, copy = self.host.state / "hutch.db", self.host.root / "old.db"
         with closing(sqlite3.connect(record)) as now, closing(sqlite3.connect(copy)) as old:
             now.backup(old)
@@ -340,10 +340,10 @@ class Rig:
                 env={**self.host.env, "PYTHONPATH": str(TOP)}, cwd=TOP,
             )  # fmt: skip
 
-    # ------------------------------------------------------------ the session apart
+    # ------------------------------------------------------------ the session apart from the players
 
     async def ask_apart(self) -> None:
-        """Keep a permission request waiting in a session whose executor is not killed, until the next restart."""
+        """Until the next restart, keep a permission request waiting in a session whose executor is not killed."""
         with self.apart:
             try:
                 await self._ask_apart()
@@ -387,7 +387,7 @@ class Rig:
         await self.host.stop()
         left = await _gone(lambda: processes.marked(self.host.mark))
         processes.kill(left)
-        if others := [one for one in left if "hutch_broker" not in one.command]:  # which outlives hutchd
+        if others := [one for one in left if "hutch_broker" not in one.command]:  # the broker outlives hutchd
             self._notice("process_left", f"after hutchd has stopped: {others}")
         return evidence
 
@@ -430,7 +430,7 @@ class Rig:
                     await self._answer(line, question["id"])
 
     async def close_sessions(self) -> None:
-        """Close all sessions. None of their processes may be left."""
+        """Close all sessions. No process of theirs may be left."""
         async with wire.connect(self.host.socket) as line:
             async with anyio.create_task_group() as closing_all:
                 for session in (await line.ask("list_sessions"))["sessions"]:
@@ -478,7 +478,7 @@ class Rig:
         )
 
     def keep(self) -> Path:
-        """Copy logs, kills, notebooks and the record to where they outlive the host; return that folder."""
+        """Copy logs, kills, notebooks and the record to a folder that outlives the host; return the folder."""
         self.logs.scan(self.last_kill)
         kept = Path(os.environ.get(KEPT_IN) or tempfile.gettempdir(), f"hutch-crash-{self.seed}-{os.getpid()}")
         shutil.copytree(self.logs.folder, kept)
@@ -510,7 +510,7 @@ def logs_of(on: Host) -> list[Path]:
 
 
 async def _gone(find: Callable[[], list[processes.Process]]) -> list[processes.Process]:
-    """Wait until `find` returns nothing, at most a few seconds; return what is left. `find` runs in a thread."""
+    """Wait a few seconds until `find`, which runs in a thread, returns nothing; return the rest."""
     for _ in range(25):
         left = await anyio.to_thread.run_sync(find)
         if not left:
@@ -525,7 +525,7 @@ def _lines(path: Path) -> list[str]:
 
 @asynccontextmanager
 async def rig(seed: int, *, fault: str | None = None, with_claude: bool = False) -> AsyncIterator[Rig]:
-    """Make a host, start hutchd and the load."""
+    """Yield a host with hutchd and the load."""
     async with AsyncExitStack() as stack:
         model = await stack.enter_async_context(serve(key=KEY, script=claude)) if with_claude else None
         settings = SETTINGS if model is None else settings_for(model, SETTINGS)

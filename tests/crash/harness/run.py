@@ -1,4 +1,4 @@
-"""Runs: many kills that a seed chooses, or a few named ones; then the report."""
+"""Runs of the harness: many kills chosen by a seed, or a few named ones; then the report."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.crash.harness.rig import Rig, rig
 from tests.crash.harness.verdict import CHECKS, Violation, judge, obedience
 
 HANGS = 200.0
-"""Seconds beyond the time for kills after which a run is aborted."""
+"""Seconds that a run may take beyond the time for kills before it is aborted."""
 PER_KILL = 8.0
-"""Seconds for a kill, on average. A slow machine kills fewer processes than asked for."""
+"""The average seconds per kill. A slow machine kills fewer processes than requested."""
 FAILPOINT = 30.0
-"""Seconds in which a directed run waits for hutchd to die at its failpoint."""
+"""Seconds that a directed run waits for hutchd to be killed at its failpoint."""
 SETTLE = 60.0
 SHARES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
 
@@ -53,7 +53,7 @@ class Report:
     violations: list[Violation]
     seconds: float
     kept: Path | None = None
-    """Where the logs of a failed run are."""
+    """The folder with the logs of a failed run."""
 
     @property
     def words(self) -> set[str]:
@@ -98,7 +98,7 @@ async def crash(
     with_claude: bool = False,
     say: Callable[[dict[str, Any]], None] | None = None,
 ) -> Report:
-    """Kill at random until `kills` processes were killed, or an adoption came after `seconds` (default: 8 per kill)."""
+    """Kill at random until `kills` processes were killed or `seconds` have passed (default: 8 per kill)."""
     began = time.monotonic()
 
     allowed = seconds if seconds is not None else PER_KILL * (kills or 0)
@@ -135,7 +135,7 @@ async def directed(
     settle: float = SETTLE,
     then: Callable[[Rig], Awaitable[None]] | None = None,
 ) -> Report:
-    """Carry out `actions`, a moment apart: `hutchd`, `hutchd@FAILPOINT:k`, `executor`, …; then judge."""
+    """Carry out `actions` one after another (`hutchd`, `hutchd@FAILPOINT:k`, `executor`, …), then judge."""
 
     async def work(one: Rig) -> None:
         await one.going()

@@ -16,20 +16,20 @@ Event = dict[str, Any]
 
 TERMINAL = frozenset({"completed", "failed", "stopped", "timed_out"})
 ALL = "all"
-"""A party that received every event finishes with this; others with the last number of their session."""
+"""The last line of a party that received every event; other parties end with the last number of their session."""
 SAID_BY_HUTCHD = frozenset({"permission_asked", "permission_settled", "turn_ended", "notice"})
 DENIED = frozenset({"denied", "expired", "withdrawn"})
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A kill of a run: its number (from 1), what was killed, when (seconds since the start)."""
+    """A kill of a run: its number (from 1), the process, and the time in seconds since the start."""
 
     number: int
     process: str
     at: float
     failpoint: str | None = None
-    """The failpoint for which the hutchd of this moment, and its executors, were started."""
+    """The failpoint for which the current hutchd and its executors were started."""
 
     def __str__(self) -> str:
         failpoint = f", failpoint {self.failpoint}" if self.failpoint is not None else ""
@@ -38,12 +38,12 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A promise that was not kept: a stable word, and the details."""
+    """A promise that was not kept: its stable word and the details."""
 
     word: str
     detail: str
     after: Kill | None = None
-    """The last kill before it was noticed; None for one that only the evidence of the whole run shows."""
+    """The last kill before the violation was noticed; None if only the evidence of the whole run shows it."""
     lines: tuple[str, ...] = ()
     """The lines of the log around it."""
 
@@ -51,13 +51,13 @@ class Violation:
         return f"{self.word}: {self.detail}" + (f" (after {self.after})" if self.after is not None else "")
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as plain JSON; `lines` are apart, so that they can be read."""
+        """Return it as plain JSON, without `lines`."""
         return {"violation": str(self), **({"lines": list(self.lines)} if self.lines else {})}
 
 
 @dataclass(slots=True)
 class Evidence:
-    """Everything that is known at the end of a run."""
+    """The facts known at the end of a run."""
 
     notes: dict[str, list[dict[str, Any]]]
     """The lines of each party's notebook."""
@@ -67,7 +67,7 @@ class Evidence:
     permissions: list[Row]
     executors: list[Row]
     ran: dict[str, list[str]]
-    """The keys that each session's commands wrote, in order."""
+    """The keys that the commands of each session wrote, in order."""
     witness: list[list[Any]]
     killed: set[str]
     """Executors that were killed on purpose."""
@@ -224,7 +224,7 @@ def _turns(evidence: Evidence) -> Iterator[Violation]:
 
 
 def _decisions(evidence: Evidence) -> Iterator[Violation]:
-    """A permission request has one decision: the accepted one. It is one event, and is carried out."""
+    """A permission request has one decision, the accepted one. It is one event, and is carried out."""
     rows = {row["id"]: row for row in evidence.permissions}
     turns = {row["id"]: row for row in evidence.turns}
     accepted = Counter(line["answered"] for _, line in evidence.said("answered"))
@@ -266,7 +266,7 @@ def _decisions(evidence: Evidence) -> Iterator[Violation]:
 
 
 def _receipts(evidence: Evidence) -> Iterator[Violation]:
-    """Every event that an executor has a receipt for, or has synced to its spool, is in the record."""
+    """The record has every event for which an executor has a receipt, and every event that it synced to its spool."""
     stored = {row["id"]: row["acked_n"] for row in evidence.executors}
     words = {"acked": "ack_not_durable", "spooled": "spool_lost"}
     highest: dict[tuple[str, str], int] = {}
@@ -279,7 +279,7 @@ def _receipts(evidence: Evidence) -> Iterator[Violation]:
 
 
 def _as_made(evidence: Evidence) -> Iterator[Violation]:
-    """The record has the events that an executor made, up to its last receipt: each once, in order, of every kind.
+    """The record has an executor's events of every kind up to its last receipt, each once and in order.
 
     If hutchd has ended a turn before its executor did, a notice takes the place of the executor's end.
     """
@@ -314,7 +314,7 @@ def _is(event: Event, kind: str, data: Any) -> bool:
 
 
 def obedience(evidence: Evidence) -> Iterator[Violation]:
-    """An executor never serves a hutchd that is older than one that it has served."""
+    """An executor never serves a hutchd older than one that it has served."""
     known: dict[str, int] = {}
     for name, executor, epoch in (line for line in evidence.witness if line[0] == "obeys"):
         if epoch < known.get(executor, 0):

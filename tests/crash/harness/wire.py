@@ -1,4 +1,4 @@
-"""A small client of its own: no library hides what hutchd really sent."""
+"""A small client without a library, so that the harness sees exactly the frames that hutchd sent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from anyio.abc import ByteStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 ANSWER = 20.0
-"""Seconds to wait for an answer; then the connection is lost."""
+"""Seconds to wait for an answer, after which the connection counts as lost."""
 _FRAME = 64 << 20
 
 
@@ -55,7 +55,7 @@ class Line:
         raise LostError(f"no answer to {method}")
 
     async def event(self) -> dict[str, Any]:
-        """Return the next event that this connection follows."""
+        """Return the next event of a follow on this connection."""
         while not self._events:
             await self._receive()
         return self._events.popleft()
@@ -84,7 +84,7 @@ class Line:
 
 @asynccontextmanager
 async def connect(path: Path) -> AsyncIterator[Line]:
-    """Yield a connection; LostError if nobody listens. At the end it is cut off, as by a kill."""
+    """Yield a connection; LostError if nobody listens. At the end the connection breaks, as after a kill."""
     try:
         stream = await anyio.connect_unix(str(path))
     except OSError as error:
