@@ -46,7 +46,7 @@ def _shown(tmp_path: Path, text: str, environ: dict[str, str] | None = None, **h
 
 
 def test_each_setting_of_the_file_has_its_line(tmp_path: Path) -> None:
-    """For every TOML spelling of a key, and for values that look like keys."""
+    """This holds for every TOML spelling of a key, and for values that look like keys."""
     from_file = {key: one.line for key, one in _shown(tmp_path, TEXT).items() if one.origin == "file"}
 
     assert from_file == {
@@ -84,7 +84,7 @@ def test_the_environment_takes_precedence_over_the_file(tmp_path: Path) -> None:
 
 
 def test_a_user_and_password_in_an_address_are_left_out(tmp_path: Path) -> None:
-    """The output may be sent to others."""
+    """The output may be sent to other people."""
     shown = _shown(tmp_path, TEXT + '[broker]\nproxy = "http://token@proxy:3128"\n')
 
     assert shown["providers.my.own.base_url"].value == "https://***@models.example.com/v1"
@@ -92,7 +92,7 @@ def test_a_user_and_password_in_an_address_are_left_out(tmp_path: Path) -> None:
 
 
 def test_system_mode_has_its_own_defaults(tmp_path: Path) -> None:
-    """A host's sessions have limits; a user's own have only those that the file sets."""
+    """A host's sessions have limits by default; a user's own have only those in the file."""
     host, own = _shown(tmp_path, "", system=True), _shown(tmp_path, "")
 
     assert (host["isolation.require"].value, own["isolation.require"].value) == ("account", "reduced")
@@ -125,7 +125,7 @@ VALUES = st.recursive(
 
 @given(st.lists(st.tuples(st.lists(NAMES, min_size=1, max_size=3), VALUES, st.booleans()), max_size=6))
 def test_a_line_is_where_the_statement_of_its_key_begins(statements: list[tuple[list[str], Any, bool]]) -> None:
-    """For any keys and values, on one line or several."""
+    """This holds for any keys and values, on one line or several."""
     lines: list[str] = []
     begins: dict[tuple[str, ...], int] = {}
     for number, (key, value, spread) in enumerate(statements):

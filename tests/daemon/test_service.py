@@ -1,4 +1,4 @@
-"""What a service manager passes to hutchd, tested without one."""
+"""The variables and sockets that a service manager passes to hutchd, tested without a manager."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _bound(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.s
 
 
 def test_the_managers_variables_are_removed_from_the_environment() -> None:
-    """Also those meant for another process: no child of hutchd sees them."""
+    """Variables for another process are removed too: no child of hutchd sees them."""
     for pid in (7, 8):
         environ = {**GIVEN, "PATH": "/bin"}
 
@@ -42,7 +42,7 @@ def test_the_managers_variables_are_removed_from_the_environment() -> None:
 
 
 def test_sockets_meant_for_another_process_are_not_ours() -> None:
-    """Whatever the variables say, hutchd touches no descriptor."""
+    """hutchd touches no descriptor, whatever the variables say."""
     assert take({**GIVEN, "LISTEN_FDS": "2", "LISTEN_FDNAMES": "client:executor"}, 8).sockets == {}
 
 
@@ -59,7 +59,7 @@ def test_without_a_manager_nothing_is_sent() -> None:
 
 
 async def test_a_dead_writer_stops_the_watchdog_messages(tmp_path: Path) -> None:
-    """They mean that the record can be written, so they end with the writer's thread."""
+    """The messages mean that the record can be written, so they end with the writer's thread."""
     lives = iter([True, True, False])
     with _bound(tmp_path / "notify", socket.SOCK_DGRAM) as manager:
         manager.setblocking(False)
@@ -86,7 +86,7 @@ def test_a_passed_socket_keeps_its_file_and_holds_the_lock(tmp_path: Path) -> No
 
 
 def test_an_unsuitable_socket_is_refused(tmp_path: Path) -> None:
-    """Another type, another path, not listening, without its file, or with too permissive a mode."""
+    """Examples: another type, another path, not listening, without its file, too permissive a mode."""
     path, other = tmp_path / "client.sock", tmp_path / "other.sock"
     reasons = []
 

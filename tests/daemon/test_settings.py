@@ -1,4 +1,4 @@
-"""The settings file: what it refuses, and with which message."""
+"""The settings file: the files that are refused, with their messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hutch_daemon.settings import Settings, SettingsError, load, parse
 
 
 def test_no_file_means_the_defaults(tmp_path: Path) -> None:
-    """A host without a settings file runs."""
+    """A host without a settings file works."""
     settings = load(tmp_path / "hutch.toml", {})
 
     assert settings == Settings()
@@ -39,7 +39,7 @@ def test_a_wrong_setting_is_named(text: str, said: str) -> None:
 
 
 def test_the_environment_sets_the_log_level() -> None:
-    """HUTCH_LOG_LEVEL beats the file."""
+    """HUTCH_LOG_LEVEL takes precedence over the file."""
     settings = parse("[logs]\nlevel = 'error'\n", "hutch.toml", {"HUTCH_LOG_LEVEL": "debug"})
 
     assert settings.logs.level == "debug"

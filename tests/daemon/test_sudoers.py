@@ -21,7 +21,7 @@ User hutch may run the following commands on host:
 
 
 def test_the_rule_is_one_command_without_arguments() -> None:
-    """Its defaults add no terminal, log or session between hutchd and the launcher."""
+    """The rule's defaults put no terminal, log or session between hutchd and the launcher."""
     _, defaults, line = rule(COMMAND).splitlines()
 
     assert line == f'hutch ALL=(root) NOPASSWD: {COMMAND} ""'
@@ -34,7 +34,7 @@ def test_the_rule_is_one_command_without_arguments() -> None:
     "command", ["/opt/*/launcher", "/opt/a b", "relative", "/opt/a,b", "/opt/../x", "/o\n/x", "/a:b"]
 )
 def test_a_path_with_special_characters_of_sudo_is_refused(command: str) -> None:
-    """It could match several programs, or form several rules."""
+    """Such a path could match several programs, or form several rules."""
     with pytest.raises(HutchError, match="install Hutch elsewhere"):
         rule(command)
 
@@ -62,7 +62,7 @@ def test_visudo_accepts_the_rule() -> None:
     ],
 )
 def test_only_the_exact_rule_is_accepted(rules: list[str], said: list[str]) -> None:
-    """Without `""` any arguments would be allowed; with a pattern or a second command, other programs."""
+    """Without `""` any argument would be allowed; with a pattern or a second command, other programs."""
     listing = LISTING + "".join(f"    {one}\n" for one in rules)
     found = faults(allowed(listing), COMMAND)
 
@@ -72,7 +72,7 @@ def test_only_the_exact_rule_is_accepted(rules: list[str], said: list[str]) -> N
 
 
 def test_lines_that_sudo_wraps_are_joined() -> None:
-    """An account without any rule gets none."""
+    """An account without rules has none in the result."""
     broken = f'{LISTING}    (root) NOPASSWD: {COMMAND}\n        ""\n'
 
     assert allowed(broken) == [ONE]

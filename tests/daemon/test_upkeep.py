@@ -11,7 +11,7 @@ from tests.daemon.store.examples import report, with_session
 
 
 async def test_pruning_goes_on_until_it_is_done(tmp_path: Path) -> None:
-    """All events that are too old are removed, in short steps."""
+    """All events that are too old are removed, in short transactions."""
     async with Store.open(tmp_path / "hutch.db") as store:
         await with_session(store)
         await report(store, *range(1, 1201))

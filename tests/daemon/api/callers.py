@@ -47,8 +47,7 @@ _OWN: Final = os.getpid()
 
 @dataclass(frozen=True)
 class Things:
-    """The ids of a session, a queued turn, a permission request, a key, and the turn that runs before the queued
-    one."""
+    """The ids of a session, a queued turn, a permission request, a key, and the running turn before the queued one."""
 
     session: str
     turn: str
@@ -107,7 +106,7 @@ async def dialled(side: ClientListener, uid: int, *, insider: str | None = None)
 
 @asynccontextmanager
 async def everybody(side: ClientListener) -> AsyncIterator[tuple[dict[Role, Peer[None]], dict[Role, Peer[None]]]]:
-    """Connect once in each role; the second value of each is the user whose records that role owns."""
+    """Connect once in each role; yield each connection with the user whose records that role owns."""
     async with AsyncExitStack() as stack:
         people = {role: await stack.enter_async_context(dialled(side, uid)) for role, uid in UID.items()}
         inside = await stack.enter_async_context(dialled(side, UID[Role.INSIDER], insider="x-0000000000000000"))

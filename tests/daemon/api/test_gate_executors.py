@@ -169,8 +169,10 @@ async def standing(here: Place, which: LeaseStanding) -> AsyncIterator[tuple[Lin
 @pytest.mark.parametrize("method", EXECUTOR)
 @pytest.mark.parametrize("which", LeaseStanding)
 async def test_each_cell_is_as_the_table_says(tmp_path: Path, which: LeaseStanding, method: str) -> None:
-    """Whatever an executor is to a session, each method answers what the table says; a refused notification ends the
-    connection, since it has no answer."""
+    """Each method answers as the table says, in each standing of an executor.
+
+    A refused notification ends the connection, because it has no answer.
+    """
     want = expected_of_executor(method, which)
     async with place(tmp_path) as here, standing(here, which) as (line, session, who):
         said = await line.outcome(method, CALLS[method](session, who))
@@ -184,7 +186,7 @@ async def test_each_cell_is_as_the_table_says(tmp_path: Path, which: LeaseStandi
 
 
 def test_every_method_has_a_row_and_a_call() -> None:
-    """A method of the wire that the table does not have is refused to everybody, and fails here."""
+    """Without a row in the table, a method of the wire would be refused to everybody, so the test fails."""
     assert set(EXECUTOR_GATE) == set(EXECUTOR) == set(CALLS)
 
 

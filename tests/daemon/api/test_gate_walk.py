@@ -33,7 +33,7 @@ ALL: Final = (Subject.SEEN, Subject.OWN)
 CASE: Final = json.dumps({"id": "c", "tool": "Bash", "input": {"command": "rm x"}, "want": "ask"})
 
 CALLS: Final[Mapping[str, Callable[[Things, bool], msgspec.Struct]]] = {
-    # the parameters of each method for these records; `every`: for all records that it can name
+    # the parameters of each method for these records; with `every`, for all records that it can name
     "ping": lambda it, every: m.Nothing(),
     "get_version": lambda it, every: m.VersionParams(m.PROTOCOL, "test"),
     "get_status": lambda it, every: m.Nothing(),
@@ -101,7 +101,7 @@ class Cell(NamedTuple):
 
     @property
     def uses_up(self) -> bool:
-        """Whether the call changes its records, so that it needs records of its own."""
+        """Whether the call changes its records, so that no other call can use them."""
         return self.method in USING_UP and self.expected is None
 
     @property
@@ -236,8 +236,10 @@ def stops(cell: Cell) -> bool:
     "roles", [pytest.param(2, id="two-roles"), pytest.param(len(Role), id="all-roles", marks=pytest.mark.full)]
 )
 async def test_each_cell_is_as_the_table_says(tmp_path: Path, roles: int) -> None:
-    """Every method, called by everybody about everything in every state, answers what the table says, and tells of
-    what is another's exactly what it tells of what does not exist."""
+    """Every role calls every method about every subject in every state.
+
+    The replies are those of the table, and a foreign record gets the same reply as a missing one.
+    """
     seen = Walk()
     called = cells_of_roles(roles)
     serving = [cell for cell in called if cell.phase is Phase.SERVING]
@@ -257,7 +259,7 @@ async def test_each_cell_is_as_the_table_says(tmp_path: Path, roles: int) -> Non
 
 
 def test_every_method_has_a_row_and_a_call() -> None:
-    """A method of the wire that the table does not have is refused to everybody, and fails here."""
+    """Without a row in the table, a method of the wire would be refused to everybody, so the test fails."""
     assert set(CLIENT_GATE) == set(CLIENT)
     assert set(CALLS) == set(CLIENT)
 

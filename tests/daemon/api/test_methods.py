@@ -18,7 +18,7 @@ from hutch_daemon.services.services import Services
 from hutch_shared.methods import CLIENT, EXECUTOR
 
 SERVICES = SimpleNamespace(**typing.get_type_hints(Services))
-"""The classes of the services in place of objects: what carries a method out is then a plain function."""
+"""The classes of the services instead of objects, so that each row's function is a plain function."""
 
 
 def annotations_of(call: Any) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""The listener of a socket: which connections it admits, when, and what they cost until then."""
+"""The listener of a socket: the connections that it admits, when, and their cost until then."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_a_first_line_that_is_not_json_gets_parse_error(tmp_path: Path, sa
 
 
 async def test_the_service_reads_the_rest_of_a_long_first_message(tmp_path: Path) -> None:
-    """The listener buffers at most 64 KiB of it."""
+    """The listener buffers at most the first 64 KiB."""
     async with echo_server(tmp_path) as made:
         with made.line() as line, anyio.fail_after(BOUND):
             async with anyio.create_task_group() as tasks:
@@ -142,7 +142,7 @@ async def test_a_peer_that_leaves_early_frees_its_place(tmp_path: Path) -> None:
 
 
 async def test_a_burst_of_connections_is_admitted(tmp_path: Path) -> None:
-    """Beyond the first few, the listener paces them but refuses none."""
+    """The listener delays connections beyond the first few, but refuses none."""
     async with echo_server(tmp_path) as made:
         with made.line() as first:
             await first.send(b"[1]\n")

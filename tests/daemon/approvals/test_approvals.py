@@ -398,7 +398,7 @@ async def test_the_mode_can_change_during_a_turn(stage: Stage) -> None:
 
 
 async def test_the_host_can_forbid_bypass_for_sessions(stage: Stage) -> None:
-    """No session can then be opened with it or changed to it."""
+    """Then no session can be opened with this mode or changed to it."""
     (stage.folder / "policy.toml").write_text("[permissions]\nforbid_bypass = true\n")
     async with stage.hutchd():
         session = await stage.open()

@@ -1,4 +1,4 @@
-"""What follows from the state of a permission request. Without a store or a clock."""
+"""The steps that follow from the state of a permission request, without a store or a clock."""
 
 from __future__ import annotations
 
@@ -161,14 +161,14 @@ def test_an_unstored_denial_shows_the_same_record_as_a_stored_one() -> None:
 
 
 def test_a_withdrawn_request_interrupts_its_executor() -> None:
-    """Its turn is over, so nothing may follow the denial."""
+    """The turn is over, so the agent must not continue after the denial."""
     decision = requests.standing(requests.withdrawn("the turn ended").applied_to(request_row(), AT))
 
     assert (decision.decision, decision.state, decision.interrupt) == ("deny", "withdrawn", True)
 
 
 def test_a_decision_names_the_edited_input_and_its_digest() -> None:
-    """They replace the requested input."""
+    """Both replace those of the requested input."""
     settlement = Settlement(
         state="allowed", settled_by="uid 1", updated_input={"command": "make -n"}, decided_digest="e"
     )
@@ -178,7 +178,7 @@ def test_a_decision_names_the_edited_input_and_its_digest() -> None:
 
 
 async def test_an_unstored_denial_wakes_its_caller_and_stands() -> None:
-    """Every later read returns it until the store has it."""
+    """Every later read returns the denial until the store has it."""
     asks = PendingAsks()
     asks.add(waiting())
     denied = requests.undecided(stop=False)

@@ -51,7 +51,7 @@ def soon() -> float:
 
 
 def test_a_closed_process_gets_its_boot_line() -> None:
-    """The line arrives whole."""
+    """The whole line arrives."""
     with running(CLOSED + ECHO) as (process, sock):
         hand_over(sock, process.pid, os.getuid(), BOOT, soon())
         assert process.stdout is not None
@@ -59,7 +59,10 @@ def test_a_closed_process_gets_its_boot_line() -> None:
 
 
 def test_a_process_that_its_account_can_read_gets_no_token() -> None:
-    """It reports ready, but the kernel says that it is dumpable. root is exempt, so the test uses another account."""
+    """It reports that it is ready, but the kernel says that it is dumpable.
+
+    The test uses another account, as root is exempt.
+    """
     uid = NOBODY if os.getuid() == 0 else os.getuid()
     text = "printf '\\n' >&0; read line; printf %s \"$line\"" if os.getuid() == 0 else OPEN + ECHO
     with running(text, uid if os.getuid() == 0 else None) as (process, sock):
@@ -72,7 +75,7 @@ def test_a_process_that_its_account_can_read_gets_no_token() -> None:
 
 
 def test_a_traced_process_gets_no_token() -> None:
-    """A tracer that attached before the process closed itself would read the token."""
+    """A tracer that attached before the process became non-dumpable could read the token."""
     tracer = """
 import ctypes, os, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -105,14 +108,14 @@ time.sleep(600)
     ],
 )
 def test_a_process_that_does_not_get_ready_gets_no_token(text: str, says: str) -> None:
-    """It exits, sends something else, or sends nothing."""
+    """The process exits, sends something else, or sends nothing."""
     with running(text) as (process, sock), pytest.raises(HutchError, match=says) as caught:
         hand_over(sock, process.pid, os.getuid(), BOOT, time.monotonic() + (30.0 if "ended" in says else 0.3))
     assert caught.value.reason is Reason.AGENT_UNAVAILABLE
 
 
 def test_a_handover_error_contains_no_token() -> None:
-    """Not even if the process exits just before it gets the line."""
+    """This holds even if the process exits just before it gets the line."""
     with running(CLOSED) as (process, sock):
         process.wait()
         with pytest.raises(HutchError) as caught:

@@ -22,7 +22,7 @@ def offer(*, apart: bool, cgroup: bool) -> IsolationOffer:
 
 
 EXPECTED: dict[tuple[bool, bool, bool], m.IsolationLevel] = {
-    # (other account, cgroup, sandbox)
+    # the offer: other account, cgroup, sandbox
     (True, True, True): "strict",
     (True, True, False): "account",
     (True, False, True): "reduced",
@@ -39,7 +39,7 @@ EXPECTED: dict[tuple[bool, bool, bool], m.IsolationLevel] = {
 def test_every_combination_has_its_level_and_is_refused_below_the_required_one(
     given: tuple[bool, bool, bool], level: m.IsolationLevel, asked: m.IsolationLevel
 ) -> None:
-    """All eight combinations of offered isolation, against all three required levels."""
+    """All eight combinations of the offer are tested with all three required levels."""
     apart, cgroup, walled = given
     having = level_of(offer(apart=apart, cgroup=cgroup), SANDBOX if walled else None, HOW, asked)
     assert (having.level, having.asked) == (level, asked)
@@ -55,7 +55,7 @@ def test_every_combination_has_its_level_and_is_refused_below_the_required_one(
 
 
 def test_the_missing_part_is_the_one_that_the_next_level_needs() -> None:
-    """With a separate account that is the sandbox; without one, the launcher."""
+    """With a separate account the sandbox is missing; without one, the launcher."""
     assert level_of(offer(apart=True, cgroup=True), None, HOW, "reduced").missing == HOW
     assert level_of(offer(apart=False, cgroup=True), None, HOW, "reduced").missing == "Install the launcher."
 
@@ -69,7 +69,7 @@ def test_a_session_without_a_required_level_is_accepted() -> None:
 def test_the_stricter_of_two_required_levels_applies(
     wishes: tuple[m.IsolationLevel | None, m.IsolationLevel | None],
 ) -> None:
-    """The settings require one, the client that opens the session the other."""
+    """The settings require one level, and the client that opens the session the other."""
     found = highest(*wishes)
     assert all(ORDER.index(found) >= ORDER.index(one) for one in wishes if one is not None)
     assert found in (*wishes, "reduced")

@@ -25,7 +25,7 @@ def unix_user(tmp_path: Path) -> UnixUser:
 
 
 def test_the_first_environment_that_serves_an_account_is_chosen(unix_user: UnixUser) -> None:
-    """On a host, hutchd's own account runs in same-user and every other one in unix-user."""
+    """On a host, hutchd's own account uses same-user, and every other account unix-user."""
     host = Environments(unix_user, SameUser())
 
     assert host.choose(None, OTHER).name == "unix-user"

@@ -71,7 +71,7 @@ async def started(environment: SameUser, what: LaunchSpec) -> AsyncIterator[Laun
 
 
 READY = "import ctypes, os; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0); os.write(0, b'\\n')\n"
-"""What an executor does first: nobody may look into it, and it says so."""
+"""The first steps of an executor: it hardens itself and reports that it is ready."""
 
 
 def program(text: str, folder: Path) -> list[str]:
@@ -117,7 +117,7 @@ async def test_children_of_a_dead_executor_are_found(tmp_path: Path, cgroup: boo
 
 
 async def test_a_stopped_executor_is_killed(tmp_path: Path) -> None:
-    """SIGSTOP protects no process."""
+    """SIGSTOP does not protect a process."""
     environment = SameUser(program("import time; time.sleep(600)", tmp_path))
     async with started(environment, spec(tmp_path)) as launched:
         os.kill(launched.pid, signal.SIGSTOP)
@@ -152,8 +152,7 @@ async def test_the_token_goes_to_standard_input_and_nowhere_else(
 
 
 async def test_only_the_recorded_process_is_adopted(tmp_path: Path) -> None:
-    """A launch record names pid, start time, boot and account: a reused pid, another boot or a zombie does not
-    match."""
+    """A launch record has pid, start time, boot and account. A reused pid, another boot and a zombie do not match."""
     environment = SameUser(program("import time; time.sleep(600)", tmp_path))
     async with started(environment, spec(tmp_path)) as launched:
         state = dict(launched.state)
@@ -173,7 +172,7 @@ async def test_only_the_recorded_process_is_adopted(tmp_path: Path) -> None:
 
 
 async def test_the_end_of_an_adopted_executor_is_noticed(tmp_path: Path) -> None:
-    """Even though it is not a child of this process."""
+    """This works although it is not a child of this process."""
     environment = SameUser(program("import time; time.sleep(600)", tmp_path))
     async with started(environment, spec(tmp_path)) as launched:
         os.kill(launched.pid, signal.SIGKILL)

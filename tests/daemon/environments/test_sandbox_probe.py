@@ -1,4 +1,4 @@
-"""The trial of the sandbox, and the sandbox of a session that follows from its result."""
+"""The trial of the sandbox, and the sandbox of a session according to its result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.programs import bubblewrap
 
 HOME = "/home/ada"
 HOLDING = SandboxProbe("/bin/sh", "bubblewrap 0.8.0", ("/state",), ("/code",))
-"""Whatever may be run stands for bubblewrap where it is not."""
+"""A program that takes the place of bubblewrap on hosts without it."""
 NO_NETWORK = SandboxProbe("/bin/sh", unavailable_networks={"broker-only": "it is forbidden"})
 
 
@@ -47,7 +47,7 @@ async def test_a_sandbox_that_does_not_work_has_a_reason(command: tuple[str, ...
 
 
 async def test_a_path_behind_a_link_has_both_names(tmp_path: Path) -> None:
-    """A session in a directory that contains the home or Hutch's files has no sandbox, also through a link."""
+    """A session in a directory that contains the home or Hutch's files has no sandbox, even through a link."""
     bubblewrap()
     (tmp_path / "real" / "ada").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")

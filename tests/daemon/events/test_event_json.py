@@ -24,7 +24,7 @@ STORED = StoredEvent(
 
 
 def test_an_event_is_spelled_with_its_payload_as_it_came() -> None:
-    """The envelope is hutchd's; data and native are the stored bytes."""
+    """hutchd writes the envelope; data and native are the stored bytes."""
     text = (
         b'{"session":"s-aaaa","seq":3,"position":7,"at":"2026-01-31T12:00:00.123Z","kind":"text","turn":"t-1",'
         b'"data":{"text" : "h\xc3\xa9"},"native":[ 1]}'
@@ -36,7 +36,7 @@ def test_an_event_is_spelled_with_its_payload_as_it_came() -> None:
 
 @pytest.mark.parametrize("turn", [None, "t-1", 'a"\\\n\x00é'])
 def test_a_spelled_event_reads_back_as_the_wire_type(turn: str | None) -> None:
-    """Whatever an executor calls a turn, the line stays one JSON object on one line."""
+    """A turn's name from an executor cannot break the line or its JSON."""
     line = event_frame(replace(STORED, turn=turn), 5)
 
     read = msgspec.json.decode(msgspec.json.decode(line, type=dict[str, msgspec.Raw])["params"], type=Event)

@@ -29,7 +29,7 @@ async def take(follower: Follower, count: int) -> list[int]:
     return got
 
 
-async def test_history_is_followed_by_what_comes(opened: Store) -> None:
+async def test_history_is_followed_by_live_events(opened: Store) -> None:
     """A follower gets the stored events after its cursor, then those that are committed."""
     fanout = Fanout(opened)
     await report(opened, 1, 2, 3)
@@ -85,7 +85,7 @@ async def test_all_sessions_are_followed_in_one_order(opened: Store) -> None:
 
 
 async def test_skipped_kinds_are_not_sent_and_move_the_cursor(opened: Store) -> None:
-    """Skipped kinds are skipped in history and live."""
+    """This holds for history and for live events."""
     fanout = Fanout(opened)
     await report(opened, 1, kind="text_delta")
     await report(opened, 2)
@@ -98,8 +98,8 @@ async def test_skipped_kinds_are_not_sent_and_move_the_cursor(opened: Store) -> 
         assert follower.cursor == 4
 
 
-async def test_a_laggard_costs_its_room_and_misses_nothing(opened: Store) -> None:
-    """A follower that does not read keeps at most its bound in memory; later it reads all events from the store."""
+async def test_a_slow_follower_uses_bounded_memory_and_misses_nothing(opened: Store) -> None:
+    """A follower that does not read uses at most its bound of memory; later it reads all events from the store."""
     fanout = Fanout(opened, QueueLimits(events=8, bytes=1000))
     async with fanout.follow("s-aaaa") as slow, fanout.follow("s-aaaa") as fast:
         await report(opened, 1)
@@ -115,8 +115,8 @@ async def test_a_laggard_costs_its_room_and_misses_nothing(opened: Store) -> Non
     assert queued <= 8
 
 
-async def test_a_large_event_passes_a_small_room(opened: Store) -> None:
-    """An event larger than the bound in bytes still passes."""
+async def test_an_event_larger_than_the_bound_passes(opened: Store) -> None:
+    """Such an event still passes."""
     fanout = Fanout(opened, QueueLimits(events=8, bytes=1000))
     async with fanout.follow("s-aaaa") as follower:
         await report(opened, 1, 2, size=50_000)
@@ -158,7 +158,7 @@ async def test_somebody_elses_session_cannot_be_followed(opened: Store) -> None:
     assert caught.value.reason is Reason.NOT_FOUND
 
 
-async def test_a_laggard_whose_events_are_gone_is_told_its_cursor(opened: Store) -> None:
+async def test_a_slow_follower_whose_events_are_gone_gets_its_cursor(opened: Store) -> None:
     """If retention removes events that a follower needs, the follow ends; none is skipped silently."""
     fanout = Fanout(opened, QueueLimits(events=1))
     async with fanout.follow("s-aaaa") as follower:
@@ -216,7 +216,7 @@ async def test_a_closed_fanout_takes_no_new_followers(opened: Store) -> None:
     assert caught.value.reason is Reason.SHUTTING_DOWN
 
 
-async def test_who_can_answer_is_counted(opened: Store) -> None:
+async def test_followers_that_can_answer_are_counted(opened: Store) -> None:
     """Followers of the session and of all sessions count if they may see it; listeners hear of changes."""
     fanout = Fanout(opened)
     counts: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""Whatever followers do while events are committed, each gets each event once and in order."""
+"""For any behaviour of the followers while events are committed, each gets each event once and in order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.daemon.store.examples import report, with_session
 SESSIONS = {"s-aaaa": "x-1", "s-bbbb": "x-2"}
 
 batches = st.lists(st.tuples(st.sampled_from(sorted(SESSIONS)), st.integers(1, 6)), min_size=1, max_size=12)
-# how many calls a follower makes before it drops its connection and comes back, again and again
+# the number of calls that a follower makes before it drops its connection and returns, repeated
 habits = st.tuples(st.sampled_from(["s-aaaa", "s-bbbb", "*"]), st.lists(st.integers(1, 4), min_size=1, max_size=6))
 
 

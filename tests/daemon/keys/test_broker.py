@@ -174,7 +174,7 @@ async def test_a_killed_broker_is_replaced_and_its_leases_still_work(folder: Pat
                     status, _ = await ask(grant)
                 except (OSError, EOFError, IndexError, ValueError):
                     await anyio.sleep(0.02)
-                if status == 401:  # the new broker runs and does not have the leases yet
+                if status == 401:  # the new broker runs and lacks the leases
                     status = None
 
         assert status == 200
@@ -332,7 +332,7 @@ async def test_a_request_waits_for_a_missing_key(folder: Path) -> None:
 
 
 async def test_a_request_stops_waiting_for_a_key_at_its_deadline(folder: Path) -> None:
-    """The agent then gets an error that it may retry, with the reason."""
+    """The agent then gets an error with the reason, and may retry."""
     async with (
         serve(key=KEY, script=lambda _: SAY) as model,
         working(folder, model.url, key_timeout=5.0) as (

@@ -1,4 +1,4 @@
-"""Envelopes: which ones open, and which never do."""
+"""Envelopes: those that open, and those that never do."""
 
 from __future__ import annotations
 

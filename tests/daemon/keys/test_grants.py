@@ -1,4 +1,4 @@
-"""What an executor gets of a key, and what the audit records about it."""
+"""The form in which an executor gets a key, and the audit of it."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tests.daemon.keys.stage import OWNER, VaultStage, vault_stage
 
 @asynccontextmanager
 async def token_server(answer: Callable[[dict[str, list[str]]], tuple[int, object]]) -> AsyncIterator[str]:
-    """A provider's token endpoint: `answer` maps the form to a status and a JSON value."""
+    """Yield a provider's token endpoint: `answer` maps the form to a status and a JSON value."""
 
     async def talk(stream: anyio.abc.SocketStream) -> None:
         async with stream:

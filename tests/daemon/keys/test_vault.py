@@ -1,4 +1,4 @@
-"""The vault on a real store: what it stores, which credentials open, and what a copy of the database reveals."""
+"""The vault on a real store: the stored data, the credentials that open, and a copy of the database."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Compares what the policy judged with what bash starts.
+"""Compares the commands that the policy judged with those that bash starts.
 
-Lines are made at random; those that the policy allows are run by bash, each in a directory of its own, with stand-ins
-for all programs. Each stand-in writes down its name and words. What was started must have been among what was judged.
+Lines are made at random. bash runs those that the policy allows, each in a directory of its own, with stand-ins for all
+programs. Each stand-in writes down its name and words. Every started program must have been judged.
 
     python tests/daemon/permissions/differential.py --accepted 100000 --seed 7
 """
@@ -35,7 +35,7 @@ from tests.daemon.permissions.lines import PROGRAMS, plausible
 
 ALLOWED = tuple(f"Bash({name}:*)" for name in PROGRAMS if name != "rm")
 _BATCH = 200
-"""Lines that one bash runs."""
+"""The number of lines that one bash runs."""
 _STAND_IN = '#!/bin/sh\nr=${0##*/}\nfor w; do r="$r\x01$w"; done\nprintf "%s\x02" "$r" >>"$RECORD"\n'
 
 
@@ -68,7 +68,7 @@ class Compared:
 
 
 def accepted_lines(random_: random.Random, workspace: str) -> Iterator[Accepted]:
-    """Yield allowed lines for ever."""
+    """Yield allowed lines without end."""
     layer = Layer("session", allow=(*ALLOWED, "Edit(**)"), base=workspace)
     policy = compile_policy([layer], home=workspace)
     number = 0
@@ -83,7 +83,7 @@ def accepted_lines(random_: random.Random, workspace: str) -> Iterator[Accepted]
 
 
 class Bash:
-    """A bash whose PATH has stand-ins only. Each line gets a subshell, a directory and a record of its own."""
+    """A bash whose PATH has only stand-ins. Each line gets a subshell, a directory and a record of its own."""
 
     def __init__(self, root: Path) -> None:
         self.shell = shutil.which("bash") or "/bin/bash"
@@ -148,7 +148,7 @@ class Bash:
 
 
 def was_judged(started: tuple[str, ...], judged: frozenset[tuple[str, ...]], work: Path) -> bool:
-    """Whether a start is one of the commands that were judged, at their end behind `timeout` and the like.
+    """Whether a started program is a judged command, or the end of one (`timeout` and similar programs come before it).
 
     Words that the shell expands to names of files (patterns, `~`) stand for any number of names, `$?` for a number.
     """
@@ -177,7 +177,7 @@ def _same(wanted: tuple[str, ...], given: tuple[str, ...], work: Path) -> bool:
 
 
 def compare(accepted: int, seed: int) -> Compared:
-    """Run this many accepted lines; return the number of started programs, and those that had not been judged."""
+    """Run this number of accepted lines; return the number of started programs, and those that were not judged."""
     source = accepted_lines(random.Random(seed), "/nowhere/work")
     started = 0
     surprises: list[Surprise] = []

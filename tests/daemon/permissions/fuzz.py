@@ -1,4 +1,4 @@
-"""Feeds random lines to the parser and the matcher: no line may raise, and none may take long.
+"""Feeds random lines to the parser and the matcher: none may raise, and none may take long.
 
 python tests/daemon/permissions/fuzz.py --lines 1000000 --seed 7
 """
@@ -61,7 +61,7 @@ def fuzz(lines: int, seed: int) -> Slowest:
         call, mode = calls(random_, text), random_.choice(_MODES)
         try:
             seconds = taken(policy, call, mode)
-            # Other load makes a line slower, never faster: take the fastest of a few runs.
+            # Other load can only make a line slower, so take the fastest of a few runs.
             for _ in range(4):
                 if seconds > slowest.seconds:
                     seconds = min(seconds, taken(policy, call, mode))

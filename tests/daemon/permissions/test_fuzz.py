@@ -10,7 +10,7 @@ SEED = random.SystemRandom().randrange(2**32)
 
 
 def test_random_lines_neither_raise_nor_take_long() -> None:
-    """Whatever the line, the policy answers, and soon."""
+    """For any line the policy answers, and soon."""
     print(f"seed {SEED}")
 
     slowest = fuzz(3_000, SEED)

@@ -1,4 +1,4 @@
-"""Policy layers, and what no layer can do to another."""
+"""Policy layers, and the limits of what one layer can change for another."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_an_untrusted_project_allows_nothing() -> None:
 
 
 def test_an_unreadable_allow_rule_is_skipped_and_reported() -> None:
-    """The other rules stay in force."""
+    """The other rules still apply."""
     layers = [Layer("account", allow=("Bash(ls", "Bash(ls:*)"), origin="mine")]
 
     assert decide(layers, "ls").decision == "allow"
@@ -86,7 +86,7 @@ def test_an_unreadable_allow_rule_is_skipped_and_reported() -> None:
 
 @pytest.mark.parametrize("effect", ["ask", "deny"])
 def test_an_unreadable_deny_or_ask_rule_makes_everything_ask(effect: str) -> None:
-    """It is unknown what the rule was meant to stop."""
+    """Nobody knows what the rule was meant to stop."""
     ask, deny = (("Bash(rm",), ()) if effect == "ask" else ((), ("Bash(rm",))
     layers = [Layer("account", ("Bash(ls:*)",), ask, deny, origin="mine")]
 
@@ -122,7 +122,7 @@ def test_a_policy_file_is_read() -> None:
     ],
 )
 def test_an_unreadable_policy_file_is_reported_and_makes_everything_ask(text: str, problem: str) -> None:
-    """It might have denied anything."""
+    """The file might have denied anything."""
     layer, problems = parse_policy_toml(text, "account", "/", "file")
 
     assert any(problem in line for line in problems), problems

@@ -41,7 +41,7 @@ from hutch_daemon.permissions.paths import (
     ],
 )
 def test_a_pattern_covers_a_path_and_everything_below(pattern: str, path: str, covered: bool) -> None:
-    """A pattern's first characters name its start; `*` matches within one name, `**` any number of names."""
+    """The first characters of a pattern give its start; `*` matches within one name, `**` any number of names."""
     compiled = compile_pattern(pattern, base="/project", home="/home/u", fold=False)
 
     assert compiled.covers(path, "/w") is covered

@@ -1,4 +1,4 @@
-"""Decisions, and the sentence that explains each."""
+"""Decisions of the policy, each with its sentence."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_verdict_names_the_rule_its_layer_and_what_it_matched() -> None:
 
 
 def test_a_request_names_the_command_without_a_rule() -> None:
-    """The reason is one sentence."""
+    """The reason is one sentence that names the command."""
     assert decide(Layer("account", allow=("Bash(ls:*)",)), "Bash", "ls && id").why == "No rule allows `id`."
 
 
@@ -72,7 +72,7 @@ def test_an_unresolved_operand_may_be_a_denied_file() -> None:
 
 
 def test_a_path_is_resolved_before_its_dots_are_removed() -> None:
-    """`link/../x` lies beside the link's target, and that path is judged."""
+    """`link/../x` lies beside the link's target; that path is judged."""
     layer = Layer("account", allow=("Edit(**)",), deny=("Edit(//etc/**)",))
 
     assert decide(layer, "Edit", "link/../x", real={"/w/link/../x": "/etc/x"}).decision == "deny"
@@ -170,7 +170,7 @@ def test_a_call_without_its_subject_is_asked_about() -> None:
 
 @pytest.mark.parametrize("mode", ["ask", "accept_edits", "plan", "bypass"])
 def test_the_user_decides_questions_and_plans(mode: PermissionMode) -> None:
-    """No rule and no mode answers them."""
+    """No rule and no mode decides them."""
     layer = Layer("account", allow=("AskUserQuestion", "ExitPlanMode"))
 
     assert decide(layer, "AskUserQuestion", "x", mode).decision == "ask"
@@ -188,7 +188,7 @@ def test_the_unattended_mode_never_asks() -> None:
 @pytest.mark.parametrize("mode", get_args(PermissionMode))
 @pytest.mark.parametrize("denied_in", LAYERS)
 def test_a_deny_of_any_layer_beats_an_allow_of_every_layer(denied_in: str, mode: PermissionMode) -> None:
-    """This holds in every mode."""
+    """The mode does not matter."""
     layers = [
         Layer(name, allow=("Bash(make:*)",), deny=("Bash(make deploy:*)",) if name == denied_in else (), trusted=True)
         for name in LAYERS

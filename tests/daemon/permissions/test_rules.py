@@ -1,4 +1,4 @@
-"""How rules are read."""
+"""The parsing of rules."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def argv(text: str) -> tuple[Word, ...]:
     ],
 )
 def test_an_allow_rule_is_read_narrowly(text: str, command: str, spelled: int | None) -> None:
-    """It compares words from the first one on and says how many it names."""
+    """The rule compares words from the first one on, and returns how many of them it spells."""
     assert rule(text).spells(argv(command)) == spelled
 
 

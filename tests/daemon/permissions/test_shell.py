@@ -1,4 +1,4 @@
-"""The two readings of a command line: the strict subset and the tree-sitter grammar."""
+"""The two readings of a command line: the strict subset and the grammar of tree-sitter."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_redirections_are_reads_and_writes() -> None:
     "piece", ["$(", "(", "`", "{", "a=(", "x() ", "[[ (", "<<E ", "${", "<", "'", "if ", "\x00", "\ud800"]
 )
 def test_the_search_survives_any_nesting(piece: str) -> None:
-    """It accepts any text and says when it may have missed commands."""
+    """The search accepts any text, and reports when it may have missed commands."""
     assert not find(piece * LONGEST).complete
 
 
@@ -170,7 +170,7 @@ def test_a_line_that_is_too_long_for_the_grammar_is_still_searched() -> None:
 
 @pytest.mark.parametrize("piece", ["sudo ", "env ", "find -exec ", "docker ", "sudo -u ", "{} "])
 def test_a_chain_of_wrappers_is_searched_within_bounds(piece: str) -> None:
-    """A very long chain of programs that run programs yields no more words than the bound."""
+    """Even a very long chain of programs that run programs yields no more words than the bound."""
     commands, complete = everything_in(piece * 1_900)
 
     assert not complete

@@ -43,7 +43,7 @@ PROPOSED = [
 
 @pytest.mark.parametrize(("tool", "text", "rules"), PROPOSED, ids=[text or tool for tool, text, _ in PROPOSED])
 def test_a_suggestion_is_narrow_and_sufficient(tool: str, text: str, rules: list[str]) -> None:
-    """It is the narrowest useful rule, and the same call passes once it is accepted."""
+    """It is the narrowest useful rule, and it allows the same call."""
     verdict = decide(tool, text)
 
     assert verdict.decision == "ask"

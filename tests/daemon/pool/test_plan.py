@@ -1,4 +1,4 @@
-"""The pool's plan: what is due, from a state and a time. One row for each case."""
+"""The pool's plan: the due actions in a state at a time. One row for each case."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def due(state: PoolState, now: float = NOW) -> PoolPlan:
     ],
 )
 def test_an_executor_is_ended_at_its_deadline(one: ExecutorView, after: float, detail: str, grace: float) -> None:
-    """Not before; the plan asks to be made again at that time."""
+    """It is not ended earlier; the plan asks to be made again at the deadline."""
     state = pool(one, leases=(CLAUDE,) if one.state == "starting" else ())
 
     assert due(state, NOW + after - 0.5).retire == ()
@@ -84,7 +84,7 @@ def test_an_executor_is_ended_at_its_deadline(one: ExecutorView, after: float, d
 
 
 def test_the_pool_makes_a_plan_every_few_seconds() -> None:
-    """At least every five seconds, and several times within each timeout."""
+    """The interval is at most five seconds, and a fraction of each timeout."""
     assert plan(pool(), NOW).look_at == NOW + 5.0
     assert look_interval(ExecutorSettings(heartbeat_timeout=4.0)) == 1.0
     assert look_interval(ExecutorSettings(lost_timeout=0.001)) == 0.05
@@ -120,13 +120,13 @@ def test_a_lease_needs_one_start() -> None:
 
 
 def test_a_lease_waits_for_the_end_of_an_abandoned_start() -> None:
-    """Its result decides when the next start may be tried."""
+    """The result of that start decides when the next one may be tried."""
     assert due(pool(executor("x", "draining", launching=True), leases=(CLAUDE,))) == PoolPlan()
     assert due(pool(executor("x", "draining"), leases=(CLAUDE,))) == PoolPlan(start=(CLAUDE,))
 
 
 def test_a_start_without_a_lease_is_abandoned() -> None:
-    """The newest such start goes first; one whose executor is kept as a spare goes on."""
+    """The newest such start is cancelled first; a start whose executor is kept as a spare goes on."""
     first, second = executor("first", "starting"), executor("second", "starting")
 
     assert due(pool(first, second, leases=(CLAUDE,))) == PoolPlan(abandon=("second",))
@@ -150,7 +150,7 @@ FULL = tuple(executor(f"x{at}") for at in range(SETTINGS.maximum - 1))
 def test_a_lease_without_a_slot_takes_that_of_a_spare_or_idle_executor(
     last: ExecutorView, expected: tuple[Retirement, ...]
 ) -> None:
-    """A working executor keeps its slot, and one that already ends frees a slot without another."""
+    """A working executor keeps its slot. An executor that already ends frees a slot, so no other is ended."""
     assert due(pool(*FULL, last, leases=(BOBS,))) == PoolPlan(retire=expected)
 
 
@@ -177,7 +177,7 @@ def test_an_account_at_its_limit_ends_one_of_its_executors() -> None:
 
 
 def test_the_memory_limit_stops_starts() -> None:
-    """If the executors use their whole memory limit, none is started."""
+    """No executor is started while the executors use their whole memory limit."""
     state = pool(executor("x", rss=2048), leases=(BOBS,))
 
     assert due(replace(state, settings=ExecutorSettings(memory=2048))).start == ()
@@ -185,7 +185,7 @@ def test_the_memory_limit_stops_starts() -> None:
 
 
 def test_a_failing_account_does_not_starve_the_others() -> None:
-    """It gets a quarter of the concurrent starts, and abandoned starts that hang count too."""
+    """It gets a quarter of the concurrent starts; abandoned starts that hang count too."""
     hanging = (executor("x1", "starting"), executor("x2", "draining", launching=True))
     state = pool(*hanging, leases=(CLAUDE, CLAUDE, CLAUDE, BOBS))
 
@@ -209,7 +209,7 @@ def test_after_a_failure_a_lease_waits_for_the_pause() -> None:
 
 
 def test_too_many_failures_refuse_leases_until_the_window_has_passed() -> None:
-    """A ready executor still serves them."""
+    """A ready executor still serves leases."""
     state = pool(leases=(CLAUDE, BOBS), histories={CLAUDE: failed(NOW - 3.0, NOW - 2.0, NOW - 1.0)})
 
     assert due(state) == PoolPlan(refuse=(1,), start=(BOBS,))
@@ -251,7 +251,7 @@ def test_a_spare_is_started_once_its_delay_is_over() -> None:
     ],
 )
 def test_no_spare_is_started(state: PoolState) -> None:
-    """Not if one exists, there is no slot for it, or the settings want none."""
+    """Reasons: one exists, it has no slot, or the settings want none."""
     assert due(state) == PoolPlan()
 
 
@@ -267,7 +267,7 @@ def test_another_account_keeps_its_spare_while_it_has_a_session() -> None:
 
 
 def test_leases_take_precedence_over_spares() -> None:
-    """The last slot goes to the session; if two are free, both start."""
+    """The last free slot goes to the session; with two free slots, both start."""
     state = pool(*FULL, leases=(BOBS,), kept=(OWN,))
 
     assert due(state).start == (BOBS,)

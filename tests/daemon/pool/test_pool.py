@@ -51,7 +51,7 @@ async def test_a_session_gets_the_spare_and_another_starts(stage: Stage) -> None
 
 
 async def test_a_spare_serves_only_its_own_key(stage: Stage) -> None:
-    """An executor never serves a session of another agent or account."""
+    """An executor never serves a session with another agent or account."""
     stage.settings = settings(executors=executors(spares=1))
     async with stage.hutchd():
         stage.pool.warm([key(stage)])
@@ -78,7 +78,7 @@ async def test_at_the_maximum_the_longest_idle_executor_is_ended(stage: Stage) -
 
 
 async def test_a_session_waits_for_a_slot_until_another_is_idle(stage: Stage) -> None:
-    """No working executor is ended for it; the first that becomes idle is."""
+    """No working executor is ended; the session gets the slot of the first that becomes idle."""
     release = anyio.Event()
 
     async def wait(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
@@ -151,7 +151,7 @@ async def test_a_start_without_hello_fails_at_its_deadline(stage: Stage) -> None
 
 
 async def test_an_executor_that_exits_before_hello_fails_at_once(stage: Stage) -> None:
-    """Its turn fails with the exit status and the path of the output, long before the hello deadline."""
+    """The turn fails with the exit status and the path of the output, long before the deadline for hello."""
     stage.settings = settings(executors=executors(start_attempts=1))
     stage.host.mute = True
     async with stage.hutchd():
@@ -228,7 +228,7 @@ async def test_stopping_ends_the_spares(stage: Stage) -> None:
 
 
 def test_an_executor_is_gone_only_after_draining() -> None:
-    """The state `gone` follows only from `draining`, and is final."""
+    """The state `gone` follows only `draining`, and is final."""
     assert EXECUTOR.before["gone"] == {"draining", "quarantined"}
     assert EXECUTOR.terminal == {"gone"}
     with pytest.raises(IllegalMoveError, match="leased does not lead to gone"):
@@ -236,7 +236,7 @@ def test_an_executor_is_gone_only_after_draining() -> None:
 
 
 async def test_nothing_is_started_while_hutchd_stops(stage: Stage) -> None:
-    """Each lease is refused, also one that waits for a slot: nothing would end its executor."""
+    """Each lease is refused, even one that waits for a slot: nothing would end its executor."""
     stage.settings = settings(executors=executors(maximum=1))
     stage.host.play = never_end
     async with stage.hutchd():

@@ -1,4 +1,4 @@
-"""Which account a user's agents run as."""
+"""The account that a user's agents run as."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ def test_users_agents_run_as_the_user_by_default() -> None:
         ("alice", 1000, "bob", "refused: not_allowed", "bob"),
         ("alice", 1000, "agents", "refused: not_allowed", "agents"),
         ("alice", 1000, "nobody-here", "refused: not_allowed", "refused: invalid_params"),
-        ("alice", 1000, "gone", "refused: invalid_params", "refused: invalid_params"),  # run_as names it
-        ("alice", 1000, "root", "refused: not_allowed", "refused: not_allowed"),  # though run_as names it
+        ("alice", 1000, "gone", "refused: invalid_params", "refused: invalid_params"),  # allowed by run_as, but missing
+        ("alice", 1000, "root", "refused: not_allowed", "refused: not_allowed"),  # never root, even with run_as
         ("alice", 1000, "toor", "refused: not_allowed", "refused: not_allowed"),
         ("alice", 1000, "", "refused: not_allowed", "refused: invalid_params"),
-        ("bob", 1001, None, "agents", "agents"),  # the map says so
+        ("bob", 1001, None, "agents", "agents"),  # by the map
         ("bob", 1001, "agents", "agents", "agents"),
         ("bob", 1001, "bob", "refused: not_allowed", "bob"),  # mapped to another account
         ("bob", 1001, "lab", "lab", "lab"),
         ("carol", 1002, "lab", "refused: not_allowed", "lab"),
-        ("mallory", 1003, None, "refused: not_allowed", "refused: not_allowed"),  # a map to root gives none
-        ("trudy", 1006, None, "refused: not_allowed", "refused: not_allowed"),  # nor to root by another name
+        ("mallory", 1003, None, "refused: not_allowed", "refused: not_allowed"),  # mapped to root, so no account
+        ("trudy", 1006, None, "refused: not_allowed", "refused: not_allowed"),  # root under another name
         ("ghost", 1004, None, "refused: isolation_unavailable", "refused: isolation_unavailable"),
-        ("4712", 4712, None, "refused: isolation_unavailable", "refused: isolation_unavailable"),  # a bare number
-        ("4711", 4711, None, "refused: isolation_unavailable", "refused: isolation_unavailable"),  # another's name
+        ("4712", 4712, None, "refused: isolation_unavailable", "refused: isolation_unavailable"),  # only a number
+        ("4711", 4711, None, "refused: isolation_unavailable", "refused: isolation_unavailable"),  # not this uid's name
     ],
 )
 def test_each_requested_account(person: str, uid: int, wanted: str | None, person_gets: str, admin_gets: str) -> None:
@@ -101,7 +101,7 @@ def test_a_refusal_says_what_to_do() -> None:
 
 
 def test_may_run_as_needs_no_account_lookup() -> None:
-    """It decides which user may name which account."""
+    """It decides from the settings which user may name which account."""
     assert may_run_as("alice", "lab", ACCOUNTS, admin=False)
     assert not may_run_as("alice", "bob", ACCOUNTS, admin=False)
     assert may_run_as("alice", "bob", ACCOUNTS, admin=True)

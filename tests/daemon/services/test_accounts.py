@@ -47,7 +47,7 @@ async def open_as(stage: Stage, caller: Caller, **changes: object) -> m.Session:
 
 
 def refused(reason: Reason, match: str) -> AbstractContextManager[pytest.ExceptionInfo[HutchError]]:
-    """Check that the body is refused."""
+    """Check that the block raises this refusal."""
     return pytest.raises(HutchError, match=match, check=lambda error: error.reason is reason)
 
 
@@ -102,7 +102,7 @@ async def test_a_withdrawn_permission_applies_to_open_sessions(system: Stage) ->
 
 
 async def test_no_session_runs_as_hutchds_account(system: Stage) -> None:
-    """Not even an administrator's."""
+    """Not even an administrator's session does."""
     with refused(Reason.NOT_ALLOWED, "hutchd itself|never run as root|root"):
         await open_as(system, ADMIN, account=system.account_of(os.geteuid()).name)
 
@@ -127,7 +127,7 @@ async def test_less_than_the_required_isolation_is_refused(stage: Stage, asked: 
 
 
 async def test_system_mode_requires_a_separate_account(system: Stage) -> None:
-    """By default; a session does not start with less if the host lost that since."""
+    """This is the default. A session does not start with less if the host lost that later."""
     session = await open_as(system, ALICE)
     assert (session.isolation.level, session.isolation.asked) == ("account", "account")
     system.host.apart = False
@@ -144,7 +144,7 @@ async def test_system_mode_requires_a_separate_account(system: Stage) -> None:
 
 
 async def test_an_accounts_open_sessions_are_limited(system: Stage) -> None:
-    """One too many is refused and stores nothing; a closed one frees its place; accounts are counted separately."""
+    """The session beyond the limit is refused and not stored. A closed one makes room. Accounts count separately."""
     system.settings = settings(limits=LimitSettings(sessions=2), executors=system.settings.executors)
     first, _ = await open_as(system, ALICE), await open_as(system, ALICE)
     with refused(Reason.OVERLOADED, "2 open sessions"):
@@ -174,7 +174,7 @@ async def test_an_accounts_executors_are_limited_separately(system: Stage) -> No
 
 
 async def test_a_failing_account_does_not_delay_others(system: Stage) -> None:
-    """However many executors it starts concurrently."""
+    """The number of its concurrent starts does not matter."""
     system.host.hanging_accounts.add("user1001")
     for _ in range(4 * (os.cpu_count() or 1)):
         await open_as(system, ALICE)
@@ -185,7 +185,7 @@ async def test_a_failing_account_does_not_delay_others(system: Stage) -> None:
 
 
 async def test_an_account_removed_from_the_list_runs_nothing_more(system: Stage) -> None:
-    """Its next prompt fails with the reason, and its idle executor ends."""
+    """Its next prompt fails with the reason, and its idle executor is ended."""
     session = await open_as(system, ALICE)
     turn = await system.services.turns.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
     assert (await finished(system, ALICE, turn)).state == "completed"
@@ -197,7 +197,7 @@ async def test_an_account_removed_from_the_list_runs_nothing_more(system: Stage)
 
 
 async def test_a_stricter_level_applies_to_running_executors(system: Stage) -> None:
-    """If the settings now require more than an executor has, the next prompt does not run in it."""
+    """The next prompt does not run in an executor with less isolation than the settings now require."""
     session = await open_as(system, ALICE)
     turn = await system.services.turns.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
     assert (await finished(system, ALICE, turn)).state == "completed"
@@ -221,7 +221,7 @@ async def test_executors_of_a_deleted_account_are_ended(tmp_path: Path) -> None:
 
 
 async def test_limits_reach_the_start_of_an_executor(system: Stage) -> None:
-    """They come from the settings, or from the defaults of system mode."""
+    """The limits come from the settings, or from the defaults of system mode."""
     await open_as(system, ALICE)
     await until(lambda: len(system.host.started) == 1)
     system.settings = settings(
@@ -240,7 +240,7 @@ async def test_limits_reach_the_start_of_an_executor(system: Stage) -> None:
 
 
 async def test_a_turn_that_exceeded_a_limit_says_so(system: Stage) -> None:
-    """The kernel killed its executor: the turn has that reason, and the next one runs."""
+    """The kernel killed its executor; the turn has that reason, and the next turn runs."""
     system.host.play = never_end
     session = await open_as(system, ALICE)
     turn = await system.services.turns.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
@@ -254,7 +254,7 @@ async def test_a_turn_that_exceeded_a_limit_says_so(system: Stage) -> None:
 
 
 async def test_a_dedicated_account_is_swept_after_its_last_executor(system: Stage) -> None:
-    """Not while another of its executors lives."""
+    """It is not swept while another of its executors lives."""
     one, two = await open_as(system, ALICE), await open_as(system, ALICE)
     await until(lambda: len(system.host.started) == 2)
     await until(lambda: all(one.prepared is not None for one in system.host.started))

@@ -1,4 +1,4 @@
-"""While nothing can be stored, requests that stop something work, and requests that start something are refused."""
+"""While nothing can be stored, requests that stop something work; requests that start something are refused."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_a_deny_holds_at_once_and_is_stored_later(stage: Stage) -> None:
 
 
 async def test_requests_of_a_dead_executor_are_withdrawn_once_the_disk_works(stage: Stage) -> None:
-    """This needs no call from any client."""
+    """No client needs to call hutchd for that."""
 
     async def ask(executor: FakeExecutor, prompt: m.ExecutePrompt) -> None:
         await executor.ask(CALL)

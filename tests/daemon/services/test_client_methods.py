@@ -1,4 +1,4 @@
-"""What users read and change: events, rules, keys, the state of hutchd."""
+"""The methods with which users read and change events, rules, keys and the state of hutchd."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ async def test_secrets_of_mcp_settings_are_sealed(stage: Stage) -> None:
 
 
 async def test_the_status_counts_what_the_caller_may_see(stage: Stage) -> None:
-    """Another account sees none of the caller's sessions and executors."""
+    """Another account's status counts none of the caller's sessions and executors."""
     async with stage.hutchd():
         await stage.ended(await stage.submit(await stage.open()))
         other = stage.me.__class__(stage.me.uid + 1, 1, 1)
@@ -194,7 +194,7 @@ async def test_an_impossible_session_is_refused(stage: Stage, changes: dict[str,
 
 @pytest.mark.parametrize("cwd", ["work", "", "/work/\0", "/" + "a" * 5000])
 async def test_an_invalid_directory_is_refused(stage: Stage, cwd: str) -> None:
-    """For a session and for a project's rules alike; nothing is opened or stored."""
+    """This holds for a session and for a project's rules; nothing is opened or stored."""
     async with stage.hutchd():
         for call in (
             stage.open(cwd=cwd),

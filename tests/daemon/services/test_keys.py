@@ -25,7 +25,7 @@ async def words(stage: Stage, session: m.Session) -> list[str]:
 
 
 async def test_the_owner_gets_one_notice_in_each_session(stage: Stage) -> None:
-    """The status shows it too, until another key is stored; then each session gets a notice."""
+    """The status shows the problem too. When another key is stored, each session gets a second notice."""
     async with stage.hutchd():
         session = await stage.open()
         row = await stored(stage)
@@ -45,7 +45,7 @@ async def test_the_owner_gets_one_notice_in_each_session(stage: Stage) -> None:
 
 
 async def test_only_the_owner_and_administrators_see_a_notice_about_a_key(stage: Stage) -> None:
-    """Other users do not."""
+    """Other users see none."""
     async with stage.hutchd():
         row = await stored(stage)
         await stage.key_troubles.report(row, ("s-0000000000000000",), "The log-in could not be refreshed.")

@@ -69,7 +69,7 @@ async def test_an_event_that_cannot_be_masked_is_withheld(stage: Stage) -> None:
 
 
 async def test_a_key_in_several_pieces_is_noticed(stage: Stage) -> None:
-    """Each piece is harmless and already stored; a notice records that together they are the key."""
+    """Each piece is harmless and already stored; a notice records that the pieces together are the key."""
     stage.host.play = never_end
     async with stage.hutchd():
         stage.known.learn("k-1", KEY)

@@ -1,4 +1,4 @@
-"""The next step for a turn, from its state, its executor and what was requested of it."""
+"""The next step for a turn, from its state, its executor and the requests about it."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_a_stop_is_recorded_requested_awaited_and_then_a_kill() -> None:
 
 
 def test_a_halted_turn_is_not_killed_while_nothing_can_be_stored() -> None:
-    """Its end is in the executor's spool: it gets more time, and is recorded once the store accepts writes."""
+    """Its end is in the executor's spool. It gets more time, and is recorded once the store accepts writes."""
     request = TurnRequest(stop="interrupted", stop_until=NOW, stop_sent=True, halted=True, storable=False)
 
     assert spelled(next_step("running", CONNECTED, request, NOW)) == "give_time, interrupted"
@@ -182,8 +182,8 @@ def test_a_halted_turn_is_not_killed_while_nothing_can_be_stored() -> None:
     assert spelled(next_step("stopping", CONNECTED, request, NOW)) == "wait until 130"
 
 
-def test_a_stop_that_does_not_halt_is_a_kill_even_while_nothing_can_be_stored() -> None:
-    """A full disk keeps no agent running."""
+def test_a_turn_that_does_not_stop_is_killed_even_while_nothing_can_be_stored() -> None:
+    """An agent must not run on because a disk is full."""
     request = TurnRequest(stop="interrupted", stop_until=NOW, stop_sent=True, storable=False)
 
     assert spelled(next_step("running", CONNECTED, request, NOW)) == "kill, interrupted"

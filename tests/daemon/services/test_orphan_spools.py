@@ -1,4 +1,4 @@
-"""The next executor of the account hands in the events that a dead one kept in its spool."""
+"""The next executor of the account reports the events in the spool of a dead one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def said(n: int, turn: m.Turn) -> ReportedEvent:
 
 
 async def left_by(stage: Stage, executor: FakeExecutor, session: str, *events: ReportedEvent) -> Path:
-    """Kill the executor with these events in its spool."""
+    """Kill the executor, with these events in its spool."""
     assert executor.prepared is not None
     spool = Path(executor.prepared.spool)
     stage.host.spools[str(spool)] = (session, list(events))
@@ -40,7 +40,7 @@ async def brought_in(stage: Stage, executor: FakeExecutor) -> None:
 
 
 async def test_a_dead_executors_spool_is_stored_once(stage: Stage) -> None:
-    """Acknowledged events are not stored again, and the turn keeps the end that it has."""
+    """Acknowledged events are not stored again, and the turn keeps its end."""
     stage.host.play = never_end
     async with stage.hutchd():
         session = await stage.open()
@@ -62,7 +62,7 @@ async def test_a_dead_executors_spool_is_stored_once(stage: Stage) -> None:
 
 
 async def test_any_executor_of_the_account_hands_in_a_spool(stage: Stage) -> None:
-    """Even one of another session: the first session may never get another executor."""
+    """This includes an executor of another session: the first session may never get another one."""
     stage.host.play = never_end
     async with stage.hutchd():
         session = await stage.open()
@@ -73,11 +73,11 @@ async def test_any_executor_of_the_account_hands_in_a_spool(stage: Stage) -> Non
         await left_by(stage, executor, session.id, said(2, turn))
 
         await brought_in(stage, executor)
-        assert (await stage.kinds(session)).count("text") == 1  # before or after the end of its turn
+        assert (await stage.kinds(session)).count("text") == 1  # it may come before or after the turn's end
 
 
 async def test_a_refused_spool_is_stored_once_there_is_space(stage: Stage) -> None:
-    """Without any executor starting or ending."""
+    """It is stored although no executor starts or ends."""
     stage.host.play = never_end
     async with stage.hutchd():
         session = await stage.open()

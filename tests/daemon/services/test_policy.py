@@ -1,4 +1,4 @@
-"""The parts of a session's policy: rules of account and session, tool options, the project's file, the mode."""
+"""The parts of a session's policy: rules of account and session, tool options, project file, mode."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def explained(stage: Stage, caller: Caller, command: str, **where: Any) ->
 
 @pytest.mark.parametrize("before", ["ask", "accept_edits", "unattended"])
 async def test_an_approved_plan_restores_the_mode_before_it(stage: Stage, before: m.PermissionMode) -> None:
-    """The decision itself changes the mode, so the next call is judged by it; the executor is notified."""
+    """The decision itself changes the mode, so the next call is judged by it. The executor is notified."""
     stage.host.play = asking(PLAN, kind="plan", plan="# Do")
     async with stage.hutchd():
         session = await stage.open(permission_mode=before)
@@ -80,7 +80,7 @@ async def test_a_session_that_began_in_plan_mode_continues_in_ask(stage: Stage) 
 
 
 async def test_a_plan_takes_no_answers(stage: Stage) -> None:
-    """It is allowed or denied."""
+    """A plan can only be allowed or denied."""
     stage.host.play = asking(PLAN, kind="plan", plan="# Do")
     async with stage.hutchd():
         await stage.submit(await stage.open())
@@ -90,7 +90,7 @@ async def test_a_plan_takes_no_answers(stage: Stage) -> None:
 
 
 async def test_tools_of_the_agents_options_are_rules_of_the_session(stage: Stage) -> None:
-    """Allowed tools become allow rules and disallowed ones deny rules, whatever the agent does with them."""
+    """Allowed tools become allow rules, and disallowed tools deny rules, whatever the agent does with the options."""
     async with stage.hutchd():
         options = m.AgentOptions(allowed_tools=("Bash(ls:*)",), disallowed_tools=("Bash(rm:*)", "WebFetch"))
         session = await stage.open(options=options, rules=m.Rules(allow=("Bash(rm:*)",)))
@@ -105,7 +105,7 @@ async def test_tools_of_the_agents_options_are_rules_of_the_session(stage: Stage
     [{"rules": m.Rules(deny=("Bash(ls",))}, {"options": m.AgentOptions(allowed_tools=("Bash(ls",))}],
 )
 async def test_a_session_with_a_rule_that_cannot_be_read_is_not_opened(stage: Stage, changes: dict[str, Any]) -> None:
-    """The user who wrote the rule gets the error at once."""
+    """The user gets the error at once."""
     async with stage.hutchd():
         with pytest.raises(HutchError) as refused:
             await stage.open(**changes)
@@ -159,7 +159,7 @@ async def test_an_invalid_project_file_makes_everything_ask(stage: Stage) -> Non
 
 
 async def test_a_projects_rules_can_be_explained_without_a_session(stage: Stage) -> None:
-    """The client reads the file, and it applies as in a session."""
+    """The client reads the file, whose rules apply as in a session."""
     file = m.ProjectFile("", "", '[permissions]\nallow = ["Bash(ls)"]\ndeny = ["Bash(rm:*)"]\n')
     async with stage.hutchd():
         decided = [await explained(stage, stage.me, line, cwd="/work", project=file) for line in ("ls", "rm x")]

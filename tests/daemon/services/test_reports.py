@@ -1,4 +1,4 @@
-"""hutchd stores executors' reports unchanged, except for claims that are not theirs to make and secrets."""
+"""hutchd stores executors' reports unchanged, except secrets and claims that an executor may not make."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_a_failure_after_an_interrupt_counts_as_stopped(stage: Stage) -> N
 
 
 async def test_events_of_foreign_turns_become_notices(stage: Stage) -> None:
-    """The notice names no turn: not another session's, not a queued one, not an unknown one."""
+    """The notice names no turn, whether the event named another session's turn, a queued one or an unknown one."""
     stage.host.play = never_end
     async with stage.hutchd():
         session, other = await stage.open(name="one"), await stage.open(name="two")

@@ -26,7 +26,7 @@ class _Held:
 
 
 async def test_a_running_turn_survives_the_restart(stage: Stage) -> None:
-    """The executor continues, is adopted at its hello, hands in its kept events, and the prompt ran once."""
+    """The executor continues, is adopted at its hello, and reports the events that it kept. The prompt ran once."""
     held = stage.host.play = _Held()
     async with stage.hutchd():
         session = await stage.open()
@@ -50,7 +50,7 @@ async def test_a_running_turn_survives_the_restart(stage: Stage) -> None:
 
 
 async def test_a_turn_that_ended_while_hutchd_was_down_gets_its_state(stage: Stage) -> None:
-    """Its state follows from the events that the executor hands in."""
+    """The state follows from the events that the executor reports."""
     held = stage.host.play = _Held()
     async with stage.hutchd():
         session = await stage.open()
@@ -223,7 +223,7 @@ async def test_a_request_made_before_the_restart_is_decided_after_it(stage: Stag
 
 
 async def test_stopping_by_leave_lets_the_turn_run_on(stage: Stage) -> None:
-    """`leave` ends no executor of a session; `stop` stops the turn and ends them all."""
+    """`leave` ends no executor of a session; `stop` stops the turn and ends all executors."""
     stage.host.play = never_end
     async with stage.hutchd():
         turn = await stage.submit(await stage.open())

@@ -25,7 +25,7 @@ def test_every_state_is_reached_and_leads_to_an_end(table: TransitionTable[str])
 
 
 def test_terminal_states_never_change() -> None:
-    """No transition leaves an end of a turn or a permission request."""
+    """No transition leads out of the final state of a turn or a permission request."""
     assert TURN.terminal == {"completed", "failed", "stopped", "timed_out"}
     assert PERMISSION.live == {"pending"}
 

@@ -36,7 +36,7 @@ async def test_a_prompt_runs_to_its_end(stage: Stage) -> None:
 
 
 async def test_prompts_run_one_at_a_time_in_order(stage: Stage) -> None:
-    """The turns of a session never overlap, and one executor runs them all."""
+    """A session's turns never overlap, and one executor runs them all."""
     async with stage.hutchd():
         session = await stage.open()
         turns = [await stage.submit(session, str(number)) for number in range(5)]
@@ -50,7 +50,7 @@ async def test_prompts_run_one_at_a_time_in_order(stage: Stage) -> None:
 
 
 async def test_the_same_key_makes_one_turn(stage: Stage) -> None:
-    """A prompt repeated with its key is the same turn and runs once; other content is a conflict."""
+    """A prompt repeated with its key is the same turn and runs once. Other content under the key is a conflict."""
     async with stage.hutchd():
         session = await stage.open()
 
@@ -107,7 +107,7 @@ async def test_interrupt_stops_the_running_turn(stage: Stage) -> None:
 
 
 async def test_an_agent_that_does_not_stop_is_killed(stage: Stage) -> None:
-    """After the grace the executor is ended with all its processes, and so is the turn."""
+    """After the grace, the executor is ended with all its processes, and the turn ends."""
     stage.settings = settings(turns=TurnSettings(interrupt_grace=0.05))
     stage.host.play = never_end
     async with stage.hutchd():
@@ -428,7 +428,7 @@ async def test_a_token_of_another_process_is_refused(stage: Stage) -> None:
 
 
 async def test_a_used_up_token_is_refused(stage: Stage) -> None:
-    """Even from the process that it was issued for."""
+    """It is refused even from the process that it was issued for."""
     async with stage.hutchd():
         session = await stage.open()
         await stage.ended(await stage.submit(session))
@@ -443,7 +443,7 @@ async def test_a_used_up_token_is_refused(stage: Stage) -> None:
 
 
 async def test_an_end_during_a_read_is_noticed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The turn ends after the session's task has read it, but before the task gets the result."""
+    """The turn ends after the session's task has read its state, but before the task gets the result."""
     release = anyio.Event()
 
     async def end_late(executor: FakeExecutor, prompt: m.ExecutePrompt) -> None:
@@ -469,7 +469,7 @@ async def test_an_end_during_a_read_is_noticed(stage: Stage, monkeypatch: pytest
                 release.set()
                 while (row := await read(lambda conn: turns_of.get(conn, turn.id))) and row.state == "stopping":
                     await anyio.sleep(0.001)
-                await anyio.sleep(0.05)  # now every waiting task has been woken
+                await anyio.sleep(0.05)  # by now every waiting task has been woken
             return found
 
         monkeypatch.setattr(stage.store, "read", read_late)
@@ -487,5 +487,5 @@ async def test_an_end_during_a_read_is_noticed(stage: Stage, monkeypatch: pytest
 
 
 def called(executor: FakeExecutor) -> bool:
-    """Return whether its turn was interrupted."""
+    """Return whether the executor's turn was interrupted."""
     return any(name == "interrupt_turn" for name, _ in executor.calls)

@@ -1,4 +1,4 @@
-"""What follows a commit: once, in order, and only if the commit is durable."""
+"""The effects of a commit: they run once, in order, and only if the commit is durable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.daemon.store.examples import with_session
 
 
 class Steps:
-    """Notes in which order things happen."""
+    """Records the order of events."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -61,7 +61,7 @@ async def healed(store: Store) -> None:
 
 
 async def test_effects_follow_the_events_and_precede_the_writers_return(opened: Store, steps: Steps) -> None:
-    """When an effect wakes a task, the events are published; when `write` returns, the effects have run."""
+    """When an effect wakes a task, the events are already published; when `write` returns, the effects have run."""
     await opened.write(steps.unit("a"))
     steps.seen.append("returned a")
 
@@ -69,7 +69,7 @@ async def test_effects_follow_the_events_and_precede_the_writers_return(opened: 
 
 
 async def test_effects_run_in_the_order_of_their_registration(opened: Store, steps: Steps) -> None:
-    """Units that share a commit share the order, too."""
+    """Units that share a commit share this order."""
     gate = threading.Event()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(opened.write, lambda _: gate.wait(10))
@@ -102,7 +102,7 @@ async def test_the_effect_of_a_cancelled_caller_runs(opened: Store, steps: Steps
 
 
 async def test_a_unit_that_raises_has_no_effects(opened: Store, steps: Steps) -> None:
-    """Its effects are dropped with the rest of it; those of the units in the same commit run."""
+    """Its effects are dropped with the unit; those of other units in the same commit run."""
     gate = threading.Event()
     raised: list[Exception] = []
 
@@ -125,7 +125,7 @@ async def test_a_unit_that_raises_has_no_effects(opened: Store, steps: Steps) ->
 
 
 async def test_a_failed_commit_has_no_effects(opened: Store, steps: Steps) -> None:
-    """A refused unit has none, not even after the store has recovered."""
+    """A refused unit has no effects, not even after the store has recovered."""
     with closing(sqlite3.connect(opened.path, isolation_level=None)) as stranger:
         stranger.execute("BEGIN IMMEDIATE")
         with pytest.raises(HutchError) as caught:

@@ -1,4 +1,4 @@
-"""Copies of the database, and how to restore one."""
+"""Backups of the database, and their restoration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.daemon.store.examples import AT, permission_row, report, with_session
 
 
 async def test_a_backup_is_one_whole_file_of_its_moment(store: Store, tmp_path: Path) -> None:
-    """It is made while the store is in use; only its owner can read it, and it is a single file."""
+    """It is made while the store is in use. It is a single file, which only its owner can read."""
     folder = tmp_path / "backups"
     folder.mkdir()
     await with_session(store)

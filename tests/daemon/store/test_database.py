@@ -1,4 +1,4 @@
-"""Databases that must not be opened, and the errors that say so."""
+"""Databases that must not be opened, and the errors about them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def another_application(path: Path) -> None:
 
 @pytest.mark.parametrize("harm", [halve, empty, overwrite_beginning, overwrite_middle, another_application])
 async def test_damage_is_named_and_the_file_left_as_it_is(tmp_path: Path, harm: Callable[[Path], None]) -> None:
-    """A damaged or foreign file is refused at the start, and not a byte of it changes."""
+    """A damaged or foreign file is refused at the start, and no byte of it changes."""
     path = tmp_path / "hutch.db"
     await filled(path)
     harm(path)
@@ -74,7 +74,7 @@ async def test_damage_is_named_and_the_file_left_as_it_is(tmp_path: Path, harm: 
 
 
 async def test_a_log_without_its_database_is_damage(tmp_path: Path) -> None:
-    """hutchd does not start afresh beside an existing log."""
+    """hutchd does not create a new database beside an existing log."""
     path = tmp_path / "hutch.db"
     database.wal_of(path).write_bytes(b"x")
 

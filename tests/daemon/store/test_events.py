@@ -32,7 +32,7 @@ async def test_events_are_numbered_without_gaps_whoever_appends_them(opened: Sto
 
 
 async def test_an_event_of_hutchds_own_is_stored_with_its_data(opened: Store) -> None:
-    """The event is stored in the unit that makes it true."""
+    """The event is stored in the transaction of the change that it reports."""
     started = TurnStarted(prompt="go", number=1)
     await opened.write(partial(events.append, session="s-aaaa", turn="t-1", kind="turn_started", data=started))
 
@@ -42,7 +42,7 @@ async def test_an_event_of_hutchds_own_is_stored_with_its_data(opened: Store) ->
     ]
 
 
-async def test_data_of_another_kind_is_a_mistake_of_the_code(opened: Store) -> None:
+async def test_data_of_another_kind_is_a_bug(opened: Store) -> None:
     """The kind decides the type of the data."""
     with pytest.raises(AssertionError, match="Text is not the data of notice"):
         await opened.write(partial(events.append, session="s-aaaa", turn=None, kind="notice", data=Text("x")))
@@ -51,7 +51,7 @@ async def test_data_of_another_kind_is_a_mistake_of_the_code(opened: Store) -> N
 
 
 async def test_no_event_goes_to_a_session_that_is_not_there(store: Store) -> None:
-    """Appending needs its session."""
+    """An event cannot be appended without its session."""
     with pytest.raises(HutchError) as caught:
         await store.write(partial(events.append, session="s-none", turn=None, kind="notice", data=Notice("w", "m")))
 
@@ -110,7 +110,7 @@ async def test_a_gap_in_an_executors_numbers_is_refused_whole(opened: Store, num
 
 
 async def test_an_invalid_time_refuses_the_report(opened: Store) -> None:
-    """It is the executor's fault, and nothing of the report is stored."""
+    """The error blames the executor, and nothing of the report is stored."""
     bad = msgspec.structs.replace(reported(2)[0], at="yesterday")
     with pytest.raises(HutchError) as caught:
         await opened.write(
@@ -123,7 +123,7 @@ async def test_an_invalid_time_refuses_the_report(opened: Store) -> None:
 
 @pytest.mark.parametrize(("executor", "session"), [("x-none", "s-aaaa"), ("x-1", "s-none")])
 async def test_reports_without_executor_or_session_are_refused(opened: Store, executor: str, session: str) -> None:
-    """Both must exist."""
+    """Both the executor and the session must exist."""
     with pytest.raises(HutchError) as caught:
         await report(opened, 1, executor=executor, session=session)
 
@@ -144,7 +144,7 @@ async def test_pages_cover_history_once(opened: Store) -> None:
 
 
 async def test_a_page_ends_with_the_event_that_fills_it(opened: Store) -> None:
-    """A page is bounded in bytes, but an event larger than that still passes."""
+    """A page is bounded in bytes, but a single larger event still passes."""
     await report(opened, 1, 2, 3, size=1000)
 
     page = await opened.read(partial(events.read, session="s-aaaa", after=0, max_bytes=1500))

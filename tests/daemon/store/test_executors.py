@@ -49,7 +49,7 @@ async def test_an_executor_serves_one_session(two: Store) -> None:
 
 
 async def test_a_launch_record_comes_back_whole_and_is_found_by_token(two: Store) -> None:
-    """What adoption needs is stored and read back unchanged."""
+    """The data for adoption is stored and read back unchanged."""
     launched = {"cgroup": "/hutch/x-1", "pidfd": None}
     updated = await two.write(
         partial(executors.update, executor="x-1", pid=42, start_time=7, boot_id="b", launched=launched, state="ready")

@@ -1,4 +1,4 @@
-"""A disk that fails under a running store: nothing is acknowledged that is not durable, and it heals by itself.
+"""A disk that fails under a running store: only durable data is acknowledged, and the store recovers by itself.
 
 The faults are real ones of SQLite and the kernel: a database at its largest size (SQLITE_FULL), a lock of another
 process (SQLITE_BUSY), a limit on file sizes (a write that fails with an I/O error).
@@ -90,7 +90,7 @@ async def test_a_full_disk_refuses_and_heals_when_there_is_space(opened: Store) 
 
 
 async def test_if_one_unit_of_a_group_does_not_fit_none_is_acknowledged(opened: Store) -> None:
-    """None is stored either."""
+    """None of the group's units is stored."""
     await limit_pages(opened, 1)
     outcomes: dict[str, bool] = {}
 
@@ -130,7 +130,7 @@ async def test_a_foreign_lock_refuses_writes_until_it_is_released(opened: Store)
 
 
 async def test_after_an_io_error_the_database_is_reopened(opened: Store) -> None:
-    """A failed write never counts as stored; senders that retry lose and repeat nothing."""
+    """A failed write never counts as stored. Senders that retry lose nothing and repeat nothing."""
     published: list[StoredEvent] = []
     opened.on_committed(published.extend)
     with largest_file(opened.status().wal_bytes + 50_000):

@@ -1,4 +1,4 @@
-"""Keys, rules, trust, audit, usage, meta."""
+"""The small tables: keys, rules, trust, audit, usage, meta."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def test_an_audit_line_is_stored_with_its_act_or_not_at_all(store: Store) 
 
 
 async def test_usage_is_summed_once_per_record(store: Store) -> None:
-    """A record that comes again is not counted; sums are by session, account, day or model, of one source."""
+    """A repeated record is not counted. Sums are per session, account, day or model, of one source."""
     rows = [
         usage_row(input_tokens=1, usd=0.5, request="r1"),
         usage_row(input_tokens=1, usd=0.5, request="r1"),
@@ -154,7 +154,7 @@ async def test_usage_is_summed_once_per_record(store: Store) -> None:
 
 
 async def test_a_fact_is_replaced(store: Store) -> None:
-    """Meta keeps one value under a key."""
+    """Meta keeps one value for each key."""
     await store.write(partial(meta.put, key="colour", value="red"))
     await store.write(partial(meta.put, key="colour", value="blue"))
 

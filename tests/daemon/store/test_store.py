@@ -1,4 +1,4 @@
-"""The store: commits in groups, publishing in order, short reads, one owner."""
+"""The store: commits in groups, events in order, short reads, one owner."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_a_violated_constraint_is_the_callers_error(store: Store) -> None:
 
 
 async def test_events_are_published_in_order_before_their_writes_return(store: Store) -> None:
-    """When a write returns, its events have been published."""
+    """When `write` returns, the events of its unit have been published."""
     await with_session(store)
     published: list[int] = []
     store.on_committed(lambda batch: published.extend(event.position for event in batch))
@@ -267,7 +267,7 @@ async def test_a_reader_that_holds_the_log_stops_writing_before_the_disk_is_full
 
 
 async def test_status_describes_the_store(store: Store) -> None:
-    """Journal, path, newest event and sizes."""
+    """It has the journal, the path, the newest event and the sizes."""
     await with_session(store)
     await report(store, 1, 2)
     status = store.status()

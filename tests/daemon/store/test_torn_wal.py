@@ -1,4 +1,4 @@
-"""A power cut during a commit, at each sector of it."""
+"""A power cut during a commit, at each sector of the commit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECTOR = 512
 
 @pytest.mark.parametrize("rest", ["missing", "zeros", "noise"])
 async def test_a_commit_torn_at_any_sector_is_complete_or_absent(tmp_path: Path, rest: str) -> None:
-    """Whatever part of it is in the log, earlier commits are complete; numbers and receipt agree."""
+    """Earlier commits are complete whatever part of the commit is in the log; numbers and receipt agree."""
     live, copy = tmp_path / "live", tmp_path / "copy"
     live.mkdir()
     async with Store.open(live / "hutch.db") as store:
@@ -28,7 +28,7 @@ async def test_a_commit_torn_at_any_sector_is_complete_or_absent(tmp_path: Path,
         begin = store.status().wal_bytes
         await report(store, 4, 5, 6, size=3000)
         end = store.status().wal_bytes
-        # by another process: closing a descriptor of the database here would drop the locks of this one
+        # in another process, because closing a descriptor of the database here would drop this process's locks
         subprocess.run(["cp", "-r", str(live), str(copy)], check=True)
     log = database.wal_of(copy / "hutch.db").read_bytes()[:end]
     boundaries = [*range(begin - begin % SECTOR + SECTOR, end, SECTOR), end]

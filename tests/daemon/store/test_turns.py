@@ -111,7 +111,7 @@ async def test_a_session_never_has_two_active_turns(opened: Store) -> None:
 
 
 async def test_the_newest_turns_are_listed_oldest_first(opened: Store) -> None:
-    """A limit keeps the newest."""
+    """With a limit, the newest turns are listed."""
     for turn in ("t-1", "t-2", "t-3"):
         await with_turn(opened, turn)
     await opened.write(partial(turns.update, turn="t-3", message="hello"))
