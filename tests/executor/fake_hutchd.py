@@ -84,7 +84,7 @@ async def allow(request: m.RequestPermission) -> m.PermissionDecision:
 
 
 def decision(call: m.ToolCall, what: m.Decision, **changes: Any) -> m.PermissionDecision:
-    """Return a decision on the input of `call`, or on another input."""
+    """Return a decision about the input of `call`, or about another input."""
     state: dict[m.Decision, m.PermissionState] = {"allow": "allowed", "deny": "denied", "answer": "answered"}
     given = changes.pop("input", call.input)
     return m.PermissionDecision(
@@ -101,7 +101,7 @@ def is_alive(pid: int) -> bool:
 
 
 async def dead(pid: int) -> None:
-    """Return when a killed process is gone: the kernel takes a moment."""
+    """Return whether a killed process is gone soon: the kernel needs a moment."""
     with anyio.fail_after(WAIT):
         while is_alive(pid):
             await anyio.sleep(LOOK_AGAIN)
@@ -129,7 +129,7 @@ class FakeHutchd:
 
     @asynccontextmanager
     async def up(self) -> AsyncIterator[None]:
-        """Listen; on leaving all connections are cut."""
+        """Listen during the block; at its end, cut all connections."""
         with unix.listen(self.path) as listener:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._accept, listener.socket, group)
@@ -138,7 +138,7 @@ class FakeHutchd:
         self.peer = None
 
     async def until(self, holds: Callable[[], Any]) -> None:
-        """Return when `holds()` is true. Checks it after each message, and at intervals."""
+        """Wait until `holds()` is true. It is called after each message, and at intervals."""
         with anyio.fail_after(WAIT):
             while not holds():
                 with anyio.move_on_after(LOOK_AGAIN):
@@ -171,7 +171,7 @@ class FakeHutchd:
         await self.peer.notify("ack_events", m.AckEvents(self.stored))
 
     async def cut(self) -> None:
-        """Close the present connection."""
+        """Close the current connection."""
         peer, self.peer = self.peer, None
         assert peer is not None
         await peer.aclose()

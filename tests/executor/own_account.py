@@ -62,7 +62,7 @@ def started(who: Account, python: Path | None = None) -> Iterator[tuple[subproce
 
 @asynccontextmanager
 async def executor(hutchd: FakeHutchd, who: Account) -> AsyncIterator[subprocess.Popen[bytes]]:
-    """An executor that serves. At the end it is shut down and must end in order."""
+    """Yield an executor that serves; at the end shut it down and check that it ends in order."""
     with started(who) as (process, sock):
         assert await anyio.to_thread.run_sync(sock.recv, 1) == b"\n"
         sock.sendall(msgspec.json.encode(boot(hutchd.path)) + b"\n")

@@ -17,7 +17,7 @@ SHELLS = [program for program in ("/bin/sh", "/bin/bash", "/usr/bin/zsh", "/usr/
 
 
 def shell(directory: Path, script: str) -> str:
-    """Return a login shell that always runs `script`; `$4` is the command that it was given."""
+    """Return a login shell that always runs `script`; in it, `$4` is the command that the shell was given."""
     made = directory / "shell"
     made.write_text(f"#!/bin/sh\n{script}\n")
     made.chmod(0o755)
@@ -26,7 +26,7 @@ def shell(directory: Path, script: str) -> str:
 
 @pytest.mark.parametrize("program", SHELLS)
 async def test_path_is_the_login_shells(tmp_path: Path, program: str) -> None:
-    """The account's files set it. Empty, relative and duplicate entries are left out."""
+    """The account's files set PATH. Empty, relative and duplicate entries are left out."""
     text = 'echo "hello, $USER"; export PATH="$HOME/bin:here::/usr/bin:$HOME/bin"'
     (tmp_path / ".profile").write_text(text)
     (tmp_path / ".zprofile").write_text(text)
@@ -57,7 +57,7 @@ async def test_a_login_sees_a_clean_environment(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("program", ["/usr/sbin/nologin", "/bin/false", "", "sh", "/no/such/shell"])
 async def test_an_account_without_a_login_shell_has_the_executors_path(tmp_path: Path, program: str) -> None:
-    """The shell does not exist, may not be run, or prints nothing."""
+    """Reasons: the shell does not exist, cannot be executed, or prints nothing."""
     assert await login_path(str(tmp_path), program) is None
 
 
@@ -74,7 +74,7 @@ async def test_an_account_without_a_login_shell_has_the_executors_path(tmp_path:
     ],
 )
 async def test_an_unusable_answer_of_the_shell_is_ignored(tmp_path: Path, script: str) -> None:
-    """Garbage, two answers, relative directories, several lines, bytes that are not text, an oversized answer."""
+    """Examples: garbage, two answers, relative directories, several lines, bytes that are not text, too long."""
     assert await login_path(str(tmp_path), shell(tmp_path, script)) is None
 
 
@@ -94,7 +94,7 @@ async def test_a_login_that_hangs_is_killed(tmp_path: Path) -> None:
     ("mode", "umask"), [(0o2775, 0o002), (0o2770, 0o002), (0o2755, 0o022), (0o775, 0o022), (0o700, 0o022)]
 )
 def test_a_directory_shared_by_a_group_gets_a_group_writable_umask(tmp_path: Path, mode: int, umask: int) -> None:
-    """In a directory that is setgid and writable for its group, the group may write new files."""
+    """If the directory is setgid and group-writable, the group may write the agent's new files."""
     tmp_path.chmod(mode)
 
     assert umask_for("auto", str(tmp_path)) == umask

@@ -1,4 +1,4 @@
-"""The boot line is read whole and in time, and no message quotes it."""
+"""The boot line is read completely and in time, and no message quotes it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pipe() -> Iterator[Pipe]:
 
 
 def test_it_announces_itself_on_a_socket_only(pipe: Pipe) -> None:
-    """It sends one byte on a socket and nothing on a pipe; it returns False if the other side is gone."""
+    """It sends one byte on a socket, and nothing on a pipe. It returns False if the other side is gone."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         told = announce(theirs.fileno())
@@ -85,7 +85,7 @@ def test_waiting_for_the_line_has_a_deadline(pipe: Pipe) -> None:
     ids=["no fields", "not JSON", "not UTF-8", "a field that is not UTF-8", "too deeply nested"],
 )
 def test_an_invalid_line_is_not_quoted(pipe: Pipe, line: bytes) -> None:
-    """It may hold the token, so no message quotes it."""
+    """The line may hold the token, so no message quotes it."""
     os.write(pipe[1], line)
 
     with pytest.raises(HutchError) as refused:
@@ -106,7 +106,7 @@ def test_without_standard_input_nothing_is_announced() -> None:
 
 
 def test_a_hutchd_that_ends_before_the_line_is_an_ordinary_end() -> None:
-    """Its end of the socket is reset when the ready byte is unread there, and closed when it was read."""
+    """The socket's end is a reset if the ready byte was not read there, and a close if it was."""
     for is_read in (False, True):
         ours, theirs = socket.socketpair()
         with ours, theirs:
@@ -121,7 +121,7 @@ def test_a_hutchd_that_ends_before_the_line_is_an_ordinary_end() -> None:
 
 
 def test_the_length_of_the_line_is_limited(pipe: Pipe) -> None:
-    """Standard input cannot fill the memory."""
+    """Standard input cannot fill up the memory."""
     os.write(pipe[1], b"x" * (LINE_LIMIT + 1))
 
     with pytest.raises(HutchError) as refused:

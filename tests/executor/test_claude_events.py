@@ -1,4 +1,4 @@
-"""The CLI's lines become events."""
+"""The translation of the CLI's lines into events."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_retry_says_why_and_when(narrator: EventTranslator) -> None:
 
 
 def test_the_init_line_is_reported_once(narrator: EventTranslator) -> None:
-    """The CLI repeats it in every turn; a failed MCP server becomes a notice."""
+    """The CLI repeats the line in every turn. A failed MCP server becomes a notice."""
     line: dict[str, Any] = {"session_id": "s-9", "model": "opus", "claude_code_version": "2", "tools": ["Bash"]}
     line |= {"mcp_servers": [{"name": "db", "status": "failed"}, {"name": "ok", "status": "connected"}]}
     first = tell(narrator, type="system", subtype="init", **line)
@@ -204,7 +204,7 @@ async def test_a_line_that_cannot_be_decoded_is_a_notice(kind: str, value: bytes
 
 
 def test_the_model_is_awaited_from_the_request_to_the_end_of_its_message(narrator: EventTranslator) -> None:
-    """Only in that time does the CLI's silence mean that the model is silent."""
+    """Only in that time does a silent CLI mean a silent model."""
     moments = [narrator.awaits_model]
     for line in (
         {"type": "system", "subtype": "status", "status": "requesting"},

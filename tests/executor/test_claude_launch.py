@@ -45,7 +45,7 @@ def test_the_environment_is_built_from_a_list() -> None:
 
 
 def test_the_options_of_a_session_reach_the_command_line() -> None:
-    """Documents that may hold secrets or be long come through pipes."""
+    """Documents that are long or may hold secrets are passed through pipes."""
     mcp = {"db": {"command": "db", "env": {"TOKEN": "t"}}}
     options = m.AgentOptions("opus", "Be brief.", ("Read",), ("WebFetch",), mcp)
     started = launch(options, "Instructions")
@@ -68,7 +68,7 @@ def test_a_lease_is_used_at_the_brokers_socket() -> None:
 
 
 def test_the_cli_is_started_in_the_sandbox_of_its_session(tmp_path: Path) -> None:
-    """It sees only its working directory's transcripts in its own folder, and only the broker's directory of Hutch."""
+    """In its own folder it sees only its working directory's transcripts, and of Hutch only the broker's directory."""
     cwd, home, broker = tmp_path / "work", tmp_path / "home", tmp_path / "run" / "broker"
     for folder in (cwd, home, broker):
         folder.mkdir(parents=True)
@@ -94,7 +94,7 @@ def test_the_cli_is_started_in_the_sandbox_of_its_session(tmp_path: Path) -> Non
 
 
 def test_git_ignores_a_folder_that_only_looks_like_a_repository(tmp_path: Path) -> None:
-    """Settings in such a folder name programs that a harmless git command would run. Real repositories still work."""
+    """Such a folder's settings name programs that a harmless git command would run. Real repositories still work."""
     bait, real = tmp_path / "bait", tmp_path / "real"
     subprocess.run(["git", "init", "-q", "--bare", bait], check=True)
     subprocess.run(["git", "init", "-q", real], check=True)
@@ -121,7 +121,7 @@ def test_without_a_transcript_folder_the_session_is_refused(tmp_path: Path) -> N
 
 
 def test_a_direct_key_is_refused_if_only_the_broker_is_reachable(tmp_path: Path) -> None:
-    """The session is refused at once, instead of an agent that tries for long."""
+    """The session is refused at once; otherwise the agent would retry for a long time."""
     spec = m.SandboxSpec("/usr/bin/bwrap", network="broker-only")
     session = m.PrepareSession(
         *("s-1", "claude", str(tmp_path), "ask", m.AgentOptions(), m.Limits(), "/spool", "/home/ada"), sandbox=spec
@@ -141,7 +141,7 @@ def test_the_transcript_folder_has_the_clis_name(cwd: str) -> None:
 
 
 def test_a_character_of_two_utf16_units_counts_twice() -> None:
-    """The SDK counts one."""
+    """The SDK counts it once."""
     assert transcripts_name("/sheep/🐑") == "-sheep---"
 
 
@@ -150,7 +150,7 @@ def _pairs(words: tuple[str, ...], word: str) -> set[str]:
 
 
 def test_instructions_come_outermost_first_and_stop_at_the_repository(tmp_path: Path) -> None:
-    """First the account's own, then the project's. Files above the repository are not read."""
+    """The account's own file comes first, then the project's. Files above the repository are not read."""
     cwd, home = tmp_path / "up" / "repo" / "sub", tmp_path / "home"
     cwd.mkdir(parents=True)
     (home / ".claude").mkdir(parents=True)
@@ -192,7 +192,7 @@ def test_without_a_repository_only_the_folder_counts(tmp_path: Path) -> None:
 
 
 def test_a_link_out_of_the_project_is_not_followed(tmp_path: Path) -> None:
-    """A repository cannot make Hutch read other files of the account to the model; links inside it work."""
+    """A repository cannot make Hutch pass other files of the account to the model. Links inside it work."""
     cwd = tmp_path / "repo"
     cwd.mkdir()
     (tmp_path / "private").write_text("PRIVATE")
@@ -238,7 +238,10 @@ def test_only_an_allowing_decision_on_this_input_lets_it_run(fields: dict[str, A
 
 
 def test_answers_go_back_by_question() -> None:
-    """Several labels become one text; a question may be named by its header; without an answer nothing is allowed."""
+    """Several labels become one text.
+
+    A question may be named by its header. Without answers the call is not allowed.
+    """
     given = {"questions": [{"question": "Which?", "header": "W"}, {"question": "Many?", "header": "M"}]}
     answered = decided(
         "AskUserQuestion", given, state="answered", decision="answer", answers={"W": "B", "Many?": ["C", "D"]}

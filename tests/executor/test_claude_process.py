@@ -1,4 +1,4 @@
-"""The CLI's process and its lines, with small programs instead of the CLI."""
+"""The CLI's process and its lines, with small programs in place of the CLI."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hutch_shared.secret import Secret
 
 @asynccontextmanager
 async def started(program: str, **more: Any) -> AsyncIterator[tuple[ClaudeProcess, list[dict[str, Any]]]]:
-    """A process that runs `program`, its control messages read into a list."""
+    """Yield a process that runs `program`, and the list of its control messages."""
     process = ClaudeProcess(Launch((sys.executable, "-c", program), "/", {"PATH": os.environ["PATH"]}, **more))
     control: list[dict[str, Any]] = []
 
@@ -48,7 +48,7 @@ async def all_of(process: ClaudeProcess) -> list[Any]:
 
 
 async def test_messages_come_as_the_bytes_that_were_written() -> None:
-    """Control messages go to the SDK, others to the reader, noise to nobody; UTF-8 may be split anywhere."""
+    """Control messages go to the SDK and others to the reader; noise is dropped. UTF-8 may be split anywhere."""
     line = json.dumps({"type": "assistant", "text": "aé€😀"}, ensure_ascii=False).encode() + b"\n"
     program = f"""
 import sys, time
@@ -65,7 +65,7 @@ for byte in {line!r} * 3:
 
 
 async def test_a_line_that_is_too_long_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lines around it pass; a request in such a line is refused, so that the CLI does not wait for ever."""
+    """The lines around it are read. A request in such a line is refused, so that the CLI does not wait for ever."""
     monkeypatch.setattr(claude_process, "MAX_LINE", 1000)
     program = """
 import sys
@@ -87,7 +87,7 @@ print('{"type":"result","told":' + sys.stdin.readline().strip() + '}')
 
 
 async def test_broken_output_ends_the_messages() -> None:
-    """Nothing after it can be trusted."""
+    """Nothing after a broken message can be trusted."""
     program = """print('{"type":"assistant"}', '{"type":"us', '{"type":"result"}', sep=chr(10))"""
     async with started(program) as (process, _):
         messages = await all_of(process)
@@ -109,7 +109,7 @@ async def test_broken_output_ends_the_messages() -> None:
     ids=["not closed", "closed", "closed, half as deep", "not UTF-8"],
 )
 async def test_a_line_that_no_decoder_reads_ends_the_messages(line: bytes, tmp_path: Path) -> None:
-    """Too deeply nested, or not UTF-8: the runner gets one broken item and no exception."""
+    """For lines that are too deep or not UTF-8, the runner gets one `BrokenOutput` and no exception."""
     lines = tmp_path / "lines"
     lines.write_bytes(line + b'\n{"type":"result"}\n')
     program = f"import shutil, sys; shutil.copyfileobj(open({str(lines)!r}, 'rb'), sys.stdout.buffer)"
@@ -122,7 +122,7 @@ async def test_a_line_that_no_decoder_reads_ends_the_messages(line: bytes, tmp_p
 
 
 async def test_a_line_cut_off_by_the_clis_end_is_not_a_message() -> None:
-    """The lines before it pass."""
+    """The lines before it are messages."""
     program = """
 import os, sys
 sys.stdout.write('{"type":"assistant"}\\n{"type":"result","is_err')
@@ -137,7 +137,7 @@ os.kill(os.getpid(), 9)
 
 
 async def test_a_cli_that_closes_its_input_accepts_no_more() -> None:
-    """Its output is still read; a control request fails with a sentence instead of a broken pipe."""
+    """Its output is still read. A control request fails with a sentence instead of a broken pipe."""
     program = """
 import os, time
 os.close(0)
@@ -161,7 +161,7 @@ time.sleep(600)
 
 
 async def test_a_cli_that_ends_before_it_reads_its_documents_starts_and_ends() -> None:
-    """The pipe breaks while a document is written, and stays open nowhere."""
+    """The pipe breaks while a document is written, and every end of it is closed."""
     before = {*os.listdir("/proc/self/fd")} if os.path.exists("/proc/self/fd") else set()
     document = {"in_variables": {"KEY_FD": Secret("x" * 1_000_000)}}
     async with started("raise SystemExit(3)", **document) as (process, _):
@@ -174,7 +174,7 @@ async def test_a_cli_that_ends_before_it_reads_its_documents_starts_and_ends() -
 
 
 async def test_documents_arrive_whole_and_leave_nothing_behind() -> None:
-    """By number in a variable, or as a path after a flag. A pipe that was read is empty."""
+    """Pipes are passed by number in a variable, or as a path after a flag. A pipe that was read is empty."""
     program = """
 import json, os, sys
 key = int(os.environ["KEY_FD"])
@@ -190,7 +190,7 @@ print(json.dumps({"type": "result", "read": read, "size": len(text)}))
 
 
 async def test_the_cli_has_a_umask_of_its_own_and_is_killed_first() -> None:
-    """The agent's files get the account's umask; the executor's umask stays."""
+    """The agent's files get the account's umask; the executor keeps its own."""
     program = """
 import json, os
 score = int(open("/proc/self/oom_score_adj").read()) if os.path.exists("/proc/self/oom_score_adj") else 0
@@ -225,7 +225,7 @@ for n in range(5000): print('{"type":"assistant","n":%d,"x":"%s"}' % (n, 1000 * 
 
 
 async def test_a_control_request_gets_its_response_beside_the_sdk() -> None:
-    """The response does not reach the SDK; a refusal and the CLI's end raise errors."""
+    """The response does not reach the SDK. A refusal, or the CLI's end, raises an error."""
     program = """
 import json, sys
 for answer in ({"subtype": "success", "response": {"x": 1}}, {"subtype": "error", "error": "no"}):

@@ -21,7 +21,7 @@ IDLE = LinkState(None, None, is_busy=False)
 
 
 class Clock:
-    """Moves by a step at each look."""
+    """A clock that moves by one step at each look."""
 
     def __init__(self, step: float = 0.0) -> None:
         self.now = 0.0
@@ -53,7 +53,7 @@ async def running(link: DaemonLink, ends: list[HutchError] | None = None) -> Asy
 
 
 async def end_of(link: DaemonLink) -> HutchError:
-    """Return why the link ended by itself."""
+    """Return the error with which the link ended by itself."""
     with anyio.fail_after(WAIT):
         return await link.run(None, {})
 

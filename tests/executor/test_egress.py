@@ -57,7 +57,7 @@ def echo(client: socket.socket) -> None:
 
 
 def mirror(client: socket.socket) -> None:
-    """Answer a request with its own head, and wait for nothing more."""
+    """Answer a request with the request's own head; then wait for the end."""
     head = until(client, b"\r\n\r\n")
     client.sendall(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nConnection: keep-alive\r\n\r\n" + head)
 
@@ -87,7 +87,7 @@ class Anywhere(AllowList):
 
 
 class Inside:
-    """The inside of a sandbox: the address of the listening socket that was passed to the proxy."""
+    """The inside of a sandbox: the address of the listening socket that the proxy received."""
 
     def __init__(self, *allow: str, kind: type[AllowList] = AllowList) -> None:
         self.egress = EgressProxy(kind.read(allow))
@@ -120,7 +120,7 @@ class Inside:
 
 @pytest.fixture
 def inside() -> Iterator[Callable[..., Inside]]:
-    """Makes them, and ends them."""
+    """Yield a function that opens insides; end them afterwards."""
     made: list[Inside] = []
 
     def make(*allow: str, kind: type[AllowList] = AllowList) -> Inside:
@@ -134,7 +134,7 @@ def inside() -> Iterator[Callable[..., Inside]]:
 
 
 def test_a_tunnel_passes_bytes_both_ways_and_each_end_by_itself(inside: Callable[..., Inside]) -> None:
-    """What one side sent before it half-closed arrives at the other."""
+    """Bytes that one side sent before it half-closed arrive at the other."""
     with server(echo) as port, inside(f"127.0.0.1:{port}").tunnel(port) as sock:
         sock.sendall(b"\x16\x03" * 500_000)
         sock.shutdown(socket.SHUT_WR)
@@ -147,7 +147,7 @@ def test_a_tunnel_passes_bytes_both_ways_and_each_end_by_itself(inside: Callable
 def test_a_client_that_leaves_before_its_head_is_complete_cuts_no_other(
     inside: Callable[..., Inside], begun: bytes
 ) -> None:
-    """Only its own connection ends."""
+    """Only that client's connection ends."""
     with server(echo) as port:
         made = inside(f"127.0.0.1:{port}")
         with made.tunnel(port) as other:
@@ -183,7 +183,7 @@ def test_bytes_after_the_head_are_passed_on_too(inside: Callable[..., Inside]) -
 
 
 def test_a_plain_request_reaches_its_host_and_the_connection_ends_with_it(inside: Callable[..., Inside]) -> None:
-    """Even if both sides want to keep it."""
+    """The connection ends even if both sides want to keep it."""
     with server(mirror) as port:
         said = inside(f"127.0.0.1:{port}").ask(f"GET http://127.0.0.1:{port}/x HTTP/1.1", "Host: other", "Cookie: c")
 
@@ -207,7 +207,7 @@ def test_a_plain_request_reaches_its_host_and_the_connection_ends_with_it(inside
 def test_a_host_off_the_list_is_not_dialled_and_the_response_names_the_setting(
     inside: Callable[..., Inside], line: str, host: str, why: bytes
 ) -> None:
-    """Neither a host off the list, nor an allowed name with an address of this machine."""
+    """This holds for a host off the list, and for an allowed name with an address of this machine."""
     dialled = threading.Event()
     with server(lambda _: dialled.set()) as port:
         said = inside(f"127.0.0.1:{port + 1 if port < 65535 else 1}", f"localhost:{port}").ask(line.format(host, port))
@@ -218,7 +218,7 @@ def test_a_host_off_the_list_is_not_dialled_and_the_response_names_the_setting(
 
 
 def test_a_name_leads_to_this_machine_where_its_address_is_allowed_too(inside: Callable[..., Inside]) -> None:
-    """This allows hosts of a private network."""
+    """Hosts of a private network can be allowed this way."""
     with server(echo) as port, inside(f"localhost:{port}", f"127.0.0.1:{port}").tunnel(port, "localhost") as sock:
         sock.sendall(b"here")
         said = sock.recv(10)
@@ -227,7 +227,7 @@ def test_a_name_leads_to_this_machine_where_its_address_is_allowed_too(inside: C
 
 
 def test_an_address_of_this_machine_is_not_reached_although_it_looks_public(inside: Callable[..., Inside]) -> None:
-    """If the kernel would use the address itself as the source, it belongs to this machine, whatever its range."""
+    """An address that the kernel would use as source address belongs to this machine, whatever its range."""
     with server(echo) as port:
         said = inside(f"localhost:{port}", kind=Anywhere).ask(f"CONNECT localhost:{port} HTTP/1.1")
 
@@ -235,7 +235,7 @@ def test_an_address_of_this_machine_is_not_reached_although_it_looks_public(insi
 
 
 def test_an_unreachable_host_is_a_bad_gateway(inside: Callable[..., Inside]) -> None:
-    """An unknown name gets the same status."""
+    """The status is 502; an unknown name gets the same status."""
     with server(echo) as port:
         pass
     made = inside(f"127.0.0.1:{port}", "nowhere.invalid")
@@ -249,7 +249,7 @@ def test_an_unreachable_host_is_a_bad_gateway(inside: Callable[..., Inside]) -> 
     [(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", 400), (b"A" * 70_000, 431), (b"\x16\x03\x01\r\n\r\n", 400)],
 )
 def test_a_request_that_is_not_for_a_proxy_is_refused(inside: Callable[..., Inside], said: bytes, status: int) -> None:
-    """A head that never ends is refused too and not stored."""
+    """A head that never ends is refused too, and is not stored."""
     with inside("example.com").dial() as sock:
         sock.sendall(said)
         answer = sock.recv(65536)
@@ -258,7 +258,7 @@ def test_a_request_that_is_not_for_a_proxy_is_refused(inside: Callable[..., Insi
 
 
 def test_a_host_that_does_not_speak_http_is_reported(inside: Callable[..., Inside]) -> None:
-    """This holds for a plain request; a tunnel passes anything."""
+    """The error is for a plain request; a tunnel passes any bytes."""
     with server(lambda client: client.sendall(b"SSH-2.0-x\r\n\r\n")) as port:
         said = inside(f"127.0.0.1:{port}").ask(f"GET http://127.0.0.1:{port}/ HTTP/1.1")
 
@@ -303,7 +303,7 @@ def test_closing_a_bridge_cuts_only_its_own_connections(inside: Callable[..., In
 
 
 def test_its_end_ends_its_thread_and_all_connections(inside: Callable[..., Inside]) -> None:
-    """Nothing is left; closing again does nothing."""
+    """No thread and no connection is left; closing again does nothing."""
     with server(echo) as port:
         made = inside(f"127.0.0.1:{port}")
         with made.tunnel(port) as sock:
@@ -316,7 +316,7 @@ def test_its_end_ends_its_thread_and_all_connections(inside: Callable[..., Insid
 
 
 def test_a_bridge_that_passes_no_listening_socket_serves_nobody(inside: Callable[..., Inside]) -> None:
-    """It passes nothing, connected sockets, a pipe, or both. The proxy closes them; other bridges go on."""
+    """The bridge passes nothing, connected sockets, a pipe, or both. The proxy closes them; other bridges go on."""
     with server(echo) as port:
         made = inside(f"127.0.0.1:{port}")
         a, b = socket.socketpair()
@@ -340,7 +340,7 @@ def test_a_bridge_that_passes_no_listening_socket_serves_nobody(inside: Callable
 
 
 def test_a_bridge_whose_sandbox_ends_at_once_is_an_ordinary_end(inside: Callable[..., Inside]) -> None:
-    """The bridge's socket closes before it passed a listening socket; the other bridges go on."""
+    """The bridge's socket closes before a listening socket was passed. Other bridges go on."""
     with server(echo) as port:
         made = inside(f"127.0.0.1:{port}")
         bridge = made.egress.open_bridge()
@@ -372,7 +372,7 @@ def test_without_its_executor_a_sandboxed_command_does_not_start() -> None:
 def test_a_refused_host_is_logged_once_and_nothing_else(
     inside: Callable[..., Inside], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No header, path or content is logged."""
+    """The log contains no header, path or content."""
     caplog.set_level(logging.DEBUG, "hutch_executor")
     made = inside("example.com")
     for _ in range(3):

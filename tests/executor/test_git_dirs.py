@@ -23,7 +23,7 @@ def git(cwd: Path, *words: str) -> None:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """One with a commit, a worktree `../tree` and a submodule `sub`."""
+    """A repository with a commit, a worktree `../tree` and a submodule `sub`."""
     found = tmp_path.resolve() / "repository"
     library = found.with_name("library")
     for folder in (library, found):
@@ -45,7 +45,7 @@ def test_a_worktree_gets_the_folders_that_store_commits(repository: Path) -> Non
 
 
 def test_a_submodule_has_its_own_repository(repository: Path) -> None:
-    """It lies inside the surrounding project's repository, which the agent does not get."""
+    """Its repository lies inside that of the surrounding project, which the agent does not see."""
     assert git_dirs(str(repository / "sub")) == GitDirs(write=(str(repository / ".git" / "modules" / "sub"),))
 
 
@@ -67,7 +67,7 @@ def test_a_folder_that_does_not_point_back_is_not_shown(repository: Path, named:
     for folder in ("folder", "private", "forged/worktrees", "folder/own"):
         (root / folder).mkdir(parents=True)
     (root / "folder" / ".git").write_text(f"gitdir: {root / named}\n")
-    if named == "forged":  # all that an agent could write itself, in its working directory
+    if named == "forged":  # everything that an agent could write itself in its working directory
         (root / "folder" / "own" / "gitdir").write_text(f"{root}/folder/.git\n")
         (root / "folder" / "own" / "commondir").write_text(f"{root}/private\n")
         (root / "forged" / "worktrees" / "own").symlink_to(root / "folder" / "own")

@@ -1,4 +1,4 @@
-"""The heads that the proxy reads and writes: a request or response in, one for the other side out."""
+"""The heads that the proxy reads and writes: each head of one side becomes a head for the other side."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_tunnel_names_host_and_port(target: str, host: str, port: int) -> None
 
 
 def test_a_request_is_sent_on_as_the_server_expects_it() -> None:
-    """It has the path, the host that was checked, and no header for the proxy; it closes the connection."""
+    """The sent request has the path and the checked host, no header for the proxy, and closes the connection."""
     request = read(
         head(
             "POST http://Example.com:8080?q=1 HTTP/1.1",
@@ -65,7 +65,7 @@ def test_a_request_is_sent_on_as_the_server_expects_it() -> None:
 
 
 def test_a_folded_header_is_sent_on_as_one_line() -> None:
-    """No server after the proxy can read the continuation as a header of its own (RFC 9112, 5.2)."""
+    """No later server can read the continuation as a header of its own (RFC 9112, 5.2)."""
     request = read(head("GET http://example.com/ HTTP/1.1", "Host: example.com", "A: x", " Host: evil.net"))
 
     assert request.head == head("GET / HTTP/1.1", "Host: example.com", "A: x Host: evil.net", "Connection: close")
@@ -111,7 +111,7 @@ def test_a_head_may_come_in_pieces_and_with_more_behind_it() -> None:
     ],
 )
 def test_a_request_that_is_not_for_a_proxy_is_refused(lines: tuple[str, ...]) -> None:
-    """So is one that another reader could understand in another way."""
+    """A request that another reader could understand differently is refused too."""
     with pytest.raises(BadHeadError, match=r"\.$") as refused:
         read(head(*lines))
 
@@ -120,7 +120,7 @@ def test_a_request_that_is_not_for_a_proxy_is_refused(lines: tuple[str, ...]) ->
 
 @pytest.mark.parametrize("size", [HEAD_LIMIT, HEAD_LIMIT + 100, 3 * HEAD_LIMIT])
 def test_a_huge_head_is_refused(size: int) -> None:
-    """Whether it ends or not, the status is 431."""
+    """The status is 431, whether the head ends or not."""
     with pytest.raises(BadHeadError) as refused:
         read(head("GET http://example.com/ HTTP/1.1", "Host: example.com", "A: " + "x" * size))
 
@@ -128,7 +128,7 @@ def test_a_huge_head_is_refused(size: int) -> None:
 
 
 def test_a_response_closes_the_connection() -> None:
-    """So that no client sends its next request on it, which may be for another host. A 1xx before it is not changed."""
+    """So no client sends a request for another host on it. A 1xx before it is not changed."""
     reader = ResponseReader()
     final = head("HTTP/1.1 200 OK", "Connection: keep-alive", "Keep-Alive: 5", "Content-Length: 2")
     heads = reader.feed(head("HTTP/1.1 100 Continue") + final + b"ok")
@@ -156,7 +156,7 @@ def test_a_host_that_does_not_speak_http_is_a_bad_gateway(data: bytes) -> None:
 
 
 def test_a_response_of_the_proxys_own_is_whole() -> None:
-    """Its length is counted in bytes."""
+    """Its length counts bytes."""
     sent = response(403, "é", "No")
 
     assert sent.startswith(b"HTTP/1.1 403 No\r\n")

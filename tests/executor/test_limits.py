@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 
 def write(directory: Path, **files: str) -> None:
-    """Write files of a group; `__` in a name stands for its dot."""
+    """Write the files of a group; `__` in a name stands for a dot."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (directory / name.replace("__", ".")).write_text(text)
@@ -59,7 +59,7 @@ def test_kills_for_memory_are_reported_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("full", "memory"), [(0, str(512 * MIB)), (1, "max")])
 def test_a_machine_without_memory_is_not_the_sessions_fault(tmp_path: Path, full: int, memory: str) -> None:
-    """The session did not reach its own limit, or has none."""
+    """The session did not reach its own limit, or has no limit."""
     watch = two(tmp_path)
     two(tmp_path, kills=2, full=full, memory=memory)
 
@@ -79,7 +79,7 @@ def test_refused_forks_are_reported(tmp_path: Path) -> None:
 
 
 def test_version_1_counts_in_other_files(tmp_path: Path) -> None:
-    """There, no limit is a large number."""
+    """There, a missing limit is a large number."""
     files = {"memory__limit_in_bytes": str(1536 * MIB), "memory__failcnt": "0"}
     write(tmp_path, memory__oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 0\n", **files)
     watch = LimitWatch({"memory": LimitGroup(tmp_path, 1)})
@@ -99,7 +99,7 @@ def test_version_1_counts_in_other_files(tmp_path: Path) -> None:
 
 
 def test_a_removed_group_reports_nothing(tmp_path: Path) -> None:
-    """A removed group reports nothing, as one without files."""
+    """Its files are missing, as on a host without cgroups."""
     watch = two(tmp_path / "group", kills=2)
     for file in (tmp_path / "group").iterdir():
         file.unlink()
@@ -137,7 +137,7 @@ def test_each_controller_is_read_in_its_own_hierarchy(tmp_path: Path) -> None:
 
 
 def test_a_part_of_a_hierarchy_may_be_mounted(tmp_path: Path) -> None:
-    """As in a container: paths are relative to the mounted part; the rest cannot be read."""
+    """In a container, paths are relative to the mounted part; the rest cannot be read."""
     write(tmp_path / "cg" / "own", memory__events="oom_kill 0\n", pids__events="max 0\n")
     mounts = [("/docker/1", "/cg", "cgroup2", "rw")]
 
@@ -170,7 +170,7 @@ def test_the_agents_processes_are_killed_first() -> None:
 
 @pytest.fixture
 def limited() -> Iterator[Limited]:
-    """A group of the test's own, with room for an executor and not much more."""
+    """A group of the test, with space for an executor and little more."""
     group = Limited()
     try:
         group.make()
@@ -180,7 +180,7 @@ def limited() -> Iterator[Limited]:
 
 
 class Limited:
-    """A real group in each hierarchy that counts memory and pids, next to that of the test."""
+    """A real group in each hierarchy that counts memory and pids, beside the test's own group."""
 
     memory = 192 * MIB
     pids = 40
@@ -189,7 +189,7 @@ class Limited:
         self.groups: list[Path] = []
 
     def make(self) -> None:
-        """Make them; the test is skipped where that cannot be."""
+        """Create the groups; skip the test if that is not possible."""
         if os.geteuid() != 0:
             pytest.skip("only root can make a cgroup with limits")
         name = f"hutch-test-{os.getpid()}"
@@ -218,7 +218,7 @@ class Limited:
             (group / "cgroup.procs").write_text(str(pid))
 
     def remove(self) -> None:
-        """Remove them, once their processes are gone."""
+        """Remove the groups once their processes are gone."""
         until = time.monotonic() + 20
         for group in self.groups:
             while group.exists():
@@ -238,7 +238,7 @@ def _mounted(controller: str) -> Path:
 
 @asynccontextmanager
 async def executor(hutchd: FakeHutchd, limited: Limited) -> AsyncIterator[None]:
-    """An executor in that group."""
+    """Yield an executor in that group."""
     process = await anyio.open_process(
         [sys.executable, "-P", "-m", "hutch_executor"], stdout=None, stderr=None, cwd="/", start_new_session=True
     )
@@ -274,7 +274,7 @@ DIED = {"end": {"state": "failed", "reason": "agent_died", "message": "The agent
 async def test_a_turn_whose_agent_died_of_its_limit_says_so(
     hutchd: FakeHutchd, limited: Limited, tmp_path: Path
 ) -> None:
-    """The kernel kills the hog, and the executor reports the limit in this turn only."""
+    """The kernel kills the hog. The executor reports the limit in this turn only."""
     (tmp_path / "work").mkdir()
     sentence = "The session went over its memory limit of 192 MiB: 1 process was killed."
     async with hutchd.up(), executor(hutchd, limited):
@@ -294,7 +294,7 @@ async def test_a_turn_whose_agent_died_of_its_limit_says_so(
 async def test_a_command_that_died_of_the_limit_does_not_fail_the_turn(
     hutchd: FakeHutchd, limited: Limited, tmp_path: Path
 ) -> None:
-    """The agent goes on and the user gets a notice, for the limit of processes and of memory."""
+    """The agent goes on, and the user gets a notice: for the limit of processes and for that of memory."""
     (tmp_path / "work").mkdir()
     forks = "for n in $(seq 60); do sleep 20 & done; echo never"
     async with hutchd.up(), executor(hutchd, limited):
@@ -327,7 +327,7 @@ while time.monotonic() < until:
 async def test_an_executor_outlives_a_fork_bomb_in_its_session(
     hutchd: FakeHutchd, limited: Limited, tmp_path: Path
 ) -> None:
-    """The executor reports the limit, takes the next turn, ends in order and kills the fork bomb."""
+    """The executor reports the limit, runs the next turn, ends in order and kills the fork bomb."""
     cwd = tmp_path / "work"
     cwd.mkdir()
     (cwd / "bomb.py").write_text(BOMB)

@@ -1,4 +1,4 @@
-"""The notify command: its input, its environment, its end."""
+"""The notify command: its input, its environment and its end."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_a_failure_is_reported_with_the_commands_output() -> None:
 
 
 async def test_a_command_that_hangs_is_given_up() -> None:
-    """After its time limit the command is killed."""
+    """The command is killed after its time limit."""
     found = await run_notify(shell("sleep 600", timeout=0.1), Setup())
 
     assert found == m.Notified(ok=False, detail="It did not end within 0.1 s and was killed.")
@@ -69,7 +69,7 @@ async def test_its_children_are_killed_with_it(tmp_path: Path) -> None:
 
 
 async def test_a_child_that_holds_the_output_does_not_delay_the_end() -> None:
-    """The call returns when the command itself ends."""
+    """The call returns when the command itself has ended."""
     found = await run_notify(shell("sleep 600 & exit 0"), Setup())
 
     assert found.ok

@@ -1,4 +1,4 @@
-"""Permission requests: each ends in a decision, and only a decision on this very input allows it."""
+"""Permission requests: each ends in a decision, and only a decision about its own input allows it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_a_decision_is_handed_on() -> None:
 
 
 async def test_an_allowed_input_that_the_decision_is_not_bound_to_is_denied() -> None:
-    """An input whose digest is another's never runs."""
+    """An input with another digest never runs."""
 
     async def answer(request: m.RequestPermission) -> m.PermissionDecision:
         return m.PermissionDecision("allow", "allowed", {"command": "rm -rf /"}, decision(CALL, "allow").digest)

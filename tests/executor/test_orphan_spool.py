@@ -30,11 +30,11 @@ def leave(directory: Path, first: int, last: int) -> None:
         spool.append(EventBatch(first, tuple(event(n) for n in range(first, last + 1))))
     spool_file = spool.path.read_bytes()
     spool.close()
-    spool.path.write_bytes(spool_file)  # what a killed one leaves, empty or not
+    spool.path.write_bytes(spool_file)  # the file that a killed executor leaves, empty or not
 
 
 def test_unstored_events_come_in_batches(directory: Path) -> None:
-    """Each call returns the events after the acknowledged ones; the same call returns the same events."""
+    """Each call returns the events after the acknowledged ones; a repeated call returns the same events."""
     leave(directory, 3, BATCH_COUNT + 10)
 
     first = take_spool(directory, 4)
@@ -49,7 +49,7 @@ def test_unstored_events_come_in_batches(directory: Path) -> None:
 
 @pytest.mark.parametrize("last", [0, 5])
 def test_a_spool_whose_events_are_stored_is_removed(directory: Path, last: int) -> None:
-    """So is a spool that never held an event. After that there is nothing to take."""
+    """A spool that never held an event is removed too. Afterwards no spool is found."""
     leave(directory, 1, last)
 
     found = take_spool(directory, 5)

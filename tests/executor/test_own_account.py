@@ -76,7 +76,7 @@ def who() -> Iterator[Account]:
 
 @pytest.fixture
 def spool(open_place: Path, who: Account) -> Path:
-    """The account's own folder, below one that is root's."""
+    """The account's own folder, below a folder of root's."""
     (open_place / "spool").mkdir(mode=0o711)
     made = open_place / "spool" / str(who.uid)
     made.mkdir(mode=0o700)
@@ -96,7 +96,7 @@ def work(who: Account) -> Path:
 
 
 def steal(who: Account, pid: int) -> dict[str, bool]:
-    """Try all ways into a process of the account from another one; return those that are open."""
+    """Try every way into a process from another one of the account; return the ways that are open."""
     address = next(
         (line.split("-")[0] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if " r" in line), "0"
     )
@@ -109,7 +109,7 @@ def steal(who: Account, pid: int) -> dict[str, bool]:
 
 
 def test_it_announces_itself_once_no_other_process_can_look_inside(who: Account) -> None:
-    """It sends one byte; from then on other processes of the account cannot look inside."""
+    """It sends one byte. From then on, other processes of the account cannot look inside."""
     with started(who) as (process, sock):
         said = sock.recv(1)
         owner = Path(f"/proc/{process.pid}/environ").stat().st_uid
@@ -130,7 +130,7 @@ def test_it_announces_itself_once_no_other_process_can_look_inside(who: Account)
 
 
 def test_it_ends_if_its_starter_is_gone(who: Account) -> None:
-    """It ends without importing the rest."""
+    """It ends before it imports the rest."""
     with started(who) as (process, sock):
         sock.close()
 
@@ -158,7 +158,7 @@ print(stolen)
 
 
 def thefts(who: Account, python: Path, starts: int, done: Path) -> int:
-    """Start this number of executors; return into how many another process of the account could look."""
+    """Start this number of executors; return the number into which another process of the account could look."""
     watcher = subprocess.Popen(
         [installed().python, "-c", WATCHER, done],
         stdin=subprocess.PIPE,
@@ -182,7 +182,7 @@ def thefts(who: Account, python: Path, starts: int, done: Path) -> int:
 
 
 def unreadable_python(open_place: Path) -> Path:
-    """Make what the README says: a copy of the interpreter that may be executed and not read, with the packages."""
+    """Make the copy that the README describes: an interpreter that may be executed and not read, with its packages."""
     real = installed().python.resolve()
     made = open_place / "bin" / "hutch-python"
     made.parent.mkdir()
@@ -196,7 +196,7 @@ def unreadable_python(open_place: Path) -> Path:
 
 
 def test_an_interpreter_that_cannot_be_read_leaves_no_moment_to_look(who: Account, open_place: Path) -> None:
-    """The kernel makes its process unreadable from the start; an ordinary one's moment is long enough to be used."""
+    """The kernel makes its process unreadable from the start. With an ordinary one, there is a moment for an attack."""
     hidden, plain = open_place / "hidden", open_place / "plain"
 
     of_unreadable = thefts(who, unreadable_python(open_place), 40, hidden)
@@ -210,7 +210,7 @@ def test_an_interpreter_that_cannot_be_read_leaves_no_moment_to_look(who: Accoun
 async def test_an_executor_serves_with_an_interpreter_that_cannot_be_read(
     hutchd: FakeHutchd, who: Account, spool: Path, open_place: Path
 ) -> None:
-    """Its commands are ordinary processes all the same."""
+    """The commands of its agents are ordinary processes."""
     with started(who, unreadable_python(open_place)) as (_process, sock):
         assert sock.recv(1) == b"\n"
         sock.sendall(msgspec.json.encode(boot(hutchd.path)) + b"\n")
@@ -241,7 +241,7 @@ async def said(hutchd: FakeHutchd, who: Account, spool: Path, cwd: Path, *comman
 async def test_an_agent_has_its_accounts_login_path_and_no_more_of_the_login(
     hutchd: FakeHutchd, who: Account, spool: Path
 ) -> None:
-    """The agent finds programs that the account installed, and gets no socket of the login."""
+    """The agent finds programs that the account installed, and gets none of the login's sockets."""
     tool = who.home / ".local" / "bin" / "mytool"
     who.run("mkdir", "-p", tool.parent)
     who.run("sh", "-c", f"printf '#!/bin/sh\\necho mine\\n' > {tool}; chmod +x {tool}")
@@ -316,8 +316,7 @@ GIT = "git -C repo status --porcelain && echo fine"
 async def test_git_judges_owners_as_it_does_for_the_account(
     hutchd: FakeHutchd, who: Account, spool: Path, open_place: Path
 ) -> None:
-    """A repository of another account is refused in git's words, unless the account's own settings trust it: outside
-    of a sandbox and inside."""
+    """In and outside a sandbox, git refuses another account's repository unless the account's settings trust it."""
     program = bubblewrap()
     cwd = work(who)
     (cwd / "repo").mkdir()
@@ -344,7 +343,10 @@ async def test_git_judges_owners_as_it_does_for_the_account(
 async def test_its_spool_is_made_by_it_and_brought_in_by_the_next(
     hutchd: FakeHutchd, who: Account, spool: Path
 ) -> None:
-    """The directory is the account's and closed; one that was killed leaves it, and it goes when it was read."""
+    """The directory belongs to the account and is closed.
+
+    A killed executor leaves it; it is removed after it was read.
+    """
     steps = [{"text": "a"}, {"wait_file": "go"}, {"text": "b"}, {"wait_file": "never"}]
     cwd, own = work(who), spool / EXECUTOR_ID
     with started(who) as (_process, sock):

@@ -94,7 +94,7 @@ async def test_it_serves_a_session_and_leaves_nothing(hutchd: FakeHutchd, cwd: P
 
 
 async def test_a_hutchd_that_is_killed_before_the_boot_line_is_an_ordinary_end() -> None:
-    """The executor says so in one line, and exits with 2."""
+    """The executor reports it in one line and exits with 2."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         async with await anyio.open_process(
@@ -114,7 +114,7 @@ async def test_a_hutchd_that_is_killed_before_the_boot_line_is_an_ordinary_end()
 
 @pytest.mark.parametrize("stdin", ["closed", "a closed socket"])
 async def test_an_executor_without_its_starter_ends_with_one_line(stdin: str) -> None:
-    """Its standard input is closed, or the other side of it is gone before the executor announces itself."""
+    """Its standard input is closed, or the starter is gone before the executor announces itself."""
     ours, theirs = socket.socketpair()
     ours.close()
     with theirs:
@@ -127,7 +127,10 @@ async def test_an_executor_without_its_starter_ends_with_one_line(stdin: str) ->
 
 
 async def test_its_process_is_hardened(hutchd: FakeHutchd, cwd: Path) -> None:
-    """It is not dumpable, has limited memory, no standard input and listed variables only; the token is nowhere."""
+    """It is not dumpable, its memory is limited, it has no standard input and only listed variables.
+
+    The token is nowhere.
+    """
     look = "env; readlink /proc/self/fd/0; ulimit -c; ulimit -d; ls -l /proc/self/fd"
     async with hutchd.up(), executor(hutchd, memory_limit=8 << 30) as process:
         await hutchd.call("prepare_session", prepare(cwd))
@@ -229,7 +232,7 @@ async def test_an_unknown_agent_ends_it_at_once(hutchd: FakeHutchd) -> None:
 
 
 async def test_a_superseded_executor_ends(hutchd: FakeHutchd) -> None:
-    """`lease_lost` ends it."""
+    """`lease_lost` ends the executor."""
     hutchd.refuse = HutchError(Reason.LEASE_LOST)
     async with hutchd.up(), executor(hutchd) as process:
         code = await exit_code(process)

@@ -59,7 +59,7 @@ def unusable_directory(policy: Path) -> None:
     "make", [unusable_large, unusable_bytes, unusable_link, unusable_pipe, unusable_directory], ids=lambda f: f.__name__
 )
 def test_an_unusable_file_is_reported(tmp_path: Path, policy: Path, make: object) -> None:
-    """The file could only tighten the rules, so a text that is not valid TOML reports the reason."""
+    """The file can only tighten the rules, so the policy must report it: its text is the reason, which is not TOML."""
     make(policy)  # type: ignore[operator]
 
     found = read_project_file(str(tmp_path))
@@ -98,7 +98,7 @@ def test_links_and_dots_are_resolved(tmp_path: Path) -> None:
 
 
 def test_unresolvable_paths_are_missing(tmp_path: Path) -> None:
-    """A loop, a NUL, a path that is too long."""
+    """Examples: a loop, a NUL, a path that is too long."""
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / os.fsdecode(b"\xff")).mkdir()
     (tmp_path / "bytes").symlink_to(os.fsdecode(b"\xff"))
@@ -118,7 +118,7 @@ async def test_the_number_of_paths_is_bounded(tmp_path: Path) -> None:
 
 
 async def test_paths_that_take_too_long_are_missing(tmp_path: Path) -> None:
-    """A file server that does not answer costs a deadline, not the executor."""
+    """A file server that does not answer delays the call up to its deadline, not the executor."""
     threads = anyio.CapacityLimiter(1)
 
     await threads.acquire_on_behalf_of(object())

@@ -29,7 +29,7 @@ from tests.executor.fake_hutchd import WAIT
 
 
 class Receiver:
-    """The other end of a connection: takes frames as hutchd does."""
+    """The other end of a connection. It receives frames as hutchd does."""
 
     def __init__(self) -> None:
         self.events: list[ReportedEvent] = []
@@ -71,7 +71,7 @@ def new_reporter(directory: Path, limit: int = 1 << 20, **limits: int) -> Report
 
 
 def patient_reporter(directory: Path) -> Reporter:
-    """Return a reporter that lets events gather for the longest time."""
+    """Return a reporter whose events gather for the longest time."""
     reporter = Reporter(Outbox(), gather=(0.0, 100 * WAIT))
     reporter.begin("s-1", Spool(directory, "x-1", "s-1", 1 << 20))
     return reporter
@@ -152,7 +152,7 @@ async def test_awaited_events_do_not_gather(directory: Path) -> None:
 
 
 async def test_a_full_batch_does_not_gather(directory: Path) -> None:
-    """A full batch is sent before the last one is acknowledged, since gathering more has no use."""
+    """The batch is sent before the last one is acknowledged, since waiting would not make it larger."""
     reporter, receiver = patient_reporter(directory), Receiver()
     async with sending(reporter, receiver):
         await reporter.report("text", Text("0"))
@@ -293,7 +293,7 @@ async def test_a_full_spool_makes_the_agent_wait_and_loses_nothing(directory: Pa
 
 
 async def test_a_hutchd_with_more_events_than_were_made_is_refused(directory: Path) -> None:
-    """Its count belongs to another journal or another executor."""
+    """The count belongs to another journal or to another executor."""
     reporter = new_reporter(directory)
 
     with pytest.raises(HutchError):
@@ -358,7 +358,7 @@ async def test_an_event_that_the_wire_refuses_becomes_a_notice(directory: Path) 
 
 
 async def test_a_large_result_passes_whole(directory: Path) -> None:
-    """10 MB are one event like any other."""
+    """10 MB are sent as one event."""
     reporter, receiver = new_reporter(directory), Receiver()
     text = "ü€😀" * 1_100_000
 
@@ -394,7 +394,7 @@ async def test_text_that_is_not_unicode_is_mended(directory: Path) -> None:
 @settings(max_examples=15)
 @given(st.lists(st.tuples(st.sampled_from(["report", "outage", "send", "lose"]), st.integers(1, 40)), max_size=15))
 async def test_every_event_arrives_once_and_in_order_through_any_outages(steps: list[tuple[str, int]]) -> None:
-    """For any order of reports, outages, lost acknowledgements and reconnects, hutchd has 1, 2, 3 …"""
+    """For any order of reports, outages, lost acknowledgements and reconnects, hutchd gets 1, 2, 3 …"""
     with tempfile.TemporaryDirectory() as made:
         reporter, receiver = new_reporter(Path(made)), Receiver()
         made_events = 0

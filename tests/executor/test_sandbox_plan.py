@@ -1,4 +1,4 @@
-"""The sandbox of an agent: what a program inside really sees and can do."""
+"""The sandbox of an agent: the files that a program inside sees, and its rights."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_setting_selects_the_visible_part_of_the_home(place: Place, home: Home
 
 
 def test_files_left_in_the_home_end_with_the_agent(place: Place) -> None:
-    """So the user runs nothing that the agent left. Caches can be written all the same."""
+    """So the user runs no program that the agent left. Caches can still be written."""
     said = place.say("mkdir -p ~/.cache/x ~/.config/autostart && echo x > ~/.profile && echo written")
 
     assert said == "written"
@@ -174,7 +174,7 @@ def test_links_lead_where_they_lead_outside(place: Place) -> None:
 
 
 def test_a_name_that_is_hidden_in_a_private_home_is_not_there_and_can_be_made(place: Place) -> None:
-    """A program can write its settings there; otherwise it would try for long."""
+    """A program can create its settings there; otherwise it would retry for a long time."""
     (place.home / ".claude.json").write_text("<settings>")
     said = place.say("ls -A ~; echo own > ~/.new && mv ~/.new ~/.claude.json && cat ~/.claude.json")
 
@@ -183,7 +183,7 @@ def test_a_name_that_is_hidden_in_a_private_home_is_not_there_and_can_be_made(pl
 
 
 def test_a_hidden_file_among_tools_is_empty(place: Place) -> None:
-    """A tool that reads its settings there goes on; if it could not open them, it would end."""
+    """A tool that reads its settings there goes on; a file that cannot be opened would end it."""
     said = place.say(
         "cat ~/.cargo/credentials && echo read; wc -c < ~/.cargo/credentials; echo x > ~/.cargo/credentials"
     )
@@ -250,7 +250,7 @@ def test_no_process_of_the_host_is_seen_and_none_outlives_it(place: Place) -> No
     mark = f"321.{os.getpid()}"
     said = place.say(f"setsid sleep {mark} >/dev/null 2>&1 & ls -d /proc/[0-9]* | wc -l")
     deadline = time.monotonic() + 20
-    while (left := _running(mark)) and time.monotonic() < deadline:  # the kernel ends a process namespace by and by
+    while (left := _running(mark)) and time.monotonic() < deadline:  # the kernel ends a pid namespace with a delay
         time.sleep(0.02)
 
     assert int(said) < 10
@@ -305,12 +305,12 @@ def test_programs_of_hutch_cannot_be_changed_in_a_folder_that_holds_them(place: 
 
 
 def test_an_agent_can_start_a_sandbox_inside(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent's own sandbox works, except for root, which the kernel refuses that."""
+    """The agent's own sandbox works, except as root, which the kernel refuses."""
     become: list[str] = []
     if os.geteuid() == 0:
         become = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
         monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
-        monkeypatch.setattr(plan, "_EMPTY", str(place.root / "empty"))  # that account may not see where this code is
+        monkeypatch.setattr(plan, "_EMPTY", str(place.root / "empty"))  # that account may not see the checkout
         (place.root / "empty").touch(0o644)
         os.chown(place.project, NOBODY, NOBODY)
     nested = f"{place.program} --unshare-user --unshare-pid --ro-bind / / --dev /dev --proc /proc echo nested"
@@ -340,7 +340,7 @@ def test_a_probe_starts_the_sandbox(place: Place) -> None:
 
 
 def test_a_shared_network_is_noticed(place: Place) -> None:
-    """For example, of a bubblewrap that ignores `--unshare-net`."""
+    """A bubblewrap that ignores `--unshare-net` is an example."""
     careless = place.root / "careless"
     careless.write_text(
         '#!/bin/bash\nfor word; do [ "$word" = --unshare-net ] || kept+=("$word"); done\n'

@@ -1,4 +1,4 @@
-"""A session's commands in their sandbox: what they reach with each network. No command runs without a sandbox."""
+"""A session's commands in their sandbox, and the network that they reach. No command runs without a sandbox."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_there_is_no_way_around_the_proxy(cwd: Path) -> None:
 
 
 def test_the_command_replaces_the_bridge_program(cwd: Path) -> None:
-    """Behind the bridge it has its own exit code, signals and descriptors; no other port is open inside."""
+    """With the bridge, the command has its own exit code, signals and descriptors, and no other port is open inside."""
     look = (
         "ls /proc/self/fd | tr '\\n' ' '; grep SigIgn /proc/self/status; ps -o comm= -e;"
         " tail -n +2 /proc/net/tcp | wc -l; kill -TERM $$"
@@ -163,7 +163,7 @@ def test_the_command_replaces_the_bridge_program(cwd: Path) -> None:
 
 
 def test_each_command_has_a_bridge_of_its_own(cwd: Path) -> None:
-    """This holds for two at once, and for one after the other."""
+    """This holds for two commands at once, and for one after another."""
     with server(say_page) as named, sandboxed(cwd, "allow-list", f"127.0.0.1:{named}") as sandbox:
         ask = f"curl -sS http://127.0.0.1:{named}/"
         inside: list[str] = []
@@ -211,7 +211,7 @@ def test_an_invalid_allow_list_is_refused(cwd: Path) -> None:
 
 
 def test_the_environment_is_cleaned(cwd: Path) -> None:
-    """Variables that name hidden places are removed; git gets its settings. With `full` the host's proxy stays."""
+    """Variables that name hidden places are removed, and git gets its settings. With `full` the host's proxy stays."""
     given = {"LANG": "C", "TMPDIR": "/var/x", "XDG_RUNTIME_DIR": "/run/user/1", "HTTPS_PROXY": "http://host:1"}
     with sandboxed(cwd) as sandbox, closing(sandbox.wrap(("true",), given)) as command:
         env = dict(command.env)

@@ -155,7 +155,7 @@ async def test_a_plan_is_asked_about(cwd: Path) -> None:
 
 
 async def test_a_script_may_end_early_and_repeat(cwd: Path) -> None:
-    """`end` is how a failure is played."""
+    """A script plays a failure with `end`."""
     daemon = FakeDaemon()
 
     ended = await play(
@@ -182,7 +182,7 @@ async def test_turns_are_played_by_their_number(cwd: Path) -> None:
 
 
 async def test_a_plain_prompt_is_echoed(cwd: Path) -> None:
-    """Without any script there is something to see."""
+    """Without a script, the agent answers with the prompt."""
     runner, daemon = ScriptRunner(), FakeDaemon()
     await runner.open(prepare(cwd), daemon)
 
@@ -192,7 +192,7 @@ async def test_a_plain_prompt_is_echoed(cwd: Path) -> None:
 
 
 async def test_an_interrupt_ends_the_command_that_runs(cwd: Path) -> None:
-    """After the interrupt the turn is over and its process is gone."""
+    """After the interrupt the turn has ended, and its process is gone."""
     runner, daemon = ScriptRunner(), FakeDaemon()
     await runner.open(prepare(cwd), daemon)
     command = "echo $$ > pid.new; mv pid.new pid; sleep 600"
@@ -270,7 +270,7 @@ def run(command: str) -> m.ExecutePrompt:
 async def test_commands_run_in_the_sandbox_of_the_session(
     cwd: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They see the working directory, no secret, no other process, and only an agent's variables."""
+    """They see the working directory, only an agent's variables, no secret and no other process."""
     monkeypatch.setenv("HUTCH_TEST_KEPT_OUT", "x")
     monkeypatch.setenv("TMPDIR", "/var/elsewhere")
     daemon, left = FakeDaemon(), Path(f"/tmp/left-{os.getpid()}")
@@ -305,7 +305,10 @@ async def test_commands_reach_the_network_of_the_session(cwd: Path, home: Path, 
 
 
 async def test_a_command_ends_with_all_that_it_started(cwd: Path, home: Path) -> None:
-    """Its background processes, even in sessions of their own, end with its sandbox; the turn does not wait."""
+    """Background processes, even in sessions of their own, end with the command's sandbox.
+
+    The turn does not wait for them.
+    """
     daemon = FakeDaemon()
     mark = f"611.{os.getpid()}"
     async with sandboxed_runner(cwd, home, daemon) as runner:
@@ -328,7 +331,7 @@ def _cmdline(path: Path) -> bytes:
     ("program", "why"), [("/nowhere/bwrap", "No such file"), ("/bin/false", "exit code 1"), ("/etc/passwd", "denied")]
 )
 async def test_without_a_sandbox_the_session_cannot_be_opened(cwd: Path, home: Path, program: str, why: str) -> None:
-    """The error has the reason; nothing runs."""
+    """The error has the reason, and no command runs."""
     with pytest.raises(HutchError, match=why) as refused:
         async with sandboxed_runner(cwd, home, FakeDaemon(), program=program):
             pass

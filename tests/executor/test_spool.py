@@ -51,7 +51,7 @@ def test_appended_events_are_read_back(directory: Path) -> None:
 
 
 def test_its_own_executor_reads_from_any_number_on(directory: Path) -> None:
-    """After a reconnect reading starts at the first event that was not acknowledged."""
+    """After a reconnect, reading starts at the first event that was not acknowledged."""
     spool = Spool(directory, "x-1", "s-1", LIMIT)
     spool.append(EventBatch(7, EVENTS[:2]))
     spool.append(EventBatch(9, EVENTS[2:]))
@@ -74,7 +74,7 @@ def test_an_emptied_spool_takes_later_numbers(directory: Path) -> None:
 
 
 def test_an_empty_spool_leaves_no_file(directory: Path) -> None:
-    """An executor that ends with everything acknowledged leaves nothing behind."""
+    """An executor that ends with every event acknowledged leaves no file."""
     spool = Spool(directory, "x-1", "s-1", LIMIT)
 
     spool.close()
@@ -83,7 +83,7 @@ def test_an_empty_spool_leaves_no_file(directory: Path) -> None:
 
 
 def test_a_full_spool_takes_nothing_and_keeps_what_it_has(directory: Path) -> None:
-    """The limit is never exceeded, not even by half a batch."""
+    """The spool never exceeds its limit, not even by half a batch."""
     spool = Spool(directory, "x-1", "s-1", limit=100)
     spool.append(EventBatch(1, EVENTS))
 
@@ -111,7 +111,7 @@ def test_a_tail_torn_at_any_byte_costs_only_the_record_it_is_in(directory: Path)
 
 @given(position=st.integers(0, 10_000), value=st.integers(1, 255))
 def test_a_changed_byte_never_passes_for_an_event(position: int, value: int) -> None:
-    """Records have a checksum: the spool returns a beginning of the written records, and nothing else."""
+    """Records have a checksum, so the spool returns only a beginning of the written records."""
     with tempfile.TemporaryDirectory() as made:
         path = left_behind(Path(made))
         part = part_of(path)
@@ -147,7 +147,7 @@ def test_a_living_executor_keeps_its_spool(directory: Path) -> None:
     ],
 )
 def test_a_file_that_is_not_a_spool_is_refused(directory: Path, content: bytes) -> None:
-    """A file in the directory need not be Hutch's."""
+    """The directory may contain files that are not Hutch's."""
     path = directory / "x-1.spool"
     path.write_bytes(content)
 
@@ -166,7 +166,7 @@ def test_a_directory_that_others_can_enter_is_refused(directory: Path) -> None:
 
 
 def test_a_missing_directory_is_made_and_removed(directory: Path) -> None:
-    """It is closed to others, whatever the umask; with events it stays."""
+    """The directory is closed to others, whatever the umask. With events in it, it stays."""
     own = directory / "x-2"
     before = os.umask(0)
     try:
@@ -205,7 +205,7 @@ def test_no_directory_is_made_where_others_could_replace_it(directory: Path, mod
 
 
 def test_a_link_that_leads_nowhere_is_not_followed(directory: Path) -> None:
-    """Nothing is made at its target."""
+    """No file is created at its target."""
     (directory / "x-2").symlink_to(directory / "there")
 
     with pytest.raises(HutchError):
@@ -284,7 +284,7 @@ def test_a_spool_of_the_version_before_is_read(directory: Path) -> None:
 
 
 def test_a_spool_leaves_room_on_the_disk(directory: Path) -> None:
-    """hutchd needs that space to store the events. Only an ending executor uses it, to lose none."""
+    """hutchd needs that space to store the events. Only an ending executor may use it, to lose none."""
     spool = Spool(directory, "x-1", "s-1", LIMIT, disk=lambda _: DiskSpace(4000, 1100))
     spool.append(EventBatch(1, (bytes(80),)))
 

@@ -1,4 +1,4 @@
-"""The executor's life at a hutchd that comes and goes: sessions, turns, interrupts, the end."""
+"""The executor's life with a hutchd that stops and returns: sessions, turns, interrupts, the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.executor.fake_hutchd import SESSION, WAIT, FakeHutchd, boot, decision
 
 
 class FakeRunner:
-    """Does what a test prescribes."""
+    """A runner that does what the test prescribes."""
 
     agent: ClassVar[str] = "script"
     open_error: Exception | None = None
@@ -198,7 +198,7 @@ async def test_an_interrupt_stops_the_turn(hutchd: FakeHutchd, cwd: Path) -> Non
 
 
 async def test_nothing_may_start_after_an_interrupt(hutchd: FakeHutchd, cwd: Path) -> None:
-    """A waiting request and a later one are denied without the user."""
+    """A waiting request and a later one are denied without asking the user."""
     is_stopped = anyio.Event()
 
     async def too_late(request: m.RequestPermission) -> m.PermissionDecision:
@@ -253,7 +253,7 @@ async def test_a_runner_that_does_not_stop_is_closed_and_the_executor_ends(
 
 
 async def test_a_turn_goes_on_while_hutchd_is_away(hutchd: FakeHutchd, cwd: Path) -> None:
-    """Events of an outage come after the reconnect, each once and in order, with one `turn_ended`."""
+    """Events of an outage arrive after the reconnect, each once and in order, with one `turn_ended`."""
     again: dict[str, Any] = {"repeat": {"times": 50, "line": {"delta": "x"}}}
     script = lines({"delta": "before"}, {"wait_file": "go"}, again, {"text": "z"})
     async with serving(hutchd, ScriptRunner()) as worker:
@@ -436,7 +436,7 @@ async def test_the_mode_reaches_the_runner(hutchd: FakeHutchd, cwd: Path) -> Non
 
 
 async def test_paths_are_resolved_from_the_sessions_directory(hutchd: FakeHutchd, cwd: Path) -> None:
-    """hutchd asks; the account answers."""
+    """hutchd requests it; the account decides."""
     (cwd / "link").symlink_to("/etc/hostname")
     async with hutchd.up(), serving(hutchd, FakeRunner()):
         await hutchd.call("prepare_session", prepare(cwd))

@@ -1,4 +1,4 @@
-"""HTTP/1.1 for the rehearsal model: one connection, read by `Inbox` and written by `Outlet`. Strict where it may be.
+"""HTTP/1.1 for the rehearsal model: one connection, read by `Inbox` and written by `Outlet`. As strict as possible.
 
 A request that is ambiguous (two lengths, a length beside chunks, a broken header line) is a `BadRequestError`: nothing
 is guessed.

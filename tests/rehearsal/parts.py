@@ -1,8 +1,8 @@
-"""What a scripted model can reply, and what it can see of the request.
+"""The parts of a scripted model's reply, and the request as the script sees it.
 
-A `Script` is a function from a `Request` to a reply: one part, or several in order. What stands before the first
-content (`Say`, `Think`, `Use`) happens before the response's head is sent. Parts are plain data; `stream` turns them
-into the wire's events and `server` into bytes and accidents.
+A `Script` is a function from a `Request` to a reply: one part, or several in order. Parts before the first content
+(`Say`, `Think`, `Use`) take effect before the response's head is sent. Parts are plain data; `stream` turns them into
+the wire's events and `server` into bytes and accidents.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CWD = re.compile(r"Primary working directory: (.+)")
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Text, sent as `chunks` deltas of nearly equal length (fewer when the text is shorter), `pace` seconds apart."""
+    """Text in `chunks` deltas of nearly equal length (fewer if the text is shorter), `pace` seconds apart."""
 
     text: str
     chunks: int = 1
@@ -38,7 +38,7 @@ class Think:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A tool call. Several in one reply are parallel calls. The input's JSON comes in `chunks` deltas."""
+    """A tool call. Several in one reply are parallel calls. The JSON of the input is sent in `chunks` deltas."""
 
     tool: str
     input: Mapping[str, Any]
@@ -64,7 +64,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """An API error: the HTTP status where no content comes before it in a stream, else an `error` event that ends it.
+    """An API error: the HTTP status, or an `error` event that ends the stream if content comes before it.
 
     `kind` is the API's error type, by default the one that goes with `status`; `retry_after` is in seconds.
     """
@@ -77,9 +77,9 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A reset of the connection: here, or as soon as `after_bytes` bytes of the response, its head included, are out.
+    """A reset of the connection: here, or once `after_bytes` bytes of the response, its head included, are sent.
 
-    With `after_bytes` it may stand anywhere in the reply and the parts around it are what gets cut. 0 sends nothing.
+    With `after_bytes` its place in the reply does not matter: the other parts are cut. 0 sends nothing.
     """
 
     after_bytes: int | None = None
@@ -87,7 +87,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Silence for `seconds`, or until the client hangs up. What came before it has been sent."""
+    """Silence for `seconds`, or until the client hangs up. Everything before it has been sent."""
 
     seconds: float | None = None
 
@@ -102,7 +102,10 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """From here on the response goes out in writes of `size` bytes, each a chunk of its own: splits UTF-8 anywhere."""
+    """From here on the response is sent in writes of `size` bytes, each a chunk of its own.
+
+    This splits UTF-8 anywhere.
+    """
 
     size: int
 
@@ -173,7 +176,7 @@ class Request:
 
     @property
     def is_side(self) -> bool:
-        """Whether the client asks on its own account: a title, a quota check, a page summed up by its small model.
+        """Whether the request is the client's own: for a title, a quota check, or a page's summary by its small model.
 
         Such a request has no tools, and besides a single token, a prescribed form, or the small model.
         """
@@ -213,7 +216,7 @@ class Request:
 
     @cached_property
     def fresh(self) -> list[Result]:
-        """The tool results in the last message: those that the model replies to."""
+        """The tool results in the last message, to which the model replies."""
         last = _blocks(self.messages[-1]["content"]) if self.messages else []
         count = sum(b.get("type") == "tool_result" for b in last)
         return self.results[len(self.results) - count :]
@@ -248,9 +251,9 @@ def anything(_: Request) -> bool:
 
 @dataclass(slots=True)
 class Step:
-    """A reply for a request that fits `when`, given `times` times (None: without end).
+    """A reply for requests that fit `when`, used `times` times (None: without limit).
 
-    A `when` that is text must occur in the last message: in one of its tool results or in what the person says there.
+    If `when` is text, it must occur in the last message: in a tool result or in the user's text.
     """
 
     when: When

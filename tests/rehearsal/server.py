@@ -1,6 +1,6 @@
 """The rehearsal model: the provider's Messages API on loopback, answered by a script instead of a model.
 
-It takes the right key or answers 401, keeps every request it got, and notes who hung up before the end. A script that
+It answers 401 to a wrong key, keeps every request, and records the clients that hung up before the end. A script that
 raises is a bug of the test: it ends the server, and the test with it.
 """
 
@@ -52,7 +52,7 @@ class Model:
         return [r for r in self.requests if r.asks_agent and r.key == self.key]
 
     async def until(self, holds: Callable[[Model], bool]) -> None:
-        """Return once `holds(self)` is true; it is called now and after each request and hang-up."""
+        """Wait until `holds(self)` is true. It is called now, and after each request and hang-up."""
         while not holds(self):
             await self._changed.wait()
 
@@ -197,7 +197,7 @@ async def _happen(out: Outlet, accident: stream.Accident) -> None:
 
 @asynccontextmanager
 async def serve(*, key: str, script: Script, port: int = 0) -> AsyncIterator[Model]:
-    """Yield a model that listens on 127.0.0.1 at `port` (0: any free one); its connections end with the block."""
+    """Yield a model that listens on 127.0.0.1 at `port` (0: any free one). Its connections end with the block."""
     model = Model(key, script)
     async with await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port) as listener:
         model.url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}"

@@ -110,7 +110,7 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 
 def events(request: Request, parts: Sequence[Part], reply_id: str) -> Iterator[bytes | Accident]:
-    """The reply as whole SSE events, with the accidents at their places between them.
+    """Yield the reply as whole SSE events, with the accidents between them.
 
     Text on both sides of an accident stays one block, so that a `Stall` or `Drop` can hit a block in its middle.
     """

@@ -27,7 +27,7 @@ EXECUTORS = {100: "x-1", 200: "x-2"}
 def test_a_process_is_found_by_cgroup_descent_or_mark(
     groups: tuple[str, ...], line: list[int], marks: dict[int, str], found: str | None
 ) -> None:
-    """In this order; the mark may be that of an ancestor. Only live executors of this hutchd count."""
+    """They are tried in this order; the mark may be an ancestor's. Only live executors of this hutchd count."""
     assert (
         insider_of(500, EXECUTORS, line=lambda _: line, mark=lambda pid, _: marks.get(pid), group=lambda _: groups)
         == found
