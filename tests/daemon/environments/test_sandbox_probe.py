@@ -126,7 +126,7 @@ async def test_each_network_is_tried_and_failures_are_reported(tmp_path: Path) -
             NO_NETWORK,
             "/home/ada/project",
             SandboxSettings(network="broker-only"),
-            'network = "broker-only" here (it is forbidden)',
+            'network = "broker-only" does not work here (it is forbidden)',
         ),
     ],
 )
