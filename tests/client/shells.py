@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from tests.preloaded import PRELOADED
 from tests.programs import required_program
 
-__all__ = ["complete_in_bash", "environment"]
+__all__ = ["complete_each_in_bash", "complete_in_bash", "environment"]
 
 _BASH = """
 source <(hutch completion bash)
-COMP_LINE=$1 COMP_POINT=${#1} COMP_TYPE=9
 spec=($(complete -p hutch))
-"${spec[-2]}" hutch
-((${#COMPREPLY[@]})) && printf '%s\\n' "${COMPREPLY[@]}"
-true
+for COMP_LINE; do
+  COMP_POINT=${#COMP_LINE} COMP_TYPE=9 COMPREPLY=()
+  "${spec[-2]}" hutch
+  ((${#COMPREPLY[@]})) && printf '%s\\n' "${COMPREPLY[@]}"
+  echo "<end>"
+done
 """
 
 
@@ -28,7 +32,18 @@ def environment(**more: str) -> dict[str, str]:
 
 def complete_in_bash(line: str) -> list[str]:
     """Return what bash offers when Tab is pressed at the end of `line`, sorted."""
-    words = [required_program("bash"), "--norc", "--noprofile", "-c", _BASH, "bash", line]
-    done = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=60, check=True)
+    return complete_each_in_bash([line])[line]
+
+
+def complete_each_in_bash(lines: Sequence[str]) -> dict[str, list[str]]:
+    """Return what one bash offers at the end of each line, sorted."""
+    words = [required_program("bash"), "--norc", "--noprofile", "-c", _BASH, "bash", *lines]
+    env = environment(PATH=f"{PRELOADED.folder()}{os.pathsep}{os.environ['PATH']}")
+    done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=60, check=True)
     assert done.stderr == ""
-    return sorted(line.removesuffix(" ") for line in done.stdout.splitlines())  # a blank marks a completed word
+    offers = done.stdout.split("<end>\n")[:-1]
+    # a blank marks a completed word
+    return {
+        line: sorted(one.removesuffix(" ") for one in offer.splitlines())
+        for line, offer in zip(lines, offers, strict=True)
+    }

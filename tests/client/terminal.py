@@ -7,19 +7,19 @@ import pty
 import select
 import signal
 import subprocess
-import sys
 import termios
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from hutch_client.untrusted import plain
+from tests.preloaded import PRELOADED, Started
 
 
 class Terminal:
     """The command's terminal. `screen` is all output so far, without control sequences."""
 
-    def __init__(self, descriptor: int, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, descriptor: int, process: subprocess.Popen[bytes] | Started) -> None:
         self.process = process
         self._descriptor = descriptor
         self._written = b""
@@ -76,15 +76,14 @@ def at_terminal(
     ours, theirs = pty.openpty()
     if width:
         termios.tcsetwinsize(theirs, (24, width))
-    argv = [*(program or (sys.executable, "-m", "hutch_client")), *words]
-    process = subprocess.Popen(
-        argv,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env={**os.environ, **(environment or {})},
-        start_new_session=True,
-    )
+    env = {**os.environ, **(environment or {})}
+    process: subprocess.Popen[bytes] | Started
+    if program is None:
+        process = PRELOADED.start("hutch", *words, files=dict.fromkeys((0, 1, 2), theirs), environment=env)
+    else:
+        process = subprocess.Popen(
+            [*program, *words], stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True
+        )
     os.close(theirs)
     try:
         yield Terminal(ours, process)

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import json
+import os
 import re
 import subprocess
 import sys
 import threading
-from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -16,8 +15,9 @@ from hutch_shared import messages as m
 from hutch_shared.agents import AGENTS
 from tests.client.conftest import Hutch
 from tests.client.fake_daemon import PERMISSION, SESSION, FakeDaemon
-from tests.client.shells import complete_in_bash, environment
+from tests.client.shells import complete_each_in_bash, complete_in_bash, environment
 from tests.client.terminal import at_terminal
+from tests.preloaded import PRELOADED
 from tests.programs import required_program
 
 LINES = {
@@ -36,65 +36,32 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("line", LINES)
-def test_bash_completes_commands_verbs_options_and_choices(clean_environment: None, line: str) -> None:
+def test_bash_completes_commands_verbs_options_and_choices(clean_environment: None) -> None:
     """The completions come from the parsers. For free text nothing is offered, not even file names."""
-    assert complete_in_bash(line) == LINES[line]
+    assert complete_each_in_bash([*LINES]) == LINES
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_every_option_of_every_command_is_offered(hutch: Hutch, name: str) -> None:
     """Tab offers the options that `-h` shows, for each verb too."""
-    verbs = _offered()[f"hutch {name} "] if " VERB " in hutch(name, "-h")[1] else [""]
+    verbs = _offered(f"hutch {name} ") if " VERB " in hutch(name, "-h")[1] else [""]
 
     for verb in verbs:
         words = f"{name} {verb}".split()
         told = re.findall(r"^  (?:-\w.*?, )?(--[\w-]+)", hutch(*words, "-h")[1], re.MULTILINE)
-        assert sorted(_offered()[f"hutch {' '.join(words)} --"]) == sorted(told)
+        assert sorted(_offered(f"hutch {' '.join(words)} --")) == sorted(told)
 
 
-@cache
-def _offered() -> dict[str, list[str]]:
-    """Return the completions offered after each command, and where a verb's options begin."""
-    first = _ask([f"hutch {name} " for name in MODULES] + [f"hutch {name} --" for name in MODULES])
-    lines = [
-        f"hutch {name} {verb} --"
-        for name in MODULES
-        for verb in first[f"hutch {name} "]
-        if re.fullmatch(r"[a-z-]+", verb)
-    ]
-    return first | _ask(lines)
-
-
-_ASK = """
-import json, os, runpy, sys
-import hutch_client.__main__, argcomplete
-offered = {}
-for line in json.load(sys.stdin):
+def _offered(line: str) -> list[str]:
+    """Complete the line as bash does, without bash."""
+    asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "COMP_LINE": line, "COMP_POINT": str(len(line))}
     read, write = os.pipe()
-    if (pid := os.fork()) == 0:
-        os.dup2(write, 8)
-        os.environ |= {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\\n", "COMP_LINE": line, "COMP_POINT": str(len(line))}
-        runpy.run_module("hutch_client", {}, "__main__")
+    started = PRELOADED.start("hutch", files={1: write, 2: write, 8: write, 9: write}, environment=environment(**asked))
     os.close(write)
-    with open(read) as told:
-        offered[line] = told.read().split()
-    assert os.waitpid(pid, 0)[1] == 0, line
-print(json.dumps(offered))
-"""
-
-
-def _ask(lines: list[str]) -> dict[str, list[str]]:
-    """Complete each line as bash does, without bash.
-
-    Each line runs in its own forked process, so its imports are its own.
-    """
-    words = [sys.executable, "-W", "ignore", "-c", _ASK]
-    done = subprocess.run(
-        words, input=json.dumps(lines), text=True, env=environment(), capture_output=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout))
+    with open(read, encoding="utf-8") as offered:
+        lines = offered.read().split()
+    assert started.wait() == 0, lines
+    return lines
 
 
 def test_sessions_and_requests_come_from_hutchd(daemon: FakeDaemon) -> None:
@@ -104,10 +71,14 @@ def test_sessions_and_requests_come_from_hutchd(daemon: FakeDaemon) -> None:
     )
     daemon.answers["list_permissions"] = m.Permissions((PERMISSION,))
 
-    assert complete_in_bash("hutch attach ") == ["fix", SESSION.id]
-    assert complete_in_bash("hutch rm fix s-") == ["s-0000000000000001", "s-2"]
-    assert complete_in_bash("hutch run --session f") == ["fix"]
-    assert complete_in_bash("hutch approve ") == [PERMISSION.id]
+    expected = {
+        "hutch attach ": ["fix", SESSION.id],
+        "hutch rm fix s-": ["s-0000000000000001", "s-2"],
+        "hutch run --session f": ["fix"],
+        "hutch approve ": [PERMISSION.id],
+    }
+
+    assert complete_each_in_bash([*expected]) == expected
 
 
 def test_agents_are_offered_from_the_table() -> None:
@@ -159,11 +130,15 @@ def test_files_and_directories_are_offered_where_they_are_meant(
     for name in ("a.jsonl", "it's $(x) b.jsonl"):
         (tmp_path / name).touch()
 
-    assert complete_in_bash("hutch run --script ") == ["a.jsonl", r"it\'s\ \$\(x\)\ b.jsonl", "sub/"]
-    assert complete_in_bash("hutch run -C ") == ["sub/"]
-    assert complete_in_bash("hutch run -C ~/.h") == ["~/.hidden/"]
-    assert complete_in_bash(f"hutch policy test {tmp_path}/a") == [f"{tmp_path}/a.jsonl"]
-    assert complete_in_bash("hutch run --script /nonexistent/") == []
+    expected = {
+        "hutch run --script ": ["a.jsonl", r"it\'s\ \$\(x\)\ b.jsonl", "sub/"],
+        "hutch run -C ": ["sub/"],
+        "hutch run -C ~/.h": ["~/.hidden/"],
+        f"hutch policy test {tmp_path}/a": [f"{tmp_path}/a.jsonl"],
+        "hutch run --script /nonexistent/": [],
+    }
+
+    assert complete_each_in_bash([*expected]) == expected
 
 
 def test_only_accounts_of_users_are_offered(clean_environment: None) -> None:

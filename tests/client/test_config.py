@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hutch_client import starting
 from hutch_client.__main__ import main
+from tests.preloaded import PRELOADED
 
 TEXT = """\
 [permissions]
@@ -22,6 +24,9 @@ ann = "alice"
 timeout = inf
 """
 
+HUTCHD = starting.HUTCHD
+"""What the client itself starts."""
+
 Config = Callable[..., tuple[int, str, str]]
 
 
@@ -35,8 +40,9 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean_environment:
 
 
 @pytest.fixture
-def config(settings: Path, capfd: pytest.CaptureFixture[str]) -> Config:
+def config(settings: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Config:
     """`hutch config` in this process: returns exit code, standard output and standard error."""
+    monkeypatch.setattr(starting, "HUTCHD", PRELOADED.argv("hutchd"))
 
     def command(*words: str) -> tuple[int, str, str]:
         try:
@@ -108,8 +114,11 @@ def test_an_unknown_setting_is_refused(config: Config, name: str, said: str) -> 
 
 
 @pytest.mark.parametrize("verb", ["show", "check"])
-def test_settings_that_cannot_be_used_are_refused_with_the_reason(config: Config, settings: Path, verb: str) -> None:
-    """The error is the one with which hutchd refuses the file; the exit code is 2."""
+def test_settings_that_cannot_be_used_are_refused_with_the_reason(
+    config: Config, settings: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """The error is the one with which hutchd refuses the file; the exit code is 2. hutchd is a new Python here."""
+    monkeypatch.setattr(starting, "HUTCHD", HUTCHD)
     settings.write_text("[turns]\nretrys = 1\n")
 
     assert config(verb) == (

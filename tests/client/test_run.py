@@ -19,6 +19,7 @@ from tests.client.conftest import Hutch
 from tests.client.fake_daemon import CALL, PERMISSION, SESSION, TURN, FakeDaemon, event
 from tests.client.terminal import at_terminal
 from tests.client.test_daemon import STATUS
+from tests.preloaded import PRELOADED
 
 STARTED = event(1, "turn_started", {"prompt": "fix it", "number": 1})
 CALLED = event(2, "tool_call", {"call": CALL})
@@ -448,7 +449,7 @@ def draining(daemon: FakeDaemon) -> threading.Event:
 
 def test_a_delayed_run_reports_it_in_one_line(draining: threading.Event) -> None:
     """Without a terminal the command prints one line on standard error; then it goes on."""
-    argv = [sys.executable, "-m", "hutch_client", "run", "hi"]
+    argv = [*PRELOADED.argv("hutch"), "run", "hi"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         first = process.stderr.readline()
@@ -485,7 +486,7 @@ def test_a_delayed_run_shows_the_reason_on_a_terminal(draining: threading.Event)
 def test_a_turn_that_does_not_start_says_why(daemon: FakeDaemon, status: m.Status, words: str) -> None:
     """The client asks hutchd for the reason."""
     daemon.answers["get_status"] = status
-    argv = [sys.executable, "-m", "hutch_client", "run", "hi"]
+    argv = [*PRELOADED.argv("hutch"), "run", "hi"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         lines = iter(process.stderr.readline, "")
