@@ -16,6 +16,8 @@ from hypothesis import HealthCheck, settings
 from tests import sampling
 
 _MACHINE: Final = Path(__file__).parents[1] / "scripts" / "machine.py"
+_SYSTEM: Final = "tests/system/"
+"""`scripts/test fast` does not read it."""
 _LEFT: Final = pytest.StashKey[str]()
 
 settings.register_profile(
@@ -43,6 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as `full` the tests that this run's seed does not choose from a sample."""
     sampling.mark_unsampled(items)
+    for item in items:
+        if item.nodeid.startswith(_SYSTEM) and item.get_closest_marker("system") is None:
+            raise pytest.UsageError(f"{item.nodeid} lacks the mark `system`, which all tests in {_SYSTEM} have")
 
 
 def pytest_report_header() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -39,36 +40,45 @@ def test_too_long(): ...
 """
 
 
-def collected(folder: Path, seed: int, marks: str) -> list[str]:
-    """Return the names of the tests that a run with this seed and this `-m` collects."""
+COLLECT = """
+import json, os, sys
+import pytest
+
+class Names:
+    def pytest_collection_finish(self, session):
+        names.append([item.nodeid.partition("::")[2] for item in session.items])
+
+names = []
+for seed, marks in json.loads(sys.argv[1]):
+    os.environ[SEED] = str(seed)
+    pytest.main(["-q", "--collect-only", "-m", marks, *sys.argv[2:]], [Names()])
+print(json.dumps(names))
+"""
+
+
+def collected(folder: Path, *runs: tuple[int, str]) -> list[list[str]]:
+    """Return the names of the tests that runs collect, each with a seed and `-m`."""
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_file.py").write_text(FILE)
     without = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-p", "no:xdist")
-    options = (
-        *without,
-        "-q",
-        "--collect-only",
-        "-c",
-        str(TOP / "pyproject.toml"),
-        "--rootdir",
-        str(folder),
-        "-m",
-        marks,
-    )
+    options = (*without, "-c", str(TOP / "pyproject.toml"), "--rootdir", str(folder), str(folder))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, str(folder)],
-        env={"PATH": os.defpath, "PYTHONPATH": str(TOP), SEED: str(seed)},
-        capture_output=True, text=True, check=False, cwd=folder,
+        [sys.executable, "-c", COLLECT.replace("SEED", repr(SEED)), json.dumps(runs), *options],
+        env={"PATH": os.defpath, "PYTHONPATH": str(TOP)},
+        capture_output=True, text=True, check=True, cwd=folder,
     )  # fmt: skip
-    return [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+    names: list[list[str]] = json.loads(done.stdout.splitlines()[-1])
+    return names
 
 
 def test_a_mark_keeps_as_many_as_it_says(tmp_path: Path) -> None:
     """A test's own mark counts its cases, a file's mark its other tests; `full` has all, and another seed others."""
-    one, again, other = (collected(tmp_path, seed, "not full") for seed in (1, 1, 2))
+    one, again, other, full = collected(
+        tmp_path, (1, "not full"), (1, "not full"), (2, "not full"), (1, "full or not full")
+    )
     kept = Counter(name.partition("[")[0] for name in one)
 
     assert kept["test_cases"] == 3
     assert kept.total() == 3 + 2
     assert one == again != other  # workers collect for themselves and must agree
-    assert len(collected(tmp_path, 1, "full or not full")) == 20 + 20 + 2
+    assert len(full) == 20 + 20 + 2

@@ -41,6 +41,7 @@ from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Event
 from hutch_shared.times import awake_ms
 from tests.fakes.executors import FakeExecutor, FakeHost
+from tests.fakes.stores import new_database
 
 WAIT = 30.0
 """Seconds after which a test gives up; nothing is measured with it."""
@@ -110,13 +111,15 @@ def settings(**changes: Any) -> Settings:
 
 
 async def until(what: Callable[[], Awaitable[bool]] | Callable[[], bool]) -> None:
-    """Wait until a condition holds, checking again whenever other tasks have run."""
+    """Wait until a condition holds, checking again whenever other tasks have run; less often the longer it takes."""
+    pause = 0.002
     with anyio.fail_after(WAIT):
         while True:
             found = what()
             if found is True or (not isinstance(found, bool) and await found):
                 return
-            await anyio.sleep(0.002)
+            await anyio.sleep(pause)
+            pause = min(1.5 * pause, 0.02)
 
 
 class Stage:
@@ -153,7 +156,7 @@ class Stage:
     async def hutchd(self) -> AsyncIterator[Self]:
         """Run a hutchd; it ends as in a crash: executors live on, connections break."""
         self.in_force = SettingsInForce(self.settings, system=self.mode == "system")
-        async with Store.open(self.folder / "hutch.db") as self.store:
+        async with Store.open(new_database(self.folder / "hutch.db")) as self.store:
             self.fanout = Fanout(self.store)
             vault = await Vault.load(
                 self.store, load_master_keys(self.folder / "master.key", {}), self.folder / "ledger"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hutch_daemon.events.fanout import Fanout, QueueLimits
 from hutch_daemon.store.store import Store
 from tests.daemon.store.examples import report, with_session
+from tests.fakes.stores import new_database
 
 SESSIONS = {"s-aaaa": "x-1", "s-bbbb": "x-2"}
 
@@ -47,7 +48,7 @@ def test_each_event_reaches_each_follower_once_and_in_order(
             await report(store, *range(first, first + count), session=session, executor=SESSIONS[session])
 
     async def run(path: Path) -> None:
-        async with Store.open(path) as store:
+        async with Store.open(new_database(path)) as store:
             fanout = Fanout(store, QueueLimits(events=room))
             for session, executor in SESSIONS.items():
                 await with_session(store, session, executor)

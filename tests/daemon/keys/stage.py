@@ -24,6 +24,7 @@ from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
 from hutch_shared.processes import start_time
 from hutch_shared.secret import Secret
+from tests.fakes.stores import new_database
 
 OWNER = os.getuid()
 KEY = "sk-rehearsal-0123456789"
@@ -89,7 +90,7 @@ def session(name: str = "s-1", **more: Any) -> SessionRow:
 @asynccontextmanager
 async def vault_stage(folder: Path) -> AsyncIterator[VaultStage]:
     """Open a store and its vault in `folder`."""
-    async with Store.open(folder / "hutch.db") as store:
+    async with Store.open(new_database(folder / "hutch.db")) as store:
         master = load_master_keys(folder / "master.key", {})
         yield VaultStage(folder, store, await Vault.load(store, master, folder / "vault.ledger"), master)
 

@@ -100,19 +100,15 @@ def test_paths_of_a_command_are_bounded() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "text", ["", "\x00", "\ud800", "a" * 100_000, "(" * 20_000, "'", "$(", "\r\n", "/" * 5000, "~" * 50]
-)
 @pytest.mark.parametrize("tool", ["Bash", "Read", "Edit", "Grep", "WebFetch", "mcp__a__b", "mcp__", "Other"])
-@pytest.mark.parametrize("mode", ["ask", "unattended"])
-def test_every_input_gets_a_decision(tool: str, text: str, mode: PermissionMode) -> None:
+@pytest.mark.parametrize(("mode", "wanted"), [("ask", "ask"), ("unattended", "deny")])
+def test_every_input_gets_a_decision(tool: str, mode: PermissionMode, wanted: str) -> None:
     """Malformed input is asked about or denied, and never raises."""
     layer = Layer("account", ask=("Read(a)",), deny=("Bash(rm:*)", "Read(.env)", "WebFetch(domain:evil.test)"))
-    wanted = {"ask"} if mode == "ask" else {"deny"}
 
-    verdict = decide(layer, tool, text, mode)
-
-    assert verdict.decision in wanted or (tool in {"Read", "Grep"} and verdict.decision == "allow")
+    for text in ("", "\x00", "\ud800", "a" * 100_000, "(" * 20_000, "'", "$(", "\r\n", "/" * 5000, "~" * 50):
+        decision = decide(layer, tool, text, mode).decision
+        assert decision == wanted or (tool in {"Read", "Grep"} and decision == "allow"), text
 
 
 @pytest.mark.parametrize(

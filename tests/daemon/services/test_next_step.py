@@ -123,12 +123,16 @@ def test_each_situation_has_one_step(turn: TurnState, executor: str, request_: s
     assert spelled(step(turn, EXECUTORS[executor], **REQUESTS[request_])) == answer
 
 
-@pytest.mark.parametrize(("turn", "executor", "request_"), list(product(LIVE, EXECUTORS, REQUESTS)))
-def test_every_situation_has_a_step_that_its_state_allows(turn: TurnState, executor: str, request_: str) -> None:
+@pytest.mark.parametrize("turn", LIVE)
+def test_every_situation_has_a_step_that_its_state_allows(turn: TurnState) -> None:
     """For every state, executor and request, the turn table allows the step."""
-    view = EXECUTORS[executor]
-    found = step(turn, view, **REQUESTS[request_])
+    for executor, request in product(EXECUTORS, REQUESTS):
+        view = EXECUTORS[executor]
+        print(executor, request, sep=", ")
+        _check_allowed(turn, view, step(turn, view, **REQUESTS[request]))
 
+
+def _check_allowed(turn: TurnState, view: TurnExecutor | None, found: Step) -> None:
     match found:
         case Dispatch():
             assert TURN.allows(turn, "dispatching")
