@@ -103,7 +103,7 @@ def bind_agents(path: Path, *, everyone: bool) -> socket.socket:
     """
     check_directory(path.parent)
     if len(os.fsencode(path)) > PATH_LIMIT:
-        raise ValueError(f"the socket path {path} is longer than this system takes ({PATH_LIMIT} bytes)")
+        raise ValueError(f"the socket path {path} is longer than this system allows ({PATH_LIMIT} bytes)")
     path.unlink(missing_ok=True)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)

@@ -57,7 +57,7 @@ def main() -> NoReturn:
     except (SettingsError, HutchError) as error:
         _fail(str(error), 2)
     if options.check:
-        print(f"{paths.config}: {'the settings can be used' if paths.config.exists() else 'not there: defaults'}")  # noqa: T201
+        print(f"{paths.config}: {'the settings can be used' if paths.config.exists() else 'missing: defaults apply'}")  # noqa: T201
         raise SystemExit(0)
     _harden()
     _spare_the_collector()
@@ -81,7 +81,7 @@ def main() -> NoReturn:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="hutchd",
-        description="Runs coding agents for the people of this host. In the foreground; logs go to standard error.",
+        description="Runs coding agents for the users of this host, in the foreground; logs go to standard error.",
         epilog="HUTCH_CONFIG, HUTCH_STATE_DIR and HUTCH_RUNTIME_DIR set the paths of settings, data and sockets.",
     )
     parser.add_argument(
@@ -89,14 +89,16 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--config", metavar="FILE", help="the settings file")
     parser.add_argument("--check", action="store_true", help="read the settings, say whether they can be used, and end")
-    parser.add_argument("--doctor", action="store_true", help="look for what is wrong, print it as JSON, and end")
+    parser.add_argument("--doctor", action="store_true", help="look for problems, print them as JSON, and end")
     parser.add_argument(
-        "--show-config", action="store_true", help="print all settings and where each comes from as JSON, and end"
+        "--show-config", action="store_true", help="print all settings with their origins as JSON, and end"
     )
     parser.add_argument(
-        "--sudo-rule", action="store_true", help="print the sudo rule for hutch-launcher where it has no unit, and end"
+        "--sudo-rule",
+        action="store_true",
+        help="print the sudo rule for hutch-launcher on a host without its unit, and end",
     )
-    parser.add_argument("--restore", metavar="FILE", help="put a backup in the place of the database, and end")
+    parser.add_argument("--restore", metavar="FILE", help="replace the database with a backup, and end")
     parser.add_argument("--version", action="version", version=f"hutchd {__version__}")
     return parser.parse_args()
 

@@ -104,7 +104,7 @@ class Follow:
                 if not self._over and not await redial.wait():
                     self._failure = HutchError(
                         Reason.CONNECTION_LOST,
-                        "hutchd went away and did not come back in time. Look at `hutch doctor`.",
+                        "The connection to hutchd was lost and did not return in time. Look at `hutch doctor`.",
                     )
                     return
 

@@ -32,7 +32,7 @@ class Reason(Enum):
     INVALID_PARAMS = ("invalid_params", -32602, "The parameters do not fit the method.")
     INTERNAL = ("internal", -32603, "Hutch met an internal error; its log has the details under this id.")
     # transport
-    FRAME_TOO_LARGE = ("frame_too_large", -32001, "The message is larger than this socket takes.")
+    FRAME_TOO_LARGE = ("frame_too_large", -32001, "The message is larger than this socket accepts.")
     OVERLOADED = ("overloaded", -32002, "Too many requests are in flight; try again in a moment.")
     TIMED_OUT = ("timed_out", -32003, "No answer came in time.")
     CONNECTION_LOST = ("connection_lost", -32004, "The connection was lost before the answer came.")
@@ -47,11 +47,11 @@ class Reason(Enum):
     TOKEN_EXPIRED = ("token_expired", -32015, "The token has expired or was used up.")
     LEASE_LOST = ("lease_lost", -32016, "Another executor serves this session now.")
     # records and their states
-    WRONG_STATE = ("wrong_state", -32020, "It is not in a state in which this can be done.")
-    ALREADY_SETTLED = ("already_settled", -32021, "It was settled before; the error carries the decision that stands.")
+    WRONG_STATE = ("wrong_state", -32020, "Its state does not allow this.")
+    ALREADY_SETTLED = ("already_settled", -32021, "It was settled before; the error contains the final decision.")
     CONFLICT = ("conflict", -32022, "The same key was used before with other content.")
     SESSION_CLOSED = ("session_closed", -32023, "The session is closed.")
-    COMPACTED = ("compacted", -32024, "Events that old are no longer kept; the error carries the oldest one.")
+    COMPACTED = ("compacted", -32024, "Events this old are no longer kept; the error contains the oldest one.")
     JOURNAL_REPLACED = ("journal_replaced", -32025, "The cursor belongs to another journal; start from the beginning.")
     # missing or failing parts
     STORE_UNAVAILABLE = ("store_unavailable", -32030, "The store cannot write; nothing was accepted.")

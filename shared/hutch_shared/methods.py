@@ -106,7 +106,7 @@ CLIENT: Final[Table] = _table(
     _changing("change_rules", m.ChangeRules, m.PolicyView, "Adds or removes rules of the caller's account."),
     _changing("trust_policy", m.TrustPolicy, m.Nothing, "Trusts a project's policy file by digest, or revokes that."),
     _changing("set_permission_mode", m.SetPermissionMode, m.Session, "Changes the mode, also during a turn; audited."),
-    _request("read_audit", m.ReadAudit, m.AuditPage, "Who decided what, when and by which rule."),
+    _request("read_audit", m.ReadAudit, m.AuditPage, "Decisions, each with its user or rule and its time."),
     _changing("stop_daemon", m.StopDaemon, m.Nothing, "Stops hutchd; drains, leaves or stops live turns."),
     _changing("backup_store", m.BackupStore, m.BackupDone, "Writes a consistent copy of the database."),
 )

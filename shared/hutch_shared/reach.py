@@ -58,11 +58,11 @@ def closed(path: str | Path, reader: PathReader, bits: int = 4) -> str | None:
         except FileNotFoundError:
             return f"{at} does not exist"
         except OSError as error:
-            return f"{at} cannot be looked at ({error.strerror})"
+            return f"{at} cannot be examined ({error.strerror})"
         if stat.S_ISLNK(found.st_mode):
             links += 1
             if links > _LINKS:
-                return f"{at} is one link too many"
+                return f"{at} leads through too many links"
             target = os.path.normpath(at.parent / at.readlink())
             at, rest = Path("/"), [*Path(target).parts[1:], *rest]
             continue

@@ -86,7 +86,7 @@ def _check_length(path: Path) -> None:
     if length > PATH_LIMIT:
         raise HutchError(
             Reason.INVALID_PARAMS,
-            f"The socket path {path} has {length} bytes; this system takes {PATH_LIMIT}. Choose a shorter directory.",
+            f"The socket path {path} has {length} bytes; this system allows {PATH_LIMIT}. Choose a shorter directory.",
         )
 
 

@@ -382,11 +382,11 @@ def test_installing_for_a_host_explains_each_file_and_the_next_step(host: UnitPl
     assert _files(host) == []
     assert [line for line in first if "the only privileged part" in line]
     assert [line for line in first if str(listed) in line] == [
-        f"{listed}: written, for you to fill in (whose agents may run here; empty so far)"
+        f"{listed}: written, for you to fill in (the accounts whose agents may run; empty so far)"
     ]
     assert f"{listed}: yours, unchanged" in second
     assert any("systemctl enable --now" in line and LAUNCHER_SOCKET_UNIT in line for line in first)
-    assert first[-1] == "`hutch doctor`, as root, tells what is missing."
+    assert first[-1] == "`hutch doctor`, as root, reports what is missing."
     assert (written, mode) == (host.templates[listed], 0o644)
     assert listed.read_text() == 'users = ["ann"]\n'
     assert str(listed) in removed.sentences[-1]

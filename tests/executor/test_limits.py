@@ -53,7 +53,7 @@ def test_kills_for_memory_are_reported_once(tmp_path: Path) -> None:
 
     assert before == again == []
     assert [notice.word for notice in told] == ["over_limit"]
-    assert told[0].message == "The session went over its memory limit of 512 MiB: 1 process was killed."
+    assert told[0].message == "The session exceeded its memory limit of 512 MiB: 1 process was killed."
     assert told[0].details == {"limit": "memory", "value": 512 * MIB, "killed": 1}
 
 
@@ -74,7 +74,7 @@ def test_refused_forks_are_reported(tmp_path: Path) -> None:
     two(tmp_path, forks=12)
 
     assert [notice.message for notice in watch.take_notices()] == [
-        "The session went over its limit of 64 processes and threads: 12 more could not be started."
+        "The session exceeded its limit of 64 processes and threads: 12 more could not be started."
     ]
 
 
@@ -93,7 +93,7 @@ def test_version_1_counts_in_other_files(tmp_path: Path) -> None:
     )
 
     assert [notice.message for notice in told] == [
-        "The session went over its memory limit of 1.5 GiB: 1 process was killed."
+        "The session exceeded its memory limit of 1.5 GiB: 1 process was killed."
     ]
     assert [notice.word for notice in watch.take_notices()] == ["out_of_memory"]
 
@@ -276,7 +276,7 @@ async def test_a_turn_whose_agent_died_of_its_limit_says_so(
 ) -> None:
     """The kernel kills the hog. The executor reports the limit in this turn only."""
     (tmp_path / "work").mkdir()
-    sentence = "The session went over its memory limit of 192 MiB: 1 process was killed."
+    sentence = "The session exceeded its memory limit of 192 MiB: 1 process was killed."
     async with hutchd.up(), executor(hutchd, limited):
         await hutchd.call("prepare_session", prepare(tmp_path / "work"))
         await hutchd.call("execute_prompt", prompt("\n".join(map(json.dumps, [bash(HOG), DIED]))))

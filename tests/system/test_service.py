@@ -144,7 +144,7 @@ async def test_a_reload_is_reported_from_start_to_end(made: Host, manager: Manag
     ended = await manager.hear("READY=1")
 
     assert begun.split("\n")[1].removeprefix("MONOTONIC_USEC=").isdecimal()
-    assert "STATUS=The settings were not taken over" in ended
+    assert "STATUS=The new settings are not in force" in ended
 
 
 async def test_passed_sockets_outlive_hutchd(made: Host, manager: Manager) -> None:

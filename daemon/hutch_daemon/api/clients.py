@@ -156,7 +156,7 @@ class ClientConnection:
     async def follow_events(self, caller: Caller, params: m.FollowEvents) -> m.Following:
         """Begin a follow. Its events are sent after the reply."""
         if len(self._follows) >= _FOLLOWS:
-            raise HutchError(Reason.OVERLOADED, f"A connection follows at most {_FOLLOWS} things at a time.")
+            raise HutchError(Reason.OVERLOADED, f"A connection can have at most {_FOLLOWS} follows at a time.")
         session = await self.services.access.followed_session(caller, params)
         following: m.Following = await self._tasks.start(self._follow, params, session, caller)
         return following

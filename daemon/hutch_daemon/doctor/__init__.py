@@ -62,7 +62,7 @@ def as_service() -> Iterator[Finding]:
 
 def _settings(path: Path) -> tuple[Settings, Finding]:
     try:
-        return load(path), Finding(f"settings: {path}{'' if path.exists() else ' is not there: defaults'}")
+        return load(path), Finding(f"settings: {path}{'' if path.exists() else ' is missing: defaults apply'}")
     except (SettingsError, OSError) as error:
         return Settings(), Finding(
             f"settings: {path}", f"{error} Correct it; `hutchd --check` says whether it can be used."
@@ -110,5 +110,5 @@ def _sockets(paths: Paths, owner: int) -> Iterator[Finding]:
     except HutchError as error:
         yield Finding(subject, error.message)
         return
-    advice = f"The sockets' paths have {longest} bytes, this system takes {PATH_LIMIT}: set HUTCH_RUNTIME_DIR."
+    advice = f"The sockets' paths have {longest} bytes, but this system allows {PATH_LIMIT}: set HUTCH_RUNTIME_DIR."
     yield Finding(subject, advice if longest > PATH_LIMIT else None)

@@ -97,7 +97,7 @@ def examine_launcher(settings: Settings) -> list[Finding]:
     finally:
         launcher.close()
     if reply.status is not LauncherStatus.DONE:
-        return [Finding(subject, reply.text or "It replies that it can do nothing.")]
+        return [Finding(subject, reply.text or "It reports no abilities.")]
     group = read_abilities(reply.text)
     findings = [Finding(subject, None if group.caps else group.why or "It lacks the rights to become another account.")]
     if not group.cgroup:

@@ -59,7 +59,7 @@ def hand_over(sock: socket.socket, pid: int, uid: int, boot: m.Boot, deadline: f
     try:
         sock.sendall(msgspec.json.encode(boot) + b"\n")
     except OSError as error:
-        raise HutchError(Reason.AGENT_UNAVAILABLE, "The executor ended before it had its boot line.") from error
+        raise HutchError(Reason.AGENT_UNAVAILABLE, "The executor ended before it got its boot line.") from error
 
 
 def _readable(sock: socket.socket, deadline: float) -> bool:
@@ -77,7 +77,7 @@ def _why_open(pid: int, uid: int) -> str | None:
     except FileNotFoundError:
         return None if not Path("/proc/self").exists() else "is gone"
     except OSError:
-        return "cannot be looked at by hutchd"
+        return "cannot be examined by hutchd"
     if uid != 0 and owner == uid:  # root owns the entries of its own processes anyway
         return "has memory that processes of its account can read"
     if tracer is not None and int(tracer[1]) not in (0, os.getpid()):

@@ -289,7 +289,7 @@ def read_abilities(text: str) -> LauncherAbilities:
     try:
         return msgspec.json.decode(text, type=LauncherAbilities)
     except msgspec.DecodeError:
-        return LauncherAbilities(why=text or "The launcher does not say what it can do.")
+        return LauncherAbilities(why=text or "The launcher does not report its abilities.")
 
 
 def cgroup_dir(reply: LauncherReply) -> str | None:

@@ -23,9 +23,9 @@ ORDER: Final[tuple[m.IsolationLevel, ...]] = ("reduced", "account", "strict")
 
 _HOME: Final = {"tools": "the tools in its home", "read_only": "its home without its secrets", "hidden": "no home"}
 _NETWORK: Final = {
-    "full": "It reaches the network that the host reaches.",
-    "allow-list": "Of the network it reaches the hosts that the settings name.",
-    "broker-only": "Of the network it reaches nothing but its model.",
+    "full": "It can reach the host's network.",
+    "allow-list": "It can reach only the hosts that the settings allow.",
+    "broker-only": "It can reach only its model.",
 }
 
 

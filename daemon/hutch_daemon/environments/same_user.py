@@ -99,7 +99,7 @@ class SameUser(Local):
             why="Sessions run as the same account as hutchd: they can reach each other's files, and yours.",
             insiders=f"{insiders}. A process of this account that hides on purpose can escape them all; only a"
             " sandbox that hides the client socket prevents that.",
-            missing="More takes another account than hutchd's for each session: `hutch service install --system`.",
+            missing="A higher level needs a separate account for each session: `hutch service install --system`.",
         )
 
     async def check_account(self, account: Account) -> None:

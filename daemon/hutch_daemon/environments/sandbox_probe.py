@@ -37,7 +37,7 @@ class SandboxProbe:
 
     program: str | None = None
     """The path of bubblewrap; None if the sandbox does not work."""
-    why: str = "No sandbox was looked for."
+    why: str = "The sandbox was not probed."
     """The reason why the sandbox does not work or, if it works, the version of bubblewrap."""
     hide: tuple[str, ...] = ()
     """Paths of Hutch that no agent may see."""
@@ -112,7 +112,7 @@ async def probe(
     except msgspec.DecodeError:
         found = {"full": output}
     if why := found.pop("full", ""):
-        return SandboxProbe(why=f"There is no sandbox around the agent: bubblewrap cannot put one up here ({why}).")
+        return SandboxProbe(why=f"There is no sandbox around the agent: bubblewrap cannot set one up here ({why}).")
     version = await _run((program, "--version")) or "bubblewrap"
     return SandboxProbe(program, version, hide, tuple(show), found)
 

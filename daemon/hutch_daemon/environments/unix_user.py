@@ -74,9 +74,7 @@ class UnixUser(Local):
         self._places = places
         self._trials: dict[int, tuple[SandboxProbe, float]] = {}
         """The results of trials by uid, each with the time until which it is used: infinite for a success."""
-        self._tried = SandboxProbe(
-            why="Whether there can be a sandbox is tried when the first session of an account opens."
-        )
+        self._tried = SandboxProbe(why="The sandbox is tried when the first session of an account opens.")
         self._trying: dict[int, anyio.Lock] = {}
         self._spool = ""
         self._launcher = launcher
@@ -226,7 +224,7 @@ class UnixUser(Local):
         try:
             if self._group is not None and self._group.cgroup and cgroup_dir(reply) is None:
                 self._probed = -_PROBE_KEPT
-                why = "The launcher made no cgroup for the executor, although it had said that it can."
+                why = "The launcher made no cgroup for the executor, although it reported that it can."
                 raise HutchError(Reason.ISOLATION_UNAVAILABLE, why)
             hand_over(started.sock, reply.pid, uid, spec.boot, time.monotonic() + _READY)
         except BaseException:
@@ -310,7 +308,7 @@ def _over(reply: LauncherReply, launched: Launched) -> str:
         size = limits.get("memory")
         of = f" of {size / (1 << 20):,.0f} MiB" if size else ""
         some = "1 process was" if reply.oom == 1 else f"{reply.oom} processes were"
-        return f"The session went over its memory limit{of}: {some} ended."
+        return f"The session exceeded its memory limit{of}: {some} ended."
     if reply.full and limits.get("pids"):
-        return f"The session met its limit of {limits['pids']} processes and threads."
+        return f"The session reached its limit of {limits['pids']} processes and threads."
     return ""

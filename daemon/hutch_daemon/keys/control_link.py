@@ -127,7 +127,7 @@ class ControlLink:
                 backoff.reset()
                 await peer.wait_closed()
                 _log.warning("the broker is gone (%s)", peer.why)
-                self.trouble = "it went away and is started again"
+                self.trouble = "it ended and is started again"
         except HutchError as error:
             self.trouble = error.message
             _log.warning("no broker: %s", error)

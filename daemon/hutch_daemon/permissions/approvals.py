@@ -131,7 +131,7 @@ class Approvals:
             return requests.too_late(params, digest)
         if made is not None:
             if (made.turn, made.kind, made.digest) != (params.turn, params.kind, digest):
-                raise HutchError(Reason.CONFLICT, "The same ask was made before about something else.")
+                raise HutchError(Reason.CONFLICT, "The same ask id was used before for another call.")
             await self._policy_of(session, params.project)  # after a restart: register the project's policy file
             return await self._decision(made)
         session, verdict = await self._judge.judge(session, requester, params.call, params.cwd, params.project)

@@ -75,7 +75,9 @@ class CallJudge:
         if call.action != row.call.action:
             raise HutchError(Reason.INVALID_PARAMS, f"An edited input of {row.call.agent_tool} cannot be judged here.")
         if requester is None:  # only the session's account can resolve the paths
-            raise HutchError(Reason.CONNECTION_LOST, "The executor is away, so that an edited input cannot be judged.")
+            raise HutchError(
+                Reason.CONNECTION_LOST, "The executor is not connected, so an edited input cannot be judged."
+            )
         _, verdict = await self.judge(session, requester, call, row.cwd, None)
         if verdict.decision == "deny":
             raise HutchError(

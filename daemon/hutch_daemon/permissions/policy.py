@@ -273,7 +273,7 @@ def _ask(mode: PermissionMode, verdict: Verdict) -> Verdict:
     if mode != "unattended":
         return verdict
     return replace(
-        verdict, decision="deny", why=f"The mode unattended denies what would ask. {verdict.why}", suggestions=()
+        verdict, decision="deny", why=f"The mode unattended denies a call that would ask. {verdict.why}", suggestions=()
     )
 
 

@@ -184,9 +184,9 @@ def check_answer(row: PermissionRow, params: m.AnswerPermission) -> None:
     if params.decision == "answer" and row.kind != "question":
         raise HutchError(Reason.INVALID_PARAMS, f"A {row.kind} is allowed or denied; there is nothing to answer.")
     if params.interrupt and params.decision != "deny":
-        raise HutchError(Reason.INVALID_PARAMS, "`interrupt` stops the turn, so it goes with `deny` alone.")
+        raise HutchError(Reason.INVALID_PARAMS, "`interrupt` stops the turn, so it is allowed only with `deny`.")
     if params.decision == "allow" and row.kind == "question":
-        raise HutchError(Reason.INVALID_PARAMS, "A question wants answers: the decision `answer` with `answers`.")
+        raise HutchError(Reason.INVALID_PARAMS, "A question needs the decision `answer`, with `answers`.")
 
 
 def rule_of_answer(session: SessionRow, row: PermissionRow, params: m.AnswerPermission, now: int) -> RuleRow | None:

@@ -56,7 +56,7 @@ def admit(row: ExecutorRow, now: int, boot_id: str, *, proven: bool) -> None:
     if row.state in ("gone", "quarantined"):
         raise HutchError(Reason.TOKEN_UNKNOWN, "The token was revoked: its executor was given up.")
     if row.token_uses >= row.token_max_uses:
-        raise HutchError(Reason.TOKEN_EXPIRED, f"The token was used {row.token_uses} times; it is good for no more.")
+        raise HutchError(Reason.TOKEN_EXPIRED, f"The token was used {row.token_uses} times; it is not valid any more.")
     if not proven and (row.boot_id != boot_id or now >= row.token_until):
         raise HutchError(Reason.TOKEN_EXPIRED)
 

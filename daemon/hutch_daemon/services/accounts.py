@@ -61,7 +61,9 @@ class Accounts:
         own = self.by_uid(caller.uid)
         if not self._system:
             if wanted not in (None, own.name):
-                raise HutchError(Reason.NOT_ALLOWED, f"This hutchd is {own.name}'s alone: it runs agents as no other.")
+                raise HutchError(
+                    Reason.NOT_ALLOWED, f"This hutchd is {own.name}'s alone: it runs no agents as other accounts."
+                )
             return own
         if caller.uid == os.geteuid() and wanted in (None, own.name):
             return own

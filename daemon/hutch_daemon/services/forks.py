@@ -32,7 +32,7 @@ class ForkService:
         self._access.require_serving()
         row = await self._access.session(caller, params.session)
         if row.agent_session is None:
-            raise HutchError(Reason.WRONG_STATE, "The session has no conversation yet that a fork could go on from.")
+            raise HutchError(Reason.WRONG_STATE, "The session has no conversation yet that a fork could continue.")
         self._accounts.require_allowed(row)
         session, sealed = new_id("session"), row.sealed
         if sealed is not None:

@@ -118,9 +118,9 @@ class IsolationPlanner:
         if delivery == "direct":
             why = f"The key itself is handed to the agent. {how}"
         elif offer.separate_account or sandbox is not None:
-            keys, why = "brokered", f"{how} Nothing that could give it away is in the agent's reach."
+            keys, why = "brokered", f"{how} The agent can reach nothing that would reveal it."
         else:
-            why = f"The agent could read what is Hutch's, and so the key. {missing}"
+            why = f"The agent could read Hutch's files, and so the key. {missing}"
         return IsolationPlan(sandbox, keys, msgspec.structs.replace(isolation, keys_why=why))
 
     def _describe_limits(self, cgroup: bool) -> str:

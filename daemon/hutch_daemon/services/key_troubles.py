@@ -49,7 +49,7 @@ class KeyTroubles:
         """Settle a key's trouble in the transaction that replaces or deletes the key, with a notice in its sessions."""
         trouble = self._troubles.get(key)
         if trouble is not None:
-            settled = Notice("key_settled", "The key that was needed was added, or deleted.")
+            settled = Notice("key_settled", "The needed key was added or deleted.")
             self._append(tx, trouble.sessions, settled)
             tx.after_commit(lambda: self._troubles.pop(key, None))
 

@@ -21,9 +21,9 @@ __all__ = ["Masking", "SecretHit"]
 _STREAMED: Final = frozenset({"text_delta", "thinking_delta", "stderr"})
 """The kinds of events whose text arrives in pieces."""
 _SAID: Final = {
-    "masked": "A stored key was masked in what the agent said",
-    "withheld": "Something that held a part of a stored key was not kept",
-    "recorded": "A stored key was said in pieces, over several events: replace it",
+    "masked": "A stored key was masked in the agent's output",
+    "withheld": "An event with a part of a stored key was not kept",
+    "recorded": "A stored key appeared in pieces, over several events: replace it",
 }
 _text_of = msgspec.json.Decoder(Text).decode
 _encode = msgspec.json.encode

@@ -101,7 +101,7 @@ class ReportService:
                 kept.append(msgspec.structs.replace(_noticed(event, "no_such_turn", sentence), turn=None))
             elif event.kind in _OURS:
                 kept.append(
-                    _noticed(event, "not_yours", f"The executor reported a {event.kind}, which is hutchd's to say.")
+                    _noticed(event, "not_yours", f"The executor reported a {event.kind}, which only hutchd may report.")
                 )
             elif event.kind == "turn_ended":
                 kept.append(self._end(tx, event))
@@ -115,15 +115,15 @@ class ReportService:
         try:
             ended = _ended_of(event.data)
         except msgspec.DecodeError:
-            ended = TurnEnded(
-                "failed", "malformed", "The executor reported the end of the turn in a way nobody can read."
-            )
+            ended = TurnEnded("failed", "malformed", "The executor reported the end of the turn in an unreadable form.")
             event = msgspec.structs.replace(event, data=Raw(_encode(ended)))
         turn = turns.get(tx, event.turn) if event.turn is not None else None
         if turn is None:
-            return _noticed(event, "no_such_turn", "The executor reported the end of no turn.")
+            return _noticed(event, "no_such_turn", "The executor reported an end without a turn.")
         if not self._lifecycle.end(tx, turn, ended, reported=True):
-            return _noticed(event, "ended_before", f"The executor says the turn {ended.state}; it had ended before.")
+            return _noticed(
+                event, "ended_before", f"The executor reported the turn as {ended.state}; it had already ended."
+            )
         settled = turns.get(tx, turn.id)
         if settled is not None and settled.state != ended.state:  # a turn that failed during its stop counts as stopped
             corrected = msgspec.structs.replace(ended, state=settled.state)

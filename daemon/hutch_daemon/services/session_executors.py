@@ -93,7 +93,7 @@ class SessionExecutors:
                 raise
         least = self._isolation.least(session.isolation.asked)
         if executor.prepared and is_less(session.isolation.level, least):
-            await self._pool.end(executor, "more isolation is demanded than it has", grace=3.0)
+            await self._pool.end(executor, "it has less isolation than is required now", grace=3.0)
             return False
         return True
 

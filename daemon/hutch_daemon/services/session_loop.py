@@ -293,7 +293,7 @@ class SessionLoop:
             answer: m.Accepted = await executor.call("execute_prompt", prompt, _ACCEPT_TIMEOUT)
         except HutchError as error:
             if error.reason is not Reason.CONNECTION_LOST:
-                self._pool.retire(executor, f"it did not take a prompt: {error.message}")
+                self._pool.retire(executor, f"it did not accept a prompt: {error.message}")
             elif executor.attached == attached:
                 active.request.retry_at = self._clock() + _RETRY
             return

@@ -97,7 +97,7 @@ class TurnService:
         def cancel(tx: Tx) -> None:
             now = turns.get(tx, turn.id)
             if now is None or now.state != "queued":
-                raise HutchError(Reason.WRONG_STATE, "The turn does not wait any more; interrupt it.")
+                raise HutchError(Reason.WRONG_STATE, "The turn is not queued any more; interrupt it.")
             self._lifecycle.end(tx, now, stopped("interrupted", "It had not begun."))
             self._record(tx, caller, session, "cancel_turn", "stopped", turn.id)
             tx.after_commit(partial(self._tasks.wake, session.id))

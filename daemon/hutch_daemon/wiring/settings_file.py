@@ -40,7 +40,7 @@ class SettingsFile:
         try:
             settings = load(self.paths.config)
         except SettingsError as error:
-            self._trouble = f"The settings were not taken over: {error}"
+            self._trouble = f"The new settings are not in force: {error}"
             _log.error("settings refused", error=str(error))
             return
         self._trouble = ""

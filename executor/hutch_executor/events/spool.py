@@ -226,7 +226,7 @@ def _make_directory(directory: Path) -> bool:
             return True
         found = os.lstat(directory)
     except OSError as error:
-        why = f"The spool directory {directory} cannot be made or looked at: {error.strerror}."
+        why = f"The spool directory {directory} cannot be created or examined: {error.strerror}."
         raise HutchError(Reason.AGENT_UNAVAILABLE, why) from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise HutchError(

@@ -54,7 +54,7 @@ class LimitWatch:
             limit = self._memory_limit()
             were = "1 process was" if killed == 1 else f"{killed} processes were"
             if limit is not None and now.full > seen.full:
-                message = f"The session went over its memory limit of {_bytes(limit)}: {were} killed."
+                message = f"The session exceeded its memory limit of {_bytes(limit)}: {were} killed."
                 found.append(Notice(OVER_LIMIT, message, {"limit": "memory", "value": limit, "killed": killed}))
             else:
                 message = f"The machine ran out of memory: {were} killed in this session."
@@ -62,7 +62,7 @@ class LimitWatch:
         if refused := now.refused - seen.refused:
             limit = self._pids_limit()
             its = "the machine's limit of processes" if limit is None else f"its limit of {limit} processes and threads"
-            message = f"The session went over {its}: {refused} more could not be started."
+            message = f"The session exceeded {its}: {refused} more could not be started."
             found.append(Notice(OVER_LIMIT, message, {"limit": "pids", "value": limit, "refused": refused}))
         return sorted(found, key=lambda notice: notice.word != OVER_LIMIT)
 

@@ -101,7 +101,9 @@ def _difference(row: dict[str, Any]) -> str:
 
 
 COMMANDS = {
-    "audit": Command(_audit_arguments, _audit, "Who decided what, when, by which rule; `-o jsonl` exports it."),
+    "audit": Command(
+        _audit_arguments, _audit, "Decisions, each with its user or rule and its time; `-o jsonl` exports them."
+    ),
     "usage": Command(
         _usage_arguments,
         _usage,

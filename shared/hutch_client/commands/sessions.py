@@ -35,7 +35,7 @@ def real_directory(given: str | None, *, other: bool = False) -> str:
     except PermissionError:
         if other:
             return os.path.abspath(given or ".")
-        raise HutchError(Reason.INVALID_PARAMS, f"You may not look at {cwd}: choose another directory.") from None
+        raise HutchError(Reason.INVALID_PARAMS, f"You may not read {cwd}: choose another directory.") from None
     except OSError:
         pass  # reported below
     if not os.path.isdir(cwd):

@@ -106,4 +106,4 @@ def _text(kept: Mapping[str, list[str]]) -> str:
     sections = [f"[{section}]\n" + "".join(f"{line}\n" for line in lines) for section, lines in kept.items() if lines]
     if not sections:
         return ""
-    return "# Yours: what you had edited in the unit itself before Hutch replaced it.\n" + "\n".join(sections)
+    return "# Yours: your edits of the unit itself, from before Hutch replaced it.\n" + "\n".join(sections)

@@ -237,7 +237,7 @@ _PURPOSE: Final = {
     LAUNCHER: "the only privileged part: starts agents as the accounts that its configuration names",
     LAUNCHER_SOCKET_UNIT: "the launcher's socket, for hutchd alone",
     CREDENTIAL: "loads the sealed master key",
-    "launcher.toml": "whose agents may run here; empty so far",
+    "launcher.toml": "the accounts whose agents may run; empty so far",
     "hutch.toml": "the settings of hutchd",
 }
 _STATE_FOLDERS: Final = (Path("/var/lib/hutch"), Path("/var/lib/hutch-launcher"))
@@ -291,8 +291,8 @@ def plan_install(
         sentences.append(f"It runs while you are logged in. To let it run always: loginctl enable-linger {user}")
     if place.system:
         sentences += [
-            f"{LAUNCHER_CONFIG} names whose agents may run: add accounts or groups. A change takes effect at once.",
-            "`hutch doctor`, as root, tells what is missing.",
+            f"{LAUNCHER_CONFIG} lists the accounts whose agents may run: add some. A change takes effect at once.",
+            "`hutch doctor`, as root, reports what is missing.",
         ]
     checks = [*_checks(place, account=True), *([NoOtherDaemon(place.system)] if now and not installed.up else [])]
     return Plan(tuple(checks), tuple(steps), tuple(sentences), tuple(problems))

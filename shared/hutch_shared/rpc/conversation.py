@@ -180,7 +180,7 @@ class Conversation:
         if name is None:
             if message.error is not None and message.id is None:
                 return MessageDropped(f"the peer could not read a message: {message.error.message[:200]}")
-            return MessageDropped("an answer to no call in flight")
+            return MessageDropped("an answer without a call in flight")
         assert isinstance(message.id, int)
         if message.error is not None:
             return ResponseReceived(message.id, message.error.as_error())

@@ -76,7 +76,7 @@ def test_the_stricter_of_two_required_levels_applies(
 
 
 @pytest.mark.parametrize(
-    ("network", "says"), [("full", "that the host reaches"), ("allow-list", "name"), ("broker-only", "but its model")]
+    ("network", "says"), [("full", "the host's network"), ("allow-list", "allow"), ("broker-only", "only its model")]
 )
 def test_the_reason_names_the_reachable_network(network: str, says: str) -> None:
     """The text says which network an agent can reach."""

@@ -178,7 +178,7 @@ def test_the_unattended_mode_never_asks() -> None:
     verdict = decide(Layer("account"), "Bash", "git status", "unattended")
 
     assert (verdict.decision, verdict.suggestions) == ("deny", ())
-    assert verdict.why == "The mode unattended denies what would ask. No rule allows `git status`."
+    assert verdict.why == "The mode unattended denies a call that would ask. No rule allows `git status`."
 
 
 @pytest.mark.parametrize("mode", get_args(PermissionMode))

@@ -245,7 +245,7 @@ async def test_a_turn_that_exceeded_a_limit_says_so(system: Stage) -> None:
     session = await open_as(system, ALICE)
     turn = await system.services.turns.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
     await until(lambda: bool(system.host.started) and system.host.started[0].turn is not None)
-    system.host.over = "The session went over its memory limit of 64 MiB: 1 process was ended."
+    system.host.over = "The session exceeded its memory limit of 64 MiB: 1 process was ended."
     system.host.started[0].die()
     ended = await finished(system, ALICE, turn)
     assert (ended.state, ended.reason) == ("failed", "over_limit")

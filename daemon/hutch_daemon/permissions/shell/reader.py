@@ -178,7 +178,7 @@ class _Reader:
         if not word.sure or not word.text.isascii() or not word.text or word.text[0] == "~":
             raise NotUnderstoodError("the name of the program is not plain")
         if word.text == "time" and (quoted or parts.assigns or parts.reads or parts.writes):
-            raise NotUnderstoodError("`time` in a place where it is no keyword")
+            raise NotUnderstoodError("`time` in a place where it is not a keyword")
         parts.words.append(word)
 
     def _take(self) -> tuple[Word, bool]:
