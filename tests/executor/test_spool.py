@@ -199,7 +199,7 @@ def test_no_directory_is_made_where_others_could_replace_it(directory: Path, mod
 
     with pytest.raises(HutchError, match="other accounts can write to"):
         Spool(directory / "x-2", "x-2", "s-1", LIMIT)
-    with pytest.raises(HutchError, match="cannot be made"):
+    with pytest.raises(HutchError, match="cannot be created"):
         Spool(directory / "none" / "x-2", "x-2", "s-1", LIMIT)
     assert list(directory.iterdir()) == []
 
