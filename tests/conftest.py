@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -59,6 +59,17 @@ def pytest_report_header() -> str:
 def anyio_backend() -> str:
     """Run the tests on asyncio, as Hutch runs."""
     return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def no_authorities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Trust no certificate authority of the system: each client of providers takes long to read them."""
+    folder = tmp_path_factory.mktemp("authorities")
+    (folder / "none.pem").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", str(folder / "none.pem"))
+        patch.setenv("SSL_CERT_DIR", str(folder))
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

@@ -21,6 +21,8 @@ from hutch_shared.secret import Secret
 from hutch_shared.times import now_ms
 from tests.daemon.keys.stage import OWNER, VaultStage, vault_stage
 
+pytestmark = pytest.mark.usefixtures("no_authorities")
+
 
 @asynccontextmanager
 async def token_server(answer: Callable[[dict[str, list[str]]], tuple[int, object]]) -> AsyncIterator[str]:
