@@ -1,4 +1,4 @@
-"""Hosts that the tests of a module share: one for the script runner, one for Claude with a scripted model."""
+"""Hosts that the tests of a module share: one for the script runner, one for the double of Claude's CLI."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ async def model() -> AsyncIterator[Model]:
 
 @pytest.fixture(scope="module")
 async def claude_host(model: Model) -> AsyncIterator[Host]:
-    """A host with a key, whose Claude uses `model`."""
-    async with host(settings_for(model)) as made:
+    """A host with a key, where the double of Claude's CLI uses `model`."""
+    async with host(settings_for(model), double=True) as made:
         await made.hutch("key", "add", "anthropic", input=KEY)
         yield made
 

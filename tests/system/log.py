@@ -133,6 +133,6 @@ async def executor_of(hutch: HutchClient, session: m.Session) -> int:
 
 
 async def cli_of(hutch: HutchClient, session: m.Session) -> int:
-    """Return the pid of a session's Claude CLI, without its wrappers."""
+    """Return the pid of a session's Claude CLI or its double, without its wrappers."""
     family = processes.family(await executor_of(hutch, session))
-    return next(one.pid for one in family if one.command.partition(" ")[0].endswith("/claude"))
+    return next(one.pid for one in family if any(word.endswith("/claude") for word in one.command.split(" ")[:3]))

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -59,10 +60,15 @@ def _with_plan_file(given: dict[str, Any], request: Request) -> dict[str, Any]:
 
 @asynccontextmanager
 async def policed(
-    policy: str | None = None, settings: str = "", *, permissions: str = "", env: Mapping[str, str] | None = None
+    policy: str | None = None,
+    settings: str = "",
+    *,
+    permissions: str = "",
+    env: Mapping[str, str] | None = None,
+    double: bool = False,
 ) -> AsyncIterator[Host]:
-    """A host whose only policy is `policy`; `permissions` is added to that settings section."""
-    async with host(start=False, env=env) as made:
+    """A host whose only policy is `policy`; `permissions` is added to that settings section. `double`: see `host`."""
+    async with host(start=False, env=env, double=double) as made:
         file = made.root / "host-policy.toml"
         if policy is not None:
             file.write_text(policy)
@@ -72,10 +78,10 @@ async def policed(
 
 
 @asynccontextmanager
-async def policed_claude(model: Model, policy: str | None = None) -> AsyncIterator[Host]:
+async def policed_claude(model: Model, policy: str | None = None, *, double: bool = False) -> AsyncIterator[Host]:
     """The same with a key, whose Claude uses `model`, which obeys."""
     model.script = obey
-    async with policed(policy, settings_for(model)) as made:
+    async with policed(policy, settings_for(model), double=double) as made:
         await made.hutch("key", "add", "anthropic", input=KEY)
         yield made
 
@@ -107,6 +113,11 @@ async def audit_of(hutch: HutchClient, session: m.Session | None = None, **filte
     ref = session.id if session is not None else None
     page: m.AuditPage = await hutch.call("read_audit", m.ReadAudit(ref, limit=10_000, **filters))
     return page.entries
+
+
+def files_in(session: m.Session) -> set[str]:
+    """Return the files that the session's calls created."""
+    return {path.name for path in Path(session.cwd).iterdir()}
 
 
 async def pending_of(hutch: HutchClient, session: m.Session, count: int) -> tuple[m.Permission, ...]:

@@ -29,7 +29,7 @@ OK = Step(anything, Say("ok"), None)
 @pytest.fixture(scope="module")
 async def claude_host(model: Model) -> AsyncIterator[Host]:
     """A host with short limits for the end of an interrupt."""
-    async with host(settings_for(model, "interrupt_grace = 1\n")) as made:
+    async with host(settings_for(model, "interrupt_grace = 1\n"), double=True) as made:
         await made.hutch("key", "add", "anthropic", input=KEY)
         yield made
 

@@ -415,7 +415,7 @@ async def test_a_turn_outlives_a_killed_broker() -> None:
     def script(asked: Request) -> Reply:
         return [Say("one"), pause, Say("two")] if not pause.reached.is_set() else Say("all of it")
 
-    async with serve(key=KEY, script=script) as model, host(patient(model)) as made:
+    async with serve(key=KEY, script=script) as model, host(patient(model), double=True) as made:
         await made.hutch("key", "add", "anthropic", input=KEY)
         async with made.client() as hutch:
             session = await made.claude(hutch, "killed")

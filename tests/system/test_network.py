@@ -167,7 +167,7 @@ async def test_removing_bubblewrap_stops_sandboxed_sessions(model: Model, tmp_pa
     model.key = KEY
     model.script = Steps(("", Say("done")))
     path = f"{tmp_path}:{os.environ['PATH']}"
-    async with host(settings_for(model), env={"PATH": path}) as on:
+    async with host(settings_for(model), env={"PATH": path}, double=True) as on:
         await on.hutch("key", "add", "anthropic", input=KEY)
         async with on.client() as hutch:
             session = await on.claude(hutch, "kept")

@@ -1,4 +1,4 @@
-"""hutchd is killed at busy moments, with the real CLI: nothing is lost, nothing runs twice."""
+"""hutchd is killed at busy moments of Claude's turns: nothing is lost, nothing runs twice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def test_a_killed_hutchd_loses_neither_the_turn_nor_its_request() -> None:
         ("go", [Say("I ask first.", chunks=3), Use("Bash", {"command": "echo once >> ran; cat ran"})]),
         ("once", Say("It ran.", chunks=3)),
     )
-    async with serve(key=KEY, script=script) as model, host(settings_for(model)) as made:
+    async with serve(key=KEY, script=script) as model, host(settings_for(model), double=True) as made:
         await made.hutch("key", "add", "anthropic", input=KEY)
         async with made.client() as hutch:
             session = await made.claude(hutch, "killed", "ask")
@@ -56,7 +56,7 @@ async def test_events_while_hutchd_is_down_are_not_lost() -> None:
     script = Steps(
         ("go", [Say("before, ", chunks=4), pause, Say("meanwhile", chunks=40)]), Step(anything, Say("ok"), None)
     )
-    async with serve(key=KEY, script=script) as model, host(settings_for(model)) as made:
+    async with serve(key=KEY, script=script) as model, host(settings_for(model), double=True) as made:
         await made.hutch("key", "add", "anthropic", input=KEY)
         async with made.client() as hutch:
             session = await made.claude(hutch, "down")
@@ -81,7 +81,7 @@ async def test_events_while_hutchd_is_down_are_not_lost() -> None:
 async def test_after_an_orderly_restart_the_conversation_goes_on() -> None:
     """hutchd ended its executors; a new one starts, and the model gets the earlier conversation."""
     script = Steps(("remember the sheep", Say("I will")), Step(anything, Say("ok"), None))
-    async with serve(key=KEY, script=script) as model, host(settings_for(model)) as made:
+    async with serve(key=KEY, script=script) as model, host(settings_for(model), double=True) as made:
         await made.hutch("key", "add", "anthropic", input=KEY)
         await made.hutch("run", "--name", "sheep", "remember the sheep")
         code = await made.stop()

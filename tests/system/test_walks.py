@@ -6,7 +6,7 @@ import base64
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,10 +15,18 @@ import pytest
 from hutch_client.client import HutchClient
 from tests.rehearsal import Model, Say, Steps, Think, Use
 from tests.system import processes
-from tests.system.host import KEY, Host
+from tests.system.host import KEY, Host, host, settings_for
 from tests.system.log import log_of, wait_for, without_gaps
 
 pytestmark = pytest.mark.system
+
+
+@pytest.fixture(scope="module")
+async def claude_host(model: Model) -> AsyncIterator[Host]:
+    """A host with a key, whose Claude uses `model`: here everything but the model is real."""
+    async with host(settings_for(model)) as made:
+        await made.hutch("key", "add", "anthropic", input=KEY)
+        yield made
 
 
 async def test_a_prompt_goes_to_the_model_and_its_stream_comes_back(claude_host: Host, model: Model) -> None:

@@ -1,0 +1,1 @@
+"""A double of the Claude CLI."""
