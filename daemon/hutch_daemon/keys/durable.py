@@ -56,7 +56,7 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def destroy(descriptor: int) -> None:
-    """Overwrite an open file, deleted before, with zeros. A copy-on-write file system may keep the old blocks."""
+    """Overwrite an open, already deleted file with zeros. A copy-on-write file system may keep the old blocks."""
     with contextlib.suppress(OSError):
         os.pwrite(descriptor, bytes(os.fstat(descriptor).st_size), 0)
         os.fsync(descriptor)

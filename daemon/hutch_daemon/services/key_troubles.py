@@ -59,5 +59,5 @@ class KeyTroubles:
 
     def _append(self, tx: Tx, sessions: Collection[str], notice: Notice) -> None:
         for session in sessions:
-            with suppress(HutchError):  # it was removed meanwhile
+            with suppress(HutchError):  # the session was removed meanwhile
                 events.append(tx, session, None, "notice", notice)

@@ -41,7 +41,7 @@ class SandboxedCommand:
     bridge: NetworkBridge | None = None
 
     def close(self) -> None:
-        """Cut its way to the network. Safe to call twice."""
+        """Close the command's network bridge, if it has one. Safe to call twice."""
         if self.bridge is not None:
             self.bridge.close()
 

@@ -69,7 +69,10 @@ class _RefusedError(Exception):
 
 
 class NetworkBridge:
-    """One sandboxed command's way to the proxy. `netns_bridge` inherits `descriptor` and passes a listening socket."""
+    """The bridge from one sandboxed command to the proxy.
+
+    `netns_bridge` inherits `descriptor` and passes a listening socket.
+    """
 
     def __init__(self, descriptor: socket.socket, serving: Future[None]) -> None:
         """Use `EgressProxy.open_bridge`."""

@@ -45,7 +45,7 @@ class ClaudeConnection:
     _progress: Latch = field(default_factory=Latch)
 
     async def end(self) -> None:
-        """End the CLI at once, and its way to the network."""
+        """End the CLI at once, and close its network bridge."""
         await self.process.close(0)
         self.process.messages.close()
         if self.command is not None:
