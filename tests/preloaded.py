@@ -1,6 +1,6 @@
 """Starts `hutch` and `hutchd` as forks of a process that has already imported them.
 
-A fork takes a twentieth of the time of a start of Python with its imports. Otherwise the process is the command's own:
+A fork takes a twentieth of the time of a start of Python with its imports. Everything else is as without the fork:
 arguments, environment, directory, standard streams and exit code. A test of how the process starts, such as what it
 imports, starts Python instead.
 
@@ -95,9 +95,9 @@ class Preloaded:
         return os.path.dirname(self._serving())
 
     def close(self) -> None:
-        """End the server, if there is one."""
+        """End the server, if it was started."""
         if self._server is not None:
-            self._server.communicate()  # it ends with its standard input
+            self._server.communicate()  # the server ends with its standard input
             self._server = None
 
     def _serving(self) -> str:
@@ -187,7 +187,7 @@ def _fork(connection: socket.socket) -> None:
         request += connection.recv(1 << 20)
     argv, environment, folder, numbers, new_session = marshal.loads(request)
     main = importlib.import_module(_MODULES[argv[0]]).main  # imported once for all forks
-    if os.fork() == 0:  # the keeper of the fork's pid
+    if os.fork() == 0:  # keeps the fork's pid from being used again
         if (pid := os.fork()) == 0:
             _take_over(dict(zip(numbers, passed, strict=True)), argv, environment, folder, new_session=new_session)
             _run(main)

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def bare_package(name: str) -> Iterator[None]:
-    """Inside the block, `import name.module` runs the module alone, without `name/__init__.py`.
+    """Inside the block, let `import name.module` run the module alone, without `name/__init__.py`.
 
-    For a package whose `__init__` imports far more than is used. Afterwards the package is not imported yet: the next
-    `import name` runs its `__init__`, over the modules that are there. A package that is imported already stays as it
-    is. ImportError if there is no such package. Not for several threads at once.
+    Use it for a package whose `__init__` imports far more than is needed. Afterwards the package is not imported yet:
+    the next `import name` runs its `__init__`, over the modules that are there. A package that is imported already
+    stays as it is. ImportError if there is no such package. Not for several threads at once.
     """
     if name in sys.modules:
         yield

@@ -7,4 +7,4 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def without_authorities(no_authorities: None) -> None:
-    """Set the environment."""
+    """Set the environment so that the system's authorities are not read."""

@@ -89,7 +89,7 @@ def test_a_line_of_parents_is_whole_or_none() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_variable_is_that_of_the_start() -> None:
-    """The whole name counts; of a process that is gone there is none."""
+    """The whole name of a variable must match. A process that does not exist has no variables."""
     process = subprocess.Popen(["sleep", "60"], env={"NAME": "a=b", "NAMES": "c", "PATH": os.defpath})
     alive = [processes.variable_of(process.pid, name) for name in ("NAME", "NAM", "NAMES")]
     process.kill()
@@ -101,7 +101,7 @@ def test_a_variable_is_that_of_the_start() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_parts_of_a_cgroup_are_its_folders() -> None:
-    """Of all hierarchies; of a process that is gone there are none."""
+    """The result has the components of all hierarchies, and none for a process that does not exist."""
     ended = subprocess.Popen(["true"])
     ended.wait()
     paths = [line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines()]

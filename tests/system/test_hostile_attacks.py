@@ -147,7 +147,7 @@ async def stage() -> AsyncIterator[Stage]:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("attack", ATTACKS)
 async def test_no_attack_reaches_another_user(stage: Stage, attack: str, way: str) -> None:
-    """In every way of running it, in a sandbox or without."""
+    """This holds for every way of running it, in a sandbox or without."""
     got = stage.played[way][attack]["got"]
     if way == "person" and attack in ("gains_rights", "looks_into_its_own_executor"):
         got = [one for one in got if "CapBnd" not in one and "may gain privileges" not in one]  # a user may use sudo

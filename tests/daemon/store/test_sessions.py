@@ -83,7 +83,7 @@ async def test_an_unknown_or_ambiguous_reference_is_an_error(
 async def test_a_name_means_an_administrators_own_session_first(
     filled: Store, first: int, ref: str, found: str
 ) -> None:
-    """Even if another user has a session of that name."""
+    """This holds even if another user has a session of that name."""
     row = await filled.read(partial(sessions.find, owner=None, ref=ref, first=first))
 
     assert row.id == found

@@ -19,7 +19,7 @@ class Unused:
     """Base of the stand-ins of the classes of `mcp`: they can be imported, annotated and inherited from, not called."""
 
     def __new__(cls, *_arguments: Any, **_named: Any) -> Unused:
-        """RuntimeError, always."""
+        """Raise RuntimeError: a stand-in cannot be instantiated."""
         raise RuntimeError("executors do not load the package mcp: MCP servers run outside the SDK")
 
     def __init_subclass__(cls, **_options: Any) -> None:
