@@ -47,7 +47,7 @@ class Counter:
     """Counts calls into the code below the roots while it is switched on."""
 
     def __init__(self, roots: tuple[str, ...], output: Path) -> None:
-        """Write to `output` at each end of a count."""
+        """Write each count to `output` when it ends."""
         self._roots = roots
         self._output = output
         self._on = False

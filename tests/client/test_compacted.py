@@ -48,7 +48,7 @@ def test_logs_begin_with_the_oldest_kept_event(hutch: Hutch) -> None:
 
 
 def test_a_follow_continues_with_the_oldest_kept_event(daemon: FakeDaemon, hutch: Hutch) -> None:
-    """`run` continues so in a session whose cursor is too old."""
+    """`run` does the same in a session whose cursor is too old."""
     daemon.answers["submit_prompt"] = TURN
 
     code, out, err = hutch("run", "--session", SESSION.id, "-o", "jsonl", "go on")

@@ -31,7 +31,7 @@ def test_no_file_means_the_defaults(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_setting_is_named(text: str, said: str) -> None:
-    """An unknown key or an invalid value refuses the file; the error names the place."""
+    """A file with an unknown key or an invalid value is refused; the error names the place."""
     with pytest.raises(SettingsError) as refused:
         parse(text, "hutch.toml", {})
 

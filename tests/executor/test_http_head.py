@@ -156,7 +156,7 @@ def test_a_host_that_does_not_speak_http_is_a_bad_gateway(data: bytes) -> None:
 
 
 def test_a_response_of_the_proxys_own_is_whole() -> None:
-    """Its length counts bytes."""
+    """Its Content-Length is in bytes, not in characters."""
     sent = response(403, "é", "No")
 
     assert sent.startswith(b"HTTP/1.1 403 No\r\n")

@@ -1,7 +1,7 @@
-"""One set of dialogues, played to the Claude CLI and to its double: Hutch records the same of both.
+"""One set of dialogues with the Claude CLI and with its double: Hutch must record the same for both.
 
-Both play in the same folder, one after the other, and the model reports the same token counts to both. So digests and
-costs are equal too. A dialogue of the double's that is missing here is not known to be true of the CLI.
+Both run in the same folder, one after the other, and the model reports the same token counts to both. So digests and
+costs are equal too. Behaviour of the double that no dialogue here covers may differ from the CLI's.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ def counted(script: Script) -> Script:
 
 
 def bash(command: str) -> Use:
-    """Return a call of the shell."""
+    """Return a Bash call."""
     return Use("Bash", {"command": command})
 
 
 def decide(call: m.ToolCall) -> m.PermissionDecision:
-    """Decide by what the command says."""
+    """Decide a call by the words in its command."""
     command = call.command or ""
     if call.agent_tool == "AskUserQuestion":
         return answer(call, {"Which?": "B", "Many": ["A", "B"]})
@@ -87,14 +87,14 @@ def decide(call: m.ToolCall) -> m.PermissionDecision:
 
 
 class Player:
-    """Plays dialogues on a stage and keeps what Hutch and the model got of each."""
+    """Plays dialogues on a stage, and records for each what Hutch and the model received."""
 
     def __init__(self, on: Stage, record: Record) -> None:
         self.on = on
         self.record = record
 
     async def play(self, name: str, script: Script, prompt: str = "go", meanwhile: Any = None) -> TurnEnded:
-        """Play one turn, and `meanwhile` beside it; append the record."""
+        """Play one turn with `meanwhile` beside it; append the record."""
         on, daemon = self.on, self.on.daemon
         events, asks, turns = len(daemon.events), len(daemon.asks), len(on.model.turns)
         on.model.script = counted(script)
@@ -116,7 +116,7 @@ class Player:
             | {"questions": msgspec.to_builtins(ask.questions)}
             for ask in daemon.asks[asks:]
         ]
-        for calls in (record["asked"], record.get("tool_result", [])):  # calls side by side come in any order
+        for calls in (record["asked"], record.get("tool_result", [])):  # parallel calls come in any order
             calls.sort(key=lambda call: str(call["call_id"]))
         record["model"] = _told(on.model.turns[turns:])
         record["files"] = {path.name: path.read_text() for path in on.cwd.iterdir() if path.name != "pid"}
@@ -125,7 +125,10 @@ class Player:
 
 
 def _told(requests: list[Request]) -> Any:
-    """Return what the model got. The CLI repeats some refused requests without some of its features: once counts."""
+    """Return the requests that the model received.
+
+    The CLI repeats some refused requests without some features: count them once.
+    """
     told = [
         {
             "heard": request.heard,
@@ -141,9 +144,9 @@ def _told(requests: list[Request]) -> Any:
 
 
 def _plain(value: Any, messages: dict[str, str]) -> Any:
-    """Return the value without what differs from one run to the next: ids, ports, times, the list of tools.
+    """Return the value without the parts that differ between runs: ids, ports, times, the list of tools.
 
-    `messages` numbers the model's messages in the order in which they are met.
+    `messages` numbers the model's messages in the order of their appearance.
     """
     if isinstance(value, dict):
         if value.get("word") == "agent_ready":
@@ -170,7 +173,7 @@ def _plain(value: Any, messages: dict[str, str]) -> Any:
 
 
 async def conversation(player: Player) -> None:
-    """Text, tools, and what users can do to a call and a turn."""
+    """Text and tools, and the actions of users on calls and turns."""
     cwd = player.on.cwd
     file = str(cwd / "file.txt")
     Path(file).write_text("hello\nworld\n")
@@ -236,7 +239,7 @@ def _when(begun: Callable[[Stage], Any]) -> Callable[[Stage], Any]:
         await on.runner.interrupt()
         for ask in on.daemon.asks:
             if ask.decision is None:
-                ask.settle(deny(ask.call))  # hutchd withdraws it
+                ask.settle(deny(ask.call))  # hutchd withdraws the request
 
     return interrupt
 
@@ -260,14 +263,14 @@ def _asked(before: int) -> Callable[[Stage], Any]:
 
 
 async def failures(player: Player) -> None:
-    """The provider fails in each way, and once only."""
+    """The provider fails in each way, and once temporarily."""
     for name, reply in FAILURES.items():
         await player.play(name, Steps(Step(anything, reply, None)), name)
     await player.play("a failure that passes", Steps((anything, Refuse(500)), (anything, Say("ok"))))
 
 
 async def all_dialogues(root: Path, cli: str | None) -> Record:
-    """Play everything with one CLI; return the record."""
+    """Play all dialogues with one CLI; return the record."""
     record: Record = []
 
     @asynccontextmanager
@@ -291,7 +294,7 @@ async def all_dialogues(root: Path, cli: str | None) -> Record:
 
 
 async def test_hutch_records_the_same_of_the_cli_and_of_its_double(tmp_path: Path) -> None:
-    """Events, permission requests, ends, usage, files, and what the model got."""
+    """This covers events, permission requests, ends, usage, files, and the model's requests."""
     root = tmp_path / "stage"
     real = await all_dialogues(root, None)
     root.rename(tmp_path / "real")

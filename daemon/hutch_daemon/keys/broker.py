@@ -140,7 +140,7 @@ class Broker:
                 await call("put_lease", self._book.restart(granted))
         # This call comes last: the broker answers agents from then on.
         await call("keep_leases", link.LeaseIds(leases=tuple(self._book.live)))
-        while ended := tuple(self._book.ended):  # ended during the calls above
+        while ended := tuple(self._book.ended):  # those that ended during the calls above
             await call("end_leases", link.LeaseIds(leases=ended))
             self._book.ended.difference_update(ended)
 

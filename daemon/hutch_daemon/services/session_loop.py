@@ -385,9 +385,8 @@ class SessionLoop:
             if turn.state == "queued":
                 await self._end(turn, stopped("closed"))
         left: list[int] = []
-        served_by = [
-            one for one in self._pool.roster.all() if one.session == self.session
-        ]  # also executors that were given up
+        # also executors that were given up
+        served_by = [one for one in self._pool.roster.all() if one.session == self.session]
         for executor in served_by:
             left += (await self._pool.end(executor, "its session was closed", grace=3.0)).left
         word, message = "session_closed", "The session was closed; none of its processes is left."

@@ -34,7 +34,7 @@ def copy(source: Path, target: Path) -> int:
         with closing(database.connect_reader(source)) as old, closing(sqlite3.connect(target)) as new:
             new.execute("PRAGMA synchronous = FULL")
             old.backup(new)
-            new.execute("PRAGMA journal_mode = DELETE")  # a single file without a log
+            new.execute("PRAGMA journal_mode = DELETE")  # so the copy has no log beside it
         database.sync_directory(target.parent)
         return target.stat().st_size
     except BaseException as error:

@@ -42,7 +42,7 @@ class Setup:
     path: str | None = None
     """PATH; None for the executor's own."""
     umask: int = -1
-    """-1 for the executor's own."""
+    """The umask; -1 for the executor's own."""
 
     def environ(self, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
         """Return the environment for the agent's processes."""

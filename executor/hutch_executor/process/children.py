@@ -54,7 +54,7 @@ class Zombies:
     """Reaps inherited children that have ended. The code that starts a child of the executor reaps it sooner."""
 
     def __init__(self) -> None:
-        """Start before the first look."""
+        """Start without having seen an ended child."""
         self._seen: set[int] = set()
 
     def __repr__(self) -> str:

@@ -167,7 +167,7 @@ async def test_skipped_kinds_move_the_cursor(opened: Store) -> None:
 
 
 async def test_all_sessions_are_read_by_position_and_owner(opened: Store) -> None:
-    """`"*"` returns the events of all users, or with an owner that owner's."""
+    """`"*"` returns the events of all users or, if an owner is given, of that owner."""
     await with_session(opened, "s-bbbb", "x-2", owner=2000)
     await report(opened, 1)
     await report(opened, 1, session="s-bbbb", executor="x-2")

@@ -1,7 +1,7 @@
-"""A double of the Claude CLI: it speaks the part of the stream-json protocol that Hutch uses, and asks a real server.
+"""A double of the Claude CLI: it has the part of the stream-json protocol that Hutch uses, and calls a real server.
 
-The standard library alone, and nothing but what a dialogue in `tests/system/test_double.py` shows the real CLI doing
-too. What it does not know it refuses: it ends with a sentence on standard error, since a guess could hide a fault.
+It uses the standard library only. It does only what the real CLI does in a dialogue of `tests/system/test_double.py`.
+For anything else it ends with a sentence on standard error, since a guess could hide a fault.
 
 The main thread reads standard input. One thread plays the turns; a call's tool runs in a thread of its own.
 """
@@ -23,9 +23,9 @@ from typing import Any, NoReturn
 
 VERSION = "2.1.332-double"
 MODEL = "claude-opus-5-5"
-"""What the real CLI uses if nobody names a model."""
+"""The model that the real CLI uses by default."""
 PRICES = {"input": 4e-6, "output": 20e-6, "cache_read": 0.2e-6, "cache_write": 5e-6}
-"""Dollars for a token of `MODEL`. For a model that the CLI does not know it takes half."""
+"""US dollars per token of `MODEL`. For a model that the CLI does not know, it uses half of this."""
 REJECTED = (
     "The user doesn't want to proceed with this tool use. The tool use was rejected (eg. if it was a file edit, the"
     " new_string was NOT written to the file). STOP what you are doing and wait for the user to tell you how to"
@@ -43,7 +43,7 @@ LOST = (
 )
 IN_CONTEXT = "(file state is current in your context — no need to Read it back)"
 READ_ONLY = frozenset({"cat", "echo", "env", "false", "head", "ls", "pwd", "tail", "true", "wc"})
-"""Commands that run beside others, unless the line holds more than words."""
+"""Commands that run in parallel with others, unless the line has more than plain words."""
 REFUSALS = {
     400: "API Error: 400 {message}",
     401: "Failed to authenticate. API Error: 401 {message}",
@@ -55,9 +55,9 @@ SERVER_FAILED = (
     " persists, check your inference gateway ({host})."
 )
 RETRIED = {401: "authentication_failed", 429: "rate_limit", 529: "overloaded"}
-"""The CLI's words for refusals that it retries; `server_error` for other statuses from 500 on."""
+"""The CLI's names for refusals that it retries; for other statuses from 500 on the name is `server_error`."""
 SILENT_REPEATS = {400: 2}
-"""Requests that the CLI repeats at once and without a word."""
+"""Requests that the CLI repeats at once, without an event."""
 STATUSES = {"overloaded_error": 529, "rate_limit_error": 429, "authentication_error": 401, "invalid_request_error": 400}
 FLAGS = frozenset({"verbose", "include-partial-messages", "strict-mcp-config", "disable-slash-commands"})
 VALUES = frozenset(
@@ -70,7 +70,7 @@ Message = dict[str, Any]
 
 
 def refuse(why: str) -> NoReturn:
-    """End: the double does not know what the real CLI would do."""
+    """End the program: the double does not know what the real CLI would do."""
     sys.stderr.write(f"The double of the Claude CLI does not know {why}.\n")
     sys.stderr.flush()
     os._exit(70)
@@ -98,7 +98,7 @@ def options_of(argv: list[str]) -> dict[str, str]:
 
 
 def secret_of(variable: str) -> str | None:
-    """Return what the pipe holds whose number is in an environment variable; the variable is removed."""
+    """Remove an environment variable that has the number of a pipe; return the pipe's content."""
     number = os.environ.pop(variable, None)
     if number is None:
         return None
@@ -106,11 +106,11 @@ def secret_of(variable: str) -> str | None:
         return pipe.read().decode()
 
 
-# ---------------------------------------------------------------- the lines to Hutch
+# ---------------------------------------------------------------- lines to Hutch
 
 
 class Lines:
-    """Standard output, and the requests of the control protocol that wait for their response."""
+    """Standard output, and the control requests that wait for a response."""
 
     def __init__(self) -> None:
         self.session = ""
@@ -149,13 +149,13 @@ class Lines:
         return answer.get("response") or {}
 
     def answered(self, response: dict[str, Any]) -> None:
-        """Take a control response."""
+        """Pass a control response to the request that waits for it."""
         if waiting := self._waiting.get(response["request_id"]):
             waiting[1].append(response)
             waiting[0].set()
 
     def give_up(self) -> None:
-        """Let no request wait any longer: the turn was interrupted."""
+        """End the wait of all requests: the turn was interrupted."""
         for waiting, _ in [*self._waiting.values()]:
             waiting.set()
 
@@ -170,7 +170,7 @@ class Lines:
 
 
 class RefusedError(Exception):
-    """The provider refused the request, or broke its answer off with an error."""
+    """The provider refused the request, or ended its answer with an error."""
 
     def __init__(self, status: int, message: str, retry_after: float, *, begun: bool) -> None:
         super().__init__(message)
@@ -186,7 +186,7 @@ class AbortedError(Exception):
 
 
 class Provider:
-    """The Messages API at the place and with the credential that the environment gives."""
+    """A client of the Messages API, with the URL and credential from the environment."""
 
     def __init__(self) -> None:
         self._unix = os.environ.get("ANTHROPIC_UNIX_SOCKET")
@@ -199,14 +199,17 @@ class Provider:
         self.aborted = threading.Event()
 
     def abort(self) -> None:
-        """Break the current answer off."""
+        """End the current answer."""
         self.aborted.set()
         if (current := self._socket) is not None:
-            with suppress(OSError):  # it has ended
+            with suppress(OSError):  # the connection has ended already
                 current.shutdown(socket.SHUT_RDWR)
 
     def events(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the events of the model's answer. RefusedError, LostError or AbortedError if it has no whole answer."""
+        """Yield the events of the model's answer.
+
+        RefusedError, LostError or AbortedError if the answer is not complete.
+        """
         begun = ended = False
         try:
             with self._connected() as self._socket:
@@ -256,7 +259,7 @@ class Provider:
 
 
 def _body(connection: socket.socket) -> Iterator[bytes]:
-    """Yield the body of a response with status 200, as it comes. RefusedError for another status."""
+    """Yield the body of a response with status 200 as it arrives. RefusedError for another status."""
     buffer = b""
 
     def more() -> bytes:
@@ -299,7 +302,7 @@ def _body(connection: socket.socket) -> Iterator[bytes]:
 
 
 def _events(chunks: Iterator[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the server-sent events that have data, but for pings."""
+    """Yield the server-sent events that have data, except pings."""
     buffer = b""
     for chunk in chunks:
         *whole, buffer = (buffer + chunk).split(b"\n\n")
@@ -313,10 +316,10 @@ def _events(chunks: Iterator[bytes]) -> Iterator[dict[str, Any]]:
 
 
 class Conversation:
-    """The messages and the usage so far, stored in a transcript as they come."""
+    """The messages and the usage so far; each is stored in a transcript at once."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        """Begin one, or go on with the one to resume."""
+        """Begin a conversation, or continue the one to resume."""
         self.cwd = os.getcwd()
         self.config = os.environ.get("CLAUDE_CONFIG_DIR") or os.path.join(os.environ["HOME"], ".claude")
         earlier = options.get("resume")
@@ -331,12 +334,12 @@ class Conversation:
 
     @property
     def path(self) -> str:
-        """The transcript's file."""
+        """The path of the transcript."""
         return self._path(self.id)
 
     @property
     def plan(self) -> str:
-        """The file for the plan."""
+        """The path of the file for the plan."""
         return os.path.join(self.config, "plans", f"rehearsed-{self.id[:8]}.md")
 
     def _path(self, name: str) -> str:
@@ -360,12 +363,12 @@ class Conversation:
                 self.messages.append(entry["message"])
 
     def _mend(self) -> None:
-        """Add what a CLI that was killed in mid-turn has left out."""
+        """Complete a transcript whose CLI was killed during a turn."""
         calls = [block["id"] for block in _blocks(self.messages[-1]) if block["type"] == "tool_use"]
         if calls:
             lost = {"type": "tool_result", "content": LOST, "is_error": True}
             self.add("user", [{**lost, "tool_use_id": call} for call in calls])
-        if self.messages[-1]["role"] == "user":  # what follows is not stored
+        if self.messages[-1]["role"] == "user":  # the real CLI does not store the messages after this one
             self.messages.append({"role": "assistant", "content": [{"type": "text", "text": "No response requested."}]})
 
     def add(self, role: str, content: Any) -> None:
@@ -392,7 +395,7 @@ class Conversation:
             file.write(b"".join(lines) + json.dumps(entry).encode() + b"\n")
 
     def sent(self) -> list[Message]:
-        """Return the messages as the model gets them: what one side says in turn is one message."""
+        """Return the messages as the model gets them: consecutive messages of one side are joined."""
         merged: list[Message] = []
         for message in self.messages:
             if merged and merged[-1]["role"] == message["role"] == "user":
@@ -421,15 +424,15 @@ class ToolError(Exception):
 
 
 class InvalidCallError(Exception):
-    """The call cannot run, so that nobody is asked about it; the text tells why."""
+    """The call cannot run, so no permission is requested; the text is the reason."""
 
 
 Ran = tuple[str, Any]
-"""The text of a result, and the CLI's own record of it."""
+"""The text of a result, and the CLI's own record of the result."""
 
 
 class Tools:
-    """What the double can run, in its working directory. `kill` ends the commands that run."""
+    """The tools that the double can run in its working directory. `kill` ends the running commands."""
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
@@ -440,7 +443,7 @@ class Tools:
         return os.path.join(self._conversation.cwd, call["file_path"])
 
     def is_parallel(self, tool: str, call: Mapping[str, Any]) -> bool:
-        """Whether the call may run beside others."""
+        """Whether the call may run in parallel with others."""
         command = str(call.get("command"))
         plain = not set(command) & set("<>|&;$`()\n") and command.split()[:1] and command.split()[0] in READ_ONLY
         return tool == "Read" or (tool == "Bash" and bool(plain))
@@ -474,7 +477,7 @@ class Tools:
         return getattr(self, f"_{tool.lower()}")(call, aborted)  # type: ignore[no-any-return]
 
     def kill(self) -> None:
-        """Kill the commands that run, with all processes that came from them."""
+        """Kill the running commands and all their processes."""
         for process in [*self._running]:
             for pid in [*_descendants(process.pid), process.pid]:
                 with suppress(ProcessLookupError):
@@ -514,7 +517,7 @@ class Tools:
         return text or "(Bash completed with no output)", record
 
     def _output(self, process: subprocess.Popen[bytes]) -> bytes:
-        """Return what a command wrote until it ended; a process that it left behind may write on."""
+        """Return the output of a command up to its end. A process that it left may still write."""
         assert process.stdout is not None
         parts: list[bytes] = []
         reader = threading.Thread(target=lambda: parts.extend(iter(lambda: os.read(out, 65536), b"")), daemon=True)
@@ -586,7 +589,7 @@ INPUTS = {
 }
 """The tools, and the fields that their inputs may have."""
 INTERACTIVE = ("AskUserQuestion", "ExitPlanMode")
-"""Calls that the CLI sends to the user by themselves."""
+"""The tools for which the CLI itself asks the user."""
 
 
 def _lines(parts: list[str]) -> str:
@@ -606,7 +609,7 @@ def _descendants(pid: int) -> list[int]:
             with open(f"/proc/{name}/stat", "rb") as file:
                 parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
         except OSError:
-            pass  # it has ended
+            pass  # the process has ended
     found = [pid]
     for one in found:
         found += [child for child, parent in parents.items() if parent == one]
@@ -617,7 +620,10 @@ def _descendants(pid: int) -> list[int]:
 
 
 class Calls:
-    """The tool calls of one answer of the model. Each is asked about, runs and is reported; some run side by side."""
+    """The tool calls of one answer of the model.
+
+    Each requests permission, runs and is reported; some run in parallel.
+    """
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
@@ -629,7 +635,7 @@ class Calls:
         """Whether a denial ended the turn."""
 
     def add(self, call: dict[str, Any]) -> None:
-        """Take a call; it begins at once if no earlier one stands in its way."""
+        """Add a call. It begins at once unless it must wait for an earlier one."""
         try:
             self._turn.tools.check(call["name"], call["input"])
             call["invalid"] = None
@@ -643,13 +649,13 @@ class Calls:
             self._begin()
 
     def finish(self) -> list[dict[str, Any]]:
-        """Wait for all calls; return their results in the order in which they came."""
+        """Wait for all calls; return their results in the order of their ends."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting and not self._running)
         return self.results
 
     def _begin(self) -> None:
-        """Start the next calls. The lock is held."""
+        """Begin the next calls. The caller holds the lock."""
         parallel = self._turn.tools.is_parallel
         while self._waiting:
             if self.stopped or self._turn.aborted.is_set():
@@ -683,7 +689,10 @@ class Calls:
         )
 
     def _run(self, call: dict[str, Any]) -> tuple[str, bool, Any]:
-        """Ask about a call and run it; return the text of its result, whether that is an error, and the record."""
+        """Request permission for a call and run it.
+
+        Return the result's text, whether it is an error, and the record.
+        """
         turn, tool, given = self._turn, call["name"], call["input"]
         if call["invalid"] is not None:
             return f"<tool_use_error>{call['invalid']}</tool_use_error>", True, call["invalid"]
@@ -724,7 +733,7 @@ class Calls:
                 return CUT_SHORT, True, "User rejected tool use"
             turn.hook("PostToolUseFailure", **asks, tool_input=ran, error=str(error), is_interrupt=False)
             return str(error), True, f"Error: {error}"
-        if tool == "Write":  # its text has the path as the model gave it
+        if tool == "Write":  # the text has the path as the model wrote it
             text = text.replace(whole["file_path"], given["file_path"], 1)
         after = turn.hook("PostToolUse", **asks, tool_input=ran, tool_response=record)
         if (after or {}).get("continue") is False:
@@ -733,7 +742,7 @@ class Calls:
 
 
 class Turn:
-    """One prompt, to its result line."""
+    """One turn, from its prompt to its result line."""
 
     def __init__(self, cli: Cli) -> None:
         self._cli = cli
@@ -750,7 +759,7 @@ class Turn:
         """What the result line says of a failed request."""
 
     def hook(self, event: str, **fields: Any) -> dict[str, Any] | None:
-        """Call the hooks of an event; return what the last one said, None if the turn was interrupted first."""
+        """Call the hooks of an event. Return the last one's response, or None if the turn was interrupted first."""
         said: dict[str, Any] | None = {}
         for name in self._cli.hooks.get(event, ()):
             about = {
@@ -765,12 +774,12 @@ class Turn:
         return said
 
     def leave_plan_mode(self) -> None:
-        """Go back to the mode before planning."""
+        """Return to the mode before planning."""
         self._left_plan_mode = True
         self._cli.set_mode("default")
 
     def play(self, prompt: Any) -> None:
-        """Play it and write its result line."""
+        """Play the turn and write its result line."""
         cli = self._cli
         self.lines.system(
             "init",
@@ -894,7 +903,7 @@ class Turn:
         return text, Calls(self)
 
     def _answer(self) -> tuple[list[dict[str, Any]], Calls]:
-        """Relay one answer of the model; its calls begin as they come."""
+        """Relay one answer of the model. Its calls begin as they arrive."""
         cli, blocks, calls = self._cli, [], Calls(self)
         self._usage, self._begun = {}, False
         message: dict[str, Any] = {}
@@ -941,7 +950,7 @@ class Turn:
         return blocks, calls
 
     def _as_shown(self, block: dict[str, Any]) -> dict[str, Any]:
-        """Return the block as the CLI shows it: some inputs get fields that the model left out."""
+        """Return the block as the CLI shows it: some inputs get fields that the model omitted."""
         if block["type"] != "tool_use":
             return block
         given = block["input"]
@@ -955,7 +964,7 @@ class Turn:
         self.lines.say("assistant", message={**message, "content": [block]}, parent_tool_use_id=None, **more)
 
     def _end_stream(self) -> None:
-        """Write what ends a stream that broke off."""
+        """Write the lines that end a stream that broke off."""
         ends: tuple[dict[str, Any], ...] = (
             {"type": "content_block_stop", "index": 0},
             {"type": "message_delta", "delta": {"stop_reason": None}, "usage": self._usage},
@@ -1032,14 +1041,14 @@ class Cli:
         return {"model": self.model, "messages": self.conversation.sent(), **more}
 
     def set_mode(self, mode: str) -> None:
-        """Change the permission mode, and tell it if it is another one."""
+        """Change the permission mode, and report it if it is a different one."""
         if mode == self.mode:
             return
         self.mode = mode
         self.lines.system("status", status=None, permissionMode=mode)
 
     def serve(self) -> None:
-        """Take lines until standard input ends, and the turn that was begun has ended."""
+        """Handle lines until standard input ends and the last turn has ended."""
         threading.Thread(target=self._play, daemon=True).start()
         for line in sys.stdin.buffer:
             message = json.loads(line)
@@ -1101,7 +1110,7 @@ class Cli:
 
 
 def run() -> NoReturn:
-    """Run it and end at once, whatever threads are left."""
+    """Run the program, and end at once even if threads are left."""
     Cli(options_of(sys.argv[1:])).serve()
     os._exit(0)
 

@@ -331,7 +331,7 @@ def slow_to_die() -> None:
 
 @kind
 def set_uid_programs() -> None:
-    """Tries to leave a process of root by sudo, pkexec and sg."""
+    """Tries to start a process of root with sudo, pkexec and sg, which the account could not end."""
     for words in (["sudo", "-n", "sleep", str(LIFE)], ["pkexec", "sleep", str(LIFE)], ["sg", "root", "sleep 60"]):
         if shutil.which(words[0]):
             subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
