@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import sampling
+from tests.preloaded import PRELOADED
 
 _MACHINE: Final = Path(__file__).parents[1] / "scripts" / "machine.py"
 _SYSTEM: Final = "tests/system/"
@@ -59,6 +60,13 @@ def pytest_report_header() -> str:
 def anyio_backend() -> str:
     """Run the tests on asyncio, as Hutch runs."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def preloaded() -> Iterator[None]:
+    """End the server of forks with the tests, if one of them started it."""
+    yield
+    PRELOADED.close()
 
 
 @pytest.fixture(scope="module")

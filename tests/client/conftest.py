@@ -10,16 +10,8 @@ import pytest
 
 from hutch_client.__main__ import main
 from tests.client.fake_daemon import FakeDaemon
-from tests.preloaded import PRELOADED
 
 Hutch = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def preloaded() -> Iterator[None]:
-    """End the server of forks with the tests, if one of them started it."""
-    yield
-    PRELOADED.close()
 
 
 @pytest.fixture
