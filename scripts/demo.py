@@ -63,7 +63,7 @@ class Demo:
         return self.root / "run" / "client.sock"
 
     async def hutch(self, *args: str, stdin: bytes | None = None, check: bool = True) -> str:
-        """Run `hutch`, and return what it printed."""
+        """Run `hutch`; return its output."""
         done = await anyio.run_process(
             [sys.executable, "-m", "hutch_client", *args],
             input=stdin,
@@ -197,7 +197,7 @@ class Demo:
                     await hutch.answer_permission(m.AnswerPermission(asked.id, decision))
 
     async def output(self, *argv: str) -> str:
-        """Return what a command printed."""
+        """Return the output of a command."""
         done = await anyio.run_process(argv, cwd=self.repository, env=self.env)
         return done.stdout.decode()
 

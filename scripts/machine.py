@@ -3,7 +3,7 @@
 `compare` prints the differences since `save` and exits 1 if there are any. It waits a few seconds for processes that
 are about to end. Other programs of the machine start processes and make temporary files too, so a new process counts
 only if it comes from the tests (`_is_of_tests`), and a new file in a temporary directory only if its name does
-(`_NAMES`). Not counted: the caller and its ancestors, and what pytest keeps of a failed test (`pytest-of-*`).
+(`_NAMES`). Not counted: the caller and its ancestors, and the files that pytest keeps of a failed test (`pytest-of-*`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 PLACES = ("/tmp", "/var/tmp", "/dev/shm", "/opt", "/home", "/run", "/etc", "/etc/sudoers.d", "/etc/systemd/system")
 PATIENCE = 15.0
-"""Seconds that `compare` waits for what ends by itself."""
+"""Seconds that `compare` waits for processes that are about to end."""
 # claude-UID: the folder that the CLI keeps for each account. The last pattern: the copies that useradd keeps of a file.
 _PASSING = re.compile(
     r"/tmp/pytest-of-.*|/tmp/claude-[0-9]+|(/var)?/tmp/systemd-private-.*|/run/(apt|udev|utmp).*|/etc/[^/]+-"

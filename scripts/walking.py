@@ -66,7 +66,7 @@ class Counter:
         self._on = True
 
     def end(self, *_: object) -> None:
-        """Write what was counted, as one JSON object, and stop."""
+        """Write the counts as one JSON object, and stop."""
         self._on = False
         result = {
             "files": len(self._entered),

@@ -166,7 +166,7 @@ def _reap() -> None:
 
 
 def _import_client() -> None:
-    """Import what the commands of the client import, also what most of them import only when they need it."""
+    """Import the modules of the client's commands, also those that most commands import late."""
     import importlib
     import pkgutil
 

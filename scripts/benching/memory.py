@@ -1,4 +1,4 @@
-"""The memory and CPU of an idle hutchd, and what each session adds."""
+"""The memory and CPU of an idle hutchd, and the memory of each session."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Piece(NamedTuple):
 
 
 class Console:
-    """Takes the events of one session in order and returns what to write for each.
+    """Takes the events of one session in order and returns the pieces to write for each.
 
     `at_line_start`: the next piece starts a line. `doing`: the agent's current work, in words.
     """

@@ -98,7 +98,7 @@ class Screen:
         return line
 
     def forget_typed(self) -> None:
-        """Discard what was typed so far: it was not meant for the request that follows."""
+        """Discard the input typed so far: it was not meant for the request that follows."""
         self._begun = b""
         if os.isatty(self._typed):
             termios.tcflush(self._typed, termios.TCIFLUSH)

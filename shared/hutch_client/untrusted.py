@@ -26,7 +26,7 @@ def plain(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    r"""Return `text` with each of those characters written as an escape, such as `\x1b`."""
+    r"""Return `text` with control characters and direction marks written as escapes, such as `\x1b`."""
     return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
 
 
@@ -37,5 +37,5 @@ def one_line(text: str, width: int = 0) -> str:
 
 
 def escaped_json(text: str) -> str:
-    """Return a JSON text in which those characters are written as escapes: the same value, harmless on a terminal."""
+    """Return a JSON text with such characters written as escapes: the same value, harmless on a terminal."""
     return _CONTROL.sub(lambda found: f"\\u{ord(found.group()):04x}", text)

@@ -1,4 +1,4 @@
-"""Events: what happened in a session, in the same vocabulary for every agent.
+"""The events of a session, in the same vocabulary for every agent.
 
 This module gives the shape of `data` for each kind. `native` is the agent's own message, whole and without a contract
 of ours. hutchd stores and forwards both as the bytes it received.
@@ -116,7 +116,7 @@ class PermissionAsked(msgspec.Struct, frozen=True):
 
 
 class PermissionSettled(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`permission_settled`: the final decision, and who or what made it."""
+    """`permission_settled`: the final decision, and the user or cause that made it."""
 
     permission: str
     state: str

@@ -37,7 +37,7 @@ _SECRET_TEXT: Final = re.compile(
 
 
 def redact_text(text: str) -> str:
-    """Return `text` with keys, tokens and passwords in URLs replaced, as far as their form shows what they are."""
+    """Return `text` with keys, tokens and passwords in URLs replaced, if their form reveals them."""
     for mask in _also:
         text = mask(text)
     return _SECRET_TEXT.sub(_HIDDEN, text)

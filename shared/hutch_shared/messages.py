@@ -774,7 +774,7 @@ class SandboxSpec(Wire, frozen=True, omit_defaults=True):
     show: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
     home: Literal["tools", "read_only", "hidden"] = "tools"
-    """What the agent sees of the account's home. Its writes there do not outlive the sandbox."""
+    """The part of the account's home that the agent sees. Its writes there do not outlive the sandbox."""
     network: Literal["full", "allow-list", "broker-only"] = "full"
     allow: tuple[str, ...] = ()
     """The hosts for `allow-list`, in the syntax of the settings."""
@@ -923,4 +923,4 @@ class Boot(Wire, frozen=True, omit_defaults=True):
     heartbeat: float = 5.0
     """Seconds between heartbeats."""
     trial: SandboxSpec | None = None
-    """Only probe this sandbox: answer with one line on standard input (what fails, by network), and end."""
+    """Only probe this sandbox: answer with one line on standard input (the faults, by network), and end."""

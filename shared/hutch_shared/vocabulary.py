@@ -155,7 +155,7 @@ _TOOLS: Final[dict[str, tuple[m.Action, Callable[[_Fields, str], _Fields]]]] = {
 }
 
 
-# ---------------------------------------------------------------- what an edit changes
+# ---------------------------------------------------------------- diffs of edits
 
 
 def _edits(given: _Fields) -> _Pairs:

@@ -31,12 +31,12 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def complete_in_bash(line: str) -> list[str]:
-    """Return what bash offers when Tab is pressed at the end of `line`, sorted."""
+    """Return the completions of bash for Tab at the end of `line`, sorted."""
     return complete_each_in_bash([line])[line]
 
 
 def complete_each_in_bash(lines: Sequence[str]) -> dict[str, list[str]]:
-    """Return what one bash offers at the end of each line, sorted."""
+    """Return the completions of one bash for the end of each line, sorted."""
     words = [required_program("bash"), "--norc", "--noprofile", "-c", _BASH, "bash", *lines]
     env = environment(PATH=f"{PRELOADED.folder()}{os.pathsep}{os.environ['PATH']}")
     done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=60, check=True)

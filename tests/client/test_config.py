@@ -25,7 +25,7 @@ timeout = inf
 """
 
 HUTCHD = starting.HUTCHD
-"""What the client itself starts."""
+"""The programs that the client itself starts."""
 
 Config = Callable[..., tuple[int, str, str]]
 

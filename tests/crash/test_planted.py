@@ -12,7 +12,7 @@ from tests.crash.harness.run import directed
 from tests.sampling import sample
 
 SETTLE = 5.0
-"""Seconds after which a run that its fault blocks is judged as it is."""
+"""Seconds after which a run is judged even if its fault still blocks it."""
 IN_CI = 1
 
 

@@ -185,7 +185,7 @@ def test_mcp_servers_in_another_form_are_left_out(narrator: EventTranslator, ser
     ids=["not UTF-8", "too deep", "a number without a value", "half a surrogate pair", "not JSON"],
 )
 async def test_a_line_that_cannot_be_decoded_is_a_notice(kind: str, value: bytes) -> None:
-    """The notice says what is wrong with the line, and the turn goes on."""
+    """The notice describes the fault of the line, and the turn goes on."""
     process = ClaudeProcess(Launch(("claude",), "/", {}))
     connection = ClaudeConnection(ClaudeSDKClient(), process, EventTranslator("/work", {}), UsageMeter({}), {}, None)
     line = b'{"type":"%b","subtype":%b,"event":{"type":%b},"message":{"content":%b}}' % (

@@ -51,7 +51,7 @@ def server(answer: Callable[[socket.socket], None], path: str | None = None) -> 
 
 
 def echo(client: socket.socket) -> None:
-    """Send back what arrives, until its end."""
+    """Send back all received bytes until the client's end."""
     while chunk := client.recv(65536):
         client.sendall(chunk)
 

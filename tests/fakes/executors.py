@@ -24,7 +24,7 @@ from hutch_shared.processes import Credentials
 from hutch_shared.times import now_ms, to_wire
 
 Play = Callable[["FakeExecutor", m.ExecutePrompt], Awaitable[TurnEnded | None]]
-"""What an executor does with a prompt; None: it never ends."""
+"""A play: the executor's actions for a prompt. None never ends."""
 
 
 async def say_done(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
@@ -112,7 +112,7 @@ class FakeExecutor:
     # ------------------------------------------------------------ the connection
 
     async def dial(self, **changes: Any) -> m.Welcome:
-        """Say hello on a new connection and resend what is not acknowledged."""
+        """Say hello on a new connection, and send unacknowledged events again."""
         fields: dict[str, Any] = {
             "executor": self.spec.executor,
             "token": self.spec.boot.token,

@@ -225,7 +225,7 @@ class Stage:
         except ValueError:
             raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"There is no account {name}.") from None
 
-    # ------------------------------------------------------------ what a client does
+    # ------------------------------------------------------------ actions of a client
 
     async def open(self, **changes: Any) -> m.Session:
         """Open a session of the script agent."""

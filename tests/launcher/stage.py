@@ -1,7 +1,7 @@
 """A real hutch-launcher with its configuration, and hutchd's side of its socket.
 
 Instead of the interpreter it starts a puppet: a program that reads Python source from its standard input, a socket,
-executes it, and sends back what the source passes to `say`.
+executes it, and sends back each value that the source passes to `say`.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ def test_a_configuration_that_others_can_change_is_refused(alice: Account) -> No
 
 
 def test_an_interpreter_that_others_can_change_is_refused(alice: Account) -> None:
-    """The account that can change it would decide what runs as every account."""
+    """The account that can change it would decide which code runs as every account."""
     with stage(start=False) as host:
         program = Path(host.settings["interpreter"])
         program.chmod(0o775)

@@ -1,4 +1,4 @@
-"""The dispatcher: what runs, what is refused, and what never crosses the wire."""
+"""The dispatcher: requests that run, requests that are refused, and texts that never cross the wire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Python whose Claude CLI is the double: hutchd and executors that it runs start the double. Nothing else differs.
+"""A Python whose Claude CLI is the double: a hutchd or executor under it starts the double. Nothing else differs.
 
 It is a virtual environment on top of this one. Its only package is claude-agent-sdk, as links to the real files, with
 the double in the place of the SDK's own CLI.

@@ -1,4 +1,4 @@
-"""Executors under other accounts on a shared host: what survives the death of each part."""
+"""Executors under other accounts on a shared host: the parts that survive the death of each other part."""
 
 from __future__ import annotations
 

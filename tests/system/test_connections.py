@@ -290,7 +290,7 @@ async def _everything(there: Line, *, head: int) -> list[int]:
 
 
 async def _what_is_left(there: Line) -> list[int]:
-    """Read what still arrives on a connection that hutchd closed. Return the numbers of whole events."""
+    """Read the remaining data of a connection that hutchd closed. Return the numbers of whole events."""
     seqs: list[int] = []
     with anyio.fail_after(DEADLINE):
         while True:

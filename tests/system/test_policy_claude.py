@@ -1,4 +1,4 @@
-"""The policy with the real Claude CLI: every call is judged, whatever the CLI itself or a project would allow."""
+"""The policy with the real Claude CLI: every call is judged, even one that the CLI or a project would allow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policy in turns of Claude: requests wait for the user, and the judged input is what runs."""
+"""The policy in turns of Claude: requests wait for the user, and only the judged input runs."""
 
 from __future__ import annotations
 

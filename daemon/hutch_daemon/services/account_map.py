@@ -27,7 +27,7 @@ def mapped(person: str, accounts: AccountSettings) -> str:
 
 
 def may_run_as(person: str, account: str, accounts: AccountSettings, *, admin: bool) -> bool:
-    """Return whether a user may run agents as an account: the mapped one, those in `run_as`, for administrators any.
+    """Return whether a user may run agents as an account: the mapped one, those in `run_as`, or any for administrators.
 
     A user who is mapped to another account may not use their own account without `run_as`. Always False for `root`.
     """

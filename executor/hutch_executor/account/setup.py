@@ -1,6 +1,6 @@
 """The account's own set-up for its agents: PATH as after a login, and a umask that fits a shared directory.
 
-Both apply to the agent, what it runs, and the notify command. The executor itself keeps the PATH that it was started
+Both apply to the agent, its commands, and the notify command. The executor itself keeps the PATH that it was started
 with, so that a program in the account's `~/.local/bin` is never taken for bubblewrap, and gives its own files explicit
 modes.
 """

@@ -3,7 +3,7 @@
 The `.spool` file holds one line that names the executor and the session. The events are in `.part` files beside it,
 each named by the number of its first event. A part is a sequence of records: a head (number, length, CRC-32 over number
 and payload), then the payload, which is the event as it goes on the wire. The first record that is not whole ends the
-spool: a crash that tears the tail costs only what was not synced.
+spool: a crash that tears the tail costs only unsynced records.
 
 An executor locks its `.spool` file while it lives, so a process that gets the lock knows that the executor is dead.
 Earlier versions wrote the records into the `.spool` file itself, after the first line; those are read too.

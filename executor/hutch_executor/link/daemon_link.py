@@ -52,7 +52,7 @@ _log: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
-    """What the executor reports of itself in `hello` and in heartbeats."""
+    """The executor's own state, as reported in `hello` and in heartbeats."""
 
     session: str | None
     turn: str | None

@@ -25,7 +25,7 @@ _log: Final = logging.getLogger(__name__)
 _TRANSIENT: Final = frozenset({Reason.OVERLOADED, Reason.STORE_UNAVAILABLE, Reason.SHUTTING_DOWN, Reason.TIMED_OUT})
 """Errors after which the same request is sent again."""
 _NOT_JSON: Final = (TypeError, ValueError, RecursionError, OverflowError)
-"""What encoding raises for an input without a JSON form: too deeply nested, or with a lone surrogate."""
+"""The errors of encoding an input without a JSON form: nested too deeply, or with a lone surrogate."""
 _FIRST_PAUSE: Final = 0.1
 _MAX_PAUSE: Final = 5.0
 

@@ -21,7 +21,7 @@ _OOM_SCORE = b"500"
 def harden() -> None:
     """Forbid core dumps and inspection by the same account, start a process session, adopt orphaned descendants.
 
-    Skips what the platform lacks. The umask stays as it is: the executor gives its own files explicit modes.
+    Skips steps that the platform lacks. The umask stays as it is: the executor gives its own files explicit modes.
     """
     _raise_oom_score()
     forbid_dumps()

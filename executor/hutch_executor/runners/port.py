@@ -92,5 +92,5 @@ class AgentRunner(Protocol):
         ...
 
     async def close(self) -> None:
-        """End the agent and what it started, within a deadline of its own. Safe to call twice and in any state."""
+        """End the agent and all that it started, within a deadline of its own. Safe to call twice and in any state."""
         ...

@@ -237,7 +237,7 @@ async def _relay(request: ProxyRequest, rest: bytes, client: SocketStream, host:
 
 
 async def _relay_response_head(host: ByteReceiveStream, client: SocketStream) -> bytes:
-    """Relay the head of the response, and any 1xx before it; return what came after it."""
+    """Relay the head of the response, and any 1xx before it; return the bytes after it."""
     reader, status = ResponseReader(), 100
     while status < 200:
         try:

@@ -1,4 +1,4 @@
-"""The plan of a sandbox: what it shows, lets be written and hides, and bubblewrap's arguments for that.
+"""The plan of a sandbox: the places that it shows, makes writable and hides, and bubblewrap's arguments for that.
 
 Theory. The agent sees a list of places, each at its real path: the system's programs read-only, its working directory,
 what its account's tools need. A list of hidden places alone would miss every place that its author did not think of, so

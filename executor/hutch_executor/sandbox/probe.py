@@ -1,4 +1,4 @@
-"""Probes a sandbox: runs commands inside and reports why it does not hold. `python -m hutch_executor.sandbox`."""
+"""Probes a sandbox: runs commands inside and reports why it fails. `python -m hutch_executor.sandbox`."""
 
 from __future__ import annotations
 

@@ -20,5 +20,5 @@ def try_command(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def failure_text(done: subprocess.CompletedProcess[str]) -> str:
-    """Return what a command printed about its failure."""
+    """Return the text that a failed command printed."""
     return (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"

@@ -30,7 +30,7 @@ _EMPTY_RESETS: Final = frozenset(
 )
 """Lists that an empty value resets to their default."""
 _ONLY_GROW: Final = frozenset({"After", "Before", "Wants", "Requires", "Environment"})
-"""Lists that a drop-in adds to: an empty value does not reset them, or would reset what Hutch sets too."""
+"""Lists that a drop-in adds to: an empty value does not reset them, or would reset Hutch's own values too."""
 _RESETS: Final = {"CapabilityBoundingSet": "~"}
 
 

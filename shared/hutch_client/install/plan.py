@@ -61,7 +61,7 @@ class InstalledFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What is installed in a place."""
+    """The state of a place before the plan."""
 
     files: Mapping[Path, InstalledFile]
     """Each file of the place."""
@@ -72,7 +72,7 @@ class Installed:
     enabled: bool = False
 
 
-# ---------------------------------------------------------------- checks: what must hold before the first step
+# ---------------------------------------------------------------- checks, which must hold before the first step
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ class Dispatcher(Generic[C]):
         }
 
     def dispatch(self, request: Request, context: C) -> Invocation[C] | HutchError:
-        """Return what to run, or the refusal: `method_not_found`, `invalid_params`. Pure; never raises."""
+        """Return an invocation, or the refusal: `method_not_found`, `invalid_params`. Pure; never raises."""
         if not self.requests:
             return HutchError(Reason.METHOD_NOT_FOUND)
         _, result = self._dispatch(self._entries, context, self._bound(request.method, [request.params], request.id))

@@ -422,7 +422,7 @@ class Peer(Generic[C]):
             self._append(frame)
 
     def _append(self, frame: bytes) -> None:
-        """Queue a whole frame. While the writer is idle, first write what the socket takes without waiting."""
+        """Queue a whole frame. While the writer is idle, first write as much as the socket takes without waiting."""
         rest: bytes | memoryview = frame
         if self._writer_idle:
             written = self._send_now(frame)

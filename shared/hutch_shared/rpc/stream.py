@@ -1,4 +1,4 @@
-"""Bytes in and out: a connected socket as an anyio byte stream, and the frames in what it receives.
+"""Bytes in and out: a connected socket as an anyio byte stream, and the frames in the received bytes.
 
 anyio's own Unix stream yields to the event loop twice per message and registers with the selector for each wait;
 cancelling its `receive` in the tick in which EOF arrives raises InvalidStateError in the loop. `SocketStream` tries the
@@ -51,7 +51,7 @@ class SocketStream(ByteStream):
 
     @property
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
-        """The raw socket, for those who know the stream as a `ByteStream`."""
+        """The raw socket, for code that has the stream as a `ByteStream`."""
         return {SocketAttribute.raw_socket: lambda: self.socket}
 
     async def receive(self, max_bytes: int = _RECEIVE) -> bytes:
@@ -101,7 +101,7 @@ class SocketStream(ByteStream):
             self._loop.remove_reader(self.socket)
 
     def send_now(self, item: bytes) -> int:
-        """Write what the socket takes without waiting; return the number of bytes; 0 also for a broken stream."""
+        """Write as much as the socket takes without waiting; return the number of bytes; 0 also for a broken stream."""
         try:
             return 0 if self._closed else self.socket.send(item)
         except OSError:

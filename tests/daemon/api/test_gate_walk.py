@@ -174,7 +174,7 @@ class Walk:
         self.done[cell] += 1
 
     def _look(self, cell: Cell, answer: str, foreign: tuple[str, ...]) -> None:
-        """Check that the reply shows of Bob's records only what the caller may see."""
+        """Check that the reply shows only those of Bob's records that the caller may see."""
         sees = cell.role in (Role.ROOT, Role.ADMIN)
         shown = [name for name in foreign if name in answer]
         everybodys = (

@@ -45,7 +45,7 @@ class Asks:
 
 
 async def test_a_rule_decides_without_a_request(stage: Stage) -> None:
-    """What the policy allows or denies is decided at once and recorded in the audit with its rule."""
+    """A call that the policy allows or denies is decided at once, and recorded in the audit with its rule."""
     asks = stage.host.play = Asks(command("git status"), command("rm x", "c-2"))
     async with stage.hutchd():
         session = await stage.open(rules=m.Rules(allow=("Bash(git status:*)",), deny=("Bash(rm:*)",)))

@@ -75,7 +75,7 @@ def test_requests_are_refilled_from_a_tenth_of_the_portion_on(requests: int, ref
 
 
 def test_dollars_are_refilled_from_a_tenth_of_the_portion_on() -> None:
-    """A refill covers what was spent, within the budget, and counts each dollar once."""
+    """A refill covers the spent dollars, within the budget, and counts each dollar once."""
     book = book_with(GrantedLease(lease(), Budget(0.5)))
 
     first = book.count([record(1, usd=0.19)])

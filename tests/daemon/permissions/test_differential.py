@@ -1,4 +1,4 @@
-"""bash starts only what the policy judged."""
+"""bash starts only programs that the policy judged."""
 
 from __future__ import annotations
 

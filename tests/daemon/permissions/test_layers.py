@@ -1,4 +1,4 @@
-"""Policy layers, and the limits of what one layer can change for another."""
+"""Policy layers, and the limits of their effect on one another."""
 
 from __future__ import annotations
 

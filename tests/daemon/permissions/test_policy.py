@@ -31,7 +31,7 @@ def decide(
 
 
 def test_a_verdict_names_the_rule_its_layer_and_what_it_matched() -> None:
-    """The user sees which rule decided, in which layer, and what it matched."""
+    """The user sees the deciding rule, its layer, and the part of the call that it matched."""
     verdict = decide(Layer("account", deny=("Bash(rm:*)",), origin="~/policy.toml"), "Bash", "ls; rm -f x")
 
     assert verdict.decision == "deny"

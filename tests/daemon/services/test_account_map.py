@@ -90,7 +90,7 @@ def test_a_refusal_hides_whether_an_account_exists() -> None:
 
 
 def test_a_refusal_says_what_to_do() -> None:
-    """Each refusal names what the user can choose, and the setting that an administrator would change."""
+    """Each refusal names the user's choices, and the setting that an administrator would change."""
     assert words("bob", 1001, "alice") == (
         "You may not run agents as alice. Yours run as agents, or with --account as lab; an administrator can add an"
         " account for you in the settings, [accounts] run_as."

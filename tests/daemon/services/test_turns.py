@@ -364,7 +364,7 @@ async def test_a_fork_continues_the_conversation(stage: Stage) -> None:
 
 
 async def test_a_deleted_session_is_gone_and_its_audit_stays(stage: Stage) -> None:
-    """Only a closed session can be deleted; the audit keeps who did it."""
+    """Only a closed session can be deleted; the audit names the user who did it."""
     async with stage.hutchd():
         session = await stage.open()
         with pytest.raises(HutchError):

@@ -198,7 +198,7 @@ async def test_a_read_cannot_write(store: Store) -> None:
 
 
 async def test_a_read_is_one_snapshot(store: Store) -> None:
-    """A read does not see what is committed while it runs."""
+    """A read does not see commits that come while it runs."""
     await store.write(put("k", "old"))
     begun, gate = threading.Event(), threading.Event()
     seen: list[str | None] = []

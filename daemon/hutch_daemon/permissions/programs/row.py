@@ -49,7 +49,7 @@ class Program:
     hands_on: bool = False
     """True if the program passes the words after `--` to another program, so they are not its own options."""
     check: Check | None = field(default=None, repr=False)
-    """A function for what the other fields cannot express."""
+    """A check that the other fields cannot express."""
 
 
 def names(text: str) -> frozenset[str]:

@@ -38,7 +38,7 @@ def veto(argv: Argv, spelled: int) -> str | None:
 
 
 def _unpinned(program: Program, argv: Argv, spelled: int) -> str | None:
-    """Return a reason if the rule does not name what a PINNED program runs, or None if it does."""
+    """Return a reason unless the rule names the program that a PINNED program runs; None if it does."""
     name = base_name(argv[0])
     at = 1
     while at < spelled and argv[at] in program.flags:

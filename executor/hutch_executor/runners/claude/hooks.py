@@ -105,7 +105,7 @@ class PermissionHooks:
         return PermissionResultAllow(updated_input=judged)
 
     async def after_tool(self, call: Any, call_id: str | None, _context: Any) -> Any:
-        """PostToolUse: check that what ran is what was decided. A plan is exempt: the CLI removes its text again."""
+        """PostToolUse: check that the decided input ran. A plan is exempt: the CLI removes its text again."""
         turn, connection, tool = self._running.turn, self._running.connection, str(call.get("tool_name"))
         ran = input_digest(tool, call.get("tool_input") or {})
         decided = turn.decided.pop(call_id or "", None) if turn else None

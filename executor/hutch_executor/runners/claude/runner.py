@@ -79,7 +79,7 @@ class ClaudeRunner:
 
     @classmethod
     def preload(cls) -> None:
-        """Import what the SDK imports late, on its first connection."""
+        """Import the modules that the SDK imports late, on its first connection."""
         for module in ("query", "session_resume", "session_store_validation", "transport.subprocess_cli"):
             with suppress(ImportError):
                 importlib.import_module(f"claude_agent_sdk._internal.{module}")

@@ -1,4 +1,4 @@
-"""What a turn used: tokens and dollars, from the sums that the CLI keeps. Pure."""
+"""The usage of a turn: tokens and dollars, from the sums that the CLI keeps. Pure."""
 
 from __future__ import annotations
 
