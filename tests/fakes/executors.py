@@ -24,7 +24,7 @@ from hutch_shared.processes import Credentials
 from hutch_shared.times import now_ms, to_wire
 
 Play = Callable[["FakeExecutor", m.ExecutePrompt], Awaitable[TurnEnded | None]]
-"""A play: the executor's actions for a prompt. None never ends."""
+"""A play: the executor's actions for a prompt. It returns the end of the turn, or None if the turn never ends."""
 
 
 async def say_done(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:

@@ -1,4 +1,4 @@
-"""hutchd under a service manager: its variables, its passed sockets, and what its children do not inherit."""
+"""hutchd under a service manager: its variables, its passed sockets, and their absence in its children."""
 
 from __future__ import annotations
 
