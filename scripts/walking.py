@@ -112,7 +112,7 @@ class Counter:
 def _current_task() -> object:
     try:
         return asyncio.current_task()
-    except RuntimeError:  # a worker's thread
+    except RuntimeError:  # in the thread of a worker
         return None
 
 

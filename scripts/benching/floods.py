@@ -34,7 +34,7 @@ async def bench(effort: Effort, say: Say) -> None:
                     async with program("flood", made.socket, kind, effort.of(_BAD)) as flood:
                         await flood.line()
                         flooded += await _pings(line, seconds)
-                    await anyio.sleep(min(1.0, seconds / 4))  # hutchd notices that they are gone
+                    await anyio.sleep(min(1.0, seconds / 4))  # hutchd notices their end meanwhile
                 figures = {
                     name: {
                         "p50_us": 1e6 * median(them),

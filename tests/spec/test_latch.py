@@ -107,7 +107,7 @@ async def test_a_loop_that_looks_and_waits_sees_each_change(pauses: int) -> None
         nonlocal seen
         while seen < 50:
             looked_at = state
-            for _ in range(pauses):  # a look that takes a while, such as a read of the store
+            for _ in range(pauses):  # stands for a slow look, such as a read of the store
                 await checkpoint()
             seen = looked_at
             if seen < 50:

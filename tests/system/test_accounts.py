@@ -98,7 +98,7 @@ async def test_without_the_launcher_nothing_starts_and_the_reason_is_shown() -> 
         assert status["isolation"]["level"] == "reduced"
         assert "hutch-launcher cannot be reached" in status["isolation"]["missing"]
         (executor,) = executors_of(host, alice)
-        os.kill(executor, signal.SIGSTOP)  # it does not end by itself
+        os.kill(executor, signal.SIGSTOP)  # a stopped executor cannot end by itself
         await host.hutch(alice, "stop", "--force", ref, code=None)
         assert executor in processes_of(alice.uid)
         notices = (await host.hutch(host.hutch_account, "status", "-o", "json")).json["notices"]

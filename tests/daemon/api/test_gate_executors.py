@@ -156,7 +156,7 @@ async def standing(here: Place, which: LeaseStanding) -> AsyncIterator[tuple[Lin
         session = await here.stage.open()
         await here.leased(session, who)
         if which is LeaseStanding.OVER:
-            await until(lambda: len(here.stage.host.started) > 1)  # the next spare
+            await until(lambda: len(here.stage.host.started) > 1)  # wait for the next spare
             follower = here.stage.host.started[-1]
             async with here.dialled(follower):
                 key = here.stage.pool.roster.all()[0].key

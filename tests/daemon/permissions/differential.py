@@ -169,7 +169,7 @@ def _same(wanted: tuple[str, ...], given: tuple[str, ...], work: Path) -> bool:
         return True
     if not any(char in word for char in "*?["):
         return False
-    # Names of files that match, or the pattern itself; what is in the directory changes while the line runs. Some of
+    # Names of files that match, or the pattern itself; the files in the directory change while the line runs. Some of
     # the `$?` in a word may have been quoted.
     fits = re.compile(fnmatch.translate(word).replace(r"\$.", r"(?:\$.|[0-9]{1,3})")).match
     most = next((at for at, name in enumerate(given) if not fits(name)), len(given))

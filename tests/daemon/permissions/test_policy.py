@@ -250,14 +250,14 @@ def test_removing_the_root_or_the_home_asks_in_the_mode_bypass(line: str) -> Non
         "rm /home/u/x",
         "rm -f ~",  # without -r, rm refuses a directory
         "rm -rf ~/project",
-        "rm -rf x*",  # names in the work directory
+        "rm -rf x*",  # only names in the work directory
         "find . -name x",
         "find / -name x",  # removes nothing
         "find ~/project -delete",
         "find $X -name x",
         "find x* -delete",
         "ls -R /",
-        "ls -delete /",  # not by find
+        "ls -delete /",  # ls deletes nothing
         "cp -r / x",
         "chmod -R 755 *",
         "grep -r $X .",

@@ -41,7 +41,7 @@ def test_users_agents_run_as_the_user_by_default() -> None:
     [
         ("alice", 1000, None, "alice", "alice"),
         ("alice", 1000, "alice", "alice", "alice"),
-        ("alice", 1000, "lab", "lab", "lab"),  # by run_as
+        ("alice", 1000, "lab", "lab", "lab"),  # allowed by run_as
         ("alice", 1000, "bob", "refused: not_allowed", "bob"),
         ("alice", 1000, "agents", "refused: not_allowed", "agents"),
         ("alice", 1000, "nobody-here", "refused: not_allowed", "refused: invalid_params"),

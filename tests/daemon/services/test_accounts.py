@@ -161,7 +161,7 @@ async def test_an_accounts_executors_are_limited_separately(system: Stage) -> No
         limits=LimitSettings(executors=2), executors=ExecutorSettings(spares=0, maximum=10, hello_timeout=30.0)
     )
     system.host.play = never_end
-    for _ in range(2 + 4 * (os.cpu_count() or 1)):  # more than start concurrently
+    for _ in range(2 + 4 * (os.cpu_count() or 1)):  # more than can start concurrently
         session = await open_as(system, ALICE)
         await system.services.turns.submit_prompt(ALICE, m.SubmitPrompt(session.id, "go"))
     await until(lambda: len(system.host.started) == 2)

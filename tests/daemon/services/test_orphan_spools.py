@@ -85,7 +85,7 @@ async def test_a_refused_spool_is_stored_once_there_is_space(stage: Stage) -> No
         executor = await stage.running(turn)
         await stage.running(await stage.submit(await stage.open(name="other")))
         large = msgspec.structs.replace(said(2, turn), data=Raw(msgspec.json.encode(Text("x" * 1_000_000))))
-        await limit_pages(stage, 1)  # SQLite takes the present size
+        await limit_pages(stage, 1)  # SQLite raises it to the current size
 
         await left_by(stage, executor, session.id, large)
         await until(lambda: is_full(stage))
