@@ -39,11 +39,11 @@ AREAS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "store": ((DAEMON + "store/*.py",), (TESTS + "store", TESTS + "events")),
     "approvals": (
         tuple(f"{DAEMON}permissions/{name}.py" for name in ("approvals", "requests", "transactions", "pending")),
-        (TESTS + "approvals",),
+        (TESTS + "approvals", TESTS + "services/test_bad_disk.py"),
     ),
     "reporter": (
         ("executor/hutch_executor/events/*.py",),
-        ("tests/executor/test_reporter.py", "tests/executor/test_outbox.py", "tests/executor/test_spool.py"),
+        tuple(f"tests/executor/test_{name}.py" for name in ("reporter", "outbox", "spool", "orphan_spool")),
     ),
     "launcher": (
         ("daemon/hutch_launcher/rules.py", "daemon/hutch_launcher/packets.py"),

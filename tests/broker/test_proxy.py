@@ -343,6 +343,24 @@ async def test_a_half_head_is_cut_off() -> None:
         assert parsed(answered)[0] == 200
 
 
+async def test_a_second_half_head_is_cut_off() -> None:
+    """A connection that stays open has a deadline for each head, which runs from its first byte."""
+    async with (
+        serve(key=KEY, script=saying(SAY)) as model,
+        staged(model.url, header_timeout=0.2, idle_timeout=600.0) as stage,
+    ):
+        _, token = await stage.lease()
+        stream = await stage.dial()
+        await stream.send(request(token).replace(b"Connection: close\r\n", b""))
+        await read_until(stream, b"0\r\n\r\n")
+        await stream.send(b"POST /v1/messages HTTP/1.1\r\nHost: a\r\nx-")
+        with anyio.fail_after(30):
+            rest = await read_all(stream)
+        await stream.aclose()
+
+        assert rest == b""
+
+
 async def test_a_lease_over_tcp_is_checked_by_uid() -> None:
     """The broker has a loopback port for agents that cannot dial a Unix socket.
 

@@ -175,6 +175,14 @@ def test_an_invalid_configuration_is_refused(text: str, says: str) -> None:
         caller.close()
 
 
+def test_a_number_may_be_zero(shared: Stage, alice: Account) -> None:
+    """`gone_after = 0` sweeps a directory as soon as its executor is gone."""
+    caller = shared.connect()
+    with settings(shared, users=[alice.name], gone_after=0):
+        assert caller.ask(PROBE, alice.uid).status == DONE
+    caller.close()
+
+
 def test_a_configuration_that_others_can_change_is_refused(alice: Account) -> None:
     """Root must own the file and every directory above it; only root may write them; none may be a link."""
     with stage(start=False) as host:

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
+import anyio
 import pytest
 
 from hutch_daemon.settings import TurnSettings
@@ -69,6 +70,31 @@ async def test_a_deny_holds_at_once_and_is_stored_later(stage: Stage) -> None:
         assert late.value.reason is Reason.ALREADY_SETTLED
         assert "permission_settled" not in kinds
         assert (await stage.kinds(session)).count("permission_settled") == 1
+
+
+@pytest.mark.parametrize("stop", [False, True], ids=["deny", "deny and stop"])
+async def test_only_a_deny_with_interrupt_stops_the_turn(stage: Stage, stop: bool) -> None:
+    """The interrupt reaches the executor even while nothing can be stored."""
+
+    async def ask(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
+        await executor.ask(CALL)
+        await until(lambda: stage.store.available)
+        if stop:
+            await anyio.sleep_forever()
+        return TurnEnded("completed", "done", "Done.")
+
+    stage.host.play = ask
+    stage.settings = settings(turns=TurnSettings(interrupt_grace=1.0))
+    async with stage.hutchd():
+        turn = await stage.submit(await stage.open())
+        asked = await stage.pending()
+        executor = await stage.running(turn)
+        with nothing_stored(stage):
+            await stage.answer(asked, "deny", interrupt=stop)
+        ended = await stage.ended(turn)
+
+        assert ended.state == ("stopped" if stop else "completed")
+        assert ("interrupt_turn" in [name for name, _ in executor.calls]) is stop
 
 
 async def test_requests_of_a_dead_executor_are_withdrawn_once_the_disk_works(stage: Stage) -> None:
