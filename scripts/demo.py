@@ -1,4 +1,4 @@
-"""The demo: a Claude session makes a failing test pass, asked about its edit, with a rehearsed model on loopback.
+"""The demo: a Claude session asks before its edit and makes a failing test pass, with a rehearsed model on loopback.
 
 Everything but the model is real: hutchd, an executor, the SDK with its command line program, git, the tests. It needs
 no account and no key, touches nothing outside a temporary directory, and prints what it checked.

@@ -1,11 +1,11 @@
 """Counts the files of Hutch that one `ps` and one prompt enter in hutchd, and the moves between them.
 
-A hutchd is started that counts calls into Hutch's own code, in all its threads; it begins with SIGUSR1 and writes what
-it counted with SIGUSR2. An executor of the script agent answers the prompt. Everything is in a temporary directory.
+It starts a hutchd that counts calls into Hutch's own code, in all its threads: SIGUSR1 starts a count, and SIGUSR2
+makes it write the result. An executor of the script agent answers the prompt. Everything is in a temporary directory.
 
 `moves` counts pairs of files: a function in the first calls or resumes one in the second. `turns` counts pairs of files
-entered one after the other in one task, so that it has the ways back too. Each pair counts once; the thread of a worker
-and a callback of the event loop begin by themselves. hutchd's own loops are quiet meanwhile: their intervals are long.
+entered one after the other in one task, so it counts returns too. Each pair counts once. A worker's thread and a
+callback of the event loop have no caller. hutchd's own loops are quiet meanwhile: their intervals are long.
 
 `--list` prints the files and the moves too. `--root DIR` walks another checkout with the same counting.
 """
@@ -159,7 +159,7 @@ async def walk(host: Host, socket: Path, folder: Path) -> list[dict[str, Any]]:
         await prompt(client, session.id, "warm up")
     found = []
     for name in ("ps", "prompt"):
-        await anyio.sleep(1.0)  # late work of the last walk
+        await anyio.sleep(1.0)  # let late work of the last walk end
         await host.begin()
         async with HutchClient.connect(socket) as client:
             if name == "ps":

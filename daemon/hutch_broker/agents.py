@@ -27,7 +27,7 @@ Answer = Callable[[web.BaseRequest, BrokerPeer], Awaitable[web.StreamResponse]]
 
 
 class _Connection(RequestHandler):
-    """A connection with a deadline for each request head. The time runs from connecting, or from the first byte."""
+    """A connection with a deadline for each request head. Its time runs from the connect, later from the first byte."""
 
     __slots__ = ("_deadline", "_head_timeout", "peer")
 
@@ -64,7 +64,7 @@ class _Connection(RequestHandler):
 
     def _late(self) -> None:
         self._deadline = None
-        if self._waiter is not None and not self._waiter.done():  # waiting for a request head, not answering a request
+        if self._waiter is not None and not self._waiter.done():  # aiohttp waits for a request head here
             self.force_close()
 
 

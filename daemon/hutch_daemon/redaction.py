@@ -113,7 +113,7 @@ class KnownSecrets:
         if not self._known:
             return None
         joined = b"\0".join(texts)
-        for line_end in (b"\\\\n", b"\\n", b"\n"):  # in JSON in JSON, in JSON, in text
+        for line_end in (b"\\\\n", b"\\n", b"\n"):  # a newline in JSON inside JSON, in JSON, in text
             joined = joined.replace(line_end, b"")
         for key, needles in self._known.values():
             for piece in needles.pieces:

@@ -48,7 +48,7 @@ class PendingStart:
     deadline: float
 
     def failed(self) -> str:
-        """Return why the executor could not be started; an empty text if it was. Call it once `failure` is readable."""
+        """Return why the executor could not be started; "" if it was started. Call this once `failure` is readable."""
         return os.read(self.failure, TEXT_SIZE).decode(errors="replace")
 
     def close(self) -> None:
@@ -161,7 +161,7 @@ class LaunchedExecutors:
         return executors
 
     def end_round(self) -> dict[str, int]:
-        """Do one round for each executor that must end. Return the processes left of those given up at the deadline."""
+        """Do one round for each executor that must end. Return the processes left of executors given up."""
         given_up = {}
         for executor, deadline in list(self._ending.items()):
             left = self.end(executor).left

@@ -181,7 +181,7 @@ def moved_directories(
 
 
 def enter(directory: Path) -> None:
-    """Move the calling process, which must have one thread, into a group; by moving the thread, if possible."""
+    """Move the calling process, which must have one thread, into a group; where possible, move the thread instead."""
     file = directory / "tasks"
     (file if file.exists() else directory / "cgroup.procs").write_text("0")
 
@@ -286,7 +286,7 @@ def find_groups() -> Groups:
 
 
 def _version_2(own: Path, top: Path) -> tuple[Path, list[str]]:
-    """Return the directory in which groups can have controllers, and these; if there is none, our own group and none.
+    """Return the directory whose groups can have controllers, and these controllers; otherwise our own group and none.
 
     A group that gives controllers to its children must not hold processes itself. Our own group qualifies if systemd
     put the launcher into a leaf of it (DelegateSubgroup) or if the launcher can move into one. Otherwise root makes a

@@ -151,7 +151,7 @@ class LaunchServer:
             self._connected = time.monotonic()
 
     def _reply(self, to: LaunchConnection, reply: LaunchReply, descriptors: tuple[int, ...] = ()) -> bool:
-        """Send a reply and return True; drop a connection that does not take it."""
+        """Send a reply and return True; if that fails, drop the connection and return False."""
         try:
             send(to.sock, reply, descriptors)
         except OSError:

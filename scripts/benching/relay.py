@@ -82,7 +82,7 @@ async def bench(effort: Effort, say: Say) -> None:
 
 
 async def bench_stalled(effort: Effort, say: Say) -> None:
-    """Measure the rate of nine followers while a tenth does not read."""
+    """Measure the rate of nine followers beside one more follower that does not read."""
     count, size = effort.of(_SIZES[5_000], 20), 5_000
     async with loaded_host() as made, _hutchd(made) as ours:
         rates: dict[str, list[float]] = {"stalled": [], "free": []}

@@ -18,7 +18,7 @@ _AIM: Final = ("<=", 4.5)
 _SETTINGS: Final = "[executors]\nspares = 0\n[sockets]\nping_interval = 600.0\n"
 _CASES: Final[list[tuple[str, dict[str, Any] | None]]] = [
     ("ping", None),  # answered by the connection itself
-    ("get_version", {"protocol": PROTOCOL, "client": "bench"}),  # through the dispatcher and the gate
+    ("get_version", {"protocol": PROTOCOL, "client": "bench"}),  # passes the dispatcher and the gate
 ]
 _CALLS: Final = 20_000
 _IDLE: Final = 1000

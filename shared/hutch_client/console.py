@@ -198,7 +198,7 @@ class Console:
         if good and settled.by == "rule":
             return []
         words = f"  {'✓' if good else '✗'} {settled.state}"
-        if settled.state == "withdrawn":  # `by` holds the cause, and the message repeats it
+        if settled.state == "withdrawn":  # `by` holds the cause; the message would only repeat it
             words += f": {one_line(settled.by)}"
         else:
             words += "" if settled.state == "expired" else f" by {one_line(settled.by)}"

@@ -65,7 +65,7 @@ def start(argv: Sequence[str] = HUTCHD, *, timeout: float = 30.0) -> int | None:
         )
     deadline = time.monotonic() + timeout
     while True:
-        ended = daemon.poll() is not None  # look first: if ours has ended, the one that answers is not ours
+        ended = daemon.poll() is not None  # before `is_running`: if ours has ended, another hutchd answers
         if is_running(path):
             if ended:
                 return None

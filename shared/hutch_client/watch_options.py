@@ -57,4 +57,4 @@ def json_line(event: Event) -> str:
     line = escaped_json(msgspec.json.encode(msgspec.structs.replace(event, follow=None)).decode())
     if line.isascii() or (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8":
         return line
-    return json.dumps(json.loads(line))  # another encoding: ASCII escapes lose nothing
+    return json.dumps(json.loads(line))  # another encoding may lack a character; ASCII escapes keep all

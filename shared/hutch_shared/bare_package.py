@@ -14,7 +14,7 @@ def bare_package(name: str) -> Iterator[None]:
     """Inside the block, let `import name.module` run the module alone, without `name/__init__.py`.
 
     Use it for a package whose `__init__` imports far more than is needed. Afterwards the package is not imported yet:
-    the next `import name` runs its `__init__`, over the modules that are there. A package that is imported already
+    the next `import name` runs its `__init__`, which finds these modules. A package that is imported already
     stays as it is. ImportError if there is no such package. Not for several threads at once.
     """
     if name in sys.modules:

@@ -100,7 +100,7 @@ class ToolCallSeen(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ToolResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`tool_result`: the result of a call. `digest` is of the input that ran, if the agent reports that input."""
+    """`tool_result`: the result of a call. `digest` is that of the input that ran, if the agent reports it."""
 
     call_id: str
     text: str

@@ -52,7 +52,7 @@ def mask_also(mask: Callable[[str], str]) -> None:
 
 
 def redact(value: Any) -> Any:
-    """Return `value` with every `Secret`, and every value under a secret-sounding key replaced, at any depth."""
+    """Return `value` with every `Secret` and every value under a secret-sounding key replaced, at any depth."""
     if isinstance(value, str):
         return redact_text(value)
     if isinstance(value, Secret):

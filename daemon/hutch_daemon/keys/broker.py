@@ -282,7 +282,7 @@ class Broker:
             return
         await peer.notify("ack_records", link.AckRecords(n=reported.records[-1].n))
         assert self._tasks is not None
-        # A task: this handler must return before the link reads the replies to the refills.
+        # In a task, because the link reads the replies to the refills only after this handler has returned.
         self._tasks.start_soon(self._refill, reported.records)
 
     async def _refill(self, records: tuple[link.Record, ...]) -> None:

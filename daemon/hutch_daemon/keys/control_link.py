@@ -98,7 +98,7 @@ class ControlLink:
         """Keep a broker linked until cancelled."""
         self._paths.socket.parent.mkdir(parents=True, exist_ok=True)
         self._paths.socket.parent.chmod(0o755 if self._everyone else 0o700)
-        if not self._paths.control.exists():  # the socket of a broker that an earlier hutchd left: link with it at once
+        if not self._paths.control.exists():  # if it exists, an earlier hutchd left a broker: link with it at once
             await self._start_requested.wait()
         process = BrokerProcess(
             boot_line(self._settings.current, self._paths, self._environ, everyone=self._everyone),

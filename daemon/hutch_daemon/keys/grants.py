@@ -33,7 +33,7 @@ class Grants:
     async def grant(self, session: SessionRow, provider: str, holder: LeaseHolder | None = None) -> m.KeyGrant:
         """Return the key for the session's executor; a lease works only for the processes of `holder`.
 
-        Raises `no_key`, `key_unreadable`; `isolation_unavailable` if the settings forbid to hand out the secret;
+        Raises `no_key`, `key_unreadable`; `isolation_unavailable` if the settings forbid handing out the secret;
         `agent_unavailable` if no broker can be reached.
         """
         delivery, why = self.delivery(provider)

@@ -1,7 +1,7 @@
 """Matches a command line with the rules that allow, narrowly.
 
 A line is allowed only if the strict and the generous reading find the same commands, a rule allows each command, and a
-rule allows to write each redirection target.
+rule allows the write to each redirection target.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def allowing(
 ) -> tuple[tuple[RuleHit, ...] | None, str, tuple[Suggestion, ...]]:
     """Return the rules that allow the line, one per command; otherwise None, the reason, and suggested rules."""
     if context.cwd == context.workspace:
-        # Only here: in another directory the same words may name other programs and files.
+        # Only in the work directory: elsewhere the same words may name other programs and files.
         for rule in policy.allow.commands:
             if not rule.open and rule.line and rule.line == line.strip():
                 return (RuleHit(rule.origin, "the whole line"),), "", ()

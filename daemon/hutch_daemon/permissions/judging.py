@@ -50,7 +50,7 @@ class CallJudge:
     async def judge(
         self, session: SessionRow, requester: Requester, call: m.ToolCall, cwd: str, project: m.ProjectFile | None
     ) -> tuple[SessionRow, Verdict]:
-        """Resolve the paths, then judge by the rules and the mode of that moment. Return the session as judged."""
+        """Resolve the paths, then judge by the rules and the mode of that moment. Return that session row too."""
         paths = paths_to_resolve(call, cwd, self._policy_of.home_of(session))
         real = await requester.real_paths(session.id, paths) if paths else {}
         now: SessionRow | None = await self._store.read(lambda conn: sessions.get(conn, session.id))

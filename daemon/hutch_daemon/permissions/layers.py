@@ -33,7 +33,7 @@ LARGEST_FILE = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The rules of one source. `base` is the directory where `/x` in a path rule starts; `origin`, a name for users."""
+    """The rules of one source. `base` is the directory where `/x` in a path rule starts; `origin` is for users."""
 
     name: LayerName
     allow: tuple[str, ...] = ()

@@ -80,7 +80,7 @@ def names_of(path: str) -> tuple[str, ...]:
 
 
 def protected_name(path: str) -> str | None:
-    """Return the protected name in a path, or None. Only a rule that spells this name allows to write the path."""
+    """Return the protected name in a path, or None. Only a rule that spells this name can allow a write to the path."""
     names = names_of(folded(path))
     for at, name in enumerate(names):
         trimmed = name.rstrip(". ")

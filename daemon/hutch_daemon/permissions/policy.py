@@ -177,7 +177,7 @@ def _allowed_by_reading(policy: Policy, hit: RuleHit) -> bool:
 
 
 def _may_search(policy: Policy, context: CallContext, call: ToolCall) -> str | None:
-    """Return the reason why a search may show files below its start that a rule denies to read, or None."""
+    """Return the reason why the search may show a file whose reading a rule denies or asks about, or None."""
     for rule in (*policy.deny.paths, *policy.ask.paths):
         if rule.action in {"read", "search"}:
             for path in call.paths:

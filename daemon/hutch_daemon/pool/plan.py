@@ -195,7 +195,7 @@ def _starts(
         elif not room.has_place(uid):
             among = [one for one in state.executors if room.is_full() or one.key.account.uid == uid]
             if (one := next((one for one in among if one.id in makes_room), None)) is not None:
-                makes_room.remove(one.id)  # this lease waits for its space
+                makes_room.remove(one.id)  # this lease waits for the slot of that executor
             elif (one := _victim(among, key, served | {one.executor for one in evicted})) is not None:
                 evicted.append(Retirement(one.id, "its slot was needed", 2.0 if one.state == "ready" else 5.0))
         elif room.may_start(uid):

@@ -173,7 +173,7 @@ def insider_of(
         if part in known:
             return known[part]
     descent = line(pid)
-    if not descent and line(os.getpid()):  # if even hutchd's own ancestors cannot be found, the system has no look-up
+    if not descent and line(os.getpid()):  # if hutchd's own are not found either, this system has no look-up
         raise HutchError(Reason.NOT_ALLOWED, "The ancestors of the process that made this connection cannot be found.")
     for one in descent:
         if one in executors:

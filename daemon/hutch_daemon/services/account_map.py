@@ -67,7 +67,7 @@ def account_for(
         raise _no_root(account)
     if found is None and account != own:
         raise HutchError(Reason.INVALID_PARAMS, f"--account names {account}, but this host has no such account.")
-    if found is None or (account == person and found != uid):  # or another uid has the user's name
+    if found is None or (account == person and found != uid):  # an account with the user's name may have another uid
         meant = f"you ({person}, uid {uid})" if person != own else f"uid {uid}"
         raise HutchError(
             Reason.ISOLATION_UNAVAILABLE,

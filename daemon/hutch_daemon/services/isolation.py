@@ -87,7 +87,7 @@ class IsolationPlanner:
         if plan.sandbox is None and settings.sandbox.mode == "require":
             raise _unavailable(f'The settings refuse it: [sandbox] mode = "require". {plan.isolation.why}')
         if plan.keys != "none" and settings.sandbox.mode != "off" and (why := probe.lost()):
-            raise _unavailable(why)  # sessions that are open were promised a sandbox
+            raise _unavailable(why)  # a sandbox worked before: no session gets less than was promised
         if plan.sandbox is None and (network := settings.sandbox.network) != "full":
             raise _unavailable(
                 f'The settings refuse it: [sandbox] network = "{network}" needs a sandbox. {plan.isolation.why}'

@@ -1,4 +1,4 @@
-"""Keys that agents need but cannot use. Each session gets one notice for the owner, and another when it is settled."""
+"""Keys that agents need but cannot use. Each session gets a notice for the owner, and another when that is settled."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class KeyTroubles:
         self._troubles: dict[str, _Trouble] = {}
 
     async def report(self, key: KeyRow, sessions: Sequence[str], sentence: str) -> None:
-        """Record why a key cannot be used, or with "" that it can. Notices are durable when this returns."""
+        """Record why a key cannot be used; an empty sentence means that it can. Notices are durable on return."""
         if not sentence:
             if key.id in self._troubles:
                 await self._store.write(lambda tx: self.settle(tx, key.id))

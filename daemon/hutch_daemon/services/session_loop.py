@@ -385,7 +385,7 @@ class SessionLoop:
             if turn.state == "queued":
                 await self._end(turn, stopped("closed"))
         left: list[int] = []
-        # also executors that were given up
+        # The list includes executors that were given up.
         served_by = [one for one in self._pool.roster.all() if one.session == self.session]
         for executor in served_by:
             left += (await self._pool.end(executor, "its session was closed", grace=3.0)).left

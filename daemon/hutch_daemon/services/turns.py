@@ -135,7 +135,7 @@ class TurnService:
                     return await self.cancel_turn(caller, ref)
                 except HutchError as error:
                     if error.reason is not Reason.WRONG_STATE:
-                        raise  # `wrong_state`: it has just begun, so interrupt it in the next round
+                        raise  # `wrong_state`: the turn has just begun; the next round interrupts it
             turn = (await self._access.turn(caller, turn.id))[1]
             if turn.state not in TURN.terminal:
                 await turned.wait()

@@ -173,7 +173,7 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
         tasks.start_soon(retain, store, file)
         tasks.start_soon(keep_probing, environments)
         tasks.start_soon(service.beat, lambda: store.writing)
-        await anyio.lowlevel.checkpoint()  # so that all of them run now
+        await anyio.lowlevel.checkpoint()  # let these tasks begin before hutchd reports that it is ready
         service.say("READY=1", service.status(f"Serves at {paths.client_socket}"))
         _log.info("hutchd serves", version=__version__, socket=str(paths.client_socket), epoch=store.epoch)
 

@@ -61,7 +61,7 @@ class DiskSpace:
         return cls(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
 
     def portion(self, of: tuple[int, int]) -> int:
-        """Return the smaller of `of[0]` bytes and one in `of[1]` of the disk's size."""
+        """Return `of[0]` bytes, or the disk's size divided by `of[1]` if that is less."""
         at_most, share = of
         return min(at_most, self.size // share)
 

@@ -102,7 +102,7 @@ def plan_sandbox(
     places, tools = _shown_places(spec, home, show, environ)
     places |= _existing(write, "write")
     places |= _existing(spec.hide, "hidden")
-    places |= _existing(sockets, "read")  # enough to connect, and no other socket can be put there
+    places |= _existing(sockets, "read")  # an agent can connect there, but cannot add a socket
     places |= _pinned(places)
     links = _links((*SYSTEM, *PRIVATE, *tools, *show, *write, *sockets, home))
     return SandboxPlan(spec.program, cwd, spec.network, places, links)
@@ -157,8 +157,8 @@ def _existing(paths: Iterable[str], access: Access) -> dict[str, Access]:
 def _pinned(places: Mapping[str, Access]) -> dict[str, Access]:
     """Return the folders between a writable place and a protected one inside it: each is mounted onto itself.
 
-    A mount point cannot be renamed. Otherwise an agent could move such a folder, with what it hides, to where the next
-    agent sees it, or could put another folder in the place of a program that Hutch starts.
+    A mount point cannot be renamed. Otherwise an agent could move such a folder, with the hidden places in it, to where
+    the next agent sees it, or could put another folder in the place of a program that Hutch starts.
     """
     found: dict[str, Access] = {}
     for path, access in places.items():
@@ -210,7 +210,7 @@ def _mount(path: str, access: Access, around: Access) -> list[str]:
             return ["--ro-bind", path, path]
         case "write" | "pinned":
             return ["--bind", path, path]
-        case "hidden" if around in _BARE:  # nothing is there, not even the name
+        case "hidden" if around in _BARE:  # the place around it shows nothing, not even this name
             return []
         case "hidden" if not os.path.isdir(path):
             return ["--ro-bind", _EMPTY, path]

@@ -140,7 +140,7 @@ _WAYS = {
     "leave": "leave executors and their turns running; the next hutchd adopts them",
     "stop": "stop running turns",
 }
-_GRACE = 30.0  # beyond --timeout: closing takes a while
+_GRACE = 30.0  # seconds beyond --timeout, because closing takes a while
 
 
 def _stop(given: argparse.Namespace) -> int:

@@ -53,7 +53,7 @@ def _place(hutch: BlockingConnection, given: argparse.Namespace) -> dict[str, An
         place = {"cwd": cwd}
     project = read_project_file(cwd)
     if project is None or (given.session and project.text.startswith(UNUSABLE)):
-        return place  # the session's executor may be able to read the file
+        return place  # hutchd uses the file that the session's executor sent last, if there is one
     return {**place, "project": project._asdict()}
 
 

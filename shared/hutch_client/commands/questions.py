@@ -69,7 +69,7 @@ def find_permission(hutch: BlockingConnection, ref: str) -> dict[str, Any]:
     if not found:
         settled = [one for one in _list(hutch, everything=True) if one["id"].startswith(ref)]
         if len(settled) == 1:
-            return settled[0]  # hutchd answers with the decision that stands
+            return settled[0]  # a new decision gets an error that names the first one
         session = _session(hutch, ref)
         found = [one for one in pending if one["session"] == session]
     if not found:

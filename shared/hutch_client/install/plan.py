@@ -85,7 +85,7 @@ class RunsAsRoot:
 
 @dataclass(frozen=True, slots=True)
 class OnlyRootChanges:
-    """Only root can change `path`, a folder or a file in one, which is code of `program`. Root runs that program."""
+    """Only root can change `path`, a folder or a file with code of `program`, which root runs."""
 
     path: Path
     program: str
@@ -140,7 +140,7 @@ class FileExists:
 
 @dataclass(frozen=True, slots=True)
 class NoOtherDaemon:
-    """No hutchd runs that is not the service."""
+    """No hutchd runs except the service's."""
 
     system: bool
 
@@ -361,7 +361,7 @@ def _take_over(place: UnitPlace, name: str, found: InstalledFile, existing: froz
 
 
 def _free_name(path: Path, existing: frozenset[Path]) -> Path:
-    """Return `path`, or with a number if a file of an earlier installation has that name."""
+    """Return `path`, with a number added if a file of an earlier installation has that name."""
     free, number = path, 2
     while free in existing:
         free, number = path.with_name(f"{path.stem}-{number}{path.suffix}"), number + 1

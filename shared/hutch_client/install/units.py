@@ -220,7 +220,7 @@ def _plain(text: str) -> str:
 
 
 def _specified(text: str) -> str:
-    """Return a text for a setting that is used as a whole: `%` begins a specifier."""
+    """Return a text as the whole value of a setting. `%` is doubled, because it begins a specifier."""
     return _plain(text).replace("%", "%%")
 
 

@@ -413,7 +413,7 @@ def _classify(
         return Request(number, method, given)
     if method is UNSET and answers == 1 and params is UNSET and number is not UNSET:
         if error is UNSET:
-            return Response(number, result, None)  # type: ignore[arg-type]  # one of the two is there
+            return Response(number, result, None)  # type: ignore[arg-type]  # `error` is unset, so `result` is set
         try:
             return Response(number, None, _decode_error(error))
         except msgspec.ValidationError:

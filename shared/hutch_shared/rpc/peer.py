@@ -369,7 +369,7 @@ class Peer(Generic[C]):
         """Run the request in an idle task, since starting a task costs as much as the rest of a call."""
         while self._idle:
             work = self._idle.pop()
-            if not work.done():  # a cancelled one: this task is about to be cancelled too
+            if not work.done():  # it is done only if its task was cancelled
                 work.set_result((ticket, invocation))
                 return
         assert self._tasks is not None

@@ -208,7 +208,7 @@ class ClaudeProcess(Transport):
         return True
 
     async def stderr(self) -> str | None:
-        """Return more of standard error, as whole lines; the rest at its end, then None."""
+        """Return the next whole lines of standard error; at its end return the rest, then None."""
         if self._process is None or self._process.stderr is None:
             return None
         while chunk := await _receive(self._process.stderr):
