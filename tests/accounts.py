@@ -275,7 +275,7 @@ def _build(to: Installed) -> None:
         for packages in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
             _link(Path(packages), to.packages, {"mypy", "mypyc", "pip"})
         for path in to.packages.glob("*.pth"):
-            path.unlink()  # its links lead to the checkout
+            path.unlink()  # an editable install: it would add the checkout to sys.path
         project = tomllib.loads((_TOP / "pyproject.toml").read_text())
         for package in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
             copy = to.packages / Path(package).name

@@ -80,5 +80,5 @@ def test_a_mark_keeps_as_many_as_it_says(tmp_path: Path) -> None:
 
     assert kept["test_cases"] == 3
     assert kept.total() == 3 + 2
-    assert one == again != other  # workers collect for themselves and must agree
+    assert one == again != other  # each pytest-xdist worker collects the tests itself; all must find the same
     assert len(full) == 20 + 20 + 2

@@ -315,7 +315,7 @@ async def test_a_broker_that_was_just_started_waits_for_the_leases() -> None:
         state, token = stage.made()
         stream = await stage.dial()
         await stream.send(request(token))
-        unclear = await stage.send(b"GET /v1/models HTTP/1.1\r\n\r\n")  # its answer shows that the first was read
+        unclear = await stage.send(b"GET /v1/models HTTP/1.1\r\n\r\n")  # its answer shows: the first was read
         await stage.peer.call("put_lease", state, 30)
         await stage.keep(state.lease.id)
         status = parsed(await read_all(stream))[0]

@@ -49,7 +49,7 @@ async def test_the_real_key_goes_out_and_the_lease_stays() -> None:
     [("gateway", "authorization", f"Bearer {KEY}"), ("oauth", "authorization", f"Bearer {KEY}")],
 )
 async def test_a_token_goes_out_as_bearer(kind: str, header: str, shown: str) -> None:
-    """Both are bearer tokens; an OAuth token also needs a header of its own."""
+    """Gateway and OAuth tokens are sent as bearer tokens; an OAuth token also needs a header of its own."""
     async with serve(key=KEY, script=saying(SAY)) as model, staged(model.url) as stage:
         stage.kind = kind
         _, token = await stage.lease()

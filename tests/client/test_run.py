@@ -291,7 +291,7 @@ def test_a_request_decided_by_another_client_disappears(daemon: FakeDaemon) -> N
 
 
 def test_a_sent_answer_is_not_withdrawn(daemon: FakeDaemon) -> None:
-    """Its event may arrive before its reply. Neither that nor the log of the connection disturbs the screen."""
+    """The event about it may arrive before the reply. Neither this nor the connection's log disturbs the screen."""
     seen = threading.Event()
     _plays(daemon, STARTED, CALLED, ASKED)
 

@@ -30,7 +30,7 @@ def pipe() -> Iterator[Pipe]:
 
 
 def test_it_announces_itself_on_a_socket_only(pipe: Pipe) -> None:
-    """It sends one byte on a socket, and nothing on a pipe. It returns False if the other side is gone."""
+    """`announce` sends one byte on a socket, and nothing on a pipe. It returns False if the other side is gone."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         told = announce(theirs.fileno())

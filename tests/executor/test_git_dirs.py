@@ -67,7 +67,7 @@ def test_a_folder_that_does_not_point_back_is_not_shown(repository: Path, named:
     for folder in ("folder", "private", "forged/worktrees", "folder/own"):
         (root / folder).mkdir(parents=True)
     (root / "folder" / ".git").write_text(f"gitdir: {root / named}\n")
-    if named == "forged":  # everything that an agent could write itself in its working directory
+    if named == "forged":  # an agent can write all these files in its working directory
         (root / "folder" / "own" / "gitdir").write_text(f"{root}/folder/.git\n")
         (root / "folder" / "own" / "commondir").write_text(f"{root}/private\n")
         (root / "forged" / "worktrees" / "own").symlink_to(root / "folder" / "own")

@@ -109,7 +109,7 @@ def steal(who: Account, pid: int) -> dict[str, bool]:
 
 
 def test_it_announces_itself_once_no_other_process_can_look_inside(who: Account) -> None:
-    """It sends one byte. From then on, other processes of the account cannot look inside."""
+    """The executor sends one byte. From then on, other processes of the account cannot look inside."""
     with started(who) as (process, sock):
         said = sock.recv(1)
         owner = Path(f"/proc/{process.pid}/environ").stat().st_uid
@@ -130,7 +130,7 @@ def test_it_announces_itself_once_no_other_process_can_look_inside(who: Account)
 
 
 def test_it_ends_if_its_starter_is_gone(who: Account) -> None:
-    """It ends before it imports the rest."""
+    """The executor ends before it imports the rest."""
     with started(who) as (process, sock):
         sock.close()
 

@@ -127,9 +127,9 @@ async def test_an_executor_without_its_starter_ends_with_one_line(stdin: str) ->
 
 
 async def test_its_process_is_hardened(hutchd: FakeHutchd, cwd: Path) -> None:
-    """It is not dumpable, its memory is limited, it has no standard input and only listed variables.
+    """The executor is not dumpable, and its memory is limited.
 
-    The token is nowhere.
+    Its commands get no standard input and only listed variables, and nothing that they see contains the token.
     """
     look = "env; readlink /proc/self/fd/0; ulimit -c; ulimit -d; ls -l /proc/self/fd"
     async with hutchd.up(), executor(hutchd, memory_limit=8 << 30) as process:

@@ -310,7 +310,7 @@ def test_an_agent_can_start_a_sandbox_inside(place: Place, monkeypatch: pytest.M
     if os.geteuid() == 0:
         become = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
         monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
-        monkeypatch.setattr(plan, "_EMPTY", str(place.root / "empty"))  # that account may not see the checkout
+        monkeypatch.setattr(plan, "_EMPTY", str(place.root / "empty"))  # NOBODY may not be able to read the checkout
         (place.root / "empty").touch(0o644)
         os.chown(place.project, NOBODY, NOBODY)
     nested = f"{place.program} --unshare-user --unshare-pid --ro-bind / / --dev /dev --proc /proc echo nested"

@@ -50,7 +50,7 @@ def test_an_executor_has_what_its_account_has_and_nothing_else(shared: Stage, hu
     assert set(seen["caps"].values()) == {0}
     assert seen["no_new_privs"] == 1
     assert seen["umask"] == "0077"
-    assert seen["environ"].pop("LC_CTYPE", "C.UTF-8") == "C.UTF-8"  # Python sets it at its start
+    assert seen["environ"].pop("LC_CTYPE", "C.UTF-8") == "C.UTF-8"  # Python itself sets this variable
     assert seen["environ"] == {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "HOME": str(alice.home),

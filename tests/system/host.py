@@ -134,7 +134,7 @@ class Host:
                     async with self.client(redial_for=0.0) as client:
                         await client.get_status()
                         return
-                except Exception:  # noqa: BLE001 - whatever it is, it is not there yet
+                except Exception:  # noqa: BLE001 - any error means that hutchd is not ready yet
                     await anyio.sleep(0.05)
         raise AssertionError(f"hutchd did not start (code {self.daemon.returncode}):\n{self.log_text()}")
 

@@ -205,7 +205,7 @@ async def test_garbage_before_hello_gets_an_error_per_line(evil: Evil) -> None:
 
 
 async def test_nothing_is_done_before_hello(evil: Evil) -> None:
-    """A request is refused, a report ends the connection, and nothing is stored or asked."""
+    """hutchd refuses a request and closes the connection after a report. It stores nothing and asks no user."""
     call = {"call_id": "c", "action": "run_command", "agent_tool": "Bash", "input": {"command": "id"}, "command": "id"}
     session = evil.session.id
     async with evil.line() as line:

@@ -152,7 +152,7 @@ async def test_no_attack_reaches_another_user(stage: Stage, attack: str, way: st
     if way == "person" and attack in ("gains_rights", "looks_into_its_own_executor"):
         got = [one for one in got if "CapBnd" not in one and "may gain privileges" not in one]  # a user may use sudo
 
-    if way.endswith("-strict") and attack == "writes_hutch":  # there it changes only its own sandbox
+    if way.endswith("-strict") and attack == "writes_hutch":  # in that sandbox the attack changes only its own files
         got = [one for one in got if not one.startswith(("make a ", "listens in ", "rename "))]
 
     assert got == []

@@ -168,7 +168,7 @@ async def test_a_working_directory_that_became_a_link_fails_the_turn(
 
 
 async def test_a_home_linked_to_another_gives_no_access(host: SharedHost, untouched: Account, model: Model) -> None:
-    """Both kinds of agents run as their own account and can read and write nothing there."""
+    """Both kinds of agents run as their own account and can neither read nor write in the other home."""
     mallory = host.people["mallory"]
     work = host.root / "elsewhere"
     work.mkdir()
@@ -201,7 +201,7 @@ async def test_a_home_linked_to_another_gives_no_access(host: SharedHost, untouc
 
 @pytest.mark.parametrize("where", [".claude", ".claude/projects"])
 async def test_linked_conversations_are_refused(host: SharedHost, untouched: Account, model: Model, where: str) -> None:
-    """They are neither stored nor read there; the session is refused with the reason."""
+    """Conversations are neither stored nor read behind the link; the session is refused with the reason."""
     mallory = host.people["mallory"]
     link = mallory.home / where
     mallory.run("sh", "-c", f"rm -rf ~/.claude; mkdir -p {link.parent}; ln -s {untouched.home / where} {link}")

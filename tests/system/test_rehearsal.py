@@ -57,7 +57,7 @@ async def run(prompt: str, chosen: ClaudeAgentOptions) -> list[Message]:
     async with aclosing(query(prompt=prompt, options=chosen)) as stream:  # type: ignore[type-var]
         with suppress(ResultError):
             async for message in stream:
-                messages.append(message)  # noqa: PERF401 -- what came before the error counts
+                messages.append(message)  # noqa: PERF401 -- keeps the messages before an error
     return messages
 
 

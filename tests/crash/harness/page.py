@@ -1,4 +1,4 @@
-"""docs/crash.md, written from the tables: `python -m tests.crash.harness.page`."""
+"""Writes docs/crash.md from the tables: `python -m tests.crash.harness.page`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ compares these promises with the record. It prints JSON lines, and exits with 1 
 - A permission request has one decision, the accepted one. The decision is an event once, and is carried out. No request
   waits after its turn has ended. A request that waited before a restart can be decided once hutchd listens again.
 - An event that an executor has a receipt for, or has synced to its spool, is in the record: once, and in order.
-- Living executors are adopted. Nothing of a closed session is left.
+- Living executors are adopted. No process of a closed session is left.
 - No process logs a traceback, or another sign of a bug.
 
 A violation is printed with the lines of the log around it and the last kill before it was noticed: its number, its

@@ -59,7 +59,7 @@ def test_a_closed_process_gets_its_boot_line() -> None:
 
 
 def test_a_process_that_its_account_can_read_gets_no_token() -> None:
-    """It reports that it is ready, but the kernel says that it is dumpable.
+    """The process reports that it is ready, but the kernel says that it is dumpable.
 
     The test uses another account, as root is exempt.
     """

@@ -71,7 +71,7 @@ def test_an_old_key_file_still_opens_its_envelopes(tmp_path: Path) -> None:
 
 
 def test_a_keyring_is_used_if_the_settings_say_so(tmp_path: Path, keyring: FakeKeyring) -> None:
-    """Its key takes precedence over the file's, and a rotation changes it there."""
+    """The keyring's key takes precedence over the file's, and a rotation changes it in the keyring."""
     keys = load_master_keys(tmp_path / "master.key", {}, keyring=True)
     before = keys.current
     keys.begin_rotation()
@@ -144,7 +144,7 @@ def test_a_rotation_destroys_the_old_key(tmp_path: Path) -> None:
 
 
 def test_the_key_is_in_no_repr(tmp_path: Path) -> None:
-    """Its repr names the source, not the value."""
+    """The repr of a master key names its source, not its value."""
     keys = load_master_keys(tmp_path / "master.key", {})
 
     assert repr(keys.current) == f"MasterKey(file {tmp_path / 'master.key'})"

@@ -73,7 +73,7 @@ async def test_any_executor_of_the_account_hands_in_a_spool(stage: Stage) -> Non
         await left_by(stage, executor, session.id, said(2, turn))
 
         await brought_in(stage, executor)
-        assert (await stage.kinds(session)).count("text") == 1  # it may come before or after the turn's end
+        assert (await stage.kinds(session)).count("text") == 1  # the event may come before or after the turn's end
 
 
 async def test_a_refused_spool_is_stored_once_there_is_space(stage: Stage) -> None:
@@ -85,7 +85,7 @@ async def test_a_refused_spool_is_stored_once_there_is_space(stage: Stage) -> No
         executor = await stage.running(turn)
         await stage.running(await stage.submit(await stage.open(name="other")))
         large = msgspec.structs.replace(said(2, turn), data=Raw(msgspec.json.encode(Text("x" * 1_000_000))))
-        await limit_pages(stage, 1)  # SQLite raises it to the current size
+        await limit_pages(stage, 1)  # SQLite raises this limit to the current size
 
         await left_by(stage, executor, session.id, large)
         await until(lambda: is_full(stage))

@@ -75,7 +75,7 @@ async def test_a_full_disk_refuses_and_heals_when_there_is_space(opened: Store) 
     """A report that does not fit is neither stored nor published; the same report succeeds afterwards."""
     published: list[StoredEvent] = []
     opened.on_committed(published.extend)
-    await limit_pages(opened, 1)  # SQLite raises it to the current size
+    await limit_pages(opened, 1)  # SQLite raises this limit to the current size
     error = await refused(opened, 3, 4, size=100_000)
     during = (await stored(opened), published[:])
     await healed(opened)

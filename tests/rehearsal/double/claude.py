@@ -733,7 +733,7 @@ class Calls:
                 return CUT_SHORT, True, "User rejected tool use"
             turn.hook("PostToolUseFailure", **asks, tool_input=ran, error=str(error), is_interrupt=False)
             return str(error), True, f"Error: {error}"
-        if tool == "Write":  # the text has the path as the model wrote it
+        if tool == "Write":  # the real CLI's text has the path as the model wrote it
             text = text.replace(whole["file_path"], given["file_path"], 1)
         after = turn.hook("PostToolUse", **asks, tool_input=ran, tool_response=record)
         if (after or {}).get("continue") is False:

@@ -125,7 +125,7 @@ def lines(text: str) -> bool:
 
 @attack
 def reads_files(on: dict[str, Any], notes: Notes) -> None:
-    """Files in home, work directory and spool: opens, lists and links them, also through /proc."""
+    """Opens, lists and links files in the victim's home, work directory and spool, also through /proc."""
     for path in on["files"]:
         notes.achieves(f"read {path}", lambda path=path: Path(path).read_bytes()[:80])
         for name, link in (("hard", os.link), ("soft", os.symlink)):
@@ -147,7 +147,7 @@ def reads_files(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def writes_files(on: dict[str, Any], notes: Notes) -> None:
-    """The same files: appends, truncates, removes, renames, changes the mode, adds a file."""
+    """Appends to, truncates, removes and renames the same files, changes their mode, and adds a file."""
     for path in on["files"]:
         notes.achieves(f"append {path}", lambda path=path: os.close(os.open(path, os.O_WRONLY | os.O_APPEND)))
         notes.achieves(f"truncate {path}", lambda path=path: os.truncate(path, 0))
@@ -165,7 +165,7 @@ def writes_files(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def reads_hutch(on: dict[str, Any], notes: Notes) -> None:
-    """Hutch's record, master key and logs, and the launcher's list of accounts."""
+    """Reads Hutch's record, master key and logs, and the launcher's list of accounts."""
     for path in on["hutch"]["private"]:
         notes.achieves(f"read {path}", lambda path=path: Path(path).read_bytes()[:80])
     for path in on["hutch"]["private_folders"]:
@@ -231,7 +231,7 @@ WRITABLE = {
 
 @attack
 def reads_processes(on: dict[str, Any], notes: Notes) -> None:
-    """Environment, memory, descriptors: every entry of a process in /proc that is not public."""
+    """Reads every entry of a process in /proc that is not public, such as environment, memory and descriptors."""
     for name, pid in on["pids"].items():
         for entry in READABLE:
             path = f"/proc/{pid}/{entry % pid if '%' in entry else entry}"
@@ -255,7 +255,7 @@ def _first(path: str) -> bytes:
 
 @attack
 def writes_processes(on: dict[str, Any], notes: Notes) -> None:
-    """Through /proc: raises the OOM score, renames the process, writes its memory."""
+    """Raises the OOM score of processes, renames them and writes their memory, through /proc."""
     for name, pid in on["pids"].items():
         for entry, value in WRITABLE.items():
             path = f"/proc/{pid}/{entry}"
@@ -269,7 +269,7 @@ def writes_processes(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def reads_what_all_may_read(on: dict[str, Any], notes: Notes) -> None:
-    """Command lines, names and states are public: none may hold a secret."""
+    """Searches public command lines, names and states of processes: none may hold a secret."""
     seen = b""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         for entry in ("cmdline", "comm", "status", "cgroup", "stat", "limits", "mountinfo", "mounts", "wchan"):
@@ -286,7 +286,7 @@ def reads_what_all_may_read(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def reads_memory_by_call(on: dict[str, Any], notes: Notes) -> None:
-    """Memory, by process_vm_readv and process_vm_writev."""
+    """Accesses memory with process_vm_readv and process_vm_writev."""
     for name, address in on["memory"].items():
         room = ctypes.create_string_buffer(40)
         here = (ctypes.c_ulong * 2)(ctypes.addressof(room), 40)
@@ -299,7 +299,7 @@ def reads_memory_by_call(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def traces(on: dict[str, Any], notes: Notes) -> None:
-    """ptrace attach and seize; kcmp and perf, which need the same right."""
+    """Attaches to processes and seizes them with ptrace; tries kcmp and perf, which need the same right."""
     for name, pid in on["pids"].items():
         for how, request in (("attach", PTRACE_ATTACH), ("seize", PTRACE_SEIZE)):
             with notes.step(f"{how} {name}"):
@@ -314,7 +314,7 @@ def traces(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def takes_descriptors(on: dict[str, Any], notes: Notes) -> None:
-    """Descriptors, by pidfd_getfd."""
+    """Takes descriptors with pidfd_getfd, and a namespace with setns."""
     for name, pid in on["pids"].items():
         with notes.step(f"pidfd of {name}"):
             handle = syscall("pidfd_open", pid, 0)
@@ -325,7 +325,7 @@ def takes_descriptors(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def signals(on: dict[str, Any], notes: Notes) -> None:
-    """Every way to send a signal, also as the owner of a socket, through a queue, and to a process group."""
+    """Sends signals to processes, threads and process groups, and through pidfds."""
     for name, pid in on["pids"].items():
         for number in (0, signal.SIGUSR1, signal.SIGSTOP, signal.SIGTERM, signal.SIGKILL):
             notes.achieves(f"kill {name} {int(number)}", lambda pid=pid, number=number: os.kill(pid, number))
@@ -339,7 +339,7 @@ def signals(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def steers(on: dict[str, Any], notes: Notes) -> None:
-    """Priority, processors, limits and memory placement of other processes."""
+    """Changes the priority, processors and limits of other processes."""
     for name, pid in on["pids"].items():
         cpus = array.array("L", [1])
         mask = ctypes.create_string_buffer(cpus.tobytes())
@@ -355,7 +355,7 @@ def steers(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def steers_groups(on: dict[str, Any], notes: Notes) -> None:
-    """Cgroups: leaves its own and raises its limits; freezes, kills and reads the victim's; moves the victim."""
+    """Raises the limits of its own cgroup, moves the victim there, and freezes, kills or joins the victim's cgroup."""
     mine = _groups(os.getpid())
     theirs = _groups(on["pids"].get("executor", 1))
     values = {"pids.max": "max", "memory.max": "max", "memory.limit_in_bytes": "-1", "cpu.weight": "10000"}
@@ -426,7 +426,7 @@ def _ancestors() -> set[int]:
 
 @attack
 def finds_descriptors_of_hutch(on: dict[str, Any], notes: Notes) -> None:
-    """Inherited descriptors: none is the executor's connection, log or standard input."""
+    """Examines inherited descriptors: none may be the executor's connection, log or standard input."""
     allowed = (
         os.getcwd(),
         "/dev/null",
@@ -457,7 +457,7 @@ def finds_descriptors_of_hutch(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def takes_shared_memory(on: dict[str, Any], notes: Notes) -> None:
-    """Shared memory, semaphores and queues of System V and POSIX, and files in /dev/shm."""
+    """Opens shared memory, semaphores and queues of System V and POSIX, and files in /dev/shm."""
     libc.shmat.restype = ctypes.c_void_p
     shm, sem, msg = on["ipc"]["shm"], on["ipc"]["sem"], on["ipc"]["msg"]
     with notes.step("attach"):
@@ -491,7 +491,7 @@ def takes_shared_memory(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def dials_their_sockets(on: dict[str, Any], notes: Notes) -> None:
-    """Sockets in the victim's folders and Hutch's private folders, and all abstract sockets of this host."""
+    """Dials the sockets in the victim's folders and Hutch's private folders, and all abstract sockets."""
     for path in on["sockets"]:
         for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET, socket.SOCK_DGRAM):
             with notes.step(f"dial {path}"):
@@ -531,7 +531,7 @@ def asks_the_launcher(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def asks_the_kernel_for_keys(on: dict[str, Any], notes: Notes) -> None:
-    """Keyrings of the victim's account."""
+    """Asks for the keyrings of the victim's account."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/keys").read_text().splitlines():
             key, *_, uid = line.split()[0], line.split()[5]
@@ -544,7 +544,7 @@ def asks_the_kernel_for_keys(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def gains_rights(on: dict[str, Any], notes: Notes) -> None:
-    """Capabilities, privileges, other uids and groups: by call, by set-uid program, by user namespace."""
+    """Tries to gain capabilities, privileges, uids and groups by calls, set-uid programs and user namespaces."""
     status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line)
     for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
         if int(status[name], 16):
@@ -568,7 +568,7 @@ def gains_rights(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def reads_as_root_of_a_namespace(on: dict[str, Any], notes: Notes) -> None:
-    """Root of a user namespace has no rights outside of it."""
+    """Reads as root of a user namespace, which has no rights outside of it."""
     with notes.step("a namespace of its own"):
         uid = os.getuid()
         checked(libc.unshare(0x10000000 | 0x20000))
@@ -582,7 +582,7 @@ def reads_as_root_of_a_namespace(on: dict[str, Any], notes: Notes) -> None:
 
 @attack
 def opens_the_machine(on: dict[str, Any], notes: Notes) -> None:
-    """Devices, kernel memory, kernel settings."""
+    """Opens devices, kernel memory and kernel settings."""
     for path in ("/dev/mem", "/dev/port", "/proc/kcore", "/dev/kmsg", "/dev/vda", "/dev/sda", "/dev/nvme0n1"):
         notes.achieves(f"open {path}", lambda path=path: os.open(path, os.O_RDONLY | os.O_NONBLOCK))
     for path in ("/proc/sysrq-trigger", "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/etc/passwd"):
@@ -604,7 +604,7 @@ def play(do: Attack, on: dict[str, Any]) -> dict[str, list[str]]:
         signal.alarm(BOUND)
         try:
             do(on, notes)
-        except BaseException as error:  # noqa: BLE001 - whatever stopped it, what it got counts
+        except BaseException as error:  # noqa: BLE001 - the notes count, whichever error ended the attack
             notes.said.append(f"stopped: {error!r}")
         with os.fdopen(writing, "w") as out:
             json.dump({"got": notes.got, "said": notes.said}, out)

@@ -126,7 +126,7 @@ def bomb() -> None:
 
     started, deadline = 0, time.monotonic() + 10
     while started < 60 and time.monotonic() < deadline:
-        with contextlib.suppress(OSError):  # for a moment it is at its limit
+        with contextlib.suppress(OSError):  # the account may be at its limit of processes for a moment
             child(burst)
             started += 1
 
