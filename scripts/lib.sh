@@ -59,16 +59,21 @@ use_python() {
 
 # ready GROUP...: a virtual environment with Hutch and these dependency groups. Does nothing when it is up to date.
 ready() {
-  local mark="$venv/.hutch-$*" groups=() group
-  mark=${mark// /-}
-  if [[ -f $mark && ! pyproject.toml -nt $mark && -x $python ]]; then return; fi
+  local group groups=() marks=("$venv/.hutch") mark old=0
+  for group in "$@"; do
+    groups+=(--group "$group")
+    marks+=("$venv/.hutch-$group")
+  done
+  for mark in "${marks[@]}"; do
+    if [[ ! -f $mark || pyproject.toml -nt $mark ]]; then old=1; fi
+  done
+  if [[ -x $python ]] && ((!old)); then return; fi
   if [[ ! -x $python ]]; then
     say "making $venv"
     "${HUTCH_PYTHON:-$(find_python)}" -m venv "$venv"
     "$python" -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
   fi
-  for group in "$@"; do groups+=(--group "$group"); done
   say "installing hutch${*:+ and what $* needs} (the first time this takes a minute)"
   "$python" -m pip install --quiet --disable-pip-version-check -e . "${groups[@]}"
-  touch "$mark"
+  touch "${marks[@]}"
 }
