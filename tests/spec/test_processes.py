@@ -90,10 +90,16 @@ def test_a_line_of_parents_is_whole_or_none() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_variable_is_that_of_the_start() -> None:
     """The whole name of a variable must match. A process that does not exist has no variables."""
-    process = subprocess.Popen(["sleep", "60"], env={"NAME": "a=b", "NAMES": "c", "PATH": os.defpath})
-    alive = [processes.variable_of(process.pid, name) for name in ("NAME", "NAM", "NAMES")]
-    process.kill()
-    process.wait()
+    environment = {"NAME": "a=b", "NAMES": "c", "PATH": os.defpath}
+    with subprocess.Popen(
+        ["cat"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"x")
+        assert process.stdout.read(1) == b"x"  # the kernel sets the environment after Popen has returned
+        alive = [processes.variable_of(process.pid, name) for name in ("NAME", "NAM", "NAMES")]
+        process.kill()
 
     assert alive == ["a=b", None, "c"]
     assert processes.variable_of(process.pid, "NAME") is None
