@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,7 +47,11 @@ def ext4(folder: Path, image: Path, size: str) -> Iterator[None]:
 
 @contextmanager
 def _mounted(folder: Path, *words: str) -> Iterator[None]:
-    """Mount with these arguments; unmount at the end, even if a process still has a file open."""
+    """Mount with these arguments; unmount at the end, after 5 s even if a process still has a file open.
+
+    A lazy unmount leaves the file system alive. A second mount of the same image would then find it as it was left:
+    read-only after an error.
+    """
     if os.geteuid() != 0:
         pytest.skip("only root can mount")
     done = subprocess.run([required_program("mount"), *words, str(folder)], capture_output=True, text=True, check=False)
@@ -55,7 +60,11 @@ def _mounted(folder: Path, *words: str) -> Iterator[None]:
     try:
         yield
     finally:
-        if subprocess.run(["umount", str(folder)], capture_output=True, check=False).returncode:
+        for _ in range(50):
+            if not subprocess.run(["umount", str(folder)], capture_output=True, check=False).returncode:
+                break
+            time.sleep(0.1)
+        else:
             subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
