@@ -39,7 +39,7 @@ def double_python() -> Path:
     sdk, real = packages / "claude_agent_sdk", Path(claude_agent_sdk.__file__).parent
     sdk.mkdir(parents=True)
     for entry in real.iterdir():
-        if entry.name not in ("_bundled", "__pycache__"):
+        if entry.name != "_bundled":
             (sdk / entry.name).symlink_to(entry)
     _install(sdk / "_bundled")
     rest = sysconfig.get_path("purelib")
