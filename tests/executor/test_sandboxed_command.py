@@ -17,6 +17,7 @@ from typing import Literal
 import pytest
 
 from hutch_executor.sandbox.command import SessionSandbox
+from hutch_executor.sandbox.probe import find_fault
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from tests.executor.fake_hutchd import prepare
@@ -197,6 +198,21 @@ def test_without_a_sandbox_the_command_is_refused_with_the_reason(
     assert refused.value.reason is Reason.ISOLATION_UNAVAILABLE
     assert why in refused.value.message
     assert not (cwd / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("says", "fault"),
+    [
+        ("bwrap: Can't find /newroot/etc/shadow in mount table", ""),
+        ("bwrap: Can't bind mount: Unable to mount source on destination: No such file or directory", ""),
+        ("bwrap: No permissions to create new namespace", "bwrap: No permissions to create new namespace"),
+    ],
+)
+def test_a_file_that_is_replaced_while_it_is_hidden_is_no_fault(tmp_path: Path, says: str, fault: str) -> None:
+    """An account that is added replaces /etc/shadow. The trial runs again; other faults are reported at once."""
+    fails_once = f'cd {tmp_path}; [ -e tried ] || {{ touch tried; echo "$0" >&2; exit 1; }}; exec "$@"'
+
+    assert find_fault(("/bin/sh", "-c", fails_once, says)) == fault
 
 
 def test_an_invalid_allow_list_is_refused(cwd: Path) -> None:

@@ -40,8 +40,8 @@ for path; do
 done
 """
 _DEADLINE: Final = 20.0
-_REPLACED: Final = "in mount table"
-"""bubblewrap's message when a file was replaced while it was being hidden."""
+_REPLACED: Final = ("in mount table", "Unable to mount source on destination: No such file or directory")
+"""What bubblewrap says when a file was replaced while it was being hidden: after, or before it was mounted over."""
 _TRIES: Final = 4
 _PAUSE: Final = 0.05
 
@@ -55,7 +55,8 @@ def find_fault(
     hidden (/etc/shadow, when an account is added just then) is not a fault: the command runs again.
     """
     for _ in range(_TRIES - 1):
-        if _REPLACED not in (fault := _run(sandbox, command, with_bridge)):
+        fault = _run(sandbox, command, with_bridge)
+        if not any(words in fault for words in _REPLACED):
             return fault
         time.sleep(_PAUSE)
     return _run(sandbox, command, with_bridge)
