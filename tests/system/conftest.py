@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from hutch_client.client import HutchClient
 from tests.rehearsal import Model, serve
 from tests.rehearsal.scripts import echo
+from tests.system import double
 from tests.system.host import KEY, Host, host, settings_for
+
+
+@pytest.fixture(scope="session", autouse=True)
+def doubles() -> Iterator[None]:
+    """Remove the doubles of the CLI with the last test, before the machine is compared."""
+    yield
+    double.remove()
 
 
 @pytest.fixture(scope="module")

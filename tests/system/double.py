@@ -6,7 +6,6 @@ the double in the place of the SDK's own CLI.
 
 from __future__ import annotations
 
-import atexit
 import compileall
 import shutil
 import sys
@@ -19,20 +18,23 @@ import claude_agent_sdk
 
 from tests.rehearsal.double import claude
 
-__all__ = ["double_cli", "double_python"]
+__all__ = ["double_cli", "double_python", "remove"]
+
+_made: list[Path] = []
+"""The folders that exist."""
 
 _START = "#!{python} -IS\nimport sys\nsys.path.insert(0, {folder!r})\nfrom claude import run\nrun()\n"
 
 
 @cache
 def double_cli() -> Path:
-    """Return the double as a program that is started as the CLI is; it is removed when this process ends."""
+    """Return the double as a program that is started as the CLI is; `remove` removes it."""
     return _install(_folder() / "bundled")
 
 
 @cache
 def double_python() -> Path:
-    """Return the interpreter; its environment is removed when this process ends."""
+    """Return the interpreter; `remove` removes its environment."""
     root = _folder()
     base = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(root)}))
@@ -53,8 +55,16 @@ def double_python() -> Path:
 
 def _folder() -> Path:
     made = Path(tempfile.mkdtemp(prefix="hutch-double-"))
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    _made.append(made)
     return made
+
+
+def remove() -> None:
+    """Remove the doubles of this process, at the end of its tests."""
+    double_cli.cache_clear()
+    double_python.cache_clear()
+    while _made:
+        shutil.rmtree(_made.pop(), ignore_errors=True)
 
 
 def _install(folder: Path) -> Path:

@@ -40,9 +40,14 @@ def ext4(folder: Path, image: Path, size: str) -> Iterator[None]:
     if not image.exists():
         subprocess.run(["truncate", "-s", size, str(image)], check=True)
         subprocess.run([mkfs, "-q", str(image)], check=True)
-    with _mounted(folder, "-o", "loop,errors=remount-ro", str(image)):
-        folder.chmod(0o700)
-        yield
+    for _ in range(50):
+        with _mounted(folder, "-o", "loop,errors=remount-ro", str(image)):
+            if not os.statvfs(folder).f_flag & os.ST_RDONLY:
+                folder.chmod(0o700)
+                yield
+                return
+        time.sleep(0.1)  # the kernel still has the image as the last mount left it
+    raise AssertionError(f"{image} stays read-only")
 
 
 @contextmanager
