@@ -42,6 +42,7 @@ def test_unstored_events_come_in_batches(directory: Path) -> None:
     rest = take_spool(directory, first.events[-1].n)
 
     assert again == first
+    assert len(first.events) == BATCH_COUNT
     assert first.session == "s-1"
     assert [one.n for one in (*first.events, *rest.events)] == list(range(5, BATCH_COUNT + 11))
     assert bytes(first.events[0].data) == b'{"text":"5"}'
