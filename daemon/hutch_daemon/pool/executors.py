@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from hutch_daemon.environments.port import Environment, Killed, Launched
-from hutch_daemon.pool.states import EXECUTOR
+from hutch_daemon.pool.states import EXECUTOR, OVER
 from hutch_daemon.pool.view import ExecutorKey, ExecutorView
 from hutch_daemon.settings import Settings, SettingsInForce
 from hutch_daemon.store import executors
@@ -65,7 +65,6 @@ class Executor:
         "last_seen",
         "launched",
         "launching",
-        "over",
         "peer",
         "prepared",
         "protocol",
@@ -83,8 +82,6 @@ class Executor:
         self.key = key
         self.environment = environment
         self.state: m.ExecutorState = EXECUTOR.start
-        self.over = False
-        """True if it is ending or has ended, and so serves no session any more."""
         self.launched: Launched | None = None
         self.launching = False
         """True until its start has succeeded or its failure is recorded."""
@@ -119,6 +116,11 @@ class Executor:
         """The time when half of its token's lifetime is over, in ms on the monotonic clock."""
         self.protocol = m.PROTOCOL
         self.detail = ""
+
+    @property
+    def over(self) -> bool:
+        """True if it is ending or has ended, and so serves no session any more."""
+        return self.state in OVER
 
     async def call(self, method: str, params: msgspec.Struct, timeout: float) -> Any:
         """Call a method of the executor; `connection_lost` if it has no connection."""
@@ -205,15 +207,15 @@ class Roster:
         self._by_id.pop(executor.id, None)
 
     def assign(self, executor: Executor, session: str) -> None:
-        """Let an executor serve a session from now on."""
+        """Let an executor serve a session from now on. One that is over only keeps the session's name."""
         executor.session = session
-        self._serving[session] = executor
+        if not executor.over:
+            self._serving[session] = executor
 
     def move(self, executor: Executor, state: m.ExecutorState) -> None:
         """Change an executor's state. IllegalMoveError for a move that the table does not allow."""
         executor.state = EXECUTOR.move(executor.state, state, executor)
         executor.since = self.clock()
-        executor.over = state in ("draining", "gone", "quarantined")
         if executor.over and executor.session is not None and self._serving.get(executor.session) is executor:
             del self._serving[executor.session]
 

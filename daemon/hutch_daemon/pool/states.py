@@ -7,7 +7,7 @@ from typing import Final
 from hutch_daemon.machine import TransitionTable
 from hutch_shared.messages import ExecutorState
 
-__all__ = ["EXECUTOR"]
+__all__ = ["EXECUTOR", "OVER"]
 
 EXECUTOR: Final[TransitionTable[ExecutorState]] = TransitionTable(
     "executor",
@@ -23,3 +23,5 @@ EXECUTOR: Final[TransitionTable[ExecutorState]] = TransitionTable(
         "gone": frozenset(),
     },
 )
+OVER: Final = frozenset[ExecutorState]({"draining", "gone", "quarantined"})
+"""The states of an executor that is ending or has ended, and so serves no session any more."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from hutch_daemon.environments.port import Account
 from hutch_daemon.pool.start_history import NO_FAILURES, StartHistory
+from hutch_daemon.pool.states import OVER
 from hutch_daemon.settings import ExecutorSettings
 from hutch_shared import messages as m
 
@@ -51,7 +52,7 @@ class ExecutorView:
     @property
     def over(self) -> bool:
         """True if it is ending or has ended, and so serves no session any more."""
-        return self.state in ("draining", "gone", "quarantined")
+        return self.state in OVER
 
 
 @dataclass(frozen=True, slots=True)

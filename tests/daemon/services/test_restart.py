@@ -99,6 +99,24 @@ async def test_a_live_executor_that_does_not_return_is_ended(stage: Stage) -> No
         assert settled.reason == "outcome_unknown"
 
 
+async def test_an_executor_that_was_ending_serves_its_session_no_more(stage: Stage) -> None:
+    """The next hutchd goes on ending it, and never looks it up as the session's executor."""
+    async with stage.hutchd():
+        session = await stage.open()
+        await stage.ended(await stage.submit(session))
+        name = stage.executor.spec.executor
+        await stage.store.write(lambda tx: executors.update(tx, name, state="draining"))
+
+    async with stage.hutchd():
+        adopted = stage.pool.roster.by_id.get(name)
+        serving = stage.pool.roster.serving.get(session.id)
+        ended = await stage.ended(await stage.submit(session))
+
+        assert adopted is None or adopted.over
+        assert serving is None
+        assert ended.state == "completed"
+
+
 async def test_a_queued_prompt_runs_after_the_restart(stage: Stage) -> None:
     """A prompt that was durable before the reply runs in the next hutchd without any call."""
     stage.host.mute = True
