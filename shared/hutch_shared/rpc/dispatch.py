@@ -20,6 +20,7 @@ import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
@@ -105,6 +106,17 @@ class _Entry(Generic[C]):
         return self._success(Invocation(self._method.name, self._handler, context, typed))
 
 
+@cache
+def _jsonrpcserver() -> tuple[Any, Any, Any, Any, Any]:
+    """Import the parts of jsonrpcserver that are used, once."""
+    with bare_package("jsonrpcserver"):
+        from jsonrpcserver.dispatcher import dispatch_request
+        from jsonrpcserver.request import Request as BoundRequest
+        from jsonrpcserver.result import Error, Success
+        from oslash.either import Left  # type: ignore[import-untyped]  # the type of jsonrpcserver's answers
+    return dispatch_request, BoundRequest, Left, Success, Error
+
+
 class Dispatcher(Generic[C]):
     """A methods table with its handlers. Made once, and used by all connections that are served alike."""
 
@@ -119,14 +131,9 @@ class Dispatcher(Generic[C]):
         """The handlers of requests."""
         if not self.requests:
             return
-        with bare_package("jsonrpcserver"):
-            from jsonrpcserver.dispatcher import dispatch_request
-            from jsonrpcserver.request import Request as BoundRequest
-            from jsonrpcserver.result import Error, Success
-            from oslash.either import Left  # type: ignore[import-untyped]  # the type of jsonrpcserver's answers
-        self._dispatch, self._bound, self._left = dispatch_request, BoundRequest, Left
+        self._dispatch, self._bound, self._left, success, error = _jsonrpcserver()
         self._entries: dict[str, Callable[..., Any]] = {
-            name: _Entry(table[name], handler, Success, Error) for name, handler in self.requests.items()
+            name: _Entry(table[name], handler, success, error) for name, handler in self.requests.items()
         }
 
     def dispatch(self, request: Request, context: C) -> Invocation[C] | HutchError:
