@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import anyio
 import pytest
 
+from hutch_daemon.environments.port import Launched
 from hutch_daemon.settings import ExecutorSettings
 from hutch_daemon.store import executors, turns
 from hutch_shared import messages as m
@@ -99,21 +103,28 @@ async def test_a_live_executor_that_does_not_return_is_ended(stage: Stage) -> No
         assert settled.reason == "outcome_unknown"
 
 
-async def test_an_executor_that_was_ending_serves_its_session_no_more(stage: Stage) -> None:
-    """The next hutchd goes on ending it, and never looks it up as the session's executor."""
+async def test_an_executor_that_was_ending_serves_its_session_no_more(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next hutchd never looks it up as the session's executor, not even before it has ended it."""
     async with stage.hutchd():
         session = await stage.open()
         await stage.ended(await stage.submit(session))
         name = stage.executor.spec.executor
         await stage.store.write(lambda tx: executors.update(tx, name, state="draining"))
+    found: list[tuple[bool, object]] = []
+    adopt = stage.host.adopt
 
+    def look(state: Mapping[str, Any]) -> Launched | None:
+        roster = stage.pool.roster
+        found.append((roster.by_id[name].over, roster.serving.get(session.id)))
+        return adopt(state)
+
+    monkeypatch.setattr(stage.host, "adopt", look)
     async with stage.hutchd():
-        adopted = stage.pool.roster.by_id.get(name)
-        serving = stage.pool.roster.serving.get(session.id)
         ended = await stage.ended(await stage.submit(session))
 
-        assert adopted is None or adopted.over
-        assert serving is None
+        assert found == [(True, None)]
         assert ended.state == "completed"
 
 

@@ -2,7 +2,7 @@
 
 The SDK imports `mcp` for MCP servers that run inside its own process (`create_sdk_mcp_server`). Hutch has none: the CLI
 starts the MCP servers of a session. `mcp` brings pydantic, starlette, uvicorn and httpx, which is more than half of the
-start of an executor and 25 MiB of its memory (claude-agent-sdk 0.2.189 with mcp 1.23).
+start of an executor and 23 MiB of its memory (claude-agent-sdk 0.2.189 with mcp 1.30).
 """
 
 from __future__ import annotations
