@@ -30,6 +30,7 @@ class Nothing(Wire, frozen=True, omit_defaults=True):
 PermissionMode = Literal["ask", "accept_edits", "plan", "bypass", "unattended"]
 WhenNobody = Literal["wait", "deny", "stop"]
 TurnState = Literal["queued", "dispatching", "running", "stopping", "completed", "failed", "stopped", "timed_out"]
+TurnKind = Literal["prompt", "compact", "clear"]
 SessionState = Literal["open", "closed"]
 PermissionState = Literal["pending", "allowed", "denied", "answered", "expired", "withdrawn"]
 PermissionKind = Literal["tool", "question", "plan"]
@@ -121,6 +122,21 @@ class Isolation(Wire, frozen=True, omit_defaults=True):
     """What a higher level needs here and how to get it; empty at the highest level."""
     limits: str = ""
     """The resource limits of the session's processes, as text for the user."""
+
+
+class InstructionFile(Wire, frozen=True, omit_defaults=True):
+    """An instruction file. `bytes` is the size of what the agent was given; `why` says why it was left out or cut."""
+
+    path: str
+    bytes: int = 0
+    why: str = ""
+
+
+class Instructions(Wire, frozen=True, omit_defaults=True):
+    """The instruction files of a session: those whose text the agent was given, and those that were left out."""
+
+    given: tuple[InstructionFile, ...] = ()
+    left_out: tuple[InstructionFile, ...] = ()
 
 
 class Limits(Wire, frozen=True, omit_defaults=True):

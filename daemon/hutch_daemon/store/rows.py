@@ -70,6 +70,8 @@ class SessionRow:
     """The number of the newest turn. Only `turns.insert` changes it."""
     mode_before_plan: m.PermissionMode | None = None
     """The permission mode to return to when a plan is approved; None means `ask`."""
+    instructions: m.Instructions | None = None
+    """The instruction files that the agent was given, and those left out; None until an executor has reported them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +93,9 @@ class TurnRow:
     message: str | None = None
     result: str | None = None
     usage: UsageSeen | None = None
+    kind: m.TurnKind = "prompt"
+    offered: bool = False
+    """True if an executor that is gone may have accepted the prompt: it runs again only if the agent never saw it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +145,8 @@ class PermissionRow:
     updated_input: dict[str, Any] | None = None
     decided_digest: str | None = None
     answers: dict[str, Any] | None = None
+    settled_rule: str | None = None
+    """The rule that settled the request, or that its decision added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

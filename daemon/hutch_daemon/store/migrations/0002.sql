@@ -1,0 +1,9 @@
+-- What a turn does with the conversation, and whether an executor that is gone may have accepted its prompt.
+ALTER TABLE turns ADD COLUMN kind TEXT NOT NULL DEFAULT 'prompt' CHECK (kind IN ('prompt', 'compact', 'clear'));
+ALTER TABLE turns ADD COLUMN offered INTEGER NOT NULL DEFAULT 0;
+
+-- The instruction files that the agent was given, and those that were left out.
+ALTER TABLE sessions ADD COLUMN instructions TEXT;
+
+-- The rule that settled the request, or that its decision added.
+ALTER TABLE permissions ADD COLUMN settled_rule TEXT;
