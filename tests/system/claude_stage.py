@@ -17,6 +17,7 @@ from hutch_executor.runners.claude.turn import ClaudeTimeouts
 from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
 from hutch_shared.events import EventKind, Notice, TurnEnded
+from hutch_shared.ids import new_id
 from tests.rehearsal import Model, Script, serve
 
 KEY = "sk-ant-a-key-of-this-test"
@@ -129,7 +130,7 @@ class Stage:
     async def turn(self, prompt: str = "go") -> TurnEnded:
         """Run a turn."""
         self.turns += 1
-        return await self.runner.run(m.ExecutePrompt("s-1", f"t-{self.turns}", self.turns, prompt))
+        return await self.runner.run(m.ExecutePrompt("s-1", new_id("turn"), self.turns, prompt))
 
     @property
     def pid(self) -> int:

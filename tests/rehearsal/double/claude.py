@@ -326,6 +326,8 @@ class Conversation:
         self.id = (options.get("session-id") if earlier is None or "fork-session" in options else earlier) or new_id()
         self.messages: list[Message] = []
         self.sums: dict[str, dict[str, Any]] = {}
+        self.prompts: set[str] = set()
+        """The uuids of the prompts."""
         self._unwritten: list[bytes] = []
         """The lines of another transcript that this one begins with."""
         if earlier is not None:
@@ -361,6 +363,7 @@ class Conversation:
                 self.sums = entry["sums"]
             else:
                 self.messages.append(entry["message"])
+                self.prompts.add(entry.get("uuid", ""))
 
     def _mend(self) -> None:
         """Complete a transcript whose CLI was killed during a turn."""
@@ -371,10 +374,11 @@ class Conversation:
         if self.messages[-1]["role"] == "user":  # the real CLI does not store the messages after this one
             self.messages.append({"role": "assistant", "content": [{"type": "text", "text": "No response requested."}]})
 
-    def add(self, role: str, content: Any) -> None:
-        """Append a message."""
+    def add(self, role: str, content: Any, uuid: str = "") -> None:
+        """Append a message; `uuid` if it is a prompt."""
         self.messages.append({"role": role, "content": content})
-        self._store({"type": role, "message": self.messages[-1], "sessionId": self.id})
+        self.prompts |= {uuid} if uuid else set()
+        self._store({"type": role, "message": self.messages[-1], "sessionId": self.id, "uuid": uuid or new_id()})
 
     def count(self, model: str, usage: Mapping[str, Any]) -> None:
         """Add the usage of one request to the sums."""
@@ -778,9 +782,10 @@ class Turn:
         self._left_plan_mode = True
         self._cli.set_mode("default")
 
-    def play(self, prompt: Any) -> None:
+    def play(self, prompt: Any, uuid: str) -> None:
         """Play the turn and write its result line."""
         cli = self._cli
+        self.lines.say("command_lifecycle", command_uuid=uuid, state="started")
         self.lines.system(
             "init",
             cwd=self.conversation.cwd,
@@ -790,7 +795,7 @@ class Turn:
             permissionMode=cli.mode,
             claude_code_version=VERSION,
         )
-        self.conversation.add("user", prompt)
+        self.conversation.add("user", prompt, uuid)
         if cli.mode == "plan":
             self.conversation.add("system", _plan_mode(self.conversation.plan))
         try:
@@ -800,6 +805,8 @@ class Turn:
             if self._begun:
                 self._end_stream()
             self._result(**_aborted("aborted_streaming"))
+        state = "cancelled" if self.aborted.is_set() else "completed"
+        self.lines.say("command_lifecycle", command_uuid=uuid, state=state)
 
     def _requests_until_the_end(self) -> dict[str, Any]:
         """Return the fields of the result line."""
@@ -1022,7 +1029,7 @@ class Cli:
         self.conversation = Conversation(options)
         self.lines.session = self.conversation.id
         self.tools = Tools(self.conversation)
-        self._prompts: list[Any] = []
+        self._prompts: list[tuple[Any, str]] = []
         self._changed = threading.Condition()
         self._playing = False
 
@@ -1058,13 +1065,23 @@ class Cli:
                 case "control_request":
                     self._control(message["request_id"], message["request"])
                 case "user":
-                    with self._changed:
-                        self._prompts.append(message["message"]["content"])
-                        self._changed.notify_all()
+                    self._submit(message["message"]["content"], message["uuid"], message.get("client_composed"))
                 case kind:
                     refuse(f"a line {kind!r}")
         with self._changed:
             self._changed.wait_for(lambda: not self._playing and not self._prompts)
+
+    def _submit(self, prompt: Any, uuid: str, composed: bool | None) -> None:
+        """Queue a prompt, unless the conversation already contains it."""
+        if not composed:
+            refuse("how a prompt that it may interpret is played")
+        if uuid in self.conversation.prompts:
+            self.lines.say("command_lifecycle", command_uuid=uuid, state="completed")
+            return
+        self.lines.say("command_lifecycle", command_uuid=uuid, state="queued")
+        with self._changed:
+            self._prompts.append((prompt, uuid))
+            self._changed.notify_all()
 
     def _play(self) -> None:
         try:
@@ -1073,10 +1090,10 @@ class Cli:
                     self._playing = False
                     self._changed.notify_all()
                     self._changed.wait_for(lambda: bool(self._prompts))
-                    prompt = self._prompts.pop(0)
+                    prompt, uuid = self._prompts.pop(0)
                     self._playing = True
                     self.provider.aborted.clear()
-                Turn(self).play(prompt)
+                Turn(self).play(prompt, uuid)
         except BaseException as error:  # noqa: BLE001 -- a thread's error must not pass as a turn that still runs
             import traceback
 

@@ -83,6 +83,8 @@ class EventTranslator:
                 return []
             case "system":
                 return self._system(ANY_LINE.decode(line))
+            case "command_lifecycle":  # what the CLI does with the prompt that it got
+                return []
             case "rate_limit_event":
                 return _rate_limit(ANY_LINE.decode(line))
             case kind:

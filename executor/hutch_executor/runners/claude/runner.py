@@ -29,6 +29,7 @@ from hutch_executor.runners.claude.hooks import PermissionHooks
 from hutch_executor.runners.claude.instructions import instructions
 from hutch_executor.runners.claude.lines import ModelUsage, ResultLine, UsageResponse
 from hutch_executor.runners.claude.process import BrokenOutput, ClaudeProcess, SkippedMessage
+from hutch_executor.runners.claude.prompt import prompt_line
 from hutch_executor.runners.claude.turn import STOPPED, ClaudeTimeouts, ClaudeTurn
 from hutch_executor.runners.claude.turn_end import ended, failure
 from hutch_executor.runners.claude.usage import UsageMeter, total
@@ -187,7 +188,7 @@ class ClaudeRunner:
             if turn.stopping:
                 return self._end(STOPPED)
             self._spoiled = True
-            end = await self._play(turn, link, prompt.prompt)
+            end = await self._play(turn, link, prompt_line(prompt.prompt, prompt.turn))
             if link.translator.result is None:
                 await self._discard()
             link.translator.result = None
@@ -214,13 +215,13 @@ class ClaudeRunner:
         assert self.connection is not None
         return self.connection
 
-    async def _play(self, turn: ClaudeTurn, link: ClaudeConnection, prompt: str) -> TurnEnded:
+    async def _play(self, turn: ClaudeTurn, link: ClaudeConnection, line: str) -> TurnEnded:
         await self._report_earlier(link)
         async with anyio.create_task_group() as group:
             group.start_soon(link.read_stderr, self._report_stderr)
             group.start_soon(self._watch_stop, turn, link)
             group.start_soon(self._watch_silence, turn, link)
-            group.start_soon(self._submit, link, prompt)
+            group.start_soon(self._submit, link, line)
             end = await self._listen(turn, link)
             group.cancel_scope.cancel()
         return msgspec.structs.replace(turn.cause, usage=end.usage) if turn.cause else end
@@ -232,9 +233,9 @@ class ClaudeRunner:
                 await self._take(link, link.process.messages.receive_nowait())
                 link.translator.result = None
 
-    async def _submit(self, link: ClaudeConnection, prompt: str) -> None:
+    async def _submit(self, link: ClaudeConnection, line: str) -> None:
         with suppress(CLIConnectionError):  # the CLI has ended: `_listen` finds out
-            await link.client.query(prompt)
+            await link.process.write(line)
 
     async def _report_stderr(self, text: str) -> None:
         await self._daemon.report("stderr", StderrText(text))

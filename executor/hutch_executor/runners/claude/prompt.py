@@ -1,0 +1,36 @@
+"""A prompt as a line for the CLI. Pure.
+
+`client_composed` makes the CLI deliver the words exactly as they are. Without it, words that begin with the name of a
+built-in command run that command and never reach the model.
+
+The line's `uuid` follows from the turn. The CLI stores it with the prompt in the transcript, and never runs a prompt
+whose uuid the conversation already contains; so the transcript shows whether the CLI has accepted a turn's prompt.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Final
+
+__all__ = ["prompt_line", "prompt_uuid"]
+
+_NAMESPACE: Final = uuid.UUID("5b0f2c34-6b1e-5c0a-9a83-0f3a54c0c8a5")
+
+
+def prompt_uuid(turn: str) -> str:
+    """Return the uuid of the prompt of a turn."""
+    return str(uuid.uuid5(_NAMESPACE, turn))
+
+
+def prompt_line(text: str, turn: str) -> str:
+    """Return the line that submits the prompt of a turn; the model gets `text` unchanged."""
+    line = {
+        "type": "user",
+        "message": {"role": "user", "content": text},
+        "parent_tool_use_id": None,
+        "session_id": "default",
+        "uuid": prompt_uuid(turn),
+        "client_composed": True,
+    }
+    return f"{json.dumps(line)}\n"
