@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from hutch_shared.tree import Tree
+
 __all__ = ["GitDirs", "git_dirs"]
 
 _LIMIT: Final = 1 << 20
@@ -34,15 +36,17 @@ class GitDirs:
 def git_dirs(cwd: str) -> GitDirs:
     """Return the git directories of `cwd`, a real path. Empty if they lie inside it, or do not point back to it."""
     try:
-        named = _read(Path(cwd, ".git"))
+        with Tree(cwd) as project:
+            named = _text(project, ".git")
         if not named.startswith("gitdir: "):
             return GitDirs()
         own = Path(cwd, named[8:].rstrip("\n")).resolve(strict=True)
         if own.is_relative_to(cwd):
             return GitDirs()
-        if own.parent.name == "worktrees":
-            return _of_worktree(cwd, own)
-        found = _WORKTREE.search(_read(own / "config"))
+        with Tree(str(own)) as tree:
+            if own.parent.name == "worktrees":
+                return _of_worktree(cwd, own, tree)
+            found = _WORKTREE.search(_text(tree, "config"))
         if found is not None and (own / found[1]).resolve() == Path(cwd):
             return GitDirs(write=(str(own),))
     except (OSError, ValueError):
@@ -50,19 +54,15 @@ def git_dirs(cwd: str) -> GitDirs:
     return GitDirs()
 
 
-def _of_worktree(cwd: str, own: Path) -> GitDirs:
+def _of_worktree(cwd: str, own: Path, tree: Tree) -> GitDirs:
     common = own.parent.parent
-    points_back = (own / _read(own / "gitdir").rstrip("\n")).parent.resolve() == Path(cwd)
-    if not points_back or (own / _read(own / "commondir").rstrip("\n")).resolve() != common:
+    points_back = (own / _text(tree, "gitdir").rstrip("\n")).parent.resolve() == Path(cwd)
+    if not points_back or (own / _text(tree, "commondir").rstrip("\n")).resolve() != common:
         return GitDirs()
-    commits = [common / name for name in _COMMITS]
-    return GitDirs(
-        (str(common),), (str(own), *(str(path) for path in commits if path.is_dir() and not path.is_symlink()))
-    )
+    with Tree(str(common)) as repository:
+        commits = [str(common / name) for name in _COMMITS if repository.is_folder(name)]
+    return GitDirs((str(common),), (str(own), *commits))
 
 
-def _read(path: Path) -> str:
-    if not path.is_file():
-        return ""
-    with path.open("rb") as file:
-        return os.fsdecode(file.read(_LIMIT))
+def _text(tree: Tree, path: str) -> str:
+    return os.fsdecode(tree.read(path, _LIMIT).data)

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
 
+from hutch_shared.tree import Tree
+
 __all__ = ["INSTRUCTIONS_LIMIT", "instructions"]
 
 INSTRUCTIONS_LIMIT: Final = 64 * 1024
@@ -27,11 +29,10 @@ def instructions(cwd: str, home: str, which: Literal["all", "project", "none"] =
     left = INSTRUCTIONS_LIMIT
     for path, root in _instruction_files(Path(cwd), Path(home), which):
         with suppress(OSError, ValueError):
-            real = path.resolve(strict=True)
-            if not real.is_relative_to(root.resolve()) or not real.is_file():
-                continue  # a link out of the project would give the model a file that the user did not choose
-            with real.open("rb") as file:
-                content = file.read(left + 1)
+            with Tree(
+                str(root.resolve())
+            ) as tree:  # a link out would give the model a file that the user did not choose
+                content = tree.read(str(path.relative_to(root)), left + 1, follow=True).data
             if not content.strip():
                 continue
             cut = "\n… (cut)" if len(content) > left else ""
@@ -52,8 +53,9 @@ def _instruction_files(cwd: Path, home: Path, which: str) -> Iterator[tuple[Path
         yield home / ".claude" / "CLAUDE.md", home
     project = [cwd]
     for folder in cwd.parents:
-        if (project[-1] / ".git").exists():
-            break
+        with suppress(OSError, ValueError), Tree(str(project[-1])) as tree:
+            if tree.has(".git"):
+                break
         project.append(folder)
     else:
         project = [cwd]  # no repository: only the folder itself
