@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-__all__ = ["WORDS", "chosen", "editable", "edited", "headline", "read_reply"]
+__all__ = ["WORDS", "answers_by_name", "chosen", "editable", "edited", "headline", "read_reply"]
 
 WORDS = "[y]es  [n]o or n MESSAGE  [s]ession  [a]lways  [e]dit  [x] no, and stop"
 _DECISIONS: dict[str, dict[str, Any]] = {
@@ -67,6 +67,18 @@ def chosen(labels: Sequence[str], line: str, *, several: bool = False) -> str | 
     if not answers:
         return None
     return answers if several else answers[0]
+
+
+def answers_by_name(questions: Sequence[str], answers: Sequence[str | list[str]]) -> dict[str, str | list[str]]:
+    """Return the `answers` of `answer_permission` for questions with these texts, in their order.
+
+    A question is named by its text; if that names another one too, or reads like a position, by its position.
+    """
+    positions = [str(at + 1) for at in range(len(questions))]
+    return {
+        position if question in positions or questions.count(question) > 1 else question: answer
+        for position, question, answer in zip(positions, questions, answers, strict=True)
+    }
 
 
 def editable(tool_input: dict[str, Any]) -> tuple[str, str]:

@@ -16,7 +16,7 @@ import msgspec
 from hutch_client import exits
 from hutch_client.client import Follow, HutchClient
 from hutch_client.editor import edit_input
-from hutch_client.questions import WORDS, chosen, read_reply
+from hutch_client.questions import WORDS, answers_by_name, chosen, read_reply
 from hutch_client.show import Screen
 from hutch_client.untrusted import one_line, plain
 from hutch_client.waiting import two_seconds
@@ -171,8 +171,9 @@ class TurnWatch:
 
     async def _reply(self, asked: m.Permission) -> m.AnswerPermission:
         if asked.kind == "question":
-            answers = {one.question: await self._choice(one) for one in asked.questions}
-            return m.AnswerPermission(asked.id, "answer", answers=answers)
+            answers = [await self._choice(one) for one in asked.questions]
+            named = answers_by_name([one.question for one in asked.questions], answers)
+            return m.AnswerPermission(asked.id, "answer", answers=named)
         plan = asked.kind == "plan"
         while True:
             reply = read_reply(await self._screen.ask(f"  {_PLAN_WORDS if plan else WORDS} › "))

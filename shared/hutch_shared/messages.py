@@ -437,13 +437,20 @@ class Permissions(Wire, frozen=True, omit_defaults=True):
 
 
 class AnswerPermission(Wire, frozen=True, omit_defaults=True):
+    """A decision. A field that the decision does not use is refused with `invalid_params`."""
+
     permission: str
     decision: Decision
     scope: Scope = "once"
     rule: str | None = None
     """The rule to add with scope `session` or `always`; None for the first suggestion."""
     updated_input: dict[str, Any] | None = None
+    """With `allow`: the input that may run instead of the requested one."""
     answers: dict[str, Any] | None = None
+    """With `answer`: an answer for every question, named by its position (`"1"` is the first), its text or its header.
+
+    An answer is a text or, if the question allows several, a list of texts. The record names questions by their text.
+    """
     message: str | None = None
     interrupt: bool = False
 

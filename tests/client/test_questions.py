@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hutch_client.questions import chosen, editable, edited, read_reply
+from hutch_client.questions import answers_by_name, chosen, editable, edited, read_reply
 
 
 @pytest.mark.parametrize(
@@ -67,3 +67,19 @@ def test_another_input_is_edited_as_json() -> None:
     for broken in ("", "[]", "{"):
         with pytest.raises(ValueError, match=r"."):
             edited(given, broken)
+
+
+@pytest.mark.parametrize(
+    ("questions", "names"),
+    [
+        (["Which?", "Why?"], ["Which?", "Why?"]),
+        (["Which?", "Which?", "Why?"], ["1", "2", "Why?"]),
+        (["2", "Why?"], ["1", "Why?"]),
+        (["3", "Why?"], ["3", "Why?"]),
+    ],
+)
+def test_each_answer_names_one_question(questions: list[str], names: list[str]) -> None:
+    """A question is named by its text, or by its position if the text could name another one."""
+    answers = [f"answer {at}" for at in range(len(questions))]
+
+    assert answers_by_name(questions, answers) == dict(zip(names, answers, strict=True))

@@ -180,7 +180,7 @@ async def test_a_question_gets_its_answers(tmp_path: Path) -> None:
         {"question": "Many?", "header": "M", "options": [_option("C"), _option("D")], "multiSelect": True},
     ]
     script = Steps(("go", Use("AskUserQuestion", {"questions": asked})), OK)
-    async with stage(tmp_path, script, decide=lambda c: answer(c, {"Which?": "B", "M": ["C", "D"]})) as s:
+    async with stage(tmp_path, script, decide=lambda c: answer(c, {"Which?": "B", "Many?": ["C", "D"]})) as s:
         await s.turn()
 
         ask = s.daemon.asks[0]

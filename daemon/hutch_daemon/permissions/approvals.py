@@ -220,7 +220,7 @@ class Approvals:
         if params.updated_input is not None:
             digest = await self._judge.judge_edited(session, requester, row, params.updated_input)
         rule = requests.rule_of_answer(session, row, params, now_ms())
-        settlement = requests.settlement_of_answer(params, by, digest, rule)
+        settlement = requests.settlement_of_answer(row, params, by, digest, rule)
         try:
             settled, won = await self._store.write(
                 partial(self._transactions.settle, permission=row.id, settlement=settlement)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from hutch_daemon.permissions.answers import answers_by_text
 from hutch_daemon.permissions.policy import Verdict
 from hutch_daemon.permissions.rules import BadRuleError, parse_rule
 from hutch_daemon.store.records import to_message
@@ -178,15 +179,33 @@ def permission_view(row: PermissionRow) -> m.Permission:
 
 
 def check_answer(row: PermissionRow, params: m.AnswerPermission) -> None:
-    """Refuse a decision that does not fit the request: `already_settled`, `invalid_params`."""
+    """Refuse a decision that does not fit the request: `already_settled`, `invalid_params`.
+
+    A field that the decision does not use is refused too: its sender would take it as decided.
+    """
     if row.state != "pending":
         raise already_settled(row)
-    if params.decision == "answer" and row.kind != "question":
-        raise HutchError(Reason.INVALID_PARAMS, f"A {row.kind} is allowed or denied; there is nothing to answer.")
-    if params.interrupt and params.decision != "deny":
-        raise HutchError(Reason.INVALID_PARAMS, "`interrupt` stops the turn, so it is allowed only with `deny`.")
-    if params.decision == "allow" and row.kind == "question":
-        raise HutchError(Reason.INVALID_PARAMS, "A question needs the decision `answer`, with `answers`.")
+    if (wrong := _misfit(row, params)) is not None:
+        raise HutchError(Reason.INVALID_PARAMS, wrong)
+
+
+def _misfit(row: PermissionRow, params: m.AnswerPermission) -> str | None:
+    decision = params.decision
+    if decision == "answer" and row.kind != "question":
+        return f"A {row.kind} is allowed or denied; there is nothing to answer."
+    if decision == "allow" and row.kind == "question":
+        return "A question needs the decision `answer`, with `answers`."
+    if params.answers is not None and decision != "answer":
+        return "`answers` needs the decision `answer`."
+    if params.updated_input is not None and decision != "allow":
+        return "`updated_input` is the input that may run, so it is allowed only with `allow`."
+    if params.scope != "once" and decision == "answer":
+        return "An answer is for one question: it has no scope."
+    if params.rule is not None and params.scope == "once":
+        return "`rule` needs the scope `session` or `always`."
+    if params.interrupt and decision != "deny":
+        return "`interrupt` stops the turn, so it is allowed only with `deny`."
+    return None
 
 
 def rule_of_answer(session: SessionRow, row: PermissionRow, params: m.AnswerPermission, now: int) -> RuleRow | None:
@@ -212,8 +231,13 @@ def rule_of_answer(session: SessionRow, row: PermissionRow, params: m.AnswerPerm
     )
 
 
-def settlement_of_answer(params: m.AnswerPermission, by: str, digest: str, rule: RuleRow | None) -> Settlement:
-    """Return the settlement by the user named `by`. `digest` is the digest of the input that may run."""
+def settlement_of_answer(
+    row: PermissionRow, params: m.AnswerPermission, by: str, digest: str, rule: RuleRow | None
+) -> Settlement:
+    """Return the settlement by the user named `by`. `digest` is the digest of the input that may run.
+
+    `invalid_params` if the answers do not answer the questions of the request.
+    """
     return Settlement(
         state=_STATE[params.decision],
         settled_by=by,
@@ -222,7 +246,7 @@ def settlement_of_answer(params: m.AnswerPermission, by: str, digest: str, rule:
         scope=params.scope,
         updated_input=params.updated_input,
         decided_digest=digest,
-        answers=params.answers,
+        answers=answers_by_text(row.questions, params.answers) if params.decision == "answer" else None,
         rule=rule,
         stop_reason=f"{by} denied and stopped" if params.interrupt else None,
     )

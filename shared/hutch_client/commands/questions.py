@@ -10,7 +10,7 @@ from typing import Any
 from hutch_client import exits
 from hutch_client.blocking import BlockingConnection
 from hutch_client.commands import Command, output
-from hutch_client.questions import chosen, headline
+from hutch_client.questions import answers_by_name, chosen, headline
 from hutch_client.tables import ago, count, print_json, print_lines, table
 from hutch_client.untrusted import one_line
 from hutch_shared.errors import HutchError, Reason
@@ -174,7 +174,7 @@ def _answer(given: argparse.Namespace) -> int:
                 Reason.INVALID_PARAMS,
                 f"{asked['id']} has {count(len(questions), 'question')}: give one answer for each.",
             )
-        answers = {}
+        answers = []
         for question, line in zip(questions, given.answers, strict=True):
             labels = [choice["label"] for choice in question.get("choices", ())]
             answer = chosen(labels, line, several=question.get("several", False))
@@ -182,8 +182,9 @@ def _answer(given: argparse.Namespace) -> int:
                 raise HutchError(
                     Reason.INVALID_PARAMS, f"`{line}` is not an answer. Give 1 to {len(labels)}, or your own words."
                 )
-            answers[question["question"]] = answer
-        hutch.call("answer_permission", permission=asked["id"], decision="answer", answers=answers)
+            answers.append(answer)
+        named = answers_by_name([one["question"] for one in questions], answers)
+        hutch.call("answer_permission", permission=asked["id"], decision="answer", answers=named)
     return exits.OK
 
 

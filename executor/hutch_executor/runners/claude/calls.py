@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
+from hutch_shared.vocabulary import to_questions
 
 __all__ = ["PLAN_TOOL", "QUESTION_TOOL", "judged_input", "kind_of", "plan_of"]
 
@@ -37,18 +38,20 @@ def judged_input(agent_tool: str, decision: m.PermissionDecision) -> dict[str, A
         return None
     if agent_tool != QUESTION_TOOL:
         return decision.input
-    if not decision.answers:
-        return None
-    return {**decision.input, "answers": _answers(decision.input, decision.answers)}
+    answers = _answers(decision.input, decision.answers or {})
+    return None if answers is None else {**decision.input, "answers": answers}
 
 
-def _answers(tool_input: dict[str, Any], given: dict[str, Any]) -> dict[str, str]:
-    """Return the answers by the text of their question; several chosen labels are joined with commas.
+def _answers(tool_input: dict[str, Any], given: dict[str, Any]) -> dict[str, str] | None:
+    """Return the answers by the text of their question, as hutchd gives them; several labels are joined with commas.
 
-    A client may name a question by its text or by its header.
+    None unless every question has an answer: the agent would take a missing one as given.
     """
-    by_header = {q["header"]: q["question"] for q in tool_input.get("questions") or () if q.get("header")}
-    return {
-        by_header.get(name, name): ", ".join(map(str, answer)) if isinstance(answer, list | tuple) else str(answer)
-        for name, answer in given.items()
-    }
+    answers = {}
+    for question in to_questions(tool_input):
+        answer = given.get(question.question)
+        parts: list[Any] = answer if isinstance(answer, list) else [answer]
+        if not parts or not all(isinstance(part, str) and part for part in parts):
+            return None
+        answers[question.question] = ", ".join(parts)
+    return answers or None
