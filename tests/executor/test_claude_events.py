@@ -7,13 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from claude_agent_sdk import ClaudeSDKClient
 
-from hutch_executor.runners.claude.connection import ClaudeConnection
 from hutch_executor.runners.claude.events import EventTranslator
 from hutch_executor.runners.claude.lines import ModelUsage, ResultLine
-from hutch_executor.runners.claude.process import ClaudeProcess
-from hutch_executor.runners.claude.spawn import Launch
 from hutch_executor.runners.claude.turn_end import ended
 from hutch_executor.runners.claude.usage import UsageMeter, total
 from hutch_shared.events import Notice, Text, UsageSeen
@@ -178,29 +174,160 @@ def test_mcp_servers_in_another_form_are_left_out(narrator: EventTranslator, ser
     assert narrator.session == "s-9"
 
 
-@pytest.mark.parametrize("kind", ["user", "assistant", "stream_event", "system", "rate_limit_event", "result"])
+@pytest.mark.parametrize("kind", ["user", "assistant", "stream_event", "system", "rate_limit_event", "result", "new"])
 @pytest.mark.parametrize(
     "value",
-    [b'"\xff"', 100_000 * b"[", b"1e999", b'"\\ud800"', b"nonsense"],
-    ids=["not UTF-8", "too deep", "a number without a value", "half a surrogate pair", "not JSON"],
+    [
+        b'"\xff"',
+        100_000 * b"[",
+        b"1e999",
+        b'"\\ud800"',
+        b"nonsense",
+        b"",
+        b"null",
+        b"5",
+        b"true",
+        b'"x"',
+        b"[1]",
+        b"{}",
+    ],
 )
-async def test_a_line_that_cannot_be_decoded_is_a_notice(kind: str, value: bytes) -> None:
-    """The notice describes the fault of the line, and the turn goes on."""
-    process = ClaudeProcess(Launch(("claude",), "/", {}))
-    connection = ClaudeConnection(ClaudeSDKClient(), process, EventTranslator("/work", {}), UsageMeter({}), {}, None)
-    line = b'{"type":"%b","subtype":%b,"event":{"type":%b},"message":{"content":%b}}' % (
-        kind.encode(),
-        value,
-        value,
-        value,
-    )
-    events = connection.translate(line)
-    await process.close()
-    process.messages.close()
+def test_only_the_kind_of_a_line_decides_that_a_turn_ends(narrator: EventTranslator, kind: str, value: bytes) -> None:
+    """Whatever the fields hold, a line is translated, its events have valid text, and a `result` ends the turn."""
+    names = (b"subtype", b"event", b"message", b"is_error", b"modelUsage", b"errors", b"rate_limit_info", b"origin")
+    fields = b",".join(b'"%b":%b' % (name, value) for name in names)
+    events = narrator.translate(b'{"type":"%b",%b}' % (kind.encode(), fields))
 
-    assert len(events) == 1
-    assert isinstance(notice := events[0][1], Notice)
-    assert notice.message.startswith("Claude Code sent a message of an unknown shape: ")
+    assert (narrator.result is not None) == (kind == "result")
+    for _, data in events:
+        assert msgspec.json.decode(msgspec.json.encode(data), type=type(data)) == data
+
+
+def test_halves_of_a_character_in_two_deltas_are_joined(narrator: EventTranslator) -> None:
+    """A half waits for the next delta of its block. Without its other half it becomes U+FFFD."""
+    start(narrator)
+    pieces = ["a\ud83d", "\ude00b", "\ud83d", "\ude00", "\ud83d", "x", "\ude00", "y\ud83d"]
+    told = [event for piece in pieces for event in stream(narrator, delta(0, type="text_delta", text=piece))]
+    last = stream(narrator, {"type": "content_block_stop", "index": 0})
+
+    texts = ["a", "😀b", "😀", "\ufffdx", "\ufffd", "y", "\ufffd"]
+    assert [*told, *last] == [("text_delta", Text(text, "msg_1:0")) for text in texts]
+
+
+def test_a_half_does_not_wait_for_another_block(narrator: EventTranslator) -> None:
+    """The halves of two blocks are no character."""
+    start(narrator)
+    told = [
+        *stream(narrator, delta(0, type="thinking_delta", thinking="a\ud83d")),
+        *stream(narrator, delta(1, type="text_delta", text="\ude00b")),
+    ]
+
+    assert told == [
+        ("thinking_delta", Text("a", "msg_1:0")),
+        ("thinking_delta", Text("\ufffd", "msg_1:0")),
+        ("text_delta", Text("\ufffdb", "msg_1:1")),
+    ]
+
+
+def test_a_field_of_another_type_counts_as_missing(narrator: EventTranslator) -> None:
+    """The rest of the line is read."""
+    start(narrator)
+    block = {"type": "tool_use", "id": 7, "name": "Bash", "input": {"command": "ls \ud83d", "k\ud83d": 1}, "text": []}
+    message = {"id": "msg_1", "model": 3, "content": [None, block, {"type": "text", "text": "hi", "is_error": "no"}]}
+    (_, seen), (_, text) = tell(narrator, type="assistant", message=message, parent_tool_use_id=4)
+
+    assert seen.call["input"] == {"command": "ls \ufffd", "k\ufffd": 1}
+    assert (seen.call["command"], seen.call["call_id"]) == ("ls \ufffd", "")
+    assert (text.text, text.parent) == ("hi", None)
+
+
+def test_counts_of_another_type_are_unknown(narrator: EventTranslator) -> None:
+    """Hutch reports no usage of a request whose counts it cannot read."""
+    start(narrator)
+    usage = {"input_tokens": "5", "output_tokens": 7}
+
+    assert stream(narrator, {"type": "message_delta", "delta": {}, "usage": usage}) == []
+
+
+@pytest.mark.parametrize(
+    ("origin", "ends"),
+    [
+        (None, True),
+        ({"kind": "human"}, True),
+        ({"kind": 4}, True),
+        ({"kind": "peer", "verifiedPeerPid": 4}, False),
+        ({"kind": "task-notification"}, False),
+        ({"kind": "of-tomorrow"}, False),
+    ],
+)
+def test_a_result_from_elsewhere_belongs_to_no_turn(narrator: EventTranslator, origin: Any, ends: bool) -> None:
+    """Another session, or a task, may have started a turn of the CLI."""
+    tell(narrator, type="result", subtype="success", is_error=False, origin=origin)
+
+    assert (narrator.result is not None) == ends
+
+
+def test_a_result_that_is_written_twice_ends_one_turn(narrator: EventTranslator) -> None:
+    """The line's own id tells that it came before."""
+    for uuid, ends in (("u1", True), ("u1", False), ("u2", True)):
+        tell(narrator, type="result", subtype="success", is_error=False, uuid=uuid)
+
+        assert (narrator.result is not None) == ends
+        narrator.result = None
+
+
+def test_an_unknown_kind_is_reported_once_and_counted(narrator: EventTranslator) -> None:
+    """The notice has the beginning of the line; a summary says how often the kind came."""
+    told = [event for _ in range(3) for event in tell(narrator, type="of_tomorrow", text="x" * 5000)]
+    ((_, notice),) = told
+    summary = narrator.unknown.summary()
+
+    assert notice.details["kind"] == "of_tomorrow"
+    assert len(notice.details["content"]) == 1000
+    assert summary is not None
+    assert summary.details == {"counts": {"of_tomorrow": 3}}
+    assert narrator.unknown.summary() is None
+
+
+def test_a_thousand_unknown_kinds_do_not_fill_the_record(narrator: EventTranslator) -> None:
+    """After twenty kinds all others share one notice."""
+    told = [event for n in range(1000) for event in tell(narrator, type=f"kind {n}")]
+
+    assert len(told) == 21
+    assert told[-1][1].details["kind"] == "other kinds"
+
+
+def test_progress_becomes_no_event(narrator: EventTranslator) -> None:
+    """The CLI sends a heartbeat each 30 s of a call."""
+    beat = {"tool_use_id": "toolu_1-heartbeat-0", "parent_tool_use_id": "toolu_1", "elapsed_time_seconds": 30}
+
+    assert tell(narrator, type="tool_progress", tool_name="Bash", heartbeat=True, **beat) == []
+
+
+def test_a_warning_keeps_its_content(narrator: EventTranslator) -> None:
+    """The CLI wrote it for a person."""
+    told = tell(narrator, type="system", subtype="informational", content="Disk is full", level="warning", uuid="u")
+
+    assert told == [("notice", Notice("agent_note", "Disk is full", {"subtype": "informational", "level": "warning"}))]
+
+
+def test_the_cli_may_be_silent_while_something_is_in_flight(narrator: EventTranslator) -> None:
+    """A model request, a call without a result, and the shortening of the conversation."""
+    moments = [narrator.in_flight]
+    use = {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {}}
+    done = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "ok"}
+    for line in (
+        {"type": "system", "subtype": "status", "status": "requesting"},
+        {"type": "assistant", "message": {"id": "m", "content": [use]}},
+        {"type": "stream_event", "event": {"type": "message_stop"}},
+        {"type": "user", "message": {"content": [done]}},
+        {"type": "system", "subtype": "status", "status": "compacting"},
+        {"type": "system", "subtype": "status", "status": None},
+    ):
+        tell(narrator, **line)
+        moments.append(narrator.in_flight)
+
+    assert moments == [False, True, True, True, False, True, False]
 
 
 def test_the_model_is_awaited_from_the_request_to_the_end_of_its_message(narrator: EventTranslator) -> None:
@@ -220,7 +347,7 @@ def test_the_model_is_awaited_from_the_request_to_the_end_of_its_message(narrato
 @pytest.mark.parametrize(
     ("result", "state", "reason"),
     [
-        (ResultLine("success", result="done", terminal_reason="completed"), "completed", "completed"),
+        (ResultLine("success", is_error=False, result="done", terminal_reason="completed"), "completed", "completed"),
         (ResultLine("success", is_error=True, api_error_status=401), "failed", "auth_failed"),
         (ResultLine("success", is_error=True, api_error_status=413), "failed", "bad_request"),
         (ResultLine("success", is_error=True, api_error_status=503), "failed", "provider_error"),
@@ -245,6 +372,8 @@ def test_the_model_is_awaited_from_the_request_to_the_end_of_its_message(narrato
         ),
         (ResultLine("error_during_execution", is_error=True), "failed", "agent_error"),
         (ResultLine("error_of_tomorrow"), "failed", "agent_error"),
+        (ResultLine("success"), "failed", "no_result"),
+        (ResultLine(), "failed", "no_result"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -269,9 +398,40 @@ def test_the_usage_of_a_turn_is_the_difference_of_the_sums() -> None:
     assert total([]) is None
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        None,
+        {},
+        {"opus": None},
+        {"opus": ModelUsage(5, 1, 0, 0, 0.5)},
+        {"opus": ModelUsage(10, 1, 0, 0, 0.4)},
+        {"new": None},
+    ],
+)
+def test_unknown_usage_is_counted_with_the_next_known_one(odd: dict[str, ModelUsage | None] | None) -> None:
+    """Sums that are missing, cannot be read or became smaller are unknown; no token is lost, and none counts twice."""
+    meter = UsageMeter({"opus": ModelUsage(10, 1, 0, 0, 0.5)})
+
+    assert meter.turn(odd) is None
+    assert meter.turn({"opus": ModelUsage(30, 3, 0, 0, 1.0)}) == [UsageSeen(20, 2, 0, 0, 0.5, "opus", total=True)]
+
+
+def test_a_turn_that_asked_no_model_used_nothing() -> None:
+    """Then missing sums say so."""
+    assert UsageMeter({}).turn(None, asked=False) == []
+
+
+def test_a_prompt_that_reached_no_model_is_not_completed() -> None:
+    """The CLI took it for something else."""
+    end = ended(ResultLine("success", is_error=False, result="Status: fine"), None, asked=False)
+
+    assert (end.state, end.reason, end.result) == ("failed", "not_asked", None)
+
+
 def test_with_unknown_starting_sums_counting_begins_with_the_next_turn() -> None:
     """With unknown starting sums the first turn counts nothing, so that no token counts twice."""
     meter = UsageMeter(None)
 
-    assert meter.turn({"opus": ModelUsage(30, 3)}) == []
-    assert meter.turn({"opus": ModelUsage(31, 4)}) == [UsageSeen(1, 1, 0, 0, 0.0, "opus", total=True)]
+    assert meter.turn({"opus": ModelUsage(30, 3, 0, 0, 0.0)}) is None
+    assert meter.turn({"opus": ModelUsage(31, 4, 0, 0, 0.0)}) == [UsageSeen(1, 1, 0, 0, 0.0, "opus", total=True)]

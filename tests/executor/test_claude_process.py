@@ -50,9 +50,10 @@ async def all_of(process: ClaudeProcess) -> list[Any]:
 async def test_messages_come_as_the_bytes_that_were_written() -> None:
     """Control messages go to the SDK and others to the reader; noise is dropped. UTF-8 may be split anywhere."""
     line = json.dumps({"type": "assistant", "text": "aé€😀"}, ensure_ascii=False).encode() + b"\n"
+    control_line = b'{"type":"control_request","request_id":"1","request":{"subtype":"x"}}'
     program = f"""
 import sys, time
-sys.stdout.buffer.write(b'[SandboxDebug] hello\\n{{"type":"control_request","request_id":"1"}}\\n')
+sys.stdout.buffer.write(b'[SandboxDebug] hello\\n' + {control_line!r} + b'\\n')
 for byte in {line!r} * 3:
     sys.stdout.buffer.write(bytes([byte])); sys.stdout.buffer.flush()
 """
@@ -60,7 +61,7 @@ for byte in {line!r} * 3:
         messages = await all_of(process)
 
         assert messages == [line[:-1]] * 3
-        assert control == [{"type": "control_request", "request_id": "1"}]
+        assert control == [{"type": "control_request", "request_id": "1", "request": {"subtype": "x"}}]
         assert process.received == 3
 
 
@@ -86,39 +87,74 @@ print('{"type":"result","told":' + sys.stdin.readline().strip() + '}')
         assert control == []
 
 
-async def test_broken_output_ends_the_messages() -> None:
-    """Nothing after a broken message can be trusted."""
+async def test_a_line_that_is_not_json_is_a_message_like_others() -> None:
+    """Its reader reports it; the lines after it are read."""
     program = """print('{"type":"assistant"}', '{"type":"us', '{"type":"result"}', sep=chr(10))"""
+    async with started(program) as (process, _):
+        assert await all_of(process) == [b'{"type":"assistant"}', b'{"type":"us', b'{"type":"result"}']
+
+
+async def test_output_without_lines_of_json_ends_the_messages() -> None:
+    """A hundred lines in a row show that the framing is lost; nothing after them can be trusted."""
+    program = (
+        """print(*(60 * ['{"x'] + ['{"type":"assistant"}'] + 150 * ['{"x'] + ['{"type":"result"}']), sep=chr(10))"""
+    )
     async with started(program) as (process, _):
         messages = await all_of(process)
 
-        assert messages[0] == b'{"type":"assistant"}'
-        assert isinstance(messages[1], BrokenOutput)
-        assert len(messages) == 2
+        assert messages[60] == b'{"type":"assistant"}'
+        assert isinstance(messages[-1], BrokenOutput)
+        assert len(messages) == 162
         assert not process.is_ready()
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "answer"),
     [
-        b'{"type":"assistant","x":' + 100_000 * b"[",
-        b'{"type":"control_request","x":' + 100_000 * b"[" + 100_000 * b"]" + b"}",
-        b'{"type":"control_request","x":' + 50_000 * b"[" + 50_000 * b"]" + b"}",
-        b'{"type":"control_request","x":"\xff"}',
+        (b'{"type":"control_request","request_id":"r","x":' + 100_000 * b"[", "it is not readable"),
+        (b'{"type":"control_request","request_id":"r","x":' + 5_000 * b"[" + 5_000 * b"]" + b"}", "it is not readable"),
+        (b'{"type":"control_request","request_id":"r"}', None),
+        (b'{"type":"control_request","request_id":"r","request":{}}', "it names no request"),
+        (b'{"type":"control_request","request_id":5,"request":{"subtype":"x"}}', "its id is not text"),
+        (b'{"type":"of_tomorrow","request_id":"r","request":{"subtype":"x"}}', "it has another type"),
+        (
+            b'{"type":"control_request","request_id":"r","request":{"subtype":"can_use_tool","tool_name":"B","input":[]}}',
+            "'input' has another type",
+        ),
+        (b'{"type":"control_response","response":[]}', None),
+        (b'{"type":"control_response","response":{"request_id":[]}}', None),
+        (b'{"type":"control_cancel_request","request_id":{}}', None),
     ],
-    ids=["not closed", "closed", "closed, half as deep", "not UTF-8"],
 )
-async def test_a_line_that_no_decoder_reads_ends_the_messages(line: bytes, tmp_path: Path) -> None:
-    """For lines that are too deep or not UTF-8, the runner gets one `BrokenOutput` and no exception."""
+async def test_a_control_line_that_the_sdk_cannot_read_is_refused(
+    line: bytes, answer: str | None, tmp_path: Path
+) -> None:
+    """The CLI gets an error if the request has an id. The line is reported, and the lines after it are read."""
     lines = tmp_path / "lines"
-    lines.write_bytes(line + b'\n{"type":"result"}\n')
-    program = f"import shutil, sys; shutil.copyfileobj(open({str(lines)!r}, 'rb'), sys.stdout.buffer)"
+    lines.write_bytes(line + b"\n")
+    program = f"""
+import json, shutil, sys
+shutil.copyfileobj(open({str(lines)!r}, 'rb'), sys.stdout.buffer); sys.stdout.flush()
+if {answer is not None}: print(json.dumps({{"type": "result", "told": json.loads(sys.stdin.readline())}}))
+"""
     async with started(program) as (process, control):
         messages = await all_of(process)
 
-        assert [type(message) for message in messages] == [BrokenOutput]
         assert control == []
-        assert not process.is_ready()
+        assert messages[0] == line
+        if answer is not None:
+            told = json.loads(messages[1])["told"]["response"]
+            assert (told["subtype"], told["error"]) == ("error", f"Hutch cannot read this request: {answer}.")
+
+
+async def test_a_request_that_is_written_twice_is_passed_on_once() -> None:
+    """Its text is valid: what is judged is what runs."""
+    request = {"subtype": "hook_callback", "callback_id": "h", "input": {"command": "echo \ud99c"}}
+    line = json.dumps({"type": "control_request", "request_id": "r", "request": request})
+    async with started(f"print(*(2 * [{line!r}]), sep=chr(10))") as (process, control):
+        await all_of(process)
+
+        assert [one["request"]["input"] for one in control] == [{"command": "echo \ufffd"}]
 
 
 async def test_a_line_cut_off_by_the_clis_end_is_not_a_message() -> None:

@@ -1,17 +1,19 @@
 """An event's bytes. Pure: a payload in, JSON that every reader accepts out.
 
-One bad event would stop every event after it. So an event that is too large or too deep for the wire loses its `native`
-message first, then becomes a `notice` that says so; a turn's end is cut instead, since it must arrive.
+One bad event would stop every event after it. So invalid text becomes U+FFFD, in `native` too. An event that is too
+large or too deep for the wire loses its `native` message first, then becomes a `notice` that says so; a turn's end is
+cut instead, since it must arrive.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from hutch_shared.events import EventKind, Notice, TurnEnded
 from hutch_shared.rpc.envelope import is_sound
+from hutch_shared.text import read_lax_json, valid_value
 
 __all__ = ["EVENT_LIMIT", "event_body"]
 
@@ -30,8 +32,10 @@ def event_body(kind: EventKind, data: msgspec.Struct, native: bytes | None) -> b
     try:
         text = _encode(data)
     except UnicodeEncodeError:
-        text = _encode(_without_surrogates(msgspec.to_builtins(data)))
+        text = _encode(valid_value(msgspec.to_builtins(data)))
     if native is not None and (body := _sound(kind, text, b',"native":' + native)):
+        return body
+    if native is not None and (mended := _mended(native)) and (body := _sound(kind, text, b',"native":' + mended)):
         return body
     if body := _sound(kind, text, b""):
         return body
@@ -52,11 +56,11 @@ def _sound(kind: EventKind, data: bytes, native: bytes) -> bytes | None:
     return None
 
 
-def _without_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, dict):
-        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without_surrogates(item) for item in value]
-    return value
+def _mended(native: bytes) -> bytes | None:
+    """Return the JSON of a lax writer as every reader accepts it, or None if it is not JSON."""
+    if len(native) > EVENT_LIMIT:
+        return None
+    try:
+        return _encode(valid_value(read_lax_json(native)))
+    except (ValueError, TypeError, RecursionError, OverflowError):
+        return None

@@ -13,7 +13,7 @@ import msgspec
 from claude_agent_sdk import ClaudeSDKClient
 
 from hutch_executor.runners.claude.events import EventTranslator
-from hutch_executor.runners.claude.lines import UNREADABLE, ResultLine
+from hutch_executor.runners.claude.lines import ResultLine
 from hutch_executor.runners.claude.process import BrokenOutput, ClaudeProcess, SkippedMessage
 from hutch_executor.runners.claude.turn_end import ended
 from hutch_executor.runners.claude.usage import UsageMeter
@@ -53,13 +53,11 @@ class ClaudeConnection:
 
     def translate(self, line: bytes | SkippedMessage | BrokenOutput) -> list[tuple[EventKind, msgspec.Struct]]:
         """Return the events of one message of the CLI."""
-        if not isinstance(line, bytes):
-            return [("notice", Notice("message_too_large", f"A message of Claude Code was left out: {line}."))]
-        try:
-            return [*self.translator.translate(line)]
-        except UNREADABLE as error:
-            message = f"Claude Code sent a message of an unknown shape: {error}"
-            return [("notice", Notice("agent_note", message))]
+        if isinstance(line, bytes):
+            return self.translator.translate(line)
+        if isinstance(line, SkippedMessage) and line.kind == "result":
+            self.translator.end(ResultLine())
+        return [("notice", Notice("message_too_large", f"A message of Claude Code was left out: {line}."))]
 
     def note_reported(self) -> None:
         """Count one more message whose events are reported."""
@@ -83,7 +81,7 @@ class ClaudeConnection:
     async def start_error(self, failure: Exception) -> HutchError:
         """End the CLI and return why it did not start; the detail `word` is the reason for a failed turn."""
         result: ResultLine | None = None
-        with suppress(anyio.EndOfStream, anyio.ClosedResourceError, anyio.WouldBlock, *UNREADABLE):
+        with suppress(anyio.EndOfStream, anyio.ClosedResourceError, anyio.WouldBlock):
             while result is None:
                 line = self.process.messages.receive_nowait()
                 if isinstance(line, bytes):

@@ -7,6 +7,9 @@ once and never encoded again. Always true:
 - One task (the SDK's) reads standard output; one task at a time writes standard input. When nobody takes `messages`,
   reading stops, and with it the CLI: back-pressure, never loss.
 - A line longer than `MAX_LINE` is skipped and does not end the CLI; a request in it is refused.
+- A line that is not JSON does not end the CLI either: the runner gets it like every other, and a request in it is
+  refused. Only `_GARBAGE` such lines in a row show that the output has no lines of JSON any more.
+- The SDK gets control messages whose fields have the types that it relies on, with valid text; others are refused.
 - `close` ends the process and everything that came from it, within its own deadline.
 """
 
@@ -16,6 +19,7 @@ import itertools
 import json
 import re
 import secrets
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
@@ -25,8 +29,17 @@ import anyio
 from anyio.abc import ByteReceiveStream, Process
 from claude_agent_sdk import CLIConnectionError, Transport
 
-from hutch_executor.runners.claude.lines import kind_of_line
+from hutch_executor.runners.claude.lines import (
+    CONTROL,
+    MESSAGES,
+    UNREADABLE,
+    control_fault,
+    kind_at_head,
+    kind_of_line,
+    lax_line,
+)
 from hutch_executor.runners.claude.spawn import Launch, feed, kill_marked, spawn
+from hutch_shared.text import valid_value
 
 __all__ = ["MAX_LINE", "BrokenOutput", "ClaudeProcess", "SkippedMessage"]
 
@@ -38,14 +51,18 @@ _AHEAD: Final = 64
 """Messages that may wait for the runner before reading stops."""
 _KILL_DEADLINE: Final = 5.0
 _REQUEST: Final = re.compile(rb'\{"type":"control_request","request_id":"([^"\\]+)"')
-_CONTROL: Final = frozenset({"control_request", "control_response", "control_cancel_request"})
+_GARBAGE: Final = 100
+"""Lines in a row that are not JSON, after which nothing more is read."""
+_SEEN: Final = 1000
+"""Requests of the CLI that are remembered, so that one sent again is not answered twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class SkippedMessage:
-    """Stands for a message that was longer than `MAX_LINE`; `size` is its length in bytes."""
+    """Stands for a message that was longer than `MAX_LINE`; `size` is its length in bytes, `kind` its `type`."""
 
     size: int
+    kind: str = ""
 
     def __str__(self) -> str:
         return f"it had {self.size} bytes"
@@ -53,7 +70,7 @@ class SkippedMessage:
 
 @dataclass(frozen=True, slots=True)
 class BrokenOutput:
-    """The last item of `messages` if the CLI wrote something that is not a message. Nothing after it is read."""
+    """The last item of `messages` if the CLI does not write messages any more. Nothing after it is read."""
 
     detail: str
 
@@ -83,6 +100,7 @@ class ClaudeProcess(Transport):
         self._mark = secrets.token_hex(8)
         self._requests: dict[str, _ControlRequest] = {}
         self._numbers = itertools.count()
+        self._seen: deque[str] = deque(maxlen=_SEEN)
         self._stderr_rest = b""
 
     def __repr__(self) -> str:
@@ -120,20 +138,20 @@ class ClaudeProcess(Transport):
         """Yield control messages to the SDK; put every other message into `messages`, as its bytes."""
         assert self._process is not None
         assert self._process.stdout is not None
+        garbage = 0
         try:
             async with aclosing(self._lines(self._process.stdout)) as lines:
                 async for line in lines:
                     self.lines += 1
                     if isinstance(line, SkippedMessage):
                         await self._queue(line)
-                    elif line.startswith(b"{"):  # some builds mix in lines such as `[SandboxDebug] …`
-                        if kind_of_line(line) not in _CONTROL:
-                            await self._queue(line)
-                        elif not self._is_response(control := json.loads(line)):
+                    elif line.lstrip()[:1] == b"{":  # some builds mix in lines such as `[SandboxDebug] …`
+                        control, garbage = await self._sort(line, garbage)
+                        if control is not None:
                             yield control
-        except (ValueError, RecursionError) as error:
-            await self._queue(BrokenOutput(str(error)))
-            raise CLIConnectionError("The Claude CLI wrote something that is not a message.") from error
+                        if garbage >= _GARBAGE:
+                            await self._queue(BrokenOutput(f"{garbage} lines in a row that are not JSON"))
+                            raise CLIConnectionError("The Claude CLI does not write messages any more.")
         finally:
             self._ready = False
             self._sender.close()
@@ -141,26 +159,67 @@ class ClaudeProcess(Transport):
                 request.answered.set()
         raise CLIConnectionError("The Claude CLI has ended.")
 
+    async def _sort(self, line: bytes, garbage: int) -> tuple[dict[str, Any] | None, int]:
+        """Return a control message for the SDK, or queue the line; and the lines in a row that are not JSON."""
+        try:
+            if kind_of_line(line) in MESSAGES:
+                await self._queue(line)
+                return None, 0
+        except UNREADABLE:
+            pass
+        try:
+            kind, control = lax_line(line)
+            if kind in CONTROL or isinstance(control.get("request"), dict):
+                return await self._control(valid_value(control), line), 0
+            garbage = -1
+        except UNREADABLE:
+            if request := _REQUEST.match(line):
+                await self._refuse(request[1].decode(errors="replace"), "it is not readable")
+        await self._queue(line)
+        return None, garbage + 1
+
+    async def _control(self, control: dict[str, Any], line: bytes) -> dict[str, Any] | None:
+        """Return a control message that the SDK can read. Refuse a request that it cannot read; report the others."""
+        if control.get("type") in CONTROL and (fault := control_fault(control)) is None:
+            return None if self._is_response(control) or self._is_repeated(control) else control
+        name = control.get("request_id")
+        if isinstance(control.get("request"), dict) and isinstance(name, str | int):
+            await self._refuse(name, fault if control.get("type") in CONTROL else "it has another type")
+        await self._queue(line)
+        return None
+
+    def _is_repeated(self, control: dict[str, Any]) -> bool:
+        """Whether this request came before; an answer to it is on its way."""
+        if control["type"] != "control_request":
+            return False
+        if control["request_id"] in self._seen:
+            return True
+        self._seen.append(control["request_id"])
+        return False
+
     async def _lines(self, output: ByteReceiveStream) -> AsyncGenerator[bytes | SkippedMessage, None]:
         """Split the output at newlines. Keep only the size of a line that is too long, and refuse a request in it."""
-        buffer, skipped = bytearray(), 0
+        buffer, skipped, kind = bytearray(), 0, ""
         while chunk := await _receive(output):
             *complete, rest = chunk.split(b"\n")
             for piece in complete:
                 buffer += piece
-                yield SkippedMessage(skipped + len(buffer)) if skipped else bytes(buffer)
+                yield SkippedMessage(skipped + len(buffer), kind) if skipped else bytes(buffer)
                 skipped = 0
                 buffer.clear()
             buffer += rest
             if skipped or len(buffer) > MAX_LINE:
-                if not skipped and (request := _REQUEST.match(buffer)):
-                    await self._refuse(request[1].decode())
+                if not skipped:
+                    kind = kind_at_head(buffer)
+                    if request := _REQUEST.match(buffer):
+                        await self._refuse(request[1].decode(errors="replace"), f"more than {MAX_LINE} bytes")
                 skipped += len(buffer)
                 buffer.clear()
 
-    async def _refuse(self, request: str) -> None:
-        response = {"subtype": "error", "request_id": request, "error": f"more than {MAX_LINE} bytes"}
-        await self.write(json.dumps({"type": "control_response", "response": response}) + "\n")
+    async def _refuse(self, request: str | int, why: str | None) -> None:
+        response = {"subtype": "error", "request_id": request, "error": f"Hutch cannot read this request: {why}."}
+        with suppress(CLIConnectionError):  # the CLI has closed its input
+            await self.write(json.dumps({"type": "control_response", "response": response}) + "\n")
 
     async def _queue(self, message: bytes | SkippedMessage | BrokenOutput) -> None:
         self.received += 1

@@ -32,7 +32,7 @@ from hutch_executor.runners.claude.process import BrokenOutput, ClaudeProcess, S
 from hutch_executor.runners.claude.prompt import prompt_line
 from hutch_executor.runners.claude.turn import STOPPED, ClaudeTimeouts, ClaudeTurn
 from hutch_executor.runners.claude.turn_end import ended, failure
-from hutch_executor.runners.claude.usage import UsageMeter, total
+from hutch_executor.runners.claude.usage import USAGE_UNKNOWN, UsageMeter, total
 from hutch_executor.runners.port import DaemonPort
 from hutch_executor.sandbox.command import SandboxedCommand, SessionSandbox
 from hutch_shared import messages as m
@@ -217,6 +217,7 @@ class ClaudeRunner:
 
     async def _play(self, turn: ClaudeTurn, link: ClaudeConnection, line: str) -> TurnEnded:
         await self._report_earlier(link)
+        link.translator.asked = False
         async with anyio.create_task_group() as group:
             group.start_soon(link.read_stderr, self._report_stderr)
             group.start_soon(self._watch_stop, turn, link)
@@ -249,7 +250,7 @@ class ClaudeRunner:
                 return await self._died(turn, link)
             if isinstance(line, BrokenOutput):
                 link.process.kill()
-                message = f"Claude Code wrote something that is not a message: {line.detail}"
+                message = f"Claude Code does not write messages any more: {line.detail}."
                 return TurnEnded("failed", "agent_broken", message)
             await self._take(link, line)
             if link.translator.result is not None:
@@ -268,11 +269,14 @@ class ClaudeRunner:
 
     async def _conclude(self, link: ClaudeConnection, result: ResultLine, line: bytes | SkippedMessage) -> TurnEnded:
         native = line if isinstance(line, bytes) else None
-        used = link.meter.turn(result.model_usage)
-        for usage in used:
+        asked = link.translator.asked
+        used = link.meter.turn(result.model_usage, asked=asked)
+        if used is None:
+            await self._daemon.report("notice", USAGE_UNKNOWN)
+        for usage in used or ():
             await self._daemon.report("usage", usage, native)
             native = None
-        end = ended(result, total(used))
+        end = ended(result, total(used or []), asked=asked)
         if native is not None:
             await self._daemon.report("notice", Notice("agent_result", end.message), native)
         return end

@@ -23,10 +23,13 @@ _BY_SUBTYPE: Final = {
 }
 
 
-def ended(result: ResultLine, usage: UsageSeen | None) -> TurnEnded:
-    """Return how a turn ended, by the CLI's own report."""
+def ended(result: ResultLine, usage: UsageSeen | None, *, asked: bool = True) -> TurnEnded:
+    """Return how a turn ended, by the CLI's own report. Without `asked` no model got the prompt, so it failed."""
     state, (reason, message) = _verdict(result)
     detail = "; ".join(result.errors or ()) or result.result or ""
+    if state == "completed" and not asked:
+        state, reason = "failed", "not_asked"
+        message = "Claude Code ended the turn without asking the model, so the prompt had no effect."
     if state == "failed" and detail:
         message = f"{message} ({detail[:_DETAIL_LIMIT]})"
     text = result.result if state == "completed" else None
@@ -36,7 +39,7 @@ def ended(result: ResultLine, usage: UsageSeen | None) -> TurnEnded:
 def _verdict(result: ResultLine) -> tuple[Any, tuple[str, str]]:
     if (result.terminal_reason or "").startswith("aborted"):
         return "stopped", ("interrupted", "The turn was stopped.")
-    if not result.is_error and result.subtype == "success":
+    if result.is_error is False and result.subtype == "success":
         return "completed", ("completed", "The agent has finished.")
     return "failed", failure(result)
 
@@ -58,4 +61,6 @@ def failure(result: ResultLine) -> tuple[str, str]:
         return "stream_broken", "The connection to the model broke off."
     if any("No conversation found" in error for error in result.errors or ()):
         return "resume_unknown", "Claude Code does not know the conversation to resume, in this directory."
+    if result.is_error is None and result.subtype in ("", "success"):
+        return "no_result", "Claude Code ended the turn without saying how it ended."
     return "agent_error", "The agent gave up."

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from hutch_executor.runners.claude.lines import ModelUsage
-from hutch_shared.events import UsageSeen
+from collections.abc import Mapping
+from typing import Final
 
-__all__ = ["UsageMeter", "total"]
+from hutch_executor.runners.claude.lines import ModelUsage
+from hutch_shared.events import Notice, UsageSeen
+
+__all__ = ["USAGE_UNKNOWN", "UsageMeter", "total"]
+
+USAGE_UNKNOWN: Final = Notice(
+    "usage_unknown",
+    "Claude Code did not report readable usage, so what this turn used is unknown. It is counted with the next turn"
+    " whose usage is known.",
+)
 
 
 class UsageMeter:
@@ -15,29 +24,49 @@ class UsageMeter:
         """Start from the sums of a resumed conversation, or from None if they are unknown."""
         self._before = before
 
-    def turn(self, sums: dict[str, ModelUsage] | None) -> list[UsageSeen]:
+    def turn(self, sums: Mapping[str, ModelUsage | None] | None, *, asked: bool = True) -> list[UsageSeen] | None:
         """Return the usage since the last call, by model; models without usage are left out.
 
-        With unknown starting sums the first call returns nothing: counting too little is better than counting twice.
+        None if it is unknown: the sums cannot be read, are smaller than before, or say nothing although a model was
+        `asked`. The next known sums then include the usage of this turn. With unknown starting sums the first call
+        returns None, and its usage is never counted: that is better than counting the earlier turns twice.
         """
-        known, self._before = self._before, {**(self._before or {}), **(sums or {})}
+        known, now = self._before, _readable(sums)
+        if now is None or (asked and not now):
+            return None
         if known is None:
-            return []
-        used = []
-        for model, now in (sums or {}).items():
-            before = known.get(model, ModelUsage())
-            seen = UsageSeen(
-                now.input_tokens - before.input_tokens,
-                now.output_tokens - before.output_tokens,
-                now.cache_read_input_tokens - before.cache_read_input_tokens,
-                now.cache_creation_input_tokens - before.cache_creation_input_tokens,
-                round(now.cost_usd - before.cost_usd, 9),
-                model,
-                total=True,
-            )
-            if seen.input_tokens or seen.output_tokens or seen.usd:
+            self._before = now
+            return None
+        used: list[UsageSeen] = []
+        for model in {**known, **now}:
+            seen = _since(known.get(model, _NOTHING), now.get(model, _NOTHING), model)
+            if seen is None:
+                return None
+            if seen.input_tokens or seen.output_tokens or seen.cache_read_tokens or seen.cache_write_tokens or seen.usd:
                 used.append(seen)
+        self._before = now
         return used
+
+
+_NOTHING: Final = ModelUsage(0, 0, 0, 0, 0.0)
+
+
+def _readable(sums: Mapping[str, ModelUsage | None] | None) -> dict[str, ModelUsage] | None:
+    """Return the sums, {} if there are none, or None if those of a model are unknown."""
+    known = {model: usage for model, usage in (sums or {}).items() if usage is not None}
+    return known if sums is None or len(known) == len(sums) else None
+
+
+def _since(before: ModelUsage, now: ModelUsage, model: str) -> UsageSeen | None:
+    """Return the difference of two sums; None if one became smaller."""
+    counts = (
+        now.input_tokens - before.input_tokens,
+        now.output_tokens - before.output_tokens,
+        now.cache_read_input_tokens - before.cache_read_input_tokens,
+        now.cache_creation_input_tokens - before.cache_creation_input_tokens,
+    )
+    usd = round(now.cost_usd - before.cost_usd, 9)
+    return UsageSeen(*counts, usd, model, total=True) if min(*counts, usd) >= 0 else None
 
 
 def total(used: list[UsageSeen]) -> UsageSeen | None:
