@@ -203,6 +203,14 @@ def test_only_the_kind_of_a_line_decides_that_a_turn_ends(narrator: EventTransla
         assert msgspec.json.decode(msgspec.json.encode(data), type=type(data)) == data
 
 
+@pytest.mark.parametrize("line", [b'{"x":%b,"type":"result"}', b'{"type":"result","x":{"type":"user","y":%b}}'])
+def test_a_result_that_is_nested_too_deeply_ends_the_turn(narrator: EventTranslator, line: bytes) -> None:
+    """It repeats the input of each denied call. What it says is unknown."""
+    narrator.translate(line % (5000 * b"[" + 5000 * b"]"))
+
+    assert narrator.result == ResultLine()
+
+
 def test_halves_of_a_character_in_two_deltas_are_joined(narrator: EventTranslator) -> None:
     """A half waits for the next delta of its block. Without its other half it becomes U+FFFD."""
     start(narrator)
@@ -415,6 +423,15 @@ def test_unknown_usage_is_counted_with_the_next_known_one(odd: dict[str, ModelUs
 
     assert meter.turn(odd) is None
     assert meter.turn({"opus": ModelUsage(30, 3, 0, 0, 1.0)}) == [UsageSeen(20, 2, 0, 0, 0.5, "opus", total=True)]
+
+
+def test_sums_that_stay_smaller_are_the_new_start() -> None:
+    """Either the first sum was wrong, or the CLI began to count again; the turn in between stays unknown."""
+    meter = UsageMeter({})
+
+    assert meter.turn({"opus": ModelUsage(10**12, 1, 0, 0, 0.5)}) is not None
+    assert meter.turn({"opus": ModelUsage(30, 3, 0, 0, 1.0)}) is None
+    assert meter.turn({"opus": ModelUsage(40, 3, 0, 0, 1.5)}) == [UsageSeen(10, 0, 0, 0, 0.5, "opus", total=True)]
 
 
 def test_a_turn_that_asked_no_model_used_nothing() -> None:

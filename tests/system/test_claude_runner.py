@@ -334,13 +334,16 @@ async def test_a_long_retry_after_fails_the_turn(tmp_path: Path) -> None:
     ("last", "reason"),
     [
         ("", "no_result"),
-        ('print(\'{"type":"assistant","mess\'); sys.stdout.flush(); sys.stdin.readline()', "agent_broken"),
+        (
+            'print(*(150 * [\'{"type":"assistant","mess\']), sep=chr(10), flush=True); sys.stdin.readline()',
+            "agent_broken",
+        ),
         ("print('it hurts', file=sys.stderr); sys.exit(3)", "agent_died"),
     ],
     ids=["silent", "broken", "failing"],
 )
 async def test_a_cli_that_ends_without_a_result_fails_the_turn(tmp_path: Path, last: str, reason: str) -> None:
-    """Each has its own reason: output that stops, output that is not JSON, an exit code."""
+    """Each has its own reason: output that stops, output that has no lines of JSON any more, an exit code."""
     cli = tmp_path / "cli"
     _stand_in(cli, last)
     async with stage(tmp_path, Steps(OK), cli=str(cli)) as s:
@@ -361,7 +364,7 @@ def _stand_in(path: Path, last: str) -> None:
         "def say(**message):\n"
         "    print(json.dumps(message), flush=True)\n"
         "def ask(**request):\n"
-        "    say(type='control_request', request_id='q', request=request)\n"
+        "    say(type='control_request', request_id=request['subtype'], request=request)\n"
         "    return json.loads(sys.stdin.readline())\n"
         "number = json.loads(sys.stdin.readline())['request_id']\n"
         "response = {'hook_on_failure_supported': True}\n"
@@ -386,7 +389,9 @@ async def test_a_cli_that_runs_an_undecided_call_is_stopped(
         (f"ask(subtype='can_use_tool', input={{'command': {asked!r}}}, {bash})\n" if asked else "")
         + f"ran = {{'tool_name': 'Bash', 'tool_input': {{'command': {ran!r}}}}}\n"
         "answer = ask(subtype='hook_callback', callback_id='hook_1', tool_use_id='c', input=ran)\n"
-        "say(type='result', subtype='success', result=json.dumps(answer['response']['response']))\n"
+        "say(type='system', subtype='status', status='requesting')\n"
+        "said = json.dumps(answer['response']['response'])\n"
+        "say(type='result', subtype='success', is_error=False, result=said)\n"
         "sys.stdin.readline()\n",
     )
     async with stage(tmp_path, Steps(OK), cli=str(tmp_path / "cli")) as s:
@@ -420,7 +425,7 @@ async def test_processes_of_a_dead_cli_are_ended(tmp_path: Path) -> None:
 
 async def test_a_long_tool_or_question_is_not_a_stall(tmp_path: Path) -> None:
     """Silence does not count while a user thinks or a tool runs."""
-    timeouts = ClaudeTimeouts(model_silence=3, probe_after=0.2)
+    timeouts = ClaudeTimeouts(model_silence=3, turn_silence=3, probe_after=0.2)
     script = Steps(("go", Use("Bash", {"command": "sleep 4"})), OK)
     async with stage(tmp_path, script, timeouts=timeouts, decide=None) as s, anyio.create_task_group() as group:
         ends = []

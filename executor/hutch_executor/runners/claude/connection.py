@@ -55,8 +55,6 @@ class ClaudeConnection:
         """Return the events of one message of the CLI."""
         if isinstance(line, bytes):
             return self.translator.translate(line)
-        if isinstance(line, SkippedMessage) and line.kind == "result":
-            self.translator.end(ResultLine())
         return [("notice", Notice("message_too_large", f"A message of Claude Code was left out: {line}."))]
 
     def note_reported(self) -> None:

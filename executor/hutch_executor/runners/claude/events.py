@@ -32,7 +32,7 @@ from hutch_executor.runners.claude.lines import (
     ResultLine,
     StreamLine,
     UsageCount,
-    kind_at_head,
+    kind_by_scan,
     kind_of_line,
     lax_line,
     mended,
@@ -102,6 +102,7 @@ class EventTranslator:
         self.result: ResultLine | None = None
         """The line that ended the turn; its reader resets it."""
         self._ended_by: str | None = None
+        """The id of the last such line, until another line shows that the CLI has gone on."""
         self.unknown = UnknownLines()
 
     def __repr__(self) -> str:
@@ -121,7 +122,7 @@ class EventTranslator:
         try:
             return self._mend(*lax_line(line))
         except UNREADABLE as error:
-            if kind_at_head(line) == "result":
+            if kind_by_scan(line) == "result":
                 self.end(ResultLine())
             return self.unknown.unreadable(str(error), line)
 
@@ -183,7 +184,7 @@ class EventTranslator:
 
     def _stream(self, line: StreamLine) -> list[Translated]:
         event, parent = line.event, line.parent_tool_use_id
-        self.asked = True
+        self.asked, self._ended_by = True, None
         speaker = self._speakers.setdefault(parent, _Speaker())
         if event.type == "content_block_delta" and event.delta is not None:
             block = f"{speaker.message}:{event.index}"
@@ -229,7 +230,7 @@ class EventTranslator:
     def _assistant(self, line: ConversationLine) -> list[Translated]:
         parent, message = line.parent_tool_use_id, line.message
         speaker = self._speakers.setdefault(parent, _Speaker())
-        self.spoke = True
+        self.spoke, self._ended_by = True, None
         self.asked = self.asked or message.model != _SYNTHETIC
         events: list[Translated] = []
         blocks = _blocks(message.content)
@@ -274,6 +275,7 @@ class EventTranslator:
     def _system(self, line: dict[str, Any]) -> list[Translated]:
         match line.get("subtype"):
             case "init":
+                self._ended_by = None
                 return self._init(line)
             case "status":
                 status = line.get("status")

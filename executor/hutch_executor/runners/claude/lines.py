@@ -37,7 +37,7 @@ __all__ = [
     "UsageCount",
     "UsageResponse",
     "control_fault",
-    "kind_at_head",
+    "kind_by_scan",
     "kind_of_line",
     "lax_line",
     "mended",
@@ -172,7 +172,9 @@ CONTROL: Final = frozenset({"control_request", "control_response", "control_canc
 MESSAGES: Final = frozenset({"assistant", "user", "stream_event", "system", "result", "rate_limit_event"})
 """The kinds of lines that are no control lines, whatever their fields are. Others are looked at twice."""
 
-_HEAD: Final = re.compile(rb'\s*\{\s*"type"\s*:\s*"([a-z_]{1,40})"')
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[][{}:,]')
+_SCANNED: Final = 4 << 20
+"""Bytes up to which a line that no decoder reads is scanned for its kind."""
 T = TypeVar("T", bound=Mended)
 
 
@@ -181,10 +183,21 @@ def kind_of_line(line: bytes) -> str:
     return _ENVELOPE.decode(line).type
 
 
-def kind_at_head(line: bytes | bytearray) -> str:
-    """Return the `type` with which a line begins, even if the rest is missing or not JSON; empty if there is none."""
-    match = _HEAD.match(line)
-    return match[1].decode() if match else ""
+def kind_by_scan(line: bytes) -> str:
+    """Return the `type` of a line that no decoder reads, say because it is nested too deeply; empty if it has none."""
+    depth, key, before = 0, b"", b""
+    for match in _TOKEN.finditer(line, 0, _SCANNED):
+        token = match[0]
+        if token in b"[{":
+            depth += 1
+        elif token in b"]}":
+            depth -= 1
+        elif depth == 1 and token == b":":
+            key = before
+        elif depth == 1 and key == b'"type"' and before == b":":
+            return token[1:-1].decode(errors="replace")
+        before = token
+    return ""
 
 
 def lax_line(line: bytes) -> tuple[str, dict[str, Any]]:
@@ -231,18 +244,18 @@ def _mended_field(value: Any, kind: Any, part: Any, default: Any) -> Any:
         return msgspec.convert(value, kind)
     except (ValueError, RecursionError):
         pass
-    if part is not None and isinstance(value, dict):
-        if _is(dict, kind):
-            return {name: _mended_struct(item, part) for name, item in value.items() if isinstance(name, str)}
+    kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if isinstance(value, dict) and part in kinds:
         if (whole := _mended_struct(value, part)) is not None:
             return whole
-    elif part is not None and isinstance(value, list) and _is(list, kind):
+    elif isinstance(value, dict) and part is not None and _has(dict, kinds):
+        return {name: _mended_struct(item, part) for name, item in value.items()}
+    elif isinstance(value, list) and part is not None and _has(list, kinds):
         return [one for item in value if (one := _mended_struct(item, part)) is not None]
     return part() if default is msgspec.NODEFAULT else default
 
 
-def _is(container: type, kind: Any) -> bool:
-    kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+def _has(container: type, kinds: tuple[Any, ...]) -> bool:
     return any(typing.get_origin(one) is container for one in kinds)
 
 

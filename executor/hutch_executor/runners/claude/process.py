@@ -34,7 +34,6 @@ from hutch_executor.runners.claude.lines import (
     MESSAGES,
     UNREADABLE,
     control_fault,
-    kind_at_head,
     kind_of_line,
     lax_line,
 )
@@ -59,10 +58,9 @@ _SEEN: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class SkippedMessage:
-    """Stands for a message that was longer than `MAX_LINE`; `size` is its length in bytes, `kind` its `type`."""
+    """Stands for a message that was longer than `MAX_LINE`; `size` is its length in bytes."""
 
     size: int
-    kind: str = ""
 
     def __str__(self) -> str:
         return f"it had {self.size} bytes"
@@ -170,7 +168,7 @@ class ClaudeProcess(Transport):
         try:
             kind, control = lax_line(line)
             if kind in CONTROL or isinstance(control.get("request"), dict):
-                return await self._control(valid_value(control), line), 0
+                return await self._control(kind, valid_value(control), line), 0
             garbage = -1
         except UNREADABLE:
             if request := _REQUEST.match(line):
@@ -178,13 +176,15 @@ class ClaudeProcess(Transport):
         await self._queue(line)
         return None, garbage + 1
 
-    async def _control(self, control: dict[str, Any], line: bytes) -> dict[str, Any] | None:
+    async def _control(self, kind: str, control: dict[str, Any], line: bytes) -> dict[str, Any] | None:
         """Return a control message that the SDK can read. Refuse a request that it cannot read; report the others."""
-        if control.get("type") in CONTROL and (fault := control_fault(control)) is None:
+        fault = control_fault(control) if kind in CONTROL else "it has another type"
+        if fault is None:
             return None if self._is_response(control) or self._is_repeated(control) else control
         name = control.get("request_id")
-        if isinstance(control.get("request"), dict) and isinstance(name, str | int):
-            await self._refuse(name, fault if control.get("type") in CONTROL else "it has another type")
+        asks = kind == "control_request" or isinstance(control.get("request"), dict)
+        if asks and isinstance(name, str | int):
+            await self._refuse(name, fault)
         await self._queue(line)
         return None
 
@@ -199,20 +199,18 @@ class ClaudeProcess(Transport):
 
     async def _lines(self, output: ByteReceiveStream) -> AsyncGenerator[bytes | SkippedMessage, None]:
         """Split the output at newlines. Keep only the size of a line that is too long, and refuse a request in it."""
-        buffer, skipped, kind = bytearray(), 0, ""
+        buffer, skipped = bytearray(), 0
         while chunk := await _receive(output):
             *complete, rest = chunk.split(b"\n")
             for piece in complete:
                 buffer += piece
-                yield SkippedMessage(skipped + len(buffer), kind) if skipped else bytes(buffer)
+                yield SkippedMessage(skipped + len(buffer)) if skipped else bytes(buffer)
                 skipped = 0
                 buffer.clear()
             buffer += rest
             if skipped or len(buffer) > MAX_LINE:
-                if not skipped:
-                    kind = kind_at_head(buffer)
-                    if request := _REQUEST.match(buffer):
-                        await self._refuse(request[1].decode(errors="replace"), f"more than {MAX_LINE} bytes")
+                if not skipped and (request := _REQUEST.match(buffer)):
+                    await self._refuse(request[1].decode(errors="replace"), f"it has more than {MAX_LINE} bytes")
                 skipped += len(buffer)
                 buffer.clear()
 

@@ -303,25 +303,32 @@ class ClaudeRunner:
         link.process.kill()
 
     async def _watch_silence(self, turn: ClaudeTurn, link: ClaudeConnection) -> None:
-        """Give the turn up if the CLI does not respond to a probe, or has waited for its model for too long.
+        """Give the turn up if the CLI does not respond to a probe, or has been silent for too long without a reason.
 
-        A long-running tool and a waiting permission request are silent too: a CLI that responds is not stuck.
+        A model request is a reason for `model_silence`: the CLI's own limits end it earlier. A tool call without a
+        result, a permission request and the shortening of the conversation are reasons without a limit. Without any
+        reason the CLI would have gone on: after `turn_silence` the line that ends the turn is lost.
         """
-        timeouts, process = self._timeouts, link.process
+        timeouts, process, translator = self._timeouts, link.process, link.translator
         since, received = anyio.current_time(), process.received
         while True:
             lines = process.lines
-            await anyio.sleep(timeouts.probe_after)
-            if process.received != received or process.blocked or turn.undecided or not link.translator.awaits_model:
+            await anyio.sleep(min(timeouts.probe_after, timeouts.turn_silence))
+            waits = turn.undecided or (translator.in_flight and not translator.awaits_model)
+            if process.received != received or process.blocked or waits:
                 since, received = anyio.current_time(), process.received
             if process.lines != lines or process.blocked:
                 continue
             with anyio.move_on_after(timeouts.probe_answer) as answer, suppress(ClaudeSDKError):
                 await process.control("mcp_status")
+            silence = anyio.current_time() - since
             if answer.cancelled_caught and not process.blocked:
                 turn.give_up("agent_stuck", "Claude Code did not respond any more and was ended.")
-            elif anyio.current_time() - since > timeouts.model_silence:
-                turn.give_up(*failure(link.translator.awaited()))
+            elif translator.awaits_model and silence > timeouts.model_silence:
+                turn.give_up(*failure(translator.awaited()))
+            elif not translator.in_flight and silence > timeouts.turn_silence:
+                message = f"Claude Code was silent for {silence:.0f} s although nothing was under way, and was ended."
+                turn.give_up("agent_silent", message)
             if turn.cause is not None:
                 process.kill()
                 return

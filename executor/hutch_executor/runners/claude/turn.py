@@ -27,6 +27,8 @@ class ClaudeTimeouts:
     """Silence of a model's stream after which the CLI gives the request up; the CLI accepts no less than 10."""
     model_silence: float = 180.0
     """Silence of the CLI during a model request after which the CLI counts as stuck: its own limits have failed."""
+    turn_silence: float = 300.0
+    """Silence of the CLI while nothing is in flight after which the turn counts as stuck; see `_watch_silence`."""
     probe_after: float = 20.0
     """Silence of the CLI after which the runner sends it a probe."""
     probe_answer: float = 20.0

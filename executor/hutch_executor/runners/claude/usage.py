@@ -12,8 +12,8 @@ __all__ = ["USAGE_UNKNOWN", "UsageMeter", "total"]
 
 USAGE_UNKNOWN: Final = Notice(
     "usage_unknown",
-    "Claude Code did not report readable usage, so what this turn used is unknown. It is counted with the next turn"
-    " whose usage is known.",
+    "Claude Code did not report readable usage, so what this turn used is unknown. A later turn whose usage is"
+    " readable includes it.",
 )
 
 
@@ -23,28 +23,27 @@ class UsageMeter:
     def __init__(self, before: dict[str, ModelUsage] | None) -> None:
         """Start from the sums of a resumed conversation, or from None if they are unknown."""
         self._before = before
+        self._doubtful: dict[str, ModelUsage] | None = None
+        """The last sums if they were smaller than `_before`: one of the two is wrong."""
 
     def turn(self, sums: Mapping[str, ModelUsage | None] | None, *, asked: bool = True) -> list[UsageSeen] | None:
         """Return the usage since the last call, by model; models without usage are left out.
 
         None if it is unknown: the sums cannot be read, are smaller than before, or say nothing although a model was
-        `asked`. The next known sums then include the usage of this turn. With unknown starting sums the first call
-        returns None, and its usage is never counted: that is better than counting the earlier turns twice.
+        `asked`. Later sums include the usage of this turn, unless they stay smaller: then counting goes on from there.
+        With unknown starting sums the first call returns None, and its usage is never counted: that is better than
+        counting the earlier turns twice.
         """
-        known, now = self._before, _readable(sums)
+        now = _readable(sums)
         if now is None or (asked and not now):
             return None
-        if known is None:
-            self._before = now
-            return None
-        used: list[UsageSeen] = []
-        for model in {**known, **now}:
-            seen = _since(known.get(model, _NOTHING), now.get(model, _NOTHING), model)
-            if seen is None:
-                return None
-            if seen.input_tokens or seen.output_tokens or seen.cache_read_tokens or seen.cache_write_tokens or seen.usd:
-                used.append(seen)
-        self._before = now
+        used = None if self._before is None else _difference(self._before, now)
+        if used is None and self._doubtful is not None:
+            used = _difference(self._doubtful, now)
+        if used is not None or self._before is None:
+            self._before, self._doubtful = now, None
+        else:
+            self._doubtful = now
         return used
 
 
@@ -55,6 +54,18 @@ def _readable(sums: Mapping[str, ModelUsage | None] | None) -> dict[str, ModelUs
     """Return the sums, {} if there are none, or None if those of a model are unknown."""
     known = {model: usage for model, usage in (sums or {}).items() if usage is not None}
     return known if sums is None or len(known) == len(sums) else None
+
+
+def _difference(before: dict[str, ModelUsage], now: dict[str, ModelUsage]) -> list[UsageSeen] | None:
+    """Return the usage between two sums; None if the sum of a model became smaller."""
+    used: list[UsageSeen] = []
+    for model in {**before, **now}:
+        seen = _since(before.get(model, _NOTHING), now.get(model, _NOTHING), model)
+        if seen is None:
+            return None
+        if seen.input_tokens or seen.output_tokens or seen.cache_read_tokens or seen.cache_write_tokens or seen.usd:
+            used.append(seen)
+    return used
 
 
 def _since(before: ModelUsage, now: ModelUsage, model: str) -> UsageSeen | None:

@@ -1,0 +1,215 @@
+"""Every field of every line of the CLI, replaced by every kind of value: the turn ends, and the CLI lives.
+
+The lines are those of the real CLI (`lines/recorded.jsonl`, and a few from its documentation). `lines/player.py` plays
+them, one turn after the other, to a real `ClaudeRunner`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import anyio
+import msgspec
+import pytest
+
+from hutch_executor.events.encoding import event_body
+from hutch_executor.runners.claude.turn import ClaudeTimeouts
+from hutch_shared import messages as m
+from hutch_shared.events import DATA_OF_KIND, TurnEnded
+from hutch_shared.rpc.envelope import is_sound
+from tests.rehearsal import Steps
+from tests.sampling import seed
+from tests.system.claude_stage import FakeDaemon, allow, answer, stage
+
+_FOLDER: Final = Path(__file__).with_name("lines")
+_ABSENT: Final = object()
+_VALUES: Final[tuple[Any, ...]] = (
+    _ABSENT,
+    *(None, True, False, 0, 1, -1, 12.5, -0.0, 1e308, 10**12, 2**53, 10**30, -(10**30), 10**450, float("inf")),
+    *("", "x", "12", "half \ud83d", "\ude00 half", "result", "\x00", "x" * 100_000),
+    *(
+        [],
+        [1],
+        ["\ud83d"],
+        [None],
+        [[]],
+        {},
+        {"a": 1},
+        {"\ud83d": "\ude00"},
+        {"type": "result"},
+        [{}],
+        [{"type": "text"}],
+    ),
+    json.loads("[" * 90 + "]" * 90),
+)
+_TOKENS: Final = 100
+"""What each turn uses of input tokens, as its result line says before a field is replaced."""
+_SILENCE: Final = 0.3
+_TIMEOUTS: Final = ClaudeTimeouts(turn_silence=_SILENCE, model_silence=_SILENCE, probe_after=_SILENCE, probe_answer=20)
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A turn with one line changed. `what` says how, for a message."""
+
+    what: str
+    lines: list[bytes]
+    loses_end: bool = False
+    """Whether the line that ends the turn may be unrecognisable."""
+
+
+def _scenes() -> dict[str, list[Line]]:
+    """Return the lines of each turn by its name."""
+    rows = [json.loads(line) for line in (_FOLDER / "recorded.jsonl").read_text().splitlines()]
+    scenes = {row["turn"]: row["lines"] for row in rows}
+    ending = scenes["text"][-1]
+    start = scenes["text"][:2]
+    return scenes | {"documented": [*start, *_DOCUMENTED, ending]}
+
+
+_DOCUMENTED: Final[list[Line]] = [
+    {"type": "system", "subtype": "status", "status": "compacting"},
+    {"type": "system", "subtype": "status", "status": None, "compact_result": "success", "permissionMode": "plan"},
+    {"type": "system", "subtype": "compact_boundary", "compact_metadata": {"trigger": "manual", "pre_tokens": 9}},
+    {"type": "system", "subtype": "informational", "content": "Disk is full", "level": "warning", "uuid": "u"},
+    {"type": "tool_progress", "tool_use_id": "t-heartbeat-0", "parent_tool_use_id": "t", "elapsed_time_seconds": 30},
+    {"type": "rate_limit_event", "rate_limit_info": {"status": "rejected", "resetsAt": 1, "utilization": 0.5}},
+    {"type": "command_lifecycle", "command_uuid": "u", "state": "started"},
+    {"type": "conversation_reset", "new_conversation_id": "c"},
+    {"type": "control_cancel_request", "request_id": "nothing"},
+    {"type": "of_tomorrow", "text": "hello"},
+]
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield (*path, key)
+        yield from _paths(item, (*path, key))
+
+
+def _replaced(line: Line, path: tuple[Any, ...], value: Any) -> Line:
+    line = copy.deepcopy(line)
+    place: Any = line
+    for key in path[:-1]:
+        place = place[key]
+    if value is not _ABSENT:
+        place[path[-1]] = value
+    else:
+        del place[path[-1]]
+    return line
+
+
+def _numbered(lines: list[Line], number: int) -> list[Line]:
+    """Return the lines with ids of their own, and with sums of usage that grow from turn to turn."""
+    lines = copy.deepcopy(lines)
+    for line in lines:
+        if line["type"] == "control_request":
+            line["request_id"] = f"{number}-{line['request_id']}"
+        if line["type"] == "result":
+            line["uuid"] = f"{number}-result"
+            sums = {"inputTokens": number * _TOKENS, "outputTokens": number, "costUSD": number / 100}
+            for usage in line["modelUsage"].values():
+                usage |= sums
+            line["modelUsage"] = dict([*line["modelUsage"].items()][:1]) or {"opus": dict(_ZERO, **sums)}
+    return lines
+
+
+_ZERO: Final = {"cacheReadInputTokens": 0, "cacheCreationInputTokens": 0}
+
+
+def _encoded(line: Line) -> bytes:
+    waits = b"?" if line.get("type") == "control_request" else b" "
+    return waits + json.dumps(line).replace("Infinity", "1e999").encode()
+
+
+def variant(random: Random, scenes: dict[str, list[Line]], number: int) -> Variant:
+    """Return a random turn with one line changed."""
+    name = random.choice(sorted(scenes))
+    lines = _numbered(scenes[name], number)
+    place = random.randrange(len(lines))
+    line = lines[place]
+    encoded = [_encoded(one) for one in lines]
+    what, is_end = f"{number}: {name}, line {place} ({line['type']})", line["type"] == "result"
+    match random.randrange(20):
+        case 0:
+            encoded[place : place + 1] = [encoded[place]] * 2
+            return Variant(f"{what} twice", encoded)
+        case 1:
+            cut = random.randrange(1, len(encoded[place]))
+            encoded[place] = encoded[place][:cut]
+            return Variant(f"{what} cut at {cut}", encoded, is_end)
+        case 2:
+            at = random.randrange(1, len(encoded[place]))
+            bad = random.choice((b"\xff", b"\xed\xa0\xbd", b"\x00", b"\\", b'"', b"\\ud83d"))
+            encoded[place] = encoded[place][:at] + bad + encoded[place][at:]
+            return Variant(f"{what} with {bad!r} at {at}", encoded, is_end)
+        case _:
+            path = random.choice([*_paths(line)])
+            value = random.choice(_VALUES)
+            odd = _replaced(line, path, value)
+            encoded[place] = encoded[place][:1] + _encoded(odd)[1:]
+            shown = "absent" if value is _ABSENT else ascii(value)[:60]
+            return Variant(f"{what}, {path} = {shown}", encoded, is_end and path == ("type",))
+
+
+def _decide(call: m.ToolCall) -> m.PermissionDecision:
+    return answer(call, {"Which?": "A"}) if call.agent_tool == "AskUserQuestion" else allow(call)
+
+
+def _check(daemon: FakeDaemon, end: TurnEnded, odd: Variant) -> None:
+    """Check what holds after every turn."""
+    for kind, data, native in [*daemon.events, ("turn_ended", end, None)]:
+        body = b"{" + event_body(kind, data, native)
+        assert is_sound(body), odd.what
+        event = msgspec.json.decode(body)
+        msgspec.json.decode(msgspec.json.encode(event["data"]), type=DATA_OF_KIND[event["kind"]])
+        assert len(body) < 2_000_000, odd.what
+    for ask in daemon.asks:
+        assert is_sound(msgspec.json.encode(ask.call)) or "[[[[[" in repr(ask.call.input), odd.what
+    known = end.usage is not None and end.usage.input_tokens >= _TOKENS and (end.usage.usd or 0) >= 0.0099
+    assert known or "usage_unknown" in daemon.notices() or odd.loses_end, odd.what
+    assert end.state in ("completed", "failed", "stopped"), odd.what
+    assert end.reason != "agent_silent" or odd.loses_end, odd.what
+
+
+async def _play(folder: Path, count: int) -> None:
+    random, scenes = Random(seed()), _scenes()
+    scene, cli = folder / "scene", folder / "cli"
+    cli.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{_FOLDER / "player.py"}" "{scene}"\n')
+    cli.chmod(0o700)
+    async with stage(folder, Steps(), decide=_decide, cli=str(cli), timeouts=_TIMEOUTS) as s:
+        for number in range(1, count + 1):
+            odd = variant(random, scenes, number)
+            scene.write_bytes(b"\n".join(odd.lines))
+            pid = s.pid if s.runner.connection is not None else None
+            s.daemon.events.clear()
+            s.daemon.asks.clear()
+            with anyio.move_on_after(30) as scope:
+                end = await s.turn()
+            assert not scope.cancelled_caught, f"the turn did not end: {odd.what}"
+            _check(s.daemon, end, odd)
+            lives = s.runner.connection is not None and s.runner.connection.process.is_ready()
+            assert odd.loses_end or (lives and s.pid == (pid or s.pid)), f"{odd.what}: {end.reason} {end.message}"
+
+
+@pytest.mark.timeout(120)
+async def test_no_odd_line_costs_a_turn_or_the_cli(tmp_path: Path) -> None:
+    """500 variants; the header of the run prints the seed."""
+    await _play(tmp_path, 500)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+async def test_no_odd_line_of_twenty_thousand_costs_a_turn_or_the_cli(tmp_path: Path) -> None:
+    """The same with more variants."""
+    await _play(tmp_path, 20_000)
