@@ -300,7 +300,7 @@ class EventTranslator:
             case str(subtype) if subtype in _PROGRESS:
                 pass
             case str(subtype) if subtype in _WITH_CONTENT:
-                return [_said(line)]
+                return [_for_reader(line)]
             case subtype:
                 return self.unknown.note(f"system {subtype}", line)
         return []
@@ -344,7 +344,7 @@ _TEXTS: Final = ("content", "text", "message", "error")
 _LABELS: Final = ("subtype", "level", "tag", "key")
 
 
-def _said(line: dict[str, Any]) -> Translated:
+def _for_reader(line: dict[str, Any]) -> Translated:
     """Return what the CLI wrote for a person, with its level."""
     content = next((text for name in _TEXTS if isinstance(text := line.get(name), str)), "")
     details = {name: text[:100] for name in _LABELS if isinstance(text := line.get(name), str)}
