@@ -229,7 +229,9 @@ class Permission(Wire, frozen=True, omit_defaults=True):
     suggestions: tuple[Suggestion, ...] = ()
     settled_at: str | None = None
     settled_by: str | None = None
-    """`rule`, `uid 1000 (hutch 4242)`, `expiry`, `nobody`, `executor gone` …"""
+    """`rule`, `mode bypass`, `uid 1000 (hutch 4242)`, `expiry`, `nobody`, `executor gone` …"""
+    settled_rule: str | None = None
+    """The rule that settled the request, or that its decision added."""
     scope: Scope | None = None
     message: str | None = None
     updated_input: dict[str, Any] | None = None

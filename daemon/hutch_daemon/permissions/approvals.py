@@ -10,6 +10,7 @@ A permission request is a stored record; it outlives the executor's call. What i
   checks this.
 - An executor that asks again with the same id gets the stored decision, or waits for it. If a waiting call is
   cancelled, its request stays pending.
+- When the policy changes, the pending requests that it concerns are judged again (`rejudging`).
 - A request that no user decides expires (time asleep does not count), is denied because no user is present, or is
   withdrawn because its turn or executor ended. None of these stops the turn, unless the session's policy is `stop`.
 
@@ -32,11 +33,12 @@ import structlog
 from hutch_daemon.permissions import requests
 from hutch_daemon.permissions.judging import CallJudge, PolicyOf, Requester
 from hutch_daemon.permissions.pending import PendingAsks, UnstoredDenial
+from hutch_daemon.permissions.rejudging import Rejudging
 from hutch_daemon.permissions.requests import PendingRequest, Settlement, permission_view
-from hutch_daemon.permissions.transactions import RequestTransactions, record_verdict, turn_runs
+from hutch_daemon.permissions.transactions import NotRecorded, RequestTransactions, record_verdict, turn_runs
 from hutch_daemon.settings import PermissionSettings, SettingsInForce
 from hutch_daemon.store import permissions, sessions
-from hutch_daemon.store.records import Tx
+from hutch_daemon.store.records import Executes, Tx
 from hutch_daemon.store.rows import PermissionRow, SessionRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
@@ -68,12 +70,13 @@ class Approvals:
         somebody_there: Callable[[SessionRow], bool],
         stop_turn: Callable[[str, str, str], None],
         plan_approved: Callable[[Tx, str, str], None],
+        requester_of: Callable[[PermissionRow], Requester | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`somebody_there(session)` returns whether a client that can answer follows the session.
 
         `stop_turn(session, turn, why)` never blocks. `plan_approved(tx, session, by)` is called in the transaction
-        that approves a plan.
+        that approves a plan. `requester_of(request)` returns the executor that asked, if it is connected.
         """
         self._store = store
         self._settings = settings
@@ -84,6 +87,7 @@ class Approvals:
         self._clock = clock
         self._pending = PendingAsks()
         self._transactions = RequestTransactions(self._pending, stop_turn, plan_approved)
+        self._rejudging = Rejudging(store, policy_of, self._judge, self._pending, self._transactions, requester_of)
         self._changed = Latch()
         self._tasks: anyio.abc.TaskGroup | None = None
 
@@ -97,6 +101,7 @@ class Approvals:
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             tasks.start_soon(self._run)
+            tasks.start_soon(self._rejudging.run)
             try:
                 yield
             finally:
@@ -107,13 +112,42 @@ class Approvals:
 
         A new boot has a new monotonic clock, so the wall clock gives the time that each request has left: at least a
         second, at most the whole expiry. Clients have `return_grace` to reconnect before hutchd checks for presence.
+        All are judged again, since the policy may have changed meanwhile.
         """
         settings, now = self._settings.current.permissions, self._clock()
-        for row in await self._store.read(lambda conn: permissions.list_(conn, state="pending", limit=1_000_000)):
+
+        def waiting(conn: Executes) -> list[tuple[PermissionRow, int]]:
+            rows = permissions.list_(conn, state="pending", limit=1_000_000)
+            owners = {one.id: one.owner for id_ in {row.session for row in rows} if (one := sessions.get(conn, id_))}
+            return [(row, owners[row.session]) for row in rows]
+
+        for row, owner in await self._store.read(waiting):
             left = settings.expiry if row.expires_at is None else (row.expires_at - now_ms()) / 1000
             deadline = now + min(max(left, 1.0), settings.expiry)
             grace_ends = now + settings.return_grace
-            self._pending.add(PendingRequest(row, deadline, grace_ends, notified=bool(settings.notify)))
+            self._pending.add(
+                PendingRequest(
+                    row,
+                    deadline,
+                    grace_ends,
+                    notified=bool(settings.notify),
+                    owner=owner,
+                    is_stale=True,
+                    may_be_allowed=False,
+                )
+            )
+
+    def session_changed(self, session: str) -> None:
+        """Judge the pending requests of a session again: its project's policy file changed. Never blocks."""
+        self._rejudging.session_changed(session)
+
+    async def look_at_host(self) -> bool:
+        """Judge all pending requests again if the host's policy file changed; return whether none is being judged.
+
+        hutchd does so by itself every two seconds.
+        """
+        await self._rejudging.look_at_host()
+        return self._rejudging.is_current()
 
     # ------------------------------------------------------------ asking
 
@@ -133,36 +167,47 @@ class Approvals:
             if (made.turn, made.kind, made.digest) != (params.turn, params.kind, digest):
                 raise HutchError(Reason.CONFLICT, "The same ask id was used before for another call.")
             await self._policy_of(session, params.project)  # after a restart: register the project's policy file
+            self._rejudging.asked_again(made.id)
             return await self._decision(made)
-        session, verdict = await self._judge.judge(session, requester, params.call, params.cwd, params.project)
-        if params.kind != "tool" and verdict.decision == "allow":
-            verdict = replace(verdict, decision="ask")  # only a user can answer a question or approve a plan
-        if verdict.decision != "ask":
-            record = partial(record_verdict, session=session, executor=requester.id, params=params, verdict=verdict)
-            if not await self._store.write(partial(record, digest=digest)):
-                return requests.too_late(params, digest)
-            return requests.decided_by_policy(params, verdict, digest)
+        while (decided := await self._judge_and_record(session, requester, params, digest)) == "changed":
+            pass  # the policy changed after the verdict
+        if decided == "ended":
+            return requests.too_late(params, digest)
+        return await self._decision(decided) if isinstance(decided, PermissionRow) else decided
+
+    async def _judge_and_record(
+        self, session: SessionRow, requester: Requester, params: m.RequestPermission, digest: str
+    ) -> m.PermissionDecision | PermissionRow | NotRecorded:
+        """Return the policy's decision or the recorded request; or why nothing could be recorded."""
+        generation = self._rejudging.generation
+        judged = await self._judge.judge(session, requester, params.kind, params.call, params.cwd, params.project)
+        if judged.verdict.decision != "ask":
+            record = partial(record_verdict, executor=requester.id, params=params, judged=judged, digest=digest)
+            refused = await self._store.write(record)
+            return refused or requests.decided_by_policy(params, judged.verdict, digest)
         settings = self._settings.current.permissions
         row = requests.new_request(
             params,
-            verdict,
+            judged.verdict,
             id_=new_id("permission"),
             executor=requester.id,
             digest=digest,
             now=now_ms(),
             expiry=settings.expiry,
         )
-        wait = partial(self._wait_for, settings=settings)
-        kept = await self._store.write(partial(self._transactions.record, row=row, params=params, after=wait))
-        if kept is None:
-            return requests.too_late(params, digest)
-        if kept.id == row.id and settings.notify and self._tasks is not None:
+        wait = partial(self._wait_for, settings=settings, owner=session.owner, generation=generation)
+        kept = await self._store.write(
+            partial(self._transactions.record, row=row, params=params, judged=judged, after=wait)
+        )
+        if isinstance(kept, PermissionRow) and kept.id == row.id and settings.notify and self._tasks is not None:
             self._tasks.start_soon(self._notify, requester, kept)
-        return await self._decision(kept)
+        return kept
 
-    def _wait_for(self, row: PermissionRow, settings: PermissionSettings) -> None:
+    def _wait_for(self, row: PermissionRow, settings: PermissionSettings, owner: int, generation: int) -> None:
         now = self._clock()
-        self._pending.add(PendingRequest(row, now + settings.expiry, now, notified=bool(settings.notify)))
+        request = PendingRequest(row, now + settings.expiry, now, notified=bool(settings.notify), owner=owner)
+        self._pending.add(request)
+        self._rejudging.added(request, generation)
         self._changed.notify()
 
     async def _decision(self, row: PermissionRow) -> m.PermissionDecision:
@@ -216,19 +261,23 @@ class Approvals:
         """
         row = await self.get(params.permission)
         requests.check_answer(row, params)
-        digest = row.digest
-        if params.updated_input is not None:
-            digest = await self._judge.judge_edited(session, requester, row, params.updated_input)
-        rule = requests.rule_of_answer(session, row, params, now_ms())
-        settlement = requests.settlement_of_answer(row, params, by, digest, rule)
-        try:
-            settled, won = await self._store.write(
-                partial(self._transactions.settle, permission=row.id, settlement=settlement)
-            )
-        except HutchError as error:
-            if error.reason is not Reason.STORE_UNAVAILABLE or params.decision != "deny":
-                raise
-            settled, won = await self._deny_unstored(row, settlement)
+        settled, won = row, False
+        while not won and settled.state == "pending":  # again if the policy changed after the edited input was judged
+            digest, version = row.digest, None
+            if params.updated_input is not None:
+                digest, version = await self._judge.judge_edited(session, requester, row, params.updated_input)
+            rule = requests.rule_of_answer(session, row, params, now_ms())
+            settlement = requests.settlement_of_answer(row, params, by, digest, rule)
+            try:
+                settled, won = await self._store.write(
+                    partial(self._transactions.settle, permission=row.id, settlement=settlement, version=version)
+                )
+            except HutchError as error:
+                if error.reason is not Reason.STORE_UNAVAILABLE or params.decision != "deny":
+                    raise
+                settled, won = await self._deny_unstored(row, settlement)
+            if version is None:
+                break
         if not won:
             raise requests.already_settled(settled)
         return permission_view(settled)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from hutch_daemon.permissions.layers import Policy
 from hutch_daemon.permissions.policy import Verdict, judge, paths_to_resolve
-from hutch_daemon.store import sessions
+from hutch_daemon.store import policy_versions, sessions
+from hutch_daemon.store.records import Executes
 from hutch_daemon.store.rows import PermissionRow, SessionRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
@@ -15,7 +17,16 @@ from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.vocabulary import to_call
 
-__all__ = ["CallJudge", "PolicyOf", "Requester"]
+__all__ = ["CallJudge", "Judged", "PolicyOf", "Requester"]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A verdict, the session as it was then, and the number of its owner's changes of the policy that it saw."""
+
+    session: SessionRow
+    verdict: Verdict
+    version: int
 
 
 class Requester(Protocol):
@@ -36,6 +47,9 @@ class PolicyOf(Protocol):
 
     def home_of(self, session: SessionRow) -> str: ...
 
+    async def host_changed(self) -> bool:
+        """Return whether the host's policy file changed since the last call."""
+
     async def __call__(self, session: SessionRow, project: m.ProjectFile | None) -> Policy: ...
 
 
@@ -48,13 +62,25 @@ class CallJudge:
         self._policy_of = policy_of
 
     async def judge(
-        self, session: SessionRow, requester: Requester, call: m.ToolCall, cwd: str, project: m.ProjectFile | None
-    ) -> tuple[SessionRow, Verdict]:
-        """Resolve the paths, then judge by the rules and the mode of that moment. Return that session row too."""
+        self,
+        session: SessionRow,
+        requester: Requester | None,
+        kind: m.PermissionKind,
+        call: m.ToolCall,
+        cwd: str,
+        project: m.ProjectFile | None,
+    ) -> Judged:
+        """Resolve the paths, then judge by the rules and the mode of that moment.
+
+        Without a requester no path is resolved. A question or a plan is never allowed: only a user can decide it.
+        """
         paths = paths_to_resolve(call, cwd, self._policy_of.home_of(session))
-        real = await requester.real_paths(session.id, paths) if paths else {}
-        now: SessionRow | None = await self._store.read(lambda conn: sessions.get(conn, session.id))
-        session = now or session
+        real = await requester.real_paths(session.id, paths) if paths and requester is not None else {}
+
+        def now(conn: Executes) -> tuple[SessionRow, int]:
+            return sessions.get(conn, session.id) or session, policy_versions.current(conn, session.owner)
+
+        session, version = await self._store.read(now)
         policy = await self._policy_of(session, project)
         verdict = judge(
             policy,
@@ -65,12 +91,14 @@ class CallJudge:
             home=policy.home,
             workspace=session.cwd,
         )
-        return session, verdict
+        if kind != "tool" and verdict.decision == "allow":
+            verdict = replace(verdict, decision="ask")
+        return Judged(session, verdict, version)
 
     async def judge_edited(
         self, session: SessionRow, requester: Requester | None, row: PermissionRow, updated: dict[str, Any]
-    ) -> str:
-        """Return the digest of an edited input; `policy_forbids` if the policy denies it."""
+    ) -> tuple[str, int]:
+        """Return the digest of an edited input, and the `Judged.version`; `policy_forbids` if the policy denies it."""
         call = to_call(row.call.agent_tool, updated, row.call.call_id, row.cwd)
         if call.action != row.call.action:
             raise HutchError(Reason.INVALID_PARAMS, f"An edited input of {row.call.agent_tool} cannot be judged here.")
@@ -78,9 +106,8 @@ class CallJudge:
             raise HutchError(
                 Reason.CONNECTION_LOST, "The executor is not connected, so an edited input cannot be judged."
             )
-        _, verdict = await self.judge(session, requester, call, row.cwd, None)
-        if verdict.decision == "deny":
-            raise HutchError(
-                Reason.POLICY_FORBIDS, f"The edited input is not allowed: {verdict.why}", rule=verdict.rule
-            )
-        return input_digest(row.call.agent_tool, updated)
+        judged = await self.judge(session, requester, row.kind, call, row.cwd, None)
+        if judged.verdict.decision == "deny":
+            why = f"The edited input is not allowed: {judged.verdict.why}"
+            raise HutchError(Reason.POLICY_FORBIDS, why, rule=judged.verdict.rule)
+        return input_digest(row.call.agent_tool, updated), judged.version

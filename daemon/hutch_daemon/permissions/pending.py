@@ -42,6 +42,9 @@ class PendingAsks:
     def __repr__(self) -> str:
         return f"<PendingAsks {len(self._asks)} pending, {len(self._denials)} denials to store>"
 
+    def __len__(self) -> int:
+        return len(self._asks)
+
     def __contains__(self, permission: str) -> bool:
         return permission in self._asks
 
@@ -62,6 +65,11 @@ class PendingAsks:
         """Wake the waiting call with a denial, and keep the denial until it is stored."""
         self._denials[denial.row.id] = denial
         self._wake(denial.row)
+
+    def get(self, permission: str) -> PendingRequest | None:
+        """Return the pending request with this id, or None."""
+        ask = self._asks.get(permission)
+        return None if ask is None else ask.request
 
     def denial(self, permission: str) -> UnstoredDenial | None:
         """Return this request's denial if it is not stored yet, or None."""

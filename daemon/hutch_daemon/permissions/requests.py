@@ -34,6 +34,7 @@ __all__ = [
     "next_step",
     "permission_view",
     "rule_of_answer",
+    "settled_by_policy",
     "settlement_of_answer",
     "standing",
     "too_late",
@@ -67,6 +68,8 @@ class Settlement:
     answers: dict[str, Any] | None = None
     rule: RuleRow | None = None
     """The rule that the decision adds, or None."""
+    settled_by_rule: str | None = None
+    """The text of the rule that makes the decision, or None."""
     stop_reason: str | None = None
     """The reason why the turn is stopped too; None if the turn continues."""
 
@@ -80,6 +83,7 @@ class Settlement:
             "updated_input": self.updated_input,
             "decided_digest": self.decided_digest,
             "answers": self.answers,
+            "settled_rule": self.settled_by_rule if self.rule is None else self.rule.rule,
         }
 
     def applied_to(self, row: PermissionRow, at: int) -> PermissionRow:
@@ -98,6 +102,15 @@ class PendingRequest:
     """The time to check whether a user is present to decide; infinite if no check is due."""
     notified: bool = False
     """True if the notify command worked, so that a user counts as present."""
+    owner: int = 0
+    """The uid of the session's owner."""
+    is_stale: bool = False
+    """True if the policy has changed since the request was judged, so that it must be judged again."""
+    may_be_allowed: bool = True
+    """False until the executor of a request of an earlier hutchd has asked again.
+
+    Until then its project's policy file, which may deny the call, is not known.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +147,18 @@ def undecided(*, stop: bool) -> Settlement:
         message=f"Nobody is there to decide, and the session says to {'stop the turn' if stop else 'refuse'} then.",
         interrupt=stop,
         stop_reason="nobody was there to decide" if stop else None,
+    )
+
+
+def settled_by_policy(verdict: Verdict, mode: m.PermissionMode, digest: str) -> Settlement:
+    """Return the settlement by the policy, after it changed. `verdict` allows or denies."""
+    allowed = verdict.decision == "allow"
+    return Settlement(
+        state="allowed" if allowed else "denied",
+        settled_by="rule" if verdict.rule is not None else f"mode {mode}",
+        message=verdict.why if allowed else f"Denied: {verdict.why}",
+        decided_digest=digest,
+        settled_by_rule=verdict.rule,
     )
 
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import msgspec
 
+from hutch_daemon.permissions.judging import Judged
 from hutch_daemon.permissions.pending import PendingAsks
-from hutch_daemon.permissions.policy import Verdict
 from hutch_daemon.permissions.requests import Settlement, permission_view
-from hutch_daemon.store import audit, events, permissions, rules, sessions, turns
+from hutch_daemon.store import audit, events, permissions, policy_versions, rules, sessions, turns
 from hutch_daemon.store.records import Executes, Tx
-from hutch_daemon.store.rows import PermissionRow, SessionRow
+from hutch_daemon.store.rows import PermissionRow
 from hutch_shared import messages as m
 from hutch_shared.events import PermissionAsked, PermissionSettled
 from hutch_shared.failpoints import failpoint
 from hutch_shared.times import now_ms
 
-__all__ = ["RequestTransactions", "record_verdict", "turn_runs"]
+NotRecorded = Literal["ended", "changed"]
+"""The reason why nothing was recorded: the turn has ended, or the policy has changed since the verdict."""
+
+__all__ = ["NotRecorded", "RequestTransactions", "record_verdict", "turn_runs"]
 
 
 class RequestTransactions:
@@ -36,14 +40,22 @@ class RequestTransactions:
         self._plan_approved = plan_approved
 
     def record(
-        self, tx: Tx, row: PermissionRow, params: m.RequestPermission, after: Callable[[PermissionRow], None]
-    ) -> PermissionRow | None:
+        self,
+        tx: Tx,
+        row: PermissionRow,
+        params: m.RequestPermission,
+        judged: Judged,
+        after: Callable[[PermissionRow], None],
+    ) -> PermissionRow | NotRecorded:
         """Record a request with its event, and return it. `after(row)` runs after the commit.
 
-        If the executor asked with the same id before, return the earlier record. Return None if the turn has ended.
+        If the executor asked with the same id before, return the earlier record. Return why nothing was recorded: the
+        turn has ended, or the policy has changed since the verdict.
         """
         if not turn_runs(tx, row.executor, params):
-            return None
+            return "ended"
+        if policy_versions.current(tx, judged.session.owner) != judged.version:
+            return "changed"
         kept, fresh = permissions.insert(tx, row)
         if fresh:
             asked = PermissionAsked(msgspec.to_builtins(permission_view(kept)))
@@ -51,11 +63,16 @@ class RequestTransactions:
             tx.after_commit(partial(after, kept))
         return kept
 
-    def settle(self, tx: Tx, permission: str, settlement: Settlement) -> tuple[PermissionRow, bool]:
+    def settle(
+        self, tx: Tx, permission: str, settlement: Settlement, version: int | None = None
+    ) -> tuple[PermissionRow, bool]:
         """Settle a request, with event, audit line and the rule that it adds. Wake the waiting call after the commit.
 
-        Return the current record, and whether this settlement was the first.
+        Return the current record, and whether this settlement was the first. A settlement that a verdict made has the
+        `version` of the verdict: if the policy has changed since, nothing is settled and the record is still pending.
         """
+        if version is not None and (found := _if_changed(tx, permission, version)) is not None:
+            return found, False
         row, won = permissions.settle(tx, permission, settlement.state, settled_at=now_ms(), **settlement.columns())
         tx.after_commit(partial(self._pending.settle, row))
         if not won:
@@ -77,7 +94,7 @@ class RequestTransactions:
             outcome=row.state,
             session=row.session,
             subject=row.id,
-            rule=rule.rule if rule is not None else row.rule,
+            rule=row.settled_rule or row.rule,
             digest=row.decided_digest or row.digest,
             details={"tool": row.call.agent_tool, "kind": row.kind, "scope": row.scope or "once"},
         )
@@ -85,6 +102,13 @@ class RequestTransactions:
             tx.after_commit(partial(self._stop_turn, row.session, row.turn, settlement.stop_reason))
         failpoint("desk.settle")
         return row, True
+
+
+def _if_changed(tx: Tx, permission: str, version: int) -> PermissionRow | None:
+    """Return a pending request if its policy has changed since `version`."""
+    row = permissions.get(tx, permission)
+    session = None if row is None or row.state != "pending" else sessions.get(tx, row.session)
+    return None if session is None or policy_versions.current(tx, session.owner) == version else row
 
 
 def turn_runs(on: Executes, executor: str, params: m.RequestPermission) -> bool:
@@ -98,11 +122,14 @@ def turn_runs(on: Executes, executor: str, params: m.RequestPermission) -> bool:
 
 
 def record_verdict(
-    tx: Tx, *, session: SessionRow, executor: str, params: m.RequestPermission, verdict: Verdict, digest: str
-) -> bool:
-    """Record a decision of the policy. Return False, without recording anything, if the turn does not run any more."""
+    tx: Tx, *, executor: str, params: m.RequestPermission, judged: Judged, digest: str
+) -> NotRecorded | None:
+    """Record a decision of the policy. Return None, or why nothing was recorded."""
+    session, verdict = judged.session, judged.verdict
     if not turn_runs(tx, executor, params):
-        return False
+        return "ended"
+    if policy_versions.current(tx, session.owner) != judged.version:
+        return "changed"
     audit.record(
         tx,
         actor="rule" if verdict.rule is not None else f"mode {session.permission_mode}",
@@ -115,4 +142,4 @@ def record_verdict(
         digest=digest,
         details={"tool": params.call.agent_tool, "why": verdict.why, "layer": verdict.layer or ""},
     )
-    return True
+    return None

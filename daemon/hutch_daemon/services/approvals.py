@@ -10,8 +10,9 @@ from typing import Final
 import structlog
 
 from hutch_daemon.permissions.approvals import Approvals
+from hutch_daemon.permissions.judging import Requester
 from hutch_daemon.permissions.requests import permission_view
-from hutch_daemon.pool.executors import Executor
+from hutch_daemon.pool.executors import Executor, Roster
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.services.access import Access, Caller
 from hutch_daemon.services.executors import served_session
@@ -19,13 +20,14 @@ from hutch_daemon.services.masking import Masking
 from hutch_daemon.services.modes import report_mode
 from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store import permissions
+from hutch_daemon.store.rows import PermissionRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError
 from hutch_shared.failpoints import failpoint
 
-__all__ = ["ApprovalService"]
+__all__ = ["ApprovalService", "connected_requester"]
 
 _log = structlog.get_logger(__name__)
 
@@ -62,6 +64,13 @@ class _ExecutorRequester:
         run = m.RunNotify(settings.notify, question, settings.notify_timeout, names, values)
         notified: m.Notified = await self.executor.call("run_notify", run, settings.notify_timeout + 5.0)
         return notified
+
+
+def connected_requester(roster: Roster, settings: SettingsInForce, row: PermissionRow) -> Requester | None:
+    """Return the executor that made a request, if it is connected."""
+    executor = roster.serving.get(row.session)
+    connected = executor is not None and executor.id == row.executor and executor.peer is not None
+    return _ExecutorRequester(executor, settings) if executor is not None and connected else None
 
 
 class ApprovalService:
@@ -103,9 +112,7 @@ class ApprovalService:
         """Decide a permission request; see `Approvals.decide`."""
         asked = await self.approvals.get(params.permission)
         session = await self._access.session_by_id(caller, asked.session)
-        executor = self._pool.roster.serving.get(session.id)
-        connected = executor is not None and executor.peer is not None
-        requester = _ExecutorRequester(executor, self._settings) if executor is not None and connected else None
+        requester = connected_requester(self._pool.roster, self._settings, asked)
         settled = await self.approvals.decide(session, requester, str(caller), params)
         failpoint("answer.stored")
         if settled.kind == "plan" and settled.state == "allowed":

@@ -19,6 +19,7 @@ from hutch_daemon.permissions.layers import Layer, Policy, compile_policy, parse
 from hutch_daemon.permissions.rules import BadRuleError, parse_rule
 from hutch_daemon.services.access import Caller
 from hutch_daemon.services.accounts import Accounts
+from hutch_daemon.signals import Signal
 from hutch_daemon.store import rules
 from hutch_daemon.store.rows import RuleEffect, RuleRow, SessionRow
 from hutch_daemon.store.store import Store
@@ -64,12 +65,21 @@ class PolicyLayers:
         self._accounts = accounts
         self._projects: dict[str, m.ProjectFile] = {}
         """The last project file that each session's executor sent, by session."""
+        self.project_changed: Signal[[str]] = Signal()
+        """Emitted with a session whose executor sent another project file than before."""
+        self._host_seen: tuple[int, ...] = ()
 
     async def __call__(self, session: SessionRow, project: m.ProjectFile | None) -> Policy:
         """Return the policy for a session. Without `project`, use the file that its executor sent last."""
-        if project is not None:
+        if project is not None and project != self._projects.get(session.id):
             self._projects[session.id] = project
+            self.project_changed.emit(session.id)
         return (await self.layered(session.owner, session.cwd, session)).policy()
+
+    async def host_changed(self) -> bool:
+        """Return whether the host's file changed since the last call; True at the first call if there is a file."""
+        before, self._host_seen = self._host_seen, await anyio.to_thread.run_sync(_mark_of, self._host_file)
+        return before != self._host_seen
 
     def home_of(self, session: SessionRow) -> str:
         """Return the home of the session's account."""
@@ -193,6 +203,15 @@ def _layer(name: str, rows: tuple[RuleRow, ...], base: str, origin: str) -> Laye
         return tuple(row.rule for row in rows if row.effect == effect)
 
     return Layer(name, of("allow"), of("ask"), of("deny"), base, origin)  # type: ignore[arg-type]
+
+
+def _mark_of(path: Path) -> tuple[int, ...]:
+    """Return numbers that differ after a file was changed or replaced; none for a file that cannot be read."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _host_layer(path: Path) -> tuple[list[Layer], tuple[str, ...]]:

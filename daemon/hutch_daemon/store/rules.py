@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from hutch_daemon.store.records import Executes, RowMapping
+from hutch_daemon.store import policy_versions
+from hutch_daemon.store.records import Executes, RowMapping, Tx
 from hutch_daemon.store.rows import RuleEffect, RuleRow, TrustRow
 
 __all__ = ["RULES", "TRUST", "add", "distrust", "is_trusted", "list_", "list_trusted", "remove", "trust"]
@@ -13,21 +14,24 @@ RULES: Final = RowMapping("rules", RuleRow, assigned="number")
 TRUST: Final = RowMapping("trust", TrustRow)
 
 
-def add(tx: Executes, row: RuleRow) -> bool:
+def add(tx: Tx, row: RuleRow) -> bool:
     """Add a rule; False if its owner has it already for the same project and session."""
     if _same(tx, row.owner, row.effect, row.rule, row.project, row.session):
         return False
     RULES.insert(tx, row)
+    policy_versions.note_change(tx, row.owner)
     return True
 
 
 def remove(
-    tx: Executes, owner: int, effect: RuleEffect, rule: str, *, project: str | None = None, session: str | None = None
+    tx: Tx, owner: int, effect: RuleEffect, rule: str, *, project: str | None = None, session: str | None = None
 ) -> bool:
     """Remove exactly this rule; return whether it existed."""
     found = _same(tx, owner, effect, rule, project, session)
     for row in found:
         RULES.delete(tx, "WHERE number = ?", (row.number,))
+    if found:
+        policy_versions.note_change(tx, owner)
     return bool(found)
 
 
@@ -40,15 +44,19 @@ def list_(on: Executes, owner: int, *, project: str | None = None, session: str 
     )
 
 
-def trust(tx: Executes, row: TrustRow) -> None:
+def trust(tx: Tx, row: TrustRow) -> None:
     """Trust a file with one digest. A digest trusted earlier for the same path is not trusted any more."""
     distrust(tx, row.owner, row.path)
     TRUST.insert(tx, row)
+    policy_versions.note_change(tx, row.owner)
 
 
-def distrust(tx: Executes, owner: int, path: str) -> bool:
+def distrust(tx: Tx, owner: int, path: str) -> bool:
     """Stop trusting the file; return whether it was trusted."""
-    return TRUST.delete(tx, "WHERE owner = ? AND path = ?", (owner, path)) > 0
+    trusted = TRUST.delete(tx, "WHERE owner = ? AND path = ?", (owner, path)) > 0
+    if trusted:
+        policy_versions.note_change(tx, owner)
+    return trusted
 
 
 def is_trusted(on: Executes, owner: int, path: str, digest: str) -> bool:

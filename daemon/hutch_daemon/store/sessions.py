@@ -6,7 +6,8 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hutch_daemon.store.records import Executes, RowMapping
+from hutch_daemon.store import policy_versions
+from hutch_daemon.store.records import Executes, RowMapping, Tx
 from hutch_daemon.store.rows import SessionRow
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
@@ -158,12 +159,14 @@ def in_directory(on: Executes, cwd: str) -> tuple[SessionRow, ...]:
     return SESSIONS.all(on, "WHERE cwd = ? AND state = 'open' ORDER BY created_at", (cwd,))
 
 
-def update(tx: Executes, session: str, **fields: Any) -> SessionRow:
+def update(tx: Tx, session: str, **fields: Any) -> SessionRow:
     """Set columns and return the changed row. HutchError(NOT_FOUND)."""
     SESSIONS.update(tx, fields, "WHERE id = ?", (session,))
     row = get(tx, session)
     if row is None:
         raise HutchError(Reason.NOT_FOUND)
+    if "permission_mode" in fields:
+        policy_versions.note_change(tx, row.owner)
     return row
 
 

@@ -81,9 +81,18 @@ Deliver = Callable[[list[StoredEvent], list[Effect], list[JobResult]], None]
 class Writer:
     """Owns the read-write connection. `run` is the thread; the other methods may be called from any thread."""
 
-    def __init__(self, path: Path, readers: Readers, deliver: Deliver, limits: StoreLimits, reserve: Reserve) -> None:
+    def __init__(
+        self,
+        path: Path,
+        readers: Readers,
+        deliver: Deliver,
+        policy_changed: Callable[[int], object],
+        limits: StoreLimits,
+        reserve: Reserve,
+    ) -> None:
         """Open the database at `path` (see `database.prepare`), start a new epoch and take the reserve.
 
+        `policy_changed(owner)` is an effect of units that change the data by which calls are judged.
         sqlite3.Error if the database cannot be opened.
         """
         self.fault: StoreFault | None = None
@@ -94,6 +103,7 @@ class Writer:
         self._wal = wal_of(path)
         self._readers = readers
         self._deliver = deliver
+        self._policy_changed = policy_changed
         self._limits = limits
         self._inbox: queue.SimpleQueue[Job | StoreFault | None] = queue.SimpleQueue()
         self._stopping = False
@@ -169,7 +179,7 @@ class Writer:
 
     def _commit_group(self, first: Job) -> None:
         jobs = [first]
-        tx = Tx(self._conn)
+        tx = Tx(self._conn, policy_changed=self._policy_changed)
         try:
             self._conn.execute("BEGIN IMMEDIATE")
             results = self._run_group(jobs, tx)

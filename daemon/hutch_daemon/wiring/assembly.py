@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +22,7 @@ from hutch_daemon.redaction import KnownSecrets
 from hutch_daemon.services import adoption
 from hutch_daemon.services.access import Access
 from hutch_daemon.services.accounts import Accounts
-from hutch_daemon.services.approvals import ApprovalService
+from hutch_daemon.services.approvals import ApprovalService, connected_requester
 from hutch_daemon.services.executor_changes import ExecutorChanges
 from hutch_daemon.services.executors import ExecutorService, GrantsKeys
 from hutch_daemon.services.forks import ForkService
@@ -117,8 +118,10 @@ async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIt
         somebody_there=presence.is_present,
         stop_turn=tasks.request_stop,
         plan_approved=leave_plan,
+        requester_of=partial(connected_requester, pool.roster, settings),
         clock=opened.clock,
     )
+    layers.project_changed.subscribe(approvals.session_changed)
     lifecycle = TurnLifecycle(approvals)
     masking = Masking(known)
     reports = ReportService(store, lifecycle, tasks.wake, masking)

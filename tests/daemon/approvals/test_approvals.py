@@ -380,19 +380,18 @@ async def test_after_an_interrupt_nothing_more_is_allowed(stage: Stage) -> None:
 
 
 async def test_the_mode_can_change_during_a_turn(stage: Stage) -> None:
-    """The next call is judged by the new mode; the change is an event and reaches the executor."""
-    stage.host.play = Asks(command("make"))
+    """Calls that wait and the next ones are judged by the new mode; the change is an event and reaches the executor."""
+    asks = stage.host.play = Asks(command("make"), go_on=True)
     async with stage.hutchd():
         session = await stage.open()
         turn = await stage.submit(session)
-        asked = await stage.pending()
+        await stage.pending()
 
         await stage.services.modes.set_permission_mode(stage.me, m.SetPermissionMode(session.id, "bypass"))
         decision = await stage.executor.ask(command("make again", "c-2"), turn=turn.id)
-        await stage.answer(asked, "allow")
-        await stage.ended(turn)
+        await until(lambda: bool(asks.decided))
 
-        assert decision.decision == "allow"
+        assert (asks.decided["c-1"].decision, decision.decision) == ("allow", "allow")
         assert "set_permission_mode" in [name for name, _ in stage.executor.calls]
         assert "notice" in await stage.kinds(session)
 
