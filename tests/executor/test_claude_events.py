@@ -394,11 +394,23 @@ def test_how_a_turn_ended(result: ResultLine, state: str, reason: str) -> None:
     assert end.result == (result.result if state == "completed" else None)
 
 
+def opus(tokens: int, usd: float) -> ModelUsage:
+    return ModelUsage(tokens, 1, 0, 0, usd)
+
+
+def sums(usage: dict[str, ModelUsage | None] | None, own: dict[str, ModelUsage | None] | None = None) -> ResultLine:
+    return ResultLine(model_usage=usage, usage_of_turn=own)
+
+
+def used(tokens: int, usd: float) -> list[UsageSeen]:
+    return [UsageSeen(tokens, 0, 0, 0, usd, "opus", total=True)]
+
+
 def test_the_usage_of_a_turn_is_the_difference_of_the_sums() -> None:
     """The CLI's sums continue over turns and resumed conversations."""
     meter = UsageMeter({"opus": ModelUsage(10, 1, 0, 0, 0.5)})
-    first = meter.turn({"opus": ModelUsage(30, 3, 4, 0, 1.25), "haiku": ModelUsage(5, 5, 0, 0, 0.01)})
-    second = meter.turn({"opus": ModelUsage(31, 4, 4, 0, 1.5), "haiku": ModelUsage(5, 5, 0, 0, 0.01)})
+    first = meter.turn(sums({"opus": ModelUsage(30, 3, 4, 0, 1.25), "haiku": ModelUsage(5, 5, 0, 0, 0.01)}))
+    second = meter.turn(sums({"opus": ModelUsage(31, 4, 4, 0, 1.5), "haiku": ModelUsage(5, 5, 0, 0, 0.01)}))
 
     assert first == [UsageSeen(20, 2, 4, 0, 0.75, "opus", total=True), UsageSeen(5, 5, 0, 0, 0.01, "haiku", total=True)]
     assert total(first) == UsageSeen(25, 7, 4, 0, 0.76, None, total=True)
@@ -407,36 +419,47 @@ def test_the_usage_of_a_turn_is_the_difference_of_the_sums() -> None:
 
 
 @pytest.mark.parametrize(
-    "odd",
-    [
-        None,
-        {},
-        {"opus": None},
-        {"opus": ModelUsage(5, 1, 0, 0, 0.5)},
-        {"opus": ModelUsage(10, 1, 0, 0, 0.4)},
-        {"new": None},
-    ],
+    "odd", [None, {}, {"opus": None}, {"opus": opus(5, 0.5)}, {"opus": opus(10, 0.4)}, {"x": None}]
 )
-def test_unknown_usage_is_counted_with_the_next_known_one(odd: dict[str, ModelUsage | None] | None) -> None:
+def test_unknown_usage_is_counted_with_the_next_readable_sums(odd: dict[str, ModelUsage | None] | None) -> None:
     """Sums that are missing, cannot be read or became smaller are unknown; no token is lost, and none counts twice."""
-    meter = UsageMeter({"opus": ModelUsage(10, 1, 0, 0, 0.5)})
+    meter = UsageMeter({"opus": opus(10, 0.5)})
 
-    assert meter.turn(odd) is None
-    assert meter.turn({"opus": ModelUsage(30, 3, 0, 0, 1.0)}) == [UsageSeen(20, 2, 0, 0, 0.5, "opus", total=True)]
+    assert meter.turn(sums(odd)) is None
+    assert meter.turn(sums({"opus": opus(30, 1.0)})) == used(20, 0.5)
 
 
 def test_sums_that_stay_smaller_are_the_new_start() -> None:
     """Either the first sum was wrong, or the CLI began to count again; the turn in between stays unknown."""
+    meter = UsageMeter({"opus": opus(0, 0.0)})
+
+    assert meter.turn(sums({"opus": opus(10**12, 0.5)})) is not None
+    assert meter.turn(sums({"opus": opus(30, 1.0)})) is None
+    assert meter.turn(sums({"opus": opus(40, 1.5)})) == used(10, 0.5)
+
+
+def test_without_readable_sums_the_count_of_the_turn_counts() -> None:
+    """One count of a gateway that is text makes the CLI's sums text for ever."""
     meter = UsageMeter({})
 
-    assert meter.turn({"opus": ModelUsage(10**12, 1, 0, 0, 0.5)}) is not None
-    assert meter.turn({"opus": ModelUsage(30, 3, 0, 0, 1.0)}) is None
-    assert meter.turn({"opus": ModelUsage(40, 3, 0, 0, 1.5)}) == [UsageSeen(10, 0, 0, 0, 0.5, "opus", total=True)]
+    assert meter.turn(sums({"opus": None}, {"opus": None})) is None
+    assert meter.turn(sums({"opus": None}, {"opus": ModelUsage(7, 0, 0, 0, 0.25)})) == used(7, 0.25)
+    assert meter.turn(sums({"opus": ModelUsage(20, 0, 0, 0, 1.0)})) == used(13, 0.75)
 
 
 def test_a_turn_that_asked_no_model_used_nothing() -> None:
     """Then missing sums say so."""
-    assert UsageMeter({}).turn(None, asked=False) == []
+    assert UsageMeter({}).turn(sums(None), asked=False) == []
+
+
+def test_with_unknown_starting_sums_counting_begins_with_the_next_turn() -> None:
+    """With unknown starting sums the first turn's usage is unknown, unless the CLI counts it by itself."""
+    meter, other = UsageMeter(None), UsageMeter(None)
+
+    assert meter.turn(sums({"opus": opus(30, 0.5)})) is None
+    assert meter.turn(sums({"opus": opus(31, 0.5)})) == used(1, 0.0)
+    assert other.turn(sums({"opus": opus(30, 0.5)}, {"opus": ModelUsage(2, 0, 0, 0, 0.1)})) == used(2, 0.1)
+    assert other.turn(sums({"opus": opus(31, 0.5)})) == used(1, 0.0)
 
 
 def test_a_prompt_that_reached_no_model_is_not_completed() -> None:
@@ -444,11 +467,3 @@ def test_a_prompt_that_reached_no_model_is_not_completed() -> None:
     end = ended(ResultLine("success", is_error=False, result="Status: fine"), None, asked=False)
 
     assert (end.state, end.reason, end.result) == ("failed", "not_asked", None)
-
-
-def test_with_unknown_starting_sums_counting_begins_with_the_next_turn() -> None:
-    """With unknown starting sums the first turn counts nothing, so that no token counts twice."""
-    meter = UsageMeter(None)
-
-    assert meter.turn({"opus": ModelUsage(30, 3, 0, 0, 0.0)}) is None
-    assert meter.turn({"opus": ModelUsage(31, 4, 0, 0, 0.0)}) == [UsageSeen(1, 1, 0, 0, 0.0, "opus", total=True)]

@@ -121,6 +121,8 @@ def _numbered(lines: list[Line], number: int) -> list[Line]:
             for usage in line["modelUsage"].values():
                 usage |= sums
             line["modelUsage"] = dict([*line["modelUsage"].items()][:1]) or {"opus": dict(_ZERO, **sums)}
+            own = {"inputTokens": _TOKENS, "outputTokens": 1, "costUSD": 0.01}
+            line["model_usage_since_last_result"] = {model: dict(_ZERO, **own) for model in line["modelUsage"]}
     return lines
 
 

@@ -1,6 +1,7 @@
 """A scripted model that replaces the provider's: see README.md."""
 
 from tests.rehearsal.parts import (
+    ABSENT,
     Call,
     Cut,
     Drop,
@@ -8,6 +9,7 @@ from tests.rehearsal.parts import (
     Part,
     Pause,
     Refuse,
+    Replace,
     Reply,
     Request,
     Result,
@@ -24,6 +26,7 @@ from tests.rehearsal.parts import (
 from tests.rehearsal.server import Model, serve
 
 __all__ = [
+    "ABSENT",
     "Call",
     "Cut",
     "Drop",
@@ -32,6 +35,7 @@ __all__ = [
     "Part",
     "Pause",
     "Refuse",
+    "Replace",
     "Reply",
     "Request",
     "Result",

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import anyio
 
@@ -21,7 +21,10 @@ _CWD = re.compile(r"Primary working directory: (.+)")
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Text in `chunks` deltas of nearly equal length (fewer if the text is shorter), `pace` seconds apart."""
+    """Text in `chunks` deltas of nearly equal length (fewer if the text is shorter), `pace` seconds apart.
+
+    A lone surrogate is sent as its JSON escape. `"\\ud83d\\ude00"` in two chunks is one character in two deltas.
+    """
 
     text: str
     chunks: int = 1
@@ -60,6 +63,18 @@ class Usage:
     output: int
     cache_read: int = 0
     cache_write: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Another value for a field of every event `event` of the stream; `path` leads to the field.
+
+    `ABSENT` as the value leaves the field out. Events without the field stay as they are.
+    """
+
+    event: str
+    path: tuple[str | int, ...]
+    value: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +125,8 @@ class Cut:
     size: int
 
 
-Part = Say | Think | Use | Odd | Usage | Refuse | Drop | Stall | Pause | Cut
+ABSENT: Final = object()
+Part = Say | Think | Use | Odd | Usage | Replace | Refuse | Drop | Stall | Pause | Cut
 Reply = Part | Sequence[Part]
 
 

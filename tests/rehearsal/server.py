@@ -17,7 +17,22 @@ from anyio.abc import SocketAttribute, SocketStream
 
 from tests.rehearsal import stream
 from tests.rehearsal.connection import BadRequestError, DroppedError, HungUpError, Inbox, Outlet, reset
-from tests.rehearsal.parts import Cut, Drop, Odd, Pause, Refuse, Reply, Request, Say, Script, Stall, Think, Usage, Use
+from tests.rehearsal.parts import (
+    Cut,
+    Drop,
+    Odd,
+    Pause,
+    Refuse,
+    Replace,
+    Reply,
+    Request,
+    Say,
+    Script,
+    Stall,
+    Think,
+    Usage,
+    Use,
+)
 
 Outcome = Literal["answered", "dropped", "hung up"]
 _SIDE_REPLY = Say('{"title": "A rehearsal"}')
@@ -167,7 +182,7 @@ async def _reply(out: Outlet, request: Request, reply: Reply, reply_id: str) -> 
         return
     headers = {"content-type": "text/event-stream", "cache-control": "no-cache", "request-id": f"req_{reply_id}"}
     await out.start(200, headers, chunked=True)
-    rest = [p for i, p in enumerate(parts) if i >= content or isinstance(p, Usage)]
+    rest = [p for i, p in enumerate(parts) if i >= content or isinstance(p, Usage | Replace)]
     for item in stream.events(request, rest, reply_id):
         if isinstance(item, bytes):
             await out.write(item)

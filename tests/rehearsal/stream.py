@@ -7,7 +7,22 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tests.rehearsal.odd import ODD_LINES
-from tests.rehearsal.parts import Cut, Drop, Odd, Part, Pause, Refuse, Request, Say, Stall, Think, Usage, Use
+from tests.rehearsal.parts import (
+    ABSENT,
+    Cut,
+    Drop,
+    Odd,
+    Part,
+    Pause,
+    Refuse,
+    Replace,
+    Request,
+    Say,
+    Stall,
+    Think,
+    Usage,
+    Use,
+)
 
 SIGNATURE = "cmVoZWFyc2Fs"
 Accident = Cut | Drop | Pause | Refuse | Stall
@@ -24,8 +39,8 @@ ERROR_KINDS = {
 
 
 def dumps(value: Any) -> bytes:
-    """Return compact JSON in raw UTF-8, as the provider sends it; a lone surrogate becomes `?`."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+    """Return compact JSON in raw UTF-8, as the provider sends it; a lone surrogate becomes its JSON escape."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace")
 
 
 def error(refusal: Refuse, reply_id: str) -> dict[str, Any]:
@@ -105,12 +120,40 @@ def _deltas(part: Say | Think | Use) -> Iterator[dict[str, Any]]:
             return ({"type": "input_json_delta", "partial_json": piece} for piece in _pieces(text, part.chunks))
 
 
-def _event(kind: str, **fields: Any) -> bytes:
-    return b"event: " + kind.encode() + b"\ndata: " + dumps({"type": kind, **fields}) + b"\n\n"
+def _event(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"type": kind, **fields}
 
 
 def events(request: Request, parts: Sequence[Part], reply_id: str) -> Iterator[bytes | Accident]:
-    """Yield the reply as whole SSE events, with the accidents between them.
+    """Yield the reply as whole SSE events, with the accidents between them."""
+    replacements = [part for part in parts if isinstance(part, Replace)]
+    for item in _items(request, parts, reply_id):
+        if isinstance(item, dict):
+            kind = item["type"]
+            for one in replacements:
+                if one.event == kind:
+                    _replace(item, one.path, one.value)
+            yield b"event: " + kind.encode() + b"\ndata: " + dumps(item) + b"\n\n"
+        else:
+            yield item
+
+
+def _replace(event: Any, path: Sequence[str | int], value: Any) -> None:
+    """Replace the field at `path`, if the event has it."""
+    *folders, name = path
+    try:
+        for folder in folders:
+            event = event[folder]
+        if value is ABSENT:
+            del event[name]
+        elif event[name] is not ABSENT:
+            event[name] = value
+    except (KeyError, IndexError, TypeError):
+        pass
+
+
+def _items(request: Request, parts: Sequence[Part], reply_id: str) -> Iterator[dict[str, Any] | bytes | Accident]:
+    """Yield the events of the reply, with the odd lines and accidents between them.
 
     Text on both sides of an accident stays one block, so that a `Stall` or `Drop` can hit a block in its middle.
     """
@@ -120,7 +163,7 @@ def events(request: Request, parts: Sequence[Part], reply_id: str) -> Iterator[b
     index = -1
     current: Say | Think | Use | None = None
 
-    def close() -> Iterator[bytes]:
+    def close() -> Iterator[dict[str, Any]]:
         if isinstance(current, Think):
             delta = {"type": "signature_delta", "signature": SIGNATURE}
             yield _event("content_block_delta", index=index, delta=delta)
@@ -142,7 +185,7 @@ def events(request: Request, parts: Sequence[Part], reply_id: str) -> Iterator[b
                         yield Stall(part.pace)
             case Odd():
                 yield ODD_LINES[part.name]
-            case Usage():
+            case Usage() | Replace():
                 pass
             case Refuse():
                 yield _event("error", **{k: v for k, v in error(part, reply_id).items() if k != "type"})

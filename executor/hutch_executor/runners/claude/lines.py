@@ -142,6 +142,9 @@ class ResultLine(Mended):
     uuid: str | None = None
     origin: dict[str, Any] | None = None
     model_usage: dict[str, ModelUsage | None] | None = msgspec.field(default=None, name="modelUsage")
+    usage_of_turn: dict[str, ModelUsage | None] | None = msgspec.field(
+        default=None, name="model_usage_since_last_result"
+    )
 
 
 class SessionUsage(msgspec.Struct):

@@ -270,7 +270,7 @@ class ClaudeRunner:
     async def _conclude(self, link: ClaudeConnection, result: ResultLine, line: bytes | SkippedMessage) -> TurnEnded:
         native = line if isinstance(line, bytes) else None
         asked = link.translator.asked
-        used = link.meter.turn(result.model_usage, asked=asked)
+        used = link.meter.turn(result, asked=asked)
         if used is None:
             await self._daemon.report("notice", USAGE_UNKNOWN)
         for usage in used or ():

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from hutch_executor.runners.claude.lines import ModelUsage
+from hutch_executor.runners.claude.lines import ModelUsage, ResultLine
 from hutch_shared.events import Notice, UsageSeen
 
 __all__ = ["USAGE_UNKNOWN", "UsageMeter", "total"]
 
 USAGE_UNKNOWN: Final = Notice(
-    "usage_unknown",
-    "Claude Code did not report readable usage, so what this turn used is unknown. A later turn whose usage is"
-    " readable includes it.",
+    "usage_unknown", "Claude Code did not report usage that can be read, so what this turn used is unknown."
 )
 
 
@@ -26,38 +24,46 @@ class UsageMeter:
         self._doubtful: dict[str, ModelUsage] | None = None
         """The last sums if they were smaller than `_before`: one of the two is wrong."""
 
-    def turn(self, sums: Mapping[str, ModelUsage | None] | None, *, asked: bool = True) -> list[UsageSeen] | None:
+    def turn(self, result: ResultLine, *, asked: bool = True) -> list[UsageSeen] | None:
         """Return the usage since the last call, by model; models without usage are left out.
 
-        None if it is unknown: the sums cannot be read, are smaller than before, or say nothing although a model was
-        `asked`. Later sums include the usage of this turn, unless they stay smaller: then counting goes on from there.
-        With unknown starting sums the first call returns None, and its usage is never counted: that is better than
-        counting the earlier turns twice.
+        The difference of the sums counts. Where there is none, the CLI's own count for the turn does: one odd number
+        of a gateway spoils the sums of that CLI for ever. None if both are unknown: they cannot be read, the sums are
+        smaller than before, or they say nothing although a model was `asked`. The next readable sums include such a
+        turn, unless they stay smaller: then counting goes on from there.
         """
-        now = _readable(sums)
-        if now is None or (asked and not now):
-            return None
-        used = None if self._before is None else _difference(self._before, now)
-        if used is None and self._doubtful is not None:
-            used = _difference(self._doubtful, now)
-        if used is not None or self._before is None:
-            self._before, self._doubtful = now, None
+        sums, own = _readable(result.model_usage), _readable(result.usage_of_turn)
+        if not sums:
+            if not asked:
+                return []
+            sums = None
+        used = _difference(self._before, sums)
+        if used is not None:
+            self._before, self._doubtful = sums, None
+        elif own:
+            used = _difference({}, own)
+            self._before = sums if self._before is None else _added(self._before, own)
+        elif sums is not None and self._before is not None:
+            used = _difference(self._doubtful, sums)
+            self._before, self._doubtful = (self._before, sums) if used is None else (sums, None)
         else:
-            self._doubtful = now
+            self._before = sums if self._before is None else self._before
         return used
 
 
 _NOTHING: Final = ModelUsage(0, 0, 0, 0, 0.0)
 
 
-def _readable(sums: Mapping[str, ModelUsage | None] | None) -> dict[str, ModelUsage] | None:
-    """Return the sums, {} if there are none, or None if those of a model are unknown."""
-    known = {model: usage for model, usage in (sums or {}).items() if usage is not None}
-    return known if sums is None or len(known) == len(sums) else None
+def _readable(usage: Mapping[str, ModelUsage | None] | None) -> dict[str, ModelUsage] | None:
+    """Return the usage by model, {} if there is none, or None if that of a model is unknown."""
+    known = {model: one for model, one in (usage or {}).items() if one is not None}
+    return known if usage is None or len(known) == len(usage) else None
 
 
-def _difference(before: dict[str, ModelUsage], now: dict[str, ModelUsage]) -> list[UsageSeen] | None:
-    """Return the usage between two sums; None if the sum of a model became smaller."""
+def _difference(before: dict[str, ModelUsage] | None, now: dict[str, ModelUsage] | None) -> list[UsageSeen] | None:
+    """Return the usage between two sums; None if one is unknown, or the sum of a model became smaller."""
+    if before is None or now is None:
+        return None
     used: list[UsageSeen] = []
     for model in {**before, **now}:
         seen = _since(before.get(model, _NOTHING), now.get(model, _NOTHING), model)
@@ -66,6 +72,21 @@ def _difference(before: dict[str, ModelUsage], now: dict[str, ModelUsage]) -> li
         if seen.input_tokens or seen.output_tokens or seen.cache_read_tokens or seen.cache_write_tokens or seen.usd:
             used.append(seen)
     return used
+
+
+def _added(sums: dict[str, ModelUsage], more: dict[str, ModelUsage]) -> dict[str, ModelUsage]:
+    """Return the sums with the usage of one more turn."""
+    total = dict(sums)
+    for model, usage in more.items():
+        before = total.get(model, _NOTHING)
+        total[model] = ModelUsage(
+            before.input_tokens + usage.input_tokens,
+            before.output_tokens + usage.output_tokens,
+            before.cache_read_input_tokens + usage.cache_read_input_tokens,
+            before.cache_creation_input_tokens + usage.cache_creation_input_tokens,
+            before.cost_usd + usage.cost_usd,
+        )
+    return total
 
 
 def _since(before: ModelUsage, now: ModelUsage, model: str) -> UsageSeen | None:
