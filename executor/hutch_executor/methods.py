@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from anyio import to_thread
 
-from hutch_executor.account import notify, paths
+from hutch_executor.account import agent_dir, notify, paths
 from hutch_executor.events import orphan_spool
 from hutch_executor.turns import timed_out
 from hutch_executor.worker import Worker
@@ -60,6 +60,12 @@ async def take_spool(worker: Worker, params: m.TakeSpool) -> m.SpooledEvents:
     return await to_thread.run_sync(orphan_spool.take_spool, Path(params.directory), params.acked)
 
 
+async def remove_agent_dir(_worker: Worker, params: m.RemoveAgentDir) -> m.Nothing:
+    """Remove the directory of a removed session's agent."""
+    await to_thread.run_sync(agent_dir.remove, params.directory)
+    return m.Nothing()
+
+
 def shutdown(worker: Worker, params: m.Shutdown) -> m.Nothing:
     """End this executor soon; see `Worker.leave`."""
     worker.leave(params.reason, finish_turn=params.finish_turn)
@@ -80,6 +86,7 @@ HANDLERS: Final[Mapping[str, Handler[Any]]] = {
     "resolve_paths": resolve_paths,
     "run_notify": run_notify,
     "take_spool": take_spool,
+    "remove_agent_dir": remove_agent_dir,
     "shutdown": shutdown,
     "ack_events": ack_events,
 }

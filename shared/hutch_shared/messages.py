@@ -842,6 +842,19 @@ class PrepareSession(Wire, frozen=True, omit_defaults=True):
     setup: AccountSetup = AccountSetup()
     instructions: Literal["all", "project", "none"] = "all"
     """The instruction files that the agent gets: those of account and project, of the project, or none."""
+    agent_dir: str | None = None
+    """The directory for the agent's own files, which belongs to its account; None means `agents/SESSION` beside the
+    spool."""
+    resume_from: tuple[str, ...] = ()
+    """The agent directories of other sessions that may hold the conversation to resume."""
+    resume_named: bool = False
+    """The user named the conversation to resume: if it is missing, `not_found` instead of a new conversation."""
+
+
+class RemoveAgentDir(Wire, frozen=True, omit_defaults=True):
+    """Removes the directory of a removed session's agent."""
+
+    directory: str
 
 
 class Prepared(Wire, frozen=True, omit_defaults=True):

@@ -1,4 +1,4 @@
-"""Reads files below one directory whose content an agent may be changing at the same time.
+"""Reads and writes files below one directory whose content an agent may be changing at the same time.
 
 Theory. Between the look at a path and its use, an agent could put a link in the place of a file or of any folder above
 it. The link would lead to a file that the agent cannot read itself. Therefore no path is opened as a whole: each
@@ -28,6 +28,7 @@ _BASE: Final = os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER: Final = _BASE | os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)
 _LISTED: Final = _BASE | os.O_DIRECTORY | os.O_RDONLY
 _FILE: Final = _BASE | os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
+_NEW: Final = _BASE | os.O_RDWR | os.O_CREAT | os.O_EXCL
 _MAYBE_LINK: Final = frozenset({errno.ELOOP, errno.EMLINK, errno.ENOTDIR})
 """How the kernel refuses a link, depending on the system and on the flags."""
 
@@ -150,6 +151,36 @@ class Tree:
             raise UnfitFileError("it is a directory" if stat.S_ISDIR(kind) else "it is not a regular file")
         with open(descriptor, "rb") as file:
             yield file, real
+
+    # ---------------------------------------------------------------- writing
+
+    @contextmanager
+    def writing(self, path: str) -> Iterator[BinaryIO]:
+        """Give a new file (0600) to write and read; when the block ends, it replaces what has the name `path`.
+
+        Missing folders are made (0700). If the block fails, nothing has changed. OSError; UnfitFileError if a folder on
+        the way is a link.
+        """
+        *folders, name = split_path(path)
+        for depth, folder in enumerate(folders):
+            with self._at(folders[:depth], follow=False) as place, suppress(FileExistsError):
+                os.mkdir(folder, 0o700, dir_fd=place.descriptor)
+        with self._at(folders, follow=False) as place:
+            new, at = f".{name}.new", place.descriptor
+            with suppress(FileNotFoundError):
+                os.unlink(new, dir_fd=at)
+            try:
+                with open(os.open(new, _NEW, 0o600, dir_fd=at), "r+b") as file:
+                    yield file
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.rename(new, name, src_dir_fd=at, dst_dir_fd=at)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(new, dir_fd=at)
+                raise
+
+    # ---------------------------------------------------------------- walking
 
     def _open(self, names: list[str], follow: bool) -> tuple[int, str]:
         for _ in range(_LINKS):

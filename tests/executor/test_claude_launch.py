@@ -12,8 +12,9 @@ import claude_agent_sdk
 import pytest
 
 from hutch_executor.runners.claude.calls import judged_input, kind_of, plan_of
+from hutch_executor.runners.claude.config_dir import transcripts_name
 from hutch_executor.runners.claude.instructions import INSTRUCTIONS_LIMIT, instructions
-from hutch_executor.runners.claude.launch import build, sandboxed, transcripts_name
+from hutch_executor.runners.claude.launch import build, sandboxed
 from hutch_executor.runners.claude.spawn import Launch
 from hutch_executor.sandbox.command import SessionSandbox
 from hutch_shared import messages as m
@@ -27,7 +28,9 @@ def launch(options: m.AgentOptions | None = None, text: str = "", **environ: str
         "s-1", "claude", "/work", "ask", options or m.AgentOptions(), m.Limits(max_turns=3), "/spool", "/home/ada"
     )
     grant = m.KeyGrant("lease", "the-lease", base_url="http://127.0.0.1:9")
-    return build(session, grant, ("--session-id=x",), text, cli="/cli", retries=2, stream_idle=60, environ=environ)
+    return build(
+        session, grant, ("--session-id=x",), text, cli="/cli", config="/own", retries=2, stream_idle=60, environ=environ
+    )
 
 
 def test_the_environment_is_built_from_a_list() -> None:
@@ -37,7 +40,8 @@ def test_the_environment_is_built_from_a_list() -> None:
     )
 
     assert {"PATH", "LC_ALL"} <= set(started.env)
-    assert not {"ANTHROPIC_API_KEY", "CLAUDE_CONFIG_DIR", "AWS_KEY"} & set(started.env)
+    assert not {"ANTHROPIC_API_KEY", "AWS_KEY"} & set(started.env)
+    assert started.env["CLAUDE_CONFIG_DIR"] == "/own"
     assert started.env["HOME"] == "/home/ada"
     assert started.env["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:9"
     assert "the-lease" not in str((started.argv, started.env, repr(started)))
@@ -61,16 +65,16 @@ def test_a_lease_is_used_at_the_brokers_socket() -> None:
     """The host in the base URL of a lease does not exist."""
     session = m.PrepareSession("s-1", "claude", "/work", "ask", m.AgentOptions(), m.Limits(), "/spool", "/home/ada")
     grant = m.KeyGrant("lease", "l", base_url="http://broker.invalid", unix_socket="/run/hutch/broker/broker.sock")
-    started = build(session, grant, (), "", cli="/cli", retries=2, stream_idle=60, environ={})
+    started = build(session, grant, (), "", cli="/cli", config="/own", retries=2, stream_idle=60, environ={})
 
     assert started.env["ANTHROPIC_UNIX_SOCKET"] == "/run/hutch/broker/broker.sock"
     assert started.env["ANTHROPIC_BASE_URL"] == "http://broker.invalid"
 
 
 def test_the_cli_is_started_in_the_sandbox_of_its_session(tmp_path: Path) -> None:
-    """In its own folder it sees only its working directory's transcripts, and of Hutch only the broker's directory."""
-    cwd, home, broker = tmp_path / "work", tmp_path / "home", tmp_path / "run" / "broker"
-    for folder in (cwd, home, broker):
+    """Of Hutch it sees only the session's own directory and the broker's. It has no socket for messages."""
+    cwd, home, broker, own = tmp_path / "work", tmp_path / "home", tmp_path / "run" / "broker", tmp_path / "run" / "own"
+    for folder in (cwd, home, broker, own):
         folder.mkdir(parents=True)
     program = bubblewrap()
     spec = m.SandboxSpec(program, hide=(str(tmp_path / "run"),))
@@ -78,18 +82,18 @@ def test_the_cli_is_started_in_the_sandbox_of_its_session(tmp_path: Path) -> Non
         "s-1", "claude", str(cwd), "ask", m.AgentOptions(), m.Limits(), "/spool", str(home), sandbox=spec
     )
     grant = m.KeyGrant("lease", "l", unix_socket=str(broker / "broker.sock"))
-    bare = Launch(("/cli", "--word"), str(cwd), {"TMPDIR": "/var/x", "XDG_RUNTIME_DIR": "/run/user/1", "LANG": "C"})
+    env = {"TMPDIR": "/var/x", "XDG_RUNTIME_DIR": "/run/user/1", "LANG": "C", "CLAUDE_CONFIG_DIR": str(own)}
+    bare = Launch(("/cli", "--word"), str(cwd), env)
     started, _ = sandboxed(bare, session, grant, SessionSandbox(session, spec))
     words = started.argv
-    (transcripts,) = (home / ".claude" / "projects").iterdir()
 
     assert words[0] == program
     assert words[-3:] == ("--", "/cli", "--word")
-    assert _pairs(words, "--bind") == {str(cwd), str(transcripts)}
+    assert _pairs(words, "--bind") == {str(cwd), str(own)}
     assert str(broker) in _pairs(words, "--ro-bind")
     settings = {name for name in started.env if name.startswith("GIT_CONFIG_")}
     assert {name: value for name, value in started.env.items() if name not in settings} == {
-        "LANG": "C", "CLAUDE_CONFIG_DIR": str(home / ".claude")
+        "LANG": "C", "CLAUDE_CONFIG_DIR": str(own), "XDG_RUNTIME_DIR": "/proc"
     }  # fmt: skip
 
 
@@ -105,19 +109,6 @@ def test_git_ignores_a_folder_that_only_looks_like_a_repository(tmp_path: Path) 
     ]
 
     assert [one.returncode for one in found] == [128, 0]
-
-
-def test_without_a_transcript_folder_the_session_is_refused(tmp_path: Path) -> None:
-    """Without a folder the conversation would be lost with the executor."""
-    (tmp_path / ".claude").write_text("")
-    spec = m.SandboxSpec("/usr/bin/bwrap")
-    session = m.PrepareSession(
-        *("s-1", "claude", "/work", "ask", m.AgentOptions(), m.Limits(), "/spool", str(tmp_path)), sandbox=spec
-    )
-    with pytest.raises(HutchError, match="cannot be stored") as refused:
-        sandboxed(Launch(("/cli",), "/work", {}), session, m.KeyGrant("direct", "k"), SessionSandbox(session, spec))
-
-    assert refused.value.reason is Reason.AGENT_UNAVAILABLE
 
 
 def test_a_direct_key_is_refused_if_only_the_broker_is_reachable(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import msgspec
@@ -153,7 +153,11 @@ async def stage(
     limits: m.Limits | None = None,
     mode: m.PermissionMode = "bypass",
     resume: str | None = None,
+    resume_from: tuple[str, ...] = (),
+    resume_named: bool = False,
     fork: bool = False,
+    agent_dir: Path | None = None,
+    instructions: Literal["all", "project", "none"] = "all",
     cli: str | None = None,
     auth: Any = "api_key",
     sandbox: m.SandboxSpec | None = None,
@@ -177,7 +181,11 @@ async def stage(
             home=str(home),
             base_url=model.url,
             resume=resume,
+            resume_from=resume_from,
+            resume_named=resume_named,
             fork=fork,
+            agent_dir=str(agent_dir or root / "agents" / "s-1"),
+            instructions=instructions,
             sandbox=sandbox,
         )
         try:

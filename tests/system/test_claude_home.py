@@ -10,7 +10,7 @@ from typing import Literal
 
 import pytest
 
-from hutch_executor.runners.claude.launch import transcripts_name
+from hutch_executor.runners.claude.config_dir import transcripts_name
 from hutch_shared import messages as m
 from tests.programs import bubblewrap
 from tests.rehearsal import Say, Step, Steps, Use, anything
@@ -71,8 +71,8 @@ def settle_in(home: Path, cwd: Path) -> None:
 async def test_the_cli_sees_no_private_file_of_a_home_and_can_keep_its_conversations(
     tmp_path: Path, home: Home
 ) -> None:
-    """Credentials, settings, hooks and servers of user and project are hidden. The CLI can write its settings
-    (otherwise it retries for seconds); only the conversation is kept for the next CLI."""
+    """Credentials, settings, hooks and servers of user and project are hidden. The CLI writes into the session's own
+    directory, where the next CLI finds the conversation; the home stays as it was."""
     spec = m.SandboxSpec(bubblewrap(), home=home)
     cwd = tmp_path / "home" / "project"
     settle_in(tmp_path / "home", cwd)
@@ -102,8 +102,8 @@ async def test_the_cli_sees_no_private_file_of_a_home_and_can_keep_its_conversat
     assert "by settings" not in looked
     assert ("BY Ada" in looked) == (home != "hidden")
     assert sorted(os.listdir(cwd)) == [".claude", ".git", ".mcp.json"]
-    new = {path for path, text in files_of(tmp_path / "home").items() if before.get(path) != text}
-    assert {path.parts[2] for path in new} == {transcripts_name(str(cwd.resolve()))}
+    assert files_of(tmp_path / "home") == before
+    assert [path.stem for path in (tmp_path / "agents" / "s-1").rglob("*.jsonl")] == [end.agent_session]
 
 
 def files_of(home: Path) -> dict[Path, bytes]:
@@ -117,11 +117,11 @@ def files_of(home: Path) -> dict[Path, bytes]:
     "name", ["sp ace", "ünï-🐑", "new\nline", "q'uo\"te$x", "-dash", pytest.param("🐑" * 60, id="long")]
 )
 async def test_a_conversation_is_kept_for_any_directory_name(tmp_path: Path, name: str) -> None:
-    """The sandbox shows the folder that the CLI uses."""
+    """Hutch computes the name of the folder that the CLI uses."""
     spec, cwd = m.SandboxSpec(bubblewrap()), tmp_path / name
     async with stage(tmp_path, command("pwd > made"), sandbox=spec, cwd=cwd) as s:
         end = await s.turn()
 
     assert (cwd / "made").read_text() == f"{cwd}\n"
-    kept = tmp_path / "home" / ".claude" / "projects" / transcripts_name(str(cwd.resolve()))
+    kept = tmp_path / "agents" / "s-1" / "projects" / transcripts_name(str(cwd.resolve()))
     assert [path.stem for path in kept.glob("*.jsonl")] == [end.agent_session]

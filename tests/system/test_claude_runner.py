@@ -15,7 +15,6 @@ from claude_agent_sdk import PermissionResultDeny, ToolPermissionContext
 
 from hutch_executor.runners.claude.turn import ClaudeTimeouts
 from hutch_shared import messages as m
-from hutch_shared.errors import HutchError, Reason
 from tests.rehearsal import Drop, Pause, Refuse, Reply, Say, Stall, Step, Steps, Think, Use, anything
 from tests.sampling import sample
 from tests.system.claude_stage import KEY, allow, answer, deny, gone, stage
@@ -548,27 +547,6 @@ async def test_the_limit_of_model_requests_is_enforced(tmp_path: Path) -> None:
         end = await s.turn()
 
         assert (end.state, end.reason) == ("failed", "max_turns")
-
-
-async def test_an_unknown_conversation_cannot_be_resumed(tmp_path: Path) -> None:
-    """Opening fails and does not begin another conversation."""
-    with pytest.raises(HutchError) as caught:
-        async with stage(tmp_path, Steps(OK), resume="11111111-1111-4111-8111-111111111111"):
-            pass
-
-    assert caught.value.reason is Reason.NOT_FOUND
-    assert caught.value.details["word"] == "resume_unknown"
-
-
-async def test_a_fork_continues_from_a_copy(tmp_path: Path) -> None:
-    """The fork knows the earlier conversation and is separate from it."""
-    async with stage(tmp_path, Steps(OK)) as s:
-        first = await s.turn("remember the sheep")
-    async with stage(tmp_path, Steps(OK), resume=first.agent_session, fork=True) as s:
-        end = await s.turn()
-
-        assert end.agent_session not in (None, first.agent_session)
-        assert "remember the sheep" in str(s.model.turns[0].messages)
 
 
 async def test_the_key_is_in_no_environment_and_no_command_line(tmp_path: Path) -> None:

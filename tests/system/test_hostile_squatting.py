@@ -200,8 +200,10 @@ async def test_a_home_linked_to_another_gives_no_access(host: SharedHost, untouc
 
 
 @pytest.mark.parametrize("where", [".claude", ".claude/projects"])
-async def test_linked_conversations_are_refused(host: SharedHost, untouched: Account, model: Model, where: str) -> None:
-    """Conversations are neither stored nor read behind the link; the session is refused with the reason."""
+async def test_linked_conversations_are_not_used(
+    host: SharedHost, untouched: Account, model: Model, where: str
+) -> None:
+    """Conversations are neither stored nor read behind the link: they have a directory of their own."""
     mallory = host.people["mallory"]
     link = mallory.home / where
     mallory.run("sh", "-c", f"rm -rf ~/.claude; mkdir -p {link.parent}; ln -s {untouched.home / where} {link}")
@@ -212,8 +214,7 @@ async def test_linked_conversations_are_refused(host: SharedHost, untouched: Acc
         await hutch.close_session(session.id, force=True)
     mallory.run("rm", "-rf", str(mallory.home / ".claude"))
 
-    assert (end.state, end.reason) == ("failed", "agent_unavailable"), end
-    assert "Permission denied" in end.message
+    assert end.state == "completed", end
     assert SECRET not in told
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hutch_executor.runners.claude.launch import transcripts_name
+from hutch_executor.runners.claude.config_dir import transcripts_name
 from hutch_shared import messages as m
 from tests.accounts import need_root
 from tests.rehearsal import Model, Say, Step, Steps, anything, serve
@@ -89,4 +89,5 @@ async def test_an_earlier_versions_sessions_go_on_with_their_history(schema: Pat
         }
         assert after["history"].rules.allow == ("Read(docs/**)",)
         assert after["history"].agent_session == sessions["history"].agent_session
-        assert sorted(path for path in (made.home / ".claude").rglob("*") if path.is_file()) == sorted(users)
+        kept = {path: path.read_bytes() for path in (made.home / ".claude").rglob("*") if path.is_file()}
+        assert kept == users, "the user's own files are untouched"

@@ -34,6 +34,8 @@ class Assessment:
     """The reason why an unmatched rule might still deny the call or ask about it; None if none can."""
     destroys: str | None = None
     """The reason why the user must decide in every mode: the call would remove the root or the home. Otherwise None."""
+    own: bool = False
+    """True if the call only uses the agent's own files, which needs no rule in any mode."""
     programs: tuple[tuple[str, ...], ...] = ()
     """The commands found in a command line, each as its words."""
     suggestions: tuple[Suggestion, ...] = ()
@@ -48,6 +50,8 @@ class CallContext:
     home: str
     workspace: str
     real: Mapping[str, str]
+    agent_dir: str | None = None
+    """The directory of the agent's own files; None if the session has none."""
 
     def target(self, word: str, cwd: str | None = None) -> PathTarget:
         return path_target(word, cwd or self.cwd, self.home, self.real)

@@ -1,8 +1,8 @@
 """Runs test cases of a policy. A case is a line of JSON with rules, mode, call and the expected decision.
 
 A case has `id`, `rules` (`allow`, `ask`, `deny`), `mode`, `tool` and `input` as Claude names them, `cwd`, `want`.
-It may have `home`, `real` (path → resolved path; other paths resolve to themselves), `why`, and `ok` (other decisions
-that are right too).
+It may have `home`, `real` (path → resolved path; other paths resolve to themselves), `agent_dir`, `why`, and `ok`
+(other decisions that are right too).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Case(msgspec.Struct, frozen=True):
     cwd: str = "/w"
     home: str = "/home/u"
     real: dict[str, str] = {}
+    agent_dir: str | None = None
     ok: tuple[_Decision, ...] = ()
     why: str = ""
 
@@ -100,7 +101,16 @@ def run_case(case: Case) -> CaseVerdict:
     call = to_call(case.tool, case.input, case.id, case.cwd)
     real = {path: path for path in paths_to_resolve(call, case.cwd, case.home)} | case.real
     policy = compile_policy([layer], home=case.home)
-    verdict = judge(policy, call, mode=case.mode, cwd=case.cwd, real=real, home=case.home, workspace=case.cwd)
+    verdict = judge(
+        policy,
+        call,
+        mode=case.mode,
+        cwd=case.cwd,
+        real=real,
+        home=case.home,
+        workspace=case.cwd,
+        agent_dir=case.agent_dir,
+    )
     return CaseVerdict(case, verdict)
 
 

@@ -90,6 +90,7 @@ class CallJudge:
             real=real,
             home=policy.home,
             workspace=session.cwd,
+            agent_dir=session.agent_dir,
         )
         if kind != "tool" and verdict.decision == "allow":
             verdict = replace(verdict, decision="ask")

@@ -11,6 +11,8 @@ the mode `unattended` the call is denied.
 | plan | reading and searching inside the work directory | commands, edits, tools of MCP servers |
 | bypass | every call that certainly no rule denies or asks about | removing the root or the home |
 | unattended | | (nothing: a call that would ask is denied) |
+
+In every mode the agent's own files need no rule, as `own_paths` lists them.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from hutch_daemon.permissions.allowing import allowed_path
 from hutch_daemon.permissions.assessment import Assessment, CallContext, RuleHit
 from hutch_daemon.permissions.commands import assess
 from hutch_daemon.permissions.layers import Layer, Policy, RuleSet, compile_policy, parse_policy_toml
+from hutch_daemon.permissions.own_paths import is_own
 from hutch_daemon.permissions.paths import absolute, can_be_path, protected_name
 from hutch_daemon.permissions.searching import paths_of
 from hutch_shared.messages import PermissionMode, Suggestion, ToolCall
@@ -76,14 +79,16 @@ def judge(
     real: Mapping[str, str],
     home: str,
     workspace: str,
+    agent_dir: str | None = None,
 ) -> Verdict:
     """Decide a call. Never raises, whatever the call contains.
 
     `real` maps each path of `paths_to_resolve` to its resolved path, as the session's account sees it. A path that is
     missing there can be denied but not allowed. `cwd`, `home` and `workspace` are absolute and resolved. Path rules
-    such as `src/**` start at `workspace`, and the mode `accept_edits` allows edits below it.
+    such as `src/**` start at `workspace`, and the mode `accept_edits` allows edits below it. `agent_dir` contains the
+    agent's own files; see `own_paths`.
     """
-    context = CallContext(cwd, home, workspace, real)
+    context = CallContext(cwd, home, workspace, real, agent_dir)
     return _settle(policy, call, mode, _look(policy, call, context, mode))
 
 
@@ -154,6 +159,8 @@ def _files(policy: Policy, call: ToolCall, context: CallContext, mode: Permissio
     if lost is not None:
         reason = f"{lost} could not be resolved"
         return Assessment(refused=reason, doubt=reason)
+    if all(is_own(context.agent_dir, call.action, target, mode) for target in targets):
+        return Assessment(allowed=(), own=True)
     unsure = _may_search(policy, context, call) if call.action == "search" else None
     hits: list[RuleHit] = []
     for target in targets:
@@ -234,6 +241,8 @@ def _settle(policy: Policy, call: ToolCall, mode: PermissionMode, assessment: As
         return _ask(
             mode, Verdict("ask", None, None, f"Every call asks, because {policy.broken}.", programs=assessment.programs)
         )
+    if assessment.own:
+        return Verdict("allow", None, None, "This is a file of the agent's own, which belongs to this session alone.")
     reason = _always_asks(call, mode, assessment)
     if reason is None and mode == "bypass" and not policy.bypass_forbidden:
         if assessment.doubt is None or not (policy.deny or policy.ask or call.action == "run_command"):

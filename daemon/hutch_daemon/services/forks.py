@@ -48,6 +48,8 @@ class ForkService:
             sealed=sealed,
             agent_session=FORK_MARK + row.agent_session.removeprefix(FORK_MARK),
             forked_from=row.id,
+            agent_dir=None,
+            instructions=None,
             idempotency_key=None,
             head_seq=0,
             floor_seq=0,

@@ -72,7 +72,16 @@ class PolicyService:
                 "resolve_paths", m.ResolvePaths(session.id, paths), _RESOLVE_TIMEOUT
             )
             real = resolved.real
-        verdict = judge(policy, call, mode=mode, cwd=cwd, real=real, home=found.home, workspace=workspace)
+        verdict = judge(
+            policy,
+            call,
+            mode=mode,
+            cwd=cwd,
+            real=real,
+            home=found.home,
+            workspace=workspace,
+            agent_dir=session.agent_dir if session is not None else None,
+        )
         return m.Explanation(
             decision=verdict.decision,
             why=verdict.why,

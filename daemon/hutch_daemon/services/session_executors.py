@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 import msgspec
@@ -15,9 +16,11 @@ from hutch_daemon.pool.pool import Pool
 from hutch_daemon.pool.view import ExecutorKey
 from hutch_daemon.redaction import KnownSecrets
 from hutch_daemon.services.accounts import Accounts
+from hutch_daemon.services.agent_dirs import agent_dir
 from hutch_daemon.services.isolation import IsolationPlanner
 from hutch_daemon.settings import SettingsInForce
-from hutch_daemon.store import executors, sessions
+from hutch_daemon.store import executors, sessions, turns
+from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import FORK_MARK, SessionRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
@@ -26,6 +29,15 @@ from hutch_shared.errors import HutchError, Reason
 from hutch_shared.latch import Latch
 
 __all__ = ["SessionExecutors"]
+
+
+class ConversationOrigin(NamedTuple):
+    """Where a session's conversation may come from."""
+
+    directories: tuple[str, ...]
+    """The directories of other sessions' agents, the most likely first."""
+    is_named: bool
+    """Whether the user named the conversation, and no turn has used it yet."""
 
 
 class SessionExecutors:
@@ -101,7 +113,12 @@ class SessionExecutors:
         """Let the executor prepare its session, and store the result."""
         settings, environment = self._settings.current, executor.environment
         spool = await self._spool_of(executor)
-        await self._store.write(lambda tx: executors.update(tx, executor.id, spool=str(spool)))
+        directory = await anyio.to_thread.run_sync(
+            agent_dir, environment, executor.key.account, self._spool_dir, session.id
+        )
+        origin = await self._store.write(
+            partial(_record_places, session=session, executor=executor.id, spool=spool, directory=directory)
+        )
         grouped = executor.launched is None or bool(executor.launched.state.get("cgroup"))
         plan = await self._isolation.plan(
             environment,
@@ -131,6 +148,9 @@ class SessionExecutors:
             fork=resume is not None and resume.startswith(FORK_MARK),
             retries=settings.turns.retries,
             stream_idle=settings.turns.stream_idle,
+            agent_dir=directory,
+            resume_from=origin.directories,
+            resume_named=origin.is_named,
             permission_expiry=settings.permissions.expiry,
             spool_bytes=settings.executors.spool,
         )
@@ -174,3 +194,19 @@ class SessionExecutors:
             spool = self._spool_dir / executor.id
             await anyio.to_thread.run_sync(partial(spool.mkdir, mode=0o700, parents=True, exist_ok=True))
         return spool
+
+
+def _record_places(tx: Tx, session: SessionRow, executor: str, spool: Path, directory: str) -> ConversationOrigin:
+    """Record the executor's spool and the agent's directory, and return where the conversation may come from."""
+    executors.update(tx, executor, spool=str(spool))
+    earlier = [session.agent_dir]  # another one if the settings have moved it
+    if session.agent_session is not None:
+        conversation = session.agent_session.removeprefix(FORK_MARK)
+        earlier += [row.agent_dir for row in sessions.ancestors(tx, session)]
+        earlier += [row.agent_dir for row in sessions.of_conversation(tx, session, conversation)]
+    sessions.update(tx, session.id, agent_dir=directory)
+    named = session.agent_session is not None and session.forked_from is None
+    return ConversationOrigin(
+        tuple(dict.fromkeys(one for one in earlier if one is not None and one != directory)),
+        named and not turns.has_begun(tx, session.id),
+    )

@@ -17,9 +17,9 @@ from hutch_daemon.services.isolation import IsolationPlanner
 from hutch_daemon.services.policy_layers import PolicyLayers, with_tools
 from hutch_daemon.services.session_tasks import SessionTasks
 from hutch_daemon.settings import SettingsInForce
-from hutch_daemon.store import audit, sessions
+from hutch_daemon.store import audit, left_dirs, sessions
 from hutch_daemon.store.records import Executes, Tx, to_message
-from hutch_daemon.store.rows import FORK_MARK, SessionRow
+from hutch_daemon.store.rows import FORK_MARK, LeftDirRow, SessionRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
 from hutch_shared.agents import AGENTS
@@ -159,6 +159,8 @@ class SessionService:
 
         def delete(tx: Tx) -> None:
             sessions.delete(tx, row.id)
+            if row.agent_dir is not None:
+                left_dirs.add(tx, LeftDirRow(path=row.agent_dir, account=row.account))
             _record(tx, caller, row, "delete_session", "deleted")
             tx.after_commit(partial(self._on_deleted, row.id))
 

@@ -18,6 +18,7 @@ __all__ = [
     "AuditRow",
     "ExecutorRow",
     "KeyRow",
+    "LeftDirRow",
     "PermissionRow",
     "RuleEffect",
     "RuleRow",
@@ -72,6 +73,8 @@ class SessionRow:
     """The permission mode to return to when a plan is approved; None means `ask`."""
     instructions: m.Instructions | None = None
     """The instruction files that the agent was given, and those left out; None until an executor has reported them."""
+    agent_dir: str | None = None
+    """The directory of the agent's own files; None before an executor of this version has prepared the session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +221,14 @@ class RuleRow:
     session: str | None = None
     origin: str = ""
     """The origin of the rule in words, such as the permission request that the user answered with `always`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftDirRow:
+    """The directory of a removed session's agent; an executor of `account` can remove it."""
+
+    path: str
+    account: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ __all__ = [
     "ActiveTurn",
     "SessionActivity",
     "activity",
+    "ancestors",
     "count_open",
     "delete",
     "find",
@@ -25,12 +26,14 @@ __all__ = [
     "in_directory",
     "insert",
     "list_",
+    "of_conversation",
     "page",
     "update",
 ]
 
 SESSIONS: Final = RowMapping("sessions", SessionRow)
 _PREFIX: Final = 4
+_ANCESTORS: Final = 16
 _LISTED: Final = "WHERE owner = ifnull(?, owner) AND state = ifnull(?, state) ORDER BY created_at DESC, id"
 _ACTIVE: Final = "FROM turns WHERE session = :session AND state IN ('dispatching', 'running', 'stopping')"
 _ACTIVITY: Final = f"""
@@ -157,6 +160,31 @@ def page(
 def in_directory(on: Executes, cwd: str) -> tuple[SessionRow, ...]:
     """Return the open sessions whose directory is `cwd`, oldest first."""
     return SESSIONS.all(on, "WHERE cwd = ? AND state = 'open' ORDER BY created_at", (cwd,))
+
+
+def ancestors(on: Executes, session: SessionRow) -> tuple[SessionRow, ...]:
+    """Return the session that `session` was forked from, the one that this was forked from, and so on, of one account.
+
+    At most 16.
+    """
+    found: list[SessionRow] = []
+    while len(found) < _ANCESTORS and session.forked_from is not None:
+        parent = get(on, session.forked_from)
+        if parent is None or parent.account != session.account:
+            break
+        found.append(parent)
+        session = parent
+    return tuple(found)
+
+
+def of_conversation(on: Executes, session: SessionRow, conversation: str) -> tuple[SessionRow, ...]:
+    """Return the other sessions of the same owner, account and agent that have had this conversation, newest first."""
+    return SESSIONS.all(
+        on,
+        "WHERE agent_session = ? AND owner = ? AND account = ? AND agent = ? AND id != ? ORDER BY created_at DESC"
+        " LIMIT 16",
+        (conversation, session.owner, session.account, session.agent, session.id),
+    )
 
 
 def update(tx: Tx, session: str, **fields: Any) -> SessionRow:

@@ -12,7 +12,20 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import failpoint
 
-__all__ = ["TURNS", "active", "get", "insert", "list_", "live", "move", "next_queued", "page", "queued", "update"]
+__all__ = [
+    "TURNS",
+    "active",
+    "get",
+    "has_begun",
+    "insert",
+    "list_",
+    "live",
+    "move",
+    "next_queued",
+    "page",
+    "queued",
+    "update",
+]
 
 TURNS: Final = RowMapping("turns", TurnRow)
 _LIVE: Final = "state IN ('queued', 'dispatching', 'running', 'stopping')"
@@ -77,6 +90,11 @@ def queued(on: Executes, session: str) -> int:
 def active(on: Executes, session: str) -> TurnRow | None:
     """Return the session's turn that is dispatching, running or stopping; there is at most one."""
     return TURNS.one(on, f"WHERE session = ? AND {_ACTIVE}", (session,))
+
+
+def has_begun(on: Executes, session: str) -> bool:
+    """Return whether an executor has accepted a prompt of the session."""
+    return TURNS.one(on, "WHERE session = ? AND started_at IS NOT NULL LIMIT 1", (session,)) is not None
 
 
 def live(on: Executes) -> tuple[TurnRow, ...]:

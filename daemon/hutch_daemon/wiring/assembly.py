@@ -22,6 +22,7 @@ from hutch_daemon.redaction import KnownSecrets
 from hutch_daemon.services import adoption
 from hutch_daemon.services.access import Access
 from hutch_daemon.services.accounts import Accounts
+from hutch_daemon.services.agent_dirs import LeftDirs
 from hutch_daemon.services.approvals import ApprovalService, connected_requester
 from hutch_daemon.services.executor_changes import ExecutorChanges
 from hutch_daemon.services.executors import ExecutorService, GrantsKeys
@@ -129,6 +130,12 @@ async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIt
     changes = ExecutorChanges(
         store, opened.executor_changed, tasks, spools, approvals, opened.leases.revoke_executor, opened.spool_dir
     )
+    left_dirs = LeftDirs(store, pool, opened.executor_changed)
+
+    def session_deleted(session: str) -> None:
+        opened.fanout.remove(session)
+        left_dirs.look()
+
     executors = SessionExecutors(store, pool, accounts, isolation, vault, known, settings, opened.spool_dir)
 
     def make_loop(session: str, owner: int) -> SessionLoop:
@@ -156,7 +163,7 @@ async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIt
         tasks,
         pool.roster,
         settings,
-        opened.fanout.remove,
+        session_deleted,
     )
     services = Services(
         access=access,
@@ -200,6 +207,7 @@ async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIt
         expected = await adoption.take_over(store, pool, tasks)
         background.start_soon(adoption.end_missing, pool, expected, settings.current.executors.adopt_timeout)
         background.start_soon(spools.run)
+        background.start_soon(left_dirs.run)
         if opened.own_spares:
             pool.warm(adoption.spares_of(accounts.by_uid, environments, settings.current.executors.spare_agents))
         yield services

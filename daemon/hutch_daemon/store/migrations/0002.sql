@@ -5,5 +5,12 @@ ALTER TABLE turns ADD COLUMN offered INTEGER NOT NULL DEFAULT 0;
 -- The instruction files that the agent was given, and those that were left out.
 ALTER TABLE sessions ADD COLUMN instructions TEXT;
 
+-- The directory of a session's agent, and the directories of removed sessions.
+ALTER TABLE sessions ADD COLUMN agent_dir TEXT;
+CREATE TABLE left_dirs (
+  path TEXT PRIMARY KEY,
+  account TEXT NOT NULL
+) WITHOUT ROWID;
+
 -- The rule that settled the request, or that its decision added.
 ALTER TABLE permissions ADD COLUMN settled_rule TEXT;

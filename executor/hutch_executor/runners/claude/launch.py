@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.secret import Secret
 
-__all__ = ["build", "bundled_cli", "cli_mode", "sandboxed", "transcripts_name"]
+__all__ = ["build", "bundled_cli", "cli_mode", "sandboxed"]
 
 _DISALLOWED: Final = (
     # These tools act later, when no turn is running:
@@ -44,6 +43,9 @@ _DISALLOWED: Final = (
     "Workflow",
 )
 
+_NO_SOCKET: Final = {"XDG_RUNTIME_DIR": "/proc"}
+"""The CLI makes no socket below /proc. With one, a process of the account could send the model messages."""
+
 _ARGUMENTS: Final = (
     *("--output-format", "stream-json", "--input-format", "stream-json", "--verbose", "--include-partial-messages"),
     *("--permission-prompt-tool", "stdio"),
@@ -56,6 +58,7 @@ _ARGUMENTS: Final = (
 _FIXED: Final = {
     "CLAUDE_CODE_ENTRYPOINT": "sdk-py",
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "CLAUDE_CODE_DISABLE_AUTO_MEMORY": "1",  # notes of the agent's own would go into every request
     "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",  # a task that outlives the turn could wake the model
     "CLAUDE_CODE_DISABLE_CRON": "1",
     "CLAUDE_CODE_DISABLE_WORKFLOWS": "1",
@@ -66,9 +69,6 @@ _FIXED: Final = {
     "ENABLE_TOOL_SEARCH": "0",  # the model gets every tool from the start
 }
 
-_NAME_LIMIT: Final = 200
-"""Characters after which the CLI cuts the name of a transcript folder and adds a hash."""
-
 
 def build(
     session: m.PrepareSession,
@@ -77,15 +77,16 @@ def build(
     text: str,
     *,
     cli: str,
+    config: str,
     retries: int,
     stream_idle: float,
     environ: Mapping[str, str] = os.environ,
 ) -> Launch:
     """Return how to start the CLI for `session`; `conversation` are the arguments that name the conversation.
 
-    `text` is appended to the system prompt. The CLI retries a failed model request `retries` times. A request has
-    failed if its answer has not begun, or its stream is silent, for `stream_idle` seconds; the CLI accepts no less than
-    10.
+    `text` is appended to the system prompt; `config` is the CLI's configuration directory. The CLI retries a failed
+    model request `retries` times. A request has failed if its answer has not begun, or its stream is silent, for
+    `stream_idle` seconds; the CLI accepts no less than 10.
     """
     options = session.options
     argv = [
@@ -103,7 +104,8 @@ def build(
     if session.limits.max_turns:
         argv.append(f"--max-turns={session.limits.max_turns}")
     env = {name: value for name, value in environ.items() if ALLOWED_ENVIRONMENT.fullmatch(name)}
-    env |= {"HOME": session.home, "PWD": session.cwd} | _FIXED | git_settings()
+    env |= {"HOME": session.home, "PWD": session.cwd} | _FIXED | _NO_SOCKET | git_settings()
+    env["CLAUDE_CONFIG_DIR"] = config
     env["CLAUDE_CODE_MAX_RETRIES"] = str(retries)
     env["CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS"] = str(round(stream_idle * 1000))
     env["API_TIMEOUT_MS"] = env["CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS"]
@@ -128,9 +130,9 @@ def sandboxed(
 ) -> tuple[Launch, SandboxedCommand]:
     """Return `launch` in the session's sandbox, and the command to close at its end. Blocks.
 
-    In the CLI's folder the agent can write only the transcripts of its working directory: the user's own CLI would run
-    other files that the agent left there. `isolation_unavailable` if the sandbox cannot be made; `agent_unavailable` if
-    the transcript folder cannot be created, or the model could not be reached from inside.
+    Beside the working directory the agent can write only the session's own configuration directory.
+    `isolation_unavailable` if the sandbox cannot be made; `agent_unavailable` if the model could not be reached from
+    inside.
     """
     if session.sandbox is not None and session.sandbox.network == "broker-only" and grant.unix_socket is None:
         why = (
@@ -138,43 +140,15 @@ def sandboxed(
             " but this agent gets its key directly."
         )
         raise HutchError(Reason.AGENT_UNAVAILABLE, why)
-    transcripts = Path(session.home, ".claude", "projects", transcripts_name(session.cwd))
-    try:
-        transcripts.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        why = f"The conversation cannot be stored in {transcripts}: {error.strerror}."
-        raise HutchError(Reason.AGENT_UNAVAILABLE, why) from error
-    # With CLAUDE_CONFIG_DIR the CLI's settings file lies in a folder that it can write. Otherwise the file may be
-    # hidden or read-only, and the CLI tries for seconds to write it before it starts.
     command = sandbox.wrap(
         launch.argv,
-        {**launch.env, "CLAUDE_CONFIG_DIR": str(Path(session.home, ".claude"))},
+        launch.env,
         show=(os.path.dirname(os.path.realpath(launch.argv[0])),),
-        write=(str(transcripts),),
+        write=(launch.env["CLAUDE_CONFIG_DIR"],),
         sockets=(os.path.dirname(grant.unix_socket),) if grant.unix_socket else (),
     )
-    return replace(launch, argv=command.argv, env=command.env, inherited=command.descriptors), command
-
-
-def transcripts_name(cwd: str) -> str:
-    """Return the CLI's name for the folder of the transcripts of `cwd`, a real path.
-
-    The CLI counts UTF-16 code units, as JavaScript does; the SDK's own function counts characters. With the SDK's name
-    the conversation would be stored in a folder that is removed with the sandbox.
-    """
-    encoded = unicodedata.normalize("NFC", cwd).encode("utf-16-le", "surrogatepass")
-    units = [int.from_bytes(encoded[at : at + 2], "little") for at in range(0, len(encoded), 2)]
-    name = "".join(chr(unit) if unit < 128 and chr(unit).isalnum() else "-" for unit in units)
-    if len(name) <= _NAME_LIMIT:
-        return name
-    total = 0
-    for unit in units:
-        total = (total * 31 + unit) & 0xFFFF_FFFF
-    total, digits = min(total, 2**32 - total), ""  # the absolute value of the signed number
-    while total or not digits:
-        total, digit = divmod(total, 36)
-        digits = "0123456789abcdefghijklmnopqrstuvwxyz"[digit] + digits
-    return f"{name[:_NAME_LIMIT]}-{digits}"
+    env = {**command.env, **_NO_SOCKET}
+    return replace(launch, argv=command.argv, env=env, inherited=command.descriptors), command
 
 
 def cli_mode(mode: m.PermissionMode) -> str:

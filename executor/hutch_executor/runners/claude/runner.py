@@ -21,8 +21,10 @@ import anyio
 import msgspec
 from claude_agent_sdk import ClaudeSDKClient, ClaudeSDKError, CLIConnectionError
 
+from hutch_executor.account import agent_dir
 from hutch_executor.account.setup import Setup
 from hutch_executor.runners.claude import launch as claude_launch
+from hutch_executor.runners.claude.config_dir import ConfigDirectory, unknown_conversation
 from hutch_executor.runners.claude.connection import ClaudeConnection
 from hutch_executor.runners.claude.events import EventTranslator
 from hutch_executor.runners.claude.hooks import PermissionHooks
@@ -60,10 +62,14 @@ class ClaudeRunner:
         self._timeouts: ClaudeTimeouts
         self._cli = cli
         self._conversation = ""
+        self._conversed = False
+        """Whether a turn of this executor has used the conversation."""
         self._begun = False
         """Whether the CLI knows the conversation by its id."""
         self._stored = False
         """Whether the CLI has stored the conversation on disk, so that it outlives the CLI."""
+        self._lost = False
+        """Whether the conversation to resume was gone, which no turn has reported yet."""
         self._spoiled = False
         """Whether a turn was cancelled before its end: then the CLI cannot be used again."""
         self._sandbox: SessionSandbox | None = None
@@ -71,6 +77,7 @@ class ClaudeRunner:
         """The CLI's temporary folder if it has no sandbox: its usual one in /tmp may belong to another account."""
         self._closed = False
         self._session: m.PrepareSession
+        self._config: ConfigDirectory
         self._daemon: DaemonPort
         self._hooks: PermissionHooks
 
@@ -88,7 +95,10 @@ class ClaudeRunner:
     # ---------------------------------------------------------------- opening
 
     async def open(self, session: m.PrepareSession, daemon: DaemonPort) -> m.Prepared:
-        """Start the CLI. HutchError: no key, no CLI, or `not_found` if the conversation to resume is unknown."""
+        """Start the CLI. HutchError: no key, no CLI, or `not_found` if the conversation that the user named is unknown.
+
+        A conversation of an earlier executor that is gone is replaced by a new one.
+        """
         self._session, self._daemon = session, daemon
         self._hooks = PermissionHooks(self, daemon, session.cwd)
         self._timeouts = self._given_timeouts or ClaudeTimeouts.of(session)
@@ -98,12 +108,38 @@ class ClaudeRunner:
             self._sandbox = SessionSandbox(session, session.sandbox)
         else:
             self._scratch = await anyio.to_thread.run_sync(partial(tempfile.mkdtemp, prefix="hutch-claude-"))
-        grant = await self._connect()
+        self._config = ConfigDirectory(session)
+        await anyio.to_thread.run_sync(agent_dir.make, self._config.path)
+        if session.resume is not None:
+            found = await anyio.to_thread.run_sync(self._config.carry_over, session.resume, session.resume_from)
+            if not found:
+                self._begin_new(unknown_conversation())
+        grant = await self._connect_or_begin_new()
         return m.Prepared(
             agent_session=self._conversation if self._stored else None,
             agent_version=await self._version(),
             keys="brokered" if grant.delivery == "lease" and (session.sandbox or session.apart) else "exposed",
         )
+
+    async def _connect_or_begin_new(self) -> m.KeyGrant:
+        """Connect the CLI. If it does not know the conversation, let it begin a new one."""
+        try:
+            return await self._connect()
+        except HutchError as error:
+            if error.details.get("word") != "resume_unknown" or not (self._begun or self._session.fork):
+                raise
+            self._begin_new(error)
+            return await self._connect()
+
+    def _begin_new(self, why: HutchError) -> None:
+        """Give the lost conversation up, which the next turn reports. Raises `why` if the user named it."""
+        if self._session.resume_named and not self._conversed:
+            raise why
+        if self._begun or self._session.fork:
+            self._conversation = str(uuid.uuid4())
+        self._session = msgspec.structs.replace(self._session, resume=None, fork=False)
+        self._begun = self._stored = False
+        self._lost = True
 
     def _conversation_arguments(self) -> tuple[str, ...]:
         """Return the CLI's arguments that name the conversation to start, resume or fork."""
@@ -123,6 +159,7 @@ class ClaudeRunner:
             self._conversation_arguments(),
             text,
             cli=self._cli or claude_launch.bundled_cli(),
+            config=self._config.path,
             retries=timeouts.retries,
             stream_idle=timeouts.stream_idle,
             environ=self.setup.environ(),
@@ -203,19 +240,12 @@ class ClaudeRunner:
         return msgspec.structs.replace(end, agent_session=self._conversation if self._stored else None)
 
     async def _connect_again(self) -> ClaudeConnection:
-        try:
-            await self._connect()
-        except HutchError as error:
-            if not self._begun or error.details.get("word") != "resume_unknown":
-                raise
-            self._begun = False  # the CLI ended before it stored anything
-            await self._connect()
-            message = "Claude Code had not stored the conversation; a new one begins."
-            await self._daemon.report("notice", Notice("conversation_lost", message))
+        await self._connect_or_begin_new()
         assert self.connection is not None
         return self.connection
 
     async def _play(self, turn: ClaudeTurn, link: ClaudeConnection, line: str) -> TurnEnded:
+        await self._report_lost()
         await self._report_earlier(link)
         link.translator.asked = False
         async with anyio.create_task_group() as group:
@@ -233,6 +263,13 @@ class ClaudeRunner:
             while True:
                 await self._take(link, link.process.messages.receive_nowait())
                 link.translator.result = None
+
+    async def _report_lost(self) -> None:
+        """Report once that the conversation begins anew."""
+        if self._lost:
+            self._lost = False
+            message = "The earlier conversation is not stored any more; a new one begins."
+            await self._daemon.report("notice", Notice("conversation_lost", message))
 
     async def _submit(self, link: ClaudeConnection, line: str) -> None:
         with suppress(CLIConnectionError):  # the CLI has ended: `_listen` finds out

@@ -1,0 +1,49 @@
+"""The directories of agents, one for each session, in the folder `agents` beside the account's spools."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.removal import remove_tree
+
+__all__ = ["agent_dir_of", "make", "remove"]
+
+_FOLDER = "agents"
+
+
+def agent_dir_of(session: m.PrepareSession) -> str:
+    """Return the path of the session's directory."""
+    beside = os.path.realpath(os.path.dirname(session.spool))
+    return session.agent_dir or os.path.join(beside, _FOLDER, session.session)
+
+
+def make(path: str) -> None:
+    """Make the directory, or check the one that exists. `agent_unavailable` if it is unfit or cannot be made. Blocks.
+
+    It and the folder of all sessions belong to this account and are closed to others.
+    """
+    try:
+        for directory in (os.path.dirname(path), path):
+            with suppress(FileExistsError):
+                os.mkdir(directory, 0o700)
+            found = os.lstat(directory)
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+                why = f"{directory} must be a directory of this account that is closed to others (mode 0700)."
+                raise HutchError(Reason.AGENT_UNAVAILABLE, why)
+    except OSError as error:
+        why = f"The conversation cannot be stored in {path}: {error.strerror}."
+        raise HutchError(Reason.AGENT_UNAVAILABLE, why) from error
+
+
+def remove(path: str) -> None:
+    """Remove a session's directory. `invalid_params` if it cannot be one; `agent_unavailable` if it stays. Blocks."""
+    if os.path.normpath(path) != path or os.path.basename(os.path.dirname(path)) != _FOLDER:
+        raise HutchError(Reason.INVALID_PARAMS, f"{path} is not the directory of a session's agent.")
+    try:
+        remove_tree(path)
+    except OSError as error:
+        raise HutchError(Reason.AGENT_UNAVAILABLE, f"{path} cannot be removed: {error.strerror}.") from error

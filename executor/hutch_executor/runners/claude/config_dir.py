@@ -1,0 +1,155 @@
+"""The CLI's configuration directory of one session, and the conversations that are carried over into it.
+
+Theory. The CLI writes its transcripts, its plans and the overflow of tool results below its configuration directory,
+and so can the agent. The user's own CLI takes files in `~/.claude` as instructions, so that no session may use that
+directory. Each session has a directory of its own, beside the spools of its account, that nothing else reads.
+
+A conversation can begin elsewhere: in the directory of the session that a fork continues, or in `~/.claude`, where
+earlier versions of Hutch and the user's own CLI keep theirs. Its transcript is copied when it is needed first. The
+original is never changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import unicodedata
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import BinaryIO, Final
+
+from hutch_executor.account.agent_dir import agent_dir_of
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.tree import Tree, UnfitFileError
+
+__all__ = ["ConfigDirectory", "transcripts_name", "unknown_conversation"]
+
+TRANSCRIPT_LIMIT: Final = 512 << 20
+"""Bytes of the longest transcript that is carried over."""
+_PLAN_LIMIT: Final = 1 << 20
+_FOLDERS: Final = 10_000
+"""The most folders of transcripts that are searched."""
+_NAME_LIMIT: Final = 200
+"""Characters after which the CLI cuts the name of a transcript folder and adds a hash."""
+_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_SLUG: Final = re.compile(rb'"slug":"([A-Za-z0-9-]{1,100})"')
+_MESSAGE: Final = re.compile(rb'^\{.*"type":\s*"(user|assistant)"', re.MULTILINE)
+_SEARCHED: Final = 16 << 20
+"""Bytes of a transcript in which its first message is searched for."""
+_BLOCK: Final = 1 << 20
+
+
+class ConfigDirectory:
+    """The directory of one session. All methods block; they raise HutchError `agent_unavailable` if the disk fails."""
+
+    def __init__(self, session: m.PrepareSession) -> None:
+        """Find the paths for `session`, whose cwd is a real path."""
+        self.path = agent_dir_of(session)
+        self._transcripts = f"projects/{transcripts_name(session.cwd)}"
+        self._users = os.path.join(session.home, ".claude")
+
+    def __repr__(self) -> str:
+        return f"<ConfigDirectory {self.path}>"
+
+    def carry_over(self, conversation: str, elsewhere: Iterable[str]) -> bool:
+        """Return whether the directory has the conversation's transcript; copy it from elsewhere if not.
+
+        `elsewhere` are the directories of other sessions, in the order in which they are searched; the user's own is
+        searched last. The CLI's file for a plan comes too.
+        """
+        if not _ID.fullmatch(conversation):
+            return False
+        for own in _transcripts(self.path, self._transcripts, conversation):
+            if self._has_messages(own):
+                return True
+        for directory in (*elsewhere, self._users):
+            for found in _transcripts(directory, self._transcripts, conversation):
+                try:
+                    self._copy(directory, found, conversation)
+                except (UnfitFileError, FileNotFoundError, NotADirectoryError):
+                    continue  # not a file any more
+                except OSError as error:
+                    why = f"The conversation cannot be copied to {self.path}: {error.strerror}."
+                    raise HutchError(Reason.AGENT_UNAVAILABLE, why) from error
+                return True
+        return False
+
+    def _has_messages(self, transcript: str) -> bool:
+        """Return whether the own transcript holds a message. The CLI silently resumes an empty or damaged one."""
+        with suppress(OSError, UnfitFileError), Tree(os.path.realpath(self.path)) as tree:
+            return _MESSAGE.search(tree.read(transcript, _SEARCHED).data) is not None
+        return False
+
+    def _copy(self, directory: str, transcript: str, conversation: str) -> None:
+        """Copy a transcript, and before it its plan."""
+        with (
+            Tree(os.path.realpath(directory)) as elsewhere,
+            Tree(os.path.realpath(self.path)) as own,
+            elsewhere.opened(transcript) as (source, _),
+        ):
+            if os.fstat(source.fileno()).st_size > TRANSCRIPT_LIMIT:
+                why = f"The conversation's transcript is larger than {TRANSCRIPT_LIMIT >> 20} MiB."
+                raise HutchError(Reason.AGENT_UNAVAILABLE, why)
+            with own.writing(f"{self._transcripts}/{conversation}.jsonl") as target:
+                shutil.copyfileobj(source, target, _BLOCK)
+                plan = f"plans/{_complete(target)}.md"
+                if not own.has(plan):
+                    with suppress(UnfitFileError, FileNotFoundError, NotADirectoryError):
+                        text = elsewhere.read(plan, _PLAN_LIMIT).data
+                        with own.writing(plan) as copy:
+                            copy.write(text)
+
+
+def unknown_conversation() -> HutchError:
+    """Return the error for a conversation that is stored nowhere."""
+    message = "The conversation to resume is stored nowhere: neither Hutch nor Claude Code of this account has it."
+    return HutchError(Reason.NOT_FOUND, message, word="resume_unknown")
+
+
+def _transcripts(directory: str, usual: str, conversation: str) -> Iterator[str]:
+    """Yield the paths, below a configuration directory, of files that may be the conversation's transcript."""
+    name = f"{conversation}.jsonl"
+    with suppress(OSError, UnfitFileError), Tree(os.path.realpath(directory)) as tree:
+        folders = [f"projects/{entry.name}" for entry in tree.entries("projects", _FOLDERS) if entry.is_folder]
+        for folder in sorted(folders, key=lambda folder: folder != usual):
+            if tree.has(f"{folder}/{name}"):
+                yield f"{folder}/{name}"
+
+
+def _complete(transcript: BinaryIO) -> str:
+    """Cut off a last line that is not whole, since its CLI may be writing it; return the name of the plan, or ""."""
+    transcript.seek(0)
+    slug, size, last = "", 0, b""
+    for line in transcript:
+        if found := _SLUG.search(line):
+            slug = found[1].decode()
+        size, last = size + len(line), line
+    if last and not last.endswith(b"\n"):
+        try:
+            json.loads(last)
+        except ValueError:
+            transcript.truncate(size - len(last))
+    return slug
+
+
+def transcripts_name(cwd: str) -> str:
+    """Return the CLI's name for the folder of the transcripts of `cwd`, a real path.
+
+    The CLI counts UTF-16 code units, as JavaScript does; the SDK's own function counts characters.
+    """
+    encoded = unicodedata.normalize("NFC", cwd).encode("utf-16-le", "surrogatepass")
+    units = [int.from_bytes(encoded[at : at + 2], "little") for at in range(0, len(encoded), 2)]
+    name = "".join(chr(unit) if unit < 128 and chr(unit).isalnum() else "-" for unit in units)
+    if len(name) <= _NAME_LIMIT:
+        return name
+    total = 0
+    for unit in units:
+        total = (total * 31 + unit) & 0xFFFF_FFFF
+    total, digits = min(total, 2**32 - total), ""  # the absolute value of the signed number
+    while total or not digits:
+        total, digit = divmod(total, 36)
+        digits = "0123456789abcdefghijklmnopqrstuvwxyz"[digit] + digits
+    return f"{name[:_NAME_LIMIT]}-{digits}"
