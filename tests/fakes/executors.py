@@ -174,6 +174,9 @@ class FakeExecutor:
                 return m.Notified(ok=True)
             case "take_spool":
                 return self.host.take_spool(params)
+            case "remove_agent_dir":
+                self.host.removed.append(params.directory)
+                return m.Nothing()
             case "shutdown":
                 self.shutdown_wished = True
                 self.die()
@@ -289,6 +292,8 @@ class FakeHost:
         self.hanging_accounts: set[str] = set()
         """Their executors do not come up."""
         self.swept: list[str] = []
+        self.removed: list[str] = []
+        """The directories that executors removed."""
         self.sandbox_of_all = SandboxProbe()
         self.over = ""
         """What an end says of a limit."""

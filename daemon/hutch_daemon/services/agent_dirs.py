@@ -89,6 +89,8 @@ class LeftDirs:
         """Remove a directory of hutchd's own account; return False if it is another account's."""
         try:
             await anyio.to_thread.run_sync(_remove_own, path)
+        except FileNotFoundError:
+            return True
         except PermissionError:
             return False
         except OSError as error:

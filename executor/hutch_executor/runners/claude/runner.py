@@ -265,7 +265,7 @@ class ClaudeRunner:
                 link.translator.result = None
 
     async def _report_lost(self) -> None:
-        """Report once that the conversation begins anew."""
+        """Report once that a new conversation begins in place of the lost one."""
         if self._lost:
             self._lost = False
             message = "The earlier conversation is not stored any more; a new one begins."
