@@ -11,6 +11,7 @@ from typing import Final
 
 from hutch_client import exits
 from hutch_client.commands import GROUPS, MODULES, Command, Parser
+from hutch_client.encoding import encoding_fault
 from hutch_client.streams import mend_streams, write_nowhere
 from hutch_shared.errors import HutchError, Reason
 
@@ -20,11 +21,14 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return its exit code."""
     mend_streams()
+    words = [*(sys.argv[1:] if argv is None else argv)]
+    if (fault := encoding_fault(words, os.environ)) is not None:
+        return exits.FAILED if "_ARGCOMPLETE" in os.environ else _complain(fault, exits.USAGE)
     if "_ARGCOMPLETE" in os.environ:  # the shell completes a line
         from hutch_client.commands.completion import answer
 
         answer()
-    name, *rest = [*(sys.argv[1:] if argv is None else argv)] or ["help"]
+    name, *rest = words or ["help"]
     if name in _HELP and rest and rest[0] in MODULES:
         name, *rest = *rest, "-h"
     name = {"--version": "version"}.get(name, name)
@@ -42,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except HutchError as error:
         return _complain(_sentence(error), exits.of_error(error))
+    except UnicodeError:  # a file, a directory's name or standard input
+        return _complain("Something that was read is not UTF-8, so it cannot be used.", exits.USAGE)
     except KeyboardInterrupt:
         return exits.INTERRUPTED
     except BrokenPipeError:  # the reader of our output has closed it: no error

@@ -59,12 +59,14 @@ class Piece(NamedTuple):
 class Console:
     """Takes the events of one session in order and returns the pieces to write for each.
 
-    `at_line_start`: the next piece starts a line. `doing`: the agent's current work, in words.
+    `at_line_start`: the next piece starts a line. `doing`: the agent's current work, in words, and `doing_since`: when
+    the tool call that it names began (its event's time), or None.
     """
 
     def __init__(self, *, colour: bool = False, live: bool = False, prompts: bool = True, width: int = 100) -> None:
         """`live` shows text as it arrives, and thinking; `width` limits the lines of tools' output."""
         self.doing = "starting"
+        self.doing_since: str | None = None
         self.at_line_start = True
         self._colour = colour
         self._live = live
@@ -73,6 +75,8 @@ class Console:
         self._block: str | None = None  # the last block; an empty line separates it from a block of another kind
         self._written: dict[tuple[str, str | None], str] = {}  # text so far of unfinished blocks
         self._calls: dict[str, str] = {}
+        self._running: dict[str, str] = {}  # the calls without a result, and when they began
+        self._waiting: dict[str, str] = {}  # the calls of permission requests, by request
         self._last_call: str | None = None
         self._shown_whole: str | None = None  # the last call's id, if shown whole
         self._last_question: str | None = None
@@ -81,6 +85,14 @@ class Console:
 
     def feed(self, event: Event) -> list[Piece]:
         """Return the pieces for `event`. If its data does not fit its kind, the pieces say so."""
+        before = self.doing
+        pieces = self._feed(event)
+        if self.doing != before:
+            names = ((self._calls.get(call), at) for call, at in self._running.items())
+            self.doing_since = next((at for name, at in names if name == self.doing), None)
+        return pieces
+
+    def _feed(self, event: Event) -> list[Piece]:
         try:
             data = msgspec.json.decode(event.data, type=DATA_OF_KIND[event.kind])
             match data:
@@ -89,12 +101,16 @@ class Console:
                 case TurnStarted():
                     return self._turn_started(data, event.at)
                 case ToolCallSeen():
-                    return self._tool_call(msgspec.convert(data.call, ToolCall), data.parent)
+                    call = msgspec.convert(data.call, ToolCall)
+                    self._running.setdefault(call.call_id, event.at)
+                    return self._tool_call(call, data.parent)
                 case ToolResult():
                     return self._tool_result(data)
                 case PermissionAsked():
                     return self.question(msgspec.convert(data.permission, Permission))
                 case PermissionSettled():
+                    if (call_id := self._waiting.pop(data.permission, "")) in self._running:
+                        self._running[call_id] = event.at
                     return self._settled(data)
                 case Notice():
                     return self._talk("notice", self._paint("yellow", f"! {plain(data.message)}"))
@@ -112,6 +128,7 @@ class Console:
 
     def _turn_started(self, turn: TurnStarted, at: str) -> list[Piece]:
         self._calls.clear()
+        self._running.clear()
         self._written.clear()
         self._last_call, self._shown_whole, self._spoke = None, None, False
         self._started_at, self.doing = at, "thinking"
@@ -167,7 +184,8 @@ class Console:
         return self._talk("tool", *(f"{'  ' if parent else ''}{line}" for line in (head, *body)))
 
     def _tool_result(self, result: ToolResult) -> list[Piece]:
-        self.doing = "thinking"
+        self._running.pop(result.call_id, None)
+        self.doing = self._running_call() or "thinking"
         shown = [_cut(line, self.width) for line in plain(result.text).rstrip().splitlines()] or ["(no output)"]
         if len(shown) > _RESULT_LINES + 1:
             shown[_RESULT_LINES:] = [f"… {len(shown) - _RESULT_LINES} more lines"]
@@ -181,19 +199,20 @@ class Console:
         """Return the whole permission request; nothing if it is the request written last."""
         if self._last_question == asked.id:
             return []
-        self.doing = "waiting for an answer"
+        self._waiting[asked.id] = asked.call.call_id
         lines = []
         if asked.kind == "tool":
             if asked.call.call_id != self._shown_whole:
                 lines = self._call_lines(asked.call)
             self._remember(asked.call)
             self._shown_whole = asked.call.call_id
+        self.doing = "waiting for an answer"
         pieces = self._talk("tool", *lines, *(self._paint(colour, line) for colour, line in question_lines(asked)))
         self._last_question = asked.id
         return pieces
 
     def _settled(self, settled: PermissionSettled) -> list[Piece]:
-        self.doing = "working"
+        self.doing = self._running_call() or "working"
         good = settled.state in ("allowed", "answered")
         if good and settled.by == "rule":
             return []
@@ -221,6 +240,10 @@ class Console:
         return pieces + self._talk("end", *lines)
 
     # ------------------------------------------------------------ parts
+
+    def _running_call(self) -> str | None:
+        """Return the oldest call that has no result, in words."""
+        return next((self._calls[call] for call in self._running if call in self._calls), None)
 
     def _remember(self, call: ToolCall) -> None:
         self._calls[call.call_id] = one_line(" ".join(_headline(call)), 60)

@@ -16,6 +16,7 @@ from typing import Final, TextIO
 import anyio
 
 from hutch_client.console import Console, Piece
+from hutch_shared.times import from_wire, now_ms
 
 __all__ = ["Screen"]
 
@@ -23,6 +24,11 @@ _ERASE: Final = "\r\x1b[2K"
 _SPINNER: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _TICK: Final = 0.1
 _CHUNK: Final = 4096
+
+
+def _age(at: str | None) -> float:
+    """Return the seconds since `at`, a time of the wire; 0 without one, or if it has not come yet."""
+    return max(0.0, (now_ms() - from_wire(at)) / 1000) if at else 0.0
 
 
 class Screen:
@@ -72,7 +78,7 @@ class Screen:
                 await anyio.sleep(_TICK)
                 frame += 1
                 if doing != self.console.doing:
-                    begun, doing = anyio.current_time(), self.console.doing
+                    begun, doing = anyio.current_time() - _age(self.console.doing_since), self.console.doing
                 if self._question is None and self.console.at_line_start and doing != "idle":
                     seconds = anyio.current_time() - begun
                     line = f"{_SPINNER[frame % len(_SPINNER)]} {doing}{f' · {seconds:.0f} s' if seconds >= 1 else ''}"

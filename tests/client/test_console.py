@@ -4,6 +4,7 @@ import os
 import pty
 from io import StringIO
 
+import anyio
 import msgspec
 import pytest
 
@@ -11,6 +12,7 @@ from hutch_client.console import Console, Piece
 from hutch_client.show import Screen
 from hutch_shared import messages as m
 from hutch_shared.events import Event
+from hutch_shared.times import now_ms, to_wire
 from tests.client.fake_daemon import CALL, PERMISSION, event
 
 
@@ -338,3 +340,51 @@ async def test_a_closed_terminal_is_the_end_of_the_input() -> None:
             await screen.ask("? ")
     finally:
         os.close(typed)
+
+
+def test_a_running_call_is_shown_until_its_result() -> None:
+    """Of parallel calls the oldest that still runs is shown, with the time since it was allowed to run."""
+    console, moments = Console(), []
+    asked = {"permission": msgspec.structs.replace(PERMISSION, id="p1")}
+    steps: list[Event] = [
+        event(1, "turn_started", {"prompt": "go", "number": 1}),
+        event(2, "tool_call", _call()),
+        event(3, "permission_asked", asked),
+        event(4, "tool_call", _call(call_id="c2", command="sleep 2")),
+        event(5, "permission_settled", {"permission": "p1", "state": "allowed", "by": "ann"}),
+        event(6, "tool_result", {"call_id": "c1", "text": "ok"}),
+        event(7, "tool_result", {"call_id": "c2", "text": "ok"}),
+    ]
+    for step in steps:
+        console.feed(step)
+        moments.append((console.doing, console.doing_since and console.doing_since[17:19]))
+
+    assert moments == [
+        ("thinking", None),
+        ("run npm install", "02"),
+        ("waiting for an answer", None),
+        ("run sleep 2", "04"),
+        ("run npm install", "05"),
+        ("run sleep 2", "04"),
+        ("thinking", None),
+    ]
+
+
+async def test_the_status_line_counts_from_the_calls_own_begin() -> None:
+    """A client that attaches in the middle of a call shows how long the call has been running."""
+
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Screen(console := Console(), out=StringIO(), err=(err := Terminal()))
+    begun = msgspec.structs.replace(event(1, "tool_call", _call()), at=to_wire(now_ms() - 75_000))
+    console.feed(begun)
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(screen.spin)
+            while "npm" not in err.getvalue():
+                await anyio.sleep(0.01)
+            group.cancel_scope.cancel()
+
+    assert "run npm install · 75 s" in err.getvalue()

@@ -12,6 +12,7 @@ from hutch_client import exits
 from hutch_client.blocking import PROTOCOL, BlockingConnection
 from hutch_client.commands import Command, group, number, output, seconds
 from hutch_client.commands.sessions import isolation_fields
+from hutch_client.encoding import require_utf8
 from hutch_client.tables import ago, count, fields, print_json, table
 from hutch_client.untrusted import one_line, plain
 from hutch_shared import __version__
@@ -194,7 +195,7 @@ def _backup_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _backup(given: argparse.Namespace) -> int:
     with BlockingConnection(timeout=3600.0) as hutch:
-        done = hutch.call("backup_store", path=os.path.abspath(given.path))
+        done = hutch.call("backup_store", path=require_utf8(os.path.abspath(given.path)))
     if os.access(os.path.dirname(done["path"]), os.X_OK) and not os.path.lexists(done["path"]):
         raise HutchError(
             Reason.NOT_FOUND,

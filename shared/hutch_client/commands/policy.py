@@ -12,6 +12,7 @@ from hutch_client import exits
 from hutch_client.blocking import BlockingConnection
 from hutch_client.commands import Command, group, output
 from hutch_client.commands.sessions import MODES, real_directory
+from hutch_client.encoding import require_utf8
 from hutch_client.tables import count, fields, print_json
 from hutch_client.untrusted import one_line, visible
 from hutch_shared.errors import HutchError, Reason
@@ -191,7 +192,7 @@ def _trust_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _trust(given: argparse.Namespace, *, trust: bool) -> int:
-    cwd = os.path.realpath(given.path)
+    cwd = require_utf8(os.path.realpath(given.path))
     project = read_project_file(cwd)
     if project is None and trust:
         raise HutchError(Reason.NOT_FOUND, f"There is no policy file to trust: {cwd} has no {'/'.join(POLICY_FILE)}.")

@@ -12,6 +12,7 @@ import msgspec
 from hutch_client import exits, starting
 from hutch_client.client import HutchClient
 from hutch_client.commands.sessions import is_other_account, real_directory
+from hutch_client.encoding import require_utf8
 from hutch_client.endpoint import socket_path
 from hutch_client.tables import print_json
 from hutch_client.untrusted import one_line
@@ -106,7 +107,7 @@ def _refusal(hutch: HutchClient) -> str:
 
 def _new_session(given: argparse.Namespace) -> m.OpenSession:
     cwd = real_directory(given.directory, other=given.account is not None)
-    script = given.script and os.path.abspath(given.script)
+    script = given.script and require_utf8(os.path.abspath(given.script))
     if script and given.agent not in (None, "script"):
         raise HutchError(Reason.INVALID_PARAMS, f"--script is for `--agent script`, not for {given.agent}.")
     if script and not given.account:  # another account may be able to read a script that the caller cannot

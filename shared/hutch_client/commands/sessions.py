@@ -13,6 +13,7 @@ from typing import Any
 from hutch_client import exits
 from hutch_client.blocking import BlockingConnection
 from hutch_client.commands import Command, number, output
+from hutch_client.encoding import require_utf8
 from hutch_client.tables import ago, fields, print_json, print_lines, table, usage_words
 from hutch_client.untrusted import one_line
 from hutch_shared.errors import HutchError, Reason
@@ -29,12 +30,12 @@ def real_directory(given: str | None, *, other: bool = False) -> str:
     With `other` the session runs as another account, which checks the directory: the caller need not be able to read
     it, if the path is absolute.
     """
-    cwd = os.path.realpath(given or ".")
+    cwd = require_utf8(os.path.realpath(given or "."))
     try:
         os.stat(cwd)
     except PermissionError:
         if other:
-            return os.path.abspath(given or ".")
+            return require_utf8(os.path.abspath(given or "."))
         raise HutchError(Reason.INVALID_PARAMS, f"You may not read {cwd}: choose another directory.") from None
     except OSError:
         pass  # reported below
