@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from posixpath import join
 from typing import Any, Final
 
+import msgspec
+
 from hutch_shared import messages as m
 
-__all__ = ["DIFF_LIMIT", "to_call", "to_questions"]
+__all__ = ["DIFF_LIMIT", "mcp_readings", "named_by_server", "to_call", "to_questions"]
 
 DIFF_LIMIT: Final = 64 * 1024
 """Characters of a diff. A longer diff is cut and ends with a note."""
@@ -24,6 +26,10 @@ _COMPARED_LINES: Final = 1000
 _CUT: Final = "… (cut)"
 _DESCRIPTION_LIMIT: Final = 1000
 _QUESTIONS_LIMIT: Final = 20
+_MCP: Final = "mcp__"
+_LONGEST_NAME: Final = 1000
+"""Characters of a tool's name that is read; a provider allows 128."""
+_NOT_IN_NAMES: Final = re.compile(r"[^a-zA-Z0-9_-]")
 _WILD: Final = re.compile(r"[*?\[{!]")
 _LEAVES: Final = re.compile(r"(?:^|[{,])[/~]|(?:^|[/{,])\.\.(?:$|[/},])")
 """Matches a glob pattern that can leave its directory: an absolute alternative, or a step up."""
@@ -33,26 +39,71 @@ _Pairs = list[tuple[str, str]]
 
 
 def to_call(
-    agent_tool: str, tool_input: dict[str, Any], call_id: str, cwd: str, *, with_diff: bool = False
+    agent_tool: str,
+    tool_input: dict[str, Any],
+    call_id: str,
+    cwd: str,
+    *,
+    servers: Iterable[str] | None = None,
+    with_diff: bool = False,
 ) -> m.ToolCall:
     """Return the call with the fields that its action needs. Relative paths are joined to `cwd`, not resolved.
 
-    `with_diff` adds an edit's diff for people to read; rules do not use it.
+    `servers` are the names of the session's MCP servers, if they are known. `with_diff` adds an edit's diff for people
+    to read; rules do not use it.
     """
     action: m.Action = "other"
     fields: _Fields = {}
     if agent_tool in _TOOLS:
         action, read = _TOOLS[agent_tool]
         fields = read(tool_input, cwd)
-    elif agent_tool.startswith("mcp__"):
+    elif agent_tool.startswith(_MCP):
         action = "mcp"
-        server, _, tool = agent_tool.removeprefix("mcp__").partition("__")
-        fields = {"server": server or None, "tool": tool or None}
+        server, tool = _server_and_tool(agent_tool, servers)
+        fields = {"server": server, "tool": tool}
     if description := _text(tool_input, "description"):
         fields.setdefault("description", description[:_DESCRIPTION_LIMIT])
     if with_diff and (changes := _CHANGES.get(agent_tool)) is not None:
         fields["diff"] = _diff(fields["paths"], changes(tool_input))
     return m.ToolCall(call_id=call_id, action=action, agent_tool=agent_tool, input=tool_input, **fields)
+
+
+def mcp_readings(agent_tool: str, servers: Iterable[str] | None) -> tuple[tuple[str, str], ...]:
+    """Return the MCP servers and tools that a name `mcp__server__tool` may mean, the longest server first.
+
+    Both parts may contain `__`. With the names of the session's servers, only these count: there is no reading if the
+    name is of none of them, and there are two equal ones if the CLI gives two of them one name. Without, every `__` may
+    divide. A name that is too long has no reading.
+    """
+    name = agent_tool.removeprefix(_MCP)
+    if name == agent_tool or len(name) > _LONGEST_NAME:
+        return ()
+    if servers is None:
+        ends = [at for at in range(1, len(name) - 2) if name.startswith("__", at)]
+        return tuple((name[:at], name[at + 2 :]) for at in reversed(ends))
+    spellings = [spelling for server in servers for spelling in _spellings(server)]
+    found = [one for one in spellings if name.startswith(f"{one}__") and len(name) > len(one) + 2]
+    return tuple((one, name[len(one) + 2 :]) for one in sorted(found, key=len, reverse=True))
+
+
+def named_by_server(call: m.ToolCall, servers: Iterable[str]) -> m.ToolCall:
+    """Return a call of an MCP tool with the server and tool that its name has among the session's servers."""
+    if not call.agent_tool.startswith(_MCP):
+        return call
+    server, tool = _server_and_tool(call.agent_tool, servers)
+    return msgspec.structs.replace(call, server=server, tool=tool)
+
+
+def _server_and_tool(agent_tool: str, servers: Iterable[str] | None) -> tuple[str | None, str | None]:
+    if servers is not None and (readings := mcp_readings(agent_tool, servers)):
+        return readings[0]
+    server, _, tool = agent_tool.removeprefix(_MCP).partition("__")
+    return server or None, tool or None
+
+
+def _spellings(server: str) -> set[str]:
+    """Return the names that the CLI may give a server in the names of its tools."""
+    return {_NOT_IN_NAMES.sub("_", one) for one in (server, server.replace(":", "__"))}
 
 
 def to_questions(tool_input: dict[str, Any]) -> tuple[m.Question, ...]:

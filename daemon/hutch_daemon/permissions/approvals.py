@@ -29,6 +29,7 @@ from typing import Final
 
 import anyio
 import structlog
+from msgspec.structs import replace as replace_fields
 
 from hutch_daemon.permissions import requests
 from hutch_daemon.permissions.judging import CallJudge, PolicyOf, Requester
@@ -48,6 +49,7 @@ from hutch_shared.errors import HutchError, Reason
 from hutch_shared.ids import new_id
 from hutch_shared.latch import Latch
 from hutch_shared.times import now_ms
+from hutch_shared.vocabulary import named_by_server
 
 __all__ = ["Approvals"]
 
@@ -157,6 +159,7 @@ class Approvals:
         If the call is cancelled (the connection broke), the request stays pending, and the executor can ask again with
         the same id.
         """
+        params = replace_fields(params, call=named_by_server(params.call, session.options.mcp_servers))
         digest = input_digest(params.call.agent_tool, params.call.input)
         runs, made = await self._store.read(
             lambda conn: (turn_runs(conn, requester.id, params), permissions.by_ask(conn, requester.id, params.ask))

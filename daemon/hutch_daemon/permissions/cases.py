@@ -1,8 +1,8 @@
 """Runs test cases of a policy. A case is a line of JSON with rules, mode, call and the expected decision.
 
 A case has `id`, `rules` (`allow`, `ask`, `deny`), `mode`, `tool` and `input` as Claude names them, `cwd`, `want`.
-It may have `home`, `real` (path → resolved path; other paths resolve to themselves), `agent_dir`, `why`, and `ok`
-(other decisions that are right too).
+It may have `home`, `real` (path → resolved path; other paths resolve to themselves), `agent_dir`, `mcp_servers` (the
+names of the session's MCP servers), `why`, and `ok` (other decisions that are right too).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Case(msgspec.Struct, frozen=True):
     home: str = "/home/u"
     real: dict[str, str] = {}
     agent_dir: str | None = None
+    mcp_servers: tuple[str, ...] | None = None
     ok: tuple[_Decision, ...] = ()
     why: str = ""
 
@@ -110,6 +111,7 @@ def run_case(case: Case) -> CaseVerdict:
         home=case.home,
         workspace=case.cwd,
         agent_dir=case.agent_dir,
+        mcp_servers=case.mcp_servers,
     )
     return CaseVerdict(case, verdict)
 

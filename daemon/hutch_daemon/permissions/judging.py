@@ -91,6 +91,7 @@ class CallJudge:
             home=policy.home,
             workspace=session.cwd,
             agent_dir=session.agent_dir,
+            mcp_servers=session.options.mcp_servers,
         )
         if kind != "tool" and verdict.decision == "allow":
             verdict = replace(verdict, decision="ask")

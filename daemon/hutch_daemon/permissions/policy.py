@@ -17,7 +17,7 @@ In every mode the agent's own files need no rule, as `own_paths` lists them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -27,6 +27,7 @@ from hutch_daemon.permissions.allowing import allowed_path
 from hutch_daemon.permissions.assessment import Assessment, CallContext, RuleHit
 from hutch_daemon.permissions.commands import assess
 from hutch_daemon.permissions.layers import Layer, Policy, RuleSet, compile_policy, parse_policy_toml
+from hutch_daemon.permissions.names import assess_name
 from hutch_daemon.permissions.own_paths import is_own
 from hutch_daemon.permissions.paths import absolute, can_be_path, protected_name
 from hutch_daemon.permissions.searching import paths_of
@@ -80,23 +81,27 @@ def judge(
     home: str,
     workspace: str,
     agent_dir: str | None = None,
+    mcp_servers: Collection[str] | None = None,
 ) -> Verdict:
     """Decide a call. Never raises, whatever the call contains.
 
     `real` maps each path of `paths_to_resolve` to its resolved path, as the session's account sees it. A path that is
     missing there can be denied but not allowed. `cwd`, `home` and `workspace` are absolute and resolved. Path rules
     such as `src/**` start at `workspace`, and the mode `accept_edits` allows edits below it. `agent_dir` contains the
-    agent's own files; see `own_paths`.
+    agent's own files; see `own_paths`. `mcp_servers` are the names of the session's MCP servers; None if they are not
+    known, outside of a session.
     """
     context = CallContext(cwd, home, workspace, real, agent_dir)
-    return _settle(policy, call, mode, _look(policy, call, context, mode))
+    return _settle(policy, call, mode, _look(policy, call, context, mode, mcp_servers))
 
 
 # ---------------------------------------------------------------- matching the rules
 
 
-def _look(policy: Policy, call: ToolCall, context: CallContext, mode: PermissionMode) -> Assessment:
-    named = _by_name(policy, call)
+def _look(
+    policy: Policy, call: ToolCall, context: CallContext, mode: PermissionMode, mcp_servers: Collection[str] | None
+) -> Assessment:
+    named = assess_name(policy, call, mcp_servers)
     match call.action:
         case "run_command":
             if not call.command:
@@ -113,23 +118,6 @@ def _look(policy: Policy, call: ToolCall, context: CallContext, mode: Permission
             return named
     # A rule may also name the agent's tool itself.
     return replace(assessment, denied=assessment.denied or named.denied, asked=assessment.asked or named.asked)
-
-
-def _by_name(policy: Policy, call: ToolCall) -> Assessment:
-    name = f"mcp__{call.server}__{call.tool}" if call.action == "mcp" and call.server and call.tool else call.agent_tool
-
-    def first(rules: RuleSet) -> RuleHit | None:
-        return next((RuleHit(rule.origin, name) for rule in rules.names if rule.covers(name)), None)
-
-    allowed = first(policy.allow)
-    proposal = suggestions.of_tool(name) if call.action in {"mcp", "other", "search"} else None
-    return Assessment(
-        denied=first(policy.deny),
-        asked=first(policy.ask),
-        allowed=None if allowed is None else (allowed,),
-        refused=f"no rule allows the tool {name[:200]}",
-        suggestions=() if proposal is None else (proposal,),
-    )
 
 
 _FORBIDS: dict[str, tuple[str, ...]] = {"read": ("read",), "edit": ("edit", "read"), "search": ("search", "read")}

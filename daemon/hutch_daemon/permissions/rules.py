@@ -189,6 +189,12 @@ class HostRule:
         return self.host is None or (host.endswith("." + self.host) if self.below else host == self.host)
 
 
+def _folded(name: str) -> str:
+    """Return a tool's name without case and, for an MCP tool, with `_` for a dot, as the CLI spells a server's name."""
+    name = name.lower()
+    return name.replace(".", "_") if name.startswith("mcp__") else name
+
+
 @dataclass(frozen=True, slots=True)
 class NameRule:
     """A rule about tools by name: MCP tools, all tools of an MCP server, and tools that take no specifier."""
@@ -196,10 +202,17 @@ class NameRule:
     origin: Origin
     name: Glob
 
-    def covers(self, tool: str) -> bool:
+    def covers(self, tool: str, server: str | None = None) -> bool:
+        """Return whether the rule covers a tool. `server` is the MCP server that the tool is taken to be of.
+
+        A rule that allows must spell the server: in `mcp__foo__*` the star does not reach over to a server `foo__bar`.
+        A rule that asks or denies may also name the server as `mcp__foo__bar`.
+        """
         if self.origin.effect == "allow":
-            return self.name.fits(tool)
-        return self.name.fits(tool.lower())
+            spelled = server is None or self.name.pieces[0].startswith(f"mcp__{server}__")
+            return spelled and self.name.fits(tool)
+        whole_server = server is not None and self.name.fits(_folded(f"mcp__{server}"))
+        return whole_server or self.name.fits(_folded(tool))
 
 
 Rule = CommandRule | PathRule | HostRule | NameRule
@@ -358,5 +371,5 @@ def _name_rule(origin: Origin, tool: str) -> NameRule:
         if not found and not server.endswith("*"):
             name = f"mcp__{server}__*"
     if origin.effect != "allow":
-        name = name.lower()
+        name = _folded(name)
     return NameRule(origin, Glob(tuple(_STARS.split(name))))

@@ -63,7 +63,8 @@ class PolicyService:
         mode = params.mode or (session.permission_mode if session else self._settings.current.permissions.mode)
         found = await self._layers.layered(owner, workspace, session, params.project)
         policy = found.policy()
-        call = to_call(params.agent_tool, params.input, "explain", cwd)
+        servers = session.options.mcp_servers if session is not None else None
+        call = to_call(params.agent_tool, params.input, "explain", cwd, servers=servers)
         paths = paths_to_resolve(call, cwd, found.home)
         real = {path: path for path in paths}
         executor = self._pool.roster.serving.get(session.id) if session is not None else None
@@ -81,6 +82,7 @@ class PolicyService:
             home=found.home,
             workspace=workspace,
             agent_dir=session.agent_dir if session is not None else None,
+            mcp_servers=servers,
         )
         return m.Explanation(
             decision=verdict.decision,

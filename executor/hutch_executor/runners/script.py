@@ -191,7 +191,14 @@ class ScriptRunner:
     def _call(self, tool: str, tool_input: dict[str, Any]) -> m.ToolCall:
         assert self._session is not None
         self._calls += 1
-        return to_call(tool, tool_input, f"call-{os.getpid()}-{self._calls}", self._session.cwd, with_diff=True)
+        return to_call(
+            tool,
+            tool_input,
+            f"call-{os.getpid()}-{self._calls}",
+            self._session.cwd,
+            servers=self._session.options.mcp_servers,
+            with_diff=True,
+        )
 
     async def _use(self, step: Step, call: m.ToolCall, kind: m.PermissionKind = "tool") -> None:
         """Report the call, request permission, and run the call if it is allowed."""

@@ -226,3 +226,30 @@ async def test_paths_are_judged_where_the_work_directory_really_is(stage: Stage)
 
 async def _is_in(stage: Stage, session: m.Session, cwd: str) -> bool:
     return (await stage.services.sessions.get_session(stage.me, m.SessionRef(session.id))).cwd == cwd
+
+
+@pytest.mark.parametrize(("server", "decision"), [("foo__bar", "ask"), ("foo", "allow")])
+async def test_the_server_of_a_tool_is_one_of_the_sessions(stage: Stage, server: str, decision: str) -> None:
+    """`mcp__foo` allows no tool of the server `foo__bar`, whatever the executor calls the server; `explain` agrees."""
+    decided: list[m.PermissionDecision] = []
+    call = m.ToolCall("c-1", "mcp", "mcp__foo__bar__do", {}, server="foo", tool="bar__do")
+
+    async def play(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
+        decided.append(await executor.ask(call))
+        return TurnEnded("completed", "done", "Done.")
+
+    stage.host.play = play
+    async with stage.hutchd():
+        options = m.AgentOptions(mcp_servers={server: {"command": "x"}})
+        session = await stage.open(options=options, rules=m.Rules(allow=("mcp__foo",)))
+        turn = await stage.submit(session)
+        params = m.ExplainPolicy(call.agent_tool, {}, session=session.id)
+        explanation = await stage.services.policy.explain_policy(stage.me, params)
+        if decision == "ask":
+            asked = await stage.pending()
+            assert (asked.call.server, asked.call.tool) == ("foo__bar", "do")
+            await stage.answer(asked, "deny")
+        await stage.ended(turn)
+
+        assert explanation.decision == decision
+        assert decided[0].decision == ("allow" if decision == "allow" else "deny")

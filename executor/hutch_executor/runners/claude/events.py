@@ -15,6 +15,7 @@ Any line may be odd, since models, gateways and MCP servers write parts of it. S
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -78,9 +79,10 @@ class _Speaker:
 class EventTranslator:
     """Translates one conversation, line by line. `ran` has the digest of the input that each call ran with, by call."""
 
-    def __init__(self, cwd: str, ran: dict[str, str]) -> None:
-        """Start a conversation; relative paths in tool calls start from `cwd`."""
+    def __init__(self, cwd: str, ran: dict[str, str], servers: Iterable[str] = ()) -> None:
+        """Start a conversation; relative paths in tool calls start from `cwd`, `servers` are its MCP servers."""
         self._cwd = cwd
+        self._servers = tuple(servers)
         self._ran = ran
         self._speakers: dict[str | None, _Speaker] = {}
         self._model: str | None = None
@@ -246,7 +248,7 @@ class EventTranslator:
                 events.append(("thinking", Text(block.thinking, name, parent)))
             elif block.type.endswith("tool_use"):
                 self.open_calls.add(block.id)
-                call = to_call(block.name, block.input, block.id, self._cwd, with_diff=True)
+                call = to_call(block.name, block.input, block.id, self._cwd, servers=self._servers, with_diff=True)
                 events.append(("tool_call", ToolCallSeen(msgspec.to_builtins(call), parent)))
             elif block.type.endswith("tool_result"):
                 events.append(self._tool_result(block, parent))

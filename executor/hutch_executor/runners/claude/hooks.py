@@ -8,6 +8,7 @@ what ran with the decided one; another input, or a call that was never decided, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
 from claude_agent_sdk import (
@@ -43,11 +44,15 @@ class RunningTurn(Protocol):
 class PermissionHooks:
     """The hooks of one session's CLI."""
 
-    def __init__(self, running: RunningTurn, daemon: DaemonPort, cwd: str) -> None:
-        """Serve the calls of `running`; relative paths start from `cwd` unless the call names another directory."""
+    def __init__(self, running: RunningTurn, daemon: DaemonPort, cwd: str, servers: Iterable[str]) -> None:
+        """Serve the calls of `running`; relative paths start from `cwd` unless the call names another directory.
+
+        `servers` are the session's MCP servers.
+        """
         self._running = running
         self._daemon = daemon
         self._cwd = cwd
+        self._servers = tuple(servers)
 
     def options(self) -> ClaudeAgentOptions:
         """Return the SDK's options that register the hooks."""
@@ -83,7 +88,7 @@ class PermissionHooks:
             return PermissionResultDeny(message=_NOTHING_STARTS, interrupt=True)
         call_id = context.tool_use_id or ""
         cwd = turn.call_cwds.pop(call_id, self._cwd)
-        call = to_call(tool, tool_input, call_id, cwd, with_diff=True)
+        call = to_call(tool, tool_input, call_id, cwd, servers=self._servers, with_diff=True)
         kind = kind_of(tool)
         turn.undecided += 1
         try:

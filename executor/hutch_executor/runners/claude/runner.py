@@ -100,7 +100,7 @@ class ClaudeRunner:
         A conversation of an earlier executor that is gone is replaced by a new one.
         """
         self._session, self._daemon = session, daemon
-        self._hooks = PermissionHooks(self, daemon, session.cwd)
+        self._hooks = PermissionHooks(self, daemon, session.cwd, session.options.mcp_servers)
         self._timeouts = self._given_timeouts or ClaudeTimeouts.of(session)
         self._conversation = session.resume if session.resume and not session.fork else str(uuid.uuid4())
         self._begun = self._stored = session.resume == self._conversation
@@ -175,7 +175,7 @@ class ClaudeRunner:
         process = ClaudeProcess(launch)
         client = ClaudeSDKClient(self._hooks.options(), transport=process)
         ran: dict[str, str] = {}
-        translator = EventTranslator(session.cwd, ran)
+        translator = EventTranslator(session.cwd, ran, session.options.mcp_servers)
         link = ClaudeConnection(client, process, translator, UsageMeter({}), ran, command)
         failure: Exception | None = None
         async with anyio.create_task_group() as group:
