@@ -32,7 +32,7 @@ __all__ = ["INTERRUPT_DEADLINE", "SessionTurns", "report_limits", "timed_out"]
 INTERRUPT_DEADLINE: Final = 10.0
 """The runner's time limit in seconds, for `interrupt` and then again for the end of `run`."""
 _CAUSED_BY_LIMITS: Final = frozenset(
-    {"agent_broken", "agent_died", "agent_stuck", "agent_unavailable", "internal", "no_result"}
+    {"agent_broken", "agent_died", "agent_silent", "agent_stuck", "agent_unavailable", "internal", "no_result"}
 )
 """Failure reasons that `over_limit` replaces if the session exceeded a limit during the turn."""
 

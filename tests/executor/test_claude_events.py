@@ -448,8 +448,9 @@ def test_without_readable_sums_the_count_of_the_turn_counts() -> None:
 
 
 def test_a_turn_that_asked_no_model_used_nothing() -> None:
-    """Then missing sums say so."""
-    assert UsageMeter({}).turn(sums(None), asked=False) == []
+    """Empty sums say so; missing ones say nothing."""
+    assert UsageMeter({}).turn(sums({}), asked=False) == []
+    assert UsageMeter({}).turn(sums(None), asked=False) is None
 
 
 def test_with_unknown_starting_sums_counting_begins_with_the_next_turn() -> None:

@@ -184,12 +184,18 @@ def _check(daemon: FakeDaemon, end: TurnEnded, odd: Variant) -> None:
     assert end.reason != "agent_silent" or odd.loses_end, odd.what
 
 
+def _player(folder: Path) -> str:
+    """Write a CLI that plays `folder/scene`, and return its path."""
+    cli = folder / "cli"
+    cli.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{_FOLDER / "player.py"}" "{folder / "scene"}"\n')
+    cli.chmod(0o700)
+    return str(cli)
+
+
 async def _play(folder: Path, count: int) -> None:
     random, scenes = Random(seed()), _scenes()
-    scene, cli = folder / "scene", folder / "cli"
-    cli.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{_FOLDER / "player.py"}" "{scene}"\n')
-    cli.chmod(0o700)
-    async with stage(folder, Steps(), decide=_decide, cli=str(cli), timeouts=_TIMEOUTS) as s:
+    scene = folder / "scene"
+    async with stage(folder, Steps(), decide=_decide, cli=_player(folder), timeouts=_TIMEOUTS) as s:
         for number in range(1, count + 1):
             odd = variant(random, scenes, number)
             scene.write_bytes(b"\n".join(odd.lines))
@@ -215,3 +221,80 @@ async def test_no_odd_line_costs_a_turn_or_the_cli(tmp_path: Path) -> None:
 async def test_no_odd_line_of_twenty_thousand_costs_a_turn_or_the_cli(tmp_path: Path) -> None:
     """The same with more variants."""
     await _play(tmp_path, 20_000)
+
+
+# ---------------------------------------------------------------- silence
+
+
+def _scene(*lines: Line) -> bytes:
+    start, *_ = _scenes()["text"]
+    return b"\n".join(map(_encoded, (start, *lines)))
+
+
+_REQUESTING: Final = {"type": "system", "subtype": "status", "status": "requesting"}
+_STOP: Final = {"type": "stream_event", "event": {"type": "message_stop"}}
+_CALL: Final = {
+    "type": "assistant",
+    "message": {"id": "m", "content": [{"type": "tool_use", "id": "t", "name": "mcp__build__all", "input": {}}]},
+}
+_COMPACTING: Final = {"type": "system", "subtype": "status", "status": "compacting"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ((), "agent_silent"),
+        ((_REQUESTING, _STOP), "agent_silent"),
+        ((_REQUESTING,), "stream_stalled"),
+        ((_REQUESTING, _CALL, _STOP), None),
+        ((_COMPACTING,), None),
+    ],
+    ids=["nothing sent", "answer complete", "model request", "tool call", "compacting"],
+)
+async def test_silence_without_a_reason_ends_the_turn(
+    tmp_path: Path, lines: tuple[Line, ...], reason: str | None
+) -> None:
+    """A model request has a limit of its own; a tool call and the shortening of the conversation have none."""
+    (tmp_path / "scene").write_bytes(_scene(*lines))
+    async with stage(tmp_path, Steps(), cli=_player(tmp_path), timeouts=_TIMEOUTS) as s:
+        end = None
+        with anyio.move_on_after(10 if reason else 8 * _SILENCE):
+            end = await s.turn()
+
+        assert (end and end.reason) == reason
+        if reason is not None and lines:
+            assert "usage_unknown" in s.daemon.notices()
+
+
+async def test_a_waiting_permission_request_is_a_reason_to_be_silent(tmp_path: Path) -> None:
+    """The user may think for as long as they want."""
+    scene = [line for line in _scenes()["bash"] if line.get("request", {}).get("subtype") != "hook_callback"]
+    (tmp_path / "scene").write_bytes(b"\n".join(_encoded(line) for line in scene[: scene.index(scene[-1])]))
+    async with (
+        stage(tmp_path, Steps(), decide=None, cli=_player(tmp_path), timeouts=_TIMEOUTS) as s,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(s.turn)
+        await s.daemon.until(lambda daemon: bool(daemon.asks))
+        await anyio.sleep(8 * _SILENCE)
+
+        assert s.runner.turn is not None
+        assert s.runner.turn.cause is None
+        group.cancel_scope.cancel()
+
+
+async def test_the_count_of_unknown_lines_is_reported_at_the_end(tmp_path: Path) -> None:
+    """Once per session: the first with its content, then the number."""
+    scenes = _scenes()
+    lines = [*scenes["text"][:-1], *3 * [{"type": "of_tomorrow", "text": "hello"}], scenes["text"][-1]]
+    (tmp_path / "scene").write_bytes(b"\n".join(map(_encoded, lines)))
+    async with stage(tmp_path, Steps(), cli=_player(tmp_path), timeouts=_TIMEOUTS) as s:
+        for number in range(2):
+            lines[-1]["uuid"] = str(number)
+            (tmp_path / "scene").write_bytes(b"\n".join(map(_encoded, lines)))
+            await s.turn()
+        unknown = [notice for notice in s.daemon.of("notice") if notice.details.get("kind") == "of_tomorrow"]
+        daemon = s.daemon
+
+    assert len(unknown) == 1
+    assert daemon.of("notice")[-1].details == {"counts": {"of_tomorrow": 6}}

@@ -79,8 +79,13 @@ class _Speaker:
 class EventTranslator:
     """Translates one conversation, line by line. `ran` has the digest of the input that each call ran with, by call."""
 
-    def __init__(self, cwd: str, ran: dict[str, str], servers: Iterable[str] = ()) -> None:
-        """Start a conversation; relative paths in tool calls start from `cwd`, `servers` are its MCP servers."""
+    def __init__(
+        self, cwd: str, ran: dict[str, str], servers: Iterable[str] = (), unknown: UnknownLines | None = None
+    ) -> None:
+        """Start a conversation; relative paths in tool calls start from `cwd`, `servers` are its MCP servers.
+
+        `unknown` counts lines over the CLIs of a session.
+        """
         self._cwd = cwd
         self._servers = tuple(servers)
         self._ran = ran
@@ -105,7 +110,7 @@ class EventTranslator:
         """The line that ended the turn; its reader resets it."""
         self._ended_by: str | None = None
         """The id of the last such line, until another line shows that the CLI has gone on."""
-        self.unknown = UnknownLines()
+        self.unknown = unknown or UnknownLines()
 
     def __repr__(self) -> str:
         return f"<EventTranslator {self.session or 'new'}{', awaits the model' if self.awaits_model else ''}>"

@@ -15,7 +15,7 @@ import uuid
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import anyio
 import msgspec
@@ -34,6 +34,7 @@ from hutch_executor.runners.claude.process import BrokenOutput, ClaudeProcess, S
 from hutch_executor.runners.claude.prompt import prompt_line
 from hutch_executor.runners.claude.turn import STOPPED, ClaudeTimeouts, ClaudeTurn
 from hutch_executor.runners.claude.turn_end import ended, failure
+from hutch_executor.runners.claude.unknown import UnknownLines
 from hutch_executor.runners.claude.usage import USAGE_UNKNOWN, UsageMeter, total
 from hutch_executor.runners.port import DaemonPort
 from hutch_executor.sandbox.command import SandboxedCommand, SessionSandbox
@@ -46,6 +47,9 @@ __all__ = ["ClaudeRunner"]
 
 # The SDK raises every error that it logs, and the runner handles the exception.
 logging.getLogger("claude_agent_sdk").setLevel(logging.CRITICAL)
+
+
+_SUMMARY_DEADLINE: Final = 1.0
 
 
 class ClaudeRunner:
@@ -76,6 +80,7 @@ class ClaudeRunner:
         self._scratch: str | None = None
         """The CLI's temporary folder if it has no sandbox: its usual one in /tmp may belong to another account."""
         self._closed = False
+        self._unknown = UnknownLines()
         self._session: m.PrepareSession
         self._config: ConfigDirectory
         self._daemon: DaemonPort
@@ -175,7 +180,7 @@ class ClaudeRunner:
         process = ClaudeProcess(launch)
         client = ClaudeSDKClient(self._hooks.options(), transport=process)
         ran: dict[str, str] = {}
-        translator = EventTranslator(session.cwd, ran, session.options.mcp_servers)
+        translator = EventTranslator(session.cwd, ran, session.options.mcp_servers, self._unknown)
         link = ClaudeConnection(client, process, translator, UsageMeter({}), ran, command)
         failure: Exception | None = None
         async with anyio.create_task_group() as group:
@@ -227,6 +232,8 @@ class ClaudeRunner:
             self._spoiled = True
             end = await self._play(turn, link, prompt_line(prompt.prompt, prompt.turn))
             if link.translator.result is None:
+                if link.translator.asked:
+                    await self._daemon.report("notice", USAGE_UNKNOWN)
                 await self._discard()
             link.translator.result = None
             self._spoiled = False
@@ -395,6 +402,9 @@ class ClaudeRunner:
         if self.turn is not None:
             self.turn.stop_requested.set()
         await self._discard()
+        if (again := self._unknown.summary()) is not None:
+            with anyio.move_on_after(_SUMMARY_DEADLINE):  # a full spool must not delay the end
+                await self._daemon.report("notice", again)
         if self._sandbox is not None:
             await anyio.to_thread.run_sync(self._sandbox.close)
         if self._scratch is not None:

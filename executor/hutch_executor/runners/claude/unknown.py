@@ -22,7 +22,7 @@ _CONTENT_LIMIT: Final = 1000
 
 
 class UnknownLines:
-    """Counts unknown lines by kind, for one CLI."""
+    """Counts unknown lines by kind, for one session."""
 
     def __init__(self) -> None:
         """Start with no line."""

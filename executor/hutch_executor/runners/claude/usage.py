@@ -34,7 +34,7 @@ class UsageMeter:
         """
         sums, own = _readable(result.model_usage), _readable(result.usage_of_turn)
         if not sums:
-            if not asked:
+            if not asked and sums is not None:
                 return []
             sums = None
         used = _difference(self._before, sums)
@@ -55,9 +55,9 @@ _NOTHING: Final = ModelUsage(0, 0, 0, 0, 0.0)
 
 
 def _readable(usage: Mapping[str, ModelUsage | None] | None) -> dict[str, ModelUsage] | None:
-    """Return the usage by model, {} if there is none, or None if that of a model is unknown."""
+    """Return the usage by model; None if it is missing, or that of a model cannot be read."""
     known = {model: one for model, one in (usage or {}).items() if one is not None}
-    return known if usage is None or len(known) == len(usage) else None
+    return known if usage is not None and len(known) == len(usage) else None
 
 
 def _difference(before: dict[str, ModelUsage] | None, now: dict[str, ModelUsage] | None) -> list[UsageSeen] | None:
