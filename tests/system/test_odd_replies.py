@@ -18,11 +18,13 @@ from hutch_executor.runners.claude.turn import ClaudeTimeouts
 from hutch_shared import messages as m
 from hutch_shared.events import DATA_OF_KIND, TurnEnded
 from hutch_shared.rpc.envelope import is_sound
-from tests.rehearsal import ABSENT, Part, Replace, Reply, Say, Step, Steps, Think, Usage, Use, anything
+from tests.rehearsal import ABSENT, Model, Part, Replace, Reply, Say, Step, Steps, Think, Usage, Use, anything
 from tests.rehearsal.odd import ODD_LINES, ODD_REPLIES
 from tests.rehearsal.parts import Odd
 from tests.sampling import seed
 from tests.system.claude_stage import Stage, allow, answer, stage
+from tests.system.host import KEY, host, settings_for
+from tests.system.log import cli_of, log_of, without_gaps
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
@@ -112,6 +114,48 @@ async def test_half_a_character_from_an_mcp_server_costs_nothing(tmp_path: Path)
 
         assert end.state == "completed"
         assert s.daemon.of("tool_result")[0].text == "half \ufffd here\n\ufffd"
+
+
+async def test_a_session_goes_on_after_each_odd_reply(model: Model) -> None:
+    """Half a character in text, in a tool's input, in a question; usage as text: each turn completes.
+
+    Clients read every event and every permission request, and what is allowed is what runs.
+    """
+    async with host(settings_for(model)) as made, made.client() as hutch:
+        await made.hutch("key", "add", "anthropic", input=KEY)
+        session = await made.claude(hutch, "odd", "ask")
+        cli = None
+
+        def decide(asked: m.Permission) -> m.AnswerPermission:
+            if asked.kind == "question":
+                assert asked.questions[0].choices[0].description == "x \ufffd y"
+                return m.AnswerPermission(asked.id, "answer", answers={"Which?": "A"})
+            assert asked.call.command == "echo \ufffd hi"
+            return m.AnswerPermission(asked.id, "allow")
+
+        async with log_of(hutch, session) as log:
+            for name in _THROUGH_HUTCHD:
+                model.script = _once(ODD_REPLIES[name])
+                end = await log.play(session, "odd", decide)
+                assert end.state == "completed", f"{name}: {end.reason} {end.message}"
+                pid = await cli_of(hutch, session)
+                assert pid == (cli := cli or pid), name
+
+            assert without_gaps(log.events)
+            assert [text.text for text in log.of("text")][:1] == ["half \ufffd and rest"]
+            assert "\ufffd hi" in [result.text for result in log.of("tool_result")]
+            assert end.usage is None
+            assert [notice.word for notice in log.of("notice")].count("usage_unknown") == 1
+            printed = await made.hutch("logs", session.id, "-o", "jsonl")
+            assert len([json.loads(line) for line in printed.out.splitlines()]) == len(log.events)
+
+
+_THROUGH_HUTCHD: Final = (
+    "half a character in text",
+    "half a character in a tool's input",
+    "half a character in a question",
+    "usage as text",
+)
 
 
 # ---------------------------------------------------------------- every field of every event of the model's stream
