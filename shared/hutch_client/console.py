@@ -35,6 +35,7 @@ __all__ = ["Console", "Piece", "question_lines"]
 _RESULT_LINES: Final = 8
 _CALL_LINES: Final = 60
 _COLOURS: Final = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36}
+_SCOPES: Final = {"session": ", in this session from now on:", "always": ", in this project from now on:"}
 _VERBS: Final = {"run_command": "run", "read": "read", "edit": "edit", "fetch": "fetch", "search": "search"}
 _CONTENTS: Final = frozenset(("content", "old_string", "new_string", "edits", "new_source"))
 _SHOWN: Final = _CONTENTS | {
@@ -103,7 +104,7 @@ class Console:
                 case ToolCallSeen():
                     call = msgspec.convert(data.call, ToolCall)
                     self._running.setdefault(call.call_id, event.at)
-                    return self._tool_call(call, data.parent)
+                    return self._tool_call(call, data.parent) if data.edited_by is None else self._edited(call, data)
                 case ToolResult():
                     return self._tool_result(data)
                 case PermissionAsked():
@@ -183,6 +184,15 @@ class Console:
             self._shown_whole = call.call_id
         return self._talk("tool", *(f"{'  ' if parent else ''}{line}" for line in (head, *body)))
 
+    def _edited(self, call: ToolCall, seen: ToolCallSeen) -> list[Piece]:
+        """Show a call that a user edited: from now on it stands for the one that the agent made."""
+        self._remember(call)
+        head = self._paint("yellow", f"  ✎ edited by {one_line(seen.edited_by or '')}; this is what may run:")
+        lines = self._call_lines(call)
+        if call.action == "plan":
+            lines += [f"    {line}" for line in plain(str(call.input.get("plan", ""))).splitlines()]
+        return self._talk("tool", head, *lines)
+
     def _tool_result(self, result: ToolResult) -> list[Piece]:
         self._running.pop(result.call_id, None)
         self.doing = self._running_call() or "thinking"
@@ -214,15 +224,20 @@ class Console:
     def _settled(self, settled: PermissionSettled) -> list[Piece]:
         self.doing = self._running_call() or "working"
         good = settled.state in ("allowed", "answered")
-        if good and settled.by == "rule":
-            return []
         words = f"  {'✓' if good else '✗'} {settled.state}"
         if settled.state == "withdrawn":  # `by` holds the cause; the message would only repeat it
             words += f": {one_line(settled.by)}"
         else:
             words += "" if settled.state == "expired" else f" by {one_line(settled.by)}"
+            words += _SCOPES.get(settled.scope or "", "")
+            words += f" {one_line(settled.rule)}" if settled.rule else ""
             words += f": {one_line(settled.message)}" if settled.message else ""
-        return self._talk("tool", self._paint("green" if good else "red", words))
+        answers = [
+            f"    {one_line(question, self.width)} → {one_line(_answer_words(answer), self.width)}"
+            for question, answer in (settled.answers or {}).items()
+        ]
+        colour = "green" if good else "red"
+        return self._talk("tool", self._paint(colour, words), *(self._paint("dim", line) for line in answers))
 
     def _turn_ended(self, ended: TurnEnded, at: str) -> list[Piece]:
         pieces = []
@@ -300,6 +315,10 @@ def question_lines(asked: Permission) -> list[tuple[str, str]]:
         note = f" — {one_line(suggestion.note)}" if suggestion.note else ""
         lines.append(("dim", f"    {'always:' if at == 0 else '    or:'} {one_line(suggestion.rule)}{note}"))
     return lines
+
+
+def _answer_words(answer: Any) -> str:
+    return ", ".join(map(str, answer)) if isinstance(answer, list) else str(answer)
 
 
 def _cut(line: str, width: int) -> str:

@@ -23,8 +23,11 @@ _DECISIONS: dict[str, dict[str, Any]] = {
 
 
 def headline(permission: dict[str, Any]) -> str:
-    """Return the request in one line: the questions, the plan or the tool call."""
+    """Return the request in one line: the questions, the plan or the tool call, as it was edited."""
     call = permission["call"]
+    if (edited := permission.get("updated_input")) is not None:
+        what = edited.get("command") or edited.get("url") or edited.get("query") or edited.get("file_path") or edited
+        return f"{call['agent_tool']} {what} (edited)"
     match permission["kind"]:
         case "question":
             return " / ".join(one["question"] for one in permission.get("questions", ()))

@@ -93,10 +93,15 @@ class Text(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ToolCallSeen(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`tool_call`: a call in the common vocabulary; `call` is a `messages.ToolCall`."""
+    """`tool_call`: a call in the common vocabulary; `call` is a `messages.ToolCall`.
+
+    If a user edits a call before it runs, hutchd reports the call once more, with the edited input and `edited_by`. It
+    is this one that may run.
+    """
 
     call: dict[str, Any]
     parent: str | None = None
+    edited_by: str | None = None
 
 
 class ToolResult(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -116,12 +121,23 @@ class PermissionAsked(msgspec.Struct, frozen=True):
 
 
 class PermissionSettled(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`permission_settled`: the final decision, and the user or cause that made it."""
+    """`permission_settled`: the final decision, and the user or cause that made it.
+
+    `rule` is the rule that settled it or that the decision added, for `scope`. `call_id` names the call, and `digest`
+    is that of the input that may run. An edited input of up to 64 KiB is in `updated_input`; the call's own event has
+    any.
+    """
 
     permission: str
     state: str
     by: str
     message: str | None = None
+    scope: str | None = None
+    rule: str | None = None
+    call_id: str | None = None
+    digest: str | None = None
+    updated_input: dict[str, Any] | None = None
+    answers: dict[str, Any] | None = None
 
 
 class Notice(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -254,14 +254,15 @@ def test_a_plan_is_shown_whole() -> None:
     )
 
 
-def test_decisions_are_shown_unless_a_rule_allowed_the_call() -> None:
-    """The line names the user, or another cause, and has the message to the agent."""
+def test_decisions_are_shown_with_what_made_them() -> None:
+    """The line names the user, the rule or another cause, and has the message to the agent."""
 
     def settled(state: str, by: str, message: str | None = None) -> str:
         data = {"permission": "p-1", "state": state, "by": by, "message": message}
         return _read(Console(), event(1, "permission_settled", data))
 
-    assert settled("allowed", "rule") == ""
+    assert settled("allowed", "rule", "It may.") == "  ✓ allowed by rule: It may.\n"
+    assert settled("allowed", "mode bypass") == "  ✓ allowed by mode bypass\n"
     assert settled("allowed", "uid 1000 (hutch 42)") == "  ✓ allowed by uid 1000 (hutch 42)\n"
     assert settled("denied", "rule", "no network") == "  ✗ denied by rule: no network\n"
     assert settled("expired", "expiry", "Nobody answered in time.") == "  ✗ expired: Nobody answered in time.\n"

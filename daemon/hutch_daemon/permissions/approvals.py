@@ -266,11 +266,14 @@ class Approvals:
         requests.check_answer(row, params)
         settled, won = row, False
         while not won and settled.state == "pending":  # again if the policy changed after the edited input was judged
-            digest, version = row.digest, None
+            edited = None
             if params.updated_input is not None:
-                digest, version = await self._judge.judge_edited(session, requester, row, params.updated_input)
+                edited = await self._judge.judge_edited(session, requester, row, params.updated_input)
+            version = None if edited is None else edited.version
+            if edited is not None and edited.digest == row.digest:
+                edited = None  # the user changed nothing
             rule = requests.rule_of_answer(session, row, params, now_ms())
-            settlement = requests.settlement_of_answer(row, params, by, digest, rule)
+            settlement = requests.settlement_of_answer(row, params, by, edited, rule)
             try:
                 settled, won = await self._store.write(
                     partial(self._transactions.settle, permission=row.id, settlement=settlement, version=version)

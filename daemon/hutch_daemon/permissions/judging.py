@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from hutch_daemon.permissions.layers import Policy
 from hutch_daemon.permissions.policy import Verdict, judge, paths_to_resolve
+from hutch_daemon.permissions.requests import EditedCall
 from hutch_daemon.store import policy_versions, sessions
 from hutch_daemon.store.records import Executes
 from hutch_daemon.store.rows import PermissionRow, SessionRow
@@ -99,9 +100,10 @@ class CallJudge:
 
     async def judge_edited(
         self, session: SessionRow, requester: Requester | None, row: PermissionRow, updated: dict[str, Any]
-    ) -> tuple[str, int]:
-        """Return the digest of an edited input, and the `Judged.version`; `policy_forbids` if the policy denies it."""
-        call = to_call(row.call.agent_tool, updated, row.call.call_id, row.cwd)
+    ) -> EditedCall:
+        """Return the call with an edited input; `policy_forbids` if the policy denies it."""
+        servers = session.options.mcp_servers
+        call = to_call(row.call.agent_tool, updated, row.call.call_id, row.cwd, servers=servers, with_diff=True)
         if call.action != row.call.action:
             raise HutchError(Reason.INVALID_PARAMS, f"An edited input of {row.call.agent_tool} cannot be judged here.")
         if requester is None:  # only the session's account can resolve the paths
@@ -112,4 +114,4 @@ class CallJudge:
         if judged.verdict.decision == "deny":
             why = f"The edited input is not allowed: {judged.verdict.why}"
             raise HutchError(Reason.POLICY_FORBIDS, why, rule=judged.verdict.rule)
-        return input_digest(row.call.agent_tool, updated), judged.version
+        return EditedCall(call, input_digest(row.call.agent_tool, updated), judged.version)

@@ -20,13 +20,16 @@ from hutch_daemon.store.records import to_message
 from hutch_daemon.store.rows import PermissionRow, RuleRow, SessionRow
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import PermissionSettled
 from hutch_shared.rpc.envelope import is_sound
 
 __all__ = [
     "DueAt",
+    "EditedCall",
     "PendingRequest",
     "Settlement",
     "already_settled",
+    "audit_details",
     "check_answer",
     "decided_by_policy",
     "expired",
@@ -35,6 +38,7 @@ __all__ = [
     "permission_view",
     "rule_of_answer",
     "settled_by_policy",
+    "settled_event",
     "settlement_of_answer",
     "standing",
     "too_late",
@@ -54,6 +58,21 @@ _DECISION: Final[dict[m.PermissionState, m.Decision]] = {
 _STATE: Final[dict[m.Decision, m.PermissionState]] = {"allow": "allowed", "deny": "denied", "answer": "answered"}
 
 
+_EDIT_IN_EVENT: Final = 64 * 1024
+"""Bytes of an edited input up to which the event of the settlement contains it."""
+_IN_AUDIT: Final = 2000
+"""Characters of an input, or of the answers, in a line of the audit."""
+
+
+@dataclass(frozen=True, slots=True)
+class EditedCall:
+    """A call whose input a user edited, its digest, and the number of changes of the policy that its verdict saw."""
+
+    call: m.ToolCall
+    digest: str
+    version: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settlement:
     """The settlement of a request: the columns that it sets, the rule that it adds, and whether it stops the turn."""
@@ -70,6 +89,8 @@ class Settlement:
     """The rule that the decision adds, or None."""
     settled_by_rule: str | None = None
     """The text of the rule that makes the decision, or None."""
+    edited_call: m.ToolCall | None = None
+    """The call with the edited input, if the user edited it."""
     stop_reason: str | None = None
     """The reason why the turn is stopped too; None if the turn continues."""
 
@@ -193,9 +214,47 @@ def new_request(
         plan=params.plan,
         suggestions=tuple(verdict.suggestions),
     )
-    if not is_sound(_IN_PAGE % msgspec.json.encode(permission_view(row))):
+    if not _can_be_shown(row):
         raise HutchError(Reason.INVALID_PARAMS, "The call is nested too deeply to be shown to a user.")
     return row
+
+
+def _can_be_shown(row: PermissionRow) -> bool:
+    return is_sound(_IN_PAGE % msgspec.json.encode(permission_view(row)))
+
+
+def settled_event(row: PermissionRow) -> PermissionSettled:
+    """Return the event of a settled request."""
+    small = row.updated_input is not None and len(msgspec.json.encode(row.updated_input)) <= _EDIT_IN_EVENT
+    return PermissionSettled(
+        row.id,
+        row.state,
+        row.settled_by or "",
+        row.message,
+        scope=row.scope,
+        rule=row.settled_rule,
+        call_id=row.call.call_id,
+        digest=row.decided_digest if row.state in ("allowed", "answered") else None,
+        updated_input=row.updated_input if small else None,
+        answers=row.answers,
+    )
+
+
+def audit_details(row: PermissionRow) -> dict[str, str]:
+    """Return what the audit keeps of a settled request: the input that was decided about, cut, and the answers."""
+    given = row.updated_input if row.updated_input is not None else row.call.input
+    details = {"tool": row.call.agent_tool, "kind": row.kind, "scope": row.scope or "once"}
+    if row.updated_input is not None:
+        details["edited"] = "yes"
+    details["input"] = _cut_json(given)
+    if row.answers is not None:
+        details["answers"] = _cut_json(row.answers)
+    return details
+
+
+def _cut_json(value: dict[str, Any]) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= _IN_AUDIT else f"{text[:_IN_AUDIT]}…"
 
 
 def permission_view(row: PermissionRow) -> m.Permission:
@@ -257,24 +316,28 @@ def rule_of_answer(session: SessionRow, row: PermissionRow, params: m.AnswerPerm
 
 
 def settlement_of_answer(
-    row: PermissionRow, params: m.AnswerPermission, by: str, digest: str, rule: RuleRow | None
+    row: PermissionRow, params: m.AnswerPermission, by: str, edited: EditedCall | None, rule: RuleRow | None
 ) -> Settlement:
-    """Return the settlement by the user named `by`. `digest` is the digest of the input that may run.
+    """Return the settlement by the user named `by`. `edited` has the input that may run, if the user edited it.
 
-    `invalid_params` if the answers do not answer the questions of the request.
+    `invalid_params` if the answers do not answer the request's questions, or no client could show the edited input.
     """
-    return Settlement(
+    settlement = Settlement(
         state=_STATE[params.decision],
         settled_by=by,
         message=params.message,
         interrupt=params.interrupt,
         scope=params.scope,
-        updated_input=params.updated_input,
-        decided_digest=digest,
+        updated_input=None if edited is None else edited.call.input,
+        decided_digest=row.digest if edited is None else edited.digest,
         answers=answers_by_text(row.questions, params.answers) if params.decision == "answer" else None,
         rule=rule,
+        edited_call=None if edited is None else edited.call,
         stop_reason=f"{by} denied and stopped" if params.interrupt else None,
     )
+    if edited is not None and not _can_be_shown(settlement.applied_to(row, 0)):
+        raise HutchError(Reason.INVALID_PARAMS, "The edited input is nested too deeply to be shown to a user.")
+    return settlement
 
 
 def standing(row: PermissionRow) -> m.PermissionDecision:

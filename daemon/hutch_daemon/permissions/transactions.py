@@ -10,12 +10,12 @@ import msgspec
 
 from hutch_daemon.permissions.judging import Judged
 from hutch_daemon.permissions.pending import PendingAsks
-from hutch_daemon.permissions.requests import Settlement, permission_view
+from hutch_daemon.permissions.requests import Settlement, audit_details, permission_view, settled_event
 from hutch_daemon.store import audit, events, permissions, policy_versions, rules, sessions, turns
 from hutch_daemon.store.records import Executes, Tx
 from hutch_daemon.store.rows import PermissionRow
 from hutch_shared import messages as m
-from hutch_shared.events import PermissionAsked, PermissionSettled
+from hutch_shared.events import PermissionAsked, ToolCallSeen
 from hutch_shared.failpoints import failpoint
 from hutch_shared.times import now_ms
 
@@ -77,8 +77,11 @@ class RequestTransactions:
         tx.after_commit(partial(self._pending.settle, row))
         if not won:
             return row, False
-        settled = PermissionSettled(row.id, row.state, settlement.settled_by, row.message)
-        events.append(tx, row.session, row.turn, "permission_settled", settled)
+        events.append(tx, row.session, row.turn, "permission_settled", settled_event(row))
+        if settlement.edited_call is not None:
+            call = msgspec.to_builtins(settlement.edited_call)
+            seen = ToolCallSeen(call, edited_by=settlement.settled_by)
+            events.append(tx, row.session, row.turn, "tool_call", seen)
         rule = settlement.rule
         if rule is not None:
             rules.add(tx, rule)
@@ -96,7 +99,7 @@ class RequestTransactions:
             subject=row.id,
             rule=row.settled_rule or row.rule,
             digest=row.decided_digest or row.digest,
-            details={"tool": row.call.agent_tool, "kind": row.kind, "scope": row.scope or "once"},
+            details=audit_details(row),
         )
         if settlement.stop_reason is not None:
             tx.after_commit(partial(self._stop_turn, row.session, row.turn, settlement.stop_reason))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import structlog
 
 from hutch_daemon.permissions.approvals import Approvals
@@ -24,7 +25,7 @@ from hutch_daemon.store.rows import PermissionRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
-from hutch_shared.errors import HutchError
+from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import failpoint
 
 __all__ = ["ApprovalService", "connected_requester"]
@@ -112,6 +113,8 @@ class ApprovalService:
         """Decide a permission request; see `Approvals.decide`."""
         asked = await self.approvals.get(params.permission)
         session = await self._access.session_by_id(caller, asked.session)
+        if self._masking.known.find(msgspec.json.encode(params)) is not None:
+            raise HutchError(Reason.INVALID_PARAMS, "The decision holds one of your stored keys; take it out.")
         requester = connected_requester(self._pool.roster, self._settings, asked)
         settled = await self.approvals.decide(session, requester, str(caller), params)
         failpoint("answer.stored")

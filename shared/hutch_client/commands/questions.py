@@ -40,11 +40,22 @@ def _pending(given: argparse.Namespace) -> int:
         return exits.OK
     now = time.time()
     rows = (
-        (one["id"], one["session"], one["state"], ago(one["asked_at"], now), one_line(headline(one), 100))
+        (
+            *(one["id"], one["session"], one["state"], ago(one["asked_at"], now)),
+            *([decided_by(one)] if given.all else []),
+            one_line(headline(one), 100),
+        )
         for one in found
     )
-    print(table(("REQUEST", "SESSION", "STATE", "AGE", "WHAT"), rows))
+    print(table(("REQUEST", "SESSION", "STATE", "AGE", *(["DECIDED BY"] if given.all else []), "WHAT"), rows))
     return exits.OK
+
+
+def decided_by(permission: dict[str, Any]) -> str:
+    """Return who or what settled a request, for what scope and by or with which rule; empty while it is pending."""
+    scope = permission.get("scope", "once")
+    words = [permission.get("settled_by", ""), "" if scope == "once" else scope, permission.get("settled_rule", "")]
+    return " ".join(one_line(word, 60) for word in words if word)
 
 
 def _list(hutch: BlockingConnection, *, session: str | None = None, everything: bool = False) -> list[dict[str, Any]]:

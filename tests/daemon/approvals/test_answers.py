@@ -239,7 +239,7 @@ def variants(count: int, number: int) -> tuple[int, int]:
         try:
             params = msgspec.json.decode(json.dumps(frame), type=m.AnswerPermission)
             requests.check_answer(row, params)
-            settlement = requests.settlement_of_answer(row, params, "uid 1", row.digest, None)
+            settlement = requests.settlement_of_answer(row, params, "uid 1", None, None)
         except (msgspec.DecodeError, HutchError) as error:
             reasons.add(error.reason if isinstance(error, HutchError) else Reason.INVALID_PARAMS)
             untouched = set(frame) == {"permission", "decision", "answers"} and frame["decision"] == "answer"

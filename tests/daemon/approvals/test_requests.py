@@ -147,7 +147,7 @@ def test_a_scope_beyond_once_adds_a_rule(scope: m.Scope, project: str | None, se
 def test_an_unstored_denial_shows_the_same_record_as_a_stored_one() -> None:
     """A denial looks the same before and after it is stored."""
     params = m.AnswerPermission("p-1", "deny", message="No.", interrupt=True)
-    settlement = requests.settlement_of_answer(request_row(), params, "uid 1", "d", None)
+    settlement = requests.settlement_of_answer(request_row(), params, "uid 1", None, None)
     row = settlement.applied_to(request_row(), AT + 5)
 
     assert (row.state, row.settled_by, row.settled_at, row.message, row.interrupt) == (
