@@ -189,6 +189,8 @@ class Session(Wire, frozen=True, omit_defaults=True):
     queued: int = 0
     usage: UsageSeen | None = None
     credential: str | None = None
+    instructions: Instructions | None = None
+    """The instruction files that the agent was given, and those left out; None until an executor has read them."""
     warning: str | None = None
     """Set by `open_session` when another open session works in the same directory."""
 
@@ -863,6 +865,8 @@ class Prepared(Wire, frozen=True, omit_defaults=True):
     keys: KeysKept = "exposed"
     cwd: str | None = None
     """The working directory with symbolic links resolved as the account; paths are judged against it."""
+    instructions: Instructions | None = None
+    """The instruction files that the agent was given, and those left out; None if its runner reads none."""
 
 
 class ExecutePrompt(Wire, frozen=True, omit_defaults=True):

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import BinaryIO, Final, NamedTuple, Self
 
-__all__ = ["Content", "Entry", "Tree", "UnfitFileError", "split_path"]
+__all__ = ["LINKS", "Content", "Entry", "Tree", "UnfitFileError", "split_path"]
 
-_LINKS: Final = 40
+LINKS: Final = 40
+"""The most links of a path that are followed, as in the kernel."""
 _LENGTH: Final = 4096
 _BASE: Final = os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER: Final = _BASE | os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)
@@ -57,10 +58,11 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True)
 class _Place:
-    """The folder that a walk has reached: its descriptor, and its names below the root."""
+    """The folder that a walk has reached: its descriptor, its names below the root, and the links left to follow."""
 
     descriptor: int
     names: list[str]
+    links: int
 
 
 class Tree:
@@ -103,20 +105,20 @@ class Tree:
     def has(self, path: str) -> bool:
         """Return whether something has this name: a file, a folder or a link. Links on the way are not followed."""
         *folders, name = split_path(path)
-        with suppress(OSError, UnfitFileError), self._at(folders, follow=False) as place:
+        with suppress(OSError, UnfitFileError), self._at(folders, 0) as place:
             os.lstat(name, dir_fd=place.descriptor)
             return True
         return False
 
     def is_folder(self, path: str) -> bool:
         """Return whether `path` is a folder that this account can enter, and neither it nor its way is a link."""
-        with suppress(OSError, UnfitFileError), self._at(split_path(path), follow=False):
+        with suppress(OSError, UnfitFileError), self._at(split_path(path), 0):
             return True
         return False
 
-    def entries(self, path: str, limit: int, *, follow: bool = False) -> list[Entry]:
+    def entries(self, path: str, limit: int, *, links: int = 0) -> list[Entry]:
         """Return the names in a folder, sorted, at most `limit` of them. OSError, UnfitFileError."""
-        with self._at(split_path(path), follow=follow) as place:
+        with self._at(split_path(path), links) as place:
             listed = os.open(".", _LISTED, dir_fd=place.descriptor)
         try:
             found: list[Entry] = []
@@ -131,20 +133,20 @@ class Tree:
 
     # ---------------------------------------------------------------- reading
 
-    def read(self, path: str, limit: int, *, follow: bool = False) -> Content:
+    def read(self, path: str, limit: int, *, links: int = 0) -> Content:
         """Return at most `limit` bytes of a regular file.
 
-        `follow` follows links that stay inside the root. OSError if the file is missing or may not be read;
-        UnfitFileError if it is a link (with `follow`: leads out of the root), or is not a regular file.
+        Up to `links` links are followed, if they stay inside the root. OSError if the file is missing or may not be
+        read; UnfitFileError if it lies behind another link, or is not a regular file.
         """
-        with self.opened(path, follow=follow) as (file, real):
+        with self.opened(path, links=links) as (file, real):
             data = file.read(limit + 1)
         return Content(data[:limit], real, len(data) > limit)
 
     @contextmanager
-    def opened(self, path: str, *, follow: bool = False) -> Iterator[tuple[BinaryIO, str]]:
+    def opened(self, path: str, *, links: int = 0) -> Iterator[tuple[BinaryIO, str]]:
         """Open a regular file for reading; give it and its path below the root. Errors as in `read`."""
-        descriptor, real = self._open(split_path(path), follow)
+        descriptor, real = self._open(split_path(path), links)
         kind = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(kind):
             os.close(descriptor)
@@ -163,9 +165,9 @@ class Tree:
         """
         *folders, name = split_path(path)
         for depth, folder in enumerate(folders):
-            with self._at(folders[:depth], follow=False) as place, suppress(FileExistsError):
+            with self._at(folders[:depth], 0) as place, suppress(FileExistsError):
                 os.mkdir(folder, 0o700, dir_fd=place.descriptor)
-        with self._at(folders, follow=False) as place:
+        with self._at(folders, 0) as place:
             new, at = f".{name}.new", place.descriptor
             with suppress(FileNotFoundError):
                 os.unlink(new, dir_fd=at)
@@ -182,25 +184,25 @@ class Tree:
 
     # ---------------------------------------------------------------- walking
 
-    def _open(self, names: list[str], follow: bool) -> tuple[int, str]:
-        for _ in range(_LINKS):
+    def _open(self, names: list[str], links: int) -> tuple[int, str]:
+        while True:
             *folders, name = names or ["."]
             if name == "..":
                 raise UnfitFileError("it is a directory")
-            with self._at(folders, follow=follow) as place:
+            with self._at(folders, links) as place:
                 try:
                     descriptor = os.open(name, _FILE, dir_fd=place.descriptor)
                 except OSError as error:
-                    names = self._beyond(error, place, name, follow)
+                    names = self._beyond(error, place, name)
+                    links = place.links
                 else:
                     return descriptor, "/".join([*place.names, name])
-        raise UnfitFileError("it leads through too many links")
 
     @contextmanager
-    def _at(self, names: list[str], *, follow: bool) -> Iterator[_Place]:
+    def _at(self, names: list[str], links: int) -> Iterator[_Place]:
         """Walk to a folder and give it. Holds at most two descriptors, however deep it is."""
-        place = _Place(os.dup(self._descriptor), [])
-        rest, links = names[::-1], 0
+        place = _Place(os.dup(self._descriptor), [], links)
+        rest = names[::-1]
         try:
             while rest:
                 name = rest.pop()
@@ -210,10 +212,7 @@ class Tree:
                 try:
                     found = os.open(name, _FOLDER, dir_fd=place.descriptor)
                 except OSError as error:
-                    links += 1
-                    if links > _LINKS:
-                        raise UnfitFileError("it leads through too many links") from error
-                    rest += self._beyond(error, place, name, follow)[::-1]
+                    rest += self._beyond(error, place, name)[::-1]
                     self._return(place)
                 else:
                     os.close(place.descriptor)
@@ -223,7 +222,7 @@ class Tree:
         finally:
             os.close(place.descriptor)
 
-    def _beyond(self, error: OSError, place: _Place, name: str, follow: bool) -> list[str]:
+    def _beyond(self, error: OSError, place: _Place, name: str) -> list[str]:
         """Return the names, from the root, that the link `name` stands for; raise `error` if it is not a link."""
         if error.errno not in _MAYBE_LINK:
             raise error
@@ -231,8 +230,9 @@ class Tree:
             target = os.readlink(name, dir_fd=place.descriptor)
         except OSError:
             raise error from None
-        if not follow:
+        if not place.links:
             raise UnfitFileError("it is a symbolic link, or lies behind one") from error
+        place.links -= 1
         if not target.startswith("/"):
             return [*place.names, *split_path(target)]
         root = "" if self.root == "/" else self.root

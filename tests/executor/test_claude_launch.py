@@ -6,14 +6,13 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import claude_agent_sdk
 import pytest
 
 from hutch_executor.runners.claude.calls import judged_input, kind_of, plan_of
 from hutch_executor.runners.claude.config_dir import transcripts_name
-from hutch_executor.runners.claude.instructions import INSTRUCTIONS_LIMIT, instructions
 from hutch_executor.runners.claude.launch import build, sandboxed
 from hutch_executor.runners.claude.spawn import Launch
 from hutch_executor.sandbox.command import SessionSandbox
@@ -138,71 +137,6 @@ def test_a_character_of_two_utf16_units_counts_twice() -> None:
 
 def _pairs(words: tuple[str, ...], word: str) -> set[str]:
     return {words[at + 1] for at, one in enumerate(words) if one == word}
-
-
-def test_instructions_come_outermost_first_and_stop_at_the_repository(tmp_path: Path) -> None:
-    """The account's own file comes first, then the project's. Files above the repository are not read."""
-    cwd, home = tmp_path / "up" / "repo" / "sub", tmp_path / "home"
-    cwd.mkdir(parents=True)
-    (home / ".claude").mkdir(parents=True)
-    (tmp_path / "up" / "repo" / ".git").mkdir()
-    for path, text in {
-        home / ".claude" / "CLAUDE.md": "OWN",
-        tmp_path / "up" / "CLAUDE.md": "ABOVE",
-        tmp_path / "up" / "repo" / "CLAUDE.md": "OUTER",
-        cwd / "CLAUDE.md": "INNER",
-        cwd / "CLAUDE.local.md": "LOCAL",
-    }.items():
-        path.write_text(text)
-    text = instructions(str(cwd), str(home))
-
-    assert [word for word in text.split() if word.isupper() and len(word) > 2] == ["OWN", "OUTER", "INNER", "LOCAL"]
-
-
-@pytest.mark.parametrize(("which", "given"), [("all", ["OWN", "PROJECT"]), ("project", ["PROJECT"]), ("none", [])])
-def test_a_setting_selects_the_instruction_files(
-    tmp_path: Path, which: Literal["all", "project", "none"], given: list[str]
-) -> None:
-    """`all`, `project` or `none`."""
-    (tmp_path / "home" / ".claude").mkdir(parents=True)
-    (tmp_path / "home" / ".claude" / "CLAUDE.md").write_text("OWN")
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "CLAUDE.md").write_text("PROJECT")
-
-    text = instructions(str(tmp_path / "work"), str(tmp_path / "home"), which)
-
-    assert [word for word in text.split() if word in ("OWN", "PROJECT")] == given
-
-
-def test_without_a_repository_only_the_folder_counts(tmp_path: Path) -> None:
-    """Folders above it, which others may own, give no instructions."""
-    (tmp_path / "CLAUDE.md").write_text("ABOVE")
-    (tmp_path / "here").mkdir()
-
-    assert instructions(str(tmp_path / "here"), str(tmp_path / "home")) == ""
-
-
-def test_a_link_out_of_the_project_is_not_followed(tmp_path: Path) -> None:
-    """A repository cannot make Hutch pass other files of the account to the model. Links inside it work."""
-    cwd = tmp_path / "repo"
-    cwd.mkdir()
-    (tmp_path / "private").write_text("PRIVATE")
-    (cwd / "CLAUDE.md").symlink_to(tmp_path / "private")
-    (cwd / "AGENTS.md").write_text("SHARED")
-    (cwd / "CLAUDE.local.md").symlink_to("AGENTS.md")
-    text = instructions(str(cwd), str(tmp_path / "home"))
-
-    assert "PRIVATE" not in text
-    assert "SHARED" in text
-
-
-def test_instructions_are_bounded(tmp_path: Path) -> None:
-    """A text that is too long is cut and ends with a note."""
-    (tmp_path / "CLAUDE.md").write_text("é" * INSTRUCTIONS_LIMIT)
-    text = instructions(str(tmp_path), str(tmp_path / "home"))
-
-    assert len(text.encode()) < INSTRUCTIONS_LIMIT + 1000
-    assert text.endswith("… (cut)")
 
 
 def decided(tool: str, given: dict[str, Any], **fields: Any) -> m.PermissionDecision:

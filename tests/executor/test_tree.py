@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hutch_shared.tree import Entry, Tree, UnfitFileError
+from hutch_shared.tree import LINKS, Entry, Tree, UnfitFileError
 
 
 @pytest.fixture
@@ -26,16 +26,16 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-def read(root: Path, path: str, *, follow: bool = True) -> tuple[bytes, str]:
+def read(root: Path, path: str, *, links: int = LINKS) -> tuple[bytes, str]:
     with Tree(str(root)) as tree:
-        found = tree.read(path, 100, follow=follow)
+        found = tree.read(path, 100, links=links)
     return found.data, found.path
 
 
 def test_a_file_is_read_with_its_path(root: Path) -> None:
     """Dots and double slashes do not matter; `..` may lead anywhere inside the root."""
     for path in ("docs/a", "./docs//a", "docs/deep/../a", "docs/../docs/a"):
-        assert read(root, path, follow=False) == (b"own docs/a", "docs/a")
+        assert read(root, path, links=0) == (b"own docs/a", "docs/a")
 
 
 def test_a_long_file_is_cut(root: Path) -> None:
@@ -55,8 +55,11 @@ def test_links_inside_the_root_are_followed_if_the_caller_wants_it(root: Path) -
     for path in ("b", "folder/a", "docs/deep/all/b", "docs/deep/all/folder/a"):
         assert read(root, path) == (b"own docs/a", "docs/a")
         with pytest.raises(UnfitFileError, match="symbolic link"):
-            read(root, path, follow=False)
+            read(root, path, links=0)
     assert read(root, "folder/up") == (b"own a", "a")
+    assert read(root, "folder/a", links=1) == (b"own docs/a", "docs/a")
+    with pytest.raises(UnfitFileError, match="symbolic link"):
+        read(root, "folder/up", links=1)
 
 
 LEADS_OUT: dict[str, tuple[str, str]] = {
@@ -72,16 +75,16 @@ LEADS_OUT: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("follow", [True, False])
+@pytest.mark.parametrize("links", [0, LINKS])
 @pytest.mark.parametrize("case", LEADS_OUT)
-def test_a_link_out_of_the_root_is_never_followed(root: Path, case: str, follow: bool) -> None:
+def test_a_link_out_of_the_root_is_never_followed(root: Path, case: str, links: int) -> None:
     """The kernel follows no link, and this module none that leads out."""
     (root.parent / "project-2").write_text("SECRET")
     target, path = LEADS_OUT[case]
     (root / "link").symlink_to(target.format(outside=root.parent))
 
     with pytest.raises(UnfitFileError):
-        read(root, path, follow=follow)
+        read(root, path, links=links)
 
 
 @pytest.mark.parametrize("path", ["..", "../secret", "docs/../../secret", "a\0b", "x/" * 3000, "\ud800"])

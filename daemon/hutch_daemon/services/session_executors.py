@@ -17,18 +17,23 @@ from hutch_daemon.pool.view import ExecutorKey
 from hutch_daemon.redaction import KnownSecrets
 from hutch_daemon.services.accounts import Accounts
 from hutch_daemon.services.agent_dirs import agent_dir
-from hutch_daemon.services.isolation import IsolationPlanner
+from hutch_daemon.services.isolation import IsolationPlan, IsolationPlanner
 from hutch_daemon.settings import SettingsInForce
-from hutch_daemon.store import executors, sessions, turns
+from hutch_daemon.store import events, executors, sessions, turns
 from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import FORK_MARK, SessionRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
 from hutch_shared.agents import provider_of
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import Notice
 from hutch_shared.latch import Latch
 
 __all__ = ["SessionExecutors"]
+
+
+_NAMED = 3
+"""The files left out that the sentence of a notice names; its details list all."""
 
 
 class ConversationOrigin(NamedTuple):
@@ -156,16 +161,7 @@ class SessionExecutors:
         )
         prepared = await self._send(executor, prepare, settings.executors.prepare_timeout)
         executor.prepared = True
-        row = await self._store.write(
-            lambda tx: sessions.update(
-                tx,
-                session.id,
-                keys=prepared.keys,
-                isolation=plan.isolation,
-                agent_session=prepared.agent_session or session.agent_session,
-                cwd=prepared.cwd or session.cwd,
-            )
-        )
+        row = await self._store.write(partial(_record_prepared, session=session, prepared=prepared, plan=plan))
         if row.permission_mode != session.permission_mode:  # changed during the preparation
             await executor.send_mode(row.id, row.permission_mode)
 
@@ -194,6 +190,34 @@ class SessionExecutors:
             spool = self._spool_dir / executor.id
             await anyio.to_thread.run_sync(partial(spool.mkdir, mode=0o700, parents=True, exist_ok=True))
         return spool
+
+
+def _record_prepared(tx: Tx, session: SessionRow, prepared: m.Prepared, plan: IsolationPlan) -> SessionRow:
+    """Record the result of the preparation; report the instruction files if they are others than before."""
+    read = prepared.instructions
+    if read is not None and read != (session.instructions or m.Instructions()):
+        events.append(tx, session.id, None, "notice", _instructions_notice(read))
+    return sessions.update(
+        tx,
+        session.id,
+        keys=prepared.keys,
+        isolation=plan.isolation,
+        agent_session=prepared.agent_session or session.agent_session,
+        cwd=prepared.cwd or session.cwd,
+        instructions=read or session.instructions,
+    )
+
+
+def _instructions_notice(read: m.Instructions) -> Notice:
+    given = f"{len(read.given)} instruction file{'' if len(read.given) == 1 else 's'}"
+    cut = [f"{file.path}: {file.why}" for file in read.given if file.why]
+    left_out = [f"{file.path}: {file.why}" for file in read.left_out]
+    message = f"The agent was given {given}."
+    if cut or left_out:
+        shown = "; ".join([*cut, *left_out][:_NAMED])
+        more = len(cut) + len(left_out) - _NAMED
+        message += f" Not given: {shown}" + (f"; and {more} more." if more > 0 else ".")
+    return Notice("instructions", message, msgspec.to_builtins(read))
 
 
 def _record_places(tx: Tx, session: SessionRow, executor: str, spool: Path, directory: str) -> ConversationOrigin:

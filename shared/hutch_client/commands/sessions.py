@@ -165,6 +165,7 @@ def _inspect(given: argparse.Namespace) -> int:
                 ("forked from", session.get("forked_from")),
                 *((name, json.dumps(value)) for name, value in options.items()),
                 *((name, ", ".join(value)) for name, value in rules.items()),
+                *_instruction_fields(session.get("instructions", {})),
                 ("usage", usage_words(session.get("usage"))),
                 ("events", session["head_seq"]),
             ]
@@ -184,6 +185,13 @@ def isolation_fields(isolation: dict[str, Any]) -> list[tuple[str, object]]:
         ("for more", isolation.get("missing")),
         ("its limits", isolation.get("limits")),
     ]
+
+
+def _instruction_fields(read: dict[str, Any]) -> list[tuple[str, object]]:
+    """Return a field for each instruction file that the agent was given or that was left out."""
+    given = [("instructions", f"{file['path']} ({file.get('bytes', 0):,} bytes)") for file in read.get("given", ())]
+    cut = [("cut", f"{file['path']}: {file['why']}") for file in read.get("given", ()) if file.get("why")]
+    return [*given, *cut, *(("left out", f"{file['path']}: {file['why']}") for file in read.get("left_out", ()))]
 
 
 def _limits_words(limits: dict[str, Any]) -> str:

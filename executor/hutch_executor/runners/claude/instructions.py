@@ -1,65 +1,303 @@
-"""The instruction files (CLAUDE.md) of an account and a project, as text for the system prompt.
+"""The instruction files of an account and a project, as text for the system prompt, with a list of what was left out.
 
 Hutch reads them itself, since the CLI would read them together with settings files, whose hooks and helpers are
-commands that run unasked. Their size is bounded, and only files that really lie in the project or the account's own
-settings folder are read.
+commands that run unasked. It follows Claude Code's documentation: `CLAUDE.md`, `.claude/CLAUDE.md` and
+`CLAUDE.local.md` of each folder, `AGENTS.md` of a folder without the first two, rules in `.claude/rules`, and imports
+with `@path`.
+
+Theory. An agent can change the files in its working directory: it can write an import, or put a link in the place of a
+file or a folder. Neither may bring a file into a prompt that the agent cannot see itself. Therefore:
+
+- In the working directory, links and imports stay inside it.
+- A file above it was written by the user or by an agent that works in that folder. It may be one link, and it imports
+  only files below its own folder, and follows no link to them.
+- The same holds for the account's own file, which may import from the whole home.
+- Nothing is given that the sandbox hides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
+import os
+import posixpath
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Final, Literal
 
-from hutch_shared.tree import Tree
+from hutch_executor.runners.claude.instruction_text import imports_of, rule_of
+from hutch_shared import messages as m
+from hutch_shared.tree import LINKS, Tree, UnfitFileError
 
 __all__ = ["INSTRUCTIONS_LIMIT", "instructions"]
 
 INSTRUCTIONS_LIMIT: Final = 64 * 1024
 """Bytes of all files together. Longer text is cut and ends with a note."""
+DEPTH: Final = 5
+"""How deep imports are followed."""
+_GIVEN: Final = 100
+_LEFT_OUT: Final = 50
+_RULES: Final = 200
+_RULE_DEPTH: Final = 4
+_NESTED: Final = 20
+_NESTED_DEPTH: Final = 4
+_SEARCHED: Final = 500
+"""Subfolders that are searched for more instruction files."""
+_NAMES: Final = 1000
+_SKIPPED: Final = frozenset(
+    ["node_modules", "__pycache__", "venv", "vendor", "target", "dist", "build", "site-packages"]
+)
+_READS: Final = 500
+"""Files that are opened at most, whatever they contain."""
+_FILE_NAME: Final = re.compile(r"\.[A-Za-z]\w{0,5}$")
+_MISSING: Final = (FileNotFoundError, NotADirectoryError)
+
+Which = Literal["all", "project", "none"]
 
 
-def instructions(cwd: str, home: str, which: Literal["all", "project", "none"] = "all") -> str:
-    """Read the instruction files for a session in `cwd`: the account's own, then the project's, outermost first.
+@dataclass(frozen=True, slots=True)
+class _Area:
+    """A folder whose files are given: `home`, the working directory, or a folder above it."""
 
-    `project` leaves the account's own out, `none` all of them. A file that cannot be read is left out. Blocks.
+    tree: Tree
+    links: int
+    """The links that a file of the folder itself may lead through."""
+    import_links: int
+    """The same of an imported file."""
+    imports_anywhere: bool
+    """Whether all files may import from the whole area; otherwise only from below their own folder."""
+
+    def path(self, name: str) -> str:
+        return os.path.join(self.tree.root, name)
+
+
+def instructions(cwd: str, home: str, which: Which = "all", hidden: Sequence[str] = ()) -> tuple[str, m.Instructions]:
+    """Read the instruction files for a session in `cwd`, a real path: the account's own, the outermost folder's, ….
+
+    `project` leaves the account's own out, `none` all of them. Nothing below a path in `hidden` is given. Returns the
+    text, "" if there is none, and the list of the files. Blocks.
     """
-    parts: list[str] = []
-    left = INSTRUCTIONS_LIMIT
-    for path, root in _instruction_files(Path(cwd), Path(home), which):
-        with suppress(OSError, ValueError):
-            with Tree(
-                str(root.resolve())
-            ) as tree:  # a link out would give the model a file that the user did not choose
-                content = tree.read(str(path.relative_to(root)), left + 1, follow=True).data
-            if not content.strip():
-                continue
-            cut = "\n… (cut)" if len(content) > left else ""
-            parts.append(f"Contents of {path}:\n\n{content[:left].decode(errors='replace')}{cut}")
-            left -= min(left, len(content))
-        if left <= 0:
-            break
-    if not parts:
-        return ""
-    return "\n\n".join(["The people of this project left these instructions. Follow them.", *parts])
+    reading = _Reading(os.path.realpath(home), hidden)
+    with ExitStack() as opened:
+        if which == "all":
+            for area in _opened(opened, reading.home, links=1, import_links=0, imports_anywhere=False):
+                reading.add_folder(area, only=".claude")
+        if which != "none":
+            above = _folders_above(cwd)
+            for folder in above:
+                for area in _opened(opened, folder, links=1, import_links=0, imports_anywhere=False):
+                    reading.add_folder(area)
+            for area in _opened(opened, cwd, links=LINKS, import_links=LINKS, imports_anywhere=True):
+                reading.add_folder(area)
+                reading.look_below(area)
+    return reading.text(), reading.record()
 
 
-def _instruction_files(cwd: Path, home: Path, which: str) -> Iterator[tuple[Path, Path]]:
-    """Yield each candidate, and the folder that it must lie in."""
-    if which == "none":
-        return
-    if which == "all":
-        yield home / ".claude" / "CLAUDE.md", home
-    project = [cwd]
-    for folder in cwd.parents:
-        with suppress(OSError, ValueError), Tree(str(project[-1])) as tree:
+def _opened(stack: ExitStack, folder: str, *, links: int, import_links: int, imports_anywhere: bool) -> Iterator[_Area]:
+    """Yield the area of a folder; nothing if it cannot be opened, or if an agent has put a link in its place."""
+    with suppress(OSError, UnfitFileError):
+        yield _Area(stack.enter_context(Tree(folder)), links, import_links, imports_anywhere)
+
+
+def _folders_above(cwd: str) -> list[str]:
+    """Return the folders of the repository above `cwd`, outermost first; none if it is not in a repository."""
+    above: list[str] = []
+    folder = cwd
+    while True:
+        with suppress(OSError, UnfitFileError), Tree(folder) as tree:
             if tree.has(".git"):
-                break
-        project.append(folder)
-    else:
-        project = [cwd]  # no repository: only the folder itself
-    for folder in reversed(project):
-        yield folder / "CLAUDE.md", project[-1]
-        yield folder / ".claude" / "CLAUDE.md", project[-1]
-    yield cwd / "CLAUDE.local.md", project[-1]
+                return above[::-1]
+        folder = os.path.dirname(folder)
+        if folder in ("/", "") or above[-1:] == [folder]:
+            return []
+        above.append(folder)
+
+
+class _Reading:
+    """Collects the files, up to the limits."""
+
+    def __init__(self, home: str, hidden: Sequence[str]) -> None:
+        self.home = home
+        self._hidden = tuple(hidden)
+        self._parts: list[str] = []
+        self._left = INSTRUCTIONS_LIMIT
+        self._reads = 0
+        self._seen: set[str] = set()
+        """The real paths of all files that were given, or have nothing to give."""
+        self._given: list[m.InstructionFile] = []
+        self._left_out: dict[str, str] = {}
+        """The reasons, by path."""
+
+    # ---------------------------------------------------------------- the result
+
+    def text(self) -> str:
+        """Return all files as one text."""
+        if not self._parts:
+            return ""
+        return "\n\n".join(["The people of this project left these instructions. Follow them.", *self._parts])
+
+    def record(self) -> m.Instructions:
+        """Return which files were given, and which were left out."""
+        left_out = [(path, why) for path, why in self._left_out.items() if path not in self._seen]
+        files = (m.InstructionFile(_valid(path), why=_valid(why)) for path, why in left_out[:_LEFT_OUT])
+        return m.Instructions(tuple(self._given), tuple(files))
+
+    # ---------------------------------------------------------------- what there is
+
+    def add_folder(self, area: _Area, only: str = "") -> None:
+        """Add the files of a folder; with `only` just those in that subfolder."""
+        tree = area.tree
+        names = [name for name in ("CLAUDE.md", ".claude/CLAUDE.md") if name.startswith(only)]
+        if area.tree.root == self.home and not only:
+            names.remove(".claude/CLAUDE.md")  # the account's own, which is chosen separately
+        for name in names:
+            self._add(area, name)
+        if not only and tree.has("AGENTS.md"):
+            claude = next((name for name in names if tree.has(name)), None)
+            if claude is None:
+                self._add(area, "AGENTS.md")
+            else:
+                self._leave_out(area.path("AGENTS.md"), f"this folder has a {claude}, which does not import it")
+        if only or area.tree.root != self.home:
+            for name in self._rules(area, ".claude/rules"):
+                self._add(area, name, is_rule=True)
+        if not only:
+            self._add(area, "CLAUDE.local.md")
+
+    def look_below(self, area: _Area) -> None:
+        """List the instruction files in subfolders, which are left out. The search is bounded."""
+        folders, searched, found = [("", 0)], 0, 0
+        while folders and searched < _SEARCHED:
+            folder, depth = folders.pop(0)
+            searched += 1
+            try:
+                entries = area.tree.entries(folder, _NAMES)
+            except (OSError, UnfitFileError):
+                continue
+            names = {entry.name for entry in entries if not entry.is_folder}
+            name = next((name for name in ("CLAUDE.md", "AGENTS.md") if name in names), None)
+            if folder and name and area.path(f"{folder}/{name}") not in self._seen:
+                found += 1
+                if found == _NESTED:
+                    self._leave_out(area.path(""), "more instruction files lie in its subfolders")
+                    return
+                self._leave_out(area.path(f"{folder}/{name}"), "it lies in a subfolder; the agent can read it there")
+            if depth < _NESTED_DEPTH:
+                below = (entry.name for entry in entries if entry.is_folder)
+                wanted = (name for name in below if not name.startswith(".") and name not in _SKIPPED)
+                folders += [(posixpath.join(folder, name), depth + 1) for name in wanted]
+
+    def _rules(self, area: _Area, folder: str, depth: int = 0) -> Iterator[str]:
+        """Yield the rules in a folder and its subfolders."""
+        try:
+            entries = area.tree.entries(folder, _RULES, links=area.links)
+        except _MISSING:
+            return
+        except (OSError, UnfitFileError) as error:
+            self._leave_out(area.path(folder), _why(error))
+            return
+        for entry in entries:
+            name = f"{folder}/{entry.name}"
+            if entry.is_folder and depth < _RULE_DEPTH:
+                yield from self._rules(area, name, depth + 1)
+            elif not entry.is_folder and name.endswith(".md"):
+                yield name
+
+    # ---------------------------------------------------------------- a file
+
+    def _add(self, area: _Area, name: str, *, is_rule: bool = False) -> None:
+        """Give a file of the area's own, if there is one, and what it imports."""
+        try:
+            self._give(area, name, area.links, is_rule=is_rule)
+        except _MISSING:
+            if area.tree.has(name):
+                self._leave_out(area.path(name), "it is a link to nothing")
+
+    def _give(self, area: _Area, name: str, links: int, depth: int = 0, *, is_rule: bool = False) -> None:
+        """Give one file, then what it imports. A missing file raises the error of `open`."""
+        path = area.path(name)
+        self._reads += 1
+        if self._reads > _READS:
+            return
+        try:
+            content = area.tree.read(name, self._left + 1, links=links)
+        except _MISSING:
+            raise
+        except (OSError, UnfitFileError) as error:
+            self._leave_out(path, _why(error))
+            return
+        real = area.path(content.path)
+        if real in self._seen:
+            return
+        self._seen.add(real)
+        if any(real == one or real.startswith(f"{one}/") for one in self._hidden):
+            self._seen.discard(real)
+            self._leave_out(path, "the settings hide it from agents")
+        elif b"\0" in content.data:
+            self._seen.discard(real)
+            self._leave_out(path, "it is not a text")
+        elif content.data.strip():
+            self._put(path, content.data, is_rule=is_rule)
+            self._import(area, content.path, content.data[:INSTRUCTIONS_LIMIT].decode(errors="replace"), depth)
+
+    def _put(self, path: str, data: bytes, *, is_rule: bool) -> None:
+        if self._left <= 0 or len(self._given) == _GIVEN:
+            self._seen.discard(path)
+            self._leave_out(path, f"the instructions have more than {_GIVEN} files or {INSTRUCTIONS_LIMIT >> 10} KiB")
+            return
+        kept = data[: self._left]
+        self._left -= len(kept)
+        patterns, text = rule_of(kept.decode(errors="replace")) if is_rule else ((), kept.decode(errors="replace"))
+        where = f" (for files that match {', '.join(patterns)})" if patterns else ""
+        is_cut = len(kept) < len(data)
+        self._parts.append(f"Contents of {_valid(path)}{where}:\n\n{text}" + ("\n… (cut)" if is_cut else ""))
+        why = f"it is cut: the instructions are longer than {INSTRUCTIONS_LIMIT >> 10} KiB" if is_cut else ""
+        self._given.append(m.InstructionFile(_valid(path), len(kept), why))
+
+    def _import(self, area: _Area, importer: str, text: str, depth: int) -> None:
+        """Give what a file imports. `importer` is its real path below the area."""
+        folder = posixpath.dirname(importer)
+        within = "" if area.imports_anywhere else _project_of(folder)
+        if depth == 0 and area.tree.root == self.home and folder.startswith(".claude"):
+            within = ""  # the user's own file
+        for written in imports_of(text):
+            path = os.path.normpath(os.path.join(area.path(folder), _expanded(written, self.home)))
+            name = os.path.relpath(path, area.tree.root)
+            boundary = area.path(within).rstrip("/")
+            if path in self._seen:
+                continue
+            if path != boundary and not path.startswith(f"{boundary}/"):
+                self._leave_out(path, f"{area.path(importer)} imports it, but it lies outside of {boundary}")
+            elif depth == DEPTH:
+                self._leave_out(path, f"imports are followed {DEPTH} deep")
+            else:
+                self._give_import(area, name, area.path(importer), depth + 1)
+
+    def _give_import(self, area: _Area, name: str, importer: str, depth: int) -> None:
+        try:
+            self._give(area, name, area.import_links, depth)
+        except _MISSING:
+            if _FILE_NAME.search(name):  # otherwise `@name` was no path
+                self._leave_out(area.path(name), f"{importer} imports it, but it does not exist")
+
+    def _leave_out(self, path: str, why: str) -> None:
+        self._left_out.setdefault(path, why)
+
+
+def _project_of(folder: str) -> str:
+    """Return the folder to which a file in `folder` belongs: that of `.claude`, or `folder` itself."""
+    names = folder.split("/")
+    return "/".join(names[: names.index(".claude")]) if ".claude" in names else folder
+
+
+def _expanded(path: str, home: str) -> str:
+    return home + path[1:] if path.startswith("~/") else path
+
+
+def _why(error: OSError | UnfitFileError) -> str:
+    return f"it cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+
+
+def _valid(text: str) -> str:
+    """Return the text with U+FFFD for what is not UTF-8: a file may have any name."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")

@@ -72,6 +72,8 @@ class ClaudeRunner:
         """Whether the CLI knows the conversation by its id."""
         self._stored = False
         """Whether the CLI has stored the conversation on disk, so that it outlives the CLI."""
+        self._instructions = ""
+        """The text of the instruction files, as they were when the session was opened here."""
         self._lost = False
         """Whether the conversation to resume was gone, which no turn has reported yet."""
         self._spoiled = False
@@ -113,6 +115,9 @@ class ClaudeRunner:
             self._sandbox = SessionSandbox(session, session.sandbox)
         else:
             self._scratch = await anyio.to_thread.run_sync(partial(tempfile.mkdtemp, prefix="hutch-claude-"))
+        hidden = session.sandbox.hide if session.sandbox is not None else ()
+        read = partial(instructions, session.cwd, session.home, session.instructions, hidden)
+        self._instructions, record = await anyio.to_thread.run_sync(read)
         self._config = ConfigDirectory(session)
         await anyio.to_thread.run_sync(agent_dir.make, self._config.path)
         if session.resume is not None:
@@ -121,6 +126,7 @@ class ClaudeRunner:
                 self._begin_new(unknown_conversation())
         grant = await self._connect_or_begin_new()
         return m.Prepared(
+            instructions=record,
             agent_session=self._conversation if self._stored else None,
             agent_version=await self._version(),
             keys="brokered" if grant.delivery == "lease" and (session.sandbox or session.apart) else "exposed",
@@ -157,12 +163,11 @@ class ClaudeRunner:
         session, timeouts, provider = self._session, self._timeouts, provider_of(self.agent)
         assert provider is not None
         grant = await self._daemon.get_api_key(provider)
-        text = await anyio.to_thread.run_sync(instructions, session.cwd, session.home, session.instructions)
         launch = claude_launch.build(
             session,
             grant,
             self._conversation_arguments(),
-            text,
+            self._instructions,
             cli=self._cli or claude_launch.bundled_cli(),
             config=self._config.path,
             retries=timeouts.retries,

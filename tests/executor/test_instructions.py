@@ -1,0 +1,404 @@
+"""The instruction files that an agent gets, what they import, and what is left out."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from hutch_executor.runners.claude.instruction_text import imports_of, rule_of
+from hutch_executor.runners.claude.instructions import DEPTH, INSTRUCTIONS_LIMIT, instructions
+
+
+def text_of(cwd: str, home: str, which: Literal["all", "project", "none"] = "all") -> str:
+    return instructions(cwd, home, which)[0]
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def read(root: Path, cwd: str = "work", hidden: tuple[str, ...] = ()) -> tuple[list[str], dict[str, str]]:
+    """Return the marks (words that begin with MARK) of what is given, and what is left out with the reason."""
+    text, record = instructions(str(root / cwd), str(root / "home"), "all", hidden)
+    left_out = {os.path.relpath(file.path, root): file.why for file in record.left_out}
+    assert len(left_out) == len(record.left_out)
+    return [word for word in text.split() if word.startswith("MARK")], left_out
+
+
+def test_instructions_come_outermost_first_and_stop_at_the_repository(tmp_path: Path) -> None:
+    """The account's own file comes first, then the project's. Files above the repository are not read."""
+    cwd, home = tmp_path / "up" / "repo" / "sub", tmp_path / "home"
+    cwd.mkdir(parents=True)
+    (home / ".claude").mkdir(parents=True)
+    (tmp_path / "up" / "repo" / ".git").mkdir()
+    for path, text in {
+        home / ".claude" / "CLAUDE.md": "OWN",
+        tmp_path / "up" / "CLAUDE.md": "ABOVE",
+        tmp_path / "up" / "repo" / "CLAUDE.md": "OUTER",
+        cwd / "CLAUDE.md": "INNER",
+        cwd / "CLAUDE.local.md": "LOCAL",
+    }.items():
+        path.write_text(text)
+    text = text_of(str(cwd), str(home))
+
+    assert [word for word in text.split() if word.isupper() and len(word) > 2] == ["OWN", "OUTER", "INNER", "LOCAL"]
+
+
+@pytest.mark.parametrize(("which", "given"), [("all", ["OWN", "PROJECT"]), ("project", ["PROJECT"]), ("none", [])])
+def test_a_setting_selects_the_instruction_files(
+    tmp_path: Path, which: Literal["all", "project", "none"], given: list[str]
+) -> None:
+    """`all`, `project` or `none`."""
+    (tmp_path / "home" / ".claude").mkdir(parents=True)
+    (tmp_path / "home" / ".claude" / "CLAUDE.md").write_text("OWN")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "CLAUDE.md").write_text("PROJECT")
+
+    text = text_of(str(tmp_path / "work"), str(tmp_path / "home"), which)
+
+    assert [word for word in text.split() if word in ("OWN", "PROJECT")] == given
+
+
+def test_without_a_repository_only_the_folder_counts(tmp_path: Path) -> None:
+    """Folders above it, which others may own, give no instructions."""
+    (tmp_path / "CLAUDE.md").write_text("ABOVE")
+    (tmp_path / "here").mkdir()
+
+    assert text_of(str(tmp_path / "here"), str(tmp_path / "home")) == ""
+
+
+def test_a_link_out_of_the_project_is_not_followed(tmp_path: Path) -> None:
+    """A repository cannot make Hutch pass other files of the account to the model. Links inside it work."""
+    cwd = tmp_path / "repo"
+    cwd.mkdir()
+    (tmp_path / "private").write_text("PRIVATE")
+    (cwd / "CLAUDE.md").symlink_to(tmp_path / "private")
+    (cwd / "AGENTS.md").write_text("SHARED")
+    (cwd / "CLAUDE.local.md").symlink_to("AGENTS.md")
+    text = text_of(str(cwd), str(tmp_path / "home"))
+
+    assert "PRIVATE" not in text
+    assert "SHARED" in text
+
+
+def test_instructions_are_bounded(tmp_path: Path) -> None:
+    """A text that is too long is cut and ends with a note."""
+    (tmp_path / "CLAUDE.md").write_text("é" * INSTRUCTIONS_LIMIT)
+    text = text_of(str(tmp_path), str(tmp_path / "home"))
+
+    assert len(text.encode()) < INSTRUCTIONS_LIMIT + 1000
+    assert text.endswith("… (cut)")
+
+
+# ---------------------------------------------------------------- the input of the field
+
+
+def test_a_project_like_those_of_the_reports(tmp_path: Path) -> None:
+    """Imports and rules are given, once each; the nested file and the link out of the home are left out, and said."""
+    write(
+        tmp_path,
+        {
+            "work/CLAUDE.md": "MARK-ROOT\n@docs/style.md\n@AGENTS.md\n",
+            "work/docs/style.md": "MARK-IMPORTED-STYLE\n",
+            "work/AGENTS.md": "MARK-AGENTS\n",
+            "work/.claude/rules/r.md": "MARK-RULES\n",
+            "work/sub/CLAUDE.md": "MARK-SUBDIR\n",
+            "dotfiles/CLAUDE.md": "MARK-DOTFILES\n",
+        },
+    )
+    (tmp_path / "home" / ".claude").mkdir(parents=True)
+    (tmp_path / "home" / ".claude" / "CLAUDE.md").symlink_to("../../dotfiles/CLAUDE.md")
+
+    given, left_out = read(tmp_path)
+
+    assert given == ["MARK-ROOT", "MARK-IMPORTED-STYLE", "MARK-AGENTS", "MARK-RULES"]
+    assert left_out == {
+        "home/.claude/CLAUDE.md": f"it leads out of {tmp_path}/home",
+        "work/sub/CLAUDE.md": "it lies in a subfolder; the agent can read it there",
+    }
+
+
+def test_agents_md_counts_where_there_is_no_claude_md(tmp_path: Path) -> None:
+    """In each folder by itself. Beside a CLAUDE.md that does not import it, it is left out."""
+    write(
+        tmp_path,
+        {
+            "repo/.git/HEAD": "",
+            "repo/AGENTS.md": "MARK-OUTER",
+            "repo/a/AGENTS.md": "MARK-INNER",
+            "repo/a/CLAUDE.md": "MARK-CLAUDE",
+            "repo/b/AGENTS.md": "MARK-B",
+            "repo/b/.claude/CLAUDE.md": "MARK-B-CLAUDE",
+        },
+    )
+
+    assert read(tmp_path, "repo/a") == (
+        ["MARK-OUTER", "MARK-CLAUDE"],
+        {"repo/a/AGENTS.md": "this folder has a CLAUDE.md, which does not import it"},
+    )
+    assert read(tmp_path, "repo/b")[0] == ["MARK-OUTER", "MARK-B-CLAUDE"]
+    assert list(read(tmp_path, "repo")[1]) == ["repo/a/CLAUDE.md", "repo/b/AGENTS.md"]
+
+
+def test_rules_say_what_they_apply_to(tmp_path: Path) -> None:
+    """They are read in subfolders too. The head of a rule is not given."""
+    write(
+        tmp_path,
+        {
+            "work/.claude/rules/a.md": "---\npaths:\n  - 'src/**/*.ts'\n  - \"lib/{a,b}.ts\"\n---\nMARK-TS\n",
+            "work/.claude/rules/deep/b.md": '---\ntitle: x\npaths: "**/*.py, docs/*.{md,txt}"\n---\nMARK-PY\n',
+            "work/.claude/rules/c.md": "MARK-ALL\n---\npaths: no head\n---\n",
+            "work/.claude/rules/d.txt": "MARK-NO-RULE\n",
+        },
+    )
+    text, _ = instructions(str(tmp_path / "work"), str(tmp_path / "home"))
+
+    assert f"{tmp_path}/work/.claude/rules/a.md (for files that match src/**/*.ts, lib/{{a,b}}.ts):\n\nMARK-TS" in text
+    assert "b.md (for files that match **/*.py, docs/*.{md,txt}):\n\nMARK-PY" in text
+    assert "c.md:\n\nMARK-ALL" in text
+    assert "title" not in text
+    assert "NO-RULE" not in text
+
+
+# ---------------------------------------------------------------- imports
+
+
+def test_imports_are_words_outside_of_code() -> None:
+    """Code spans, code blocks and addresses import nothing."""
+    text = """See @README.md and @docs/a\\ b.md, or (not here: x@y.org).
+@./one.md @../two.md. @~/three.md @/four.md
+`@code.md` ``@code ` two.md`` @README.md
+```
+@block.md
+```
+~~~python
+@other-block.md
+```
+still @block.md
+~~~
+- @five.md#part
+@ @# @(x) @*
+"""
+
+    assert imports_of(text) == [
+        *("README.md", "docs/a b.md", "./one.md", "../two.md", "~/three.md", "/four.md", "five.md"),
+    ]
+
+
+def test_the_head_of_a_rule() -> None:
+    """Without a head, or without `paths` in it, a rule applies to all files."""
+    assert rule_of("x\n---\ny") == ((), "x\n---\ny")
+    assert rule_of("---\na: b\n---\nx") == ((), "x")
+    assert rule_of("---\npaths: ['a', \"b\"]\n---\nx") == (("a", "b"), "x")
+    assert rule_of("---\npaths: a\nx") == ((), "---\npaths: a\nx")
+
+
+def test_imports_are_followed_five_deep_and_once(tmp_path: Path) -> None:
+    """A circle ends."""
+    files = {f"work/{n}.md": f"MARK-{n}\n@{n + 1}.md\n@0.md\n@CLAUDE.md" for n in range(DEPTH + 1)}
+    write(tmp_path, {"work/CLAUDE.md": "MARK-ROOT\n@0.md", **files})
+
+    given, left_out = read(tmp_path)
+
+    assert given == ["MARK-ROOT", *(f"MARK-{n}" for n in range(DEPTH))]
+    assert left_out == {f"work/{DEPTH}.md": f"imports are followed {DEPTH} deep"}
+
+
+def test_imports_of_the_working_directory_stay_in_it(tmp_path: Path) -> None:
+    """The agent can write its CLAUDE.md, but sees nothing of the repository outside of its directory."""
+    write(
+        tmp_path,
+        {
+            "repo/.git/HEAD": "",
+            "repo/secret.md": "MARK-SECRET",
+            "home/notes.md": "MARK-NOTES",
+            "repo/work/sub/a.md": "MARK-A\n@../b.md",
+            "repo/work/b.md": "MARK-B",
+            "repo/work/CLAUDE.md": f"@../secret.md @sub/a.md @~/notes.md @{tmp_path}/repo/secret.md @missing.md"
+            f" @sub/../../secret.md @{tmp_path}/repo/work/b.md @somebody",
+        },
+    )
+    (tmp_path / "repo" / "work" / "link.md").symlink_to("../secret.md")
+    (tmp_path / "repo" / "work" / "CLAUDE.local.md").write_text("@link.md @sub")
+
+    given, left_out = read(tmp_path, "repo/work")
+
+    assert given == ["MARK-A", "MARK-B"]
+    assert set(left_out) == {
+        *("repo/secret.md", "home/notes.md", "repo/work/missing.md", "repo/work/link.md", "repo/work/sub"),
+    }
+    assert "lies outside of" in left_out["repo/secret.md"]
+    assert "does not exist" in left_out["repo/work/missing.md"]
+
+
+def test_a_file_above_imports_what_is_below_its_own_folder(tmp_path: Path) -> None:
+    """An agent in `repo/docs` may have written that file, and sees nothing else. No link is followed either."""
+    write(
+        tmp_path,
+        {
+            "repo/.git/HEAD": "",
+            "repo/CLAUDE.md": "MARK-OUTER @docs/a.md @docs/link.md",
+            "repo/docs/a.md": "MARK-A @../secret.md @more/b.md",
+            "repo/docs/more/b.md": "MARK-B @../a.md @../../secret.md",
+            "repo/secret.md": "MARK-SECRET",
+            "repo/work/x": "",
+        },
+    )
+    (tmp_path / "repo" / "docs" / "link.md").symlink_to("../secret.md")
+
+    given, left_out = read(tmp_path, "repo/work")
+
+    assert given == ["MARK-OUTER", "MARK-A", "MARK-B"]
+    assert set(left_out) == {"repo/secret.md", "repo/docs/link.md"}
+
+
+def test_a_file_above_may_be_one_link(tmp_path: Path) -> None:
+    """`CLAUDE.md` is often a link to `AGENTS.md`. An agent could change what a second link leads to."""
+    write(tmp_path, {"repo/.git/HEAD": "", "repo/AGENTS.md": "MARK-AGENTS", "repo/secret.md": "MARK-X", "repo/w/x": ""})
+    (tmp_path / "repo" / "CLAUDE.md").symlink_to("AGENTS.md")
+
+    assert read(tmp_path, "repo/w")[0] == ["MARK-AGENTS"]
+
+    (tmp_path / "repo" / "AGENTS.md").unlink()
+    (tmp_path / "repo" / "AGENTS.md").symlink_to("secret.md")
+
+    assert read(tmp_path, "repo/w")[0] == []
+
+
+def test_the_users_own_file_imports_from_the_home(tmp_path: Path) -> None:
+    """It may be a link too, as files kept in a repository are. What it imports imports less."""
+    write(
+        tmp_path,
+        {
+            "home/dotfiles/CLAUDE.md": "MARK-OWN",
+            "home/.claude/rules/r.md": "MARK-RULE @~/notes/n.md",
+            "home/notes/n.md": "MARK-NOTES @~/secret.md",
+            "home/secret.md": "MARK-SECRET",
+            "work/x": "",
+        },
+    )
+    (tmp_path / "home" / ".claude" / "CLAUDE.md").symlink_to("../dotfiles/CLAUDE.md")
+
+    given, left_out = read(tmp_path)
+
+    assert given == ["MARK-OWN", "MARK-RULE", "MARK-NOTES"]
+    assert set(left_out) == {"home/secret.md"}
+
+
+def test_the_accounts_own_file_is_none_of_a_project(tmp_path: Path) -> None:
+    """Although the home is a repository, and the setting chooses the project's files alone."""
+    write(tmp_path, {"home/.git/HEAD": "", "home/.claude/CLAUDE.md": "OWN", "home/.claude/rules/r.md": "OWN"})
+    (tmp_path / "home" / "work").mkdir()
+
+    assert text_of(str(tmp_path / "home" / "work"), str(tmp_path / "home"), "project") == ""
+
+
+def test_what_the_settings_hide_is_not_given(tmp_path: Path) -> None:
+    """The sandbox hides it from the agent, which could import it."""
+    write(tmp_path, {"work/CLAUDE.md": "MARK-ROOT @private/a.md", "work/private/a.md": "MARK-SECRET"})
+
+    given, left_out = read(tmp_path, hidden=(f"{tmp_path}/work/private",))
+
+    assert (given, list(left_out)) == (["MARK-ROOT"], ["work/private/a.md"])
+
+
+def test_odd_files_are_left_out_with_the_reason(tmp_path: Path) -> None:
+    """Nothing waits or fails: a pipe, a folder, a link to nothing, a loop, bytes, a name that is not UTF-8."""
+    write(tmp_path, {"work/CLAUDE.md": "MARK-ROOT @pipe.md @folder.md @loop.md @bytes.md", "work/bytes.md": "a\0b"})
+    work = tmp_path / "work"
+    os.mkfifo(work / "pipe.md")
+    (work / "folder.md").mkdir()
+    (work / "loop.md").symlink_to("loop.md")
+    (work / "CLAUDE.local.md").symlink_to("nothing")
+    odd = os.fsencode(work) + b"/caf\xe9"
+    os.mkdir(odd)
+    with open(odd + b"/CLAUDE.md", "wb") as file:
+        file.write(b"x")
+
+    given, left_out = read(tmp_path)
+
+    assert given == ["MARK-ROOT"]
+    assert left_out == {
+        "work/pipe.md": "it is not a regular file",
+        "work/folder.md": "it is a directory",
+        "work/loop.md": "it is a symbolic link, or lies behind one",
+        "work/bytes.md": "it is not a text",
+        "work/CLAUDE.local.md": "it is a link to nothing",
+        "work/caf\ufffd/CLAUDE.md": "it lies in a subfolder; the agent can read it there",
+    }
+
+
+def test_the_list_and_the_search_are_bounded(tmp_path: Path) -> None:
+    """A project may have any number of files."""
+    imports = " ".join(f"@f{n}.md" for n in range(2000))
+    write(tmp_path, {"work/CLAUDE.md": imports, **{f"work/f{n}.md": "MARK" for n in range(300)}})
+    for n in range(30):
+        write(tmp_path, {f"work/s{n}/CLAUDE.md": "x"})
+
+    _, record = instructions(str(tmp_path / "work"), str(tmp_path / "home"))
+
+    assert len(record.given) == 100
+    assert len(record.left_out) == 50
+
+
+# ---------------------------------------------------------------- the race
+
+
+def test_no_foreign_byte_is_given_while_files_and_folders_are_flipped(tmp_path: Path) -> None:
+    """An agent exchanges CLAUDE.md, an import, `.git` and every folder above for links, again and again."""
+    inner = ("CLAUDE.md", "docs/a.md", "docs/deep/b.md", ".claude/CLAUDE.md", ".claude/rules/r.md")
+    own = ["repo/.git/HEAD", "repo/CLAUDE.md", "repo/docs/a.md", "repo/mid/CLAUDE.md", "repo/mid/docs/a.md"]
+    own += [*(f"repo/mid/work/{name}" for name in inner), "home/.claude/CLAUDE.md", "home/docs/a.md"]
+    imports = "@docs/a.md @docs/deep/b.md @~/docs/a.md"
+    write(tmp_path, dict.fromkeys(own, f"MARK-OWN {imports}"))
+    for depth in range(4):  # what a link leads to has files of the same names
+        write(tmp_path / "foreign", {name.split("/", depth)[-1]: f"FOREIGN {imports}" for name in own})
+    targets = [tmp_path / "foreign", *(path for path in (tmp_path / "foreign").rglob("*"))]
+    flipped = {place for name in own for place in ((tmp_path / name), *(tmp_path / name).parents)}
+    places = sorted(path for path in flipped if path.is_relative_to(tmp_path) and path != tmp_path)
+    places.remove(tmp_path / "home")
+    ended = threading.Event()
+
+    def flip(dice: random.Random) -> None:
+        away = tmp_path / "away"
+        while not ended.is_set():
+            path = dice.choice(places)
+            same_name = [one for one in targets if one.name == path.name]
+            with suppress(OSError):
+                os.rename(path, away)
+                with suppress(OSError):
+                    os.symlink(dice.choice(same_name if same_name and dice.random() < 0.7 else targets), path)
+                ended.wait(dice.random() / 1000)
+                os.unlink(path)
+                os.rename(away, path)
+
+    seconds = float(os.environ.get("HUTCH_FLIP_SECONDS", "5"))
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}, {seconds:g} s")
+    flipping = threading.Thread(target=flip, args=(random.Random(seed),))
+    timer = threading.Timer(seconds, ended.set)
+    rounds = whole = 0
+    flipping.start()
+    timer.start()
+    try:
+        while not ended.is_set():
+            text, record = instructions(str(tmp_path / "repo" / "mid" / "work"), str(tmp_path / "home"))
+            rounds += 1
+            whole += len(record.given) == len(own) - 1
+            assert "FOREIGN" not in text
+    finally:
+        ended.set()
+        timer.cancel()
+        flipping.join()
+    print(f"{rounds} readings, {whole} of them whole")
+
+    assert rounds > 20
+    assert whole > 0, "everything is read while nothing is exchanged"
