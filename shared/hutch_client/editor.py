@@ -23,11 +23,11 @@ def edit_input(tool_input: dict[str, Any]) -> dict[str, Any]:
     command = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
     with tempfile.TemporaryDirectory(prefix="hutch-") as place:  # 0700: the input may be private
         path = os.path.join(place, f"input{suffix}")
-        with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
+        with open(path, "w", encoding="utf-8") as file:
             file.write(text)
         try:
             subprocess.run([*command, path], check=True)
-            with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            with open(path, encoding="utf-8") as file:
                 return edited(tool_input, file.read())
         except (OSError, subprocess.CalledProcessError) as error:
             raise HutchError(

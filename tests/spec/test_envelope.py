@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET, Raw
 
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.messages import SessionRef
 from hutch_shared.rpc import envelope
 from hutch_shared.rpc.envelope import Batch, EnvelopeFault, Notification, Request, Response, parse
 
@@ -261,3 +262,21 @@ def test_both_ways_to_look_at_a_text_agree(value: object, extra: int) -> None:
     frame = json.dumps({"a": value, "n": [0] * extra}).encode()
 
     assert envelope._scan(frame) == envelope._decode_and_check(frame)
+
+
+def test_invalid_text_in_a_message_becomes_a_replacement_character() -> None:
+    """The name of a file or a program's words may hold it; the message arrives all the same."""
+    error = HutchError(Reason.NOT_FOUND, "no caf\udce9", path="caf\udce9")
+    frames = (
+        envelope.encode_request(1, "m", Raw(b'{"a":1}')),
+        envelope.encode_request(1, "ping", SessionRef("caf\udce9")),
+        envelope.encode_notification("event", SessionRef("\ud83d")),
+        envelope.encode_result(1, {"a\ud83d": ["\ude00"]}),
+        envelope.encode_error(1, error),
+    )
+
+    read = [parse(frame.rstrip(b"\n")) for frame in frames]
+
+    assert not any(isinstance(message, EnvelopeFault) for message in read)
+    assert isinstance(read[3], Response)
+    assert read[3].result == Raw(b'{"a\xef\xbf\xbd":["\xef\xbf\xbd"]}')

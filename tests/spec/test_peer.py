@@ -177,7 +177,7 @@ async def test_an_error_is_raised_at_the_caller() -> None:
         assert caught.value.reason is Reason.NOT_ALLOWED
 
 
-@pytest.mark.parametrize("result", [object(), 2**70, "\ud800"], ids=["object", "huge", "surrogate"])
+@pytest.mark.parametrize("result", [object(), 2**70], ids=["object", "huge"])
 async def test_a_result_without_a_json_form_is_an_internal_error(result: Any) -> None:
     """The request is still answered."""
 

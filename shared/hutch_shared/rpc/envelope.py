@@ -30,6 +30,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.text import valid_value
 
 __all__ = [
     "BATCH_LIMIT",
@@ -438,7 +439,7 @@ def encode_notification(method: str, params: msgspec.Struct | Raw | None) -> byt
 
 def encode_result(number: Id, result: Any) -> bytes:
     """Return the response without `\\n`, so that a batch can hold it. TypeError when `result` has no JSON form."""
-    return b'{"jsonrpc":"2.0","result":%b,"id":%b}' % (_encode(result), _encode(number))
+    return b'{"jsonrpc":"2.0","result":%b,"id":%b}' % (_encode_valid(result), _encode(number))
 
 
 def encode_error(number: Id | None, error: HutchError) -> bytes:
@@ -448,13 +449,21 @@ def encode_error(number: Id | None, error: HutchError) -> bytes:
         "message": error.message,
         "data": {**error.details, "reason": error.reason.word},
     }
-    return b'{"jsonrpc":"2.0","error":%b,"id":%b}' % (_encode(body), _encode(number))
+    return b'{"jsonrpc":"2.0","error":%b,"id":%b}' % (_encode_valid(body), _encode(number))
 
 
 def _params(params: msgspec.Struct | Raw | None) -> bytes:
-    if params is None or (text := _encode(params)) == b"{}":
+    if params is None or (text := _encode_valid(params)) == b"{}":
         return b""
     return b',"params":' + text
+
+
+def _encode_valid(value: Any) -> bytes:
+    """Encode `value`. Invalid text in it becomes U+FFFD: one name of a file must not cost an answer."""
+    try:
+        return _encode(value)
+    except UnicodeEncodeError:
+        return _encode(valid_value(msgspec.to_builtins(value)))
 
 
 def end_line(frame: bytes) -> bytes:
