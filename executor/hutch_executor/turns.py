@@ -111,7 +111,7 @@ class SessionTurns:
         self._tasks.start_soon(self._run, prompt, self._running)
 
     async def _run(self, prompt: m.ExecutePrompt, turn: _RunningTurn) -> None:
-        await self._reporter.report("turn_started", TurnStarted(prompt.prompt, prompt.number))
+        await self._reporter.report("turn_started", TurnStarted(prompt.prompt, prompt.number, prompt.kind))
         await report_limits(self._limits, self._reporter)  # limits exceeded between turns do not belong to this turn
         async with anyio.create_task_group() as group:
             if prompt.timeout is not None:

@@ -63,7 +63,7 @@ class Worker:
         """Prepare to serve. Before the last events are sent, `sweep` kills the processes that the agent left."""
         self.state: State = "idle"
         self.reporter = Reporter()
-        self.link = DaemonLink(boot, self.reporter, self._link_state, self._welcomed)
+        self.link = DaemonLink(boot, self.reporter, self._link_state, self._welcomed, runner.abilities)
         self.boot = boot
         self.setup = Setup()
         """The account's PATH and umask, for the agent and the notify command; set when a session is opened."""
@@ -240,6 +240,8 @@ class Worker:
             return m.Accepted(accepted=True)
         if self._leaving is not None:
             return m.Accepted(accepted=False, reason="leaving")
+        if prompt.kind not in ("prompt", *self._runner.abilities):
+            return m.Accepted(accepted=False, reason=f"its agent cannot {prompt.kind}")
         if self.state != "ready" or self._turns is None or self._turns.state != "ready":
             refusing = self._turns.state if self.state == "ready" and self._turns is not None else self.state
             return m.Accepted(accepted=False, reason=refusing)

@@ -94,6 +94,16 @@ class HutchClient:
         turn: m.Turn = await self.call("submit_prompt", _with_key(m.SubmitPrompt(session, prompt, timeout=timeout)))
         return turn
 
+    async def compact_session(self, session: str, words: str = "", *, timeout: float | None = None) -> m.Turn:
+        """Queue a turn that replaces the conversation by a summary, which keeps what `words` say. Durable on return."""
+        turn: m.Turn = await self.call("compact_session", _with_key(m.CompactSession(session, words, timeout=timeout)))
+        return turn
+
+    async def clear_session(self, session: str) -> m.Turn:
+        """Queue a turn that begins an empty conversation; on return it is durable."""
+        turn: m.Turn = await self.call("clear_session", _with_key(m.ClearSession(session)))
+        return turn
+
     async def list_sessions(self, params: m.ListSessions | None = None) -> tuple[m.Session, ...]:
         """Return sessions, newest first."""
         found: m.Sessions = await self.call("list_sessions", params)
@@ -174,7 +184,7 @@ class HutchClient:
             await peer.wait_closed()
 
 
-P = TypeVar("P", m.OpenSession, m.SubmitPrompt)
+P = TypeVar("P", m.OpenSession, m.SubmitPrompt, m.CompactSession, m.ClearSession)
 
 
 def _with_key(params: P) -> P:

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from hutch_client.tables import count, usage_words
+from hutch_client.tables import count, prompt_words, usage_words
 from hutch_client.untrusted import one_line, plain, visible
 from hutch_shared.events import (
     DATA_OF_KIND,
@@ -25,6 +25,7 @@ from hutch_shared.events import (
     ToolCallSeen,
     ToolResult,
     TurnEnded,
+    TurnKind,
     TurnStarted,
 )
 from hutch_shared.messages import Permission, Question, ToolCall
@@ -83,6 +84,7 @@ class Console:
         self._last_question: str | None = None
         self._spoke = False
         self._started_at: str | None = None
+        self._kind: TurnKind = "prompt"
 
     def feed(self, event: Event) -> list[Piece]:
         """Return the pieces for `event`. If its data does not fit its kind, the pieces say so."""
@@ -132,10 +134,11 @@ class Console:
         self._running.clear()
         self._written.clear()
         self._last_call, self._shown_whole, self._spoke = None, None, False
-        self._started_at, self.doing = at, "thinking"
+        self._started_at, self._kind = at, turn.kind
+        self.doing = "compacting" if turn.kind == "compact" else "thinking"
         if not self._prompts:
             return []
-        first, *rest = plain(turn.prompt).splitlines() or [""]
+        first, *rest = plain(prompt_words(turn.prompt, turn.kind)).splitlines() or [""]
         return self._talk("prompt", *(self._paint("bold", line) for line in (f"❯ {first}", *(f"  {x}" for x in rest))))
 
     def _text(self, kind: str, text: Text) -> list[Piece]:
@@ -249,7 +252,7 @@ class Console:
         if usage := usage_words(msgspec.to_builtins(ended.usage)):
             words += f" · {usage}"
         lines = [self._paint(colour, words)]
-        if ended.state != "completed" and ended.message:
+        if ended.message and (ended.state != "completed" or self._kind != "prompt"):
             lines.append(self._paint(colour, f"  {plain(ended.message)}"))
         self.doing = "idle"
         return pieces + self._talk("end", *lines)

@@ -10,7 +10,7 @@ from typing import Any
 
 from hutch_client.untrusted import one_line
 
-__all__ = ["ago", "count", "fields", "print_json", "print_lines", "table", "usage_words"]
+__all__ = ["ago", "count", "fields", "print_json", "print_lines", "prompt_words", "table", "usage_words"]
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
@@ -46,6 +46,11 @@ def ago(at: str | None, now: float) -> str:
 def count(number: int, noun: str) -> str:
     """Return `1 turn`, `2 turns`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def prompt_words(prompt: str, kind: str) -> str:
+    """Return a turn's prompt; before it, in brackets, what the turn does if it runs no prompt."""
+    return prompt if kind == "prompt" else f"[{kind}] {prompt}".rstrip()
 
 
 def usage_words(usage: dict[str, Any] | None) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["AGENTS", "DEFAULT_AGENT", "Agent", "provider_of"]
+__all__ = ["AGENTS", "DEFAULT_AGENT", "Agent", "keeps_conversation", "provider_of"]
 
 
 class Agent(NamedTuple):
@@ -22,6 +22,8 @@ class Agent(NamedTuple):
     """The provider whose API key the agent needs; None if it needs none."""
     runner: str
     """The class that drives it, as `module:class`."""
+    conversation: bool
+    """Whether it keeps a conversation: one that can be compacted and cleared, and shows which prompts it contains."""
 
 
 AGENTS: Final[dict[str, Agent]] = {
@@ -30,12 +32,14 @@ AGENTS: Final[dict[str, Agent]] = {
         summary="Claude Code",
         provider="anthropic",
         runner="hutch_executor.runners.claude.runner:ClaudeRunner",
+        conversation=True,
     ),
     "script": Agent(
         display="the script runner",
         summary="plays a file of JSON lines; needs no key",
         provider=None,
         runner="hutch_executor.runners.script:ScriptRunner",
+        conversation=False,
     ),
 }
 
@@ -45,3 +49,8 @@ DEFAULT_AGENT: Final = "claude"
 def provider_of(agent: str) -> str | None:
     """Return the provider whose key `agent` needs; None if it needs none, or is unknown."""
     return AGENTS[agent].provider if agent in AGENTS else None
+
+
+def keeps_conversation(agent: str) -> bool:
+    """Return whether `agent` keeps a conversation; False if it is unknown."""
+    return agent in AGENTS and AGENTS[agent].conversation

@@ -25,6 +25,7 @@ __all__ = [
     "ToolCallSeen",
     "ToolResult",
     "TurnEnded",
+    "TurnKind",
     "TurnStarted",
     "UsageSeen",
 ]
@@ -45,6 +46,8 @@ EventKind = Literal[
     "turn_ended",
 ]
 KINDS: tuple[EventKind, ...] = get_args(EventKind)
+TurnKind = Literal["prompt", "compact", "clear"]
+"""What a turn does: it runs a prompt, replaces the conversation by its summary, or begins an empty conversation."""
 Tokens = Annotated[int, Meta(ge=0, le=2**53)]
 
 
@@ -74,11 +77,12 @@ class ReportedEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     native: Raw | UnsetType = UNSET
 
 
-class TurnStarted(msgspec.Struct, frozen=True):
-    """`turn_started`: the prompt as it was given."""
+class TurnStarted(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`turn_started`: the prompt as it was given; of a turn of the kind `compact` the words about the summary."""
 
     prompt: str
     number: int
+    kind: TurnKind = "prompt"
 
 
 class Text(msgspec.Struct, frozen=True, omit_defaults=True):

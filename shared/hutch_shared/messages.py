@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from hutch_shared.events import ReportedEvent, UsageSeen
+from hutch_shared.events import ReportedEvent, TurnKind, UsageSeen
 
 PROTOCOL = 1
 """The protocol version of the client and executor sockets. hutchd also accepts executors of the previous version."""
@@ -30,7 +30,6 @@ class Nothing(Wire, frozen=True, omit_defaults=True):
 PermissionMode = Literal["ask", "accept_edits", "plan", "bypass", "unattended"]
 WhenNobody = Literal["wait", "deny", "stop"]
 TurnState = Literal["queued", "dispatching", "running", "stopping", "completed", "failed", "stopped", "timed_out"]
-TurnKind = Literal["prompt", "compact", "clear"]
 SessionState = Literal["open", "closed"]
 PermissionState = Literal["pending", "allowed", "denied", "answered", "expired", "withdrawn"]
 PermissionKind = Literal["tool", "question", "plan"]
@@ -209,6 +208,7 @@ class Turn(Wire, frozen=True, omit_defaults=True):
     result: str | None = None
     usage: UsageSeen | None = None
     awaiting_permission: bool = False
+    kind: TurnKind = "prompt"
 
 
 class Permission(Wire, frozen=True, omit_defaults=True):
@@ -343,6 +343,22 @@ class SubmitPrompt(Wire, frozen=True, omit_defaults=True):
     prompt: str
     idempotency_key: Short | None = None
     timeout: Seconds | None = None
+
+
+class CompactSession(Wire, frozen=True, omit_defaults=True):
+    """Replaces the conversation by a summary. `words` tell the agent what the summary must keep."""
+
+    session: str
+    words: str = ""
+    idempotency_key: Short | None = None
+    timeout: Seconds | None = None
+
+
+class ClearSession(Wire, frozen=True, omit_defaults=True):
+    """Begins an empty conversation. The session and its record stay."""
+
+    session: str
+    idempotency_key: Short | None = None
 
 
 class SessionRef(Wire, frozen=True, omit_defaults=True):
@@ -722,6 +738,8 @@ class Hello(Wire, frozen=True, omit_defaults=True):
     turn: str | None = None
     """The running turn, or the last one while its end is not acknowledged."""
     last_n: int = 0
+    abilities: tuple[str, ...] = ()
+    """The kinds of turns, besides prompts, that it can run; `offered` for turns with `ExecutePrompt.offered`."""
 
 
 class Welcome(Wire, frozen=True, omit_defaults=True):
@@ -875,6 +893,9 @@ class ExecutePrompt(Wire, frozen=True, omit_defaults=True):
     number: int
     prompt: str
     timeout: float | None = None
+    kind: TurnKind = "prompt"
+    offered: bool = False
+    """Another executor, which is gone, may have accepted the prompt: run it only if the agent never got it."""
 
 
 class Accepted(Wire, frozen=True, omit_defaults=True):

@@ -66,6 +66,10 @@ CLIENT: Final[Table] = _table(
     ),
     _changing("open_session", m.OpenSession, m.Session, "Opens a session and leases it an executor."),
     _changing("submit_prompt", m.SubmitPrompt, m.Turn, "Queues a prompt; durable before the reply."),
+    _changing(
+        "compact_session", m.CompactSession, m.Turn, "Queues a turn that replaces the conversation by a summary."
+    ),
+    _changing("clear_session", m.ClearSession, m.Turn, "Queues a turn that begins an empty conversation."),
     _request("list_sessions", m.ListSessions, m.Sessions, "The sessions that the caller may see, newest first."),
     _request("get_session", m.SessionRef, m.Session, "One session by id, prefix or name."),
     _request("list_turns", m.ListTurns, m.Turns, "The turns of a session, oldest first."),

@@ -22,7 +22,7 @@ from tests.programs import required_program
 
 LINES = {
     "hutch ": sorted([*MODULES, "help"]),
-    "hutch co": ["completion", "config"],
+    "hutch co": ["compact", "completion", "config"],
     "hutch help fo": ["fork"],
     "hutch config ": ["check", "path", "show"],
     "hutch config show --o": ["--origin", "--output"],

@@ -27,6 +27,7 @@ class FakeRunner:
     """A runner that does what the test prescribes."""
 
     agent: ClassVar[str] = "script"
+    abilities: ClassVar[tuple[str, ...]] = ("clear",)
     open_error: Exception | None = None
     run_error: Exception | None = None
     ignores_interrupt = False

@@ -57,14 +57,19 @@ class Connection:
         self.fake = executor
         self.known: Executor | None = None
         self.open = True
+        self._calls: set[anyio.CancelScope] = set()
 
     async def call(self, name: str, params: msgspec.Struct, timeout: float, /) -> Any:
         if not self.open:
             raise HutchError(Reason.CONNECTION_LOST)
         self.fake.calls.append((name, params))
-        with anyio.move_on_after(timeout):
-            return await self.fake.answer(name, params)
-        raise HutchError(Reason.TIMED_OUT)
+        with anyio.move_on_after(timeout) as scope:
+            self._calls.add(scope)
+            try:
+                return await self.fake.answer(name, params)
+            finally:
+                self._calls.discard(scope)
+        raise HutchError(Reason.TIMED_OUT if self.open else Reason.CONNECTION_LOST)
 
     async def notify(self, name: str, params: msgspec.Struct, /) -> None:
         assert isinstance(params, m.AckEvents)
@@ -72,6 +77,12 @@ class Connection:
 
     def close(self) -> None:
         self.fake.hang_up(self)
+
+    def lose(self) -> None:
+        """Lose the connection: calls that wait for a result fail."""
+        self.open = False
+        for scope in self._calls:
+            scope.cancel()
 
 
 class FakeExecutor:
@@ -89,6 +100,7 @@ class FakeExecutor:
         self.turn: str | None = None
         self.taken: list[str] = []
         self.exited = anyio.Event()
+        self.abilities: tuple[str, ...] = host.abilities
         self.refuses: str | None = None
         self.deaf = False
         """It takes no request but hello's answer: a stopped process."""
@@ -122,6 +134,7 @@ class FakeExecutor:
             "session": self.prepared.session if self.prepared is not None else None,
             "turn": self.turn,
             "last_n": len(self.events),
+            "abilities": self.abilities,
         }
         connection = Connection(self)
         pid = changes.pop("pid", self.pid)
@@ -143,14 +156,14 @@ class FakeExecutor:
         """Close the connection."""
         connection = connection or self.connection
         if connection is not None and connection.open:
-            connection.open = False
+            connection.lose()
             if connection is self.connection:
                 self.connection = None
             if connection.known is not None:
                 self.host.services.executors.gone(connection.known, connection)
 
     async def answer(self, name: str, params: Any) -> Any:
-        if self.deaf:
+        if self.deaf or (name == "execute_prompt" and self.host.deaf_prompts):
             await anyio.sleep_forever()
         match name:
             case "prepare_session":
@@ -199,7 +212,7 @@ class FakeExecutor:
     async def _play(self, prompt: m.ExecutePrompt) -> None:
         ended = None
         with anyio.CancelScope() as self._turn_scope:
-            await self.report("turn_started", TurnStarted(prompt.prompt, prompt.number), prompt.turn)
+            await self.report("turn_started", TurnStarted(prompt.prompt, prompt.number, prompt.kind), prompt.turn)
             with refusals_end_it():
                 ended = await self.host.play(self, prompt)
         if self.exited.is_set():
@@ -280,6 +293,10 @@ class FakeHost:
         self.slow_paths.set()
         self.refusing = 0
         """How many of the next starts fail."""
+        self.abilities: tuple[str, ...] = ("compact", "clear", "offered")
+        """What executors can do that start from now on."""
+        self.deaf_prompts = False
+        """Executors do not answer when they get a prompt."""
         self.mute = False
         """Executors start and never say hello."""
         self.unpreparable: str | None = None

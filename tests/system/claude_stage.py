@@ -16,7 +16,7 @@ from hutch_executor.runners.claude.runner import ClaudeRunner
 from hutch_executor.runners.claude.turn import ClaudeTimeouts
 from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
-from hutch_shared.events import EventKind, Notice, TurnEnded
+from hutch_shared.events import EventKind, Notice, TurnEnded, TurnKind
 from hutch_shared.ids import new_id
 from tests.rehearsal import Model, Script, serve
 
@@ -127,10 +127,13 @@ class Stage:
     home: Path
     turns: int = 0
 
-    async def turn(self, prompt: str = "go") -> TurnEnded:
-        """Run a turn."""
+    async def turn(
+        self, prompt: str = "go", kind: TurnKind = "prompt", *, turn: str | None = None, offered: bool = False
+    ) -> TurnEnded:
+        """Run a turn; `turn` is its id."""
         self.turns += 1
-        return await self.runner.run(m.ExecutePrompt("s-1", new_id("turn"), self.turns, prompt))
+        submitted = m.ExecutePrompt("s-1", turn or new_id("turn"), self.turns, prompt, kind=kind, offered=offered)
+        return await self.runner.run(submitted)
 
     @property
     def pid(self) -> int:

@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from hutch_shared import messages as m
-from hutch_shared.events import TurnEnded
+from hutch_shared.events import TurnEnded, TurnKind
 from tests.rehearsal import (
     Drop,
     Pause,
@@ -93,7 +93,9 @@ class Player:
         self.on = on
         self.record = record
 
-    async def play(self, name: str, script: Script, prompt: str = "go", meanwhile: Any = None) -> TurnEnded:
+    async def play(
+        self, name: str, script: Script, prompt: str = "go", meanwhile: Any = None, kind: TurnKind = "prompt"
+    ) -> TurnEnded:
         """Play one turn with `meanwhile` beside it; append the record."""
         on, daemon = self.on, self.on.daemon
         events, asks, turns = len(daemon.events), len(daemon.asks), len(on.model.turns)
@@ -101,16 +103,16 @@ class Player:
         ends: list[TurnEnded] = []
 
         async def turn() -> None:
-            ends.append(await on.turn(prompt))
+            ends.append(await on.turn(prompt, kind))
 
         async with anyio.create_task_group() as group:
             group.start_soon(turn)
             if meanwhile is not None:
                 await meanwhile(on)
         record: dict[str, Any] = {"end": msgspec.to_builtins(ends[0])}
-        for kind, data, _ in daemon.events[events:]:
-            if kind != "stderr":
-                record.setdefault(kind, []).append(msgspec.to_builtins(data))
+        for event, data, _ in daemon.events[events:]:
+            if event != "stderr":
+                record.setdefault(event, []).append(msgspec.to_builtins(data))
         record["asked"] = [
             {**msgspec.to_builtins(ask.call), "kind": ask.kind, "cwd": ask.cwd, "plan": ask.plan}
             | {"questions": msgspec.to_builtins(ask.questions)}
@@ -131,8 +133,8 @@ def _told(requests: list[Request]) -> Any:
     """
     told = [
         {
-            "heard": request.heard,
-            "results": sorted((result.text, result.is_error) for result in request.fresh),
+            "heard": _heard(request.heard),
+            "results": [] if _asks_for_summary(request.heard) else _results(request),
             "remembers": "Grüße 🐑, all" in str(request.messages[:-1]),
             "model": request.body["model"],
             "bearer": "authorization" in request.headers,
@@ -141,6 +143,21 @@ def _told(requests: list[Request]) -> Any:
         for request in requests
     ]
     return [one for at, one in enumerate(told) if at == 0 or one != told[at - 1]]
+
+
+def _results(request: Request) -> list[tuple[str, bool]]:
+    return sorted((result.text, result.is_error) for result in request.fresh)
+
+
+def _asks_for_summary(text: str) -> bool:
+    return "summary of the conversation" in text
+
+
+def _heard(text: str) -> str:
+    """Return the text of a request without the CLI's own words about a summary."""
+    if _asks_for_summary(text):
+        return f"summarise; {'the sheep' in text}"
+    return text.rpartition("</local-command-stdout>")[2].strip()
 
 
 def _plain(value: Any, messages: dict[str, str]) -> Any:
@@ -157,6 +174,8 @@ def _plain(value: Any, messages: dict[str, str]) -> Any:
         return [_plain(one, messages) for one in value]
     if not isinstance(value, str):
         return value
+    if value.startswith("This session is being continued"):
+        return f"summary: {'of sheep' in value}"
 
     def number(found: re.Match[str]) -> str:
         return messages.setdefault(found[1], f"message {len(messages) + 1}")
@@ -199,6 +218,9 @@ async def conversation(player: Player) -> None:
     await player.on.runner.set_mode("plan")
     await player.play("a plan", plan, "plan it")
     await player.on.runner.set_mode("ask")
+    summary = Say("<analysis>hm</analysis><summary>of sheep</summary>")
+    await player.play("a summary", lambda _: summary, "the sheep", kind="compact")
+    await player.play("the prompt after the summary", lambda _: Say("again"), "/status and now")
 
 
 def _plan(request: Request) -> Reply:
@@ -284,6 +306,7 @@ async def all_dialogues(root: Path, cli: str | None) -> Record:
         await conversation(player)
         await interrupts(player)
         await failures(player)
+        await player.play("an empty conversation", lambda _: Say("ok"), "", kind="clear")
         end = await player.play("the last prompt", lambda _: Say("ok"))
     fork: dict[str, Any] = {"resume": end.agent_session, "fork": True, "auth": "bearer"}
     choice = m.AgentOptions(model="claude-of-choice", disallowed_tools=("WebSearch",))

@@ -115,6 +115,8 @@ CLIENT_GATE: Final[dict[str, GateRow]] = {
     "get_status": GateRow(_SEEN),
     "open_session": GateRow(_OWN, draining=False),
     "submit_prompt": GateRow(_SESSION, draining=False, closed=Reason.SESSION_CLOSED),
+    "compact_session": GateRow(_SESSION, draining=False, closed=Reason.SESSION_CLOSED),
+    "clear_session": GateRow(_SESSION, draining=False, closed=Reason.SESSION_CLOSED),
     "list_sessions": GateRow(_SEEN),
     "get_session": GateRow(_SESSION),
     "list_turns": GateRow(_SESSION),

@@ -83,6 +83,8 @@ CLIENT_METHODS: Final[dict[str, OwnMethod[Any, Any] | ServiceMethod[Any, Any]]] 
     "get_status": ServiceMethod(m.Nothing, lambda s: s.host.get_status),
     "open_session": ServiceMethod(m.OpenSession, lambda s: s.sessions.open_session),
     "submit_prompt": ServiceMethod(m.SubmitPrompt, lambda s: s.turns.submit_prompt),
+    "compact_session": ServiceMethod(m.CompactSession, lambda s: s.turns.compact_session),
+    "clear_session": ServiceMethod(m.ClearSession, lambda s: s.turns.clear_session),
     "list_sessions": ServiceMethod(m.ListSessions, lambda s: s.sessions.list_sessions),
     "get_session": ServiceMethod(m.SessionRef, lambda s: s.sessions.get_session),
     "list_turns": ServiceMethod(m.ListTurns, lambda s: s.turns.list_turns),

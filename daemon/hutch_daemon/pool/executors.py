@@ -48,6 +48,7 @@ class Executor:
     """The state, process and connection of one executor. Only the pool changes it."""
 
     __slots__ = (
+        "abilities",
         "adopted",
         "attached",
         "checked",
@@ -115,6 +116,8 @@ class Executor:
         self.renew_at = 0
         """The time when half of its token's lifetime is over, in ms on the monotonic clock."""
         self.protocol = m.PROTOCOL
+        self.abilities: tuple[str, ...] = ()
+        """The abilities of its last hello. An executor of an earlier version may lack some."""
         self.detail = ""
 
     @property

@@ -190,7 +190,7 @@ class Pool:
         executor.last_seen = self._clock()
         executor.turn = hello.turn
         executor.prepared = executor.prepared or hello.session is not None
-        executor.protocol = hello.protocol
+        executor.protocol, executor.abilities = hello.protocol, hello.abilities
         if former is not None:
             former.close()
         if executor.state != state:

@@ -7,6 +7,7 @@ keeps only `TurnRequest` in memory, so that a lost wake-up, a restart or a faili
     queued       any                 stop               Settle: it is stopped
     queued       any                 none               Dispatch
     dispatching  ended               prompt not sent    Settle: back to the queue
+    dispatching  processes gone      prompt sent        Offer, once, if the agent shows which prompts it got
     any later    ended               any                Settle: stopped, lost, over a limit, or outcome unknown
     dispatching  not connected       any                WaitUntil woken
     dispatching  connected           any                HandOver
@@ -27,6 +28,7 @@ from hutch_shared.messages import TurnState
 __all__ = [
     "Dispatch",
     "HandOver",
+    "Offer",
     "Settle",
     "Step",
     "Stop",
@@ -47,6 +49,8 @@ class TurnExecutor:
     """True if it is being ended or has ended, and so accepts nothing any more."""
     ended: bool = False
     """True if its processes are gone, or it is quarantined."""
+    quarantined: bool = False
+    """True if hutchd could not show that its processes are gone."""
     said_hello: bool = True
     """True if it has connected to this hutchd at least once."""
     over_limit: str = ""
@@ -112,20 +116,33 @@ class Settle:
 
 
 @dataclass(frozen=True, slots=True)
+class Offer:
+    """Queue the turn again. Its executor may have accepted the prompt: the next one looks whether the agent got it."""
+
+
+@dataclass(frozen=True, slots=True)
 class WaitUntil:
     """Wait for a wake-up, or until this time."""
 
     time: float
 
 
-Step = Dispatch | HandOver | Stop | Settle | WaitUntil
+Step = Dispatch | HandOver | Stop | Settle | Offer | WaitUntil
 
 
-def next_step(turn: TurnState, executor: TurnExecutor | None, request: TurnRequest, now: float) -> Step:
-    """Return the next step for an unfinished turn. `executor` is None if hutchd knows no executor that has the turn."""
+def next_step(
+    turn: TurnState, executor: TurnExecutor | None, request: TurnRequest, now: float, *, offerable: bool = False
+) -> Step:
+    """Return the next step for an unfinished turn. `executor` is None if hutchd knows no executor that has the turn.
+
+    `offerable`: another executor can find out whether the agent got the prompt, and the turn was not offered before.
+    """
     if turn == "queued":
         return Dispatch() if request.stop is None else Settle(stopped(request.stop))
     if executor is None or executor.ended:
+        sent = turn == "dispatching" and request.prompt_sent is not False
+        if sent and offerable and request.stop is None and not (executor is not None and executor.quarantined):
+            return Offer()
         return Settle(_without_executor(turn, executor, request))
     if turn == "dispatching":
         if not executor.connected or executor.over:

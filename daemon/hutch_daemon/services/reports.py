@@ -93,8 +93,10 @@ class ReportService:
         for event in fresh:
             if event.turn not in known:
                 turn = turns.get(tx, event.turn or "")
-                known[event.turn] = turn is not None and (turn.session, turn.executor) == (session, executor)
-                if turn is not None and known[event.turn] and turn.state == "dispatching":
+                known[event.turn] = (
+                    turn is not None and turn.session == session and executor in (turn.executor, turn.offered_to)
+                )
+                if turn is not None and executor == turn.executor and turn.state == "dispatching":
                     self._lifecycle.begin(tx, turn)  # this event arrived before the reply to `execute_prompt`
             if not known[event.turn]:
                 sentence = f"The executor reported a {event.kind} of a turn that it was not given."
@@ -104,14 +106,14 @@ class ReportService:
                     _noticed(event, "not_yours", f"The executor reported a {event.kind}, which only hutchd may report.")
                 )
             elif event.kind == "turn_ended":
-                kept.append(self._end(tx, event))
+                kept.append(self._end(tx, executor, event))
                 tx.after_commit(partial(self._on_ended, session))
             else:
                 kept.append(event)
         _, acked = events.append_reported(tx, executor, session, kept)
         return acked
 
-    def _end(self, tx: Tx, event: ReportedEvent) -> ReportedEvent:
+    def _end(self, tx: Tx, executor: str, event: ReportedEvent) -> ReportedEvent:
         try:
             ended = _ended_of(event.data)
         except msgspec.DecodeError:
@@ -120,6 +122,9 @@ class ReportService:
         turn = turns.get(tx, event.turn) if event.turn is not None else None
         if turn is None:
             return _noticed(event, "no_such_turn", "The executor reported an end without a turn.")
+        if turn.executor != executor:
+            sentence = f"The executor reported the turn as {ended.state}; it had been given to another one."
+            return _noticed(event, "ended_before", sentence)
         if not self._lifecycle.end(tx, turn, ended, reported=True):
             return _noticed(
                 event, "ended_before", f"The executor reported the turn as {ended.state}; it had already ended."

@@ -22,6 +22,7 @@ from hutch_daemon.pool.pool import Pool
 from hutch_daemon.services.next_step import (
     Dispatch,
     HandOver,
+    Offer,
     Settle,
     Step,
     Stop,
@@ -33,13 +34,14 @@ from hutch_daemon.services.next_step import (
 )
 from hutch_daemon.services.session_executors import SessionExecutors
 from hutch_daemon.services.states import TURN
-from hutch_daemon.services.turn_lifecycle import StopCause, TurnLifecycle, stopped
+from hutch_daemon.services.turn_lifecycle import StopCause, TurnLifecycle, outcome_unknown, stopped
 from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store import audit, events, sessions, turns
 from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import SessionRow, TurnRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
+from hutch_shared.agents import keeps_conversation
 from hutch_shared.backoff import Backoff
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Notice, TurnEnded
@@ -238,7 +240,10 @@ class SessionLoop:
             request.deadline = self._deadline(await self._row(), turn)
         request.storable = self._store.available
         executor = _view(active.executor) if active.executor is not None else None
-        return next_step(turn.state, executor, request, self._clock())
+        offerable = False
+        if turn.state == "dispatching" and turn.offered_to is None and (executor is None or executor.ended):
+            offerable = keeps_conversation((await self._row()).agent)
+        return next_step(turn.state, executor, request, self._clock(), offerable=offerable)
 
     async def _carry_out(self, step: Step, active: _Active, turn: TurnRow) -> None:
         executor = active.executor
@@ -250,6 +255,10 @@ class SessionLoop:
                     await self._changed.wait()
             case Settle(ended=ended):
                 await self._settle(active, turn, ended)
+            case Offer():
+                await self._store.write(lambda tx: self._lifecycle.offer(tx, turn))
+                failpoint("turn.offered")
+                active.executor, active.request.prompt_sent = None, None
             case HandOver():
                 assert executor is not None, "a prompt is handed over to the executor that was looked at"
                 await self._hand_over(active, turn, executor)
@@ -274,9 +283,21 @@ class SessionLoop:
             self._getting_executor = None
         if cancelled:
             return
+        if (missing := _needs(turn) - {*executor.abilities}) and not executor.over:
+            await self._replace(turn, executor, " ".join(missing))
+            return
         active.executor, active.request.prompt_sent = executor, False
         await self._store.write(lambda tx: self._lifecycle.dispatch(tx, turn, executor.id))
         failpoint("turn.dispatching")
+
+    async def _replace(self, turn: TurnRow, executor: Executor, missing: str) -> None:
+        """Give up an executor of an earlier version that cannot run the turn. The next one can."""
+        if executor.adopted:
+            self._pool.retire(executor, f"it is of an earlier version of Hutch, which cannot do this: {missing}")
+        elif turn.offered_to is not None:
+            await self._end(turn, outcome_unknown("its executor is gone"))
+        else:
+            await self._end(turn, TurnEnded("failed", "unsupported", f"The agent cannot do this: {missing}."))
 
     async def _hand_over(self, active: _Active, turn: TurnRow, executor: Executor) -> None:
         session = await self._row()
@@ -287,7 +308,11 @@ class SessionLoop:
             number=turn.number,
             prompt=turn.prompt,
             timeout=self._timeout(session, turn),
+            kind=turn.kind,
+            offered=turn.offered_to is not None,
         )
+        if executor.peer is None:  # it has gone since the look: nothing was sent
+            return
         active.request.prompt_sent = True
         try:
             answer: m.Accepted = await executor.call("execute_prompt", prompt, _ACCEPT_TIMEOUT)
@@ -416,7 +441,13 @@ def _view(executor: Executor) -> TurnExecutor:
         connected=executor.peer is not None,
         over=executor.over,
         ended=executor.ended.is_set(),
+        quarantined=executor.state == "quarantined",
         said_hello=executor.attached > 0,
         over_limit=executor.killed.over if executor.killed is not None else "",
         detail=executor.detail,
     )
+
+
+def _needs(turn: TurnRow) -> set[str]:
+    """Return the abilities that the turn's executor must have."""
+    return ({turn.kind} if turn.kind != "prompt" else set()) | ({"offered"} if turn.offered_to is not None else set())

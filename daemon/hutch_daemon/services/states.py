@@ -18,7 +18,8 @@ TURN: Final[TransitionTable[TurnState]] = TransitionTable(
     "queued",
     {
         "queued": frozenset({"dispatching", "stopped", "failed"}),
-        # back to queued if the executor refused the prompt, or never got it
+        # back to queued if the executor refused the prompt, never got it, or is gone and may have accepted it: then the
+        # next executor runs it only if the agent never got it
         "dispatching": frozenset({"queued", "running", "failed"}),
         "running": frozenset({"stopping", "completed", "failed", "stopped", "timed_out"}),
         "stopping": frozenset({"stopped", "timed_out", "completed"}),

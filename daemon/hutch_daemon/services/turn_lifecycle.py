@@ -52,6 +52,10 @@ class TurnLifecycle:
         """Queue a turn again if its executor never accepted it."""
         turns.move(tx, turn.id, {"dispatching"}, "queued", executor=None)
 
+    def offer(self, tx: Tx, turn: TurnRow) -> None:
+        """Queue a turn again if its executor is gone and may have accepted it."""
+        turns.move(tx, turn.id, {"dispatching"}, "queued", executor=None, offered_to=turn.executor)
+
     def end(self, tx: Tx, turn: TurnRow, ended: TurnEnded, *, reported: bool = False) -> bool:
         """End a turn and withdraw its permission requests. Return False if it had already ended.
 
@@ -74,7 +78,9 @@ class TurnLifecycle:
         self.approvals.withdraw(tx, turn.id, "the turn ended")
         if not reported:
             events.append(tx, turn.session, turn.id, "turn_ended", ended)
-        if ended.agent_session is not None:
+        if turn.kind == "clear" and state == "completed":
+            sessions.update(tx, turn.session, agent_session=None)
+        elif ended.agent_session is not None:
             sessions.update(tx, turn.session, agent_session=ended.agent_session)
         if ended.usage is not None:
             _book(tx, turn, ended)

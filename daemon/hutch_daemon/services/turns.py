@@ -1,4 +1,4 @@
-"""Turns: submit a prompt, list and get turns, cancel a queued one, interrupt the running one."""
+"""Turns: submit a prompt, compact or clear a conversation, list and get turns, cancel or interrupt one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from hutch_daemon.store.records import Tx, to_message
 from hutch_daemon.store.rows import SessionRow, TurnRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
+from hutch_shared.agents import keeps_conversation
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import TurnKind
 from hutch_shared.failpoints import failpoint
 from hutch_shared.ids import new_id
 from hutch_shared.times import now_ms
@@ -51,7 +53,32 @@ class TurnService:
         """Queue a prompt, durably. A repeated idempotency key returns the first turn."""
         self._access.require_serving()
         session = await self._access.session(caller, params.session)
-        limits, prompt = self._settings.current.turns, params.prompt.encode()
+        return await self._queue(session, "prompt", params.prompt, key=params.idempotency_key, timeout=params.timeout)
+
+    async def compact_session(self, caller: Caller, params: m.CompactSession) -> m.Turn:
+        """Queue a turn that replaces the conversation by a summary, durably; `params.words` say what it must keep.
+
+        `invalid_params` if the agent keeps no conversation. A repeated idempotency key returns the first turn.
+        """
+        self._access.require_serving()
+        session = await self._access.session(caller, params.session)
+        _require_conversation(session, "compact")
+        return await self._queue(
+            session, "compact", params.words.strip(), key=params.idempotency_key, timeout=params.timeout
+        )
+
+    async def clear_session(self, caller: Caller, params: m.ClearSession) -> m.Turn:
+        """Queue a turn that begins an empty conversation, durably. Errors as in `compact_session`."""
+        self._access.require_serving()
+        session = await self._access.session(caller, params.session)
+        _require_conversation(session, "clear")
+        return await self._queue(session, "clear", "", key=params.idempotency_key)
+
+    async def _queue(
+        self, session: SessionRow, kind: TurnKind, words: str, *, key: str | None, timeout: float | None = None
+    ) -> m.Turn:
+        """Queue a turn, durably, and wake the session's task."""
+        limits, prompt = self._settings.current.turns, words.encode()
         if len(prompt) > limits.prompt:
             raise HutchError(Reason.INVALID_PARAMS, f"The prompt is longer than {limits.prompt} bytes.")
         if self._known.find(prompt) is not None:
@@ -59,10 +86,11 @@ class TurnService:
         turn = TurnRow(
             id=new_id("turn"),
             session=session.id,
-            prompt=params.prompt,
+            prompt=words,
             queued_at=now_ms(),
-            idempotency_key=params.idempotency_key,
-            timeout=params.timeout,
+            idempotency_key=key,
+            timeout=timeout,
+            kind=kind,
         )
 
         def queue(tx: Tx) -> TurnRow:
@@ -158,6 +186,13 @@ class TurnService:
             session=session.id,
             subject=turn,
         )
+
+
+def _require_conversation(session: SessionRow, verb: str) -> None:
+    """Raise `invalid_params` if the session's agent keeps no conversation."""
+    if not keeps_conversation(session.agent):
+        sentence = f"{session.name} has no conversation to {verb}: its agent, {session.agent}, keeps none."
+        raise HutchError(Reason.INVALID_PARAMS, sentence)
 
 
 def _turn_view(row: TurnRow, pending: int = 0) -> m.Turn:

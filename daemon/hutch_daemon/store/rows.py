@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from hutch_shared import messages as m
-from hutch_shared.events import UsageSeen
+from hutch_shared.events import TurnKind, UsageSeen
 
 __all__ = [
     "FORK_MARK",
@@ -96,9 +96,9 @@ class TurnRow:
     message: str | None = None
     result: str | None = None
     usage: UsageSeen | None = None
-    kind: m.TurnKind = "prompt"
-    offered: bool = False
-    """True if an executor that is gone may have accepted the prompt: it runs again only if the agent never saw it."""
+    kind: TurnKind = "prompt"
+    offered_to: str | None = None
+    """The executor, gone since, that may have accepted the prompt: it runs again only if the agent never got it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,12 +36,12 @@ def insert(tx: Executes, row: TurnRow) -> tuple[TurnRow, bool]:
     """Queue `row` with the session's next number and return it with True.
 
     If a turn with the same idempotency key exists, return that turn with False. HutchError: NOT_FOUND if the session
-    does not exist, SESSION_CLOSED, CONFLICT if the key was used for another prompt.
+    does not exist, SESSION_CLOSED, CONFLICT if the key was used for another prompt or kind of turn.
     """
     if row.idempotency_key is not None:
         made = TURNS.one(tx, "WHERE session = ? AND idempotency_key = ?", (row.session, row.idempotency_key))
         if made is not None:
-            if made.prompt != row.prompt:
+            if (made.kind, made.prompt) != (row.kind, row.prompt):
                 raise HutchError(Reason.CONFLICT, turn=made.id)
             return made, False
     found = tx.execute(

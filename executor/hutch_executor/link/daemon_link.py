@@ -70,11 +70,12 @@ class DaemonLink:
         reporter: Reporter,
         state: Callable[[], LinkState],
         welcomed: Callable[[m.Welcome], None] = lambda _: None,
+        abilities: tuple[str, ...] = (),
         *,
         give_up_after: float = GIVE_UP_AFTER,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """Prepare to dial `boot.socket`. `welcomed` gets each answer to `hello`.
+        """Prepare to dial `boot.socket`. `welcomed` gets each answer to `hello`, which names the runner's `abilities`.
 
         `clock` returns seconds and stops while the machine sleeps.
         """
@@ -83,6 +84,7 @@ class DaemonLink:
         self._reporter = reporter
         self._state = state
         self._welcomed = welcomed
+        self._abilities = abilities
         self._give_up_after = give_up_after
         self._clock = clock
         self._peer: Peer[Any] | None = None
@@ -198,6 +200,7 @@ class DaemonLink:
                 session=state.session,
                 turn=state.turn,
                 last_n=self._reporter.outbox.last,
+                abilities=self._abilities,
             ),
             _HELLO_DEADLINE,
         )

@@ -60,6 +60,8 @@ class AgentRunner(Protocol):
     """Drives one kind of agent for one session: open once, then turns one at a time, then close."""
 
     agent: ClassVar[str]
+    abilities: ClassVar[tuple[str, ...]]
+    """The kinds of turns, besides prompts, that it can run; `offered` if it can tell whether the agent got a prompt."""
     setup: Setup
     """The PATH and umask for the agent and its commands. The worker sets it before `open`."""
 

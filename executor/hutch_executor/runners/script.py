@@ -55,6 +55,7 @@ class ScriptRunner:
     """An `AgentRunner` that plays a script."""
 
     agent: ClassVar[str] = "script"
+    abilities: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self) -> None:
         """Make a runner without a script."""

@@ -64,6 +64,8 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "stop": ("control", "close a session and end its processes"),
         "rm": ("control", "remove a closed session and its record"),
         "fork": ("control", "open a session that continues another's conversation"),
+        "compact": ("conversation", "replace a session's conversation by a summary"),
+        "clear": ("conversation", "begin an empty conversation in a session"),
     },
     "Rules, keys and the record": {
         "policy": ("policy", "show, explain, test and change the rules"),

@@ -1,10 +1,12 @@
-"""`hutch run`: opens or finds a session, submits the prompt and watches its turn."""
+"""`hutch run`, `hutch compact`, `hutch clear`: open or find a session, queue a turn and watch it."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+from collections.abc import Awaitable, Callable
+from typing import Literal
 
 import anyio
 import msgspec
@@ -23,7 +25,7 @@ from hutch_shared import messages as m
 from hutch_shared.agents import DEFAULT_AGENT
 from hutch_shared.errors import HutchError, Reason
 
-__all__ = ["run"]
+__all__ = ["clear", "compact", "run"]
 
 _OF_NEW_SESSIONS = (
     *("directory", "agent", "name", "account", "isolation", "mode", "allow", "ask", "deny", "model", "script"),
@@ -41,6 +43,27 @@ def run(given: argparse.Namespace) -> int:
     prompt = _read_prompt(given.prompt)
     _ensure_daemon()
     return anyio.run(_talk, given, opened, prompt)
+
+
+def compact(given: argparse.Namespace) -> int:
+    """Replace the session's conversation by a summary; return the exit code."""
+    words = " ".join(given.words)
+    return anyio.run(_change, given, lambda hutch, id_: hutch.compact_session(id_, words, timeout=given.timeout))
+
+
+def clear(given: argparse.Namespace) -> int:
+    """Begin an empty conversation in the session; return the exit code."""
+    return anyio.run(_change, given, lambda hutch, id_: hutch.clear_session(id_))
+
+
+async def _change(given: argparse.Namespace, queue: Callable[[HutchClient, str], Awaitable[m.Turn]]) -> int:
+    async with HutchClient.connect() as hutch:
+        session = await _find(hutch, given.session)
+        turn = await queue(hutch, session.id)
+        if given.detach:
+            print_json({"session": session.id, "turn": turn.id}) if given.output == "json" else print(turn.id)
+            return exits.OK
+        return await _watch(hutch, given, session, turn, "inline")
 
 
 def _read_prompt(prompt: str | None) -> str:
@@ -68,19 +91,35 @@ async def _talk(given: argparse.Namespace, opened: m.OpenSession | None, prompt:
             print(f"! {one_line(session.warning)}", file=sys.stderr)
         async with waiting_for(lambda: _refusal(hutch)):
             turn = await hutch.submit_prompt(session.id, prompt, timeout=given.timeout)
-        if session.active_turn is not None:
-            print("Queued: another turn of this session is running.", file=sys.stderr)
         if given.detach:
+            _report_queued(session)
             print_json({"session": session.id, "turn": turn.id}) if given.output == "json" else print(session.id)
             return exits.OK
         print(_headline(session), file=sys.stderr)
         if session.keys == "exposed" and session.isolation.keys_why:
             print(f"! {one_line(session.isolation.keys_why)}", file=sys.stderr)
-        options = WatchOptions(given.output, "refuse" if given.no_input else "inline", prompts=False)
-        code = await TurnWatch(hutch, session.id, options, turn=turn.id).run(session.head_seq, session.journal)
-        if given.output == "json":
-            print_json(msgspec.to_builtins(await hutch.get_turn(turn.id)))
-        return code
+        return await _watch(hutch, given, session, turn, "refuse" if given.no_input else "inline")
+
+
+async def _watch(
+    hutch: HutchClient,
+    given: argparse.Namespace,
+    session: m.Session,
+    turn: m.Turn,
+    questions: Literal["inline", "refuse"],
+) -> int:
+    """Watch the turn to its end; return the exit code."""
+    _report_queued(session)
+    options = WatchOptions(given.output, questions, prompts=False)
+    code = await TurnWatch(hutch, session.id, options, turn=turn.id).run(session.head_seq, session.journal)
+    if given.output == "json":
+        print_json(msgspec.to_builtins(await hutch.get_turn(turn.id)))
+    return code
+
+
+def _report_queued(session: m.Session) -> None:
+    if session.active_turn is not None:
+        print("Queued: another turn of this session is running.", file=sys.stderr)
 
 
 def _headline(session: m.Session) -> str:

@@ -14,7 +14,7 @@ from hutch_client import exits
 from hutch_client.blocking import BlockingConnection
 from hutch_client.commands import Command, number, output
 from hutch_client.encoding import require_utf8
-from hutch_client.tables import ago, fields, print_json, print_lines, table, usage_words
+from hutch_client.tables import ago, fields, print_json, print_lines, prompt_words, table, usage_words
 from hutch_client.untrusted import one_line
 from hutch_shared.errors import HutchError, Reason
 
@@ -212,7 +212,8 @@ def _turn_row(turn: dict[str, Any]) -> list[object]:
     state = (
         turn["state"] if "reason" not in turn or turn["state"] == "completed" else f"{turn['state']}: {turn['reason']}"
     )
-    return [turn["id"], state, turn["queued_at"], usage_words(turn.get("usage")), one_line(turn["prompt"], 60)]
+    words = prompt_words(turn["prompt"], turn.get("kind", "prompt"))
+    return [turn["id"], state, turn["queued_at"], usage_words(turn.get("usage")), one_line(words, 60)]
 
 
 COMMANDS = {

@@ -122,7 +122,7 @@ async def keep_key(owner: Peer[None]) -> str:
 
 async def at_work(owner: Peer[None], state: m.SessionState = "open") -> Things:
     """Open a session with an ended turn, a permission request and a queued turn; or close it after that."""
-    opened: m.Session = await owner.call("open_session", m.OpenSession("script", f"/project/{new_id('session')}"))
+    opened: m.Session = await owner.call("open_session", m.OpenSession("claude", f"/project/{new_id('session')}"))
     talked: m.Turn = await owner.call("submit_prompt", m.SubmitPrompt(opened.id, "talk"))
 
     async def over() -> bool:

@@ -102,7 +102,7 @@ def test_a_draining_hutchd_starts_no_new_work() -> None:
         if expected(method, Role.ROOT, Phase.DRAINING, first(method)) is Reason.SHUTTING_DOWN
     }
 
-    assert closed == {"open_session", "submit_prompt", "fork_session"}
+    assert closed == {"open_session", "submit_prompt", "compact_session", "clear_session", "fork_session"}
 
 
 def test_a_foreign_record_looks_missing() -> None:

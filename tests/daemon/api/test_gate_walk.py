@@ -38,6 +38,8 @@ CALLS: Final[Mapping[str, Callable[[Things, bool], msgspec.Struct]]] = {
     "get_version": lambda it, every: m.VersionParams(m.PROTOCOL, "test"),
     "get_status": lambda it, every: m.Nothing(),
     "open_session": lambda it, every: m.OpenSession("script", "/project/opened"),
+    "compact_session": lambda it, every: m.CompactSession(it.session, "the tests"),
+    "clear_session": lambda it, every: m.ClearSession(it.session),
     "submit_prompt": lambda it, every: m.SubmitPrompt(it.session, "talk"),
     "list_sessions": lambda it, every: m.ListSessions(all_owners=True, limit=10_000),
     "get_session": lambda it, every: m.SessionRef(it.session),

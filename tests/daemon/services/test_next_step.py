@@ -11,6 +11,7 @@ import pytest
 from hutch_daemon.services.next_step import (
     Dispatch,
     HandOver,
+    Offer,
     Settle,
     Step,
     Stop,
@@ -28,6 +29,7 @@ SOON = 130.0
 CONNECTED = TurnExecutor()
 AWAY = TurnExecutor(connected=False)
 DRAINING = TurnExecutor(over=True, detail="it was silent")
+LEFT_BEHIND = TurnExecutor(connected=False, over=True, ended=True, quarantined=True, detail="it did not end")
 GONE = TurnExecutor(connected=False, over=True, ended=True, detail="it was killed")
 OVER_LIMIT = TurnExecutor(connected=False, over=True, ended=True, over_limit="It took too much memory.")
 NEVER_CAME = TurnExecutor(connected=False, over=True, ended=True, said_hello=False, detail="it did not come back")
@@ -37,6 +39,7 @@ EXECUTORS = {
     "away": AWAY,
     "draining": DRAINING,
     "gone": GONE,
+    "left behind": LEFT_BEHIND,
     "over a limit": OVER_LIMIT,
     "never came": NEVER_CAME,
 }
@@ -74,6 +77,8 @@ def spelled(found: Step) -> str:
             return "wait" if time == math.inf else f"wait until {time:.0f}"
         case Dispatch():
             return "dispatch"
+        case Offer():
+            return "offer"
         case HandOver():
             return "hand over"
 
@@ -123,13 +128,30 @@ def test_each_situation_has_one_step(turn: TurnState, executor: str, request_: s
     assert spelled(step(turn, EXECUTORS[executor], **REQUESTS[request_])) == answer
 
 
+def test_a_prompt_that_may_have_been_accepted_is_offered_if_the_agent_can_show_that_it_was_not() -> None:
+    """Only while its executor never reported it, its processes are gone, and the user does not want it stopped."""
+    offered = {
+        (turn, executor, request)
+        for turn, executor, request in product(LIVE, EXECUTORS, REQUESTS)
+        if next_step(turn, EXECUTORS[executor], TurnRequest(**REQUESTS[request]), NOW, offerable=True) == Offer()
+    }
+
+    gone = ("unknown", "gone", "over a limit", "never came")
+    assert offered == {
+        ("dispatching", executor, request)
+        for executor in gone
+        for request in ("nothing", "its time is over", "a prompt that was sent")
+    }
+
+
 @pytest.mark.parametrize("turn", LIVE)
 def test_every_situation_has_a_step_that_its_state_allows(turn: TurnState) -> None:
     """For every state, executor and request, the turn table allows the step."""
-    for executor, request in product(EXECUTORS, REQUESTS):
+    for executor, request, offerable in product(EXECUTORS, REQUESTS, (False, True)):
         view = EXECUTORS[executor]
-        print(executor, request, sep=", ")
-        _check_allowed(turn, view, step(turn, view, **REQUESTS[request]))
+        print(executor, request, offerable, sep=", ")
+        found = next_step(turn, view, TurnRequest(**REQUESTS[request]), NOW, offerable=offerable)
+        _check_allowed(turn, view, found)
 
 
 def _check_allowed(turn: TurnState, view: TurnExecutor | None, found: Step) -> None:
@@ -141,7 +163,7 @@ def _check_allowed(turn: TurnState, view: TurnExecutor | None, found: Step) -> N
             assert view is not None
             assert view.connected
             assert not view.over
-        case Settle(ended=None):
+        case Settle(ended=None) | Offer():
             assert TURN.allows(turn, "queued")
         case Settle(ended=ended):
             assert ended is not None

@@ -42,7 +42,7 @@ async def test_an_earlier_schema_is_migrated_without_loss(schema: Path, tmp_path
     assert {name: counts(path)[name] for name in before} == before
     assert [one.name for one in kept] == ["history", "planning", "asking", "closed"]
     assert {one.instructions for one in kept} == {None}
-    assert {(one.kind, one.offered) for one in played} == {("prompt", False)}
+    assert {(one.kind, one.offered_to) for one in played} == {("prompt", None)}
     assert [(one.kind, one.state, one.settled_rule) for one in asked] == [
         ("tool", "pending", None),
         ("plan", "pending", None),

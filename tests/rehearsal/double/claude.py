@@ -41,6 +41,8 @@ LOST = (
     "[Tool call interrupted: the session ended before this call's result was recorded, so its outcome is unknown. Check"
     " whether it took effect before relying on it or running it again.]"
 )
+SUMMARISE = "Your task is to create a detailed summary of the conversation so far."
+SUMMARY = "This session is being continued from a previous conversation that ran out of context.\n\nSummary:"
 IN_CONTEXT = "(file state is current in your context — no need to Read it back)"
 READ_ONLY = frozenset({"cat", "echo", "env", "false", "head", "ls", "pwd", "tail", "true", "wc"})
 """Commands that run in parallel with others, unless the line has more than plain words."""
@@ -361,6 +363,8 @@ class Conversation:
         for entry in map(json.loads, lines):
             if entry["type"] == "usage":
                 self.sums = entry["sums"]
+            elif entry["type"] == "compacted":
+                self.messages = entry["messages"]
             else:
                 self.messages.append(entry["message"])
                 self.prompts.add(entry.get("uuid", ""))
@@ -379,6 +383,12 @@ class Conversation:
         self.messages.append({"role": role, "content": content})
         self.prompts |= {uuid} if uuid else set()
         self._store({"type": role, "message": self.messages[-1], "sessionId": self.id, "uuid": uuid or new_id()})
+
+    def compact(self, messages: list[Message], uuid: str) -> None:
+        """Replace all messages; `uuid` is the command's."""
+        self.messages = messages
+        self.prompts.add(uuid)
+        self._store({"type": "compacted", "messages": messages, "sessionId": self.id, "uuid": uuid})
 
     def count(self, model: str, usage: Mapping[str, Any]) -> None:
         """Add the usage of one request to the sums."""
@@ -786,15 +796,7 @@ class Turn:
         """Play the turn and write its result line."""
         cli = self._cli
         self.lines.say("command_lifecycle", command_uuid=uuid, state="started")
-        self.lines.system(
-            "init",
-            cwd=self.conversation.cwd,
-            tools=[*cli.offered],
-            mcp_servers=[],
-            model=cli.model,
-            permissionMode=cli.mode,
-            claude_code_version=VERSION,
-        )
+        self._introduce()
         self.conversation.add("user", prompt, uuid)
         if cli.mode == "plan":
             self.conversation.add("system", _plan_mode(self.conversation.plan))
@@ -807,6 +809,52 @@ class Turn:
             self._result(**_aborted("aborted_streaming"))
         state = "cancelled" if self.aborted.is_set() else "completed"
         self.lines.say("command_lifecycle", command_uuid=uuid, state=state)
+
+    def compact(self, command: str, uuid: str) -> None:
+        """Replace the conversation by the summary that the model writes."""
+        cli, conversation = self._cli, self.conversation
+        self.lines.say("command_lifecycle", command_uuid=uuid, state="started")
+        self.lines.system("status", status="compacting")
+        words = command.removeprefix("/compact").strip()
+        request = {
+            "role": "user",
+            "content": f"{SUMMARISE}\n\nAdditional Instructions:\n{words}" if words else SUMMARISE,
+        }
+        body = cli.body()
+        text = ""
+        for event in cli.provider.events({**body, "messages": [*body["messages"], request]}):
+            match event["type"]:
+                case "message_start":
+                    self._usage = event["message"]["usage"]
+                case "content_block_delta":
+                    text += event["delta"]["text"]
+                case "message_delta":
+                    self._usage = {**self._usage, **event.get("usage", {})}
+        conversation.count(cli.model, self._usage)
+        summary = f"{SUMMARY}\n{text.partition('<summary>')[2].partition('</summary>')[0] or text}"
+        said = "<local-command-stdout>Compacted </local-command-stdout>"
+        names = f"<command-name>/compact</command-name><command-args>{words}</command-args>"
+        conversation.compact([{"role": "user", "content": one} for one in (summary, names, said)], uuid)
+        self.lines.system("status", status=None, compact_result="success")
+        self._introduce()
+        self.lines.system("compact_boundary", compact_metadata={"trigger": "manual"})
+        for content, more in ((summary, {"isReplay": False, "isSynthetic": True}), (said, {"isReplay": True})):
+            self.lines.say("user", message={"role": "user", "content": content}, parent_tool_use_id=None, **more)
+        ended = {"subtype": "success", "is_error": False, "result": "", "local_command": "compact", "num_turns": 0}
+        self.lines.say("result", **ended, modelUsage=conversation.sums, usage={})
+        self.lines.say("command_lifecycle", command_uuid=uuid, state="completed")
+
+    def _introduce(self) -> None:
+        cli = self._cli
+        self.lines.system(
+            "init",
+            cwd=self.conversation.cwd,
+            tools=[*cli.offered],
+            mcp_servers=[],
+            model=cli.model,
+            permissionMode=cli.mode,
+            claude_code_version=VERSION,
+        )
 
     def _requests_until_the_end(self) -> dict[str, Any]:
         """Return the fields of the result line."""
@@ -1029,7 +1077,8 @@ class Cli:
         self.conversation = Conversation(options)
         self.lines.session = self.conversation.id
         self.tools = Tools(self.conversation)
-        self._prompts: list[tuple[Any, str]] = []
+        self._prompts: list[tuple[Any, str, bool]] = []
+        self._no_commands = "disable-slash-commands" in options
         self._changed = threading.Condition()
         self._playing = False
 
@@ -1073,14 +1122,15 @@ class Cli:
 
     def _submit(self, prompt: Any, uuid: str, composed: bool | None) -> None:
         """Queue a prompt, unless the conversation already contains it."""
-        if not composed:
+        is_command = not composed
+        if is_command and (self._no_commands or not prompt.startswith("/compact")):
             refuse("how a prompt that it may interpret is played")
         if uuid in self.conversation.prompts:
             self.lines.say("command_lifecycle", command_uuid=uuid, state="completed")
             return
         self.lines.say("command_lifecycle", command_uuid=uuid, state="queued")
         with self._changed:
-            self._prompts.append((prompt, uuid))
+            self._prompts.append((prompt, uuid, is_command))
             self._changed.notify_all()
 
     def _play(self) -> None:
@@ -1090,10 +1140,11 @@ class Cli:
                     self._playing = False
                     self._changed.notify_all()
                     self._changed.wait_for(lambda: bool(self._prompts))
-                    prompt, uuid = self._prompts.pop(0)
+                    prompt, uuid, is_command = self._prompts.pop(0)
                     self._playing = True
                     self.provider.aborted.clear()
-                Turn(self).play(prompt, uuid)
+                turn = Turn(self)
+                (turn.compact if is_command else turn.play)(prompt, uuid)
         except BaseException as error:  # noqa: BLE001 -- a thread's error must not pass as a turn that still runs
             import traceback
 

@@ -1,6 +1,6 @@
--- What a turn does with the conversation, and whether an executor that is gone may have accepted its prompt.
+-- What a turn does with the conversation, and the executor, gone since, that may have accepted its prompt.
 ALTER TABLE turns ADD COLUMN kind TEXT NOT NULL DEFAULT 'prompt' CHECK (kind IN ('prompt', 'compact', 'clear'));
-ALTER TABLE turns ADD COLUMN offered INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE turns ADD COLUMN offered_to TEXT;
 
 -- The instruction files that the agent was given, and those that were left out.
 ALTER TABLE sessions ADD COLUMN instructions TEXT;

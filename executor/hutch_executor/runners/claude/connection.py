@@ -38,6 +38,8 @@ class ClaudeConnection:
     ran: dict[str, str]
     """The digest of the input that each call ran with, by call."""
     command: SandboxedCommand | None
+    knows_commands: bool = False
+    """Whether it was started with its built-in commands; such a CLI runs one command and gets no prompt."""
     reported: int = 0
     """The number of messages whose events are reported."""
     stderr: deque[str] = field(default_factory=lambda: deque(maxlen=_STDERR_LINES))

@@ -106,6 +106,12 @@ class EventTranslator:
         """Whether the model has answered; from then on the CLI has the conversation on disk."""
         self.session: str | None = None
         """The agent's own id of the conversation."""
+        self.compact_error: str | None = "Claude Code wrote no summary."
+        """The reason why the conversation was not compacted; None after a success."""
+        self.started_prompt: str | None = None
+        """The uuid of the last prompt that the CLI began."""
+        self.dropped_prompt: str | None = None
+        """The uuid of the last prompt that the CLI dropped, since the conversation contains it; no result follows."""
         self.result: ResultLine | None = None
         """The line that ended the turn; its reader resets it."""
         self._ended_by: str | None = None
@@ -143,6 +149,9 @@ class EventTranslator:
                 return self._user(CONVERSATION_LINE.decode(line))
             case "result":
                 self.end(RESULT_LINE.decode(line))
+                return []
+            case "command_lifecycle":
+                self._follow_prompt(ANY_LINE.decode(line))
                 return []
             case kind:
                 return self._other(kind, ANY_LINE.decode(line))
@@ -184,6 +193,16 @@ class EventTranslator:
         self.result, self._ended_by = result, result.uuid
         self.awaits_model = self.compacts = False
         self.open_calls.clear()
+
+    def _follow_prompt(self, line: dict[str, Any]) -> None:
+        """Follow what the CLI does with a prompt that it got."""
+        uuid, state = line.get("command_uuid"), line.get("state")
+        if not isinstance(uuid, str):
+            return
+        if state == "started":
+            self.started_prompt = uuid
+        elif state == "completed" and uuid != self.started_prompt:
+            self.dropped_prompt = uuid
 
     def awaited(self) -> ResultLine:
         """Return the result line that the CLI would write if it gave up waiting for the model now."""
@@ -263,6 +282,8 @@ class EventTranslator:
 
     def _user(self, line: ConversationLine) -> list[Translated]:
         events: list[Translated] = []
+        if line.is_replay:
+            return events
         for block in _blocks(line.message.content):
             if block.type.endswith("tool_result"):
                 events.append(self._tool_result(block, line.parent_tool_use_id))
@@ -291,6 +312,8 @@ class EventTranslator:
                 self.compacts = status == "compacting"
                 if mode := line.get("permissionMode"):
                     return [_note("agent_mode", f"Claude Code is in its mode {mode!r} now.")]
+                if (outcome := line.get("compact_result")) is not None:
+                    self.compact_error = None if outcome == "success" else str(line.get("compact_error") or outcome)
                 if self.compacts:
                     return [_note("compacting", "The conversation is being shortened to fit the model.")]
             case "compact_boundary":

@@ -54,9 +54,10 @@ class PermissionHooks:
         self._cwd = cwd
         self._servers = tuple(servers)
 
-    def options(self) -> ClaudeAgentOptions:
-        """Return the SDK's options that register the hooks."""
+    def options(self, *, commands: bool = False) -> ClaudeAgentOptions:
+        """Return the SDK's options that register the hooks. A CLI with `commands` gets no list of skills."""
         return ClaudeAgentOptions(
+            skills=[] if commands else None,
             can_use_tool=self.may_use,
             hooks={
                 "PreToolUse": [HookMatcher(hooks=[self.before_tool], timeout=_HOOK_TIMEOUT, on_failure="block")],

@@ -52,8 +52,10 @@ _ARGUMENTS: Final = (
     "--setting-sources=",
     '--settings={"skipWebFetchPreflight":true}',  # the check sends the vendor each host that a tool call names
     "--strict-mcp-config",
-    "--disable-slash-commands",  # some run shell commands by themselves; a prompt is text for the model
 )
+
+_NO_COMMANDS: Final = "--disable-slash-commands"
+"""Some commands run shell commands by themselves. Prompts are words for the model in any case (see `prompt`)."""
 
 _FIXED: Final = {
     "CLAUDE_CODE_ENTRYPOINT": "sdk-py",
@@ -81,20 +83,23 @@ def build(
     retries: int,
     stream_idle: float,
     environ: Mapping[str, str] = os.environ,
+    commands: bool = False,
 ) -> Launch:
     """Return how to start the CLI for `session`; `conversation` are the arguments that name the conversation.
 
-    `text` is appended to the system prompt; `config` is the CLI's configuration directory. The CLI retries a failed
-    model request `retries` times. A request has failed if its answer has not begun, or its stream is silent, for
+    With `commands` it knows its built-in commands; with `hooks.options` for that, the model sees no difference. `text`
+    is appended to the system prompt; `config` is the CLI's configuration directory. The CLI retries a failed model
+    request `retries` times. A request has failed if its answer has not begun, or its stream is silent, for
     `stream_idle` seconds; the CLI accepts no less than 10.
     """
     options = session.options
     argv = [
         cli,
         *_ARGUMENTS,
+        *(() if commands else (_NO_COMMANDS,)),
         "--permission-mode",
         cli_mode(session.permission_mode),
-        f"--disallowedTools={','.join([*_DISALLOWED, *options.disallowed_tools])}",
+        f"--disallowedTools={','.join([*_DISALLOWED, *(['Skill'] if commands else []), *options.disallowed_tools])}",
         *conversation,
     ]
     if options.allowed_tools:  # this allows no call by itself: the hook comes first

@@ -88,6 +88,8 @@ class ConversationLine(Mended):
     message: ModelMessage
     parent_tool_use_id: str | None = None
     is_api_error_message: bool | None = None
+    is_replay: bool | None = msgspec.field(default=None, name="isReplay")
+    """Whether the line only repeats the output of a built-in command."""
 
 
 class Delta(Mended):

@@ -13,7 +13,7 @@ import json
 import uuid
 from typing import Final
 
-__all__ = ["prompt_line", "prompt_uuid"]
+__all__ = ["compact_line", "prompt_line", "prompt_uuid"]
 
 _NAMESPACE: Final = uuid.UUID("5b0f2c34-6b1e-5c0a-9a83-0f3a54c0c8a5")
 
@@ -25,12 +25,21 @@ def prompt_uuid(turn: str) -> str:
 
 def prompt_line(text: str, turn: str) -> str:
     """Return the line that submits the prompt of a turn; the model gets `text` unchanged."""
+    return _line(text, turn, client_composed=True)
+
+
+def compact_line(words: str, turn: str) -> str:
+    """Return the line that makes the CLI replace the conversation by a summary. `words` say what it must keep."""
+    return _line(f"/compact {words}".rstrip(), turn)
+
+
+def _line(text: str, turn: str, **more: object) -> str:
     line = {
         "type": "user",
         "message": {"role": "user", "content": text},
         "parent_tool_use_id": None,
         "session_id": "default",
         "uuid": prompt_uuid(turn),
-        "client_composed": True,
+        **more,
     }
     return f"{json.dumps(line)}\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import shutil
 import tempfile
 import uuid
@@ -31,9 +32,17 @@ from hutch_executor.runners.claude.hooks import PermissionHooks
 from hutch_executor.runners.claude.instructions import instructions
 from hutch_executor.runners.claude.lines import ModelUsage, ResultLine, UsageResponse
 from hutch_executor.runners.claude.process import BrokenOutput, ClaudeProcess, SkippedMessage
-from hutch_executor.runners.claude.prompt import prompt_line
-from hutch_executor.runners.claude.turn import STOPPED, ClaudeTimeouts, ClaudeTurn
-from hutch_executor.runners.claude.turn_end import ended, failure
+from hutch_executor.runners.claude.prompt import compact_line, prompt_line, prompt_uuid
+from hutch_executor.runners.claude.transcripts import lacks_prompt
+from hutch_executor.runners.claude.turn import (
+    ALREADY_ACCEPTED,
+    CLEARED,
+    NOTHING_TO_COMPACT,
+    STOPPED,
+    ClaudeTimeouts,
+    ClaudeTurn,
+)
+from hutch_executor.runners.claude.turn_end import compacted, ended, failure
 from hutch_executor.runners.claude.unknown import UnknownLines
 from hutch_executor.runners.claude.usage import USAGE_UNKNOWN, UsageMeter, total
 from hutch_executor.runners.port import DaemonPort
@@ -56,6 +65,7 @@ class ClaudeRunner:
     """Drives Claude Code for one session. `agent_session` is the CLI's own id of a conversation that can be resumed."""
 
     agent: ClassVar[str] = "claude"
+    abilities: ClassVar[tuple[str, ...]] = ("compact", "clear", "offered")
 
     def __init__(self, timeouts: ClaudeTimeouts | None = None, cli: str | None = None) -> None:
         """Make a runner; do nothing yet. `cli` is a program to start instead of the SDK's own CLI."""
@@ -132,15 +142,15 @@ class ClaudeRunner:
             keys="brokered" if grant.delivery == "lease" and (session.sandbox or session.apart) else "exposed",
         )
 
-    async def _connect_or_begin_new(self) -> m.KeyGrant:
+    async def _connect_or_begin_new(self, *, commands: bool = False) -> m.KeyGrant:
         """Connect the CLI. If it does not know the conversation, let it begin a new one."""
         try:
-            return await self._connect()
+            return await self._connect(commands=commands)
         except HutchError as error:
             if error.details.get("word") != "resume_unknown" or not (self._begun or self._session.fork):
                 raise
             self._begin_new(error)
-            return await self._connect()
+            return await self._connect(commands=commands)
 
     def _begin_new(self, why: HutchError) -> None:
         """Give the lost conversation up, which the next turn reports. Raises `why` if the user named it."""
@@ -159,7 +169,8 @@ class ClaudeRunner:
         name = f"--session-id={self._conversation}"
         return (f"--resume={self._session.resume}", "--fork-session", name) if self._session.fork else (name,)
 
-    async def _connect(self) -> m.KeyGrant:
+    async def _connect(self, *, commands: bool = False) -> m.KeyGrant:
+        """Start a CLI; with `commands` one that knows its built-in commands."""
         session, timeouts, provider = self._session, self._timeouts, provider_of(self.agent)
         assert provider is not None
         grant = await self._daemon.get_api_key(provider)
@@ -173,6 +184,7 @@ class ClaudeRunner:
             retries=timeouts.retries,
             stream_idle=timeouts.stream_idle,
             environ=self.setup.environ(),
+            commands=commands,
         )
         launch = replace(launch, umask=self.setup.umask)
         if self._scratch is not None:
@@ -183,10 +195,10 @@ class ClaudeRunner:
                 claude_launch.sandboxed, launch, session, grant, self._sandbox
             )
         process = ClaudeProcess(launch)
-        client = ClaudeSDKClient(self._hooks.options(), transport=process)
+        client = ClaudeSDKClient(self._hooks.options(commands=commands), transport=process)
         ran: dict[str, str] = {}
         translator = EventTranslator(session.cwd, ran, session.options.mcp_servers, self._unknown)
-        link = ClaudeConnection(client, process, translator, UsageMeter({}), ran, command)
+        link = ClaudeConnection(client, process, translator, UsageMeter({}), ran, command, commands)
         failure: Exception | None = None
         async with anyio.create_task_group() as group:
             group.start_soon(link.read_stderr)
@@ -223,22 +235,35 @@ class ClaudeRunner:
     # ---------------------------------------------------------------- a turn
 
     async def run(self, prompt: m.ExecutePrompt) -> TurnEnded:
-        """Play one turn; see the port. Starts the CLI again if the last turn ended it."""
-        turn = self.turn = ClaudeTurn()
+        """Play one turn; see the port. Starts the CLI again if the last turn ended it.
+
+        A turn that compacts gets a CLI of its own, which knows its commands and goes on from the stored conversation.
+        """
+        turn = self.turn = ClaudeTurn(prompt_uuid(prompt.turn), expects_model=prompt.kind == "prompt")
+        compacts = prompt.kind == "compact"
         try:
-            if self._spoiled or (self.connection is not None and not self.connection.process.is_ready()):
+            if prompt.kind == "clear":
+                return await self._clear()
+            if prompt.offered and not await self._never_got(turn.uuid):
+                return self._end(ALREADY_ACCEPTED)
+            if compacts and not (self._stored or self._session.fork):
+                return self._end(NOTHING_TO_COMPACT)
+            if self._spoiled or (self.connection is not None and not self._is_usable(self.connection, compacts)):
                 await self._discard()
             try:
-                link = self.connection or await self._connect_again()
+                link = self.connection or await self._connect_again(commands=compacts)
             except HutchError as error:
                 return self._end(TurnEnded("failed", error.details.get("word", error.reason.word), error.message))
             if turn.stopping:
                 return self._end(STOPPED)
             self._spoiled = True
-            end = await self._play(turn, link, prompt_line(prompt.prompt, prompt.turn))
-            if link.translator.result is None:
-                if link.translator.asked:
-                    await self._daemon.report("notice", USAGE_UNKNOWN)
+            line = (compact_line if compacts else prompt_line)(prompt.prompt, prompt.turn)
+            end = await self._play(turn, link, line)
+            if compacts:
+                end = self._compacted(turn, link, end)
+            if link.translator.result is None and (link.translator.asked or compacts):
+                await self._daemon.report("notice", USAGE_UNKNOWN)
+            if link.translator.result is None or compacts:
                 await self._discard()
             link.translator.result = None
             self._spoiled = False
@@ -248,18 +273,45 @@ class ClaudeRunner:
             if self._spoiled and self.connection is not None:  # cancelled: the agent must not go on without a turn
                 self.connection.process.kill()
 
+    @staticmethod
+    def _is_usable(link: ClaudeConnection, compacts: bool) -> bool:
+        return link.process.is_ready() and link.knows_commands == compacts
+
+    async def _never_got(self, uuid: str) -> bool:
+        """Return whether the agent's transcripts show that it never got the prompt."""
+        directory = os.path.join(os.path.realpath(self._config.path), "projects")
+        return await anyio.to_thread.run_sync(lacks_prompt, directory, uuid)
+
+    async def _clear(self) -> TurnEnded:
+        """Begin an empty conversation, with a CLI and an id of its own."""
+        await self._discard()
+        self._session = msgspec.structs.replace(self._session, resume=None, fork=False)
+        self._conversation = str(uuid.uuid4())
+        self._begun = self._stored = self._lost = False
+        return CLEARED
+
+    def _compacted(self, turn: ClaudeTurn, link: ClaudeConnection, end: TurnEnded) -> TurnEnded:
+        if turn.stopping and turn.cause is None:
+            return msgspec.structs.replace(STOPPED, usage=end.usage)
+        end = compacted(end, link.translator.compact_error)
+        if end.state == "completed":
+            self._begun = self._stored = True
+        return end
+
     def _end(self, end: TurnEnded) -> TurnEnded:
         return msgspec.structs.replace(end, agent_session=self._conversation if self._stored else None)
 
-    async def _connect_again(self) -> ClaudeConnection:
-        await self._connect_or_begin_new()
+    async def _connect_again(self, *, commands: bool = False) -> ClaudeConnection:
+        await self._connect_or_begin_new(commands=commands)
         assert self.connection is not None
         return self.connection
 
     async def _play(self, turn: ClaudeTurn, link: ClaudeConnection, line: str) -> TurnEnded:
+        self._conversed = True
         await self._report_lost()
         await self._report_earlier(link)
         link.translator.asked = False
+        link.translator.started_prompt = None
         async with anyio.create_task_group() as group:
             group.start_soon(link.read_stderr, self._report_stderr)
             group.start_soon(self._watch_stop, turn, link)
@@ -302,8 +354,10 @@ class ClaudeRunner:
                 message = f"Claude Code does not write messages any more: {line.detail}."
                 return TurnEnded("failed", "agent_broken", message)
             await self._take(link, line)
+            if link.translator.dropped_prompt == turn.uuid:
+                return ALREADY_ACCEPTED
             if link.translator.result is not None:
-                return await self._conclude(link, link.translator.result, line)
+                return await self._conclude(turn, link, link.translator.result, line)
 
     async def _take(self, link: ClaudeConnection, line: bytes | SkippedMessage | BrokenOutput) -> None:
         """Report one message; the native line goes with the first of its events."""
@@ -316,9 +370,11 @@ class ClaudeRunner:
             self._conversation, self._begun = link.translator.session, True
             self._stored |= link.translator.spoke
 
-    async def _conclude(self, link: ClaudeConnection, result: ResultLine, line: bytes | SkippedMessage) -> TurnEnded:
+    async def _conclude(
+        self, turn: ClaudeTurn, link: ClaudeConnection, result: ResultLine, line: bytes | SkippedMessage
+    ) -> TurnEnded:
         native = line if isinstance(line, bytes) else None
-        asked = link.translator.asked
+        asked = link.translator.asked or not turn.expects_model
         used = link.meter.turn(result, asked=asked)
         if used is None:
             await self._daemon.report("notice", USAGE_UNKNOWN)

@@ -10,9 +10,19 @@ import anyio
 from hutch_shared import messages as m
 from hutch_shared.events import TurnEnded
 
-__all__ = ["STOPPED", "ClaudeTimeouts", "ClaudeTurn"]
+__all__ = ["ALREADY_ACCEPTED", "CLEARED", "NOTHING_TO_COMPACT", "STOPPED", "ClaudeTimeouts", "ClaudeTurn"]
 
 STOPPED: Final = TurnEnded("stopped", "interrupted", "The turn was stopped.")
+ALREADY_ACCEPTED: Final = TurnEnded(
+    "failed",
+    "outcome_unknown",
+    "The outcome of the turn is not known: its executor went away, and the agent may have got the prompt. It was not"
+    " run again.",
+)
+CLEARED: Final = TurnEnded("completed", "completed", "The next prompt begins a new conversation.")
+NOTHING_TO_COMPACT: Final = TurnEnded(
+    "completed", "completed", "The conversation is empty: there was nothing to compact."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,10 @@ class ClaudeTimeouts:
 class ClaudeTurn:
     """The running turn."""
 
+    uuid: str
+    """The uuid of the turn's prompt."""
+    expects_model: bool = True
+    """Whether the turn completes only if it asked the model."""
     stop_requested: anyio.Event = field(default_factory=anyio.Event)
     undecided: int = 0
     """The number of calls that wait for a decision."""

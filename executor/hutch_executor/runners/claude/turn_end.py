@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from hutch_executor.runners.claude.lines import ResultLine
 from hutch_shared.events import TurnEnded, UsageSeen
 
-__all__ = ["ended", "failure"]
+__all__ = ["compacted", "ended", "failure"]
 
 _DETAIL_LIMIT: Final = 2000
 """Characters of the CLI's own words in a message."""
@@ -34,6 +36,19 @@ def ended(result: ResultLine, usage: UsageSeen | None, *, asked: bool = True) ->
         message = f"{message} ({detail[:_DETAIL_LIMIT]})"
     text = result.result if state == "completed" else None
     return TurnEnded(state, reason, message, text, usage, result.session_id)
+
+
+def compacted(end: TurnEnded, error: str | None) -> TurnEnded:
+    """Return how a turn ended that compacts the conversation. `error` is the CLI's; None if it wrote a summary.
+
+    The CLI reports a failure as a success without an answer.
+    """
+    if end.state != "completed":
+        return end
+    if error is None:
+        return replace(end, message="The agent goes on from a summary of the conversation.", result=None)
+    message = f"The conversation could not be compacted: {error[:_DETAIL_LIMIT]}"
+    return replace(end, state="failed", reason="compact_failed", message=message, result=None)
 
 
 def _verdict(result: ResultLine) -> tuple[Any, tuple[str, str]]:

@@ -1,0 +1,64 @@
+"""What the CLI's transcripts show about a prompt. The agent can write them: they are evidence about its own work only.
+
+The CLI stores a prompt with its uuid before the model's answer can have an effect. So a prompt whose uuid is in no
+transcript of the session had none, and may be submitted again.
+"""
+
+from __future__ import annotations
+
+from typing import BinaryIO, Final
+
+from hutch_shared.tree import Tree, UnfitFileError
+
+__all__ = ["lacks_prompt"]
+
+_NAMES: Final = 10_000
+_BYTES: Final = 4 << 30
+_CHUNK: Final = 1 << 20
+
+
+def lacks_prompt(directory: str, uuid: str) -> bool:
+    """Return whether the transcripts in `directory` and its folders show that no conversation there has the prompt.
+
+    False if one has it, or if something prevents a complete look. `directory` is an absolute path; it may be missing.
+    Blocks.
+    """
+    mark = uuid.encode()
+    left = _BYTES
+    try:
+        with Tree(directory) as tree:
+            for name in _transcripts(tree):
+                with tree.opened(name) as (file, _):
+                    read, found = _search(file, mark, left)
+                left -= read
+                if found or left <= 0:
+                    return False
+    except FileNotFoundError:
+        return True
+    except (OSError, UnfitFileError):
+        return False
+    return True
+
+
+def _transcripts(tree: Tree) -> list[str]:
+    """Return the paths of the transcripts. UnfitFileError if there are too many names to look at."""
+    found: list[str] = []
+    names = 0
+    for folder in ("", *(one.name for one in tree.entries("", _NAMES) if one.is_folder)):
+        entries = tree.entries(folder, _NAMES)
+        names += len(entries)
+        if names >= _NAMES:
+            raise UnfitFileError("it has too many names")
+        found += [f"{folder}/{one.name}" for one in entries if one.name.endswith(".jsonl")]
+    return found
+
+
+def _search(file: BinaryIO, mark: bytes, limit: int) -> tuple[int, bool]:
+    """Return the bytes read, at most about `limit`, and whether `mark` is among them."""
+    read, tail = 0, b""
+    while read < limit and (chunk := file.read(_CHUNK)):
+        read += len(chunk)
+        if mark in tail + chunk:
+            return read, True
+        tail = chunk[-len(mark) :]
+    return read, False

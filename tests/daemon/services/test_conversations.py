@@ -1,0 +1,244 @@
+"""Turns that compact or clear a conversation, and prompts that are handed to a second executor."""
+
+from __future__ import annotations
+
+import pytest
+
+from hutch_daemon.store import turns
+from hutch_shared import messages as m
+from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import Text, TurnEnded, UsageSeen
+from tests.fakes.executors import FakeExecutor, never_end
+from tests.fakes.stage import Stage, until
+
+
+async def compacts(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
+    """End each turn with its cost, and with the conversation's id unless it was cleared."""
+    conversation = None if prompt.kind == "clear" else "conversation-1"
+    usage = UsageSeen(100, 5, usd=0.25, model="big", total=True)
+    return TurnEnded("completed", "completed", prompt.kind, usage=usage, agent_session=conversation)
+
+
+def prompts(executor: FakeExecutor) -> list[m.ExecutePrompt]:
+    """Return the prompts that an executor got."""
+    return [params for name, params in executor.calls if isinstance(params, m.ExecutePrompt)]
+
+
+async def agent_session(stage: Stage, session: m.Session) -> str | None:
+    """Return the conversation of a session."""
+    return (await stage.services.sessions.get_session(stage.me, m.SessionRef(session.id))).agent_session
+
+
+async def test_a_conversation_is_compacted_and_cleared_in_the_queue(stage: Stage) -> None:
+    """Both are turns: durable, in order, with a cost. After a clear the session has no conversation to resume."""
+    stage.host.play = compacts
+    async with stage.hutchd():
+        session = await stage.open(agent="claude")
+        talked = await stage.submit(session, "/compact is a word of mine")
+        compacted = await stage.services.turns.compact_session(
+            stage.me, m.CompactSession(session.id, " keep the sheep\n", "key-1")
+        )
+        same = await stage.services.turns.compact_session(
+            stage.me, m.CompactSession(session.id, "keep the sheep", "key-1")
+        )
+        ended = await stage.ended(compacted)
+        known = await agent_session(stage, session)
+        cleared = await stage.ended(
+            await stage.services.turns.clear_session(stage.me, m.ClearSession(session.id, "key-2"))
+        )
+
+        assert same.id == compacted.id
+        assert [(one.kind, one.prompt, one.turn) for one in prompts(stage.executor)] == [
+            ("prompt", "/compact is a word of mine", talked.id),
+            ("compact", "keep the sheep", compacted.id),
+            ("clear", "", cleared.id),
+        ]
+        assert (ended.kind, ended.state, ended.usage and ended.usage.usd) == ("compact", "completed", 0.25)
+        assert (known, await agent_session(stage, session)) == ("conversation-1", None)
+        for call in (
+            stage.services.turns.clear_session(stage.me, m.ClearSession(session.id, "key-1")),
+            stage.services.turns.submit_prompt(stage.me, m.SubmitPrompt(session.id, "keep the sheep", "key-1")),
+        ):
+            with pytest.raises(HutchError) as refused:
+                await call
+            assert refused.value.reason is Reason.CONFLICT
+
+
+async def test_a_clear_that_fails_keeps_the_conversation(stage: Stage) -> None:
+    """Only a completed clear forgets which conversation to resume."""
+    async with stage.hutchd():
+        session = await stage.open(agent="claude")
+        await stage.ended(await stage.submit(session))
+        stage.host.play = never_end
+        turn = await stage.services.turns.clear_session(stage.me, m.ClearSession(session.id))
+        (await stage.running(turn)).die()
+
+        ended = await stage.ended(turn)
+
+        assert (ended.state, await agent_session(stage, session)) == ("failed", "conversation-1")
+
+
+async def test_an_agent_without_a_conversation_refuses_both(stage: Stage) -> None:
+    """The caller gets the reason; nothing is queued."""
+    async with stage.hutchd():
+        session = await stage.open(agent="script")
+
+        for call in (
+            stage.services.turns.compact_session(stage.me, m.CompactSession(session.id)),
+            stage.services.turns.clear_session(stage.me, m.ClearSession(session.id)),
+        ):
+            with pytest.raises(HutchError, match="its agent, script, keeps none") as refused:
+                await call
+            assert refused.value.reason is Reason.INVALID_PARAMS
+        assert (await stage.services.turns.list_turns(stage.me, m.ListTurns(session.id))).turns == ()
+
+
+async def test_an_adopted_executor_of_an_earlier_version_is_replaced(stage: Stage) -> None:
+    """It never gets a turn that it cannot run; a prompt it does get."""
+    stage.host.abilities = ()
+    async with stage.hutchd():
+        session = await stage.open(agent="claude")
+        await stage.ended(await stage.submit(session))
+        old = stage.executor
+    stage.host.abilities = ("compact", "clear", "offered")
+
+    async with stage.hutchd():
+        await old.dial()
+        prompted = await stage.ended(await stage.submit(session, "more"))
+        compacted = await stage.ended(
+            await stage.services.turns.compact_session(stage.me, m.CompactSession(session.id))
+        )
+
+        assert (prompted.state, compacted.state) == ("completed", "completed")
+        assert [one.kind for one in prompts(old)] == ["prompt", "prompt"]
+        assert [one.kind for one in prompts(stage.executor)] == ["compact"]
+        assert stage.executor is not old
+        assert old.exited.is_set()
+
+
+async def test_a_new_executor_that_cannot_compact_fails_the_turn(stage: Stage) -> None:
+    """It is not replaced by another like it again and again."""
+    stage.host.abilities = ()
+    async with stage.hutchd():
+        session = await stage.open(agent="claude")
+
+        ended = await stage.ended(await stage.services.turns.compact_session(stage.me, m.CompactSession(session.id)))
+
+        assert (ended.state, ended.reason) == ("failed", "unsupported")
+        assert len(stage.host.started) == 1
+
+
+# ------------------------------------------------------------ handing over
+
+
+async def die_before_accepting(stage: Stage, session: m.Session, prompt: str) -> m.Turn:
+    """Submit a prompt to an idle executor that gets it and dies without an answer."""
+    executor = stage.executor
+    executor.deaf = True
+    turn = await stage.submit(session, prompt)
+    await until(lambda: any(one.turn == turn.id for one in prompts(executor)))
+    executor.die()
+    return turn
+
+
+async def test_a_prompt_to_an_executor_that_has_just_died_is_handed_to_the_next_one(stage: Stage) -> None:
+    """The next executor learns that the prompt may have been accepted; it runs once."""
+    async with stage.hutchd():
+        session = await stage.open(agent="claude")
+        await stage.ended(await stage.submit(session, "first"))
+
+        ended = await stage.ended(await die_before_accepting(stage, session, "second"))
+        third = await stage.ended(await stage.submit(session, "third"))
+
+        assert (ended.state, third.state) == ("completed", "completed")
+        assert [prompt for _, prompt in stage.host.played] == ["first", "second", "third"]
+        assert [one.offered for one in prompts(stage.executor)] == [True, False]
+        assert len(stage.host.started) == 2
+
+
+async def test_a_prompt_is_handed_over_once(stage: Stage) -> None:
+    """If the second executor dies the same way, the outcome is unknown."""
+    async with stage.hutchd():
+        session = await stage.open(agent="claude")
+        await stage.ended(await stage.submit(session, "first"))
+        first = stage.executor
+        stage.host.gate = gate = type(stage.host.gate)()
+        turn = await die_before_accepting(stage, session, "second")
+        await until(lambda: stage.host.starts == 2)
+        stage.host.deaf_prompts = True
+        gate.set()
+        await until(lambda: stage.executor is not first and any(one.offered for one in prompts(stage.executor)))
+        stage.executor.die()
+        stage.host.deaf_prompts = False
+
+        ended = await stage.ended(turn)
+
+        assert (ended.state, ended.reason) == ("failed", "outcome_unknown")
+        assert [prompt for _, prompt in stage.host.played] == ["first"]
+
+
+async def test_a_prompt_is_not_handed_over_beside_processes_that_may_still_run(stage: Stage) -> None:
+    """A quarantined executor may still run its prompt."""
+    async with stage.hutchd():
+        session = await stage.open(agent="claude")
+        await stage.ended(await stage.submit(session, "first"))
+        stage.host.unkillable = True
+
+        ended = await stage.ended(await die_before_accepting(stage, session, "second"))
+
+        assert (ended.state, ended.reason) == ("failed", "outcome_unknown")
+
+
+async def test_an_agent_that_shows_nothing_gets_no_prompt_twice(stage: Stage) -> None:
+    """The script runner has no transcript, so the outcome is unknown, as nobody can tell."""
+    async with stage.hutchd():
+        session = await stage.open(agent="script")
+        await stage.ended(await stage.submit(session, "first"))
+
+        ended = await stage.ended(await die_before_accepting(stage, session, "second"))
+
+        assert (ended.state, ended.reason) == ("failed", "outcome_unknown")
+        assert [prompt for _, prompt in stage.host.played] == ["first"]
+
+
+async def test_an_offered_prompt_survives_a_restart(stage: Stage) -> None:
+    """The next hutchd offers it as well, also if the first one had not noticed that the executor was gone."""
+    stage.host.abilities = ("offered",)
+    async with stage.hutchd():
+        session = await stage.open(agent="claude")
+        await stage.ended(await stage.submit(session, "first"))
+        executor = stage.executor
+        executor.deaf = True
+        turn = await stage.submit(session, "second")
+        await until(lambda: any(one.turn == turn.id for one in prompts(executor)))
+    executor.die()
+
+    async with stage.hutchd():
+        ended = await stage.ended(turn)
+
+        assert ended.state == "completed"
+        assert [one.offered for one in prompts(stage.executor)] == [True]
+        assert [prompt for _, prompt in stage.host.played] == ["first", "second"]
+
+
+async def test_what_the_first_executor_spooled_of_an_offered_turn_is_kept(stage: Stage) -> None:
+    """Its events belong to the turn; the end that it reports does not end a turn that another executor has."""
+    async with stage.hutchd():
+        session = await stage.open(agent="claude")
+        await stage.ended(await stage.submit(session, "first"))
+        old = stage.executor
+        turn = await die_before_accepting(stage, session, "second")
+        await stage.ended(turn)
+        await old.report("text", Text("begun"), turn.id)
+        await old.report("turn_ended", TurnEnded("failed", "agent_died", "It died."), turn.id)
+        row = await stage.store.read(lambda conn: turns.get(conn, turn.id))
+        assert row is not None
+        assert row.offered_to == old.spec.executor
+
+        left = m.SpooledEvents(session.id, tuple(old.events[-2:]))
+        await stage.services.reports.take_left(old.spec.executor, left)
+
+        events = [event for event in await stage.events(session) if event.turn == turn.id]
+        assert [event.kind for event in events] == ["turn_started", "text", "turn_ended", "text", "notice"]
+        assert b"given to another one" in bytes(events[-1].data)
+        assert (await stage.turn(turn)).state == "completed"

@@ -1,0 +1,53 @@
+"""What transcripts show about a prompt: only a complete look shows that none has it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hutch_executor.runners.claude.prompt import prompt_uuid
+from hutch_executor.runners.claude.transcripts import lacks_prompt
+
+UUID = prompt_uuid("t-1")
+
+
+def test_a_prompt_is_found_in_any_transcript(tmp_path: Path) -> None:
+    """In the folder of a working directory, below it, and across the borders of what is read at once."""
+    (tmp_path / "project").mkdir()
+    (tmp_path / "one.jsonl").write_text('{"uuid":"another"}\n')
+    assert lacks_prompt(str(tmp_path), UUID)
+
+    for name, before in (("one.jsonl", 0), ("project/two.jsonl", 0), ("project/two.jsonl", (1 << 20) - 7)):
+        (tmp_path / name).write_text(f"{'x' * before}{UUID}\n")
+        assert not lacks_prompt(str(tmp_path), UUID), (name, before)
+        assert lacks_prompt(str(tmp_path), prompt_uuid("t-2"))
+        (tmp_path / name).write_text("")
+
+
+def test_a_missing_directory_lacks_every_prompt(tmp_path: Path) -> None:
+    """No conversation was stored."""
+    assert lacks_prompt(str(tmp_path / "none"), UUID)
+
+
+def test_what_cannot_be_read_shows_nothing(tmp_path: Path) -> None:
+    """A link, a pipe and a directory in the place of a transcript, and too many names."""
+    (tmp_path / "a.jsonl").symlink_to("/dev/null")
+    assert not lacks_prompt(str(tmp_path), UUID)
+    (tmp_path / "a.jsonl").unlink()
+    os.mkfifo(tmp_path / "a.jsonl")
+    assert not lacks_prompt(str(tmp_path), UUID)
+    (tmp_path / "a.jsonl").unlink()
+    (tmp_path / "a.jsonl").mkdir()
+    assert not lacks_prompt(str(tmp_path), UUID)
+    (tmp_path / "a.jsonl").rmdir()
+    many = tmp_path / "many"
+    many.mkdir()
+    for number in range(10_001):
+        os.close(os.open(many / str(number), os.O_CREAT))
+    assert not lacks_prompt(str(tmp_path), UUID)
+
+
+def test_the_uuid_of_a_prompt_follows_from_its_turn() -> None:
+    """Every executor computes the same one; another turn has another."""
+    assert prompt_uuid("t-1") == "eadd987b-bf58-5737-ad82-3b213376426d"
+    assert prompt_uuid("t-1") != prompt_uuid("t-2")
