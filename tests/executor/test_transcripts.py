@@ -12,16 +12,16 @@ UUID = prompt_uuid("t-1")
 
 
 def test_a_prompt_is_found_in_any_transcript(tmp_path: Path) -> None:
-    """In the folder of a working directory, below it, and across the borders of what is read at once."""
-    (tmp_path / "project").mkdir()
-    (tmp_path / "one.jsonl").write_text('{"uuid":"another"}\n')
+    """In the folder of each working directory, and across the borders of what is read at once."""
+    (tmp_path / "projects" / "project").mkdir(parents=True)
+    (tmp_path / "projects" / "one.jsonl").write_text('{"uuid":"another"}\n')
     assert lacks_prompt(str(tmp_path), UUID)
 
     for name, before in (("one.jsonl", 0), ("project/two.jsonl", 0), ("project/two.jsonl", (1 << 20) - 7)):
-        (tmp_path / name).write_text(f"{'x' * before}{UUID}\n")
+        (tmp_path / "projects" / name).write_text(f"{'x' * before}{UUID}\n")
         assert not lacks_prompt(str(tmp_path), UUID), (name, before)
         assert lacks_prompt(str(tmp_path), prompt_uuid("t-2"))
-        (tmp_path / name).write_text("")
+        (tmp_path / "projects" / name).write_text("")
 
 
 def test_a_missing_directory_lacks_every_prompt(tmp_path: Path) -> None:
@@ -31,17 +31,13 @@ def test_a_missing_directory_lacks_every_prompt(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_shows_nothing(tmp_path: Path) -> None:
     """A link, a pipe and a directory in the place of a transcript, and too many names."""
-    (tmp_path / "a.jsonl").symlink_to("/dev/null")
-    assert not lacks_prompt(str(tmp_path), UUID)
-    (tmp_path / "a.jsonl").unlink()
-    os.mkfifo(tmp_path / "a.jsonl")
-    assert not lacks_prompt(str(tmp_path), UUID)
-    (tmp_path / "a.jsonl").unlink()
-    (tmp_path / "a.jsonl").mkdir()
-    assert not lacks_prompt(str(tmp_path), UUID)
-    (tmp_path / "a.jsonl").rmdir()
-    many = tmp_path / "many"
-    many.mkdir()
+    many = tmp_path / "projects" / "many"
+    many.mkdir(parents=True)
+    for put in (lambda path: path.symlink_to("/dev/null"), os.mkfifo, Path.mkdir):
+        path = many / "a.jsonl"
+        put(path)
+        assert not lacks_prompt(str(tmp_path), UUID)
+        path.rmdir() if path.is_dir() else path.unlink()
     for number in range(10_001):
         os.close(os.open(many / str(number), os.O_CREAT))
     assert not lacks_prompt(str(tmp_path), UUID)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import shutil
 import tempfile
 import uuid
@@ -279,8 +278,7 @@ class ClaudeRunner:
 
     async def _never_got(self, uuid: str) -> bool:
         """Return whether the agent's transcripts show that it never got the prompt."""
-        directory = os.path.join(os.path.realpath(self._config.path), "projects")
-        return await anyio.to_thread.run_sync(lacks_prompt, directory, uuid)
+        return await anyio.to_thread.run_sync(lacks_prompt, self._config.path, uuid)
 
     async def _clear(self) -> TurnEnded:
         """Begin an empty conversation, with a CLI and an id of its own."""

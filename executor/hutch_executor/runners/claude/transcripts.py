@@ -6,27 +6,28 @@ transcript of the session had none, and may be submitted again.
 
 from __future__ import annotations
 
+import os
 from typing import BinaryIO, Final
 
 from hutch_shared.tree import Tree, UnfitFileError
 
 __all__ = ["lacks_prompt"]
 
+_FOLDER: Final = "projects"
 _NAMES: Final = 10_000
 _BYTES: Final = 4 << 30
 _CHUNK: Final = 1 << 20
 
 
-def lacks_prompt(directory: str, uuid: str) -> bool:
-    """Return whether the transcripts in `directory` and its folders show that no conversation there has the prompt.
+def lacks_prompt(config: str, uuid: str) -> bool:
+    """Return whether all transcripts in a configuration directory show that no conversation there has the prompt.
 
-    False if one has it, or if something prevents a complete look. `directory` is an absolute path; it may be missing.
-    Blocks.
+    False if one has it, or if something prevents a complete look. True if there are no transcripts. Blocks.
     """
     mark = uuid.encode()
     left = _BYTES
     try:
-        with Tree(directory) as tree:
+        with Tree(os.path.realpath(config)) as tree:
             for name in _transcripts(tree):
                 with tree.opened(name) as (file, _):
                     read, found = _search(file, mark, left)
@@ -44,7 +45,8 @@ def _transcripts(tree: Tree) -> list[str]:
     """Return the paths of the transcripts. UnfitFileError if there are too many names to look at."""
     found: list[str] = []
     names = 0
-    for folder in ("", *(one.name for one in tree.entries("", _NAMES) if one.is_folder)):
+    folders = [f"{_FOLDER}/{one.name}" for one in tree.entries(_FOLDER, _NAMES) if one.is_folder]
+    for folder in (_FOLDER, *folders):
         entries = tree.entries(folder, _NAMES)
         names += len(entries)
         if names >= _NAMES:
