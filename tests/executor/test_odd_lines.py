@@ -52,7 +52,13 @@ _VALUES: Final[tuple[Any, ...]] = (
 _TOKENS: Final = 100
 """What each turn uses of input tokens, as its result line says before a field is replaced."""
 _SILENCE: Final = 0.3
-_TIMEOUTS: Final = ClaudeTimeouts(turn_silence=_SILENCE, model_silence=_SILENCE, probe_after=_SILENCE, probe_answer=20)
+
+
+def _timeouts(silence: float) -> ClaudeTimeouts:
+    return ClaudeTimeouts(turn_silence=silence, model_silence=silence, probe_after=silence, probe_answer=20)
+
+
+_TIMEOUTS: Final = _timeouts(_SILENCE)
 
 Line = dict[str, Any]
 
@@ -195,7 +201,7 @@ def _player(folder: Path) -> str:
 async def _play(folder: Path, count: int) -> None:
     random, scenes = Random(seed()), _scenes()
     scene = folder / "scene"
-    async with stage(folder, Steps(), decide=_decide, cli=_player(folder), timeouts=_TIMEOUTS) as s:
+    async with stage(folder, Steps(), decide=_decide, cli=_player(folder), timeouts=_timeouts(2.0)) as s:
         for number in range(1, count + 1):
             odd = variant(random, scenes, number)
             scene.write_bytes(b"\n".join(odd.lines))
