@@ -34,6 +34,7 @@ from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import TurnEnded
 from hutch_shared.latch import Latch
 from hutch_shared.rpc.dispatch import Handler, internal_error
+from hutch_shared.tree import Tree, UnfitFileError
 
 __all__ = ["MOVES", "State", "Worker"]
 
@@ -194,7 +195,10 @@ class Worker:
                     Reason.AGENT_UNAVAILABLE,
                     f"The directory {session.cwd} does not exist, or this account may not read it.",
                 )
-            session = replace(session, cwd=str(await anyio.Path(session.cwd).resolve()))
+            if session.real_cwd:
+                await anyio.to_thread.run_sync(_require_real, session.cwd)
+            else:
+                session = replace(session, cwd=str(await anyio.Path(session.cwd).resolve()))
             self._session = session
             spool = await anyio.to_thread.run_sync(
                 lambda: Spool(Path(session.spool), self.boot.executor, session.session, session.spool_bytes)
@@ -270,3 +274,14 @@ class Worker:
         call = BackgroundCall(work)
         self._tasks.start_soon(call.run)
         return call
+
+
+def _require_real(cwd: str) -> None:
+    """Raise `agent_unavailable` if a component of `cwd` is a link. Another agent could have put it there."""
+    try:
+        Tree(cwd).close()
+    except UnfitFileError as error:
+        why = f"{cwd} is not the directory any more in which the session was opened: it lies behind a symbolic link."
+        raise HutchError(Reason.AGENT_UNAVAILABLE, why) from error
+    except OSError as error:
+        raise HutchError(Reason.AGENT_UNAVAILABLE, f"{cwd} cannot be entered: {error.strerror}.") from error

@@ -336,6 +336,8 @@ class OpenSession(Wire, frozen=True, omit_defaults=True):
     """The Unix account to run as, if not the caller's own. The settings limit the choice."""
     isolation: IsolationLevel | None = None
     """The lowest acceptable level; `isolation_unavailable` if it cannot be met. The settings may require more."""
+    real_cwd: bool = False
+    """No component of `cwd` is a link: the session does not start if there is one later."""
 
 
 class SubmitPrompt(Wire, frozen=True, omit_defaults=True):
@@ -862,6 +864,8 @@ class PrepareSession(Wire, frozen=True, omit_defaults=True):
     setup: AccountSetup = AccountSetup()
     instructions: Literal["all", "project", "none"] = "all"
     """The instruction files that the agent gets: those of account and project, of the project, or none."""
+    real_cwd: bool = False
+    """No component of `cwd` may be a link; otherwise links are resolved."""
     agent_dir: str | None = None
     """The directory for the agent's own files, which belongs to its account; None means `agents/SESSION` beside the
     spool."""

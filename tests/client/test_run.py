@@ -97,6 +97,7 @@ def test_a_session_is_opened_as_the_options_say(daemon: FakeDaemon, hutch: Hutch
         options=m.AgentOptions(model="big", script=str(script)),
         account="alice",
         isolation="account",
+        real_cwd=True,
     )
     assert (submitted.session, submitted.prompt, submitted.timeout) == (SESSION.id, "hi", 5.0)
 

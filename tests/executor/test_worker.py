@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from hutch_executor.account.setup import Setup
 from hutch_executor.events.spool_files import read_spool
@@ -360,6 +361,23 @@ async def test_a_missing_directory_is_reported(hutchd: FakeHutchd, cwd: Path) ->
             await hutchd.call("prepare_session", prepare(cwd / "none"))
 
     assert refused.value.reason is Reason.AGENT_UNAVAILABLE
+
+
+@pytest.mark.parametrize("link", ["work", "above"])
+async def test_a_link_in_place_of_the_directory_is_refused(hutchd: FakeHutchd, cwd: Path, link: str) -> None:
+    """Its links were resolved before: another agent has put this one there. Without `real_cwd` links are resolved."""
+    other = cwd.parent / "above" / "other"
+    other.mkdir(parents=True)
+    wanted = cwd.parent / "link" if link == "work" else cwd.parent / "link" / "other"
+    (cwd.parent / "link").symlink_to(other if link == "work" else other.parent)
+    async with hutchd.up(), serving(hutchd, FakeRunner()):
+        with pytest.raises(HutchError, match="symbolic link") as refused:
+            await hutchd.call("prepare_session", replace(prepare(wanted), real_cwd=True))
+    async with hutchd.up(), serving(hutchd, FakeRunner()):
+        prepared = await hutchd.call("prepare_session", prepare(wanted))
+
+    assert refused.value.reason is Reason.AGENT_UNAVAILABLE
+    assert prepared.cwd == str(other)
 
 
 async def test_a_runner_that_fails_inside_ends_the_turn_without_its_text(hutchd: FakeHutchd, cwd: Path) -> None:

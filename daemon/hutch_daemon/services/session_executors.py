@@ -153,6 +153,7 @@ class SessionExecutors:
             fork=resume is not None and resume.startswith(FORK_MARK),
             retries=settings.turns.retries,
             stream_idle=settings.turns.stream_idle,
+            real_cwd=session.real_cwd,
             agent_dir=directory,
             resume_from=origin.directories,
             resume_named=origin.is_named,
@@ -204,6 +205,7 @@ def _record_prepared(tx: Tx, session: SessionRow, prepared: m.Prepared, plan: Is
         isolation=plan.isolation,
         agent_session=prepared.agent_session or session.agent_session,
         cwd=prepared.cwd or session.cwd,
+        real_cwd=session.real_cwd or prepared.cwd is not None,
         instructions=read or session.instructions,
     )
 

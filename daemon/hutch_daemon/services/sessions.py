@@ -95,6 +95,7 @@ class SessionService:
             rules=with_tools(params.rules, params.options),
             limits=params.limits,
             agent_session=params.resume,
+            real_cwd=params.real_cwd,
             credential=params.credential,
             idempotency_key=params.idempotency_key,
         )

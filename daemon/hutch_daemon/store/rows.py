@@ -73,6 +73,8 @@ class SessionRow:
     """The permission mode to return to when a plan is approved; None means `ask`."""
     instructions: m.Instructions | None = None
     """The instruction files that the agent was given, and those left out; None until an executor has reported them."""
+    real_cwd: bool = False
+    """True if no component of `cwd` may be a link: the client or an executor has resolved them."""
     agent_dir: str | None = None
     """The directory of the agent's own files; None before an executor of this version has prepared the session."""
 

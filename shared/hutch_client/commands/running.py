@@ -157,6 +157,7 @@ def _new_session(given: argparse.Namespace) -> m.OpenSession:
     return m.OpenSession(
         agent=given.agent or ("script" if script else DEFAULT_AGENT),
         cwd=cwd,
+        real_cwd=os.path.isdir(cwd) and os.path.realpath(cwd) == cwd,
         name=given.name,
         account=given.account,
         isolation=given.isolation,

@@ -5,6 +5,9 @@ ALTER TABLE turns ADD COLUMN offered_to TEXT;
 -- The instruction files that the agent was given, and those that were left out.
 ALTER TABLE sessions ADD COLUMN instructions TEXT;
 
+-- Whether no component of the working directory may be a link: the client or an executor has resolved them.
+ALTER TABLE sessions ADD COLUMN real_cwd INTEGER NOT NULL DEFAULT 0;
+
 -- The directory of a session's agent, and the directories of removed sessions.
 ALTER TABLE sessions ADD COLUMN agent_dir TEXT;
 CREATE TABLE left_dirs (
