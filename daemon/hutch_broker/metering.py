@@ -3,18 +3,21 @@
 Only lines that contain the provider's field name for usage (`"usage"`) are decoded; most lines of a stream do not. If a
 model writes this word in its answer, its quotes are escaped, so the line does not match. A stream may repeat a count;
 the last value is the final one.
+
+A gateway may send a count as text, below zero, or not at all. Then the tokens of the request are unknown, not too few.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from hutch_broker.dialects import UsageStyle
+from hutch_shared.text import read_lax_json
 
 __all__ = ["StreamMeter", "TokenCount", "meter_for"]
 
@@ -32,12 +35,14 @@ class TokenCount:
     """The tokens that a request used. `input` does not include cached tokens."""
 
     known: bool = False
-    """True if the provider reported the counts."""
+    """True if the provider reported the counts, and each can be read."""
     model: str = ""
     input: int = 0
     output: int = 0
     cache_read: int = 0
     cache_write: int = 0
+    missing: frozenset[str] = field(default=frozenset(), compare=False)
+    """The names of counts that could not be read, or have not come yet."""
 
 
 class StreamMeter(Protocol):
@@ -159,7 +164,10 @@ def _counted(style: UsageStyle, before: TokenCount, text: bytes) -> TokenCount:
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return before
+        try:
+            value = read_lax_json(text)
+        except (ValueError, RecursionError):
+            return replace(before, known=False, missing=before.missing | {"line"}) if text.strip() else before
     if isinstance(value, list):  # Gemini without server-sent events: an array of responses
         for one in value:
             before = _READERS[style](before, one) if isinstance(one, dict) else before
@@ -173,16 +181,22 @@ def _anthropic(before: TokenCount, value: Mapping[str, Any]) -> TokenCount:
     assert message is not None
     usage = message.get("usage")
     if not isinstance(usage, dict):
-        return before
+        return before if usage is None else replace(before, known=False, missing=before.missing | {"usage"})
+    begun = before if before.known or before.missing else replace(before, missing=frozenset(_REQUIRED))
+    missing = _missing(begun, usage, *_REQUIRED, "cache_read_input_tokens", "cache_creation_input_tokens")
     return replace(
         before,
-        known=True,
+        known=not missing,
+        missing=missing,
         model=_text(message, "model") or before.model,
         input=_number(usage, "input_tokens", before.input),
         output=_number(usage, "output_tokens", before.output),
         cache_read=_number(usage, "cache_read_input_tokens", before.cache_read),
         cache_write=_number(usage, "cache_creation_input_tokens", before.cache_write),
     )
+
+
+_REQUIRED: Final = ("input_tokens", "output_tokens")
 
 
 def _openai(before: TokenCount, value: Mapping[str, Any]) -> TokenCount:
@@ -195,9 +209,11 @@ def _openai(before: TokenCount, value: Mapping[str, Any]) -> TokenCount:
     whole = _number(usage, "input_tokens", _number(usage, "prompt_tokens", 0))
     details = usage.get("input_tokens_details", usage.get("prompt_tokens_details"))
     cached = min(whole, _number(details, "cached_tokens", 0)) if isinstance(details, dict) else 0
+    missing = _missing(before, usage, *_REQUIRED, "prompt_tokens", "completion_tokens")
     return replace(
         before,
-        known=True,
+        known=not missing,
+        missing=missing,
         model=_text(inner, "model") or before.model,
         input=whole - cached,
         output=_number(usage, "output_tokens", _number(usage, "completion_tokens", 0)),
@@ -212,9 +228,12 @@ def _gemini(before: TokenCount, value: Mapping[str, Any]) -> TokenCount:
     whole = _number(usage, "promptTokenCount", before.input + before.cache_read)
     cached = min(whole, _number(usage, "cachedContentTokenCount", before.cache_read))
     output = _number(usage, "candidatesTokenCount", 0) + _number(usage, "thoughtsTokenCount", 0)
+    names = ("promptTokenCount", "candidatesTokenCount", "thoughtsTokenCount", "toolUsePromptTokenCount")
+    missing = _missing(before, usage, *names)
     return replace(
         before,
-        known=True,
+        known=not missing,
+        missing=missing,
         model=_text(value, "modelVersion") or before.model,
         input=whole - cached + _number(usage, "toolUsePromptTokenCount", 0),
         output=output or before.output,
@@ -232,6 +251,13 @@ _READERS: Final[dict[UsageStyle, Callable[[TokenCount, Mapping[str, Any]], Token
 def _text(of: Mapping[str, Any], name: str) -> str:
     value = of.get(name)
     return value[:200] if isinstance(value, str) else ""
+
+
+def _missing(before: TokenCount, usage: Mapping[str, Any], *names: str) -> frozenset[str]:
+    """Return the counts that cannot be read, or are still missing, after this `usage`."""
+    given = {name for name in names if usage.get(name) is not None}
+    readable = {name for name in given if _number(usage, name, -1) >= 0}
+    return (before.missing - readable) | (given - readable)
 
 
 def _number(of: Mapping[str, Any], name: str, otherwise: int) -> int:

@@ -89,6 +89,51 @@ def test_an_unreadable_response_has_no_count(kind: str, encoding: str, body: byt
     assert not counted("anthropic", [body], kind, encoding).known
 
 
+START: dict[str, Any] = {"input_tokens": 10, "output_tokens": 1, "cache_read_input_tokens": 5}
+ODD: list[Any] = ["12", -1, 1.5, True, [], {}, 10**30]
+
+
+@pytest.mark.parametrize("value", ODD)
+@pytest.mark.parametrize("name", sorted(START))
+def test_a_count_that_cannot_be_read_makes_the_request_unknown(name: str, value: Any) -> None:
+    """The last value of a count is the final one: a later one that can be read mends it."""
+    start = {"type": "message_start", "message": {"model": "claude-x", "usage": {**START, name: value}}}
+    end = {"type": "message_delta", "usage": {"output_tokens": 42}}
+    mended = {"type": "message_delta", "usage": {"output_tokens": 42, name: 7}}
+
+    assert counted("anthropic", [sse(start, end)]).known == (name == "output_tokens")
+    assert counted("anthropic", [sse(start, mended)]).known
+    assert not counted("anthropic", [sse({**start, "message": {"usage": START}}, {"usage": {name: value}})]).known
+
+
+@pytest.mark.parametrize("usage", ["12", [], 3, {"output_tokens": 4}, {"input_tokens": 4}, {}])
+def test_usage_without_its_counts_is_unknown(usage: Any) -> None:
+    """A request has both counts, or none that counts."""
+    assert not counted("anthropic", [json.dumps({"usage": usage}).encode()], "application/json").known
+
+
+@pytest.mark.parametrize(("style", "stream", "tokens"), CASES)
+@pytest.mark.parametrize("value", ODD)
+def test_no_odd_count_of_any_dialect_counts_as_known(style: str, stream: bytes, tokens: TokenCount, value: Any) -> None:
+    """Each dialect's last event, with each count replaced."""
+    *before, last = [line for line in stream.split(b"\n") if b'"usage' in line and b"he said" not in line]
+    event = json.loads(last[5:])
+    usage = event.get("usage") or event.get("usageMetadata") or event["response"]["usage"]
+    for name in [name for name, count in usage.items() if isinstance(count, int) and "ache" not in name]:
+        right, usage[name] = usage[name], value
+
+        assert not counted(style, [*(line + b"\n" for line in before), b"data:" + json.dumps(event).encode()]).known
+        usage[name] = right
+
+
+def test_a_line_of_a_lax_writer_is_counted() -> None:
+    """Half a character beside the counts hides none of them."""
+    text = b"""data: {"delta":{"stop_sequence":"\\ud83d"},"usage":{"input_tokens":9,"output_tokens":50}}\n"""
+
+    assert counted("anthropic", [text]) == TokenCount(True, "", 9, 50)
+    assert not counted("anthropic", [text, b'data: {"usage":{"output_tokens":9\n']).known
+
+
 def test_a_line_that_is_too_long_costs_itself_only() -> None:
     """Counting continues with the next line."""
     long = b"data: " + b"a" * (1 << 19)
