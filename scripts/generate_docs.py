@@ -211,7 +211,8 @@ STATES = """# States
 `scripts/generate_docs.py` draws this page from the tables in `services/states.py` and `pool/states.py`.
 
 A transition that is not drawn raises. Transitions are compare-and-set in the store, so the first writer wins and a
-terminal state never changes. `awaiting_permission` is derived: a running turn with a pending permission request.
+terminal state never changes. `awaiting_permission` is derived and not stored: readers see a
+running turn with a pending permission request in this state.
 """
 
 

@@ -40,7 +40,8 @@ class BlockingConnection:
         self.server: dict[str, Any] = {}
         """hutchd's greeting: a `messages.Version`."""
         try:
-            self.server = self.call("get_version", protocol=PROTOCOL, client=f"hutch {__version__}")
+            greeting = {"protocol": PROTOCOL, "client": f"hutch {__version__}", "waiting_state": True}
+            self.server = self.call("get_version", **greeting)
         except BaseException:
             self.close()
             raise

@@ -45,7 +45,8 @@ async def connected_peer(path: Path, context: C, handlers: dict[str, Handler[C]]
     serves = Dispatcher(TO_CLIENT, handlers)
     peer = Peer(SocketStream(sock), serves=serves, sends=CLIENT, context=context, limits=_LIMITS)
     async with peer.serving():
-        await peer.call("get_version", m.VersionParams(client=f"hutch {__version__}"), GREETING_TIMEOUT)
+        greeting = m.VersionParams(client=f"hutch {__version__}", waiting_state=True)
+        await peer.call("get_version", greeting, GREETING_TIMEOUT)
         yield peer
 
 

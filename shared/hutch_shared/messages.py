@@ -30,6 +30,10 @@ class Nothing(Wire, frozen=True, omit_defaults=True):
 PermissionMode = Literal["ask", "accept_edits", "plan", "bypass", "unattended"]
 WhenNobody = Literal["wait", "deny", "stop"]
 TurnState = Literal["queued", "dispatching", "running", "stopping", "completed", "failed", "stopped", "timed_out"]
+ShownTurnState = Literal[
+    "queued", "dispatching", "running", "awaiting_permission", "stopping", "completed", "failed", "stopped", "timed_out"
+]
+"""The state of a turn as readers see it. A running turn with a pending permission request is `awaiting_permission`."""
 SessionState = Literal["open", "closed"]
 PermissionState = Literal["pending", "allowed", "denied", "answered", "expired", "withdrawn"]
 PermissionKind = Literal["tool", "question", "plan"]
@@ -183,7 +187,7 @@ class Session(Wire, frozen=True, omit_defaults=True):
     executor: str | None = None
     executor_state: ExecutorState | None = None
     active_turn: str | None = None
-    active_state: TurnState | None = None
+    active_state: ShownTurnState | None = None
     pending: int = 0
     queued: int = 0
     usage: UsageSeen | None = None
@@ -198,7 +202,7 @@ class Turn(Wire, frozen=True, omit_defaults=True):
     id: str
     session: str
     number: int
-    state: TurnState
+    state: ShownTurnState
     prompt: str
     queued_at: str
     started_at: str | None = None
@@ -248,6 +252,8 @@ class VersionParams(Wire, frozen=True, omit_defaults=True):
     protocol: int = PROTOCOL
     client: str = ""
     """A name for the audit, such as `hutch 0.1.0`."""
+    waiting_state: bool = False
+    """The client knows the turn state `awaiting_permission`; for others hutchd calls it `running`."""
 
 
 class Version(Wire, frozen=True, omit_defaults=True):
@@ -308,6 +314,8 @@ class Status(Wire, frozen=True, omit_defaults=True):
     executors: tuple[ExecutorStatus, ...] = ()
     sessions_open: int = 0
     turns_running: int = 0
+    """The turns that have begun, including those that wait for a permission."""
+    turns_awaiting_permission: int = 0
     turns_queued: int = 0
     permissions_pending: int = 0
     clients: int = 0

@@ -184,7 +184,7 @@ def test_fish_completes(daemon: FakeDaemon) -> None:
     )
 
     assert [line.partition("\t")[0] for line in done.stdout.splitlines()] == ["check", SESSION.id, "strict"]
-    assert "\tfix: open, claude in /w\n" in done.stdout
+    assert "\tfix: idle, claude in /w\n" in done.stdout
 
 
 @pytest.mark.system

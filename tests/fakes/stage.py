@@ -253,7 +253,7 @@ class Stage:
         """Wait until a turn runs; return its executor."""
 
         async def runs() -> bool:
-            return (await self.turn(turn)).state == "running"
+            return (await self.turn(turn)).state in ("running", "awaiting_permission")
 
         await until(runs)
         return self.executor

@@ -70,9 +70,17 @@ async def test_an_edited_input_is_judged_and_replaces_the_requested_one(claude_h
         still = await hutch.list_permissions(m.ListPermissions(session.id))
         await claude_host.hutch("approve", asked.id, "--edit", env={"EDITOR": "sed -i s/asked/judged/"})
         end = await log.ended(turn)
+        logs = (await claude_host.hutch("logs", session.id)).err
+        listed = await claude_host.hutch("pending", session.id, "--all")
 
         (result,) = log.of("tool_result")
         (line,) = await audit_of(hutch, session, action="permission")
+        (_, edited), (settled,) = log.of("tool_call"), log.of("permission_settled")
+        assert (edited.call["command"], edited.edited_by) == ("touch judged", settled.by)
+        assert settled.digest == result.digest
+        assert "✎ edited by" in logs
+        assert "● run touch judged" in logs
+        assert "touch judged (edited)" in listed.out
         assert "Bash(rm:*)" in refused.err
         assert [one.id for one in still] == [asked.id]
         assert end.state == "completed", end
@@ -116,18 +124,22 @@ async def test_nothing_starts_after_an_interrupt_was_acknowledged(claude_host: H
 
 
 async def test_the_mode_changes_during_a_turn_and_is_recorded(claude_host: Host, hutch: HutchClient) -> None:
-    """It applies to the next call. A pending request stays. The event and the audit name the user."""
+    """It applies to the call that waits and to the next one. The event and the audit name the user."""
     session = await claude_host.claude(hutch, "changed", "ask")
     async with log_of(hutch, session) as log:
         turn = await hutch.submit_prompt(session.id, told([bash("touch one")], [bash("touch two")]))
         asked = await log.asked()
+        listed = await claude_host.hutch("ps", "-o", "json")
+        inspected = await claude_host.hutch("inspect", session.id, "-o", "json")
         await claude_host.hutch("mode", session.id, "bypass")
-        waiting = await hutch.list_permissions(m.ListPermissions(session.id))
-        await hutch.answer_permission(allow(asked))
         end = await log.ended(turn)
 
         (line,) = await audit_of(hutch, session, action="set_permission_mode")
-        assert [one.id for one in waiting] == [asked.id]
+        mine = next(one for one in listed.json if one["id"] == session.id)
+        assert (mine["active_state"], mine["pending"]) == ("awaiting_permission", 1)
+        assert inspected.json["all_turns"][-1]["state"] == "awaiting_permission"
+        (settled,) = log.of("permission_settled")
+        assert (settled.permission, settled.state, settled.by) == (asked.id, "allowed", "mode bypass")
         assert end.state == "completed", end
         assert asked_of(log) == ["touch one"]
         assert files_in(session) == {"one", "two"}

@@ -17,6 +17,7 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from hutch_daemon.api.gate import Phase, admit_client
 from hutch_daemon.api.methods import CLIENT_METHODS, OwnMethod
+from hutch_daemon.api.older_clients import without_waiting_state
 from hutch_daemon.api.server import timeouts_of
 from hutch_daemon.events.fanout import Fanout, FollowOver, event_frame
 from hutch_daemon.services.access import Caller
@@ -103,6 +104,8 @@ class ClientConnection:
         self._judged_by: Settings | None = None
         """The settings that were in force when `_caller.admin` was determined."""
         self._name = ""
+        self.knows_waiting_state = False
+        """Whether the client knows the turn state `awaiting_permission`."""
         self._peer: Peer[ClientConnection]
         self._tasks: TaskGroup
         self._follows: dict[int, anyio.CancelScope] = {}
@@ -150,6 +153,7 @@ class ClientConnection:
                 protocol=m.PROTOCOL,
             )
         self._name = params.client[:100]
+        self.knows_waiting_state = params.waiting_state
         self._caller = replace(caller, client=self._name)
         return m.Version(version=__version__, protocol=m.PROTOCOL)
 
@@ -205,7 +209,8 @@ def _handler(name: str, call: Callable[[Caller, Any], Awaitable[Any]]) -> Handle
     """Return the handler that admits a call and lets a service carry it out."""
 
     async def handle(connection: ClientConnection, params: Any) -> Any:
-        return await call(connection.admit(name), params)
+        result = await call(connection.admit(name), params)
+        return result if connection.knows_waiting_state else without_waiting_state(result)
 
     return handle
 

@@ -116,18 +116,18 @@ class HostService:
     async def get_status(self, caller: Caller, params: m.Nothing) -> m.Status:
         """Return hutchd's status. Counts and executors are limited to those that the caller may see."""
 
-        def count(conn: Executes) -> tuple[int, int, int, int]:
+        def count(conn: Executes) -> tuple[int, int, int, int, int]:
             mine = {row.id for row in sessions.list_(conn, caller.scope, "open", _NO_LIMIT)}
             live = [turn for turn in turns.live(conn) if turn.session in mine]
             waiting = sum(turn.state == "queued" for turn in live)
-            asked = len(permissions.list_(conn, owner=caller.scope, limit=_NO_LIMIT))
-            return len(mine), len(live) - waiting, waiting, asked
+            asked = permissions.list_(conn, owner=caller.scope, limit=_NO_LIMIT)
+            return len(mine), len(live) - waiting, waiting, len(asked), len({request.turn for request in asked})
 
         def served(conn: Executes) -> set[str]:
             named = [sessions.get(conn, one.session) for one in self._pool.roster.all() if one.session is not None]
             return {row.id for row in named if row is not None and caller.may_see(row.owner)}
 
-        opened, running, queued, asked = await self._store.read(count)
+        opened, running, queued, asked, awaiting = await self._store.read(count)
         shown = await self._store.read(served)
         plan = await self._usual_plan(caller)
         operator = caller.admin or caller.uid == os.geteuid()
@@ -149,6 +149,7 @@ class HostService:
             ),
             sessions_open=opened,
             turns_running=running,
+            turns_awaiting_permission=awaiting,
             turns_queued=queued,
             permissions_pending=asked,
             clients=self._clients(),

@@ -16,6 +16,7 @@ from hutch_daemon.services.accounts import Accounts
 from hutch_daemon.services.isolation import IsolationPlanner
 from hutch_daemon.services.policy_layers import PolicyLayers, with_tools
 from hutch_daemon.services.session_tasks import SessionTasks
+from hutch_daemon.services.states import shown_state
 from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store import audit, left_dirs, sessions
 from hutch_daemon.store.records import Executes, Tx, to_message
@@ -197,7 +198,7 @@ def _session_view(
         executor=executor.id if executor is not None else None,
         executor_state=executor.state if executor is not None else None,
         active_turn=active.id if active is not None else None,
-        active_state=active.state if active is not None else None,
+        active_state=shown_state(active.state, near.pending) if active is not None else None,
         pending=near.pending,
         queued=near.queued,
         usage=near.usage,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from hutch_daemon.machine import TransitionTable
-from hutch_shared.messages import PermissionState, SessionState, TurnState
+from hutch_shared.messages import PermissionState, SessionState, ShownTurnState, TurnState
 
-__all__ = ["PERMISSION", "SESSION", "TURN"]
+__all__ = ["PERMISSION", "SESSION", "TURN", "shown_state"]
 
 SESSION: Final[TransitionTable[SessionState]] = TransitionTable(
     "session", "open", {"open": frozenset({"closed"}), "closed": frozenset()}
@@ -42,3 +42,8 @@ PERMISSION: Final[TransitionTable[PermissionState]] = TransitionTable(
         "withdrawn": frozenset(),
     },
 )
+
+
+def shown_state(state: TurnState, pending: int) -> ShownTurnState:
+    """Return the state that readers see of a turn with this number of pending permission requests."""
+    return "awaiting_permission" if state == "running" and pending else state

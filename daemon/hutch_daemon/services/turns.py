@@ -9,7 +9,7 @@ import structlog
 from hutch_daemon.redaction import KnownSecrets
 from hutch_daemon.services.access import Access, Caller
 from hutch_daemon.services.session_tasks import SessionTasks
-from hutch_daemon.services.states import TURN
+from hutch_daemon.services.states import TURN, shown_state
 from hutch_daemon.services.turn_lifecycle import TurnLifecycle, stopped
 from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store import audit, permissions, turns
@@ -197,4 +197,4 @@ def _require_conversation(session: SessionRow, verb: str) -> None:
 
 def _turn_view(row: TurnRow, pending: int = 0) -> m.Turn:
     """Return a turn as clients see it. `pending` is the number of its pending permission requests."""
-    return to_message(m.Turn, row, awaiting_permission=pending > 0)
+    return to_message(m.Turn, row, state=shown_state(row.state, pending), awaiting_permission=pending > 0)

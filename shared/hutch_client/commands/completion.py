@@ -97,10 +97,12 @@ _WITH_CLOSED: Final = ("audit", "fork", "inspect", "logs", "rm", "usage")
 
 def _sessions(command: str) -> Offer:
     def offer(**_: Any) -> dict[str, str]:
+        from hutch_client.commands.sessions import state_words
+
         state = None if command in _WITH_CLOSED else "open"
         offered = {}
         for one in _listed("list_sessions", "sessions", state=state):
-            description = f"{one['state']}, {one['agent']} in {one_line(one['cwd'], 60)}"
+            description = f"{state_words(one)}, {one['agent']} in {one_line(one['cwd'], 60)}"
             offered[one["id"]] = f"{one_line(one['name'], 40)}: {description}"
             if _is_plain(one["name"]):
                 offered.setdefault(one["name"], description)

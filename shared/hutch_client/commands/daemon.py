@@ -44,7 +44,7 @@ def _status(given: argparse.Namespace) -> int:
                 ("up", ago(status["started_at"], time.time())),
                 ("state", "draining: accepts no new work" if status["draining"] else "ready"),
                 ("sessions", f"{get('sessions_open', 0)} open"),
-                ("turns", f"{get('turns_running', 0)} running, {get('turns_queued', 0)} queued"),
+                ("turns", _turns_words(status)),
                 ("requests", f"{get('permissions_pending', 0)} permission requests pending"),
                 (
                     "store",
@@ -77,6 +77,13 @@ def _status(given: argparse.Namespace) -> int:
     for notice in get("notices", ()):
         print(f"! {one_line(notice)}", file=sys.stderr)
     return exits.OK
+
+
+def _turns_words(status: dict[str, Any]) -> str:
+    awaiting = status.get("turns_awaiting_permission", 0)
+    running = status.get("turns_running", 0) - awaiting
+    waits = f", {awaiting} awaiting permission" if awaiting else ""
+    return f"{running} running{waits}, {status.get('turns_queued', 0)} queued"
 
 
 def broker_words(broker: dict[str, Any] | None) -> str | None:

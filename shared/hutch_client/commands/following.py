@@ -100,15 +100,22 @@ def wait(given: argparse.Namespace) -> int:
 
 
 async def _until_idle(hutch: HutchClient, ref: str) -> int:
-    """Wait until no turn of the session runs or is queued; return the exit code of its last turn."""
+    """Wait until no turn of the session runs or is queued; return the exit code of its last turn.
+
+    If the turn waits for a permission, say so once.
+    """
     session = (await hutch.get_session(ref)).id
-    skip = tuple(kind for kind in KINDS if kind != "turn_ended")
+    skip = tuple(kind for kind in KINDS if kind not in ("turn_ended", "permission_asked"))
+    reported = False
     async with hutch.follow(m.FollowEvents(session, after=-1, skip=skip)) as follow:
         while True:
             record = await hutch.get_session(session)
             if record.active_turn is None and not record.queued:
                 turns = await hutch.list_turns(session)
                 return exits.of_turn(turns[-1].state) if turns else exits.OK
+            if record.active_state == "awaiting_permission" and not reported:
+                reported = True
+                print(f"{one_line(ref)} is awaiting permission: `hutch pending {one_line(ref)}`.", file=sys.stderr)
             await anext(follow)
 
 

@@ -111,12 +111,12 @@ def _row(session: dict[str, Any], now: float, *, accounts: bool) -> list[object]
 
 
 def state_words(session: dict[str, Any]) -> str:
-    """Return the state in a word: closed, idle, working, or waiting for a decision."""
+    """Return the state: closed, idle, or that of the active turn, with the numbers of pending requests and prompts."""
     if session["state"] == "closed":
         return "closed"
     words = session.get("active_state", "idle")
     if pending := session.get("pending", 0):
-        words = f"asks ({pending})"
+        words = f"awaiting_permission ({pending})"
     if queued := session.get("queued", 0):
         words += f" +{queued} queued"
     return str(words)
