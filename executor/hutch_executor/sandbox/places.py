@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from hutch_shared.tree import LINKS, Tree, UnfitFileError
+
 __all__ = ["CACHES", "PRIVATE", "ROOT_ONLY", "SECRETS", "SYSTEM", "TOOLS", "TYPED_SECRETS", "holds_key", "in_home"]
 
 SYSTEM: Final = (
@@ -97,7 +99,7 @@ def in_home(name: str, home: str, environ: Mapping[str, str]) -> Iterator[str]:
 def holds_key(path: str) -> bool:
     """Whether the file seems to set a key. False for a file that the account, and so its agent, cannot read."""
     try:
-        with open(path, "rb") as file:
-            return _KEY_IS_SET.search(file.read(_READ_LIMIT)) is not None
-    except OSError:
+        with Tree("/") as tree:
+            return _KEY_IS_SET.search(tree.read(path, _READ_LIMIT, links=LINKS).data) is not None
+    except (OSError, UnfitFileError):
         return False
