@@ -27,6 +27,7 @@ from hutch_daemon.settings import SettingsError, load
 from hutch_daemon.store import backups
 from hutch_daemon.wiring import run
 from hutch_shared import __version__
+from hutch_shared.encoding import encoding_fault, require_utf8
 from hutch_shared.errors import HutchError
 from hutch_shared.hardening import forbid_dumps
 from hutch_shared.logs import set_up_logs
@@ -41,12 +42,15 @@ during which hutchd answers nobody."""
 
 def main() -> NoReturn:
     """Run the command."""
+    if (fault := encoding_fault(sys.argv[1:], os.environ)) is not None:
+        _fail(fault, 2)
     options = _arguments()
     try:
         service = take()
         paths = find_paths(system=options.system)
         if options.config is not None:
-            paths = Paths(Path(os.path.abspath(options.config)), paths.state, paths.runtime, paths.host, paths.system)
+            config = require_utf8(os.path.abspath(options.config))
+            paths = Paths(Path(config), paths.state, paths.runtime, paths.host, paths.system)
         if options.doctor:
             _examine(paths)
         if options.show_config:

@@ -11,8 +11,8 @@ from typing import Final
 
 from hutch_client import exits
 from hutch_client.commands import GROUPS, MODULES, Command, Parser
-from hutch_client.encoding import encoding_fault
 from hutch_client.streams import mend_streams, write_nowhere
+from hutch_shared.encoding import encoding_fault
 from hutch_shared.errors import HutchError, Reason
 
 __all__ = ["main"]

@@ -23,7 +23,7 @@ from hutch_client.connection import GONE, Redial, background_tasks, connected_pe
 from hutch_client.endpoint import socket_path
 from hutch_client.follow import Follow
 from hutch_shared import messages as m
-from hutch_shared.errors import HutchError
+from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Event
 from hutch_shared.ids import new_token
 from hutch_shared.methods import CLIENT
@@ -64,7 +64,8 @@ class HutchClient:
     async def call(self, name: str, params: msgspec.Struct | None = None, timeout: float | None = None) -> Any:
         """Make any call of `methods.CLIENT`; that table gives the type of the result.
 
-        Raises TIMED_OUT after `timeout` seconds. On cancel the answer is dropped; hutchd may still do the work.
+        Raises TIMED_OUT after `timeout` seconds, and INVALID_PARAMS for text that has no UTF-8 form. On cancel the
+        answer is dropped; hutchd may still do the work.
         """
         twice = not CLIENT[name].changes or getattr(params, "idempotency_key", None) is not None
         redial = Redial(self._redial_for)
@@ -74,6 +75,8 @@ class HutchClient:
                 answer = await peer.call(name, params, timeout)
                 self.refusal = None
                 return answer
+            except UnicodeEncodeError:
+                raise HutchError(Reason.INVALID_PARAMS, "A text to send has characters without a UTF-8 form.") from None
             except HutchError as error:
                 self.refusal = error
                 if error.reason not in GONE or not twice or not await redial.wait():

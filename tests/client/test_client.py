@@ -47,6 +47,17 @@ async def test_calls_are_typed_and_share_one_connection(daemon: FakeDaemon) -> N
     assert len(daemon.asked("get_version")) == 1
 
 
+async def test_a_text_without_a_utf8_form_is_not_sent(daemon: FakeDaemon) -> None:
+    """The caller hears so, and the connection goes on."""
+    async with HutchClient.connect() as hutch:
+        with pytest.raises(HutchError, match="UTF-8") as refused:
+            await hutch.submit_prompt("fix", "half \ud83d")
+        session = await hutch.get_session("fix")
+
+    assert refused.value.reason is Reason.INVALID_PARAMS
+    assert session == SESSION
+
+
 async def test_permission_requests_come_from_all_pages(daemon: FakeDaemon) -> None:
     """The client calls until it has `limit` requests. Each page begins after the last request of the one before."""
     pages = {None: "p-1", "p-1": "p-2", "p-2": "p-3"}

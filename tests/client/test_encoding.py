@@ -6,6 +6,7 @@ import argparse
 import importlib
 import io
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -114,3 +115,23 @@ def test_input_that_is_not_utf8_costs_one_line(
     code, _, err = hutch(*line)
 
     assert (code, err.count("\n")) == (2, 1), err
+
+
+@pytest.mark.parametrize(
+    ("words", "variables"),
+    [((BAD,), {}), (("--config", BAD), {}), ((), {"HUTCH_STATE_DIR": f"/tmp/{BAD}"}), (("--check",), {"HOME": BAD})],
+    ids=["word", "option", "state", "home"],
+)
+def test_hutchd_refuses_what_is_not_utf8(words: tuple[str, ...], variables: dict[str, str]) -> None:
+    """One line says what, and the exit code is 2."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hutch_daemon", *words],
+        env={"PATH": os.defpath, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert r"caf\xe9" in done.stderr

@@ -264,19 +264,19 @@ def test_both_ways_to_look_at_a_text_agree(value: object, extra: int) -> None:
     assert envelope._scan(frame) == envelope._decode_and_check(frame)
 
 
-def test_invalid_text_in_a_message_becomes_a_replacement_character() -> None:
-    """The name of a file or a program's words may hold it; the message arrives all the same."""
-    error = HutchError(Reason.NOT_FOUND, "no caf\udce9", path="caf\udce9")
-    frames = (
-        envelope.encode_request(1, "m", Raw(b'{"a":1}')),
-        envelope.encode_request(1, "ping", SessionRef("caf\udce9")),
-        envelope.encode_notification("event", SessionRef("\ud83d")),
-        envelope.encode_result(1, {"a\ud83d": ["\ude00"]}),
-        envelope.encode_error(1, error),
-    )
+def test_invalid_text_in_an_answer_becomes_a_replacement_character() -> None:
+    """The name of a file or a program's words may hold it; the answer arrives all the same."""
+    result = parse(envelope.encode_result(1, {"a\ud83d": ["\ude00"]}))
+    error = parse(envelope.encode_error(1, HutchError(Reason.NOT_FOUND, "no caf\udce9", path="caf\udce9")))
 
-    read = [parse(frame.rstrip(b"\n")) for frame in frames]
+    assert isinstance(result, Response)
+    assert result.result == Raw(b'{"a\xef\xbf\xbd":["\xef\xbf\xbd"]}')
+    assert isinstance(error, Response)
+    assert error.error is not None
+    assert error.error.message == "no caf\ufffd"
 
-    assert not any(isinstance(message, EnvelopeFault) for message in read)
-    assert isinstance(read[3], Response)
-    assert read[3].result == Raw(b'{"a\xef\xbf\xbd":["\xef\xbf\xbd"]}')
+
+def test_a_request_with_invalid_text_is_not_sent() -> None:
+    """The other side would act on another text than the one that was meant."""
+    with pytest.raises(UnicodeEncodeError):
+        envelope.encode_request(1, "get_session", SessionRef("caf\udce9"))

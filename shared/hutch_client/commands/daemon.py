@@ -12,10 +12,10 @@ from hutch_client import exits
 from hutch_client.blocking import PROTOCOL, BlockingConnection
 from hutch_client.commands import Command, group, number, output, seconds
 from hutch_client.commands.sessions import isolation_fields
-from hutch_client.encoding import require_utf8
 from hutch_client.tables import ago, count, fields, print_json, table
 from hutch_client.untrusted import one_line, plain
 from hutch_shared import __version__
+from hutch_shared.encoding import require_utf8
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.processes import start_time
 

@@ -12,9 +12,9 @@ from hutch_client import exits
 from hutch_client.blocking import BlockingConnection
 from hutch_client.commands import Command, group, output
 from hutch_client.commands.sessions import MODES, real_directory
-from hutch_client.encoding import require_utf8
 from hutch_client.tables import count, fields, print_json
 from hutch_client.untrusted import one_line, visible
+from hutch_shared.encoding import require_utf8
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.project_file import POLICY_FILE, UNUSABLE, PolicyFile, read_project_file
 

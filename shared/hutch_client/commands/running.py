@@ -14,7 +14,6 @@ import msgspec
 from hutch_client import exits, starting
 from hutch_client.client import HutchClient
 from hutch_client.commands.sessions import is_other_account, real_directory
-from hutch_client.encoding import require_utf8
 from hutch_client.endpoint import socket_path
 from hutch_client.tables import print_json
 from hutch_client.untrusted import one_line
@@ -23,6 +22,7 @@ from hutch_client.watch import TurnWatch
 from hutch_client.watch_options import WatchOptions
 from hutch_shared import messages as m
 from hutch_shared.agents import DEFAULT_AGENT
+from hutch_shared.encoding import require_utf8
 from hutch_shared.errors import HutchError, Reason
 
 __all__ = ["clear", "compact", "run"]

@@ -13,9 +13,9 @@ from typing import Any
 from hutch_client import exits
 from hutch_client.blocking import BlockingConnection
 from hutch_client.commands import Command, number, output
-from hutch_client.encoding import require_utf8
 from hutch_client.tables import ago, fields, print_json, print_lines, prompt_words, table, usage_words
 from hutch_client.untrusted import one_line
+from hutch_shared.encoding import require_utf8
 from hutch_shared.errors import HutchError, Reason
 
 __all__ = ["COMMANDS", "LEVELS", "MODES", "is_other_account", "isolation_fields", "one_session", "real_directory"]

@@ -453,13 +453,16 @@ def encode_error(number: Id | None, error: HutchError) -> bytes:
 
 
 def _params(params: msgspec.Struct | Raw | None) -> bytes:
-    if params is None or (text := _encode_valid(params)) == b"{}":
+    if params is None or (text := _encode(params)) == b"{}":
         return b""
     return b',"params":' + text
 
 
 def _encode_valid(value: Any) -> bytes:
-    """Encode `value`. Invalid text in it becomes U+FFFD: one name of a file must not cost an answer."""
+    """Encode an answer. Invalid text in it becomes U+FFFD: one name of a file must not cost an answer.
+
+    A request is not changed like this, since the other side would act on another path than the one that was meant.
+    """
     try:
         return _encode(value)
     except UnicodeEncodeError:
