@@ -264,7 +264,7 @@ async def test_silence_without_a_reason_ends_the_turn(
     (tmp_path / "scene").write_bytes(_scene(*lines))
     async with stage(tmp_path, Steps(), cli=_player(tmp_path), timeouts=_TIMEOUTS) as s:
         end = None
-        with anyio.move_on_after(10 if reason else 8 * _SILENCE):
+        with anyio.move_on_after(10 if reason else 5 * _SILENCE):
             end = await s.turn()
 
         assert (end and end.reason) == reason
@@ -282,7 +282,7 @@ async def test_a_waiting_permission_request_is_a_reason_to_be_silent(tmp_path: P
     ):
         group.start_soon(s.turn)
         await s.daemon.until(lambda daemon: bool(daemon.asks))
-        await anyio.sleep(8 * _SILENCE)
+        await anyio.sleep(5 * _SILENCE)
 
         assert s.runner.turn is not None
         assert s.runner.turn.cause is None
