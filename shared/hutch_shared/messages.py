@@ -883,6 +883,22 @@ class PrepareSession(Wire, frozen=True, omit_defaults=True):
     """The user named the conversation to resume: if it is missing, `not_found` instead of a new conversation."""
 
 
+class JudgeReads(Wire, frozen=True, omit_defaults=True):
+    """Asks which instruction files the agent may be given; each path with its real path, as the account sees it."""
+
+    session: str
+    named: dict[str, str] = {}
+    """Files that count by their names: CLAUDE.md and the like."""
+    imported: dict[str, str] = {}
+    """Files that another file names, which an agent may have written."""
+    project: ProjectFile | None = None
+
+
+class ReadsJudged(Wire, frozen=True, omit_defaults=True):
+    withheld: dict[str, str] = {}
+    """The files that the agent must not be given, by path, each with the reason."""
+
+
 class RemoveAgentDir(Wire, frozen=True, omit_defaults=True):
     """Removes the directory of a removed session's agent."""
 

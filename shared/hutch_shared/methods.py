@@ -130,6 +130,7 @@ EXECUTOR: Final[Table] = _table(
     _request(
         "request_permission", m.RequestPermission, m.PermissionDecision, "Waits for the decision on one tool call."
     ),
+    _request("judge_reads", m.JudgeReads, m.ReadsJudged, "Which instruction files the agent may be given."),
     _notification("report_message", m.ReportMessage, "Events in order; `ack_events` is the receipt.", hot=True),
     _notification("heartbeat", m.Heartbeat, "Sent every few seconds: the running turn, unacknowledged events, memory."),
 )

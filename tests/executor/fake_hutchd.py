@@ -194,6 +194,7 @@ class FakeHutchd:
                     "hello": lambda _, params: self._hello(peer, params),
                     "get_api_key": lambda _, params: self._get_api_key(params),
                     "request_permission": _request_permission,
+                    "judge_reads": lambda _, params: m.ReadsJudged(),
                     "report_message": _report_message,
                     "heartbeat": lambda _, params: self._heartbeat(params),
                 },

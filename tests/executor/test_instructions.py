@@ -12,10 +12,19 @@ from typing import Literal
 import pytest
 
 from hutch_executor.runners.claude.instruction_text import imports_of, rule_of
-from hutch_executor.runners.claude.instructions import DEPTH, INSTRUCTIONS_LIMIT, instructions
+from hutch_executor.runners.claude.instructions import DEPTH, INSTRUCTIONS_LIMIT, read_instructions
 from hutch_executor.sandbox.git_dirs import GitDirs, git_dirs
+from hutch_shared import messages as m
 from hutch_shared.project_file import read_project_file
 from tests.sampling import seed
+
+
+def instructions(
+    cwd: str, home: str, which: Literal["all", "project", "none"] = "all", hidden: tuple[str, ...] = ()
+) -> tuple[str, m.Instructions]:
+    """Return the text and the list of the files."""
+    found = read_instructions(cwd, home, which, hidden)
+    return found.text(), found.record()
 
 
 def text_of(cwd: str, home: str, which: Literal["all", "project", "none"] = "all") -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,9 @@ class FakeDaemon:
     ) -> m.PermissionDecision:
         self.asked.append((kind, call, questions, plan))
         return decision(call, self._what, **self._changes)
+
+    async def judge_reads(self, named: Mapping[str, str], imported: Mapping[str, str]) -> Mapping[str, str]:
+        return {}
 
     async def report(self, kind: EventKind, data: msgspec.Struct, native: bytes | None = None) -> None:
         self.events.append((kind, msgspec.to_builtins(data), native))

@@ -170,7 +170,7 @@ class FakeExecutor:
                 self.prepared = params
                 if self.host.unpreparable is not None:
                     raise HutchError(Reason.AGENT_UNAVAILABLE, self.host.unpreparable)
-                return m.Prepared(keys="none", cwd=self.host.work_really_is)
+                return m.Prepared(keys="none", cwd=self.host.work_really_is, instructions=self.host.instructions)
             case "execute_prompt":
                 return self._take(params)
             case "interrupt_turn":
@@ -309,6 +309,7 @@ class FakeHost:
         self.hanging_accounts: set[str] = set()
         """Their executors do not come up."""
         self.swept: list[str] = []
+        self.instructions: m.Instructions | None = None
         self.removed: list[str] = []
         """The directories that executors removed."""
         self.sandbox_of_all = SandboxProbe()

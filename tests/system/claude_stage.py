@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,6 +92,9 @@ class FakeDaemon:
         await ask.decided.wait()
         assert ask.decision is not None
         return ask.decision
+
+    async def judge_reads(self, named: Mapping[str, str], imported: Mapping[str, str]) -> Mapping[str, str]:
+        return {}
 
     async def report(self, kind: EventKind, data: msgspec.Struct, native: bytes | None = None) -> None:
         self.events.append((kind, data, native))

@@ -170,6 +170,7 @@ EXECUTOR_GATE: Final[dict[str, tuple[Reason | None, ...]]] = {
     "heartbeat": (_FIRST, _YES, _YES, _YES, _YES),
     "get_api_key": (_FIRST, _LOST, _YES, _LOST, _LOST),
     "request_permission": (_FIRST, _LOST, _YES, _LOST, _LOST),
+    "judge_reads": (_FIRST, _LOST, _YES, _LOST, _LOST),
     "report_message": (_FIRST, _LOST, _YES, _LOST, _LOST),
 }
 

@@ -123,6 +123,7 @@ HELLO: Final = "hello"
 EXECUTOR_METHODS: Final[dict[str, ExecutorMethod[Any, Any]]] = {
     "get_api_key": _about_session(m.GetApiKey, lambda s: s.executors.get_api_key),
     "request_permission": _about_session(m.RequestPermission, lambda s: s.approvals.request_permission),
+    "judge_reads": _about_session(m.JudgeReads, lambda s: s.policy.judge_reads),
     "report_message": _about_session(m.ReportMessage, lambda s: s.reports.report_message),
     "heartbeat": ExecutorMethod(m.Heartbeat, lambda s: s.executors.heartbeat, about_session=False),
 }

@@ -10,8 +10,10 @@ import anyio
 
 from hutch_daemon.permissions.cases import run_cases
 from hutch_daemon.permissions.policy import judge, paths_to_resolve
+from hutch_daemon.pool.executors import Executor
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.services.access import Access, Caller, require_absolute
+from hutch_daemon.services.executors import served_session
 from hutch_daemon.services.policy_layers import EFFECTS, PolicyLayers, rules_of
 from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store import audit, rules
@@ -29,7 +31,7 @@ _RESOLVE_TIMEOUT: Final = 10.0
 
 
 class PolicyService:
-    """The policy methods of the client socket."""
+    """The policy methods of the client socket, and the one of the executor socket that judges instruction files."""
 
     def __init__(
         self,
@@ -93,6 +95,30 @@ class PolicyService:
             suggestions=verdict.suggestions,
             problems=(*found.problems, *policy.problems),
         )
+
+    async def judge_reads(self, executor: Executor, params: m.JudgeReads) -> m.ReadsJudged:
+        """Return the instruction files that a rule denies.
+
+        Of imported files also those that a rule asks about, since nobody is asked, and all of them while a rule to deny
+        or ask cannot be read.
+        """
+        session = await served_session(self._store, executor, params.session)
+        policy = await self._layers(session, params.project)
+        withheld: dict[str, str] = {}
+        for path, real in (params.named | params.imported).items():
+            verdict = judge(
+                policy,
+                to_call("Read", {"file_path": path}, "instructions", session.cwd),
+                mode="ask",
+                cwd=session.cwd,
+                real={path: real},
+                home=policy.home,
+                workspace=session.cwd,
+            )
+            asks = path in params.imported and (verdict.rule is not None or policy.broken is not None)
+            if verdict.decision == "deny" or (verdict.decision == "ask" and asks):
+                withheld[path] = verdict.why
+        return m.ReadsJudged(withheld)
 
     async def test_policy(self, caller: Caller, params: m.TestPolicy) -> m.CasesReport:
         """Run test cases in a worker thread."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -64,6 +65,14 @@ class LinkedDaemon:
             project=m.ProjectFile(*project) if project is not None else None,
         )
         return await self.requests.decide(request)
+
+    async def judge_reads(self, named: Mapping[str, str], imported: Mapping[str, str]) -> Mapping[str, str]:
+        """Ask which instruction files a rule denies; see the port."""
+        project = await to_thread.run_sync(read_project_file, self._cwd)
+        file = m.ProjectFile(*project) if project is not None else None
+        asked = m.JudgeReads(self._session, {**named}, {**imported}, file)
+        judged: m.ReadsJudged = await self._link.call("judge_reads", asked)
+        return judged.withheld
 
     async def report(self, kind: EventKind, data: msgspec.Struct, native: bytes | None = None) -> None:
         """Report an event; see the port."""

@@ -6,6 +6,7 @@ The worker calls a runner from one task at a time, except `interrupt`, `set_mode
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Protocol
 
 import msgspec
@@ -42,6 +43,13 @@ class DaemonPort(Protocol):
         `decision.input` may run. A request that cannot be decided ends in a denial, never in an exception. When the
         turn is interrupted, every request, waiting or new, ends at once in a denial with `interrupt` set. A cancelled
         caller stops waiting; hutchd withdraws the request when the turn ends.
+        """
+        ...
+
+    async def judge_reads(self, named: Mapping[str, str], imported: Mapping[str, str]) -> Mapping[str, str]:
+        """Return which of these instruction files the agent must not be given, by path, each with the reason.
+
+        Both map paths to real paths; `imported` are files that another file names. HutchError if nobody can say.
         """
         ...
 

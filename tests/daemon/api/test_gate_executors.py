@@ -47,6 +47,7 @@ CALLS: Final[Mapping[str, Callable[[str, FakeExecutor], msgspec.Struct]]] = {
     "request_permission": lambda session, who: m.RequestPermission(
         new_id("ask"), session, new_id("turn"), "tool", BASH, "/project"
     ),
+    "judge_reads": lambda session, who: m.JudgeReads(session, {"/project/CLAUDE.md": "/project/CLAUDE.md"}),
     "report_message": lambda session, who: m.ReportMessage(session, (event(),)),
 }
 

@@ -11,7 +11,7 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import TurnEnded
 from hutch_shared.project_file import UNUSABLE
-from tests.fakes.executors import FakeExecutor
+from tests.fakes.executors import FakeExecutor, never_end
 from tests.fakes.stage import Stage, until
 
 
@@ -253,3 +253,47 @@ async def test_the_server_of_a_tool_is_one_of_the_sessions(stage: Stage, server:
 
         assert explanation.decision == decision
         assert decided[0].decision == ("allow" if decision == "allow" else "deny")
+
+
+async def test_instruction_files_are_judged_by_the_rules(stage: Stage) -> None:
+    """A rule that denies withholds any file; one that asks, or that cannot be read, withholds an imported file."""
+    files = {f"/work/{name}": f"/work/{name}" for name in ("CLAUDE.md", "denied.md", "asked.md", "docs/a.md")}
+    files["/work/link.md"] = "/work/denied.md"
+    rules = m.Rules(ask=("Read(asked.md)",), deny=("Read(denied.md)",))
+    broken = m.ProjectFile("/work/.hutch/policy.toml", "", f"{UNUSABLE}it is a link")
+    stage.host.play = never_end
+    async with stage.hutchd():
+        session = await stage.open(rules=rules)
+        executor = await stage.running(await stage.submit(session))
+        assert executor.connection is not None
+        known = executor.connection.known
+        assert known is not None
+        judge = stage.services.policy.judge_reads
+        imported = await judge(known, m.JudgeReads(session.id, imported=files))
+        named = await judge(known, m.JudgeReads(session.id, named=files))
+        unsure = await judge(known, m.JudgeReads(session.id, {"/work/CLAUDE.md": "/work/CLAUDE.md"}, files, broken))
+
+    assert set(imported.withheld) == {"/work/denied.md", "/work/asked.md", "/work/link.md"}
+    assert set(named.withheld) == {"/work/denied.md", "/work/link.md"}
+    assert "Read(denied.md)" in named.withheld["/work/link.md"]
+    assert set(unsure.withheld) == set(files)
+
+
+async def test_changed_instructions_are_reported_once(stage: Stage) -> None:
+    """The first start reports them; a start with the same files does not."""
+    read = m.Instructions(
+        (m.InstructionFile("/work/CLAUDE.md", 5),), (m.InstructionFile("/work/x", why="it is a pipe"),)
+    )
+    stage.host.play = never_end
+    async with stage.hutchd():
+        session = await stage.open()
+        counts = []
+        for stage.host.instructions in (read, read, m.Instructions(), m.Instructions()):
+            (await stage.running(await stage.submit(session))).die()
+            notices = [event for event in await stage.events(session) if b'"word":"instructions"' in bytes(event.data)]
+            counts.append(len(notices))
+        now = await stage.services.sessions.get_session(stage.me, m.SessionRef(session.id))
+
+    assert counts == [1, 1, 2, 2]
+    assert b"1 instruction file. Not given: /work/x: it is a pipe." in bytes(notices[0].data)
+    assert now.instructions == m.Instructions()

@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -29,7 +29,7 @@ from hutch_executor.runners.claude.instruction_text import imports_of, rule_of
 from hutch_shared import messages as m
 from hutch_shared.tree import LINKS, Tree, UnfitFileError
 
-__all__ = ["INSTRUCTIONS_LIMIT", "instructions"]
+__all__ = ["INSTRUCTIONS_LIMIT", "InstructionSet", "read_instructions"]
 
 INSTRUCTIONS_LIMIT: Final = 64 * 1024
 """Bytes of all files together. Longer text is cut and ends with a note."""
@@ -56,6 +56,50 @@ Which = Literal["all", "project", "none"]
 
 
 @dataclass(frozen=True, slots=True)
+class GivenFile:
+    """A file that the agent gets."""
+
+    entry: m.InstructionFile
+    real: str
+    is_imported: bool
+    text: str
+    """Its content with a heading."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionSet:
+    """All files that were found."""
+
+    given: tuple[GivenFile, ...] = ()
+    left_out: tuple[m.InstructionFile, ...] = ()
+
+    def named(self) -> dict[str, str]:
+        """Return the real paths of the files that count by their names, by path."""
+        return {file.entry.path: file.real for file in self.given if not file.is_imported}
+
+    def imported(self) -> dict[str, str]:
+        """Return the real paths of the imported files, by path."""
+        return {file.entry.path: file.real for file in self.given if file.is_imported}
+
+    def without(self, withheld: Mapping[str, str]) -> InstructionSet:
+        """Return the set without some files, given by path with the reason. What they import stays."""
+        given = tuple(file for file in self.given if file.entry.path not in withheld)
+        more = (m.InstructionFile(f.entry.path, why=withheld[f.entry.path]) for f in self.given if f not in given)
+        return InstructionSet(given, (*more, *self.left_out)[:_LEFT_OUT])
+
+    def text(self) -> str:
+        """Return all files as one text; "" if there are none."""
+        if not self.given:
+            return ""
+        beginning = "The people of this project left these instructions. Follow them."
+        return "\n\n".join([beginning, *(file.text for file in self.given)])
+
+    def record(self) -> m.Instructions:
+        """Return which files are given, and which are left out."""
+        return m.Instructions(tuple(file.entry for file in self.given), self.left_out)
+
+
+@dataclass(frozen=True, slots=True)
 class _Area:
     """A folder whose files are given: `home`, the working directory, or a folder above it."""
 
@@ -71,11 +115,10 @@ class _Area:
         return os.path.join(self.tree.root, name)
 
 
-def instructions(cwd: str, home: str, which: Which = "all", hidden: Sequence[str] = ()) -> tuple[str, m.Instructions]:
+def read_instructions(cwd: str, home: str, which: Which = "all", hidden: Sequence[str] = ()) -> InstructionSet:
     """Read the instruction files for a session in `cwd`, a real path: the account's own, the outermost folder's, ….
 
-    `project` leaves the account's own out, `none` all of them. Nothing below a path in `hidden` is given. Returns the
-    text, "" if there is none, and the list of the files. Blocks.
+    `project` leaves the account's own out, `none` all of them. Nothing below a path in `hidden` is given. Blocks.
     """
     reading = _Reading(os.path.realpath(home), hidden)
     with ExitStack() as opened:
@@ -90,7 +133,7 @@ def instructions(cwd: str, home: str, which: Which = "all", hidden: Sequence[str
             for area in _opened(opened, cwd, links=LINKS, import_links=LINKS, imports_anywhere=True):
                 reading.add_folder(area)
                 reading.look_below(area)
-    return reading.text(), reading.record()
+    return reading.found()
 
 
 def _opened(stack: ExitStack, folder: str, *, links: int, import_links: int, imports_anywhere: bool) -> Iterator[_Area]:
@@ -119,28 +162,21 @@ class _Reading:
     def __init__(self, home: str, hidden: Sequence[str]) -> None:
         self.home = home
         self._hidden = tuple(hidden)
-        self._parts: list[str] = []
         self._left = INSTRUCTIONS_LIMIT
         self._reads = 0
         self._seen: set[str] = set()
         """The real paths of all files that were given, or have nothing to give."""
-        self._given: list[m.InstructionFile] = []
+        self._given: list[GivenFile] = []
         self._left_out: dict[str, str] = {}
         """The reasons, by path."""
 
     # ---------------------------------------------------------------- the result
 
-    def text(self) -> str:
-        """Return all files as one text."""
-        if not self._parts:
-            return ""
-        return "\n\n".join(["The people of this project left these instructions. Follow them.", *self._parts])
-
-    def record(self) -> m.Instructions:
-        """Return which files were given, and which were left out."""
+    def found(self) -> InstructionSet:
+        """Return which files are given, and which are left out."""
         left_out = [(path, why) for path, why in self._left_out.items() if path not in self._seen]
         files = (m.InstructionFile(_valid(path), why=_valid(why)) for path, why in left_out[:_LEFT_OUT])
-        return m.Instructions(tuple(self._given), tuple(files))
+        return InstructionSet(tuple(self._given), tuple(files))
 
     # ---------------------------------------------------------------- what there is
 
@@ -237,10 +273,10 @@ class _Reading:
             self._seen.discard(real)
             self._leave_out(path, "it is not a text")
         elif content.data.strip():
-            self._put(path, content.data, is_rule=is_rule)
+            self._put(path, real, content.data, is_rule=is_rule, is_imported=depth > 0)
             self._import(area, content.path, content.data[:INSTRUCTIONS_LIMIT].decode(errors="replace"), depth)
 
-    def _put(self, path: str, data: bytes, *, is_rule: bool) -> None:
+    def _put(self, path: str, real: str, data: bytes, *, is_rule: bool, is_imported: bool) -> None:
         if self._left <= 0 or len(self._given) == _GIVEN:
             self._seen.discard(path)
             self._leave_out(path, f"the instructions have more than {_GIVEN} files or {INSTRUCTIONS_LIMIT >> 10} KiB")
@@ -250,9 +286,10 @@ class _Reading:
         patterns, text = rule_of(kept.decode(errors="replace")) if is_rule else ((), kept.decode(errors="replace"))
         where = f" (for files that match {', '.join(patterns)})" if patterns else ""
         is_cut = len(kept) < len(data)
-        self._parts.append(f"Contents of {_valid(path)}{where}:\n\n{text}" + ("\n… (cut)" if is_cut else ""))
+        text = f"Contents of {_valid(path)}{where}:\n\n{text}" + ("\n… (cut)" if is_cut else "")
         why = f"it is cut: the instructions are longer than {INSTRUCTIONS_LIMIT >> 10} KiB" if is_cut else ""
-        self._given.append(m.InstructionFile(_valid(path), len(kept), why))
+        entry = m.InstructionFile(_valid(path), len(kept), why)
+        self._given.append(GivenFile(entry, _valid(real), is_imported, text))
 
     def _import(self, area: _Area, importer: str, text: str, depth: int) -> None:
         """Give what a file imports. `importer` is its real path below the area."""

@@ -28,7 +28,7 @@ from hutch_executor.runners.claude.config_dir import ConfigDirectory, unknown_co
 from hutch_executor.runners.claude.connection import ClaudeConnection
 from hutch_executor.runners.claude.events import EventTranslator
 from hutch_executor.runners.claude.hooks import PermissionHooks
-from hutch_executor.runners.claude.instructions import instructions
+from hutch_executor.runners.claude.instructions import InstructionSet, read_instructions
 from hutch_executor.runners.claude.lines import ModelUsage, ResultLine, UsageResponse
 from hutch_executor.runners.claude.process import BrokenOutput, ClaudeProcess, SkippedMessage
 from hutch_executor.runners.claude.prompt import compact_line, prompt_line, prompt_uuid
@@ -81,8 +81,8 @@ class ClaudeRunner:
         """Whether the CLI knows the conversation by its id."""
         self._stored = False
         """Whether the CLI has stored the conversation on disk, so that it outlives the CLI."""
-        self._instructions = ""
-        """The text of the instruction files, as they were when the session was opened here."""
+        self._instructions = InstructionSet()
+        """The instruction files as they were when the session was opened here."""
         self._lost = False
         """Whether the conversation to resume was gone, which no turn has reported yet."""
         self._spoiled = False
@@ -124,9 +124,7 @@ class ClaudeRunner:
             self._sandbox = SessionSandbox(session, session.sandbox)
         else:
             self._scratch = await anyio.to_thread.run_sync(partial(tempfile.mkdtemp, prefix="hutch-claude-"))
-        hidden = session.sandbox.hide if session.sandbox is not None else ()
-        read = partial(instructions, session.cwd, session.home, session.instructions, hidden)
-        self._instructions, record = await anyio.to_thread.run_sync(read)
+        self._instructions = await self._read_instructions()
         self._config = ConfigDirectory(session)
         await anyio.to_thread.run_sync(agent_dir.make, self._config.path)
         if session.resume is not None:
@@ -135,11 +133,24 @@ class ClaudeRunner:
                 self._begin_new(unknown_conversation())
         grant = await self._connect_or_begin_new()
         return m.Prepared(
-            instructions=record,
+            instructions=self._instructions.record(),
             agent_session=self._conversation if self._stored else None,
             agent_version=await self._version(),
             keys="brokered" if grant.delivery == "lease" and (session.sandbox or session.apart) else "exposed",
         )
+
+    async def _read_instructions(self) -> InstructionSet:
+        """Read the instruction files, without those that a rule denies. If hutchd cannot say, nothing is imported."""
+        session = self._session
+        hidden = session.sandbox.hide if session.sandbox is not None else ()
+        read = partial(read_instructions, session.cwd, session.home, session.instructions, hidden)
+        found = await anyio.to_thread.run_sync(read)
+        if not found.given:
+            return found
+        try:
+            return found.without(await self._daemon.judge_reads(found.named(), found.imported()))
+        except HutchError as error:
+            return found.without(dict.fromkeys(found.imported(), f"hutchd could not judge it: {error.message}"))
 
     async def _connect_or_begin_new(self, *, commands: bool = False) -> m.KeyGrant:
         """Connect the CLI. If it does not know the conversation, let it begin a new one."""
@@ -177,7 +188,7 @@ class ClaudeRunner:
             session,
             grant,
             self._conversation_arguments(),
-            self._instructions,
+            self._instructions.text(),
             cli=self._cli or claude_launch.bundled_cli(),
             config=self._config.path,
             retries=timeouts.retries,
