@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-__all__ = ["WORDS", "answers_by_name", "chosen", "editable", "edited", "headline", "read_reply"]
+from hutch_client.untrusted import one_line
+
+__all__ = ["WORDS", "answers_by_name", "chosen", "decided_by", "editable", "edited", "headline", "read_reply"]
 
 WORDS = "[y]es  [n]o or n MESSAGE  [s]ession  [a]lways  [e]dit  [x] no, and stop"
 _DECISIONS: dict[str, dict[str, Any]] = {
@@ -36,6 +38,13 @@ def headline(permission: dict[str, Any]) -> str:
         case _:
             what = call.get("command") or call.get("url") or call.get("query") or ", ".join(call.get("paths", ()))
             return f"{call['agent_tool']} {what or call['input']}"
+
+
+def decided_by(permission: dict[str, Any]) -> str:
+    """Return who or what settled a request, for what scope and by or with which rule; empty while it is pending."""
+    scope = permission.get("scope", "once")
+    words = [permission.get("settled_by", ""), "" if scope == "once" else scope, permission.get("settled_rule", "")]
+    return " ".join(one_line(word, 60) for word in words if word)
 
 
 def read_reply(line: str) -> dict[str, Any] | Literal["edit"] | None:

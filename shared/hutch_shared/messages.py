@@ -456,6 +456,8 @@ class ListPermissions(Wire, frozen=True, omit_defaults=True):
     limit: Count = 200
     after: str | None = None
     """The id of a permission request: return only later ones."""
+    newest: bool = False
+    """Return the newest of them, oldest first, instead of the oldest."""
 
 
 class Permissions(Wire, frozen=True, omit_defaults=True):

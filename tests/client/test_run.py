@@ -190,6 +190,18 @@ def test_wait_ends_when_no_turn_is_left(daemon: FakeDaemon, hutch: Hutch) -> Non
     assert hutch("wait", "fix")[0] == 1
 
 
+def test_wait_reports_that_the_turn_waits_for_a_permission(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """Once, with the command that lists the request."""
+    daemon.answers["get_session"] = msgspec.structs.replace(
+        SESSION, active_turn=TURN.id, active_state="awaiting_permission", pending=1
+    )
+
+    code, out, err = hutch("wait", "fix", "--timeout", "0.2")
+
+    assert (code, out) == (124, "")
+    assert err.splitlines()[0] == "fix is awaiting permission: `hutch pending fix`."
+
+
 def test_wait_stops_at_its_timeout(daemon: FakeDaemon, hutch: Hutch) -> None:
     """The exit code is 124, and the session goes on."""
     daemon.answers["get_session"] = msgspec.structs.replace(SESSION, queued=1)

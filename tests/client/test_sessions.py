@@ -12,7 +12,7 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import UsageSeen
 from tests.client.conftest import Hutch
-from tests.client.fake_daemon import SESSION, TURN, FakeDaemon
+from tests.client.fake_daemon import PERMISSION, SESSION, TURN, FakeDaemon
 
 
 def test_ps_prints_a_table_that_marks_waiting_sessions(daemon: FakeDaemon, hutch: Hutch) -> None:
@@ -126,6 +126,31 @@ def test_inspect_shows_isolation_keys_and_turns(daemon: FakeDaemon, hutch: Hutch
     assert "isolation            reduced: no sandbox\n" in out
     assert "usage                1,000 tokens in, 50 out, $0.2500\n" in out
     assert out.endswith("t-0000000000000001  failed: no_key  2026-01-31T12:00:00.000Z         fix it\n")
+
+
+def test_inspect_shows_what_was_decided(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """For the newest requests: who decided, for what scope, the rule, and the call as it was edited."""
+    edited = msgspec.structs.replace(
+        PERMISSION, state="allowed", settled_by="uid 1000 (hutch, pid 4)", updated_input={"command": "npm ci"}
+    )
+    granted = msgspec.structs.replace(
+        PERMISSION, id="p-2", state="allowed", settled_by="uid 1000", scope="session", settled_rule="Bash(npm:*)"
+    )
+    asked = (edited, granted, msgspec.structs.replace(PERMISSION, id="p-3"))
+    daemon.answers |= {"list_turns": m.Turns((TURN,)), "list_permissions": m.Permissions(asked)}
+
+    code, out, _ = hutch("inspect", "fix")
+    found = json.loads(hutch("inspect", "fix", "-o", "json")[1])
+
+    assert code == 0
+    rows = [line.split("  ") for line in out.splitlines()[-3:]]
+    assert [[cell.strip() for cell in row if cell] for row in rows] == [
+        [PERMISSION.id, "allowed", "uid 1000 (hutch, pid 4)", "Bash npm ci (edited)"],
+        ["p-2", "allowed", "uid 1000 session Bash(npm:*)", "Bash npm install"],
+        ["p-3", "pending", "Bash npm install"],
+    ]
+    assert [one["id"] for one in found["permissions"]] == [PERMISSION.id, "p-2", "p-3"]
+    assert daemon.asked("list_permissions")[0] == m.ListPermissions(SESSION.id, None, 20, newest=True)
 
 
 def test_inspect_shows_the_isolation_and_the_needs_of_a_higher_level(daemon: FakeDaemon, hutch: Hutch) -> None:

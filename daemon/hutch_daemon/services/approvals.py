@@ -105,6 +105,7 @@ class ApprovalService:
                 state=params.state,
                 after=params.after,
                 limit=params.limit,
+                newest=params.newest,
             )
         )
         return m.Permissions(tuple(permission_view(row) for row in rows), more)

@@ -13,6 +13,8 @@ from hutch_shared.failpoints import failpoint
 __all__ = ["PERMISSIONS", "by_ask", "get", "insert", "list_", "page", "pending", "settle"]
 
 PERMISSIONS: Final = RowMapping("permissions", PermissionRow)
+_OLDEST_FIRST: Final = "ORDER BY asked_at, id"
+_NEWEST_FIRST: Final = "ORDER BY asked_at DESC, id DESC"
 
 
 def insert(tx: Executes, row: PermissionRow) -> tuple[PermissionRow, bool]:
@@ -57,8 +59,11 @@ def page(
     state: m.PermissionState | None,
     after: str | None,
     limit: int,
+    newest: bool = False,
 ) -> tuple[tuple[PermissionRow, ...], bool]:
     """Return the requests that follow the request `after` and fit into one reply, and whether more exist.
+
+    They are the oldest or the `newest` of these, oldest first.
 
     HutchError(NOT_FOUND) if the request `after` does not exist or belongs to another owner.
     """
@@ -69,7 +74,10 @@ def page(
         if last is None:
             raise HutchError(Reason.NOT_FOUND, f"There is no permission request {after} to continue from.")
     where, values = _where(owner, session, None, state, last)
-    return PERMISSIONS.page(on, where, values, limit)
+    if not newest:
+        return PERMISSIONS.page(on, where, values, limit)
+    rows, more = PERMISSIONS.page(on, where.replace(_OLDEST_FIRST, _NEWEST_FIRST), values, limit)
+    return rows[::-1], more
 
 
 def _where(
@@ -96,7 +104,7 @@ def _where(
         terms.append("(asked_at, id) > (?, ?)")
         values += [last.asked_at, last.id]
     where = f"WHERE {' AND '.join(terms)}" if terms else ""
-    return f"{where} ORDER BY asked_at, id", tuple(values)
+    return f"{where} {_OLDEST_FIRST}", tuple(values)
 
 
 def pending(on: Executes, session: str) -> int:

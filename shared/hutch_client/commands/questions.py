@@ -10,7 +10,7 @@ from typing import Any
 from hutch_client import exits
 from hutch_client.blocking import BlockingConnection
 from hutch_client.commands import Command, output
-from hutch_client.questions import answers_by_name, chosen, headline
+from hutch_client.questions import answers_by_name, chosen, decided_by, headline
 from hutch_client.tables import ago, count, print_json, print_lines, table
 from hutch_client.untrusted import one_line
 from hutch_shared.errors import HutchError, Reason
@@ -49,13 +49,6 @@ def _pending(given: argparse.Namespace) -> int:
     )
     print(table(("REQUEST", "SESSION", "STATE", "AGE", *(["DECIDED BY"] if given.all else []), "WHAT"), rows))
     return exits.OK
-
-
-def decided_by(permission: dict[str, Any]) -> str:
-    """Return who or what settled a request, for what scope and by or with which rule; empty while it is pending."""
-    scope = permission.get("scope", "once")
-    words = [permission.get("settled_by", ""), "" if scope == "once" else scope, permission.get("settled_rule", "")]
-    return " ".join(one_line(word, 60) for word in words if word)
 
 
 def _list(hutch: BlockingConnection, *, session: str | None = None, everything: bool = False) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from typing import Any
 from hutch_client import exits
 from hutch_client.blocking import BlockingConnection
 from hutch_client.commands import Command, number, output
+from hutch_client.questions import decided_by, headline
 from hutch_client.tables import ago, fields, print_json, print_lines, prompt_words, table, usage_words
 from hutch_client.untrusted import one_line
 from hutch_shared.encoding import require_utf8
@@ -21,6 +22,8 @@ from hutch_shared.errors import HutchError, Reason
 __all__ = ["COMMANDS", "LEVELS", "MODES", "is_other_account", "isolation_fields", "one_session", "real_directory"]
 
 MODES = ("ask", "accept_edits", "plan", "bypass", "unattended")
+_DECISIONS = 20
+"""The number of permission requests, the newest, that `inspect` shows."""
 LEVELS = ("strict", "account", "reduced")
 
 
@@ -136,10 +139,11 @@ def _inspect(given: argparse.Namespace) -> int:
     with BlockingConnection() as hutch:
         session = hutch.call("get_session", session=given.session)
         found = hutch.call("list_turns", session=session["id"], limit=given.limit)
-    turns = found["turns"]
+        asked = hutch.call("list_permissions", session=session["id"], state=None, limit=_DECISIONS, newest=True)
+    turns, requests = found["turns"], asked["permissions"]
     _report_older(found)
     if given.output == "json":
-        print_json({**session, "all_turns": turns})
+        print_json({**session, "all_turns": turns, "permissions": requests})
         return exits.OK
     isolation, options, rules = session["isolation"], session["options"], session.get("rules", {})
     print(
@@ -174,7 +178,14 @@ def _inspect(given: argparse.Namespace) -> int:
     if turns:
         print()
         print(table(("TURN", "STATE", "QUEUED AT", "USAGE", "PROMPT"), map(_turn_row, turns)))
+    if requests:
+        print()
+        print(table(("REQUEST", "STATE", "DECIDED BY", "WHAT"), map(_request_row, requests)))
     return exits.OK
+
+
+def _request_row(asked: dict[str, Any]) -> list[object]:
+    return [asked["id"], asked["state"], decided_by(asked), one_line(headline(asked), 60)]
 
 
 def isolation_fields(isolation: dict[str, Any]) -> list[tuple[str, object]]:

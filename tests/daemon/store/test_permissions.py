@@ -41,6 +41,16 @@ async def test_pages_join_without_a_gap(asked: Store) -> None:
     assert found == ["p-1", "p-3", "p-2"]
 
 
+async def test_a_page_of_the_newest_is_listed_oldest_first(asked: Store) -> None:
+    """It says whether older ones exist."""
+    page = partial(permissions.page, owner=None, session=None, state=None, after=None, newest=True)
+    two, more = await asked.read(partial(page, limit=2))
+    every, no_more = await asked.read(partial(page, limit=10))
+
+    assert ([row.id for row in two], more) == (["p-3", "p-2"], True)
+    assert ([row.id for row in every], no_more) == (["p-1", "p-3", "p-2"], False)
+
+
 async def test_a_page_is_bounded_in_bytes_and_never_empty(asked: Store) -> None:
     """Huge calls fill pages of their own, and each page says whether more follow."""
     call = m.ToolCall("c", "edit", "Write", {"content": "x" * (3 << 20)})
