@@ -17,7 +17,7 @@ import msgspec
 
 from hutch_shared import messages as m
 
-__all__ = ["DIFF_LIMIT", "mcp_readings", "named_by_server", "to_call", "to_questions"]
+__all__ = ["DIFF_LIMIT", "enters_plan", "mcp_readings", "named_by_server", "to_call", "to_questions"]
 
 DIFF_LIMIT: Final = 64 * 1024
 """Characters of a diff. A longer diff is cut and ends with a note."""
@@ -204,6 +204,11 @@ _TOOLS: Final[dict[str, tuple[m.Action, Callable[[_Fields, str], _Fields]]]] = {
     "AskUserQuestion": ("question", _nothing),
     "ExitPlanMode": ("plan", _nothing),
 }
+
+
+def enters_plan(call: m.ToolCall) -> bool:
+    """Return whether the call only puts the agent into its mode `plan`."""
+    return call.agent_tool == "EnterPlanMode"
 
 
 # ---------------------------------------------------------------- diffs of edits

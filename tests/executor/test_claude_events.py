@@ -126,7 +126,6 @@ def test_lines_without_content_become_no_event(narrator: EventTranslator, line: 
     ("line", "word"),
     [
         ({"type": "system", "subtype": "compact_boundary"}, "compacted"),
-        ({"type": "system", "subtype": "status", "status": None, "permissionMode": "plan"}, "agent_mode"),
         ({"type": "system", "subtype": "task_started", "description": "look"}, "subagent_started"),
         ({"type": "system", "subtype": "of_tomorrow"}, "agent_note"),
         ({"type": "of_tomorrow"}, "agent_note"),

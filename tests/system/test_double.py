@@ -218,6 +218,10 @@ async def conversation(player: Player) -> None:
     await player.on.runner.set_mode("plan")
     await player.play("a plan", plan, "plan it")
     await player.on.runner.set_mode("ask")
+    entered = Steps(
+        ("plan", [Use("EnterPlanMode", {})]), ("Entered", _plan), ("updated", Use("ExitPlanMode", {})), done
+    )
+    await player.play("a plan that the agent begins", entered, "plan something")
     summary = Say("<analysis>hm</analysis><summary>of sheep</summary>")
     await player.play("a summary", lambda _: summary, "the sheep", kind="compact")
     await player.play("the prompt after the summary", lambda _: Say("again"), "/status and now")

@@ -72,13 +72,15 @@ class Approvals:
         somebody_there: Callable[[SessionRow], bool],
         stop_turn: Callable[[str, str, str], None],
         plan_approved: Callable[[Tx, str, str], None],
+        plan_entered: Callable[[Tx, str], None],
         requester_of: Callable[[PermissionRow], Requester | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`somebody_there(session)` returns whether a client that can answer follows the session.
 
         `stop_turn(session, turn, why)` never blocks. `plan_approved(tx, session, by)` is called in the transaction
-        that approves a plan. `requester_of(request)` returns the executor that asked, if it is connected.
+        that approves a plan, `plan_entered(tx, session)` in the one that lets the agent
+        enter the mode `plan`. `requester_of(request)` returns the executor that asked, if it is connected.
         """
         self._store = store
         self._settings = settings
@@ -88,7 +90,8 @@ class Approvals:
         self._stop_turn = stop_turn
         self._clock = clock
         self._pending = PendingAsks()
-        self._transactions = RequestTransactions(self._pending, stop_turn, plan_approved)
+        self._transactions = RequestTransactions(self._pending, stop_turn, plan_approved, plan_entered)
+        self._plan_entered = plan_entered
         self._rejudging = Rejudging(store, policy_of, self._judge, self._pending, self._transactions, requester_of)
         self._changed = Latch()
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -186,7 +189,7 @@ class Approvals:
         judged = await self._judge.judge(session, requester, params.kind, params.call, params.cwd, params.project)
         if judged.verdict.decision != "ask":
             record = partial(record_verdict, executor=requester.id, params=params, judged=judged, digest=digest)
-            refused = await self._store.write(record)
+            refused = await self._store.write(partial(record, plan_entered=self._plan_entered))
             return refused or requests.decided_by_policy(params, judged.verdict, digest)
         settings = self._settings.current.permissions
         row = requests.new_request(

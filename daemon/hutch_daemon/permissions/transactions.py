@@ -18,6 +18,7 @@ from hutch_shared import messages as m
 from hutch_shared.events import PermissionAsked, ToolCallSeen
 from hutch_shared.failpoints import failpoint
 from hutch_shared.times import now_ms
+from hutch_shared.vocabulary import enters_plan
 
 NotRecorded = Literal["ended", "changed"]
 """The reason why nothing was recorded: the turn has ended, or the policy has changed since the verdict."""
@@ -33,11 +34,13 @@ class RequestTransactions:
         pending: PendingAsks,
         stop_turn: Callable[[str, str, str], None],
         plan_approved: Callable[[Tx, str, str], None],
+        plan_entered: Callable[[Tx, str], None],
     ) -> None:
         """`pending` holds the waiting calls. The other parameters are those of `Approvals`."""
         self._pending = pending
         self._stop_turn = stop_turn
         self._plan_approved = plan_approved
+        self._plan_entered = plan_entered
 
     def record(
         self,
@@ -87,6 +90,8 @@ class RequestTransactions:
             rules.add(tx, rule)
         if row.kind == "plan" and row.state == "allowed":
             self._plan_approved(tx, row.session, settlement.settled_by)
+        if enters_plan(row.call) and row.state == "allowed":
+            self._plan_entered(tx, row.session)
         session = sessions.get(tx, row.session)
         assert session is not None, "a request cannot outlive its session"
         audit.record(
@@ -125,7 +130,13 @@ def turn_runs(on: Executes, executor: str, params: m.RequestPermission) -> bool:
 
 
 def record_verdict(
-    tx: Tx, *, executor: str, params: m.RequestPermission, judged: Judged, digest: str
+    tx: Tx,
+    *,
+    executor: str,
+    params: m.RequestPermission,
+    judged: Judged,
+    digest: str,
+    plan_entered: Callable[[Tx, str], None],
 ) -> NotRecorded | None:
     """Record a decision of the policy. Return None, or why nothing was recorded."""
     session, verdict = judged.session, judged.verdict
@@ -145,4 +156,6 @@ def record_verdict(
         digest=digest,
         details={"tool": params.call.agent_tool, "why": verdict.why, "layer": verdict.layer or ""},
     )
+    if enters_plan(params.call) and verdict.decision == "allow":
+        plan_entered(tx, session.id)
     return None

@@ -16,7 +16,7 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Notice
 
-__all__ = ["ModeService", "change_mode", "leave_plan", "report_mode"]
+__all__ = ["ModeService", "change_mode", "enter_plan", "leave_plan", "report_mode"]
 
 
 class ModeService:
@@ -71,6 +71,13 @@ def change_mode(tx: Tx, row: SessionRow, mode: m.PermissionMode, by: str) -> Ses
     )
     before = row.permission_mode if mode == "plan" and row.permission_mode != "plan" else row.mode_before_plan
     return sessions.update(tx, row.id, permission_mode=mode, mode_before_plan=before)
+
+
+def enter_plan(tx: Tx, session: str) -> None:
+    """Enter the mode `plan`, because the agent may. Its own mode changes when its call runs."""
+    row = sessions.get(tx, session)
+    if row is not None and row.permission_mode != "plan":
+        change_mode(tx, row, "plan", "the agent")
 
 
 def leave_plan(tx: Tx, session: str, by: str) -> None:

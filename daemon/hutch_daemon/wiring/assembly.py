@@ -33,7 +33,7 @@ from hutch_daemon.services.isolation import IsolationPlanner
 from hutch_daemon.services.key_troubles import KeyTroubles
 from hutch_daemon.services.keys import ExplainsKeys, KeyService, LeaseControl
 from hutch_daemon.services.masking import Masking
-from hutch_daemon.services.modes import ModeService, leave_plan
+from hutch_daemon.services.modes import ModeService, enter_plan, leave_plan
 from hutch_daemon.services.notices import Notices
 from hutch_daemon.services.orphan_spools import OrphanSpools
 from hutch_daemon.services.policy import PolicyService
@@ -119,6 +119,7 @@ async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIt
         somebody_there=presence.is_present,
         stop_turn=tasks.request_stop,
         plan_approved=leave_plan,
+        plan_entered=enter_plan,
         requester_of=partial(connected_requester, pool.roster, settings),
         clock=opened.clock,
     )

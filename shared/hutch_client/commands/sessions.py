@@ -114,7 +114,10 @@ def _row(session: dict[str, Any], now: float, *, accounts: bool) -> list[object]
 
 
 def state_words(session: dict[str, Any]) -> str:
-    """Return the state: closed, idle, or that of the active turn, with the numbers of pending requests and prompts."""
+    """Return the state: closed, idle, or that of the active turn, with the numbers of pending requests and prompts.
+
+    It says too whether the session is in the mode `plan`, which an agent can enter by itself.
+    """
     if session["state"] == "closed":
         return "closed"
     words = session.get("active_state", "idle")
@@ -122,6 +125,8 @@ def state_words(session: dict[str, Any]) -> str:
         words = f"awaiting_permission ({pending})"
     if queued := session.get("queued", 0):
         words += f" +{queued} queued"
+    if session.get("permission_mode") == "plan":
+        words += ", plans"
     return str(words)
 
 

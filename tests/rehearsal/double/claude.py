@@ -43,6 +43,15 @@ LOST = (
 )
 SUMMARISE = "Your task is to create a detailed summary of the conversation so far."
 SUMMARY = "This session is being continued from a previous conversation that ran out of context.\n\nSummary:"
+ENTERED_PLAN_MODE = (
+    "Entered plan mode. You should now focus on exploring the codebase and designing an implementation "
+    "approach.\n\nIn plan mode, you should:\n1. Thoroughly explore the codebase to understand existing "
+    "patterns\n2. Identify similar features and architectural approaches\n3. Consider multiple approaches "
+    "and their trade-offs\n4. Use AskUserQuestion if you need to clarify the approach\n5. Design a "
+    "concrete implementation strategy\n6. When ready, use ExitPlanMode to present your plan for "
+    "approval\n\nRemember: DO NOT write or edit any files yet. This is a read-only exploration and "
+    "planning phase."
+)
 IN_CONTEXT = "(file state is current in your context — no need to Read it back)"
 READ_ONLY = frozenset({"cat", "echo", "env", "false", "head", "ls", "pwd", "tail", "true", "wc"})
 """Commands that run in parallel with others, unless the line has more than plain words."""
@@ -583,6 +592,9 @@ class Tools:
         text = f"Your questions have been answered: {answers}. You can now continue with these answers in mind."
         return text, {"questions": call["questions"], "answers": call["answers"]}
 
+    def _enterplanmode(self, _call: Mapping[str, Any], _aborted: threading.Event) -> Ran:
+        return ENTERED_PLAN_MODE, {"message": ENTERED_PLAN_MODE}
+
     def _exitplanmode(self, call: Mapping[str, Any], _aborted: threading.Event) -> Ran:
         path = call["planFilePath"]
         text = (
@@ -599,6 +611,7 @@ INPUTS = {
     "Write": {"file_path", "content"},
     "Edit": {"file_path", "old_string", "new_string", "replace_all"},
     "AskUserQuestion": {"questions", "answers"},
+    "EnterPlanMode": set(),
     "ExitPlanMode": {"plan", "planFilePath"},
 }
 """The tools, and the fields that their inputs may have."""
@@ -740,6 +753,8 @@ class Calls:
         ran = {} if tool == "ExitPlanMode" else judged
         if tool == "ExitPlanMode":
             turn.leave_plan_mode()
+        if tool == "EnterPlanMode":
+            turn.enter_plan_mode()
         try:
             text, record = turn.tools.run(tool, judged, turn.aborted)
         except ToolError as error:
@@ -765,7 +780,7 @@ class Turn:
         self.denials: list[dict[str, Any]] = []
         self._requests = 0
         self._began = time.monotonic()
-        self._left_plan_mode = False
+        self._left_plan_mode = self._entered_plan_mode = False
         self._usage: dict[str, Any] = {}
         self._begun = False
         """Whether the answer that was broken off had begun."""
@@ -786,6 +801,11 @@ class Turn:
             request = {"subtype": "hook_callback", "callback_id": name, "input": about}
             said = self.lines.request(self.aborted, **request, tool_use_id=fields["tool_use_id"])
         return said
+
+    def enter_plan_mode(self) -> None:
+        """Change to the mode for planning."""
+        self._entered_plan_mode = True
+        self._cli.set_mode("plan")
 
     def leave_plan_mode(self) -> None:
         """Return to the mode before planning."""
@@ -870,6 +890,9 @@ class Turn:
             if self.aborted.is_set() or calls.stopped:
                 self._say_interrupted("[Request interrupted by user for tool use]")
                 return _aborted("aborted_tools")
+            if self._entered_plan_mode:
+                self.conversation.add("system", _plan_mode(self.conversation.plan))
+                self._entered_plan_mode = False
             if self._left_plan_mode:
                 self.conversation.add("system", "## Exited Plan Mode\n\nYou have exited plan mode.")
                 self._left_plan_mode = False

@@ -38,12 +38,16 @@ class ClaudeConnection:
     ran: dict[str, str]
     """The digest of the input that each call ran with, by call."""
     command: SandboxedCommand | None
+    mode: str = "default"
+    """The mode that the CLI should be in."""
     knows_commands: bool = False
     """Whether it was started with its built-in commands; such a CLI runs one command and gets no prompt."""
     reported: int = 0
     """The number of messages whose events are reported."""
     stderr: deque[str] = field(default_factory=lambda: deque(maxlen=_STDERR_LINES))
     stderr_ended: anyio.Event = field(default_factory=anyio.Event)
+    mode_reported: Latch = field(default_factory=Latch)
+    """Notified when the CLI has reported another mode than before."""
     _progress: Latch = field(default_factory=Latch)
 
     async def end(self) -> None:

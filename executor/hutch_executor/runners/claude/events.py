@@ -106,6 +106,8 @@ class EventTranslator:
         """Whether the model has answered; from then on the CLI has the conversation on disk."""
         self.session: str | None = None
         """The agent's own id of the conversation."""
+        self.mode: str | None = None
+        """The agent's mode, as the CLI reported it last."""
         self.compact_error: str | None = "Claude Code wrote no summary."
         """The reason why the conversation was not compacted; None after a success."""
         self.started_prompt: str | None = None
@@ -304,14 +306,14 @@ class EventTranslator:
         match line.get("subtype"):
             case "init":
                 self._ended_by = None
+                self._note_mode(line)
                 return self._init(line)
             case "status":
                 status = line.get("status")
                 self.awaits_model = self.awaits_model or status == "requesting"
                 self.asked = self.asked or status == "requesting"
                 self.compacts = status == "compacting"
-                if mode := line.get("permissionMode"):
-                    return [_note("agent_mode", f"Claude Code is in its mode {mode!r} now.")]
+                self._note_mode(line)
                 if (outcome := line.get("compact_result")) is not None:
                     self.compact_error = None if outcome == "success" else str(line.get("compact_error") or outcome)
                 if self.compacts:
@@ -334,6 +336,10 @@ class EventTranslator:
             case subtype:
                 return self.unknown.note(f"system {subtype}", line)
         return []
+
+    def _note_mode(self, line: dict[str, Any]) -> None:
+        mode = line.get("permissionMode")
+        self.mode = mode if isinstance(mode, str) else self.mode
 
     def _init(self, line: dict[str, Any]) -> list[Translated]:
         """The CLI introduces itself in every turn; report it when something changed."""

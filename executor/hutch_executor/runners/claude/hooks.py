@@ -23,9 +23,10 @@ from hutch_executor.runners.claude.calls import PLAN_TOOL, judged_input, kind_of
 from hutch_executor.runners.claude.connection import ClaudeConnection
 from hutch_executor.runners.claude.turn import ClaudeTurn
 from hutch_executor.runners.port import DaemonPort
+from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
 from hutch_shared.events import Notice
-from hutch_shared.vocabulary import to_call, to_questions
+from hutch_shared.vocabulary import enters_plan, to_call, to_questions
 
 __all__ = ["PermissionHooks", "RunningTurn"]
 
@@ -39,6 +40,10 @@ class RunningTurn(Protocol):
 
     turn: ClaudeTurn | None
     connection: ClaudeConnection | None
+
+    def expect_mode(self, mode: m.PermissionMode) -> None:
+        """Expect that the agent changes its mode by itself: an allowed call makes it do so."""
+        ...
 
 
 class PermissionHooks:
@@ -108,6 +113,10 @@ class PermissionHooks:
             message = decision.message or ("Nobody answered." if kind == "question" else "This was not allowed.")
             return PermissionResultDeny(message=message, interrupt=decision.interrupt or turn.stopping)
         turn.decided[call_id] = input_digest(tool, judged)
+        if enters_plan(call):
+            self._running.expect_mode("plan")
+        elif kind == "plan":
+            self._running.expect_mode("ask")  # hutchd reports the session's mode next
         return PermissionResultAllow(updated_input=judged)
 
     async def after_tool(self, call: Any, call_id: str | None, _context: Any) -> Any:

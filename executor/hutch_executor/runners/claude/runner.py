@@ -53,6 +53,8 @@ from hutch_shared.events import Notice, StderrText, TurnEnded
 
 __all__ = ["ClaudeRunner"]
 
+_MODE_CHANGES: Final = 20
+
 # The SDK raises every error that it logs, and the runner handles the exception.
 logging.getLogger("claude_agent_sdk").setLevel(logging.CRITICAL)
 
@@ -208,7 +210,8 @@ class ClaudeRunner:
         client = ClaudeSDKClient(self._hooks.options(commands=commands), transport=process)
         ran: dict[str, str] = {}
         translator = EventTranslator(session.cwd, ran, session.options.mcp_servers, self._unknown)
-        link = ClaudeConnection(client, process, translator, UsageMeter({}), ran, command, commands)
+        link = ClaudeConnection(client, process, translator, UsageMeter({}), ran, command)
+        link.mode, link.knows_commands = claude_launch.cli_mode(session.permission_mode), commands
         failure: Exception | None = None
         async with anyio.create_task_group() as group:
             group.start_soon(link.read_stderr)
@@ -325,6 +328,7 @@ class ClaudeRunner:
             group.start_soon(link.read_stderr, self._report_stderr)
             group.start_soon(self._watch_stop, turn, link)
             group.start_soon(self._watch_silence, turn, link)
+            group.start_soon(self._keep_mode, link)
             group.start_soon(self._submit, link, line)
             end = await self._listen(turn, link)
             group.cancel_scope.cancel()
@@ -371,10 +375,13 @@ class ClaudeRunner:
     async def _take(self, link: ClaudeConnection, line: bytes | SkippedMessage | BrokenOutput) -> None:
         """Report one message; the native line goes with the first of its events."""
         native = line if isinstance(line, bytes) else None
+        mode = link.translator.mode
         for kind, data in link.translate(line):
             await self._daemon.report(kind, data, native)
             native = None
         link.note_reported()
+        if link.translator.mode != mode:
+            link.mode_reported.notify()
         if link.translator.session is not None:
             self._conversation, self._begun = link.translator.session, True
             self._stored |= link.translator.spoke
@@ -447,6 +454,30 @@ class ClaudeRunner:
                 process.kill()
                 return
 
+    async def _keep_mode(self, link: ClaudeConnection) -> None:
+        """Set the CLI's mode back if it is not the session's, at most `_MODE_CHANGES` times in a turn.
+
+        hutchd judges calls by the session's mode. An agent that believes that it is in another one would act wrongly.
+        """
+        for _ in range(_MODE_CHANGES):
+            await link.mode_reported.wait()
+            if link.translator.mode in (None, link.mode):
+                continue
+            message = f"Claude Code changed its mode to {link.translator.mode!r}; it was set back to {link.mode!r}."
+            await self._daemon.report("notice", Notice("agent_mode", message))
+            await self._send_mode(link)
+
+    async def _send_mode(self, link: ClaudeConnection) -> None:
+        """Set the CLI's mode. A failure is harmless, since hutchd decides what may run."""
+        with anyio.move_on_after(self._timeouts.interrupt), suppress(ClaudeSDKError):
+            await link.process.control("set_permission_mode", mode=link.mode)
+
+    def expect_mode(self, mode: m.PermissionMode) -> None:
+        """Take the mode into which the CLI changes by itself, since its call was allowed."""
+        self._session = msgspec.structs.replace(self._session, permission_mode=mode)
+        if self.connection is not None:
+            self.connection.mode = claude_launch.cli_mode(mode)
+
     async def interrupt(self) -> None:
         """Stop the turn; see the port. A CLI that does not acknowledge is killed before the return."""
         if (turn := self.turn) is None:
@@ -460,11 +491,10 @@ class ClaudeRunner:
         link.process.kill()
 
     async def set_mode(self, mode: m.PermissionMode) -> None:
-        """Pass the mode on to the CLI. A failure is harmless, since hutchd decides what may run."""
-        self._session = msgspec.structs.replace(self._session, permission_mode=mode)
+        """Pass the mode on to the CLI."""
+        self.expect_mode(mode)
         if self.connection is not None:
-            with anyio.move_on_after(self._timeouts.interrupt), suppress(ClaudeSDKError):
-                await self.connection.process.control("set_permission_mode", mode=claude_launch.cli_mode(mode))
+            await self._send_mode(self.connection)
 
     async def close(self) -> None:
         """End the CLI and every process that came from it, within the time limit."""
