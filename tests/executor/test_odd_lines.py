@@ -272,6 +272,26 @@ async def test_silence_without_a_reason_ends_the_turn(
             assert "usage_unknown" in s.daemon.notices()
 
 
+async def test_lines_that_wait_for_us_are_no_silence_of_the_cli(tmp_path: Path) -> None:
+    """While hutchd is away and the spool is full, the executor reports nothing, and the agent is not to blame."""
+    (tmp_path / "scene").write_bytes(b"\n".join(map(_encoded, _numbered(_scenes()["text"], 1))))
+    async with (
+        stage(tmp_path, Steps(), cli=_player(tmp_path), timeouts=_TIMEOUTS) as s,
+        anyio.create_task_group() as group,
+    ):
+        ends: list[TurnEnded] = []
+
+        async def play() -> None:
+            ends.append(await s.turn())
+
+        s.daemon.takes = anyio.Event()
+        group.start_soon(play)
+        await anyio.sleep(5 * _SILENCE)
+        s.daemon.takes.set()
+
+    assert ends[0].state == "completed"
+
+
 async def test_a_waiting_permission_request_is_a_reason_to_be_silent(tmp_path: Path) -> None:
     """The user may think for as long as they want."""
     scene = [line for line in _scenes()["bash"] if line.get("request", {}).get("subtype") != "hook_callback"]

@@ -69,6 +69,9 @@ class FakeDaemon:
         self.decide = decide
         self.events: list[tuple[EventKind, Any, bytes | None]] = []
         self.asks: list[Ask] = []
+        self.takes = anyio.Event()
+        """While it is not set, reports wait, as they do when memory and spool are full."""
+        self.takes.set()
         self._changed = anyio.Event()
 
     async def get_api_key(self, provider: str) -> m.KeyGrant:
@@ -97,6 +100,7 @@ class FakeDaemon:
         return {}
 
     async def report(self, kind: EventKind, data: msgspec.Struct, native: bytes | None = None) -> None:
+        await self.takes.wait()
         self.events.append((kind, data, native))
         self._notify()
 

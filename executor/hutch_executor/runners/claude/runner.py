@@ -435,7 +435,8 @@ class ClaudeRunner:
         while True:
             lines = process.lines
             await anyio.sleep(min(timeouts.probe_after, timeouts.turn_silence))
-            waits = turn.undecided or (translator.in_flight and not translator.awaits_model)
+            behind = link.reported < process.received  # hutchd is away and the spool is full: we are the silent ones
+            waits = behind or turn.undecided or (translator.in_flight and not translator.awaits_model)
             if process.received != received or process.blocked or waits:
                 since, received = anyio.current_time(), process.received
             if process.lines != lines or process.blocked:
