@@ -141,6 +141,20 @@ def test_other_lines_become_notices(narrator: EventTranslator, line: dict[str, A
     assert notice.word == word
 
 
+def test_the_summary_of_a_compacted_conversation_is_kept_but_not_shown_whole(narrator: EventTranslator) -> None:
+    """The summary may be long: the message gives its size, the details its beginning. The next text is a note again."""
+    tell(narrator, type="system", subtype="compact_boundary")
+    ((_, summary),) = tell(narrator, type="user", message={"content": "x" * 5000})
+    ((_, note),) = tell(narrator, type="user", message={"content": "hello"})
+
+    assert (summary.word, len(summary.message) < 200, summary.details) == (
+        "compact_summary",
+        True,
+        {"text": "x" * 2000},
+    )
+    assert (note.word, note.message) == ("agent_note", "hello")
+
+
 def test_a_retry_says_why_and_when(narrator: EventTranslator) -> None:
     """The user sees that the provider causes the wait."""
     retry = {"attempt": 1, "max_retries": 2, "retry_delay_ms": 1500, "error_status": 429, "error": "rate_limit"}

@@ -163,13 +163,10 @@ def test_only_an_allowing_decision_on_this_input_lets_it_run(fields: dict[str, A
 
 
 def test_answers_go_back_by_question() -> None:
-    """Several labels become one text.
-
-    A question may be named by its header. Without answers the call is not allowed.
-    """
+    """Several labels become one text. Unless each question has an answer by its text, the call is not allowed."""
     given = {"questions": [{"question": "Which?", "header": "W"}, {"question": "Many?", "header": "M"}]}
     answered = decided(
-        "AskUserQuestion", given, state="answered", decision="answer", answers={"W": "B", "Many?": ["C", "D"]}
+        "AskUserQuestion", given, state="answered", decision="answer", answers={"Which?": "B", "Many?": ["C", "D"]}
     )
 
     assert judged_input("AskUserQuestion", answered) == {**given, "answers": {"Which?": "B", "Many?": "C, D"}}

@@ -110,6 +110,8 @@ class EventTranslator:
         """The agent's mode, as the CLI reported it last."""
         self.compact_error: str | None = "Claude Code wrote no summary."
         """The reason why the conversation was not compacted; None after a success."""
+        self._summary_follows = False
+        """Whether the next line of the user is the summary that the CLI wrote."""
         self.started_prompt: str | None = None
         """The uuid of the last prompt that the CLI began."""
         self.dropped_prompt: str | None = None
@@ -289,10 +291,15 @@ class EventTranslator:
         for block in _blocks(line.message.content):
             if block.type.endswith("tool_result"):
                 events.append(self._tool_result(block, line.parent_tool_use_id))
+            elif block.text and self._summary_follows:
+                size = f"{len(block.text):,} characters"
+                message = f"The summary has {size}; the event's details contain its beginning."
+                events.append(_note("compact_summary", message, {"text": block.text[:_NOTE_LIMIT]}))
             elif block.text:
                 events.append(_note("agent_note", block.text))
             else:
                 events += self.unknown.note(f"content block {block.type}", msgspec.to_builtins(block))
+        self._summary_follows = False
         return events
 
     def _tool_result(self, block: ContentBlock, parent: str | None) -> Translated:
@@ -319,7 +326,7 @@ class EventTranslator:
                 if self.compacts:
                     return [_note("compacting", "The conversation is being shortened to fit the model.")]
             case "compact_boundary":
-                self.compacts = False
+                self.compacts, self._summary_follows = False, True
                 return [_note("compacted", "The conversation was shortened; the model goes on from a summary.")]
             case "api_retry":
                 status = line.get("error_status")

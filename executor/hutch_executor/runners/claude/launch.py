@@ -44,7 +44,10 @@ _DISALLOWED: Final = (
 )
 
 _NO_SOCKET: Final = {"XDG_RUNTIME_DIR": "/proc"}
-"""The CLI makes no socket below /proc. With one, a process of the account could send the model messages."""
+"""The CLI makes no socket below /proc, so that no command in the sandbox can send the model messages through it.
+
+Without a sandbox the CLI keeps the account's runtime directory if there is one, since its commands need it too.
+"""
 
 _ARGUMENTS: Final = (
     *("--output-format", "stream-json", "--input-format", "stream-json", "--verbose", "--include-partial-messages"),
@@ -109,7 +112,7 @@ def build(
     if session.limits.max_turns:
         argv.append(f"--max-turns={session.limits.max_turns}")
     env = {name: value for name, value in environ.items() if ALLOWED_ENVIRONMENT.fullmatch(name)}
-    env |= {"HOME": session.home, "PWD": session.cwd} | _FIXED | _NO_SOCKET | git_settings()
+    env = _NO_SOCKET | env | {"HOME": session.home, "PWD": session.cwd} | _FIXED | git_settings()
     env["CLAUDE_CONFIG_DIR"] = config
     env["CLAUDE_CODE_MAX_RETRIES"] = str(retries)
     env["CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS"] = str(round(stream_idle * 1000))
