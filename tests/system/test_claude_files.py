@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import AsyncIterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hutch_client.client import HutchClient
+from hutch_executor.runners.claude.config_dir import transcripts_name
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from tests.programs import bubblewrap
@@ -50,6 +52,53 @@ async def test_the_cli_keeps_its_files_in_the_sessions_directory(tmp_path: Path,
     assert [path.name for path in (tmp_path / "home").rglob("*")] == [".claude", "settings.json"]
     (transcript,) = (tmp_path / "agents" / "s-1").rglob("*.jsonl")
     assert transcript.stem == end.agent_session
+
+
+async def test_the_cli_obeys_nothing_that_the_agent_left_in_its_directory(tmp_path: Path) -> None:
+    """Settings, hooks, servers, instructions, notes and plugins there are neither loaded nor run."""
+    config, ran = tmp_path / "agents" / "s-1", tmp_path / "ran"
+    ran.mkdir()
+    run = {"hooks": [{"type": "command", "command": f"touch {ran}/hook"}]}
+    settings = {
+        "hooks": {name: [run] for name in ("SessionStart", "PreToolUse", "UserPromptSubmit", "Stop")},
+        "env": {"PLANTED": "1", "BASH_ENV": f"{tmp_path}/env.sh"},
+        "apiKeyHelper": f"touch {ran}/helper; echo key",
+        "statusLine": {"type": "command", "command": f"touch {ran}/status"},
+        "outputStyle": "planted",
+    }
+    (tmp_path / "env.sh").write_text(f"touch {ran}/env\n")
+    servers = {"mcpServers": {"planted": {"command": "touch", "args": [f"{ran}/server"]}}}
+    work = str(tmp_path / "work")
+    plugin = "plugins/store/planted/.claude-plugin/plugin.json"
+    files = {
+        "settings.json": json.dumps(settings),
+        "settings.local.json": json.dumps(settings),
+        "managed-settings.json": json.dumps(settings),
+        "remote-settings.json": json.dumps(settings),
+        ".claude.json": json.dumps({**servers, "projects": {work: servers}, "hooks": settings["hooks"]}),
+        "CLAUDE.md": "MARK-PLANTED",
+        "rules/x.md": "MARK-PLANTED",
+        "agents/x.md": "---\nname: x\ndescription: MARK-PLANTED\n---\nMARK-PLANTED",
+        "skills/x/SKILL.md": "---\nname: x\ndescription: MARK-PLANTED\n---\nMARK-PLANTED",
+        "output-styles/planted.md": "---\nname: planted\n---\nMARK-PLANTED",
+        plugin: json.dumps({"name": "planted", **servers, "hooks": settings["hooks"]}),
+        f"projects/{transcripts_name(work)}/memory/MEMORY.md": "MARK-PLANTED",
+    }
+    async with stage(tmp_path, Steps(OK)) as s:
+        first = await s.turn()
+    for name, text in files.items():
+        (config / name).parent.mkdir(parents=True, exist_ok=True)
+        (config / name).write_text(text)
+    script = Steps(("go", Use("Bash", {"command": "env"})), OK)
+    async with stage(tmp_path, script, resume=first.agent_session) as s:
+        end = await s.turn("go")
+        (env,) = [result.text for result in s.daemon.of("tool_result")]
+        asked = b"".join(request.raw for request in s.model.requests)
+
+    assert end.state == "completed", end
+    assert list(ran.iterdir()) == []
+    assert "PLANTED" not in env
+    assert b"MARK-PLANTED" not in asked
 
 
 async def test_a_fork_continues_in_a_directory_of_its_own(tmp_path: Path) -> None:
