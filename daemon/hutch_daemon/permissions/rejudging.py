@@ -41,6 +41,8 @@ _log = structlog.get_logger(__name__)
 
 _HOST_FILE: Final = 2.0
 """Seconds between looks at the host's policy file while a request is pending."""
+_TRANSIENT: Final = frozenset({Reason.STORE_UNAVAILABLE, Reason.TIMED_OUT, Reason.OVERLOADED})
+"""Errors after which a request is judged again without another change."""
 _FIRST_PAUSE: Final = 0.5
 _MAX_PAUSE: Final = 5.0
 
@@ -143,7 +145,7 @@ class Rejudging:
             if error.reason is Reason.NOT_FOUND:  # its session was removed
                 return
             _log.warning("a pending request is not judged again", permission=request.row.id, error=error.message)
-            if error.reason is Reason.STORE_UNAVAILABLE:
+            if error.reason in _TRANSIENT:
                 request.is_stale = True
                 await anyio.sleep(backoff.next())
 
