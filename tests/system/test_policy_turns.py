@@ -201,3 +201,42 @@ async def _play_again(claude_host: Host, hutch: HutchClient, folder: str, outcom
     async with log_of(hutch, session) as log:
         await log.play(session, told([bash("touch made")]), allow)
         outcomes[folder] = asked_of(log)
+
+
+async def test_an_agent_that_plans_by_itself_changes_nothing_before_its_plan_is_approved(
+    claude_host: Host, hutch: HutchClient
+) -> None:
+    """The session is in the mode `plan` for every reader, and rules that allow changes ask until the approval."""
+    rules = m.Rules(allow=("EnterPlanMode", "Edit", "Bash(touch:*)"))
+    session = await claude_host.claude(hutch, "planner", "ask", rules=rules)
+    write: Call = ("Write", {"file_path": "ep.txt", "content": "x"})
+    plan: tuple[list[Call], ...] = ([("Write", {"file_path": PLAN_FILE, "content": "# Shear"})], [("ExitPlanMode", {})])
+    async with log_of(hutch, session) as log:
+        steps: tuple[list[Call], ...] = (
+            [("EnterPlanMode", {})],
+            [bash("touch in-plan")],
+            [write],
+            *plan,
+            [bash("touch after")],
+        )
+        turn = await hutch.submit_prompt(session.id, told(*steps))
+        for expected in ("touch in-plan", "ep.txt"):
+            asked = await log.asked()
+            listed = await claude_host.hutch("ps")
+            assert expected in str(asked.call.input)
+            await hutch.answer_permission(deny(asked))
+        asked = await log.asked()
+        shown = (await claude_host.hutch("inspect", session.id, "-o", "json")).json
+        await hutch.answer_permission(allow(asked))
+        end = await log.ended(turn)
+        after = await hutch.get_session(session.id)
+
+        assert (asked.kind, asked.plan) == ("plan", "# Shear")
+        assert ", plans" in listed.out
+        assert shown["permission_mode"] == "plan"
+        assert end.state == "completed", end
+        assert after.permission_mode == "ask"
+        assert files_in(session) == {"after"}
+        words = [notice.word for notice in log.of("notice")]
+        assert words.count("permission_mode") == 2
+        assert "agent_mode" not in words
