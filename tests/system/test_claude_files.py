@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from tests.programs import bubblewrap
 from tests.rehearsal import Model, Reply, Request, Say, Step, Steps, Use, anything
 from tests.system.claude_stage import stage
 from tests.system.host import KEY, Host, host, settings_for
-from tests.system.log import allow, log_of, wait_for
+from tests.system.log import allow, executor_of, log_of, wait_for
 from tests.system.policing import PLAN_FILE, asked_of, obey, results_of, told
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
@@ -246,6 +248,27 @@ async def test_a_removed_session_leaves_no_files(claude_host: Host, hutch: Hutch
     await hutch.call("delete_session", m.SessionRef(session.id))
 
     await wait_for(lambda: not directory.exists())
+
+
+async def test_a_session_whose_conversation_is_gone_goes_on(
+    claude_host: Host, hutch: HutchClient, model: Model
+) -> None:
+    """Its next executor begins another conversation, once; the notice belongs to the turn."""
+    model.script = Steps(OK)
+    session = await claude_host.claude(hutch, "gone")
+    async with log_of(hutch, session) as log:
+        await log.play(session, "first")
+        os.kill(await executor_of(hutch, session), signal.SIGKILL)
+        for path in (claude_host.state / "spool" / "agents" / session.id).rglob("*.jsonl"):
+            path.unlink()
+        ends = [await log.play(session, "second"), await log.play(session, "third")]
+        asked = str(model.turns[-2].messages)
+        lost = [event.turn for event in log.events if b'"conversation_lost"' in bytes(event.data)]
+        turns = [event.turn for event in log.events if event.kind == "turn_ended"]
+
+    assert [end.state for end in ends] == ["completed", "completed"]
+    assert lost == [turns[1]]
+    assert "first" not in asked
 
 
 async def test_the_user_continues_a_conversation_of_their_own(

@@ -218,6 +218,35 @@ async def test_linked_conversations_are_not_used(
     assert SECRET not in told
 
 
+async def test_an_agents_files_belong_to_its_account_and_go_with_the_session(
+    host: SharedHost, untouched: Account, model: Model
+) -> None:
+    """Nobody else can enter the directory. An executor of the account removes it, and follows no link out of it."""
+    mallory = host.people["mallory"]
+    model.script = Steps(("go", Say("done")))
+    async with host.client(mallory) as hutch:
+        session = await claude(host, hutch, mallory, "removed")
+        end, _ = await played(hutch, session, "go")
+        directory = host.spool / str(mallory.uid) / "agents" / session.id
+        status = directory.stat()
+        kept = len(list(directory.rglob("*.jsonl")))
+        mallory.run("ln", "-s", str(untouched.home), str(directory / "link"))
+        mallory.run("sh", "-c", f"mkdir -p {directory}/closed/x; chmod 0 {directory}/closed")
+        await hutch.close_session(session.id, force=True)
+        await hutch.call("delete_session", m.SessionRef(session.id))
+        other = await open_script(host, hutch, mallory, [{"text": "on"}], "other")
+        await played(hutch, other, "go")
+        with anyio.fail_after(DEADLINE):
+            while directory.exists():
+                await anyio.sleep(0.05)
+        await hutch.close_session(other.id, force=True)
+
+    assert end.state == "completed", end
+    assert kept == 1
+    assert (status.st_uid, status.st_mode & 0o777) == (mallory.uid, 0o700)
+    assert not (mallory.home / ".claude").exists()
+
+
 @pytest.mark.parametrize("folder", [".", "squatted"])
 async def test_a_squatted_name_in_tmp_gets_no_output(host: SharedHost, model: Model, folder: str) -> None:
     """If another account created the file or link first, no command output is stored there."""
