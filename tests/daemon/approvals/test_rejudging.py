@@ -15,6 +15,7 @@ import anyio
 import msgspec
 import pytest
 
+from hutch_daemon.settings import ExecutorSettings
 from hutch_daemon.store import permissions
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
@@ -23,7 +24,7 @@ from hutch_shared.vocabulary import to_call
 from tests.daemon.approvals.test_approvals import Asks, command
 from tests.daemon.services.test_bad_disk import nothing_stored
 from tests.fakes.executors import FakeExecutor, never_end
-from tests.fakes.stage import Stage, until
+from tests.fakes.stage import Stage, settings, until
 from tests.sampling import seed
 
 QUESTION = m.ToolCall("c-1", "question", "AskUserQuestion", {"questions": [{"question": "Which?"}]})
@@ -318,6 +319,27 @@ async def test_a_mode_that_changes_while_a_request_is_settled_counts(stage: Stag
         assert (await request(stage, asked.id)).state == "pending"
 
 
+async def test_a_project_file_that_arrives_between_verdict_and_record_is_seen(stage: Stage) -> None:
+    """It is not in the store, so the request is recorded, and judged again at once."""
+    text = '[permissions]\ndeny = ["Bash(make:*)"]\n'
+    project = m.ProjectFile("/work/.hutch/policy.toml", hashlib.sha256(text.encode()).hexdigest(), text)
+    stage.host.play = never_end
+    async with stage.hutchd():
+        session = await stage.open(rules=m.Rules(allow=("Bash(ls:*)",)))
+        turn = await stage.submit(session)
+        executor = await stage.running(turn)
+        async with busy_store(stage):
+            stage.host.tasks.start_soon(partial(executor.ask, command("make"), turn=turn.id))
+            await queued(stage, 1)
+            stage.host.tasks.start_soon(partial(executor.ask, command("ls", "c-2"), turn=turn.id, project=project))
+            await queued(stage, 2)
+
+        async def denied() -> bool:
+            return [one.state for one in await all_requests(stage)] == ["denied"]
+
+        await until(denied)
+
+
 async def test_an_edit_that_a_new_rule_overtakes_is_refused(stage: Stage) -> None:
     """The edited input is judged once more before it may run."""
     stage.host.play = Asks(command("make"))
@@ -408,6 +430,27 @@ async def test_nothing_is_allowed_while_its_executor_is_away(stage: Stage) -> No
 
         assert away == ["pending", "pending"]
         assert (await request(stage, by_call["c-2"].id)).state == "pending"
+
+
+async def test_no_command_is_allowed_while_its_executor_is_away(stage: Stage) -> None:
+    """A command may read its directory's files: what it needs is known when its executor is back."""
+    stage.host.play = never_end
+    async with stage.hutchd():
+        turn, asked, ask = await asked_and_left(stage, await stage.open())
+        executor = stage.executor
+        executor.hang_up()
+        await set_mode_of(stage, turn, "bypass")
+        await judged_again(stage)
+        away = (await request(stage, asked.id)).state
+
+        await executor.dial()
+        decision = await executor.ask(command("make"), ask=ask, turn=turn.id)
+
+        assert (away, decision.decision) == ("pending", "allow")
+
+
+async def set_mode_of(stage: Stage, turn: m.Turn, mode: m.PermissionMode) -> None:
+    await stage.services.modes.set_permission_mode(stage.me, m.SetPermissionMode(turn.session, mode))
 
 
 async def stage_state(stage: Stage, permission: str, state: str) -> bool:
@@ -670,6 +713,7 @@ HOSTS = ("", '[permissions]\ndeny = ["WebFetch"]\n', '[permissions]\nallow = ["R
 async def random_changes(stage: Stage, count: int, number: int, *, calls: int = 4) -> Changes:
     """Make random changes while calls of two sessions wait; check each request after each change."""
     stage.host.play = never_end
+    stage.settings = settings(executors=ExecutorSettings(spares=0, lost_timeout=3600.0))  # they send no heartbeats
     async with stage.hutchd():
         changes = Changes(stage, Random(number), calls)
         await changes.open(2)
