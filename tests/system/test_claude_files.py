@@ -30,12 +30,17 @@ ID = "11111111-1111-4111-8111-111111111111"
 
 
 @pytest.mark.parametrize("sandboxed", [False, True], ids=["bare", "in a sandbox"])
-async def test_the_cli_keeps_its_files_in_the_sessions_directory(tmp_path: Path, sandboxed: bool) -> None:
+async def test_the_cli_keeps_its_files_in_the_sessions_directory(
+    tmp_path: Path, sandboxed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It writes nothing into the home, keeps no notes of its own, and has no socket for messages.
 
-    A process that can reach such a socket can send the model messages, and start turns while the agent is idle.
+    A process that can reach such a socket can send the model messages, and start turns while the agent is idle. The
+    agent's commands have the account's runtime directory nevertheless, if they have no sandbox.
     """
-    look = "env | grep -c -e MESSAGING_SOCKET=/ -e MESSAGING_TOKEN=.; true"
+    look = "env | grep -c -e MESSAGING_SOCKET=/ -e MESSAGING_TOKEN=.; bash -c 'echo dir $XDG_RUNTIME_DIR'"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("SHELL", "/bin/bash")
     script = Steps(("go", Use("Bash", {"command": look})), OK)
     spec = m.SandboxSpec(bubblewrap()) if sandboxed else None
     async with stage(tmp_path, script, sandbox=spec) as s:
@@ -49,7 +54,8 @@ async def test_the_cli_keeps_its_files_in_the_sessions_directory(tmp_path: Path,
     assert end.state == "completed"
     assert b'"subtype":"init"' in natives
     assert not re.search(rb'"messaging_socket_path":"[^"]', natives)
-    assert seen.strip() == "0"
+    assert seen.split() == ["0", "dir", "/proc" if sandboxed else str(tmp_path)]
+    assert not (tmp_path / "cc-socks").exists()
     assert "/memory/" not in asked
     assert [path.name for path in (tmp_path / "home").rglob("*")] == [".claude", "settings.json"]
     (transcript,) = (tmp_path / "agents" / "s-1").rglob("*.jsonl")

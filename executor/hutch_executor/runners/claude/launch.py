@@ -44,10 +44,8 @@ _DISALLOWED: Final = (
 )
 
 _NO_SOCKET: Final = {"XDG_RUNTIME_DIR": "/proc"}
-"""The CLI makes no socket below /proc, so that no command in the sandbox can send the model messages through it.
-
-Without a sandbox the CLI keeps the account's runtime directory if there is one, since its commands need it too.
-"""
+"""The CLI makes no socket below /proc. With one, a process of the account could send the model messages."""
+_RUNTIME_DIR: Final = str(Path(__file__).with_name("runtime_dir.sh"))
 
 _ARGUMENTS: Final = (
     *("--output-format", "stream-json", "--input-format", "stream-json", "--verbose", "--include-partial-messages"),
@@ -112,7 +110,12 @@ def build(
     if session.limits.max_turns:
         argv.append(f"--max-turns={session.limits.max_turns}")
     env = {name: value for name, value in environ.items() if ALLOWED_ENVIRONMENT.fullmatch(name)}
-    env = _NO_SOCKET | env | {"HOME": session.home, "PWD": session.cwd} | _FIXED | git_settings()
+    runtime = env.get("XDG_RUNTIME_DIR")
+    env |= {"HOME": session.home, "PWD": session.cwd} | _FIXED | _NO_SOCKET | git_settings()
+    if runtime and session.sandbox is None:
+        # The CLI passes `env` of settings on to itself too, so the shell gives its commands the directory back. Below
+        # the level 2 bash would read .bashrc instead, since its input is a socket.
+        env |= {"HUTCH_AGENT_RUNTIME_DIR": runtime, "BASH_ENV": _RUNTIME_DIR, "SHLVL": "1"}
     env["CLAUDE_CONFIG_DIR"] = config
     env["CLAUDE_CODE_MAX_RETRIES"] = str(retries)
     env["CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS"] = str(round(stream_idle * 1000))
