@@ -172,6 +172,10 @@ class FakeExecutor:
                     raise HutchError(Reason.AGENT_UNAVAILABLE, self.host.unpreparable)
                 return m.Prepared(keys="none", cwd=self.host.work_really_is, instructions=self.host.instructions)
             case "execute_prompt":
+                if self.host.answer_prompt is not None:
+                    answered = await self.host.answer_prompt(self, params)
+                    if answered is not None:
+                        return answered
                 return self._take(params)
             case "interrupt_turn":
                 was = self.turn == params.turn
@@ -295,6 +299,8 @@ class FakeHost:
         """How many of the next starts fail."""
         self.abilities: tuple[str, ...] = ("compact", "clear", "offered")
         """What executors can do that start from now on."""
+        self.answer_prompt: Callable[[FakeExecutor, m.ExecutePrompt], Awaitable[m.Accepted | None]] | None = None
+        """Answers a prompt in the place of an executor; None lets the executor answer."""
         self.deaf_prompts = False
         """Executors do not answer when they get a prompt."""
         self.mute = False

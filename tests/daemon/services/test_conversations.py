@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from random import Random
+
+import anyio
+import msgspec
 import pytest
 
 from hutch_daemon.store import turns
@@ -10,6 +15,7 @@ from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Text, TurnEnded, UsageSeen
 from tests.fakes.executors import FakeExecutor, never_end
 from tests.fakes.stage import Stage, until
+from tests.sampling import seed
 
 
 async def compacts(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
@@ -242,3 +248,68 @@ async def test_what_the_first_executor_spooled_of_an_offered_turn_is_kept(stage:
         assert [event.kind for event in events] == ["turn_started", "text", "turn_ended", "text", "notice"]
         assert b"given to another one" in bytes(events[-1].data)
         assert (await stage.turn(turn)).state == "completed"
+
+
+# ------------------------------------------------------------ any order of deaths
+
+
+class Fates:
+    """Decides the fate of each attempt to run a prompt, and keeps which prompts the agent got, as its transcripts do."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.got: dict[str, int] = {}
+        """How often the agent got a prompt, by turn."""
+        self.attempts: dict[str, list[str]] = defaultdict(list)
+
+    async def answer(self, executor: FakeExecutor, prompt: m.ExecutePrompt) -> m.Accepted | None:
+        """Let the attempt happen. Return None to let the executor play it."""
+        fates = ["runs", "runs", "refuses", "dies unseen", "dies seen", "hangs up", "dies running"]
+        fate = self.random.choice(fates)
+        if prompt.offered and self.got.get(prompt.turn):
+            fate = "knows it"
+        self.attempts[prompt.turn].append(fate)
+        match fate:
+            case "refuses":
+                return m.Accepted(accepted=False, reason="leaving")
+            case "dies unseen" | "dies seen":
+                self.got[prompt.turn] = self.got.get(prompt.turn, 0) + (fate == "dies seen")
+                executor.die()
+                await anyio.sleep_forever()
+            case "hangs up":
+                executor.host.tasks.start_soon(executor.dial)
+                executor.hang_up()
+        return None
+
+    async def play(self, executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded | None:
+        """Play a prompt as the attempt's fate says."""
+        fate = self.attempts[prompt.turn][-1]
+        if fate == "knows it":
+            return TurnEnded("failed", "outcome_unknown", "The agent may have got it.")
+        self.got[prompt.turn] = self.got.get(prompt.turn, 0) + 1
+        if fate == "dies running":
+            executor.die()
+            return None
+        return TurnEnded("completed", "done", "Done.", agent_session="conversation-1")
+
+
+@pytest.mark.parametrize("count", [pytest.param(25, id="some"), pytest.param(1000, id="many", marks=pytest.mark.full)])
+async def test_whatever_executors_die_of_no_agent_gets_a_prompt_twice(stage: Stage, count: int) -> None:
+    """Every turn ends. A prompt that no agent got had two executors that died of it, or three that refused it."""
+    print(f"HUTCH_TEST_SEED={seed()}")
+    fates = Fates(Random(seed()))
+    stage.host.answer_prompt, stage.host.play = fates.answer, fates.play
+    stage.settings = msgspec.structs.replace(
+        stage.settings, executors=msgspec.structs.replace(stage.settings.executors, start_attempts=1_000_000)
+    )
+    async with stage.hutchd():
+        session = await stage.open(agent="claude")
+        for number in range(count):
+            ended = await stage.ended(await stage.submit(session, str(number)))
+            attempts, got = fates.attempts[ended.id], fates.got.get(ended.id, 0)
+
+            assert got <= 1, attempts
+            assert (ended.state == "completed") == (attempts[-1] in ("runs", "hangs up")), (ended, attempts)
+            if not got:
+                deaths = attempts.count("dies unseen")
+                assert deaths == 2 or attempts.count("refuses") == 3, (ended, attempts)
