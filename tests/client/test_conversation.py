@@ -66,6 +66,16 @@ def test_a_closed_session_and_an_agent_without_conversation_are_refused(daemon: 
     assert "fix is closed" in err
 
 
+def test_a_prompt_that_is_only_a_command_is_sent_with_a_hint(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """The user may have meant Hutch's own command."""
+    daemon.answers["submit_prompt"] = TURN
+
+    _, _, err = hutch("run", "--session", "fix", "-d", " /compact ")
+
+    assert err == "! /compact goes to the model as words; `hutch compact SESSION` is the command.\n"
+    assert daemon.asked("submit_prompt")[0].prompt == " /compact "
+
+
 def test_inspect_and_attach_show_what_a_turn_does(daemon: FakeDaemon, hutch: Hutch) -> None:
     """Such a turn has no prompt; its kind stands in brackets before its words."""
     compacted = msgspec.structs.replace(TURN, state="completed", prompt="keep the sheep", kind="compact")

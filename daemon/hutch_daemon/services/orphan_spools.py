@@ -3,7 +3,8 @@
 Only the executor's account can read its spool, so another live executor of the same account reads it. Storing an event
 advances the dead executor's receipt, so that each event is stored once even if an import is interrupted. When all
 events are durable, the file is removed, then its directory, then the reference in the store. The turns of these events
-have already ended; the events only complete the history.
+have usually ended; then the events only complete the history. For a turn that was queued again because its executor may
+not have accepted it, they show that it had.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class OrphanSpools:
         self._pool = pool
         self._reports = reports
         self._changed = Latch()
+        self._importing = anyio.Lock()
 
     def look(self) -> None:
         """Look for spools again. Call it when an executor is gone, or when one that can read spools has connected."""
@@ -59,7 +61,7 @@ class OrphanSpools:
         while True:
             try:
                 rows = await self._store.read(executors.with_spool)
-                complete = all([await self._bring_in(row) for row in rows])
+                complete = all([await self._bring_in(row.id) for row in rows])
             except HutchError as error:
                 _log.warning("spools wait", error=error.message)
                 complete = False
@@ -68,19 +70,29 @@ class OrphanSpools:
             with anyio.move_on_after(inf if complete else backoff.next()):
                 await self._changed.wait()
 
-    async def _bring_in(self, row: ExecutorRow) -> bool:
-        """Import one spool. Return False if it failed but may succeed soon."""
-        assert row.spool is not None
+    async def is_in(self, executor: str) -> bool:
+        """Import the spool of one executor now; return whether nothing is left of it."""
+        await self._bring_in(executor)
+        row = await self._store.read(lambda conn: executors.get(conn, executor))
+        return row is None or row.spool is None
+
+    async def _bring_in(self, executor: str) -> bool:
+        """Import the spool of one executor, if it left one. Return False if that failed but may succeed soon."""
+        async with self._importing:
+            row = await self._store.read(lambda conn: executors.get(conn, executor))
+            return row is None or row.spool is None or await self._import(row, row.spool)
+
+    async def _import(self, row: ExecutorRow, spool: str) -> bool:
         reader = self._reader(row.uid)
         if reader is None:
             return True
         try:
             acked, count = row.acked_n, 0
-            while (left := await self._read(reader, row.spool, acked)).events:
+            while (left := await self._read(reader, spool, acked)).events:
                 acked = await self._take(row.id, left)
                 count += len(left.events)
                 failpoint("spool.stored")
-            await anyio.to_thread.run_sync(_remove, Path(row.spool))
+            await anyio.to_thread.run_sync(_remove, Path(spool))
             await self._store.write(lambda tx: executors.update(tx, row.id, spool=None))
         except (HutchError, OSError) as error:
             _log.warning("a spool is not brought in", executor=row.id, by=reader.id, error=str(error))

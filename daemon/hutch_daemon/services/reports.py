@@ -45,7 +45,9 @@ class ReportService:
         on_ended: Callable[[str], None],
         masking: Masking,
     ) -> None:
-        """`on_ended(session)` is called after the commit that ends a turn. Secrets are masked before the commit."""
+        """`on_ended(session)` is called after a commit that ends a turn or takes one out of the queue. Secrets are
+        masked before the commit.
+        """
         self._store = store
         self._lifecycle = lifecycle
         self._on_ended = on_ended
@@ -93,6 +95,10 @@ class ReportService:
         for event in fresh:
             if event.turn not in known:
                 turn = turns.get(tx, event.turn or "")
+                if turn is not None and (turn.state, turn.offered_to) == ("queued", executor):
+                    self._lifecycle.take_back(tx, turn)
+                    turn = turns.get(tx, turn.id)
+                    tx.after_commit(partial(self._on_ended, session))
                 known[event.turn] = (
                     turn is not None and turn.session == session and executor in (turn.executor, turn.offered_to)
                 )

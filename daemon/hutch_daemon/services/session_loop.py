@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -90,9 +90,13 @@ class SessionLoop:
         lifecycle: TurnLifecycle,
         settings: SettingsInForce,
         on_closed: Callable[[str], None],
+        spool_is_in: Callable[[str], Awaitable[bool]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_closed(session)` is called after the session was closed; it must not block."""
+        """`on_closed(session)` is called after the session was closed; it must not block.
+
+        `spool_is_in(executor)` imports what an executor left, and returns whether nothing is left of it.
+        """
         self.session = session
         self.owner = owner
         self._store = store
@@ -101,6 +105,7 @@ class SessionLoop:
         self._lifecycle = lifecycle
         self._settings = settings
         self._on_closed = on_closed
+        self._spool_is_in = spool_is_in
         self._clock = clock
         self.turned = anyio.Event()
         """Set when the loop begins or leaves a turn, or ends, and then replaced by a new event."""
@@ -283,12 +288,25 @@ class SessionLoop:
             self._getting_executor = None
         if cancelled:
             return
+        if turn.offered_to is not None and not await self._is_still_open(turn, turn.offered_to):
+            return
         if (missing := _needs(turn) - {*executor.abilities}) and not executor.over:
             await self._replace(turn, executor, " ".join(missing))
             return
         active.executor, active.request.prompt_sent = executor, False
         await self._store.write(lambda tx: self._lifecycle.dispatch(tx, turn, executor.id))
         failpoint("turn.dispatching")
+
+    async def _is_still_open(self, turn: TurnRow, executor: str) -> bool:
+        """Import what the executor left that a turn was offered to; return whether it does not show an answer.
+
+        If it left events that cannot be imported, nobody knows: the turn is ended.
+        """
+        if not await self._spool_is_in(executor):
+            await self._end(turn, outcome_unknown("its executor is gone, and its events cannot be read"))
+            return False
+        now = await self._store.read(lambda conn: turns.get(conn, turn.id))
+        return now is not None and now.state == "queued"
 
     async def _replace(self, turn: TurnRow, executor: Executor, missing: str) -> None:
         """Give up an executor of an earlier version that cannot run the turn. The next one can."""

@@ -149,6 +149,7 @@ async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIt
             lifecycle,
             settings,
             on_closed=layers.forget,
+            spool_is_in=spools.is_in,
             clock=opened.clock,
         )
 

@@ -41,6 +41,7 @@ def run(given: argparse.Namespace) -> int:
         raise HutchError(Reason.INVALID_PARAMS, f"--{option} is for a new session; {given.session} has its own.")
     opened = None if given.session else _new_session(given)  # first, so that wrong arguments start nothing
     prompt = _read_prompt(given.prompt)
+    _report_command(prompt)
     _ensure_daemon()
     return anyio.run(_talk, given, opened, prompt)
 
@@ -73,6 +74,13 @@ def _read_prompt(prompt: str | None) -> str:
     if not text or not text.strip():
         raise HutchError(Reason.INVALID_PARAMS, "The prompt is empty. Give the task in words.")
     return text
+
+
+def _report_command(prompt: str) -> None:
+    """Name the command that does what the prompt would do in the agent's own program; the model gets it as words."""
+    if (command := prompt.strip()) in ("/compact", "/clear"):
+        verb = command[1:]
+        print(f"! {command} goes to the model as words; `hutch {verb} SESSION` is the command.", file=sys.stderr)
 
 
 def _ensure_daemon() -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
 from random import Random
 
 import anyio
 import msgspec
 import pytest
+from msgspec import Raw
 
 from hutch_daemon.store import turns
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.events import Text, TurnEnded, UsageSeen
+from hutch_shared.events import EventKind, ReportedEvent, Text, TurnEnded, TurnStarted, UsageSeen
+from hutch_shared.times import now_ms, to_wire
 from tests.fakes.executors import FakeExecutor, never_end
 from tests.fakes.stage import Stage, until
 from tests.sampling import seed
@@ -227,6 +230,46 @@ async def test_an_offered_prompt_survives_a_restart(stage: Stage) -> None:
         assert [prompt for _, prompt in stage.host.played] == ["first", "second"]
 
 
+async def leave_in_spool(executor: FakeExecutor, turn: m.Turn, *events: tuple[EventKind, msgspec.Struct]) -> None:
+    """Leave events of a turn in the spool of an executor."""
+    assert executor.prepared is not None
+    spool = Path(executor.prepared.spool)
+    known = len(executor.events)
+    for number, (kind, data) in enumerate(events, known + 1):
+        raw = Raw(msgspec.json.encode(data))
+        executor.events.append(ReportedEvent(number, to_wire(now_ms()), kind, raw, turn.id))
+    executor.host.spools[str(spool)] = (executor.prepared.session, executor.events[known:])
+    (spool / "x.spool").touch()
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_a_spool_that_shows_that_the_prompt_was_accepted_settles_the_turn(stage: Stage, ended: bool) -> None:
+    """The first executor was away from hutchd when it began: its spool is read before the prompt can run again."""
+    async with stage.hutchd():
+        session = await stage.open(agent="claude")
+        await stage.ended(await stage.submit(session, "first"))
+        executor = stage.executor
+        executor.deaf = True
+        turn = await stage.submit(session, "second")
+        await until(lambda: any(one.turn == turn.id for one in prompts(executor)))
+        end = TurnEnded("completed", "completed", "Done.", result="It is done.", agent_session="conversation-1")
+        started = TurnStarted("second", 2)
+        events: list[tuple[EventKind, msgspec.Struct]] = [("turn_started", started), ("text", Text("x"))]
+        if ended:
+            events.append(("turn_ended", end))
+        await leave_in_spool(executor, turn, *events)
+        executor.die()
+        settled = await stage.ended(turn)
+        third = await stage.ended(await stage.submit(session, "third"))
+
+        expected = ("completed", "completed") if ended else ("failed", "outcome_unknown")
+        assert (settled.state, settled.reason) == expected
+        assert third.state == "completed"
+        assert [prompt for _, prompt in stage.host.played] == ["first", "third"]
+        kinds = [event.kind for event in await stage.events(session) if event.turn == turn.id]
+        assert kinds == ["turn_started", "text", "turn_ended"]
+
+
 async def test_what_the_first_executor_spooled_of_an_offered_turn_is_kept(stage: Stage) -> None:
     """Its events belong to the turn; the end that it reports does not end a turn that another executor has."""
     async with stage.hutchd():
@@ -254,7 +297,7 @@ async def test_what_the_first_executor_spooled_of_an_offered_turn_is_kept(stage:
 
 
 class Fates:
-    """Decides the fate of each attempt to run a prompt, and keeps which prompts the agent got, as its transcripts do."""
+    """Decides the fate of each attempt to run a prompt, and keeps what the agent got, as its transcripts do."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -293,7 +336,10 @@ class Fates:
         return TurnEnded("completed", "done", "Done.", agent_session="conversation-1")
 
 
-@pytest.mark.parametrize("count", [pytest.param(25, id="some"), pytest.param(1000, id="many", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "count",
+    [pytest.param(25, id="some"), pytest.param(1000, id="many", marks=[pytest.mark.full, pytest.mark.timeout(900)])],
+)
 async def test_whatever_executors_die_of_no_agent_gets_a_prompt_twice(stage: Stage, count: int) -> None:
     """Every turn ends. A prompt that no agent got had two executors that died of it, or three that refused it."""
     print(f"HUTCH_TEST_SEED={seed()}")

@@ -1,7 +1,8 @@
 """What the CLI's transcripts show about a prompt. The agent can write them: they are evidence about its own work only.
 
-The CLI stores a prompt with its uuid before the model's answer can have an effect. So a prompt whose uuid is in no
-transcript of the session had none, and may be submitted again.
+The CLI stores a prompt with its uuid some tenths of a second after it has begun it. A CLI that is killed before that
+may have begun an answer, but has run no tool: each call waits for hutchd, for which the turn runs by then. So a prompt
+whose uuid is in no transcript of the session had no effect, and may be submitted again.
 """
 
 from __future__ import annotations
