@@ -15,7 +15,6 @@ import anyio
 import msgspec
 import pytest
 
-from hutch_daemon.settings import ExecutorSettings
 from hutch_daemon.store import permissions
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
@@ -24,7 +23,7 @@ from hutch_shared.vocabulary import to_call
 from tests.daemon.approvals.test_approvals import Asks, command
 from tests.daemon.services.test_bad_disk import nothing_stored
 from tests.fakes.executors import FakeExecutor, never_end
-from tests.fakes.stage import Stage, settings, until
+from tests.fakes.stage import Stage, until
 from tests.sampling import seed
 
 QUESTION = m.ToolCall("c-1", "question", "AskUserQuestion", {"questions": [{"question": "Which?"}]})
@@ -299,6 +298,27 @@ async def test_a_rule_added_between_verdict_and_record_is_seen(stage: Stage, bef
         assert [line.outcome for line in page.entries] == ["denied"]
 
 
+async def test_trust_that_ends_between_verdict_and_record_is_seen(stage: Stage) -> None:
+    """The call becomes a request: what the file allows does not count any more."""
+    text = '[permissions]\nallow = ["Bash(make)"]\n'
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    path = "/work/.hutch/policy.toml"
+    asks = Asks(command("make"), project=m.ProjectFile(path, digest, text))
+    gate = stage.host.play = _Gate(asks)
+    async with stage.hutchd():
+        await stage.services.policy.trust_policy(stage.me, m.TrustPolicy(path, digest))
+        await stage.running(await stage.submit(await stage.open()))
+        async with busy_store(stage):
+            distrust = m.TrustPolicy(path, digest, trust=False)
+            stage.host.tasks.start_soon(stage.services.policy.trust_policy, stage.me, distrust)
+            await queued(stage, 1)
+            gate.go.set()
+            await queued(stage, 2)
+
+        assert (await stage.pending()).call.command == "make"
+        assert asks.decided == {}
+
+
 async def test_a_mode_that_changes_while_a_request_is_settled_counts(stage: Stage) -> None:
     """A verdict that a change overtook settles nothing: the request is judged once more, and stays pending."""
     host_file = stage.folder / "policy.toml"
@@ -510,8 +530,12 @@ async def test_requests_of_an_earlier_hutchd_are_judged_again(
         await judged_again(stage)
         before = (await request(stage, asked.id)).state
         await stage.executor.dial()
+        await change_rules(stage, add=m.Rules(allow=("Bash(ls:*)",)))
+        await judged_again(stage)
+        connected = (await request(stage, asked.id)).state
         decision = await stage.executor.ask(command("make"), ask=ask, turn=turn.id)
 
+        assert connected == before
         assert (before, (await request(stage, asked.id)).state) == states
         assert decision.decision == effect
 
@@ -618,6 +642,10 @@ class Changes:
             decided[key] = await self.executors[session].ask(call, kind=kind, questions=questions, turn=turn)
 
         for session in self.sessions:
+            executor = self.executors[session.id]
+            assert executor.connection is not None
+            assert executor.connection.known is not None
+            self.stage.services.executors.heartbeat(executor.connection.known, m.Heartbeat(executor.turn))
             for call, kind in self.random.sample(self.calls_of[session.id], 2):
                 if (session.id, call.call_id) not in self.pending:
                     waiting.append((session.id, call.call_id))
@@ -713,7 +741,6 @@ HOSTS = ("", '[permissions]\ndeny = ["WebFetch"]\n', '[permissions]\nallow = ["R
 async def random_changes(stage: Stage, count: int, number: int, *, calls: int = 4) -> Changes:
     """Make random changes while calls of two sessions wait; check each request after each change."""
     stage.host.play = never_end
-    stage.settings = settings(executors=ExecutorSettings(spares=0, lost_timeout=3600.0))  # they send no heartbeats
     async with stage.hutchd():
         changes = Changes(stage, Random(number), calls)
         await changes.open(2)
