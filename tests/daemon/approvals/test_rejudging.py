@@ -226,11 +226,13 @@ async def test_a_changed_host_file_settles_what_it_denies(stage: Stage) -> None:
         assert "policy.toml" in (asks.decided["c-1"].message or "")
 
 
-@pytest.mark.parametrize(("call", "kind"), [(QUESTION, "question"), (PLAN, "plan")])
+@pytest.mark.parametrize(
+    ("call", "kind"), [(QUESTION, "question"), (PLAN, "plan"), (command("make"), "question"), (command("make"), "plan")]
+)
 async def test_questions_and_plans_are_never_allowed_by_a_rule(
     stage: Stage, call: m.ToolCall, kind: m.PermissionKind
 ) -> None:
-    """Only a user can answer a question or approve a plan; a rule may deny it."""
+    """Only a user can decide them, whatever call the executor names with them; a rule may deny them."""
     asks = stage.host.play = _Both((call, kind))
     async with stage.hutchd():
         session = await stage.open()
