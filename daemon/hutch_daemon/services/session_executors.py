@@ -83,8 +83,16 @@ class SessionExecutors:
         if executor.over:
             raise HutchError(Reason.EXECUTOR_LOST, f"The executor went away: {executor.detail}.")
         if not executor.prepared:
+            self._require_own_files(session, executor)
             await self._prepare(session, executor)
         return executor
+
+    def _require_own_files(self, session: SessionRow, executor: Executor) -> None:
+        """Give up a spare of an earlier version: it would look for the conversation in `~/.claude`, and write there."""
+        if executor.adopted and provider_of(session.agent) is not None and "agent_dir" not in executor.abilities:
+            detail = "it is of an earlier version of Hutch, which gives sessions no directory of their own"
+            self._pool.retire(executor, detail)
+            raise HutchError(Reason.EXECUTOR_LOST, f"The executor was replaced: {detail}.")
 
     async def _check(self, session: SessionRow, executor: Executor | None) -> Executor:
         """Return the session's executor if the settings and its environment still allow it, otherwise lease another."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
+
 from hutch_daemon.store import left_dirs, sessions
 from hutch_shared import messages as m
 from tests.accounts import need_root
@@ -105,3 +107,30 @@ async def test_an_executor_removes_what_belongs_to_another_account(stage: Stage,
         executor, _ = await prepared(stage, await stage.open(name="next"))
 
         await until(lambda: executor.host.removed == [str(theirs / "s-1")])
+
+
+async def test_a_spare_of_an_earlier_version_prepares_no_session(stage: Stage) -> None:
+    """It would not find the conversation. An executor that has the session already keeps it."""
+    without = stage.settings
+    with_spares = msgspec.structs.replace(without.executors, spares=1, spare_agents=("claude",))
+    stage.settings = msgspec.structs.replace(without, executors=with_spares)
+    stage.host.abilities = ("compact", "clear", "offered")
+    async with stage.hutchd():
+        await stage.ended(await stage.submit(await stage.open(agent="claude")))
+
+        def spares() -> list[FakeExecutor]:
+            return [one for one in stage.host.started if one.prepared is None and one.connection is not None]
+
+        await until(lambda: len(spares()) == 1)
+        (old,) = spares()
+    stage.host.abilities, stage.settings = (*stage.host.abilities, "agent_dir"), without
+
+    async with stage.hutchd():
+        await old.dial()
+        session = await stage.open(agent="claude", name="next")
+        ended = await stage.ended(await stage.submit(session))
+
+        assert ended.state == "completed"
+        assert old.prepared is None
+        assert stage.executor is not old
+        assert stage.executor.prepared is not None

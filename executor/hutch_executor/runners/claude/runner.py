@@ -66,7 +66,7 @@ class ClaudeRunner:
     """Drives Claude Code for one session. `agent_session` is the CLI's own id of a conversation that can be resumed."""
 
     agent: ClassVar[str] = "claude"
-    abilities: ClassVar[tuple[str, ...]] = ("compact", "clear", "offered")
+    abilities: ClassVar[tuple[str, ...]] = ("compact", "clear", "offered", "agent_dir")
 
     def __init__(self, timeouts: ClaudeTimeouts | None = None, cli: str | None = None) -> None:
         """Make a runner; do nothing yet. `cli` is a program to start instead of the SDK's own CLI."""
