@@ -186,6 +186,7 @@ def _plain(value: Any, messages: dict[str, str]) -> Any:
         (r"plans/[\w-]+\.md", "plans/(name).md"),
         (r"127\.0\.0\.1:[0-9]+", "(address)"),
         (r"in [0-9.]+ s\.", "soon."),
+        (r"has [0-9,]+ characters", "is long"),
     ):
         value = re.sub(pattern, by, value)
     return value

@@ -185,4 +185,4 @@ def _without_executor(turn: TurnState, executor: TurnExecutor | None, request: T
         return outcome_unknown("its executor is gone")
     if turn == "running" and executor.said_hello:
         return over_limit(executor.over_limit) if executor.over_limit else lost(executor.detail)
-    return outcome_unknown(executor.detail)
+    return outcome_unknown(executor.detail or "its executor is gone")

@@ -53,5 +53,5 @@ def claude(request: Request) -> Reply:
     calls = [result.call for result in request.fresh if result.call is not None]
     if calls:
         return Say(f"{str(calls[0].input['command']).split()[1]} 1", chunks=3)
-    key = request.prompt.strip()
+    key = request.prompt.split()[-1]  # a prompt that got no answer stands before the next one
     return [Say(f"{key} 0", chunks=4, pace=0.02), Use("Bash", {"command": f"echo {key} >> ran"})]
