@@ -11,9 +11,10 @@ import pytest
 
 from hutch_shared.events import TurnEnded
 from tests.rehearsal import Pause, Refuse, Reply, Request, Say, Use
+from tests.sampling import sample
 from tests.system.claude_stage import Stage, gone, stage
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(120), sample(3)]
 
 SUMMARY = "<analysis>hm</analysis><summary>They spoke of sheep.</summary>"
 
