@@ -12,6 +12,7 @@ import pytest
 
 from hutch_executor.runners.claude.config_dir import transcripts_name
 from hutch_shared import messages as m
+from hutch_shared.times import now_ms
 from tests.accounts import need_root
 from tests.rehearsal import Model, Say, Step, Steps, anything, serve
 from tests.system.host import KEY, Host, host, settings_for
@@ -30,6 +31,9 @@ def lay_out(made: Host, schema: Path) -> dict[Path, bytes]:
         (made.state / name).chmod(0o600)
     with closing(sqlite3.connect(made.state / "hutch.db")) as conn:
         conn.executescript((schema / "hutch.sql").read_text().replace("@ROOT@", str(made.root)))
+        later = now_ms() + 600_000  # otherwise the requests expire a second after the start
+        conn.execute("UPDATE permissions SET expires_at = ? WHERE state = 'pending'", (later,))
+        conn.commit()
     (made.state / "hutch.db").chmod(0o600)
     users: dict[Path, bytes] = {}
     for transcript in schema.glob("*.jsonl"):
