@@ -30,6 +30,7 @@ _MCP: Final = "mcp__"
 _LONGEST_NAME: Final = 1000
 """Characters of a tool's name that is read; a provider allows 128."""
 _NOT_IN_NAMES: Final = re.compile(r"[^a-zA-Z0-9_-]")
+_ABOVE_UTF16: Final = re.compile(r"[\U00010000-\U0010ffff]")
 _WILD: Final = re.compile(r"[*?\[{!]")
 _LEAVES: Final = re.compile(r"(?:^|[{,])[/~]|(?:^|[/{,])\.\.(?:$|[/},])")
 """Matches a glob pattern that can leave its directory: an absolute alternative, or a step up."""
@@ -102,8 +103,12 @@ def _server_and_tool(agent_tool: str, servers: Iterable[str] | None) -> tuple[st
 
 
 def _spellings(server: str) -> set[str]:
-    """Return the names that the CLI may give a server in the names of its tools."""
-    return {_NOT_IN_NAMES.sub("_", one) for one in (server, server.replace(":", "__"))}
+    """Return the names that the CLI may give a server in the names of its tools.
+
+    The CLI counts in UTF-16, where a character above U+FFFF is two: both become `_`, which can look like a divider.
+    """
+    units = _ABOVE_UTF16.sub("__", server)
+    return {_NOT_IN_NAMES.sub("_", one) for one in (server, units, units.replace(":", "__"))}
 
 
 def to_questions(tool_input: dict[str, Any]) -> tuple[m.Question, ...]:

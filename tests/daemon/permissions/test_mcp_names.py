@@ -50,6 +50,8 @@ def decide(
         ("mcp__foo___do", ["foo_"], "mcp__foo", "ask"),
         ("mcp__foo___do", ["foo_"], "mcp__foo_", "allow"),
         ("mcp__plugin__foo__do", ["plugin:foo"], "mcp__plugin", "ask"),
+        ("mcp__foo__bar__do", ["foo😀bar", "foo"], "mcp__foo", "ask"),
+        ("mcp__foo__bar__do", ["foo😀bar"], "mcp__foo__bar__*", "allow"),
     ],
 )
 def test_a_rule_that_allows_spells_the_server(tool: str, servers: list[str] | None, rule: str, decision: str) -> None:
@@ -109,7 +111,7 @@ def test_a_name_of_any_length_is_judged_at_once() -> None:
 
 # ---------------------------------------------------------------- generated names
 
-PARTS = ("foo", "bar", "_", "__", "a", "foo__bar", "Foo", "-", ".", " ", ":", "é", "", "\x00", "1", "*", "do")
+PARTS = ("foo", "bar", "_", "__", "a", "foo__bar", "Foo", "-", ".", " ", ":", "é", "😀", "", "\x00", "1", "*", "do")
 
 
 def _word(random: Random) -> str:
@@ -120,7 +122,8 @@ def _owners(tool: str, servers: list[str]) -> list[str]:
     """Return the spelled names of the servers that may own a tool: the specification, written plainly."""
     found = []
     for server in servers:
-        for name in {server, server.replace(":", "__")}:
+        units = server.replace("😀", "??")
+        for name in {server, units, units.replace(":", "__")}:
             spelled = "".join(char if char.isascii() and (char.isalnum() or char in "_-") else "_" for char in name)
             if tool.startswith(f"mcp__{spelled}__") and tool != f"mcp__{spelled}__":
                 found.append(spelled)
