@@ -10,7 +10,7 @@ the mode `unattended` the call is denied.
 | accept_edits | reading, searching and editing inside the work directory | |
 | plan | reading and searching inside the work directory | commands, edits, tools of MCP servers |
 | bypass | every call that certainly no rule denies or asks about | removing the root or the home |
-| unattended | | (nothing: a call that would ask is denied) |
+| unattended | | entering the mode plan (a call that would ask is denied) |
 
 In every mode the agent's own files need no rule, as `own_paths` lists them.
 """
@@ -32,6 +32,7 @@ from hutch_daemon.permissions.own_paths import is_own
 from hutch_daemon.permissions.paths import absolute, can_be_path, protected_name
 from hutch_daemon.permissions.searching import paths_of
 from hutch_shared.messages import PermissionMode, Suggestion, ToolCall
+from hutch_shared.vocabulary import enters_plan
 
 __all__ = [
     "Layer",
@@ -251,6 +252,8 @@ def _always_asks(call: ToolCall, mode: PermissionMode, assessment: Assessment) -
     """Return the reason why the user must decide even where a rule allows the call, or None."""
     if call.action in {"question", "plan"}:
         return "only the user can answer it"
+    if mode == "unattended" and enters_plan(call):
+        return "in the mode plan it would wait for a user, and read what the mode unattended denies"
     if assessment.destroys is not None:
         return assessment.destroys
     if mode == "plan" and call.action in {"run_command", "edit", "mcp", "other"}:

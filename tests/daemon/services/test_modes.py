@@ -93,3 +93,15 @@ async def test_a_denied_plan_leaves_the_session_in_plan_mode(stage: Stage) -> No
         assert await mode(stage, session) == "plan"
         assert stage.executor.prepared is not None
         assert stage.executor.prepared.permission_mode == "plan"
+
+
+async def test_an_unattended_agent_stays_unattended(stage: Stage) -> None:
+    """No rule lets it into the mode `plan`, which reads without a rule and waits for a user."""
+    stage.host.play = calls_of(ENTER, ("Read", {"file_path": "/work/secret"}))
+    async with stage.hutchd():
+        session = await stage.open(agent="claude", rules=RULES, permission_mode="unattended")
+        await stage.ended(await stage.submit(session))
+
+        page = await stage.services.history.read_audit(stage.me, m.ReadAudit(action="permission"))
+        assert [line.outcome for line in page.entries] == ["denied", "denied"]
+        assert await mode(stage, session) == "unattended"
