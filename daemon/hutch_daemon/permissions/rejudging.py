@@ -4,7 +4,7 @@ The policy of a request changes with its owner's rules and trusted files, its se
 file and the host's file. Each change marks the requests that it may concern as stale; each session with stale requests
 has a task that judges them, one after the other. What is always true:
 
-- A request is settled only by a verdict that no stored change has overtaken: the transaction checks that.
+- A request is settled only by a verdict that no noticed change has overtaken: the transaction checks that.
 - A change that arrives while a request is judged marks it as stale again. A change that arrives between the first
   verdict on a call and the record of its request does so too (`generation`), or makes the call be judged once more.
 - Without the executor that asked no path is resolved, so nothing is allowed; a denial needs no paths.
@@ -159,8 +159,7 @@ class Rejudging:
         if decision == "ask" or (decision == "allow" and (requester is None or not request.may_be_allowed)):
             return
         settlement = requests.settled_by_policy(judged.verdict, judged.session.permission_mode, row.digest)
-        now, won = await self._store.write(
-            partial(self._transactions.settle, permission=row.id, settlement=settlement, version=judged.version)
-        )
+        settle = partial(self._transactions.settle, permission=row.id, settlement=settlement)
+        now, won = await self._store.write(partial(settle, version=judged.version, overtaken=lambda: request.is_stale))
         if not won and now.state == "pending":
             request.is_stale = True

@@ -67,13 +67,24 @@ class RequestTransactions:
         return kept
 
     def settle(
-        self, tx: Tx, permission: str, settlement: Settlement, version: int | None = None
+        self,
+        tx: Tx,
+        permission: str,
+        settlement: Settlement,
+        version: int | None = None,
+        overtaken: Callable[[], bool] = lambda: False,
     ) -> tuple[PermissionRow, bool]:
         """Settle a request, with event, audit line and the rule that it adds. Wake the waiting call after the commit.
 
-        Return the current record, and whether this settlement was the first. A settlement that a verdict made has the
-        `version` of the verdict: if the policy has changed since, nothing is settled and the record is still pending.
+        Return the current record, and whether this settlement was the first. A denial that could not be stored yet came
+        first: it is stored instead. A settlement that a verdict made has the `version` of the verdict: if the policy
+        has changed since, or the verdict is `overtaken`, nothing is settled and the record is still pending.
         """
+        denial = self._pending.denial(permission)
+        if denial is not None and settlement is not denial.settlement:
+            return self.settle(tx, permission, denial.settlement)[0], False
+        if overtaken() and (row := permissions.get(tx, permission)) is not None:
+            return row, False
         if version is not None and (found := _if_changed(tx, permission, version)) is not None:
             return found, False
         row, won = permissions.settle(tx, permission, settlement.state, settled_at=now_ms(), **settlement.columns())

@@ -15,6 +15,7 @@ import anyio
 import msgspec
 import pytest
 
+from hutch_daemon.permissions.requests import Settlement
 from hutch_daemon.store import permissions
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
@@ -339,6 +340,45 @@ async def test_a_mode_that_changes_while_a_request_is_settled_counts(stage: Stag
         await judged_again(stage)
 
         assert (await request(stage, asked.id)).state == "pending"
+
+
+async def test_a_host_file_that_changes_while_a_request_is_settled_counts(stage: Stage) -> None:
+    """It is not in the store; a change that was noticed before the settlement is recorded counts."""
+    host_file = stage.folder / "policy.toml"
+    host_file.write_text('[permissions]\nask = ["Bash(make:*)"]\n')
+    asks = stage.host.play = Asks(command("make"))
+    async with stage.hutchd():
+        turn = await stage.submit(await stage.open(permission_mode="bypass"))
+        await stage.pending()
+        async with busy_store(stage):
+            host_file.write_text("")
+            await stage.services.approvals.approvals.look_at_host()
+            await queued(stage, 1)
+            host_file.write_text('[permissions]\ndeny = ["Bash(make:*)"]\n')
+            await stage.services.approvals.approvals.look_at_host()
+        await stage.ended(turn)
+
+        assert asks.decided["c-1"].decision == "deny"
+
+
+async def test_no_later_verdict_replaces_a_denial_that_is_not_stored_yet(stage: Stage) -> None:
+    """The agent was denied the call, so the record says that too."""
+    stage.host.play = Asks(command("make"))
+    async with stage.hutchd():
+        await stage.submit(await stage.open())
+        asked = await stage.pending()
+        with nothing_stored(stage):
+            await stage.answer(asked, "deny", message="no")
+        approvals = stage.services.approvals.approvals
+        allowed = Settlement(state="allowed", settled_by="rule")
+
+        await until(lambda: stage.store.available)
+        row, won = await stage.store.write(
+            partial(approvals._transactions.settle, permission=asked.id, settlement=allowed)
+        )
+
+        assert (row.state, row.message, won) == ("denied", "no", False)
+        assert (await request(stage, asked.id)).state == "denied"
 
 
 async def test_a_project_file_that_arrives_between_verdict_and_record_is_seen(stage: Stage) -> None:
