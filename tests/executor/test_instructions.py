@@ -205,6 +205,27 @@ still @block.md
     ]
 
 
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x" + "`" * 30_000 + "a" * 30_000,
+        "".join("a" + "`" * (1 + n % 350) for n in range(370)),
+        "a`b``" * 13_000,
+        "@a" * 32_000,
+    ],
+    ids=["one long mark", "marks of all lengths", "many marks", "one long word"],
+)
+def test_a_file_is_searched_in_a_moment_whatever_it_contains(text: str) -> None:
+    """An agent can write it, and while it is searched the executor does nothing else."""
+    assert "z.md" in imports_of(f"{text[: INSTRUCTIONS_LIMIT - 10]}\n\n@z.md")
+
+
+def test_a_code_span_ends_at_as_many_marks() -> None:
+    """Other marks are in it; a mark without an end is text."""
+    assert imports_of("` @a.md `` @b.md ` @c.md ``` @d.md") == ["c.md", "d.md"]
+
+
 def test_the_head_of_a_rule() -> None:
     """Without a head, or without `paths` in it, a rule applies to all files."""
     assert rule_of("x\n---\ny") == ((), "x\n---\ny")

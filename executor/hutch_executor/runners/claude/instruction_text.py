@@ -8,7 +8,7 @@ from typing import Final
 __all__ = ["imports_of", "rule_of"]
 
 _FENCE: Final = re.compile(r" {0,3}(`{3,}|~{3,})")
-_CODE: Final = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)", re.DOTALL)
+_MARKS: Final = re.compile("`+")
 _IMPORT: Final = re.compile(r"(?:^|(?<=\s))@((?:\\ |[^\s\\])+)", re.MULTILINE)
 _BEGINS: Final = re.compile(r"\./|\.\./|~/|/.|[A-Za-z0-9._-]")
 _HEAD: Final = re.compile(r"\A---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
@@ -34,7 +34,28 @@ def _without_code(text: str) -> str:
             fence = mark[1]
         else:
             lines.append(line)
-    return _CODE.sub(" ", "\n".join(lines))
+    return _without_spans("\n".join(lines))
+
+
+def _without_spans(text: str) -> str:
+    """Return the text without its code spans: from some backticks to the next as many. Takes linear time."""
+    marks = [(one.start(), one.end()) for one in _MARKS.finditer(text)]
+    later: dict[int, list[int]] = {}
+    for number in range(len(marks) - 1, -1, -1):
+        begin, end = marks[number]
+        later.setdefault(end - begin, []).append(number)
+    kept, at, number = [], 0, 0
+    while number < len(marks):
+        begin, end = marks[number]
+        same = later[end - begin]
+        while same and same[-1] <= number:
+            same.pop()
+        if same:
+            kept.append(text[at:begin])
+            number = same.pop()
+            at = marks[number][1]
+        number += 1
+    return " ".join([*kept, text[at:]])
 
 
 def rule_of(text: str) -> tuple[tuple[str, ...], str]:
