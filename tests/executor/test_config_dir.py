@@ -59,18 +59,33 @@ def test_it_lies_beside_the_spools_of_its_account(tmp_path: Path, config: Config
 
 
 def test_an_unfit_directory_is_refused(tmp_path: Path) -> None:
-    """A link, a file, and a directory that is open to others."""
+    """A link, a file, and one in a folder that is open to others."""
     (tmp_path / "target").mkdir(mode=0o700)
     (tmp_path / "agents").mkdir(mode=0o700)
     (tmp_path / "agents" / "link").symlink_to(tmp_path / "target")
     (tmp_path / "agents" / "file").write_text("")
-    (tmp_path / "agents" / "open").mkdir()
-    (tmp_path / "agents" / "open").chmod(0o755)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o755)
 
-    for name in ("link", "file", "open", "missing/deep/x"):
+    for name in ("agents/link", "agents/file", "open/x", "agents/missing/deep/x"):
         with pytest.raises(HutchError, match=r"must be a directory|cannot be stored") as refused:
-            agent_dir.make(str(tmp_path / "agents" / name))
+            agent_dir.make(str(tmp_path / name))
         assert refused.value.reason is Reason.AGENT_UNAVAILABLE
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o755, 0o500, 0o000])
+def test_a_directory_that_the_agent_opened_is_closed_again(tmp_path: Path, mode: int) -> None:
+    """Otherwise one command of the agent would end its session for ever."""
+    (tmp_path / "agents").mkdir(mode=0o700)
+    made = tmp_path / "agents" / "s-1"
+    agent_dir.make(str(made))
+    (made / "kept").write_text("")
+    made.chmod(mode)
+
+    agent_dir.make(str(made))
+
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert (made / "kept").exists()
 
 
 def test_a_conversation_of_the_users_is_copied(tmp_path: Path, config: ConfigDirectory) -> None:

@@ -24,16 +24,20 @@ def agent_dir_of(session: m.PrepareSession) -> str:
 def make(path: str) -> None:
     """Make the directory, or check the one that exists. `agent_unavailable` if it is unfit or cannot be made. Blocks.
 
-    It and the folder of all sessions belong to this account and are closed to others.
+    It and the folder of all sessions belong to this account and are closed to others. The session's agent can change
+    the mode of its own directory, which is set right again.
     """
     try:
         for directory in (os.path.dirname(path), path):
             with suppress(FileExistsError):
                 os.mkdir(directory, 0o700)
             found = os.lstat(directory)
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+            if not is_own or (directory != path and found.st_mode & 0o077):
                 why = f"{directory} must be a directory of this account that is closed to others (mode 0700)."
                 raise HutchError(Reason.AGENT_UNAVAILABLE, why)
+        if stat.S_IMODE(found.st_mode) != 0o700:
+            os.chmod(path, 0o700)
     except OSError as error:
         why = f"The conversation cannot be stored in {path}: {error.strerror}."
         raise HutchError(Reason.AGENT_UNAVAILABLE, why) from error
