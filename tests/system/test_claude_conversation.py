@@ -65,7 +65,10 @@ async def test_a_conversation_is_compacted(tmp_path: Path) -> None:
 
 
 async def test_a_conversation_that_cannot_be_compacted_goes_on(tmp_path: Path) -> None:
-    """The provider fails, or the user interrupts: the turn says so, and the conversation is as it was."""
+    """The provider fails, or the user interrupts: the turn says so, and the conversation is as it was.
+
+    The CLI may count nothing of a summary that it did not get; then what the turn used is unknown.
+    """
     pause = Pause()
     summary: Reply = Refuse(400)
 
@@ -76,6 +79,7 @@ async def test_a_conversation_that_cannot_be_compacted_goes_on(tmp_path: Path) -
         await on.turn("Of sheep")
         failed = await on.turn("", "compact")
         summary = [Say("<sum"), pause]
+        assert on.daemon.notices().count("usage_unknown") == 1
         ends: list[TurnEnded] = []
         async with anyio.create_task_group() as group:
 
@@ -91,6 +95,7 @@ async def test_a_conversation_that_cannot_be_compacted_goes_on(tmp_path: Path) -
         assert (failed.state, failed.reason) == ("failed", "compact_failed")
         assert "refused by the script" in failed.message
         assert [(end.state, end.reason) for end in ends] == [("stopped", "interrupted")]
+        assert on.daemon.notices().count("usage_unknown") == (1 if ends[0].usage else 2)
         assert after.state == "completed"
         assert "baaah" in str(on.model.turns[-1].messages)
 

@@ -96,6 +96,9 @@ class EventTranslator:
         """Whether the main agent waits for the model's answer or for the rest of it."""
         self.compacts = False
         """Whether the CLI shortens the conversation; its model request writes no lines."""
+        self.summary_lost = False
+        """Whether it asked the model for a summary and got none, a request that its sums may leave out. The reader
+        resets it."""
         self.open_calls: set[str] = set()
         """The tool calls that have no result yet."""
         self.asked = False
@@ -320,9 +323,11 @@ class EventTranslator:
                 self.awaits_model = self.awaits_model or status == "requesting"
                 self.asked = self.asked or status == "requesting"
                 self.compacts = status == "compacting"
+                self.summary_lost = self.summary_lost or self.compacts
                 self._note_mode(line)
                 if (outcome := line.get("compact_result")) is not None:
                     self.compact_error = None if outcome == "success" else str(line.get("compact_error") or outcome)
+                    self.summary_lost = self.summary_lost and outcome != "success"
                 if self.compacts:
                     return [_note("compacting", "The conversation is being shortened to fit the model.")]
             case "compact_boundary":

@@ -274,7 +274,8 @@ class ClaudeRunner:
             end = await self._play(turn, link, line)
             if compacts:
                 end = self._compacted(turn, link, end)
-            if link.translator.result is None and (link.translator.asked or compacts):
+            uncounted = link.translator.summary_lost and not (compacts and end.usage)
+            if uncounted or (link.translator.result is None and (link.translator.asked or compacts)):
                 await self._daemon.report("notice", USAGE_UNKNOWN)
             if link.translator.result is None or compacts:
                 await self._discard()
@@ -322,7 +323,7 @@ class ClaudeRunner:
         self._conversed = True
         await self._report_lost()
         await self._report_earlier(link)
-        link.translator.asked = False
+        link.translator.asked = link.translator.summary_lost = False
         link.translator.started_prompt = None
         async with anyio.create_task_group() as group:
             group.start_soon(link.read_stderr, self._report_stderr)
