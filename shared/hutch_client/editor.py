@@ -20,7 +20,11 @@ def edit_input(tool_input: dict[str, Any]) -> dict[str, Any]:
     Raises HutchError INVALID_PARAMS if the editor fails or its text is not a valid input.
     """
     text, suffix = editable(tool_input)
-    command = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
+    wanted = os.environ.get("VISUAL") or os.environ.get("EDITOR") or ""
+    try:
+        command = shlex.split(wanted) or ["vi"]
+    except ValueError as error:
+        raise HutchError(Reason.INVALID_PARAMS, f"The editor `{wanted}` cannot be run: {error}.") from None
     with tempfile.TemporaryDirectory(prefix="hutch-") as place:  # 0700: the input may be private
         path = os.path.join(place, f"input{suffix}")
         with open(path, "w", encoding="utf-8") as file:

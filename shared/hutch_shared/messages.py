@@ -477,7 +477,7 @@ class AnswerPermission(Wire, frozen=True, omit_defaults=True):
     rule: str | None = None
     """The rule to add with scope `session` or `always`; None for the first suggestion."""
     updated_input: dict[str, Any] | None = None
-    """With `allow`: the input that may run instead of the requested one."""
+    """With `allow`: the input that may run instead of the requested one. With a scope it needs `rule`."""
     answers: dict[str, Any] | None = None
     """With `answer`: an answer for every question, named by its position (`"1"` is the first), its text or its header.
 

@@ -138,12 +138,27 @@ def test_an_input_is_edited_in_the_users_editor(
     assert daemon.asked("answer_permission")[0].updated_input == {"command": "npm ci"}
 
 
-def test_an_editor_that_fails_allows_nothing(daemon: FakeDaemon, hutch: Hutch, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("editor", "words"), [("false", "The editor `false` failed"), ("ed 'x", "The editor `ed 'x` cannot be run")]
+)
+def test_an_editor_that_fails_allows_nothing(
+    daemon: FakeDaemon, hutch: Hutch, monkeypatch: pytest.MonkeyPatch, editor: str, words: str
+) -> None:
     """The command sends nothing if the editor fails."""
-    monkeypatch.setenv("EDITOR", "false")
+    monkeypatch.setenv("EDITOR", editor)
 
     code, _, err = hutch("approve", "p-0", "--edit")
 
     assert code == 2
-    assert "The editor `false` failed" in err
+    assert words in err
+    assert daemon.asked("answer_permission") == []
+
+
+@pytest.mark.parametrize("scope", ["--session", "--always"])
+def test_an_edit_needs_a_rule_for_more_than_one_call(daemon: FakeDaemon, hutch: Hutch, scope: str) -> None:
+    """The suggested rule would allow the call that the user does not want."""
+    code, _, err = hutch("approve", "p-0", "--edit", scope)
+
+    assert code == 2
+    assert f"with --edit and {scope} give a rule with --rule" in err
     assert daemon.asked("answer_permission") == []

@@ -287,6 +287,8 @@ def _misfit(row: PermissionRow, params: m.AnswerPermission) -> str | None:
         return "An answer is for one question: it has no scope."
     if params.rule is not None and params.scope == "once":
         return "`rule` needs the scope `session` or `always`."
+    if params.updated_input is not None and params.scope != "once" and params.rule is None:
+        return "The suggested rule is for the call before the edit: give the rule for this scope with `rule`."
     if params.interrupt and decision != "deny":
         return "`interrupt` stops the turn, so it is allowed only with `deny`."
     return None

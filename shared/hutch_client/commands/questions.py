@@ -10,7 +10,7 @@ from typing import Any
 from hutch_client import exits
 from hutch_client.blocking import BlockingConnection
 from hutch_client.commands import Command, output
-from hutch_client.questions import answers_by_name, chosen, decided_by, headline
+from hutch_client.questions import answers_by_name, chosen, decided_by, headline, not_an_answer
 from hutch_client.tables import ago, count, print_json, print_lines, table
 from hutch_client.untrusted import one_line
 from hutch_shared.errors import HutchError, Reason
@@ -117,6 +117,12 @@ def _approve_arguments(parser: argparse.ArgumentParser) -> None:
 def _approve(given: argparse.Namespace) -> int:
     if given.rule and given.scope == "once":
         raise HutchError(Reason.INVALID_PARAMS, "--rule needs --session or --always.")
+    if given.edit and given.scope != "once" and not given.rule:
+        raise HutchError(
+            Reason.INVALID_PARAMS,
+            "The suggested rule is for the call before the edit:"
+            f" with --edit and --{given.scope} give a rule with --rule.",
+        )
     with BlockingConnection() as hutch:
         asked = find_permission(hutch, given.permission)
         if asked["kind"] == "question":
@@ -183,9 +189,7 @@ def _answer(given: argparse.Namespace) -> int:
             labels = [choice["label"] for choice in question.get("choices", ())]
             answer = chosen(labels, line, several=question.get("several", False))
             if answer is None:
-                raise HutchError(
-                    Reason.INVALID_PARAMS, f"`{line}` is not an answer. Give 1 to {len(labels)}, or your own words."
-                )
+                raise HutchError(Reason.INVALID_PARAMS, not_an_answer(labels, line))
             answers.append(answer)
         named = answers_by_name([one["question"] for one in questions], answers)
         hutch.call("answer_permission", permission=asked["id"], decision="answer", answers=named)

@@ -94,6 +94,7 @@ def test_a_request_is_shown_in_the_form_of_the_protocol() -> None:
         ("question", {"decision": "allow"}, Reason.INVALID_PARAMS),
         ("tool", {"decision": "allow", "interrupt": True}, Reason.INVALID_PARAMS),
         ("question", {"decision": "answer", "interrupt": True}, Reason.INVALID_PARAMS),
+        ("tool", {"decision": "allow", "updated_input": {"command": "ls"}, "scope": "always"}, Reason.INVALID_PARAMS),
     ],
 )
 def test_a_decision_must_fit_its_request(kind: m.PermissionKind, answer: dict[str, Any], reason: Reason) -> None:
