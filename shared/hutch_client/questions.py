@@ -7,7 +7,17 @@ from typing import Any, Literal
 
 from hutch_client.untrusted import one_line
 
-__all__ = ["WORDS", "answers_by_name", "chosen", "decided_by", "editable", "edited", "headline", "read_reply"]
+__all__ = [
+    "WORDS",
+    "answers_by_name",
+    "chosen",
+    "decided_by",
+    "editable",
+    "edited",
+    "headline",
+    "not_an_answer",
+    "read_reply",
+]
 
 WORDS = "[y]es  [n]o or n MESSAGE  [s]ession  [a]lways  [e]dit  [x] no, and stop"
 _DECISIONS: dict[str, dict[str, Any]] = {
@@ -81,6 +91,12 @@ def chosen(labels: Sequence[str], line: str, *, several: bool = False) -> str | 
     return answers if several else answers[0]
 
 
+def not_an_answer(labels: Sequence[str], line: str) -> str:
+    """Return the sentence about a line that `chosen` does not take."""
+    numbers = f"a number from 1 to {len(labels)}, or " if labels else ""
+    return f"`{one_line(line)}` is not an answer: give {numbers}your own words."
+
+
 def answers_by_name(questions: Sequence[str], answers: Sequence[str | list[str]]) -> dict[str, str | list[str]]:
     """Return the `answers` of `answer_permission` for questions with these texts, in their order.
 
@@ -110,7 +126,20 @@ def edited(tool_input: dict[str, Any], text: str) -> dict[str, Any]:
         return {**tool_input, "command": text.removesuffix("\n")}
     import json
 
-    changed = json.loads(text)
+    changed = json.loads(text, object_pairs_hook=_without_twins)
     if not isinstance(changed, dict):
         raise ValueError("The input must stay a JSON object.")
+    try:
+        json.dumps(changed, allow_nan=False, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("It has half of a character (a lone surrogate).") from None
+    except ValueError:
+        raise ValueError("It has a number that JSON does not have (NaN, or too large).") from None
     return changed
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("An object has a key twice.")
+    return found

@@ -16,7 +16,7 @@ import msgspec
 from hutch_client import exits
 from hutch_client.client import Follow, HutchClient
 from hutch_client.editor import edit_input
-from hutch_client.questions import WORDS, answers_by_name, chosen, read_reply
+from hutch_client.questions import WORDS, answers_by_name, chosen, not_an_answer, read_reply
 from hutch_client.show import Screen
 from hutch_client.untrusted import one_line, plain
 from hutch_client.waiting import two_seconds
@@ -171,7 +171,7 @@ class TurnWatch:
 
     async def _reply(self, asked: m.Permission) -> m.AnswerPermission:
         if asked.kind == "question":
-            answers = [await self._choice(one) for one in asked.questions]
+            answers = [await self._choice(asked.questions, at) for at in range(len(asked.questions))]
             named = answers_by_name([one.question for one in asked.questions], answers)
             return m.AnswerPermission(asked.id, "answer", answers=named)
         plan = asked.kind == "plan"
@@ -184,13 +184,17 @@ class TurnWatch:
             if isinstance(reply, dict) and not (plan and "scope" in reply):
                 return m.AnswerPermission(asked.id, **reply)
 
-    async def _choice(self, question: m.Question) -> str | list[str]:
+    async def _choice(self, questions: Sequence[m.Question], at: int) -> str | list[str]:
+        question = questions[at]
         labels = [choice.label for choice in question.choices]
+        position = f"{at + 1} of {len(questions)} · " if len(questions) > 1 else ""
         while True:
-            line = await self._screen.ask(f"  {one_line(question.header or 'answer', 30)} › ")
+            line = await self._screen.ask(f"  {position}{one_line(question.header or 'answer', 30)} › ")
             answer = chosen(labels, line, several=question.several)
             if answer is not None:
                 return answer
+            if line.strip():
+                self._screen.say(f"  {not_an_answer(labels, line)}")
 
     # ------------------------------------------------------------ the connection and Ctrl-C
 

@@ -45,7 +45,7 @@ def _status(given: argparse.Namespace) -> int:
                 ("state", "draining: accepts no new work" if status["draining"] else "ready"),
                 ("sessions", f"{get('sessions_open', 0)} open"),
                 ("turns", _turns_words(status)),
-                ("requests", f"{get('permissions_pending', 0)} permission requests pending"),
+                ("requests", f"{count(get('permissions_pending', 0), 'permission request')} pending"),
                 (
                     "store",
                     f"{'ok' if store['ok'] else 'FAILING'}, {count(store.get('events', 0), 'event')}, {store['path']}",
