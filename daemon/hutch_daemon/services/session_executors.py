@@ -74,25 +74,22 @@ class SessionExecutors:
 
         `changed` must be notified when the session's executor changes. Raises the errors of a start or a preparation.
         """
-        executor = self._pool.roster.serving.get(session.id)
-        if executor is None or executor.checked_for is not self._settings.current:
-            executor = await self._check(session, executor)
-        executor.idle_since = None
-        while executor.peer is None and not executor.over:
-            await changed.wait()
-        if executor.over:
-            raise HutchError(Reason.EXECUTOR_LOST, f"The executor went away: {executor.detail}.")
-        if not executor.prepared:
-            self._require_own_files(session, executor)
-            await self._prepare(session, executor)
-        return executor
-
-    def _require_own_files(self, session: SessionRow, executor: Executor) -> None:
-        """Give up a spare of an earlier version: it would look for the conversation in `~/.claude`, and write there."""
-        if executor.adopted and provider_of(session.agent) is not None and "agent_dir" not in executor.abilities:
+        while True:
+            executor = self._pool.roster.serving.get(session.id)
+            if executor is None or executor.checked_for is not self._settings.current:
+                executor = await self._check(session, executor)
+            executor.idle_since = None
+            while executor.peer is None and not executor.over:
+                await changed.wait()
+            if executor.over:
+                raise HutchError(Reason.EXECUTOR_LOST, f"The executor went away: {executor.detail}.")
+            if executor.prepared:
+                return executor
+            if _gives_own_files(session, executor):
+                await self._prepare(session, executor)
+                return executor
             detail = "it is of an earlier version of Hutch, which gives sessions no directory of their own"
             self._pool.retire(executor, detail)
-            raise HutchError(Reason.EXECUTOR_LOST, f"The executor was replaced: {detail}.")
 
     async def _check(self, session: SessionRow, executor: Executor | None) -> Executor:
         """Return the session's executor if the settings and its environment still allow it, otherwise lease another."""
@@ -199,6 +196,11 @@ class SessionExecutors:
             spool = self._spool_dir / executor.id
             await anyio.to_thread.run_sync(partial(spool.mkdir, mode=0o700, parents=True, exist_ok=True))
         return spool
+
+
+def _gives_own_files(session: SessionRow, executor: Executor) -> bool:
+    """Return False for a spare of an earlier version: it would look for the conversation, and write, in `~/.claude`."""
+    return not executor.adopted or provider_of(session.agent) is None or "agent_dir" in executor.abilities
 
 
 def _record_prepared(tx: Tx, session: SessionRow, prepared: m.Prepared, plan: IsolationPlan) -> SessionRow:

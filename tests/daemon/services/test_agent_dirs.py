@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from hutch_daemon.store import left_dirs, sessions
 from hutch_shared import messages as m
@@ -109,10 +110,11 @@ async def test_an_executor_removes_what_belongs_to_another_account(stage: Stage,
         await until(lambda: executor.host.removed == [str(theirs / "s-1")])
 
 
-async def test_a_spare_of_an_earlier_version_prepares_no_session(stage: Stage) -> None:
-    """It would not find the conversation. An executor that has the session already keeps it."""
+@pytest.mark.parametrize("count", [1, 5])
+async def test_spares_of_an_earlier_version_prepare_no_session(stage: Stage, count: int) -> None:
+    """They would not find the conversation. An executor that has the session already keeps it."""
     without = stage.settings
-    with_spares = msgspec.structs.replace(without.executors, spares=1, spare_agents=("claude",))
+    with_spares = msgspec.structs.replace(without.executors, spares=count, spare_agents=("claude",))
     stage.settings = msgspec.structs.replace(without, executors=with_spares)
     stage.host.abilities = ("compact", "clear", "offered")
     async with stage.hutchd():
@@ -121,16 +123,19 @@ async def test_a_spare_of_an_earlier_version_prepares_no_session(stage: Stage) -
         def spares() -> list[FakeExecutor]:
             return [one for one in stage.host.started if one.prepared is None and one.connection is not None]
 
-        await until(lambda: len(spares()) == 1)
-        (old,) = spares()
+        await until(lambda: len(spares()) == count)
+        old = spares()
     stage.host.abilities, stage.settings = (*stage.host.abilities, "agent_dir"), without
 
     async with stage.hutchd():
-        await old.dial()
+        for one in old:
+            await one.dial()
         session = await stage.open(agent="claude", name="next")
         ended = await stage.ended(await stage.submit(session))
+        told = await stage.services.history.read_events(stage.me, m.ReadEvents(session.id))
 
-        assert ended.state == "completed"
-        assert old.prepared is None
-        assert stage.executor is not old
+        assert ended.state == "completed", ended
+        assert [one.prepared for one in old] == [None] * count
+        assert stage.executor not in old
         assert stage.executor.prepared is not None
+        assert not [one for one in told.events if b"executor_not_started" in bytes(one)]
