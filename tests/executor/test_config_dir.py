@@ -189,6 +189,17 @@ def test_nothing_is_written_through_a_link_that_the_agent_left(
     assert list(out.iterdir()) == []
 
 
+@pytest.mark.parametrize("place", [f"{ID}.jsonl", f".{ID}.jsonl.new"])
+def test_a_folder_in_the_place_of_the_copy_loses_only_the_conversation(
+    tmp_path: Path, config: ConfigDirectory, place: str
+) -> None:
+    """The session begins a new one; an error would end it for ever."""
+    put(tmp_path / "home" / ".claude")
+    copied(config).with_name(place).mkdir(parents=True)
+
+    assert not config.carry_over(ID, ())
+
+
 def test_a_pipe_does_not_hold_the_session_up(tmp_path: Path, config: ConfigDirectory) -> None:
     """A reader of a pipe would wait for a writer."""
     users = put(tmp_path / "home" / ".claude")

@@ -69,8 +69,8 @@ class ConfigDirectory:
             for found in _transcripts(directory, self._transcripts, conversation):
                 try:
                     self._copy(directory, found, conversation)
-                except (UnfitFileError, FileNotFoundError, NotADirectoryError):
-                    continue  # not a file any more
+                except (UnfitFileError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                    continue  # not a file any more, or the agent left something else in the place of the copy
                 except OSError as error:
                     why = f"The conversation cannot be copied to {self.path}: {error.strerror}."
                     raise HutchError(Reason.AGENT_UNAVAILABLE, why) from error
@@ -97,7 +97,7 @@ class ConfigDirectory:
                 shutil.copyfileobj(source, target, _BLOCK)
                 plan = f"plans/{_complete(target)}.md"
                 if not own.has(plan):
-                    with suppress(UnfitFileError, FileNotFoundError, NotADirectoryError):
+                    with suppress(UnfitFileError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
                         text = elsewhere.read(plan, _PLAN_LIMIT).data
                         with own.writing(plan) as copy:
                             copy.write(text)
