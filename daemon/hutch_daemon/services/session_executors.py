@@ -205,7 +205,10 @@ def _gives_own_files(session: SessionRow, executor: Executor) -> bool:
 
 def _record_prepared(tx: Tx, session: SessionRow, prepared: m.Prepared, plan: IsolationPlan) -> SessionRow:
     """Record the result of the preparation; report the instruction files if they are others than before."""
-    read = prepared.instructions
+    read, now = prepared.instructions, sessions.get(tx, session.id)
+    conversation = prepared.agent_session or session.agent_session
+    if now is not None and now.agent_session != session.agent_session:  # a late report of an earlier executor
+        conversation = now.agent_session
     if read is not None and read != (session.instructions or m.Instructions()):
         events.append(tx, session.id, None, "notice", _instructions_notice(read))
     return sessions.update(
@@ -213,7 +216,7 @@ def _record_prepared(tx: Tx, session: SessionRow, prepared: m.Prepared, plan: Is
         session.id,
         keys=prepared.keys,
         isolation=plan.isolation,
-        agent_session=prepared.agent_session or session.agent_session,
+        agent_session=conversation,
         cwd=prepared.cwd or session.cwd,
         real_cwd=session.real_cwd or prepared.cwd is not None,
         instructions=read or session.instructions,

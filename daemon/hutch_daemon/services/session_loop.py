@@ -272,9 +272,10 @@ class SessionLoop:
                 await self._stop(action, why, active, turn, executor)
 
     async def _dispatch(self, active: _Active, turn: TurnRow) -> None:
+        session = await self._row()
         try:
             with anyio.CancelScope() as self._getting_executor:
-                executor = await self._executors.obtain(await self._row(), self._changed)
+                executor = await self._executors.obtain(session, self._changed)
         except HutchError as error:
             if error.reason in (Reason.STORE_UNAVAILABLE, Reason.SHUTTING_DOWN):
                 raise
@@ -289,6 +290,8 @@ class SessionLoop:
         if cancelled:
             return
         if turn.offered_to is not None and not await self._is_still_open(turn, turn.offered_to):
+            if (await self._row()).agent_session != session.agent_session:
+                self._pool.retire(executor, "it was prepared for the conversation before that turn")
             return
         if (missing := _needs(turn) - {*executor.abilities}) and not executor.over:
             await self._replace(turn, executor, " ".join(missing))

@@ -270,6 +270,32 @@ async def test_a_spool_that_shows_that_the_prompt_was_accepted_settles_the_turn(
         assert kinds == ["turn_started", "text", "turn_ended"]
 
 
+@pytest.mark.parametrize("after", [None, "conversation-2"], ids=["cleared", "begun"])
+async def test_the_next_prompt_goes_on_from_the_conversation_that_the_spool_names(
+    stage: Stage, after: str | None
+) -> None:
+    """The executor that read the spool was prepared before, for the conversation that the ended turn has left."""
+    async with stage.hutchd():
+        session = await stage.open(agent="claude")
+        await stage.ended(await stage.submit(session, "first"))
+        executor = stage.executor
+        executor.deaf = True
+        if after is None:
+            turn = await stage.services.turns.clear_session(stage.me, m.ClearSession(session.id))
+        else:
+            turn = await stage.submit(session, "second")
+        await until(lambda: any(one.turn == turn.id for one in prompts(executor)))
+        end = TurnEnded("completed", "completed", "Done.", agent_session=after)
+        await leave_in_spool(executor, turn, ("turn_started", TurnStarted("", 2)), ("turn_ended", end))
+        executor.die()
+        settled = await stage.ended(turn)
+        third = await stage.ended(await stage.submit(session, "third"))
+
+        assert (settled.state, third.state) == ("completed", "completed")
+        assert stage.executor.prepared is not None
+        assert stage.executor.prepared.resume == after
+
+
 async def test_what_the_first_executor_spooled_of_an_offered_turn_is_kept(stage: Stage) -> None:
     """Its events belong to the turn; the end that it reports does not end a turn that another executor has."""
     async with stage.hutchd():
