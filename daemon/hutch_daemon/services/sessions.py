@@ -154,12 +154,18 @@ class SessionService:
         return await self.view(await self._access.session(caller, row.id))
 
     async def delete_session(self, caller: Caller, params: m.SessionRef) -> m.Nothing:
-        """Remove a closed session with its events; keep its audit."""
+        """Remove a closed session with its events; keep its audit. Its forks must have their conversation by then."""
         row = await self._access.session(caller, params.session)
         if row.state != "closed":
             raise HutchError(Reason.WRONG_STATE, "The session is open; close it first.")
 
         def delete(tx: Tx) -> None:
+            if row.agent_dir is not None and (forks := sessions.unprepared_forks(tx, row.id)):
+                names = ", ".join(one.name for one in forks)
+                sentence = (
+                    f"Forks of it have not copied its conversation yet: {names}. Submit a prompt there, or close them."
+                )
+                raise HutchError(Reason.WRONG_STATE, sentence)
             sessions.delete(tx, row.id)
             if row.agent_dir is not None:
                 left_dirs.add(tx, LeftDirRow(path=row.agent_dir, account=row.account))

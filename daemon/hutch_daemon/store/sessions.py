@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from hutch_daemon.store import policy_versions
 from hutch_daemon.store.records import Executes, RowMapping, Tx
-from hutch_daemon.store.rows import SessionRow
+from hutch_daemon.store.rows import FORK_MARK, SessionRow
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import UsageSeen
@@ -28,6 +28,7 @@ __all__ = [
     "list_",
     "of_conversation",
     "page",
+    "unprepared_forks",
     "update",
 ]
 
@@ -184,6 +185,15 @@ def of_conversation(on: Executes, session: SessionRow, conversation: str) -> tup
         "WHERE agent_session = ? AND owner = ? AND account = ? AND agent = ? AND id != ? ORDER BY created_at DESC"
         " LIMIT 16",
         (conversation, session.owner, session.account, session.agent, session.id),
+    )
+
+
+def unprepared_forks(on: Executes, session: str) -> tuple[SessionRow, ...]:
+    """Return the open forks of a session that have not copied its conversation yet: no executor has prepared them."""
+    return SESSIONS.all(
+        on,
+        "WHERE forked_from = ? AND state = 'open' AND instructions IS NULL AND agent_session GLOB ? ORDER BY id",
+        (session, f"{FORK_MARK}*"),
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from hutch_daemon.store import left_dirs, sessions
 from hutch_shared import messages as m
+from hutch_shared.errors import HutchError
 from tests.accounts import need_root
 from tests.fakes.executors import FakeExecutor, never_end
 from tests.fakes.stage import Stage, until
@@ -108,6 +109,23 @@ async def test_an_executor_removes_what_belongs_to_another_account(stage: Stage,
         executor, _ = await prepared(stage, await stage.open(name="next"))
 
         await until(lambda: executor.host.removed == [str(theirs / "s-1")])
+
+
+async def test_a_session_stays_until_its_forks_have_its_conversation(stage: Stage) -> None:
+    """A fork copies it when its first executor prepares it, which may fail for days."""
+    stage.host.instructions = m.Instructions()
+    async with stage.hutchd():
+        parent = await stage.open(agent="claude")
+        await stage.ended(await stage.submit(parent))
+        stage.host.refusing = 1
+        fork = await stage.services.forks.fork_session(stage.me, m.ForkSession(parent.id))
+        await until(lambda: stage.host.refusing == 0)
+        await stage.services.sessions.close_session(stage.me, m.CloseSession(parent.id))
+        with pytest.raises(HutchError, match=f"have not copied its conversation yet: {fork.name}"):
+            await stage.services.sessions.delete_session(stage.me, m.SessionRef(parent.id))
+
+        await stage.ended(await stage.submit(fork))
+        await stage.services.sessions.delete_session(stage.me, m.SessionRef(parent.id))
 
 
 @pytest.mark.parametrize("count", [1, 5])
