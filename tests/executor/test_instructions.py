@@ -334,11 +334,14 @@ def test_the_accounts_own_file_is_none_of_a_project(tmp_path: Path) -> None:
     assert text_of(str(tmp_path / "home" / "work"), str(tmp_path / "home"), "project") == ""
 
 
-def test_what_the_settings_hide_is_not_given(tmp_path: Path) -> None:
-    """The sandbox hides it from the agent, which could import it."""
+@pytest.mark.parametrize("name", ["work/private", "work/private/", "work/./private", "link/private", "hidden"])
+def test_what_the_settings_hide_is_not_given(tmp_path: Path, name: str) -> None:
+    """The sandbox hides it from the agent, which could import it. The settings may name it by a link."""
     write(tmp_path, {"work/CLAUDE.md": "MARK-ROOT @private/a.md", "work/private/a.md": "MARK-SECRET"})
+    (tmp_path / "link").symlink_to("work")
+    (tmp_path / "hidden").symlink_to("work/private")
 
-    given, left_out = read(tmp_path, hidden=(f"{tmp_path}/work/private",))
+    given, left_out = read(tmp_path, hidden=(f"{tmp_path}/{name}",))
 
     assert (given, list(left_out)) == (["MARK-ROOT"], ["work/private/a.md"])
 

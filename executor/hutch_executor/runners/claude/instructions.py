@@ -161,7 +161,7 @@ class _Reading:
 
     def __init__(self, home: str, hidden: Sequence[str]) -> None:
         self.home = home
-        self._hidden = tuple(hidden)
+        self._hidden = tuple(os.path.realpath(one) for one in hidden)
         self._left = INSTRUCTIONS_LIMIT
         self._reads = 0
         self._seen: set[str] = set()
