@@ -172,9 +172,10 @@ class Approvals:
         if made is not None:
             if (made.turn, made.kind, made.digest) != (params.turn, params.kind, digest):
                 raise HutchError(Reason.CONFLICT, "The same ask id was used before for another call.")
-            await self._policy_of(session, params.project)  # after a restart: register the project's policy file
+            self._policy_of.note_project(session.id, params.project, asked_again=True)
             self._rejudging.asked_again(made.id)
             return await self._decision(made)
+        self._policy_of.note_project(session.id, params.project)
         while (decided := await self._judge_and_record(session, requester, params, digest)) == "changed":
             pass  # the policy changed after the verdict
         if decided == "ended":

@@ -48,6 +48,12 @@ class PolicyOf(Protocol):
 
     def home_of(self, session: SessionRow) -> str: ...
 
+    def note_project(self, session: str, project: m.ProjectFile | None, *, asked_again: bool = False) -> None:
+        """Take the project's policy file that a session's executor has read; None means that there is none.
+
+        An executor that asks again sends what it read at first: that counts only if nothing else is known.
+        """
+
     async def host_changed(self) -> bool:
         """Return whether the host's policy file changed since the last call."""
 

@@ -65,16 +65,38 @@ class PolicyLayers:
         self._accounts = accounts
         self._projects: dict[str, m.ProjectFile] = {}
         """The last project file that each session's executor sent, by session."""
+        self._removed: set[str] = set()
+        """The sessions whose executor found no project file after it had sent one."""
         self.project_changed: Signal[[str]] = Signal()
         """Emitted with a session whose executor sent another project file than before."""
         self._host_seen: tuple[int, ...] = ()
 
     async def __call__(self, session: SessionRow, project: m.ProjectFile | None) -> Policy:
         """Return the policy for a session. Without `project`, use the file that its executor sent last."""
-        if project is not None and project != self._projects.get(session.id):
-            self._projects[session.id] = project
-            self.project_changed.emit(session.id)
+        if project is not None:
+            self.note_project(session.id, project)
         return (await self.layered(session.owner, session.cwd, session)).policy()
+
+    def note_project(self, session: str, project: m.ProjectFile | None, *, asked_again: bool = False) -> None:
+        """Take the project file that a session's executor has read; None means that there is none.
+
+        What a removed file allowed is not allowed any more. What it denied or asked about stays so for the session: its
+        agent may have removed it. An executor that asks again sends what it read at first: that counts only if no file
+        is known.
+        """
+        known, was_removed = self._projects.get(session), session in self._removed
+        if (
+            (asked_again and known is not None)
+            or (project is None and (known is None or was_removed))
+            or (project == known and not was_removed)
+        ):
+            return
+        if project is None:
+            self._removed.add(session)
+        else:
+            self._removed.discard(session)
+            self._projects[session] = project
+        self.project_changed.emit(session)
 
     async def host_changed(self) -> bool:
         """Return whether the host's file changed since the last call; True at the first call if there is a file."""
@@ -88,6 +110,7 @@ class PolicyLayers:
     def forget(self, session: str) -> None:
         """Drop the project file of a closed session."""
         self._projects.pop(session, None)
+        self._removed.discard(session)
 
     async def check_mode(self, session: SessionRow) -> None:
         """Raise `policy_forbids` if the session's mode is `bypass` and the host forbids that mode."""
@@ -123,13 +146,15 @@ class PolicyLayers:
             layers.append(_layer("account", everywhere, home, f"rules of {account.name}"))
         if project_own:
             layers.append(_layer("account", project_own, cwd, f"rules of {account.name} for {cwd}"))
+        removed = False
         if project is None and session is not None:
-            project = self._projects.get(session.id)
+            project, removed = self._projects.get(session.id), session.id in self._removed
         if project is not None:
             # The executor is not trusted: compute the digest from the text, and the path from the session.
             path, digest = posixpath.join(cwd, *POLICY_FILE), hashlib.sha256(project.text.encode()).hexdigest()
             trusted = await self._store.read(lambda conn: rules.is_trusted(conn, owner, path, digest))
-            layer, wrong = parse_policy_toml(project.text, "project", cwd, path, trusted=trusted)
+            origin = f"{path}, removed since" if removed else path
+            layer, wrong = parse_policy_toml(project.text, "project", cwd, origin, trusted=trusted and not removed)
             if project.text.startswith(UNUSABLE):  # not TOML, so the layer is broken; the executor sent the reason
                 layer = replace(layer, broken=project.text.removeprefix(UNUSABLE))
                 wrong = (f"{path}: {layer.broken}",)

@@ -213,6 +213,53 @@ async def test_a_changed_project_file_settles_what_it_denies(stage: Stage) -> No
         assert (await request(stage, asked.id)).state == "denied"
 
 
+async def test_a_removed_project_file_allows_nothing_but_still_denies(stage: Stage) -> None:
+    """Its trust is for a file that is there. The agent may have removed it, so what it denied stays denied."""
+    text = '[permissions]\nallow = ["Bash(make)"]\ndeny = ["Bash(rm:*)"]\n'
+    path, digest = "/work/.hutch/policy.toml", hashlib.sha256(text.encode()).hexdigest()
+    project = m.ProjectFile(path, digest, text)
+    stage.host.play = never_end
+    async with stage.hutchd():
+        await stage.services.policy.trust_policy(stage.me, m.TrustPolicy(path, digest))
+        turn = await stage.submit(await stage.open(rules=m.Rules(allow=("Bash(rm:*)",))))
+        executor = await stage.running(turn)
+        before = await executor.ask(command("make"), turn=turn.id, project=project)
+        stage.host.tasks.start_soon(partial(executor.ask, command("make", "c-2"), turn=turn.id))
+        asked = await stage.pending()
+        removed = await executor.ask(command("rm x", "c-3"), turn=turn.id)
+        again = await executor.ask(command("make", "c-4"), turn=turn.id, project=project)
+        await judged_again(stage)
+
+        assert (before.decision, removed.decision, again.decision) == ("allow", "deny", "allow")
+        assert "removed since" in (removed.message or "")
+        assert "No rule allows" in asked.why
+        assert (await request(stage, asked.id)).state == "allowed"
+
+
+async def test_a_call_asked_again_brings_no_older_project_file(stage: Stage) -> None:
+    """The executor sends what it read when it asked first; another call has brought a newer file since."""
+
+    def file(text: str) -> m.ProjectFile:
+        return m.ProjectFile("/work/.hutch/policy.toml", hashlib.sha256(text.encode()).hexdigest(), text)
+
+    newer = file('[permissions]\ndeny = ["Bash(rm:*)"]\n')
+    stage.host.play = never_end
+    async with stage.hutchd():
+        session = await stage.open(rules=m.Rules(allow=("Bash(rm:*)", "Bash(ls:*)")))
+        for older in (file("[permissions]\n"), None):
+            turn, asked, ask = await asked_and_left(stage, session, project=older)
+            await stage.executor.ask(command("ls", f"c-2 {older}"), turn=turn.id, project=newer)
+            stage.host.tasks.start_soon(
+                partial(stage.executor.ask, command("make"), ask=ask, turn=turn.id, project=older)
+            )
+            await judged_again(stage)
+            with pytest.raises(HutchError, match="not allowed"):
+                await stage.answer(asked, "allow", updated_input={"command": "rm x"})
+            await stage.answer(asked, "deny")
+            await stage.services.turns.interrupt_turn(stage.me, m.InterruptTurn(session.id, turn.id))
+            await stage.ended(turn)
+
+
 async def test_a_changed_host_file_settles_what_it_denies(stage: Stage) -> None:
     """No signal is needed: hutchd looks at the file while a request is pending."""
     asks = stage.host.play = Asks(command("make"))
