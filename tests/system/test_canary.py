@@ -49,6 +49,8 @@ def command(on: Host, cwd: Path) -> str:
     ]
     places = [
         on.state,
+        on.state / "spool",
+        on.state / "spool" / "agents",
         on.config.parent,
         on.runtime,
         on.home,
@@ -78,7 +80,7 @@ async def search(on: Host, hutch: HutchClient, model: Model) -> tuple[m.Session,
 async def test_an_agent_that_looks_everywhere_finds_no_key(keyed: Host, model: Model) -> None:
     """It searches the processes that it can open, all files, and the broker. The model gets the key at every request.
 
-    Of Hutch it reaches only the broker's socket, and sees no state.
+    Of Hutch it reaches only the broker's socket, and sees no state but the session's own directory.
     """
     async with keyed.client() as hutch:
         session, found, said = await search(keyed, hutch, model)
@@ -89,7 +91,8 @@ async def test_an_agent_that_looks_everywhere_finds_no_key(keyed: Host, model: M
     assert {"environ", "cmdline", "files", "broker"} <= found["read"].keys()
     assert (found["leases"] > 0, found["core"]) == (True, 0)
     assert {name: how for name, how in found["sockets"].items() if how == "reached"} == {"broker.sock": "reached"}
-    assert str(keyed.state) not in found["seen"]
+    state = {path: names for path, names in found["seen"].items() if path.startswith(str(keyed.state))}
+    assert [*state.values()] == [["spool"], ["agents"], [session.id]]
     assert not [line for line in found["commands"] if "-m hutch_" in line]
     assert KEY.encode() not in said
     asked = [request for request in model.requests if request.path.startswith("/v1/messages")]

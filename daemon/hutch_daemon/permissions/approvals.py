@@ -115,8 +115,9 @@ class Approvals:
     async def _take_up_pending(self) -> None:
         """Add the requests that an earlier hutchd recorded.
 
-        A new boot has a new monotonic clock, so the wall clock gives the time that each request has left: at least a
-        second, at most the whole expiry. Clients have `return_grace` to reconnect before hutchd checks for presence.
+        A new boot has a new monotonic clock, so the wall clock gives the time that each request has left: at least
+        `return_grace`, at most the whole expiry. Clients have `return_grace` to reconnect before hutchd checks for
+        presence.
         All are judged again, since the policy may have changed meanwhile.
         """
         settings, now = self._settings.current.permissions, self._clock()
@@ -128,7 +129,7 @@ class Approvals:
 
         for row, owner in await self._store.read(waiting):
             left = settings.expiry if row.expires_at is None else (row.expires_at - now_ms()) / 1000
-            deadline = now + min(max(left, 1.0), settings.expiry)
+            deadline = now + min(max(left, settings.return_grace), settings.expiry)
             grace_ends = now + settings.return_grace
             self._pending.add(
                 PendingRequest(

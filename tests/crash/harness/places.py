@@ -30,6 +30,11 @@ FAILPOINTS: dict[str, Place] = {
     "turn.queued": Place("hutchd", "a prompt is queued, and not committed yet"),
     "turn.stored": Place("hutchd", "a prompt is durable, and its submitter has no answer"),
     "turn.dispatching": Place("hutchd", "a turn is recorded as dispatched, and its executor has not received it"),
+    "turn.offered": Place(
+        "hutchd",
+        "a prompt whose executor died is queued again, for the next one to look whether it ran",
+        under_load=False,
+    ),
     "turn.accepted": Place("hutchd", "an executor has accepted a prompt, and the turn is not recorded as running"),
     "turn.end": Place("hutchd", "a turn's end is written, and not committed yet"),
     "turn.stopping": Place("hutchd", "a turn is being stopped, and its executor has no request", under_load=False),

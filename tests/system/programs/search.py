@@ -173,7 +173,7 @@ def main() -> None:
         "used": used,
         "core": resource.getrlimit(resource.RLIMIT_CORE)[0],
         "sockets": {os.path.basename(path): dial(path) for path in sockets},
-        "seen": [path for path in directories if os.path.isdir(path) and os.listdir(path)],
+        "seen": {path: sorted(os.listdir(path)) for path in directories if os.path.isdir(path)},
     }
     with open(f"{out}.new", "w") as file:
         json.dump(found, file)
