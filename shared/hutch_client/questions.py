@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from hutch_client.untrusted import one_line
 
@@ -20,6 +20,8 @@ __all__ = [
 ]
 
 WORDS = "[y]es  [n]o or n MESSAGE  [s]ession  [a]lways  [e]dit  [x] no, and stop"
+_DIGITS: Final = 10
+"""Digits that a choice's number has at most."""
 _DECISIONS: dict[str, dict[str, Any]] = {
     "y": {"decision": "allow"},
     "yes": {"decision": "allow"},
@@ -77,15 +79,20 @@ def chosen(labels: Sequence[str], line: str, *, several: bool = False) -> str | 
 
     None if the line is empty or a number names no choice.
     """
-    parts = [part.strip() for part in line.split(",")] if several else [line.strip()]
+    by_name = {label.lower(): label for label in reversed(labels)}
+    whole = line.strip()
+    parts = [part.strip() for part in line.split(",")] if several and whole.lower() not in by_name else [whole]
     answers = []
     for part in parts:
-        if part.isdecimal() and labels:
-            if not 1 <= int(part) <= len(labels):
-                return None
-            answers.append(labels[int(part) - 1])
+        number = int(part) if part.isdecimal() and len(part) < _DIGITS else 0
+        if 1 <= number <= len(labels):
+            answers.append(labels[number - 1])
+        elif part.lower() in by_name:
+            answers.append(by_name[part.lower()])
+        elif part.isdecimal() and labels:
+            return None
         elif part:
-            answers.append(next((label for label in labels if label.lower() == part.lower()), part))
+            answers.append(part)
     if not answers:
         return None
     return answers if several else answers[0]
@@ -94,7 +101,7 @@ def chosen(labels: Sequence[str], line: str, *, several: bool = False) -> str | 
 def not_an_answer(labels: Sequence[str], line: str) -> str:
     """Return the sentence about a line that `chosen` does not take."""
     numbers = f"a number from 1 to {len(labels)}, or " if labels else ""
-    return f"`{one_line(line)}` is not an answer: give {numbers}your own words."
+    return f"`{one_line(line, 60)}` is not an answer: give {numbers}your own words."
 
 
 def answers_by_name(questions: Sequence[str], answers: Sequence[str | list[str]]) -> dict[str, str | list[str]]:

@@ -176,13 +176,16 @@ class TurnWatch:
             return m.AnswerPermission(asked.id, "answer", answers=named)
         plan = asked.kind == "plan"
         while True:
-            reply = read_reply(await self._screen.ask(f"  {_PLAN_WORDS if plan else WORDS} › "))
+            line = await self._screen.ask(f"  {_PLAN_WORDS if plan else WORDS} › ")
+            reply = read_reply(line)
             if reply == "edit" and not plan:
                 with self._screen.lent():
                     changed = await anyio.to_thread.run_sync(edit_input, asked.call.input)
                 return m.AnswerPermission(asked.id, "allow", updated_input=changed)
             if isinstance(reply, dict) and not (plan and "scope" in reply):
                 return m.AnswerPermission(asked.id, **reply)
+            if line.strip():
+                self._screen.say(f"  `{one_line(line, 40)}` is none of these. A message can follow only `n` or `x`.")
 
     async def _choice(self, questions: Sequence[m.Question], at: int) -> str | list[str]:
         question = questions[at]

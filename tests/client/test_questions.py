@@ -70,6 +70,23 @@ def test_another_input_is_edited_as_json() -> None:
 
 
 @pytest.mark.parametrize(
+    ("labels", "line", "several", "answer"),
+    [
+        (["10", "20"], "20", False, "20"),
+        (["10", "20"], "2", False, "20"),
+        (["10", "20"], "3", False, None),
+        (["Red"], "9" * 5000, False, None),
+        (["Go, fast", "Rust"], "go, fast", True, ["Go, fast"]),
+        (["Go, fast", "Rust"], "2, 1", True, ["Rust", "Go, fast"]),
+        (["a", "A"], "a", False, "a"),
+    ],
+)
+def test_odd_labels_can_be_chosen(labels: list[str], line: str, several: bool, answer: str | list[str] | None) -> None:
+    """A label may be a number or contain a comma; a number that is shown counts first."""
+    assert chosen(labels, line, several=several) == answer
+
+
+@pytest.mark.parametrize(
     ("questions", "names"),
     [
         (["Which?", "Why?"], ["Which?", "Why?"]),
