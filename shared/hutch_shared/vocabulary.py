@@ -213,7 +213,7 @@ _TOOLS: Final[dict[str, tuple[m.Action, Callable[[_Fields, str], _Fields]]]] = {
 
 def enters_plan(call: m.ToolCall) -> bool:
     """Return whether the call only puts the agent into its mode `plan`."""
-    return call.agent_tool == "EnterPlanMode"
+    return call.action == "other" and call.agent_tool == "EnterPlanMode"
 
 
 # ---------------------------------------------------------------- diffs of edits

@@ -8,7 +8,7 @@ the mode `unattended` the call is denied.
 |---|---|---|
 | ask | reading and searching inside the work directory | |
 | accept_edits | reading, searching and editing inside the work directory | |
-| plan | reading and searching inside the work directory | commands, edits, tools of MCP servers |
+| plan | reading and searching inside the work directory | commands, edits, tools of MCP servers, others |
 | bypass | every call that certainly no rule denies or asks about | removing the root or the home |
 | unattended | | entering the mode plan (a call that would ask is denied) |
 
@@ -256,7 +256,7 @@ def _always_asks(call: ToolCall, mode: PermissionMode, assessment: Assessment) -
         return "in the mode plan it would wait for a user, and read what the mode unattended denies"
     if assessment.destroys is not None:
         return assessment.destroys
-    if mode == "plan" and call.action in {"run_command", "edit", "mcp", "other"}:
+    if mode == "plan" and call.action in {"run_command", "edit", "mcp", "other"} and not enters_plan(call):
         return "in the mode plan every command and change needs the user"
     return None
 

@@ -95,6 +95,17 @@ async def test_a_denied_plan_leaves_the_session_in_plan_mode(stage: Stage) -> No
         assert stage.executor.prepared.permission_mode == "plan"
 
 
+async def test_an_agent_that_plans_may_enter_plan_mode_again(stage: Stage) -> None:
+    """That changes nothing, so a rule that allows it counts in the mode `plan` too: the user is not asked."""
+    stage.host.play = calls_of(ENTER, ENTER)
+    async with stage.hutchd():
+        session = await stage.open(agent="claude", rules=RULES)
+        await stage.ended(await stage.submit(session))
+
+        assert "permission_asked" not in await stage.kinds(session)
+        assert await mode(stage, session) == "plan"
+
+
 async def test_an_unattended_agent_stays_unattended(stage: Stage) -> None:
     """No rule lets it into the mode `plan`, which reads without a rule and waits for a user."""
     stage.host.play = calls_of(ENTER, ("Read", {"file_path": "/work/secret"}))
