@@ -88,24 +88,28 @@ async def test_a_deny_rule_holds_in_bypass(claude_host: Host, hutch: HutchClient
 
 
 async def test_a_rule_for_an_mcp_server_allows_no_tool_of_another(claude_host: Host, hutch: HutchClient) -> None:
-    """The CLI names tools by their server, in which a dot becomes `_`; `mcp__foo` allows none of `foo__bar`."""
+    """The CLI names tools by their server, in which a dot becomes `_` and an emoji `__`; `mcp__foo` allows neither."""
     program = claude_host.folder("servers") / "mcp_echo.py"
     shutil.copy(Path(__file__).parent / "programs" / "mcp_echo.py", program)
     servers = {
-        name: {"command": "/usr/bin/python3", "args": ["-I", str(program), name]} for name in ("foo__bar", "foo.baz")
+        name: {"command": "/usr/bin/python3", "args": ["-I", str(program), name]}
+        for name in ("foo__bar", "foo.baz", "foo😀qux")
     }
     rules = m.Rules(allow=("mcp__foo", "mcp__foo_baz"))
     options = m.AgentOptions(mcp_servers=servers)
     session = await claude_host.claude(hutch, "servers", "ask", rules=rules, options=options)
     async with log_of(hutch, session) as log:
-        end = await log.play(session, told([("mcp__foo__bar__do", {}), ("mcp__foo_baz__do", {})]), deny)
+        end = await log.play(
+            session, told([(f"mcp__{name}__do", {}) for name in ("foo__bar", "foo_baz", "foo__qux")]), deny
+        )
 
-        (asked,) = [msgspec.convert(one.permission, m.Permission) for one in log.of("permission_asked")]
+        asked, emoji = [msgspec.convert(one.permission, m.Permission) for one in log.of("permission_asked")]
         shown = {(one.call["server"], one.call["tool"]) for one in log.of("tool_call")}
         texts = [one.text for one in log.of("tool_result")]
         assert end.state == "completed", end
         assert (asked.call.agent_tool, asked.call.server, asked.call.tool) == ("mcp__foo__bar__do", "foo__bar", "do")
-        assert shown == {("foo__bar", "do"), ("foo_baz", "do")}
+        assert (emoji.call.server, emoji.call.tool) == ("foo__qux", "do")
+        assert shown == {("foo__bar", "do"), ("foo_baz", "do"), ("foo__qux", "do")}
         assert "done by foo.baz" in texts
 
 
