@@ -182,6 +182,12 @@ class Tree:
                     os.unlink(new, dir_fd=at)
                 raise
 
+    def remove(self, path: str) -> None:
+        """Remove a file or a link, if there is one. OSError; UnfitFileError if a folder on the way is a link."""
+        *folders, name = split_path(path)
+        with suppress(FileNotFoundError), self._at(folders, 0) as place:
+            os.unlink(name, dir_fd=place.descriptor)
+
     # ---------------------------------------------------------------- walking
 
     def _open(self, names: list[str], links: int) -> tuple[int, str]:

@@ -200,6 +200,36 @@ def test_a_folder_in_the_place_of_the_copy_loses_only_the_conversation(
     assert not config.carry_over(ID, ())
 
 
+def test_the_note_of_a_conversation_names_one_of_its_own_with_a_message(
+    tmp_path: Path, config: ConfigDirectory
+) -> None:
+    """The agent can change it: it never leads to another session's conversation, nor out of the directory."""
+    note, outside = Path(config.path, "hutch-conversation"), tmp_path / "outside"
+    assert config.noted() is None
+    put(tmp_path / "home" / ".claude")
+    config.note(ID)
+    assert config.noted() is None
+
+    put(Path(config.path))
+    assert config.noted() == ID
+    outside.write_text(ID)
+    note.unlink()
+    note.symlink_to(outside)
+    assert config.noted() is None
+    for text in ("", "../x", f"{ID}\n", "\udcff", "x" * 5000):
+        note.unlink()
+        note.write_text(text, errors="surrogateescape")
+        assert config.noted() is None
+
+    note.unlink()
+    note.symlink_to(outside)
+    config.note(ID)
+    assert (config.noted(), note.is_symlink(), outside.read_text()) == (ID, False, ID)
+    config.note(None)
+    config.note(None)
+    assert (config.noted(), note.exists()) == (None, False)
+
+
 def test_a_pipe_does_not_hold_the_session_up(tmp_path: Path, config: ConfigDirectory) -> None:
     """A reader of a pipe would wait for a writer."""
     users = put(tmp_path / "home" / ".claude")

@@ -126,6 +126,42 @@ async def test_a_cleared_fork_has_nothing_of_its_parent(tmp_path: Path) -> None:
         assert "sheep" not in str(on.model.turns[-1].messages)
 
 
+@pytest.mark.parametrize("forked", [False, True], ids=["begun", "forked"])
+async def test_a_conversation_outlives_an_executor_that_dies_in_its_first_turn(tmp_path: Path, forked: bool) -> None:
+    """hutchd does not know its id yet. Once it is cleared, the next executor begins another one."""
+    pause = Pause()
+
+    def script(request: Request) -> Reply:
+        if request.heard.endswith("Of goats"):
+            return Use("Bash", {"command": "true"})
+        return [Say("half"), pause] if "toolu" in str(request.messages[-1]) else Say("baaah")
+
+    parent: str | None = None
+    elsewhere = tmp_path / "agents" / "parent"
+    if forked:
+        async with stage(tmp_path, script, agent_dir=elsewhere) as on:
+            parent = (await on.turn("Of sheep")).agent_session
+    given = {"resume": parent, "fork": forked, "resume_from": (str(elsewhere),)}
+    async with stage(tmp_path, script, **given) as on, anyio.create_task_group() as group:  # type: ignore[arg-type]
+        group.start_soon(on.turn, "Of goats")
+        await pause.reached.wait()
+        group.cancel_scope.cancel()
+    pause.release.set()
+    async with stage(tmp_path, script, **given) as on:  # type: ignore[arg-type]
+        known = on.prepared.agent_session
+        after = await on.turn("And?")
+        messages = str(on.model.turns[-1].messages)
+        await on.turn("", "clear")
+    async with stage(tmp_path, script) as on:
+        cleared = await on.turn("And?")
+
+        assert known == after.agent_session not in (None, parent)
+        assert "Of goats" in messages
+        assert ("Of sheep" in messages) is forked
+        assert cleared.agent_session not in (None, known)
+        assert "Of goats" not in str(on.model.turns[-1].messages)
+
+
 async def test_an_offered_prompt_runs_only_if_the_agent_never_got_it(tmp_path: Path) -> None:
     """The CLI is killed in the middle of a turn. Its prompt is known afterwards, another one is not."""
     pause = Pause()

@@ -29,6 +29,8 @@ __all__ = ["ConfigDirectory", "transcripts_name", "unknown_conversation"]
 
 TRANSCRIPT_LIMIT: Final = 512 << 20
 """Bytes of the longest transcript that is carried over."""
+_NOTE: Final = "hutch-conversation"
+"""The file with the id of a conversation whose first turn has begun. The CLI reads no file of this name."""
 _PLAN_LIMIT: Final = 1 << 20
 _FOLDERS: Final = 10_000
 """The most folders of transcripts that are searched."""
@@ -76,6 +78,25 @@ class ConfigDirectory:
                     raise HutchError(Reason.AGENT_UNAVAILABLE, why) from error
                 return True
         return False
+
+    def note(self, conversation: str | None) -> None:
+        """Note the conversation that begins now, or that there is none any more. OSError, UnfitFileError."""
+        with Tree(os.path.realpath(self.path)) as own:
+            if conversation is None:
+                own.remove(_NOTE)
+            else:
+                with own.writing(_NOTE) as file:
+                    file.write(conversation.encode())
+
+    def noted(self) -> str | None:
+        """Return the noted conversation if its transcript here holds a message: hutchd learns it when a turn ends."""
+        with suppress(OSError, UnfitFileError):
+            with Tree(os.path.realpath(self.path)) as own:
+                conversation = own.read(_NOTE, _NAME_LIMIT).data.decode(errors="replace")
+            if _ID.fullmatch(conversation):
+                found = _transcripts(self.path, self._transcripts, conversation)
+                return conversation if any(self._has_messages(one) for one in found) else None
+        return None
 
     def _has_messages(self, transcript: str) -> bool:
         """Return whether the own transcript holds a message. The CLI silently resumes an empty or damaged one."""

@@ -50,6 +50,7 @@ from hutch_shared import messages as m
 from hutch_shared.agents import provider_of
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Notice, StderrText, TurnEnded
+from hutch_shared.tree import UnfitFileError
 
 __all__ = ["ClaudeRunner"]
 
@@ -120,8 +121,6 @@ class ClaudeRunner:
         self._session, self._daemon = session, daemon
         self._hooks = PermissionHooks(self, daemon, session.cwd, session.options.mcp_servers)
         self._timeouts = self._given_timeouts or ClaudeTimeouts.of(session)
-        self._conversation = session.resume if session.resume and not session.fork else str(uuid.uuid4())
-        self._begun = self._stored = session.resume == self._conversation
         if session.sandbox is not None:
             self._sandbox = SessionSandbox(session, session.sandbox)
         else:
@@ -129,6 +128,12 @@ class ClaudeRunner:
         self._instructions = await self._read_instructions()
         self._config = ConfigDirectory(session)
         await anyio.to_thread.run_sync(agent_dir.make, self._config.path)
+        if session.resume is None or session.fork:  # an earlier executor may have died in its first turn
+            noted = await anyio.to_thread.run_sync(self._config.noted)
+            if noted is not None:
+                session = self._session = msgspec.structs.replace(session, resume=noted, fork=False)
+        self._conversation = session.resume if session.resume and not session.fork else str(uuid.uuid4())
+        self._begun = self._stored = session.resume == self._conversation
         if session.resume is not None:
             found = await anyio.to_thread.run_sync(self._config.carry_over, session.resume, session.resume_from)
             if not found:
@@ -298,6 +303,11 @@ class ClaudeRunner:
     async def _clear(self) -> TurnEnded:
         """Begin an empty conversation, with a CLI and an id of its own."""
         await self._discard()
+        try:
+            await anyio.to_thread.run_sync(self._config.note, None)
+        except (OSError, UnfitFileError) as error:
+            why = f"The conversation was not cleared: its note in {self._config.path} cannot be removed ({error})."
+            return self._end(TurnEnded("failed", "agent_unavailable", why))
         self._session = msgspec.structs.replace(self._session, resume=None, fork=False)
         self._conversation = str(uuid.uuid4())
         self._begun = self._stored = self._lost = False
@@ -321,6 +331,9 @@ class ClaudeRunner:
 
     async def _play(self, turn: ClaudeTurn, link: ClaudeConnection, line: str) -> TurnEnded:
         self._conversed = True
+        if not self._stored:
+            with suppress(OSError, UnfitFileError):  # it only matters if this executor dies in the turn
+                await anyio.to_thread.run_sync(self._config.note, self._conversation)
         await self._report_lost()
         await self._report_earlier(link)
         link.translator.asked = link.translator.summary_lost = False
