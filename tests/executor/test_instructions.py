@@ -245,6 +245,17 @@ def test_imports_are_followed_five_deep_and_once(tmp_path: Path) -> None:
     assert left_out == {f"work/{DEPTH}.md": f"imports are followed {DEPTH} deep"}
 
 
+def test_a_long_list_of_what_is_left_out_says_how_much_is_missing(tmp_path: Path) -> None:
+    """An agent can name thousands of files."""
+    files = {f"work/{n}.md": "" for n in range(600, 610)}
+    write(tmp_path, {"work/CLAUDE.md": " ".join(f"@{n}.md" for n in range(2000)), **files})
+
+    record = instructions(str(tmp_path / "work"), str(tmp_path / "home"), "all", ())[1]
+
+    assert len(record.left_out) == 50
+    assert (record.left_out[-1].path, record.left_out[-1].why) == ("…", "460 more files are left out")
+
+
 def test_imports_of_the_working_directory_stay_in_it(tmp_path: Path) -> None:
     """The agent can write its CLAUDE.md, but sees nothing of the repository outside of its directory."""
     write(

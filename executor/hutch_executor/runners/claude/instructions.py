@@ -175,7 +175,9 @@ class _Reading:
     def found(self) -> InstructionSet:
         """Return which files are given, and which are left out."""
         left_out = [(path, why) for path, why in self._left_out.items() if path not in self._seen]
-        files = (m.InstructionFile(_valid(path), why=_valid(why)) for path, why in left_out[:_LEFT_OUT])
+        if (more := len(left_out) - _LEFT_OUT) > 0:
+            left_out[_LEFT_OUT - 1 :] = [("…", f"{more + 1} more files are left out")]
+        files = (m.InstructionFile(_valid(path), why=_valid(why)) for path, why in left_out)
         return InstructionSet(tuple(self._given), tuple(files))
 
     # ---------------------------------------------------------------- what there is
@@ -254,6 +256,8 @@ class _Reading:
         path = area.path(name)
         self._reads += 1
         if self._reads > _READS:
+            if area.tree.has(name):
+                self._leave_out(path, f"more than {_READS} files are named")
             return
         try:
             content = area.tree.read(name, self._left + 1, links=links)
