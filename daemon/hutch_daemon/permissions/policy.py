@@ -148,9 +148,9 @@ def _files(policy: Policy, call: ToolCall, context: CallContext, mode: Permissio
     if lost is not None:
         reason = f"{lost} could not be resolved"
         return Assessment(refused=reason, doubt=reason)
-    if all(is_own(context.agent_dir, call.action, target, mode) for target in targets):
-        return Assessment(allowed=(), own=True)
     unsure = _may_search(policy, context, call) if call.action == "search" else None
+    if unsure is None and all(is_own(context.agent_dir, call.action, target, mode) for target in targets):
+        return Assessment(allowed=(), own=True)
     hits: list[RuleHit] = []
     for target in targets:
         hit, reason = allowed_path(policy, _ALLOWS[call.action], target, context)
