@@ -20,7 +20,7 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError
 from hutch_shared.hardening import forbid_new_privileges
 
-__all__ = ["find_fault", "main", "probe_networks", "probe_sandbox"]
+__all__ = ["REPLACED", "find_fault", "main", "probe_networks", "probe_sandbox"]
 
 _SCRIPT: Final = """
 [ $$ -lt 16 ] || { echo "it shares its processes with the host"; exit 1; }
@@ -40,8 +40,13 @@ for path; do
 done
 """
 _DEADLINE: Final = 20.0
-_REPLACED: Final = ("in mount table", "Unable to mount source on destination: No such file or directory")
-"""What bubblewrap says when a file was replaced while it was being hidden: after, or before it was mounted over."""
+REPLACED: Final = (
+    "Unable to mount source on destination: No such file or directory",
+    "realpath(destination): No such file or directory",
+    "in mount table",
+    "with correct flags: Invalid argument",
+)
+"""What bubblewrap says when a file was replaced while it was being hidden: before, or after it was mounted over."""
 _TRIES: Final = 4
 _PAUSE: Final = 0.05
 
@@ -56,7 +61,7 @@ def find_fault(
     """
     for _ in range(_TRIES - 1):
         fault = _run(sandbox, command, with_bridge)
-        if not any(words in fault for words in _REPLACED):
+        if not any(words in fault for words in REPLACED):
             return fault
         time.sleep(_PAUSE)
     return _run(sandbox, command, with_bridge)
