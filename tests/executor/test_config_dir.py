@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,18 +18,18 @@ ID = "11111111-1111-4111-8111-111111111111"
 LINE = b'{"type":"user","slug":"calm-owl"}\n'
 
 
-def session(root: Path, **more: object) -> m.PrepareSession:
-    given = (
+def session(root: Path, **more: Any) -> m.PrepareSession:
+    return m.PrepareSession(
         "s-1",
         "claude",
-        "/work",
+        "/proj",
         "ask",
         m.AgentOptions(),
         m.Limits(),
         str(root / "spool" / "x-1"),
         str(root / "home"),
+        **more,
     )
-    return m.PrepareSession(*given, **more)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def put(directory: Path, data: bytes = LINE, folder: str = "-elsewhere") -> Path
 
 
 def copied(config: ConfigDirectory) -> Path:
-    return Path(config.path, "projects", transcripts_name("/work"), f"{ID}.jsonl")
+    return Path(config.path, "projects", transcripts_name("/proj"), f"{ID}.jsonl")
 
 
 def test_it_lies_beside_the_spools_of_its_account(tmp_path: Path, config: ConfigDirectory) -> None:
@@ -119,7 +120,7 @@ def test_the_own_conversation_is_never_replaced(tmp_path: Path, config: ConfigDi
 @pytest.mark.parametrize("content", [b"", b"\0\0\0", b'{"type":"summary"}\n'])
 def test_a_transcript_without_a_message_does_not_count(tmp_path: Path, config: ConfigDirectory, content: bytes) -> None:
     """The CLI resumes an empty or damaged transcript as if it had a history."""
-    put(Path(config.path), content, transcripts_name("/work"))
+    put(Path(config.path), content, transcripts_name("/proj"))
 
     assert not config.carry_over(ID, ())
 
@@ -170,7 +171,7 @@ def test_a_link_out_of_the_directory_is_not_copied(tmp_path: Path, config: Confi
     assert list(Path(config.path).rglob("*.jsonl")) == []
 
 
-@pytest.mark.parametrize("name", ["projects", f"projects/{transcripts_name('/work')}", "plans"])
+@pytest.mark.parametrize("name", ["projects", f"projects/{transcripts_name('/proj')}", "plans"])
 def test_nothing_is_written_through_a_link_that_the_agent_left(
     tmp_path: Path, config: ConfigDirectory, name: str
 ) -> None:
@@ -256,6 +257,43 @@ def test_a_full_disk_says_so_and_leaves_nothing(
     assert refused.value.reason is Reason.AGENT_UNAVAILABLE
     assert [path for path in Path(config.path).rglob("*") if path.is_file()] == []
     assert config.carry_over(ID, ())
+
+
+# ---------------------------------------------------------------- temporary files
+
+
+@pytest.mark.parametrize("left", ["nothing", "a folder", "a file", "a link"])
+def test_temporary_files_of_a_killed_executor_are_removed_by_the_next(
+    tmp_path: Path, config: ConfigDirectory, left: str
+) -> None:
+    """The agent can put anything in the folder's place. What a link leads to stays."""
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").write_text("")
+    scratch = Path(config.path, "hutch-scratch")
+    if left == "a folder":
+        (scratch / "deep" / "er").mkdir(parents=True)
+        (scratch / "deep").chmod(0)
+    elif left == "a file":
+        scratch.write_text("")
+    elif left == "a link":
+        scratch.symlink_to(tmp_path / "kept")
+
+    assert agent_dir.make_scratch(config.path) == str(scratch)
+
+    assert not scratch.is_symlink()
+    assert os.listdir(scratch) == []
+    assert scratch.stat().st_mode & 0o777 == 0o700
+    agent_dir.remove_scratch(config.path)
+    agent_dir.remove_scratch(config.path)
+    assert not scratch.exists()
+    assert (tmp_path / "kept" / "file").exists()
+
+
+def test_a_folder_for_temporary_files_that_cannot_be_made_says_why(tmp_path: Path) -> None:
+    """Its session cannot begin."""
+    with pytest.raises(HutchError, match=r"cannot be stored in .*gone/hutch-scratch: No such file") as refused:
+        agent_dir.make_scratch(str(tmp_path / "gone"))
+    assert refused.value.reason is Reason.AGENT_UNAVAILABLE
 
 
 # ---------------------------------------------------------------- removal

@@ -9,6 +9,7 @@ import shutil
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ ID = "11111111-1111-4111-8111-111111111111"
 async def test_the_cli_keeps_its_files_in_the_sessions_directory(
     tmp_path: Path, sandboxed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It writes nothing into the home, keeps no notes of its own, and has no socket for messages.
+    """It writes nothing into the home or /tmp, keeps no notes of its own, and has no socket for messages.
 
     A process that can reach such a socket can send the model messages, and start turns while the agent is idle. The
     agent's commands have the account's runtime directory nevertheless, if they have no sandbox.
@@ -47,6 +48,8 @@ async def test_the_cli_keeps_its_files_in_the_sessions_directory(
         (s.home / ".claude").mkdir()
         (s.home / ".claude" / "settings.json").write_text("{}")
         end = await s.turn()
+        scratch = tmp_path / "agents" / "s-1" / "hutch-scratch"
+        stored = [path.name for path in scratch.iterdir()] if scratch.exists() else []
         natives = b"\n".join(native for _, _, native in s.daemon.events if native is not None)
         (seen,) = [result.text for result in s.daemon.of("tool_result")]
         asked = s.model.turns[0].raw.decode()
@@ -56,6 +59,7 @@ async def test_the_cli_keeps_its_files_in_the_sessions_directory(
     assert not re.search(rb'"messaging_socket_path":"[^"]', natives)
     assert seen.split() == ["0", "dir", "/proc" if sandboxed else str(tmp_path)]
     assert not (tmp_path / "cc-socks").exists()
+    assert (stored, scratch.exists()) == ([] if sandboxed else [f"claude-{os.getuid()}"], False)
     assert "/memory/" not in asked
     assert [path.name for path in (tmp_path / "home").rglob("*")] == [".claude", "settings.json"]
     (transcript,) = (tmp_path / "agents" / "s-1").rglob("*.jsonl")
@@ -115,8 +119,8 @@ async def test_a_fork_continues_in_a_directory_of_its_own(tmp_path: Path) -> Non
     async with stage(tmp_path, Steps(OK), agent_dir=parent) as s:
         first = await s.turn("remember the sheep")
     before = {path: path.read_bytes() for path in parent.rglob("*") if path.is_file()}
-    given = {"resume": first.agent_session, "resume_from": (str(parent),), "fork": True}
-    async with stage(tmp_path, Steps(OK), agent_dir=child, **given) as s:  # type: ignore[arg-type]
+    given: dict[str, Any] = {"resume": first.agent_session, "resume_from": (str(parent),), "fork": True}
+    async with stage(tmp_path, Steps(OK), agent_dir=child, **given) as s:
         end = await s.turn()
         asked = str(s.model.turns[0].messages)
 

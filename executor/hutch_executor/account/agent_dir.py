@@ -10,9 +10,11 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.removal import remove_tree
 
-__all__ = ["agent_dir_of", "make", "remove"]
+__all__ = ["agent_dir_of", "make", "make_scratch", "remove", "remove_scratch"]
 
 _FOLDER = "agents"
+_SCRATCH = "hutch-scratch"
+"""The folder of temporary files in a session's directory. No agent's program uses this name."""
 
 
 def agent_dir_of(session: m.PrepareSession) -> str:
@@ -41,6 +43,32 @@ def make(path: str) -> None:
     except OSError as error:
         why = f"The conversation cannot be stored in {path}: {error.strerror}."
         raise HutchError(Reason.AGENT_UNAVAILABLE, why) from error
+
+
+def make_scratch(path: str) -> str:
+    """Make an empty folder for temporary files in the session's directory, and return its path. Blocks.
+
+    It replaces the folder of an executor that was killed. `agent_unavailable` if that fails.
+    """
+    scratch = os.path.join(path, _SCRATCH)
+    try:
+        remove_scratch(path)
+        os.mkdir(scratch, 0o700)
+    except OSError as error:
+        why = f"Temporary files of the agent cannot be stored in {scratch}: {error.strerror}."
+        raise HutchError(Reason.AGENT_UNAVAILABLE, why) from error
+    return scratch
+
+
+def remove_scratch(path: str) -> None:
+    """Remove the folder of temporary files, or what the agent put in its place. OSError if it stays. Blocks."""
+    scratch = os.path.join(path, _SCRATCH)
+    try:
+        os.unlink(scratch)
+    except FileNotFoundError:
+        return
+    except (IsADirectoryError, PermissionError):  # EPERM: a directory on other systems
+        remove_tree(scratch)
 
 
 def remove(path: str) -> None:

@@ -436,7 +436,6 @@ def finds_descriptors_of_hutch(on: dict[str, Any], notes: Notes) -> None:
         "/proc/",
         "anon_inode:",
         "/tmp/claude",
-        "/tmp/hutch-claude-",
         on["here"],
     )
     for fd in os.listdir("/proc/self/fd"):
@@ -450,7 +449,7 @@ def finds_descriptors_of_hutch(on: dict[str, Any], notes: Notes) -> None:
                     where = f"{where} to {kind.getpeername()!r}"
                 if on["here"] not in where and "claude" not in where:
                     notes.gain(f"{fd} is {where}")
-            elif not where.startswith(allowed):
+            elif not where.startswith(allowed) and "/hutch-scratch/" not in where:
                 notes.gain(f"{fd} is {where}")
 
 

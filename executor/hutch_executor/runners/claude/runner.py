@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import shutil
-import tempfile
 import uuid
 from contextlib import suppress
 from dataclasses import replace
@@ -92,7 +90,8 @@ class ClaudeRunner:
         """Whether a turn was cancelled before its end: then the CLI cannot be used again."""
         self._sandbox: SessionSandbox | None = None
         self._scratch: str | None = None
-        """The CLI's temporary folder if it has no sandbox: its usual one in /tmp may belong to another account."""
+        """The CLI's temporary folder if it has no sandbox: its usual one in /tmp may belong to another account, and no
+        one removes it after an executor was killed."""
         self._closed = False
         self._unknown = UnknownLines()
         self._session: m.PrepareSession
@@ -121,13 +120,13 @@ class ClaudeRunner:
         self._session, self._daemon = session, daemon
         self._hooks = PermissionHooks(self, daemon, session.cwd, session.options.mcp_servers)
         self._timeouts = self._given_timeouts or ClaudeTimeouts.of(session)
-        if session.sandbox is not None:
-            self._sandbox = SessionSandbox(session, session.sandbox)
-        else:
-            self._scratch = await anyio.to_thread.run_sync(partial(tempfile.mkdtemp, prefix="hutch-claude-"))
         self._instructions = await self._read_instructions()
         self._config = ConfigDirectory(session)
         await anyio.to_thread.run_sync(agent_dir.make, self._config.path)
+        if session.sandbox is not None:
+            self._sandbox = SessionSandbox(session, session.sandbox)
+        else:
+            self._scratch = await anyio.to_thread.run_sync(agent_dir.make_scratch, self._config.path)
         if session.resume is None or session.fork:  # an earlier executor may have died in its first turn
             noted = await anyio.to_thread.run_sync(self._config.noted)
             if noted is not None:
@@ -523,7 +522,8 @@ class ClaudeRunner:
         if self._sandbox is not None:
             await anyio.to_thread.run_sync(self._sandbox.close)
         if self._scratch is not None:
-            await anyio.to_thread.run_sync(partial(shutil.rmtree, self._scratch, ignore_errors=True))
+            with suppress(OSError):  # the next executor of the session removes what is left
+                await anyio.to_thread.run_sync(agent_dir.remove_scratch, self._config.path)
 
     async def _discard(self) -> None:
         link, self.connection, self._spoiled = self.connection, None, False
