@@ -9,7 +9,7 @@ import pytest
 
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.events import TurnEnded, TurnStarted, UsageSeen
+from hutch_shared.events import TurnEnded, TurnKind, TurnStarted, UsageSeen
 from tests.client.conftest import Hutch
 from tests.client.fake_daemon import SESSION, TURN, FakeDaemon, event
 
@@ -24,12 +24,12 @@ USAGE = UsageSeen(12_053, 5, usd=0.0483, total=True)
     ],
 )
 def test_the_turn_is_queued_and_watched_to_its_end(
-    daemon: FakeDaemon, hutch: Hutch, verb: str, words: list[str], params: msgspec.Struct
+    daemon: FakeDaemon, hutch: Hutch, verb: TurnKind, words: list[str], params: msgspec.Struct
 ) -> None:
     """The end says what happened to the conversation and what it cost. The call may be repeated."""
     ended = TurnEnded("completed", "completed", "It is another conversation.", usage=USAGE)
     daemon.answers[f"{verb}_session"] = TURN
-    daemon.events += [event(1, "turn_started", TurnStarted("", 1, verb)), event(2, "turn_ended", ended)]  # type: ignore[arg-type]
+    daemon.events += [event(1, "turn_started", TurnStarted("", 1, verb)), event(2, "turn_ended", ended)]
 
     code, out, err = hutch(verb, "fix", *words)
 

@@ -40,7 +40,7 @@ def start(narrator: EventTranslator) -> None:
 
 @pytest.fixture
 def narrator() -> EventTranslator:
-    return EventTranslator("/work", {})
+    return EventTranslator("/proj", {})
 
 
 def test_deltas_and_their_text_share_a_block(narrator: EventTranslator) -> None:
@@ -76,7 +76,7 @@ def test_a_sub_agent_speaks_beside_the_main_agent(narrator: EventTranslator) -> 
 
 def test_a_tool_call_and_its_result(narrator: EventTranslator) -> None:
     """The call is in the common vocabulary; the result carries the digest of the input that ran."""
-    narrator = EventTranslator("/work", {"toolu_1": "d" * 64})
+    narrator = EventTranslator("/proj", {"toolu_1": "d" * 64})
     block = {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"command": "ls"}}
     (kind, seen), *_ = assistant(narrator, block)
     result = {

@@ -24,7 +24,7 @@ from tests.programs import bubblewrap
 
 def launch(options: m.AgentOptions | None = None, text: str = "", **environ: str) -> Launch:
     session = m.PrepareSession(
-        "s-1", "claude", "/work", "ask", options or m.AgentOptions(), m.Limits(max_turns=3), "/spool", "/home/ada"
+        "s-1", "claude", "/proj", "ask", options or m.AgentOptions(), m.Limits(max_turns=3), "/spool", "/home/ada"
     )
     grant = m.KeyGrant("lease", "the-lease", base_url="http://127.0.0.1:9")
     return build(
@@ -62,7 +62,7 @@ def test_the_options_of_a_session_reach_the_command_line() -> None:
 
 def test_a_lease_is_used_at_the_brokers_socket() -> None:
     """The host in the base URL of a lease does not exist."""
-    session = m.PrepareSession("s-1", "claude", "/work", "ask", m.AgentOptions(), m.Limits(), "/spool", "/home/ada")
+    session = m.PrepareSession("s-1", "claude", "/proj", "ask", m.AgentOptions(), m.Limits(), "/spool", "/home/ada")
     grant = m.KeyGrant("lease", "l", base_url="http://broker.invalid", unix_socket="/run/hutch/broker/broker.sock")
     started = build(session, grant, (), "", cli="/cli", config="/own", retries=2, stream_idle=60, environ={})
 
@@ -117,7 +117,7 @@ def test_a_direct_key_is_refused_if_only_the_broker_is_reachable(tmp_path: Path)
         *("s-1", "claude", str(tmp_path), "ask", m.AgentOptions(), m.Limits(), "/spool", "/home/ada"), sandbox=spec
     )
     with pytest.raises(HutchError, match="broker-only") as refused:
-        sandboxed(Launch(("/cli",), "/work", {}), session, m.KeyGrant("direct", "k"), SessionSandbox(session, spec))
+        sandboxed(Launch(("/cli",), "/proj", {}), session, m.KeyGrant("direct", "k"), SessionSandbox(session, spec))
 
     assert refused.value.reason is Reason.AGENT_UNAVAILABLE
 

@@ -229,7 +229,7 @@ class Stage:
 
     async def open(self, **changes: Any) -> m.Session:
         """Open a session of the script agent."""
-        fields: dict[str, Any] = {"agent": "script", "cwd": "/work"}
+        fields: dict[str, Any] = {"agent": "script", "cwd": "/proj"}
         return await self.services.sessions.open_session(self.me, m.OpenSession(**(fields | changes)))
 
     async def submit(self, session: m.Session, prompt: str = "go", key: str | None = None) -> m.Turn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -141,13 +142,13 @@ async def test_a_conversation_outlives_an_executor_that_dies_in_its_first_turn(t
     if forked:
         async with stage(tmp_path, script, agent_dir=elsewhere) as on:
             parent = (await on.turn("Of sheep")).agent_session
-    given = {"resume": parent, "fork": forked, "resume_from": (str(elsewhere),)}
-    async with stage(tmp_path, script, **given) as on, anyio.create_task_group() as group:  # type: ignore[arg-type]
+    given: dict[str, Any] = {"resume": parent, "fork": forked, "resume_from": (str(elsewhere),)}
+    async with stage(tmp_path, script, **given) as on, anyio.create_task_group() as group:
         group.start_soon(on.turn, "Of goats")
         await pause.reached.wait()
         group.cancel_scope.cancel()
     pause.release.set()
-    async with stage(tmp_path, script, **given) as on:  # type: ignore[arg-type]
+    async with stage(tmp_path, script, **given) as on:
         known = on.prepared.agent_session
         after = await on.turn("And?")
         messages = str(on.model.turns[-1].messages)

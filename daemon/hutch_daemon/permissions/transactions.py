@@ -20,10 +20,10 @@ from hutch_shared.failpoints import failpoint
 from hutch_shared.times import now_ms
 from hutch_shared.vocabulary import enters_plan
 
+__all__ = ["NotRecorded", "RequestTransactions", "record_verdict", "turn_runs"]
+
 NotRecorded = Literal["ended", "changed"]
 """The reason why nothing was recorded: the turn has ended, or the policy has changed since the verdict."""
-
-__all__ = ["NotRecorded", "RequestTransactions", "record_verdict", "turn_runs"]
 
 
 class RequestTransactions:

@@ -197,5 +197,4 @@ def _require_conversation(session: SessionRow, verb: str) -> None:
 
 def _turn_view(row: TurnRow, pending: int = 0) -> m.Turn:
     """Return a turn as clients see it. `pending` is the number of its pending permission requests."""
-    state = shown_state(row.state, pending) if pending else row.state
-    return to_message(m.Turn, row, state=state, awaiting_permission=pending > 0)
+    return to_message(m.Turn, row, state=shown_state(row.state, pending), awaiting_permission=pending > 0)

@@ -418,7 +418,7 @@ async def test_a_projects_file_only_tightens_until_it_is_trusted(stage: Stage) -
     text = '[permissions]\nallow = ["Bash(git fetch:*)"]\n'
     digest = hashlib.sha256(text.encode()).hexdigest()
     asks = stage.host.play = Asks(
-        command("git fetch origin"), project=m.ProjectFile("/work/.hutch/policy.toml", digest, text)
+        command("git fetch origin"), project=m.ProjectFile("/proj/.hutch/policy.toml", digest, text)
     )
     async with stage.hutchd():
         session = await stage.open()
@@ -426,7 +426,7 @@ async def test_a_projects_file_only_tightens_until_it_is_trusted(stage: Stage) -
         await stage.answer(await stage.pending(), "deny")
         await stage.ended(turn)
 
-        await stage.services.policy.trust_policy(stage.me, m.TrustPolicy("/work/.hutch/policy.toml", digest))
+        await stage.services.policy.trust_policy(stage.me, m.TrustPolicy("/proj/.hutch/policy.toml", digest))
         await stage.ended(await stage.submit(session))
 
         assert asks.decided["c-1"].decision == "allow"
@@ -434,13 +434,13 @@ async def test_a_projects_file_only_tightens_until_it_is_trusted(stage: Stage) -
         assert [(layer.name, layer.in_force) for layer in view.layers] == [("project", True), ("session", True)]
 
 
-@pytest.mark.parametrize("cwd", ["/work", "/elsewhere"])
+@pytest.mark.parametrize("cwd", ["/proj", "/elsewhere"])
 async def test_trust_covers_one_text_at_one_path(stage: Stage, cwd: str) -> None:
     """Another text is not trusted, nor is the trusted file in another project's session."""
     trusted, other = "[permissions]\n", '[permissions]\nallow = ["Bash(git fetch:*)"]\n'
-    text = other if cwd == "/work" else trusted + other.removeprefix(trusted)
-    claimed = trusted if cwd == "/work" else text
-    path, digest = "/work/.hutch/policy.toml", hashlib.sha256(claimed.encode()).hexdigest()
+    text = other if cwd == "/proj" else trusted + other.removeprefix(trusted)
+    claimed = trusted if cwd == "/proj" else text
+    path, digest = "/proj/.hutch/policy.toml", hashlib.sha256(claimed.encode()).hexdigest()
     stage.host.play = Asks(command("git fetch origin"), project=m.ProjectFile(path, digest, text))
     async with stage.hutchd():
         await stage.services.policy.trust_policy(stage.me, m.TrustPolicy(path, digest))
@@ -470,7 +470,7 @@ class _AskTwice:
 
 async def test_a_decision_covers_only_the_requested_input(stage: Stage) -> None:
     """A repeated request with another input or kind does not get the decision."""
-    asks = stage.host.play = _AskTwice({"call": command("rm -r /work")}, {"kind": "plan"})
+    asks = stage.host.play = _AskTwice({"call": command("rm -r /proj")}, {"kind": "plan"})
     async with stage.hutchd():
         turn = await stage.submit(await stage.open())
 
@@ -510,7 +510,7 @@ class _SlowPaths:
         await anyio.sleep_forever()
 
     async def _ask(self, executor: FakeExecutor, turn: str) -> None:
-        call = m.ToolCall("c-1", "edit", "Edit", {"file_path": "/work/a"}, paths=("/work/a",))
+        call = m.ToolCall("c-1", "edit", "Edit", {"file_path": "/proj/a"}, paths=("/proj/a",))
         self.decided.append(await executor.ask(call, turn=turn))
         self.answered.set()
 

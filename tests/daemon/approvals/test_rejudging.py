@@ -29,7 +29,7 @@ from tests.sampling import seed
 
 QUESTION = m.ToolCall("c-1", "question", "AskUserQuestion", {"questions": [{"question": "Which?"}]})
 PLAN = m.ToolCall("c-1", "plan", "ExitPlanMode", {"plan": "# Do"})
-EDIT = to_call("Edit", {"file_path": "/work/a", "old_string": "a", "new_string": "b"}, "c-1", "/work")
+EDIT = to_call("Edit", {"file_path": "/proj/a", "old_string": "a", "new_string": "b"}, "c-1", "/proj")
 
 
 async def judged_again(stage: Stage) -> None:
@@ -186,7 +186,7 @@ async def test_trust_settles_what_the_projects_file_allows(stage: Stage) -> None
     """Until then the file's rules that allow do not count."""
     text = '[permissions]\nallow = ["Bash(git fetch:*)"]\n'
     digest = hashlib.sha256(text.encode()).hexdigest()
-    path = "/work/.hutch/policy.toml"
+    path = "/proj/.hutch/policy.toml"
     asks = stage.host.play = Asks(command("git fetch origin"), project=m.ProjectFile(path, digest, text))
     async with stage.hutchd():
         turn = await stage.submit(await stage.open())
@@ -201,7 +201,7 @@ async def test_trust_settles_what_the_projects_file_allows(stage: Stage) -> None
 async def test_a_changed_project_file_settles_what_it_denies(stage: Stage) -> None:
     """The executor sends the file with each call; the earlier calls of its session are judged by it too."""
     text = '[permissions]\ndeny = ["Bash(make:*)"]\n'
-    project = m.ProjectFile("/work/.hutch/policy.toml", hashlib.sha256(text.encode()).hexdigest(), text)
+    project = m.ProjectFile("/proj/.hutch/policy.toml", hashlib.sha256(text.encode()).hexdigest(), text)
     stage.host.play = Asks(command("make"), go_on=True)
     async with stage.hutchd():
         turn = await stage.submit(await stage.open(rules=m.Rules(allow=("Bash(ls:*)",))))
@@ -216,7 +216,7 @@ async def test_a_changed_project_file_settles_what_it_denies(stage: Stage) -> No
 async def test_a_removed_project_file_allows_nothing_but_still_denies(stage: Stage) -> None:
     """Its trust is for a file that is there. The agent may have removed it, so what it denied stays denied."""
     text = '[permissions]\nallow = ["Bash(make)"]\ndeny = ["Bash(rm:*)"]\n'
-    path, digest = "/work/.hutch/policy.toml", hashlib.sha256(text.encode()).hexdigest()
+    path, digest = "/proj/.hutch/policy.toml", hashlib.sha256(text.encode()).hexdigest()
     project = m.ProjectFile(path, digest, text)
     stage.host.play = never_end
     async with stage.hutchd():
@@ -240,7 +240,7 @@ async def test_a_call_asked_again_brings_no_older_project_file(stage: Stage) -> 
     """The executor sends what it read when it asked first; another call has brought a newer file since."""
 
     def file(text: str) -> m.ProjectFile:
-        return m.ProjectFile("/work/.hutch/policy.toml", hashlib.sha256(text.encode()).hexdigest(), text)
+        return m.ProjectFile("/proj/.hutch/policy.toml", hashlib.sha256(text.encode()).hexdigest(), text)
 
     newer = file('[permissions]\ndeny = ["Bash(rm:*)"]\n')
     stage.host.play = never_end
@@ -352,7 +352,7 @@ async def test_trust_that_ends_between_verdict_and_record_is_seen(stage: Stage) 
     """The call becomes a request: what the file allows does not count any more."""
     text = '[permissions]\nallow = ["Bash(make)"]\n'
     digest = hashlib.sha256(text.encode()).hexdigest()
-    path = "/work/.hutch/policy.toml"
+    path = "/proj/.hutch/policy.toml"
     asks = Asks(command("make"), project=m.ProjectFile(path, digest, text))
     gate = stage.host.play = _Gate(asks)
     async with stage.hutchd():
@@ -431,7 +431,7 @@ async def test_no_later_verdict_replaces_a_denial_that_is_not_stored_yet(stage: 
 async def test_a_project_file_that_arrives_between_verdict_and_record_is_seen(stage: Stage) -> None:
     """It is not in the store, so the request is recorded, and judged again at once."""
     text = '[permissions]\ndeny = ["Bash(make:*)"]\n'
-    project = m.ProjectFile("/work/.hutch/policy.toml", hashlib.sha256(text.encode()).hexdigest(), text)
+    project = m.ProjectFile("/proj/.hutch/policy.toml", hashlib.sha256(text.encode()).hexdigest(), text)
     stage.host.play = never_end
     async with stage.hutchd():
         session = await stage.open(rules=m.Rules(allow=("Bash(ls:*)",)))
@@ -510,13 +510,13 @@ async def test_a_user_and_a_rule_settle_a_request_once(stage: Stage) -> None:
 
 async def test_nothing_is_allowed_while_its_executor_is_away(stage: Stage) -> None:
     """Its paths cannot be resolved. When it asks again they are, and the rule counts; a link out does not pass."""
-    outside = to_call("Edit", {"file_path": "/work/link", "old_string": "a", "new_string": "b"}, "c-2", "/work")
+    outside = to_call("Edit", {"file_path": "/proj/link", "old_string": "a", "new_string": "b"}, "c-2", "/proj")
     stage.host.play = Asks(EDIT, outside)
     async with stage.hutchd():
         session = await stage.open()
         turn = await stage.submit(session)
         executor = await stage.running(turn)
-        executor.real = {"/work/link": "/etc/passwd"}
+        executor.real = {"/proj/link": "/etc/passwd"}
 
         async def both_asked() -> bool:
             page = await stage.services.approvals.list_permissions(stage.me, m.ListPermissions())
@@ -586,7 +586,7 @@ async def test_a_denial_needs_no_executor(stage: Stage) -> None:
         asked = await stage.pending()
         executor.hang_up()
 
-        await change_rules(stage, add=m.Rules(deny=("Edit(/a)",)), cwd="/work")
+        await change_rules(stage, add=m.Rules(deny=("Edit(/a)",)), cwd="/proj")
         await judged_again(stage)
 
         assert (await request(stage, asked.id)).state == "denied"
@@ -632,7 +632,7 @@ async def test_requests_of_an_earlier_hutchd_are_judged_again(
 async def test_after_a_restart_the_projects_file_counts(stage: Stage) -> None:
     """The executor sends the file when it asks again, and a request that the file asks about stays pending."""
     text = '[permissions]\nask = ["Bash(make:*)"]\n'
-    project = m.ProjectFile("/work/.hutch/policy.toml", hashlib.sha256(text.encode()).hexdigest(), text)
+    project = m.ProjectFile("/proj/.hutch/policy.toml", hashlib.sha256(text.encode()).hexdigest(), text)
     stage.host.play = never_end
     async with stage.hutchd():
         session = await stage.open(rules=m.Rules(allow=("Bash(make)",)))
@@ -673,13 +673,13 @@ async def test_a_request_is_judged_again_once_the_store_can_be_written(stage: St
 # ---------------------------------------------------------------- random changes
 
 CALLS: tuple[tuple[m.ToolCall, m.PermissionKind], ...] = (
-    *((to_call("Bash", {"command": line}, f"b{line}", "/work"), "tool") for line in ("make", "git fetch", "rm -r /")),
-    *((to_call("Edit", {"file_path": path}, f"e{path}", "/work"), "tool") for path in ("/work/a", "/work/link", "/b")),
-    (to_call("Read", {"file_path": "/etc/hosts"}, "r", "/work"), "tool"),
-    (to_call("WebFetch", {"url": "https://a.example/x"}, "w", "/work"), "tool"),
-    (to_call("mcp__files__list", {}, "m", "/work"), "tool"),
-    (to_call("AskUserQuestion", {"questions": [{"question": "Which?"}]}, "q", "/work"), "question"),
-    (to_call("ExitPlanMode", {"plan": "# Do"}, "p", "/work"), "plan"),
+    *((to_call("Bash", {"command": line}, f"b{line}", "/proj"), "tool") for line in ("make", "git fetch", "rm -r /")),
+    *((to_call("Edit", {"file_path": path}, f"e{path}", "/proj"), "tool") for path in ("/proj/a", "/proj/link", "/b")),
+    (to_call("Read", {"file_path": "/etc/hosts"}, "r", "/proj"), "tool"),
+    (to_call("WebFetch", {"url": "https://a.example/x"}, "w", "/proj"), "tool"),
+    (to_call("mcp__files__list", {}, "m", "/proj"), "tool"),
+    (to_call("AskUserQuestion", {"questions": [{"question": "Which?"}]}, "q", "/proj"), "question"),
+    (to_call("ExitPlanMode", {"plan": "# Do"}, "p", "/proj"), "plan"),
 )
 RULES = (
     *("Bash(make)", "Bash(git fetch:*)", "Bash", "Edit(**)", "Edit(/a)", "Edit(//b)", "Read(//etc/**)", "Read"),
@@ -714,7 +714,7 @@ class Changes:
             session = await self.stage.open(name=f"s-{at}", options=options)
             turn = await self.stage.submit(session)
             executor = await self.stage.running(turn)
-            executor.real = {"/work/link": "/etc/passwd"}
+            executor.real = {"/proj/link": "/etc/passwd"}
             self.sessions.append(session)
             self.calls_of[session.id] = self.random.sample(CALLS, self.calls)
             self.turns[session.id], self.executors[session.id] = turn, executor
@@ -762,10 +762,10 @@ class Changes:
             case "rule":
                 if len(self.added) > random.randrange(12):
                     effect, rule = self.added.pop(random.randrange(len(self.added)))
-                    await change_rules(stage, remove=m.Rules(**{effect: (rule,)}), cwd="/work")
+                    await change_rules(stage, remove=m.Rules(**{effect: (rule,)}), cwd="/proj")
                 elif (effect, rule) not in self.added:
                     self.added.append((effect, rule))
-                    await change_rules(stage, add=m.Rules(**{effect: (rule,)}), cwd="/work")
+                    await change_rules(stage, add=m.Rules(**{effect: (rule,)}), cwd="/proj")
             case "mode":
                 mode = random.choice(MODES)
                 self.history[-1] += f" {mode}"
@@ -782,14 +782,14 @@ class Changes:
             case "trust":
                 text = random.choice(PROJECTS)
                 digest = hashlib.sha256(text.encode()).hexdigest()
-                trust = m.TrustPolicy("/work/.hutch/policy.toml", digest, trust=random.random() < 0.7)
+                trust = m.TrustPolicy("/proj/.hutch/policy.toml", digest, trust=random.random() < 0.7)
                 await stage.services.policy.trust_policy(stage.me, trust)
             case "host":
                 (stage.folder / "policy.toml").write_text(random.choice(HOSTS))
             case "project":
                 text = random.choice(PROJECTS)
-                project = m.ProjectFile("/work/.hutch/policy.toml", hashlib.sha256(text.encode()).hexdigest(), text)
-                call = to_call("Read", {"file_path": "/work/x"}, f"x-{len(self.history)}", "/work")
+                project = m.ProjectFile("/proj/.hutch/policy.toml", hashlib.sha256(text.encode()).hexdigest(), text)
+                call = to_call("Read", {"file_path": "/proj/x"}, f"x-{len(self.history)}", "/proj")
                 turn = self.turns[session.id].id
                 stage.host.tasks.start_soon(partial(self.executors[session.id].ask, call, turn=turn, project=project))
 

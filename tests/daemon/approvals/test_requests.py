@@ -27,7 +27,7 @@ def request_row(**fields: Any) -> PermissionRow:
         "kind": "tool",
         "asked_at": AT,
         "call": m.ToolCall("c-1", "run_command", "Bash", {"command": "make"}, command="make"),
-        "cwd": "/work",
+        "cwd": "/proj",
         "digest": "d",
         "expires_at": AT + 1000,
     }
@@ -132,11 +132,11 @@ def test_a_second_decision_is_refused_with_the_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scope", "project", "session"), [("once", None, None), ("always", "/work", None), ("session", None, "s-aaaa")]
+    ("scope", "project", "session"), [("once", None, None), ("always", "/proj", None), ("session", None, "s-aaaa")]
 )
 def test_a_scope_beyond_once_adds_a_rule(scope: m.Scope, project: str | None, session: str | None) -> None:
     """`always` adds it for the session's directory, `session` for that session alone."""
-    asked: SessionRow = session_row("s-aaaa", cwd="/work")
+    asked: SessionRow = session_row("s-aaaa", cwd="/proj")
     params = m.AnswerPermission("p-1", "allow", scope=scope, rule="Bash(make:*)")
     rule = requests.rule_of_answer(asked, request_row(), params, AT)
 

@@ -96,7 +96,7 @@ async def test_explain_policy_predicts_the_decision(stage: Stage) -> None:
             stage.me, m.ExplainPolicy("Bash", {"command": "rm -r x"}, session=session.id)
         )
         without = await stage.services.policy.explain_policy(
-            stage.me, m.ExplainPolicy("Bash", {"command": "rm -r x"}, cwd="/work")
+            stage.me, m.ExplainPolicy("Bash", {"command": "rm -r x"}, cwd="/proj")
         )
 
         assert (there.decision, there.rule, there.layer) == ("deny", "Bash(rm:*)", "session")
@@ -107,7 +107,7 @@ async def test_rules_of_the_account_apply_in_its_sessions(stage: Stage) -> None:
     """An added rule is in force and shown, a removed one is not, and an invalid one changes nothing."""
     async with stage.hutchd():
         view = await stage.services.policy.change_rules(stage.me, m.ChangeRules(add=m.Rules(deny=("Bash(rm:*)",))))
-        call = m.ExplainPolicy("Bash", {"command": "rm -r x"}, cwd="/work")
+        call = m.ExplainPolicy("Bash", {"command": "rm -r x"}, cwd="/proj")
         added = await stage.services.policy.explain_policy(stage.me, call)
         with pytest.raises(HutchError) as refused:
             await stage.services.policy.change_rules(stage.me, m.ChangeRules(add=m.Rules(allow=("Bash(",))))
@@ -192,7 +192,7 @@ async def test_an_impossible_session_is_refused(stage: Stage, changes: dict[str,
         assert (await stage.services.sessions.list_sessions(stage.me, m.ListSessions())).sessions == ()
 
 
-@pytest.mark.parametrize("cwd", ["work", "", "/work/\0", "/" + "a" * 5000])
+@pytest.mark.parametrize("cwd", ["work", "", "/proj/\0", "/" + "a" * 5000])
 async def test_an_invalid_directory_is_refused(stage: Stage, cwd: str) -> None:
     """This holds for a session and for a project's rules; nothing is opened or stored."""
     async with stage.hutchd():

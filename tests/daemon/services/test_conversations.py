@@ -210,16 +210,22 @@ async def test_an_agent_that_shows_nothing_gets_no_prompt_twice(stage: Stage) ->
         assert [prompt for _, prompt in stage.host.played] == ["first"]
 
 
+async def unanswered(stage: Stage) -> tuple[m.Session, FakeExecutor, m.Turn]:
+    """Play a turn; then submit a prompt that the executor gets and does not answer."""
+    session = await stage.open(agent="claude")
+    await stage.ended(await stage.submit(session, "first"))
+    executor = stage.executor
+    executor.deaf = True
+    turn = await stage.submit(session, "second")
+    await until(lambda: any(one.turn == turn.id for one in prompts(executor)))
+    return session, executor, turn
+
+
 async def test_an_offered_prompt_survives_a_restart(stage: Stage) -> None:
     """The next hutchd offers it as well, also if the first one had not noticed that the executor was gone."""
     stage.host.abilities = ("offered",)
     async with stage.hutchd():
-        session = await stage.open(agent="claude")
-        await stage.ended(await stage.submit(session, "first"))
-        executor = stage.executor
-        executor.deaf = True
-        turn = await stage.submit(session, "second")
-        await until(lambda: any(one.turn == turn.id for one in prompts(executor)))
+        _, executor, turn = await unanswered(stage)
     executor.die()
 
     async with stage.hutchd():
@@ -246,12 +252,7 @@ async def leave_in_spool(executor: FakeExecutor, turn: m.Turn, *events: tuple[Ev
 async def test_a_spool_that_shows_that_the_prompt_was_accepted_settles_the_turn(stage: Stage, ended: bool) -> None:
     """The first executor was away from hutchd when it began: its spool is read before the prompt can run again."""
     async with stage.hutchd():
-        session = await stage.open(agent="claude")
-        await stage.ended(await stage.submit(session, "first"))
-        executor = stage.executor
-        executor.deaf = True
-        turn = await stage.submit(session, "second")
-        await until(lambda: any(one.turn == turn.id for one in prompts(executor)))
+        session, executor, turn = await unanswered(stage)
         end = TurnEnded("completed", "completed", "Done.", result="It is done.", agent_session="conversation-1")
         started = TurnStarted("second", 2)
         events: list[tuple[EventKind, msgspec.Struct]] = [("turn_started", started), ("text", Text("x"))]

@@ -14,7 +14,7 @@ from tests.fakes.stage import Stage
 
 ENTER: tuple[str, dict[str, Any]] = ("EnterPlanMode", {})
 TOUCH = ("Bash", {"command": "touch bash-in-plan.txt"})
-WRITE = ("Write", {"file_path": "/work/ep.txt", "content": "x"})
+WRITE = ("Write", {"file_path": "/proj/ep.txt", "content": "x"})
 RULES = m.Rules(allow=("EnterPlanMode", "Edit", "Bash(touch:*)"))
 
 
@@ -24,7 +24,7 @@ def calls_of(*calls: tuple[str, dict[str, Any]]) -> Any:
     async def play(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
         for number, (tool, given) in enumerate(calls):
             kind: m.PermissionKind = "plan" if tool == "ExitPlanMode" else "tool"
-            await executor.ask(to_call(tool, given, f"c-{number}", "/work"), kind=kind, plan=given.get("plan"))
+            await executor.ask(to_call(tool, given, f"c-{number}", "/proj"), kind=kind, plan=given.get("plan"))
         return TurnEnded("completed", "done", "Done.")
 
     return play
@@ -108,7 +108,7 @@ async def test_an_agent_that_plans_may_enter_plan_mode_again(stage: Stage) -> No
 
 async def test_an_unattended_agent_stays_unattended(stage: Stage) -> None:
     """No rule lets it into the mode `plan`, which reads without a rule and waits for a user."""
-    stage.host.play = calls_of(ENTER, ("Read", {"file_path": "/work/secret"}))
+    stage.host.play = calls_of(ENTER, ("Read", {"file_path": "/proj/secret"}))
     async with stage.hutchd():
         session = await stage.open(agent="claude", rules=RULES, permission_mode="unattended")
         await stage.ended(await stage.submit(session))

@@ -124,8 +124,8 @@ async def test_rules_of_an_account_apply_to_no_other(stage: Stage) -> None:
         await stage.ended(turn)
         await stage.services.policy.change_rules(stage.me, m.ChangeRules(add=m.Rules(allow=("Bash(ls:*)",))))
 
-        assert [await explained(stage, stage.me, line, cwd="/work") for line in ("make", "ls")] == ["allow", "allow"]
-        assert [await explained(stage, other, line, cwd="/work") for line in ("make", "ls")] == ["ask", "ask"]
+        assert [await explained(stage, stage.me, line, cwd="/proj") for line in ("make", "ls")] == ["allow", "allow"]
+        assert [await explained(stage, other, line, cwd="/proj") for line in ("make", "ls")] == ["ask", "ask"]
         assert await explained(stage, stage.me, "make", cwd="/elsewhere") == "ask"
 
 
@@ -138,12 +138,12 @@ async def test_removing_a_missing_rule_is_an_error(stage: Stage) -> None:
             await stage.services.policy.change_rules(
                 stage.me, m.ChangeRules(remove=m.Rules(deny=("Bash(rm:*)", "Bash(rn:*)")))
             )
-        assert await explained(stage, stage.me, "rm x", cwd="/work") == "deny"
+        assert await explained(stage, stage.me, "rm x", cwd="/proj") == "deny"
 
 
 async def test_an_invalid_project_file_makes_everything_ask(stage: Stage) -> None:
     """The permission request and the explanation say why."""
-    file = m.ProjectFile("/work/.hutch/policy.toml", "-", f"{UNUSABLE}it is not a regular file")
+    file = m.ProjectFile("/proj/.hutch/policy.toml", "-", f"{UNUSABLE}it is not a regular file")
     stage.host.play = asking(MAKE, project=file)
     async with stage.hutchd():
         session = await stage.open(rules=m.Rules(allow=("Bash(make)",)))
@@ -155,15 +155,15 @@ async def test_an_invalid_project_file_makes_everything_ask(stage: Stage) -> Non
 
         assert "Every call asks" in asked.why
         assert "it is not a regular file" in asked.why
-        assert view.problems == ("/work/.hutch/policy.toml: it is not a regular file",)
+        assert view.problems == ("/proj/.hutch/policy.toml: it is not a regular file",)
 
 
 async def test_a_projects_rules_can_be_explained_without_a_session(stage: Stage) -> None:
     """The client reads the file, whose rules apply as in a session."""
     file = m.ProjectFile("", "", '[permissions]\nallow = ["Bash(ls)"]\ndeny = ["Bash(rm:*)"]\n')
     async with stage.hutchd():
-        decided = [await explained(stage, stage.me, line, cwd="/work", project=file) for line in ("ls", "rm x")]
-        view = await stage.services.policy.show_policy(stage.me, m.ShowPolicy(cwd="/work", project=file))
+        decided = [await explained(stage, stage.me, line, cwd="/proj", project=file) for line in ("ls", "rm x")]
+        view = await stage.services.policy.show_policy(stage.me, m.ShowPolicy(cwd="/proj", project=file))
 
         assert decided == ["ask", "deny"]
         assert [layer.name for layer in view.layers] == ["project"]
@@ -191,7 +191,7 @@ async def test_an_edited_input_waits_for_the_executor_that_resolves_its_paths(st
 
 async def test_after_a_restart_a_request_brings_the_projects_file_again(stage: Stage) -> None:
     """An edited input is judged by it, although this hutchd did not judge the request itself."""
-    file = m.ProjectFile("/work/.hutch/policy.toml", "-", '[permissions]\ndeny = ["Bash(rm:*)"]\n')
+    file = m.ProjectFile("/proj/.hutch/policy.toml", "-", '[permissions]\ndeny = ["Bash(rm:*)"]\n')
     stage.host.play = asking(MAKE, project=file, ask="ask-1")
     async with stage.hutchd():
         session = await stage.open()
@@ -257,10 +257,10 @@ async def test_the_server_of_a_tool_is_one_of_the_sessions(stage: Stage, server:
 
 async def test_instruction_files_are_judged_by_the_rules(stage: Stage) -> None:
     """A rule that denies withholds any file; one that asks, or that cannot be read, withholds an imported file."""
-    files = {f"/work/{name}": f"/work/{name}" for name in ("CLAUDE.md", "denied.md", "asked.md", "docs/a.md")}
-    files["/work/link.md"] = "/work/denied.md"
+    files = {f"/proj/{name}": f"/proj/{name}" for name in ("CLAUDE.md", "denied.md", "asked.md", "docs/a.md")}
+    files["/proj/link.md"] = "/proj/denied.md"
     rules = m.Rules(ask=("Read(asked.md)",), deny=("Read(denied.md)",))
-    broken = m.ProjectFile("/work/.hutch/policy.toml", "", f"{UNUSABLE}it is a link")
+    broken = m.ProjectFile("/proj/.hutch/policy.toml", "", f"{UNUSABLE}it is a link")
     stage.host.play = never_end
     async with stage.hutchd():
         session = await stage.open(rules=rules)
@@ -271,18 +271,18 @@ async def test_instruction_files_are_judged_by_the_rules(stage: Stage) -> None:
         judge = stage.services.policy.judge_reads
         imported = await judge(known, m.JudgeReads(session.id, imported=files))
         named = await judge(known, m.JudgeReads(session.id, named=files))
-        unsure = await judge(known, m.JudgeReads(session.id, {"/work/CLAUDE.md": "/work/CLAUDE.md"}, files, broken))
+        unsure = await judge(known, m.JudgeReads(session.id, {"/proj/CLAUDE.md": "/proj/CLAUDE.md"}, files, broken))
 
-    assert set(imported.withheld) == {"/work/denied.md", "/work/asked.md", "/work/link.md"}
-    assert set(named.withheld) == {"/work/denied.md", "/work/link.md"}
-    assert "Read(denied.md)" in named.withheld["/work/link.md"]
+    assert set(imported.withheld) == {"/proj/denied.md", "/proj/asked.md", "/proj/link.md"}
+    assert set(named.withheld) == {"/proj/denied.md", "/proj/link.md"}
+    assert "Read(denied.md)" in named.withheld["/proj/link.md"]
     assert set(unsure.withheld) == set(files)
 
 
 async def test_changed_instructions_are_reported_once(stage: Stage) -> None:
     """The first start reports them; a start with the same files does not."""
     read = m.Instructions(
-        (m.InstructionFile("/work/CLAUDE.md", 5),), (m.InstructionFile("/work/x", why="it is a pipe"),)
+        (m.InstructionFile("/proj/CLAUDE.md", 5),), (m.InstructionFile("/proj/x", why="it is a pipe"),)
     )
     stage.host.play = never_end
     async with stage.hutchd():
@@ -295,5 +295,5 @@ async def test_changed_instructions_are_reported_once(stage: Stage) -> None:
         now = await stage.services.sessions.get_session(stage.me, m.SessionRef(session.id))
 
     assert counts == [1, 1, 2, 2]
-    assert b"1 instruction file. Not given: /work/x: it is a pipe." in bytes(notices[0].data)
+    assert b"1 instruction file. Not given: /proj/x: it is a pipe." in bytes(notices[0].data)
     assert now.instructions == m.Instructions()

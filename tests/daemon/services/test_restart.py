@@ -238,7 +238,7 @@ async def test_a_request_made_before_the_restart_is_decided_after_it(stage: Stag
             tasks.start_soon(executor.ask, call)
             asked = await stage.pending()
             tasks.cancel_scope.cancel()
-        request = m.RequestPermission("", session.id, turn.id, "tool", call, "/work")
+        request = m.RequestPermission("", session.id, turn.id, "tool", call, "/proj")
         row = await stage.services.approvals.approvals.get(asked.id)
 
     async with stage.hutchd():

@@ -407,8 +407,8 @@ async def test_opening_a_second_session_in_a_directory_warns(stage: Stage) -> No
         third = await stage.open(name="three")
 
         assert first.warning is None
-        assert second.warning == "Another open session works in /work: one."
-        assert third.warning == "Other open sessions work in /work: one, two."
+        assert second.warning == "Another open session works in /proj: one."
+        assert third.warning == "Other open sessions work in /proj: one, two."
 
 
 async def test_a_token_of_another_process_is_refused(stage: Stage) -> None:

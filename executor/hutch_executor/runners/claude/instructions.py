@@ -85,7 +85,7 @@ class InstructionSet:
         """Return the set without some files, given by path with the reason. What they import stays."""
         given = tuple(file for file in self.given if file.entry.path not in withheld)
         more = (m.InstructionFile(f.entry.path, why=withheld[f.entry.path]) for f in self.given if f not in given)
-        return InstructionSet(given, (*more, *self.left_out)[:_LEFT_OUT])
+        return InstructionSet(given, (*more, *self.left_out))
 
     def text(self) -> str:
         """Return all files as one text; "" if there are none."""
