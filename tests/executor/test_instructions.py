@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
-import threading
-from contextlib import suppress
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +14,7 @@ from hutch_executor.runners.claude.instructions import DEPTH, INSTRUCTIONS_LIMIT
 from hutch_executor.sandbox.git_dirs import GitDirs, git_dirs
 from hutch_shared import messages as m
 from hutch_shared.project_file import read_project_file
-from tests.sampling import seed
+from tests.swapping import swapping, write
 
 
 def instructions(
@@ -31,13 +29,7 @@ def text_of(cwd: str, home: str, which: Literal["all", "project", "none"] = "all
     return instructions(cwd, home, which)[0]
 
 
-def write(root: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-
-
-def read(root: Path, cwd: str = "work", hidden: tuple[str, ...] = ()) -> tuple[list[str], dict[str, str]]:
+def read(root: Path, cwd: str = "app", hidden: tuple[str, ...] = ()) -> tuple[list[str], dict[str, str]]:
     """Return the marks (words that begin with MARK) of what is given, and what is left out with the reason."""
     text, record = instructions(str(root / cwd), str(root / "home"), "all", hidden)
     left_out = {os.path.relpath(file.path, root): file.why for file in record.left_out}
@@ -71,10 +63,10 @@ def test_a_setting_selects_the_instruction_files(
     """`all`, `project` or `none`."""
     (tmp_path / "home" / ".claude").mkdir(parents=True)
     (tmp_path / "home" / ".claude" / "CLAUDE.md").write_text("OWN")
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "CLAUDE.md").write_text("PROJECT")
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "CLAUDE.md").write_text("PROJECT")
 
-    text = text_of(str(tmp_path / "work"), str(tmp_path / "home"), which)
+    text = text_of(str(tmp_path / "app"), str(tmp_path / "home"), which)
 
     assert [word for word in text.split() if word in ("OWN", "PROJECT")] == given
 
@@ -118,11 +110,11 @@ def test_a_project_like_those_of_the_reports(tmp_path: Path) -> None:
     write(
         tmp_path,
         {
-            "work/CLAUDE.md": "MARK-ROOT\n@docs/style.md\n@AGENTS.md\n",
-            "work/docs/style.md": "MARK-IMPORTED-STYLE\n",
-            "work/AGENTS.md": "MARK-AGENTS\n",
-            "work/.claude/rules/r.md": "MARK-RULES\n",
-            "work/sub/CLAUDE.md": "MARK-SUBDIR\n",
+            "app/CLAUDE.md": "MARK-ROOT\n@docs/style.md\n@AGENTS.md\n",
+            "app/docs/style.md": "MARK-IMPORTED-STYLE\n",
+            "app/AGENTS.md": "MARK-AGENTS\n",
+            "app/.claude/rules/r.md": "MARK-RULES\n",
+            "app/sub/CLAUDE.md": "MARK-SUBDIR\n",
             "dotfiles/CLAUDE.md": "MARK-DOTFILES\n",
         },
     )
@@ -134,7 +126,7 @@ def test_a_project_like_those_of_the_reports(tmp_path: Path) -> None:
     assert given == ["MARK-ROOT", "MARK-IMPORTED-STYLE", "MARK-AGENTS", "MARK-RULES"]
     assert left_out == {
         "home/.claude/CLAUDE.md": f"it leads out of {tmp_path}/home",
-        "work/sub/CLAUDE.md": "it lies in a subfolder; the agent can read it there",
+        "app/sub/CLAUDE.md": "it lies in a subfolder; the agent can read it there",
     }
 
 
@@ -165,15 +157,15 @@ def test_rules_say_what_they_apply_to(tmp_path: Path) -> None:
     write(
         tmp_path,
         {
-            "work/.claude/rules/a.md": "---\npaths:\n  - 'src/**/*.ts'\n  - \"lib/{a,b}.ts\"\n---\nMARK-TS\n",
-            "work/.claude/rules/deep/b.md": '---\ntitle: x\npaths: "**/*.py, docs/*.{md,txt}"\n---\nMARK-PY\n',
-            "work/.claude/rules/c.md": "MARK-ALL\n---\npaths: no head\n---\n",
-            "work/.claude/rules/d.txt": "MARK-NO-RULE\n",
+            "app/.claude/rules/a.md": "---\npaths:\n  - 'src/**/*.ts'\n  - \"lib/{a,b}.ts\"\n---\nMARK-TS\n",
+            "app/.claude/rules/deep/b.md": '---\ntitle: x\npaths: "**/*.py, docs/*.{md,txt}"\n---\nMARK-PY\n',
+            "app/.claude/rules/c.md": "MARK-ALL\n---\npaths: no head\n---\n",
+            "app/.claude/rules/d.txt": "MARK-NO-RULE\n",
         },
     )
-    text, _ = instructions(str(tmp_path / "work"), str(tmp_path / "home"))
+    text, _ = instructions(str(tmp_path / "app"), str(tmp_path / "home"))
 
-    assert f"{tmp_path}/work/.claude/rules/a.md (for files that match src/**/*.ts, lib/{{a,b}}.ts):\n\nMARK-TS" in text
+    assert f"{tmp_path}/app/.claude/rules/a.md (for files that match src/**/*.ts, lib/{{a,b}}.ts):\n\nMARK-TS" in text
     assert "b.md (for files that match **/*.py, docs/*.{md,txt}):\n\nMARK-PY" in text
     assert "c.md:\n\nMARK-ALL" in text
     assert "title" not in text
@@ -236,21 +228,21 @@ def test_the_head_of_a_rule() -> None:
 
 def test_imports_are_followed_five_deep_and_once(tmp_path: Path) -> None:
     """A circle ends."""
-    files = {f"work/{n}.md": f"MARK-{n}\n@{n + 1}.md\n@0.md\n@CLAUDE.md" for n in range(DEPTH + 1)}
-    write(tmp_path, {"work/CLAUDE.md": "MARK-ROOT\n@0.md", **files})
+    files = {f"app/{n}.md": f"MARK-{n}\n@{n + 1}.md\n@0.md\n@CLAUDE.md" for n in range(DEPTH + 1)}
+    write(tmp_path, {"app/CLAUDE.md": "MARK-ROOT\n@0.md", **files})
 
     given, left_out = read(tmp_path)
 
     assert given == ["MARK-ROOT", *(f"MARK-{n}" for n in range(DEPTH))]
-    assert left_out == {f"work/{DEPTH}.md": f"imports are followed {DEPTH} deep"}
+    assert left_out == {f"app/{DEPTH}.md": f"imports are followed {DEPTH} deep"}
 
 
 def test_a_long_list_of_what_is_left_out_says_how_much_is_missing(tmp_path: Path) -> None:
     """An agent can name thousands of files."""
-    files = {f"work/{n}.md": "" for n in range(600, 610)}
-    write(tmp_path, {"work/CLAUDE.md": " ".join(f"@{n}.md" for n in range(2000)), **files})
+    files = {f"app/{n}.md": "" for n in range(600, 610)}
+    write(tmp_path, {"app/CLAUDE.md": " ".join(f"@{n}.md" for n in range(2000)), **files})
 
-    record = instructions(str(tmp_path / "work"), str(tmp_path / "home"), "all", ())[1]
+    record = instructions(str(tmp_path / "app"), str(tmp_path / "home"), "all", ())[1]
 
     assert len(record.left_out) == 50
     assert (record.left_out[-1].path, record.left_out[-1].why) == ("…", "460 more files are left out")
@@ -264,23 +256,23 @@ def test_imports_of_the_working_directory_stay_in_it(tmp_path: Path) -> None:
             "repo/.git/HEAD": "",
             "repo/secret.md": "MARK-SECRET",
             "home/notes.md": "MARK-NOTES",
-            "repo/work/sub/a.md": "MARK-A\n@../b.md",
-            "repo/work/b.md": "MARK-B",
-            "repo/work/CLAUDE.md": f"@../secret.md @sub/a.md @~/notes.md @{tmp_path}/repo/secret.md @missing.md"
-            f" @sub/../../secret.md @{tmp_path}/repo/work/b.md @somebody",
+            "repo/app/sub/a.md": "MARK-A\n@../b.md",
+            "repo/app/b.md": "MARK-B",
+            "repo/app/CLAUDE.md": f"@../secret.md @sub/a.md @~/notes.md @{tmp_path}/repo/secret.md @missing.md"
+            f" @sub/../../secret.md @{tmp_path}/repo/app/b.md @somebody",
         },
     )
-    (tmp_path / "repo" / "work" / "link.md").symlink_to("../secret.md")
-    (tmp_path / "repo" / "work" / "CLAUDE.local.md").write_text("@link.md @sub")
+    (tmp_path / "repo" / "app" / "link.md").symlink_to("../secret.md")
+    (tmp_path / "repo" / "app" / "CLAUDE.local.md").write_text("@link.md @sub")
 
-    given, left_out = read(tmp_path, "repo/work")
+    given, left_out = read(tmp_path, "repo/app")
 
     assert given == ["MARK-A", "MARK-B"]
     assert set(left_out) == {
-        *("repo/secret.md", "home/notes.md", "repo/work/missing.md", "repo/work/link.md", "repo/work/sub"),
+        *("repo/secret.md", "home/notes.md", "repo/app/missing.md", "repo/app/link.md", "repo/app/sub"),
     }
     assert "lies outside of" in left_out["repo/secret.md"]
-    assert "does not exist" in left_out["repo/work/missing.md"]
+    assert "does not exist" in left_out["repo/app/missing.md"]
 
 
 def test_a_file_above_imports_what_is_below_its_own_folder(tmp_path: Path) -> None:
@@ -293,12 +285,12 @@ def test_a_file_above_imports_what_is_below_its_own_folder(tmp_path: Path) -> No
             "repo/docs/a.md": "MARK-A @../secret.md @more/b.md",
             "repo/docs/more/b.md": "MARK-B @../a.md @../../secret.md",
             "repo/secret.md": "MARK-SECRET",
-            "repo/work/x": "",
+            "repo/app/x": "",
         },
     )
     (tmp_path / "repo" / "docs" / "link.md").symlink_to("../secret.md")
 
-    given, left_out = read(tmp_path, "repo/work")
+    given, left_out = read(tmp_path, "repo/app")
 
     assert given == ["MARK-OUTER", "MARK-A", "MARK-B"]
     assert set(left_out) == {"repo/secret.md", "repo/docs/link.md"}
@@ -326,7 +318,7 @@ def test_the_users_own_file_imports_from_the_home(tmp_path: Path) -> None:
             "home/.claude/rules/r.md": "MARK-RULE @~/notes/n.md",
             "home/notes/n.md": "MARK-NOTES @~/secret.md",
             "home/secret.md": "MARK-SECRET",
-            "work/x": "",
+            "app/x": "",
         },
     )
     (tmp_path / "home" / ".claude" / "CLAUDE.md").symlink_to("../dotfiles/CLAUDE.md")
@@ -340,32 +332,32 @@ def test_the_users_own_file_imports_from_the_home(tmp_path: Path) -> None:
 def test_the_accounts_own_file_is_none_of_a_project(tmp_path: Path) -> None:
     """Although the home is a repository, and the setting chooses the project's files alone."""
     write(tmp_path, {"home/.git/HEAD": "", "home/.claude/CLAUDE.md": "OWN", "home/.claude/rules/r.md": "OWN"})
-    (tmp_path / "home" / "work").mkdir()
+    (tmp_path / "home" / "app").mkdir()
 
-    assert text_of(str(tmp_path / "home" / "work"), str(tmp_path / "home"), "project") == ""
+    assert text_of(str(tmp_path / "home" / "app"), str(tmp_path / "home"), "project") == ""
 
 
-@pytest.mark.parametrize("name", ["work/private", "work/private/", "work/./private", "link/private", "hidden"])
+@pytest.mark.parametrize("name", ["app/private", "app/private/", "app/./private", "link/private", "hidden"])
 def test_what_the_settings_hide_is_not_given(tmp_path: Path, name: str) -> None:
     """The sandbox hides it from the agent, which could import it. The settings may name it by a link."""
-    write(tmp_path, {"work/CLAUDE.md": "MARK-ROOT @private/a.md", "work/private/a.md": "MARK-SECRET"})
-    (tmp_path / "link").symlink_to("work")
-    (tmp_path / "hidden").symlink_to("work/private")
+    write(tmp_path, {"app/CLAUDE.md": "MARK-ROOT @private/a.md", "app/private/a.md": "MARK-SECRET"})
+    (tmp_path / "link").symlink_to("app")
+    (tmp_path / "hidden").symlink_to("app/private")
 
     given, left_out = read(tmp_path, hidden=(f"{tmp_path}/{name}",))
 
-    assert (given, list(left_out)) == (["MARK-ROOT"], ["work/private/a.md"])
+    assert (given, list(left_out)) == (["MARK-ROOT"], ["app/private/a.md"])
 
 
 def test_odd_files_are_left_out_with_the_reason(tmp_path: Path) -> None:
     """Nothing waits or fails: a pipe, a folder, a link to nothing, a loop, bytes, a name that is not UTF-8."""
-    write(tmp_path, {"work/CLAUDE.md": "MARK-ROOT @pipe.md @folder.md @loop.md @bytes.md", "work/bytes.md": "a\0b"})
-    work = tmp_path / "work"
-    os.mkfifo(work / "pipe.md")
-    (work / "folder.md").mkdir()
-    (work / "loop.md").symlink_to("loop.md")
-    (work / "CLAUDE.local.md").symlink_to("nothing")
-    odd = os.fsencode(work) + b"/caf\xe9"
+    write(tmp_path, {"app/CLAUDE.md": "MARK-ROOT @pipe.md @folder.md @loop.md @bytes.md", "app/bytes.md": "a\0b"})
+    app = tmp_path / "app"
+    os.mkfifo(app / "pipe.md")
+    (app / "folder.md").mkdir()
+    (app / "loop.md").symlink_to("loop.md")
+    (app / "CLAUDE.local.md").symlink_to("nothing")
+    odd = os.fsencode(app) + b"/caf\xe9"
     os.mkdir(odd)
     with open(odd + b"/CLAUDE.md", "wb") as file:
         file.write(b"x")
@@ -374,23 +366,23 @@ def test_odd_files_are_left_out_with_the_reason(tmp_path: Path) -> None:
 
     assert given == ["MARK-ROOT"]
     assert left_out == {
-        "work/pipe.md": "it is not a regular file",
-        "work/folder.md": "it is a directory",
-        "work/loop.md": "it is a symbolic link, or lies behind one",
-        "work/bytes.md": "it is not a text",
-        "work/CLAUDE.local.md": "it is a link to nothing",
-        "work/caf\ufffd/CLAUDE.md": "it lies in a subfolder; the agent can read it there",
+        "app/pipe.md": "it is not a regular file",
+        "app/folder.md": "it is a directory",
+        "app/loop.md": "it is a symbolic link, or lies behind one",
+        "app/bytes.md": "it is not a text",
+        "app/CLAUDE.local.md": "it is a link to nothing",
+        "app/caf\ufffd/CLAUDE.md": "it lies in a subfolder; the agent can read it there",
     }
 
 
 def test_the_list_and_the_search_are_bounded(tmp_path: Path) -> None:
     """A project may have any number of files."""
     imports = " ".join(f"@f{n}.md" for n in range(2000))
-    write(tmp_path, {"work/CLAUDE.md": imports, **{f"work/f{n}.md": "MARK" for n in range(300)}})
+    write(tmp_path, {"app/CLAUDE.md": imports, **{f"app/f{n}.md": "MARK" for n in range(300)}})
     for n in range(30):
-        write(tmp_path, {f"work/s{n}/CLAUDE.md": "x"})
+        write(tmp_path, {f"app/s{n}/CLAUDE.md": "x"})
 
-    _, record = instructions(str(tmp_path / "work"), str(tmp_path / "home"))
+    _, record = instructions(str(tmp_path / "app"), str(tmp_path / "home"))
 
     assert len(record.given) == 100
     assert len(record.left_out) == 50
@@ -405,49 +397,24 @@ def test_no_foreign_byte_is_given_while_files_and_folders_are_flipped(tmp_path: 
     """An agent exchanges CLAUDE.md, an import, `.git` and every folder above for links, again and again."""
     inner = ("CLAUDE.md", "docs/a.md", "docs/deep/b.md", ".claude/CLAUDE.md", ".claude/rules/r.md")
     own = ["repo/.git/HEAD", "repo/CLAUDE.md", "repo/docs/a.md", "repo/mid/CLAUDE.md", "repo/mid/docs/a.md"]
-    own += ["repo/mid/work/.hutch/policy.toml"]
-    own += [*(f"repo/mid/work/{name}" for name in inner), "home/.claude/CLAUDE.md", "home/docs/a.md"]
+    own += ["repo/mid/app/.hutch/policy.toml"]
+    own += [*(f"repo/mid/app/{name}" for name in inner), "home/.claude/CLAUDE.md", "home/docs/a.md"]
     imports = "@docs/a.md @docs/deep/b.md @~/docs/a.md"
     write(tmp_path, dict.fromkeys(own, f"MARK-OWN {imports}"))
     for depth in range(4):  # what a link leads to has files of the same names
         write(tmp_path / "foreign", {name.split("/", depth)[-1]: f"FOREIGN {imports}" for name in own})
     targets = [tmp_path / "foreign", *(path for path in (tmp_path / "foreign").rglob("*"))]
-    flipped = {place for name in own for place in ((tmp_path / name), *(tmp_path / name).parents)}
-    places = sorted(path for path in flipped if path.is_relative_to(tmp_path) and path != tmp_path)
-    places.remove(tmp_path / "home")
-    ended = threading.Event()
-
-    def flip(dice: random.Random) -> None:
-        away = tmp_path / "away"
-        while not ended.is_set():
-            path = dice.choice(places)
-            same_name = [one for one in targets if one.name == path.name]
-            with suppress(OSError):
-                os.rename(path, away)
-                with suppress(OSError):
-                    os.symlink(dice.choice(same_name if same_name and dice.random() < 0.7 else targets), path)
-                ended.wait(dice.random() / 1000)
-                os.unlink(path)
-                os.rename(away, path)
-
-    flipping = threading.Thread(target=flip, args=(random.Random(seed()),))
-    timer = threading.Timer(seconds, ended.set)
-    cwd = str(tmp_path / "repo" / "mid" / "work")
+    cwd = str(tmp_path / "repo" / "mid" / "app")
     rounds = whole = 0
-    flipping.start()
-    timer.start()
-    try:
-        while not ended.is_set():
+    end = time.monotonic() + seconds
+    with swapping(tmp_path, [name for name in own if not name.startswith("home/")], targets, 0.001):
+        while time.monotonic() < end:
             text, record = instructions(cwd, str(tmp_path / "home"))
             rounds += 1
             whole += len(record.given) == len(own) - 2
             policy = read_project_file(cwd)
             assert "FOREIGN" not in f"{text} {record} {policy}"
             assert git_dirs(cwd) == GitDirs()
-    finally:
-        ended.set()
-        timer.cancel()
-        flipping.join()
     print(f"{rounds} readings, {whole} of them whole")
 
     assert rounds > 20

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import random
-import threading
 from collections import Counter
-from contextlib import suppress
-from pathlib import Path
 
 import anyio
 import pytest
@@ -15,7 +10,7 @@ import pytest
 from hutch_client.client import HutchClient
 from hutch_shared import messages as m
 from tests.rehearsal import Model, Say, Step, Steps, anything
-from tests.sampling import seed
+from tests.swapping import swapping, write
 from tests.system.host import Host
 from tests.system.log import log_of
 
@@ -30,28 +25,6 @@ FILES = (
 )
 
 
-def write(root: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-
-
-def swap(root: Path, foreign: list[Path], ended: threading.Event, dice: random.Random) -> None:
-    """Exchange one of the files, or a folder above it, for a link for a moment; until `ended`."""
-    all_places = {place for name in FILES for place in (root / name, *(root / name).parents)}
-    places = sorted(place for place in all_places if root in place.parents)
-    while not ended.is_set():
-        path, away = dice.choice(places), root / "away"
-        same_name = [one for one in foreign if one.name == path.name]
-        with suppress(OSError):
-            os.rename(path, away)
-            with suppress(OSError):
-                os.symlink(dice.choice(same_name if same_name and dice.random() < 0.7 else foreign), path)
-            ended.wait(dice.random() / 50)
-            os.unlink(path)
-            os.rename(away, path)
-
-
 @pytest.mark.parametrize("seconds", [20, pytest.param(600, marks=pytest.mark.full)])
 async def test_nothing_foreign_gets_into_a_prompt(
     claude_host: Host, hutch: HutchClient, model: Model, seconds: int
@@ -63,23 +36,16 @@ async def test_nothing_foreign_gets_into_a_prompt(
     for depth in range(4):
         write(claude_host.root / "foreign", {n.split("/", depth)[-1]: f"FOREIGN-BYTES {IMPORTS}" for n in FILES})
     foreign = [claude_host.root / "foreign", *(claude_host.root / "foreign").rglob("*")]
-    ended = threading.Event()
-    swapping = threading.Thread(target=swap, args=(root, foreign, ended, random.Random(seed())))
     states: Counter[str] = Counter()
     before = len(model.requests)
-    swapping.start()
-    try:
-        with anyio.move_on_after(seconds):
-            for n in range(1_000_000):
-                cwd = str(root / CWD)
-                opened = m.OpenSession("claude", cwd, name=f"s{seconds}-{n}", permission_mode="bypass", real_cwd=True)
-                session = await hutch.open_session(opened)
-                async with log_of(hutch, session) as log:
-                    states[(await log.play(session, "go")).state] += 1
-                await hutch.close_session(session.id, force=True)
-    finally:
-        ended.set()
-        swapping.join()
+    with swapping(root, FILES, foreign, 0.02), anyio.move_on_after(seconds):
+        for n in range(1_000_000):
+            cwd = str(root / CWD)
+            opened = m.OpenSession("claude", cwd, name=f"s{seconds}-{n}", permission_mode="bypass", real_cwd=True)
+            session = await hutch.open_session(opened)
+            async with log_of(hutch, session) as log:
+                states[(await log.play(session, "go")).state] += 1
+            await hutch.close_session(session.id, force=True)
     asked = [request.raw for request in model.requests[before:]]
     print(f"{dict(states)}, {sum(b'OWN-BYTES' in raw for raw in asked)} of {len(asked)} prompts with own files")
 

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import anyio
 
@@ -69,8 +70,7 @@ async def record() -> dict[str, list[str]]:
                 lines.append(line.decode())
             yield line
 
-    ClaudeProcess._lines = tee  # type: ignore[assignment,method-assign]
-    with tempfile.TemporaryDirectory() as root:
+    with tempfile.TemporaryDirectory() as root, patch.object(ClaudeProcess, "_lines", tee):
         async with stage(Path(root), Steps(), decide=_decide, timeouts=ClaudeTimeouts(retries=1), mode="ask") as s:
             for name, replies in _TURNS.items():
                 lines.clear()
@@ -94,7 +94,8 @@ async def _interrupted(s: Stage) -> None:
 
 
 def _anonymous(line: str, root: str) -> str:
-    line = line.replace(root, "/root").replace(root.replace("/", "-"), "-root")
+    for path, name in ((f"{root}/work", "/project"), (root, "/recorded")):
+        line = line.replace(path, name).replace(path.replace("/", "-"), name.replace("/", "-"))
     return re.sub(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", _Ids().name, line)
 
 
