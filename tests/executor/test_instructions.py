@@ -375,6 +375,25 @@ def test_odd_files_are_left_out_with_the_reason(tmp_path: Path) -> None:
     }
 
 
+def test_a_file_whose_name_is_not_utf_8_is_left_out(tmp_path: Path) -> None:
+    """Rules judge a path as text. Two such names would have one text, and only one of the files would be judged."""
+    write(tmp_path, {"app/CLAUDE.md": "MARK-ROOT @odd.md", "app/secret.md": "MARK-SECRET", "app/ok.md": "MARK-OK"})
+    rules = os.fsencode(tmp_path / "app") + b"/.claude/rules/"
+    os.makedirs(rules)
+    os.symlink(b"../../secret.md", rules + b"a\xfe.md")
+    os.symlink(b"../../ok.md", rules + b"a\xff.md")
+    with open(os.fsencode(tmp_path) + b"/app/odd\xfe.md", "wb") as file:
+        file.write(b"MARK-ODD")
+    os.symlink(b"odd\xfe.md", tmp_path / "app" / "odd.md")
+
+    found = read_instructions(str(tmp_path / "app"), str(tmp_path / "home"))
+
+    assert found.named() == {str(tmp_path / "app" / "CLAUDE.md"): str(tmp_path / "app" / "CLAUDE.md")}
+    assert [word for word in found.text().split() if word.startswith("MARK")] == ["MARK-ROOT"]
+    assert {file.why for file in found.record().left_out} == {"its name is not UTF-8"}
+    assert len(found.record().left_out) == 3
+
+
 def test_the_list_and_the_search_are_bounded(tmp_path: Path) -> None:
     """A project may have any number of files."""
     imports = " ".join(f"@f{n}.md" for n in range(2000))
@@ -389,6 +408,19 @@ def test_the_list_and_the_search_are_bounded(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- the race
+
+
+def test_a_path_gives_one_file_although_what_it_leads_to_is_exchanged(tmp_path: Path) -> None:
+    """A decision names the path, and is about one file."""
+    importers = [f"docs/{number}.md" for number in range(40)]
+    write(tmp_path, {"app/CLAUDE.md": " ".join(f"@{name}" for name in importers), "app/link.md": "MARK-A"})
+    write(tmp_path, {"app/b.md": "MARK-B", **{f"app/{name}": "@../link.md" for name in importers}})
+    end = time.monotonic() + 2
+    with swapping(tmp_path / "app", ["link.md"], [tmp_path / "app" / "b.md"], 0.0005):
+        while time.monotonic() < end:
+            found = read_instructions(str(tmp_path / "app"), str(tmp_path / "home"))
+
+            assert len({**found.named(), **found.imported()}) == len(found.given)
 
 
 @pytest.mark.timeout(900)

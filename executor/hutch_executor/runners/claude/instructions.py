@@ -13,6 +13,9 @@ file or a folder. Neither may bring a file into a prompt that the agent cannot s
   only files below its own folder, and follows no link to them.
 - The same holds for the account's own file, which may import from the whole home.
 - Nothing is given that the sandbox hides.
+
+Rules judge a file by its path as text. So each path gives one file at most, though an agent may exchange what it leads
+to, and a file whose name has no text is not given.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from typing import Final, Literal
 
 from hutch_executor.runners.claude.instruction_text import imports_of, rule_of
 from hutch_shared import messages as m
+from hutch_shared.text import is_valid_text, valid_text
 from hutch_shared.tree import LINKS, Tree, UnfitFileError
 
 __all__ = ["INSTRUCTIONS_LIMIT", "InstructionSet", "read_instructions"]
@@ -177,7 +181,7 @@ class _Reading:
         left_out = [(path, why) for path, why in self._left_out.items() if path not in self._seen]
         if (more := len(left_out) - _LEFT_OUT) > 0:
             left_out[_LEFT_OUT - 1 :] = [("…", f"{more + 1} more files are left out")]
-        files = (m.InstructionFile(_valid(path), why=_valid(why)) for path, why in left_out)
+        files = (m.InstructionFile(valid_text(path), why=valid_text(why)) for path, why in left_out)
         return InstructionSet(tuple(self._given), tuple(files))
 
     # ---------------------------------------------------------------- what there is
@@ -254,6 +258,8 @@ class _Reading:
     def _give(self, area: _Area, name: str, links: int, depth: int = 0, *, is_rule: bool = False) -> None:
         """Give one file, then what it imports. A missing file raises the error of `open`."""
         path = area.path(name)
+        if any(path == file.entry.path for file in self._given):
+            return
         self._reads += 1
         if self._reads > _READS:
             if area.tree.has(name):
@@ -276,6 +282,9 @@ class _Reading:
         elif b"\0" in content.data:
             self._seen.discard(real)
             self._leave_out(path, "it is not a text")
+        elif not is_valid_text(path + real):
+            self._seen.discard(real)
+            self._leave_out(path, "its name is not UTF-8")
         elif content.data.strip():
             self._put(path, real, content.data, is_rule=is_rule, is_imported=depth > 0)
             self._import(area, content.path, content.data[:INSTRUCTIONS_LIMIT].decode(errors="replace"), depth)
@@ -290,10 +299,10 @@ class _Reading:
         patterns, text = rule_of(kept.decode(errors="replace")) if is_rule else ((), kept.decode(errors="replace"))
         where = f" (for files that match {', '.join(patterns)})" if patterns else ""
         is_cut = len(kept) < len(data)
-        text = f"Contents of {_valid(path)}{where}:\n\n{text}" + ("\n… (cut)" if is_cut else "")
+        text = f"Contents of {path}{where}:\n\n{text}" + ("\n… (cut)" if is_cut else "")
         why = f"it is cut: the instructions are longer than {INSTRUCTIONS_LIMIT >> 10} KiB" if is_cut else ""
-        entry = m.InstructionFile(_valid(path), len(kept), why)
-        self._given.append(GivenFile(entry, _valid(real), is_imported, text))
+        entry = m.InstructionFile(path, len(kept), why)
+        self._given.append(GivenFile(entry, real, is_imported, text))
 
     def _import(self, area: _Area, importer: str, text: str, depth: int) -> None:
         """Give what a file imports. `importer` is its real path below the area."""
@@ -337,8 +346,3 @@ def _expanded(path: str, home: str) -> str:
 
 def _why(error: OSError | UnfitFileError) -> str:
     return f"it cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
-
-
-def _valid(text: str) -> str:
-    """Return the text with U+FFFD for what is not UTF-8: a file may have any name."""
-    return text.encode(errors="surrogateescape").decode(errors="replace")
