@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from hutch_executor.runners.claude.prompt import prompt_uuid
 from hutch_executor.runners.claude.transcripts import lacks_prompt
+from tests.swapping import swapping, write
 
 UUID = prompt_uuid("t-1")
 
@@ -41,6 +43,18 @@ def test_what_cannot_be_read_shows_nothing(tmp_path: Path) -> None:
     for number in range(10_001):
         os.close(os.open(many / str(number), os.O_CREAT))
     assert not lacks_prompt(str(tmp_path), UUID)
+
+
+def test_a_transcript_that_disappears_before_it_is_read_shows_nothing(tmp_path: Path) -> None:
+    """Another program may rename or remove transcripts, and folders of them, at any moment."""
+    write(tmp_path / "projects", {"a/x.jsonl": "{}", "z/prompt.jsonl": UUID})
+    write(tmp_path / "projects", {f"a/{number}.jsonl": "{}" for number in range(50)})
+    end, lacking = time.monotonic() + 1, 0
+    with swapping(tmp_path / "projects", ["a/x.jsonl"], [tmp_path / "missing"], 0.0005):
+        while time.monotonic() < end:
+            lacking += lacks_prompt(str(tmp_path), UUID)
+
+    assert lacking == 0
 
 
 def test_the_uuid_of_a_prompt_follows_from_its_turn() -> None:

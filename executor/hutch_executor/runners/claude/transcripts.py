@@ -8,6 +8,7 @@ whose uuid is in no transcript of the session had no effect, and may be submitte
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import BinaryIO, Final
 
 from hutch_shared.tree import Tree, UnfitFileError
@@ -25,28 +26,38 @@ def lacks_prompt(config: str, uuid: str) -> bool:
 
     False if one has it, or if something prevents a complete look. True if there are no transcripts. Blocks.
     """
-    mark = uuid.encode()
-    left = _BYTES
     try:
         with Tree(os.path.realpath(config)) as tree:
-            for name in _transcripts(tree):
-                with tree.opened(name) as (file, _):
-                    read, found = _search(file, mark, left)
-                left -= read
-                if found or left <= 0:
-                    return False
+            return _all_lack(tree, transcript_folders(tree), uuid.encode())
     except FileNotFoundError:
         return True
     except (OSError, UnfitFileError):
         return False
-    return True
 
 
-def _transcripts(tree: Tree) -> list[str]:
+def transcript_folders(tree: Tree) -> list[str]:
+    """Return the paths of the folders of transcripts in a configuration directory. OSError, UnfitFileError."""
+    return [f"{_FOLDER}/{one.name}" for one in tree.entries(_FOLDER, _NAMES) if one.is_folder]
+
+
+def _all_lack(tree: Tree, folders: list[str], mark: bytes) -> bool:
+    """Return whether no transcript contains `mark`; False for one that disappears before it is read."""
+    left = _BYTES
+    with suppress(OSError, UnfitFileError):
+        for name in _transcripts(tree, folders):
+            with tree.opened(name) as (file, _):
+                read, found = _search(file, mark, left)
+            left -= read
+            if found or left <= 0:
+                return False
+        return True
+    return False
+
+
+def _transcripts(tree: Tree, folders: list[str]) -> list[str]:
     """Return the paths of the transcripts. UnfitFileError if there are too many names to look at."""
     found: list[str] = []
     names = 0
-    folders = [f"{_FOLDER}/{one.name}" for one in tree.entries(_FOLDER, _NAMES) if one.is_folder]
     for folder in (_FOLDER, *folders):
         entries = tree.entries(folder, _NAMES)
         names += len(entries)
