@@ -33,6 +33,16 @@ def test_ps_prints_a_table_that_marks_waiting_sessions(daemon: FakeDaemon, hutch
     assert daemon.asked("list_sessions") == [m.ListSessions(state=None)]
 
 
+def test_ps_shows_a_turn_that_stops_while_it_waits(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """The state is the server's; pending requests only add their number."""
+    stopping = msgspec.structs.replace(SESSION, active_state="stopping", pending=1, queued=1)
+    daemon.answers["list_sessions"] = m.Sessions((stopping,))
+
+    heads, row = hutch("ps")[1].splitlines()
+
+    assert row[heads.index("STATE") : heads.index("ISOLATION")].rstrip() == "stopping (1) +1 queued"
+
+
 def test_ps_shows_accounts_if_they_differ(daemon: FakeDaemon, hutch: Hutch) -> None:
     """The account is shown if one is not the caller's, or if the list has more than the caller's open sessions."""
     own = msgspec.structs.replace(SESSION, account=pwd.getpwuid(os.geteuid()).pw_name)

@@ -122,7 +122,7 @@ def state_words(session: dict[str, Any]) -> str:
         return "closed"
     words = session.get("active_state", "idle")
     if pending := session.get("pending", 0):
-        words = f"awaiting_permission ({pending})"
+        words = f"{words} ({pending})"
     if queued := session.get("queued", 0):
         words += f" +{queued} queued"
     if session.get("permission_mode") == "plan":
