@@ -188,7 +188,7 @@ class Approvals:
     ) -> m.PermissionDecision | PermissionRow | NotRecorded:
         """Return the policy's decision or the recorded request; or why nothing could be recorded."""
         generation = self._rejudging.generation
-        judged = await self._judge.judge(session, requester, params.kind, params.call, params.cwd, params.project)
+        judged = await self._judge.judge(session, requester, params.kind, params.call, params.cwd)
         if judged.verdict.decision != "ask":
             record = partial(record_verdict, executor=requester.id, params=params, judged=judged, digest=digest)
             refused = await self._store.write(partial(record, plan_entered=self._plan_entered))

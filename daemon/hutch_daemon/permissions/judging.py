@@ -57,7 +57,7 @@ class PolicyOf(Protocol):
     async def host_changed(self) -> bool:
         """Return whether the host's policy file changed since the last call."""
 
-    async def __call__(self, session: SessionRow, project: m.ProjectFile | None) -> Policy: ...
+    async def __call__(self, session: SessionRow) -> Policy: ...
 
 
 class CallJudge:
@@ -75,7 +75,6 @@ class CallJudge:
         kind: m.PermissionKind,
         call: m.ToolCall,
         cwd: str,
-        project: m.ProjectFile | None,
     ) -> Judged:
         """Resolve the paths, then judge by the rules and the mode of that moment.
 
@@ -88,7 +87,7 @@ class CallJudge:
             return sessions.get(conn, session.id) or session, policy_versions.current(conn, session.owner)
 
         session, version = await self._store.read(now)
-        policy = await self._policy_of(session, project)
+        policy = await self._policy_of(session)
         verdict = judge(
             policy,
             call,
@@ -116,7 +115,7 @@ class CallJudge:
             raise HutchError(
                 Reason.CONNECTION_LOST, "The executor is not connected, so an edited input cannot be judged."
             )
-        judged = await self.judge(session, requester, row.kind, call, row.cwd, None)
+        judged = await self.judge(session, requester, row.kind, call, row.cwd)
         if judged.verdict.decision == "deny":
             why = f"The edited input is not allowed: {judged.verdict.why}"
             raise HutchError(Reason.POLICY_FORBIDS, why, rule=judged.verdict.rule)

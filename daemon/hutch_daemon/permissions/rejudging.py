@@ -154,7 +154,7 @@ class Rejudging:
         session = await self._store.read(lambda conn: sessions.get(conn, row.session))
         if session is None or row.id not in self._pending:
             return
-        judged = await self._judge.judge(session, requester, row.kind, row.call, row.cwd, None)
+        judged = await self._judge.judge(session, requester, row.kind, row.call, row.cwd)
         decision = judged.verdict.decision
         if decision == "ask" or (decision == "allow" and (requester is None or not request.may_be_allowed)):
             return

@@ -103,7 +103,8 @@ class PolicyService:
         or ask cannot be read.
         """
         session = await served_session(self._store, executor, params.session)
-        policy = await self._layers(session, params.project)
+        self._layers.note_project(session.id, params.project)
+        policy = await self._layers(session)
         withheld: dict[str, str] = {}
         for path, real in (params.named | params.imported).items():
             verdict = judge(

@@ -71,10 +71,8 @@ class PolicyLayers:
         """Emitted with a session whose executor sent another project file than before."""
         self._host_seen: tuple[int, ...] = ()
 
-    async def __call__(self, session: SessionRow, project: m.ProjectFile | None) -> Policy:
-        """Return the policy for a session. Without `project`, use the file that its executor sent last."""
-        if project is not None:
-            self.note_project(session.id, project)
+    async def __call__(self, session: SessionRow) -> Policy:
+        """Return the policy for a session, with the project file that its executor sent last."""
         return (await self.layered(session.owner, session.cwd, session)).policy()
 
     def note_project(self, session: str, project: m.ProjectFile | None, *, asked_again: bool = False) -> None:
@@ -114,7 +112,7 @@ class PolicyLayers:
 
     async def check_mode(self, session: SessionRow) -> None:
         """Raise `policy_forbids` if the session's mode is `bypass` and the host forbids that mode."""
-        if session.permission_mode == "bypass" and (await self(session, None)).bypass_forbidden:
+        if session.permission_mode == "bypass" and (await self(session)).bypass_forbidden:
             raise HutchError(Reason.POLICY_FORBIDS, "The host's policy forbids the mode bypass.")
 
     def check_rules(self, owner: int, given: m.Rules, *, base: str) -> None:

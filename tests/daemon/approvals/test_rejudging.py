@@ -260,6 +260,47 @@ async def test_a_call_asked_again_brings_no_older_project_file(stage: Stage) -> 
             await stage.ended(turn)
 
 
+@pytest.mark.parametrize(
+    ("newer", "state"), [('[permissions]\ndeny = ["Edit(**)"]\n', "denied"), (None, "pending")], ids=["other", "removed"]
+)
+async def test_a_call_that_waits_for_its_paths_brings_no_older_project_file(
+    stage: Stage, newer: str | None, state: str
+) -> None:
+    """Another call has brought a newer file meanwhile, or has found that the file is removed: that decides both."""
+
+    def file(text: str) -> m.ProjectFile:
+        return m.ProjectFile("/proj/.hutch/policy.toml", hashlib.sha256(text.encode()).hexdigest(), text)
+
+    older = file('[permissions]\nallow = ["Edit(**)"]\n')
+    found = None if newer is None else file(newer)
+    stage.host.play = never_end
+    async with stage.hutchd():
+        await stage.services.policy.trust_policy(stage.me, m.TrustPolicy(older.path, older.digest))
+        turn = await stage.submit(await stage.open())
+        executor = await stage.running(turn)
+        async with anyio.create_task_group() as tasks:
+            stage.host.slow_paths = anyio.Event()
+            tasks.start_soon(partial(executor.ask, EDIT, turn=turn.id, project=older))
+            await until(lambda: "resolve_paths" in [name for name, _ in executor.calls])
+            listing = to_call("mcp__files__list", {}, "c-2", "/proj")
+            tasks.start_soon(partial(executor.ask, listing, turn=turn.id, project=found))
+            await stage.pending()
+            stage.host.slow_paths.set()
+
+            async def recorded() -> list[str]:
+                calls = {one.call.call_id: one.state for one in await all_requests(stage)}
+                view = await stage.services.history.read_audit(stage.me, m.ReadAudit(action="permission"))
+                return [calls["c-1"]] if "c-1" in calls else [line.outcome for line in view.entries]
+
+            async def is_recorded() -> bool:
+                return bool(await recorded())
+
+            await until(is_recorded)
+            tasks.cancel_scope.cancel()
+
+        assert await recorded() == [state]
+
+
 async def test_a_changed_host_file_settles_what_it_denies(stage: Stage) -> None:
     """No signal is needed: hutchd looks at the file while a request is pending."""
     asks = stage.host.play = Asks(command("make"))
