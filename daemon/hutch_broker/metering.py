@@ -5,6 +5,7 @@ model writes this word in its answer, its quotes are escaped, so the line does n
 the last value is the final one.
 
 A gateway may send a count as text, below zero, or not at all. Then the tokens of the request are unknown, not too few.
+`_REQUIRED` lists the counts that each style must have sent; a count that is not listed is 0 until it is sent.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ _WORD: Final[dict[UsageStyle, bytes]] = {
     "anthropic": b'"usage"',
     "openai": b'"usage"',
     "gemini": b'"usageMetadata"',
+}
+_REQUIRED: Final[dict[UsageStyle, frozenset[str]]] = {
+    "anthropic": frozenset({"input_tokens", "output_tokens"}),
+    "openai": frozenset({"input", "output"}),  # the counts have other names in chat completions than in responses
+    "gemini": frozenset({"promptTokenCount"}),  # a blocked answer has no other count
 }
 
 
@@ -86,7 +92,7 @@ class _Lines:
         self._word = _WORD[style]
         self._begun = b""
         self._skipping = False
-        self._tokens = TokenCount()
+        self._tokens = TokenCount(missing=_REQUIRED[style])
 
     def feed(self, chunk: bytes) -> None:
         end = chunk.rfind(b"\n")
@@ -135,7 +141,7 @@ class _Whole:
             self._pieces.clear()
 
     def result(self) -> TokenCount:
-        return _counted(self._style, TokenCount(), b"".join(self._pieces))
+        return _counted(self._style, TokenCount(missing=_REQUIRED[self._style]), b"".join(self._pieces))
 
 
 class _Inflated:
@@ -182,8 +188,8 @@ def _anthropic(before: TokenCount, value: Mapping[str, Any]) -> TokenCount:
     usage = message.get("usage")
     if not isinstance(usage, dict):
         return before if usage is None else replace(before, known=False, missing=before.missing | {"usage"})
-    begun = before if before.known or before.missing else replace(before, missing=frozenset(_REQUIRED))
-    missing = _missing(begun, usage, *_REQUIRED, "cache_read_input_tokens", "cache_creation_input_tokens")
+    names = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+    missing = _missing(before, usage, *names)
     return replace(
         before,
         known=not missing,
@@ -196,27 +202,32 @@ def _anthropic(before: TokenCount, value: Mapping[str, Any]) -> TokenCount:
     )
 
 
-_REQUIRED: Final = ("input_tokens", "output_tokens")
-
-
 def _openai(before: TokenCount, value: Mapping[str, Any]) -> TokenCount:
-    """Read chat completions (`prompt_tokens`) or responses (`input_tokens`). Both counts include cached tokens."""
+    """Read chat completions (`prompt_tokens`) or responses (`input_tokens`). Both counts include cached tokens.
+
+    Embeddings have no output: their total equals their input, and they have no count of their output.
+    """
     inner = value.get("response") if isinstance(value.get("response"), dict) else value
     assert inner is not None
     usage = inner.get("usage")
     if not isinstance(usage, dict):
         return before
-    whole = _number(usage, "input_tokens", _number(usage, "prompt_tokens", 0))
+    sent_input = _number(usage, "input_tokens", _number(usage, "prompt_tokens", -1))
+    sent_output = _number(usage, "output_tokens", _number(usage, "completion_tokens", -1))
+    if sent_output < 0 and 0 <= sent_input == _number(usage, "total_tokens", -1):
+        sent_output = 0
+    whole = sent_input if sent_input >= 0 else before.input + before.cache_read
     details = usage.get("input_tokens_details", usage.get("prompt_tokens_details"))
-    cached = min(whole, _number(details, "cached_tokens", 0)) if isinstance(details, dict) else 0
-    missing = _missing(before, usage, *_REQUIRED, "prompt_tokens", "completion_tokens")
+    cached = min(whole, _number(details, "cached_tokens", before.cache_read) if isinstance(details, dict) else 0)
+    missing = _missing(before, usage, "input_tokens", "output_tokens", "prompt_tokens", "completion_tokens")
+    missing -= {name for name, count in (("input", sent_input), ("output", sent_output)) if count >= 0}
     return replace(
         before,
         known=not missing,
         missing=missing,
         model=_text(inner, "model") or before.model,
         input=whole - cached,
-        output=_number(usage, "output_tokens", _number(usage, "completion_tokens", 0)),
+        output=sent_output if sent_output >= 0 else before.output,
         cache_read=cached,
     )
 

@@ -106,10 +106,50 @@ def test_a_count_that_cannot_be_read_makes_the_request_unknown(name: str, value:
     assert not counted("anthropic", [sse({**start, "message": {"usage": START}}, {"usage": {name: value}})]).known
 
 
-@pytest.mark.parametrize("usage", ["12", [], 3, {"output_tokens": 4}, {"input_tokens": 4}, {}])
-def test_usage_without_its_counts_is_unknown(usage: Any) -> None:
-    """A request has both counts, or none that counts."""
-    assert not counted("anthropic", [json.dumps({"usage": usage}).encode()], "application/json").known
+NO_COUNTS: list[Any] = ["12", [], 3, {}, None]
+
+
+@pytest.mark.parametrize(
+    ("style", "usage"),
+    [
+        *((style, usage) for style in ("anthropic", "openai", "gemini") for usage in NO_COUNTS),
+        *((style, {name: 4}) for style in ("anthropic", "openai") for name in ("input_tokens", "output_tokens")),
+        *(("openai", {name: 4}) for name in ("prompt_tokens", "completion_tokens", "total_tokens")),
+        ("openai", {"prompt_tokens": None, "completion_tokens": 4}),
+        ("openai", {"prompt_tokens": 4, "total_tokens": 9}),
+        ("openai", {"input_tokens": 4, "output_tokens": None}),
+        *(("gemini", {name: 4}) for name in ("candidatesTokenCount", "thoughtsTokenCount", "totalTokenCount")),
+        ("gemini", {"promptTokenCount": None, "candidatesTokenCount": 4}),
+    ],
+)
+def test_usage_without_its_counts_is_unknown(style: str, usage: Any) -> None:
+    """A request has all counts that its dialect must send, or none that counts."""
+    name = "usageMetadata" if style == "gemini" else "usage"
+    body = json.dumps({name: usage}).encode()
+
+    assert not counted(style, [body], "application/json").known
+    assert not counted(style, [b"data: " + body + b"\n"]).known
+
+
+@pytest.mark.parametrize(
+    ("style", "body"),
+    [
+        ("openai", {"usage": {"prompt_tokens": 8, "total_tokens": 8}}),
+        ("gemini", {"usageMetadata": {"promptTokenCount": 8, "totalTokenCount": 8}}),
+    ],
+)
+def test_an_answer_without_output_is_known(style: str, body: Any) -> None:
+    """Embeddings and blocked answers have no count of their output."""
+    assert counted(style, [json.dumps(body).encode()], "application/json") == TokenCount(True, "", 8, 0)
+
+
+def test_counts_of_one_stream_may_come_apart() -> None:
+    """A later event keeps the counts that it does not repeat."""
+    first = sse({"usage": {"prompt_tokens": 10}})
+    last = sse({"usage": {"completion_tokens": 7}})
+
+    assert not counted("openai", [first]).known
+    assert counted("openai", [first, last]) == TokenCount(True, "", 10, 7)
 
 
 @pytest.mark.parametrize(("style", "stream", "tokens"), CASES)

@@ -261,7 +261,9 @@ async def test_a_call_asked_again_brings_no_older_project_file(stage: Stage) -> 
 
 
 @pytest.mark.parametrize(
-    ("newer", "state"), [('[permissions]\ndeny = ["Edit(**)"]\n', "denied"), (None, "pending")], ids=["other", "removed"]
+    ("newer", "state"),
+    [('[permissions]\ndeny = ["Edit(**)"]\n', "denied"), (None, "pending")],
+    ids=["other", "removed"],
 )
 async def test_a_call_that_waits_for_its_paths_brings_no_older_project_file(
     stage: Stage, newer: str | None, state: str
