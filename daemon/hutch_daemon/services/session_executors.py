@@ -24,7 +24,7 @@ from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import FORK_MARK, SessionRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
-from hutch_shared.agents import provider_of
+from hutch_shared.agents import keeps_conversation, provider_of
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Notice
 from hutch_shared.latch import Latch
@@ -200,7 +200,7 @@ class SessionExecutors:
 
 def _gives_own_files(session: SessionRow, executor: Executor) -> bool:
     """Return False for a spare of an earlier version: it would look for the conversation, and write, in `~/.claude`."""
-    return not executor.adopted or provider_of(session.agent) is None or "agent_dir" in executor.abilities
+    return not executor.adopted or not keeps_conversation(session.agent) or "agent_dir" in executor.abilities
 
 
 def _record_prepared(tx: Tx, session: SessionRow, prepared: m.Prepared, plan: IsolationPlan) -> SessionRow:
