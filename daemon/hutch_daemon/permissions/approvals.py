@@ -307,10 +307,9 @@ class Approvals:
     # ------------------------------------------------------------ settling without a user
 
     def withdraw(self, tx: Tx, turn: str, why: str) -> None:
-        """Withdraw a turn's pending requests in the transaction that ends the turn; an unstored denial is stored."""
+        """Withdraw a turn's pending requests in the transaction that ends the turn. An unstored denial comes first."""
         for row in permissions.list_(tx, turn=turn, state="pending", limit=1_000_000):
-            denial = self._pending.denial(row.id)
-            self._transactions.settle(tx, row.id, requests.withdrawn(why) if denial is None else denial.settlement)
+            self._transactions.settle(tx, row.id, requests.withdrawn(why))
 
     async def withdraw_of(self, executor: str, why: str) -> None:
         """Withdraw the pending requests of an executor."""
