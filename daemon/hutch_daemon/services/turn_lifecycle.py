@@ -59,7 +59,7 @@ class TurnLifecycle:
     def take_back(self, tx: Tx, turn: TurnRow) -> None:
         """Return a queued turn to the executor that it was offered to: its events show that it had accepted it."""
         if turns.move(tx, turn.id, {"queued"}, "dispatching", executor=turn.offered_to):
-            turns.move(tx, turn.id, TURN.before["running"], "running", started_at=now_ms())
+            self.begin(tx, turn)
 
     def end(self, tx: Tx, turn: TurnRow, ended: TurnEnded, *, reported: bool = False) -> bool:
         """End a turn and withdraw its permission requests. Return False if it had already ended.
