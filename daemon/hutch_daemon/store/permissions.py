@@ -48,7 +48,7 @@ def list_(
 ) -> tuple[PermissionRow, ...]:
     """Return requests, oldest first, of an owner, session and turn, in a state. A filter of None does not restrict."""
     where, values = _where(owner, session, turn, state)
-    return PERMISSIONS.all(on, f"{where} LIMIT ?", (*values, limit))
+    return PERMISSIONS.all(on, f"{where} {_OLDEST_FIRST} LIMIT ?", (*values, limit))
 
 
 def page(
@@ -74,10 +74,8 @@ def page(
         if last is None:
             raise HutchError(Reason.NOT_FOUND, f"There is no permission request {after} to continue from.")
     where, values = _where(owner, session, None, state, last)
-    if not newest:
-        return PERMISSIONS.page(on, where, values, limit)
-    rows, more = PERMISSIONS.page(on, where.replace(_OLDEST_FIRST, _NEWEST_FIRST), values, limit)
-    return rows[::-1], more
+    rows, more = PERMISSIONS.page(on, f"{where} {_NEWEST_FIRST if newest else _OLDEST_FIRST}", values, limit)
+    return rows[::-1] if newest else rows, more
 
 
 def _where(
@@ -103,8 +101,7 @@ def _where(
     if last is not None:
         terms.append("(asked_at, id) > (?, ?)")
         values += [last.asked_at, last.id]
-    where = f"WHERE {' AND '.join(terms)}" if terms else ""
-    return f"{where} {_OLDEST_FIRST}", tuple(values)
+    return f"WHERE {' AND '.join(terms)}" if terms else "", tuple(values)
 
 
 def pending(on: Executes, session: str) -> int:
