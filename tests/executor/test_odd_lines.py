@@ -272,6 +272,32 @@ async def test_silence_without_a_reason_ends_the_turn(
             assert "usage_unknown" in s.daemon.notices()
 
 
+_NO_SUMMARY: Final = {"type": "system", "subtype": "status", "status": None, "compact_result": "failed"}
+
+
+@pytest.mark.parametrize(
+    ("usage", "lines", "times"),
+    [
+        ({"opus": _ZERO | {"inputTokens": 1, "outputTokens": 1, "costUSD": 0.1}}, (), 0),
+        ({"opus": _ZERO | {"inputTokens": 1, "outputTokens": 1, "costUSD": 0.1}}, (_COMPACTING, _NO_SUMMARY), 1),
+        ({}, (), 1),
+        ({}, (_COMPACTING, _NO_SUMMARY), 1),
+    ],
+    ids=["known", "summary lost", "no sums", "summary lost and no sums"],
+)
+async def test_unknown_usage_is_reported_once(
+    tmp_path: Path, usage: dict[str, Any], lines: tuple[Line, ...], times: int
+) -> None:
+    """A turn may have more than one reason for it."""
+    ending = _scenes()["text"][-1] | {"modelUsage": usage}
+    ending.pop("model_usage_since_last_result", None)
+    (tmp_path / "scene").write_bytes(_scene(_REQUESTING, *lines, ending))
+    async with stage(tmp_path, Steps(), cli=_player(tmp_path), timeouts=_TIMEOUTS) as s:
+        await s.turn()
+
+        assert s.daemon.notices().count("usage_unknown") == times
+
+
 async def test_lines_that_wait_for_us_are_no_silence_of_the_cli(tmp_path: Path) -> None:
     """While hutchd is away and the spool is full, the executor reports nothing, and the agent is not to blame."""
     (tmp_path / "scene").write_bytes(b"\n".join(map(_encoded, _numbered(_scenes()["text"], 1))))

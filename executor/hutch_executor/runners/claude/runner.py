@@ -278,8 +278,7 @@ class ClaudeRunner:
             end = await self._play(turn, link, line)
             if compacts:
                 end = self._compacted(turn, link, end)
-            uncounted = link.translator.summary_lost and not (compacts and end.usage)
-            if uncounted or (link.translator.result is None and (link.translator.asked or compacts)):
+            if self._is_usage_unknown(turn, link, end):
                 await self._daemon.report("notice", USAGE_UNKNOWN)
             if link.translator.result is None or compacts:
                 await self._discard()
@@ -319,6 +318,15 @@ class ClaudeRunner:
         if end.state == "completed":
             self._begun = self._stored = True
         return end
+
+    @staticmethod
+    def _is_usage_unknown(turn: ClaudeTurn, link: ClaudeConnection, end: TurnEnded) -> bool:
+        """Return whether the turn may have used more than the CLI counted, or the CLI's count cannot be read."""
+        translator = link.translator
+        if translator.summary_lost and (turn.expects_model or end.usage is None):
+            return True
+        used = translator.result is not None or translator.asked or not turn.expects_model
+        return used and not turn.is_counted
 
     def _end(self, end: TurnEnded) -> TurnEnded:
         return msgspec.structs.replace(end, agent_session=self._conversation if self._stored else None)
@@ -405,8 +413,7 @@ class ClaudeRunner:
         native = line if isinstance(line, bytes) else None
         asked = link.translator.asked or not turn.expects_model
         used = link.meter.turn(result, asked=asked)
-        if used is None:
-            await self._daemon.report("notice", USAGE_UNKNOWN)
+        turn.is_counted = used is not None
         for usage in used or ():
             await self._daemon.report("usage", usage, native)
             native = None

@@ -79,6 +79,8 @@ class ClaudeTurn:
     """The directory that each call would run in: a sub-agent may have a working tree of its own."""
     decided: dict[str, str] = field(default_factory=dict)
     """The digest of the input that may run, by call."""
+    is_counted: bool = False
+    """Whether the CLI reported, in a way that can be read, what the turn used."""
     cause: TurnEnded | None = None
     """The end that Hutch gave the turn; it overrides the CLI's own report. None if the CLI decides."""
 
