@@ -410,6 +410,20 @@ def test_the_list_and_the_search_are_bounded(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the race
 
 
+@pytest.mark.parametrize("folder", [".claude-work", "dotfiles"])
+def test_an_own_file_that_is_a_link_imports_only_from_below_where_it_leads(tmp_path: Path, folder: str) -> None:
+    """Its folder may be a project of its own."""
+    imports = "MARK-OWN @near.md @~/far.md"
+    write(tmp_path / "home", {f"{folder}/CLAUDE.md": imports, f"{folder}/near.md": "MARK-NEAR", "far.md": "MARK-FAR"})
+    write(tmp_path, {"home/.claude/x": "", "app/x": ""})
+    (tmp_path / "home" / ".claude" / "CLAUDE.md").symlink_to(f"../{folder}/CLAUDE.md")
+
+    given, left_out = read(tmp_path)
+
+    assert given == ["MARK-OWN", "MARK-NEAR"]
+    assert list(left_out) == ["home/far.md"]
+
+
 def test_a_path_gives_one_file_although_what_it_leads_to_is_exchanged(tmp_path: Path) -> None:
     """A decision names the path, and is about one file."""
     importers = [f"docs/{number}.md" for number in range(40)]

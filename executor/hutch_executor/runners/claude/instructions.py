@@ -11,7 +11,8 @@ file or a folder. Neither may bring a file into a prompt that the agent cannot s
 - In the working directory, links and imports stay inside it.
 - A file above it was written by the user or by an agent that works in that folder. It may be one link, and it imports
   only files below its own folder, and follows no link to them.
-- The same holds for the account's own file, which may import from the whole home.
+- The same holds for the account's own file, which may import from the whole home, unless it is a link: then only from
+  below the folder that it leads to.
 - Nothing is given that the sandbox hides.
 
 Rules judge a file by its path as text. So each path gives one file at most, though an agent may exchange what it leads
@@ -308,8 +309,6 @@ class _Reading:
         """Give what a file imports. `importer` is its real path below the area."""
         folder = posixpath.dirname(importer)
         within = "" if area.imports_anywhere else _project_of(folder)
-        if depth == 0 and area.tree.root == self.home and folder.startswith(".claude"):
-            within = ""  # the user's own file
         for written in imports_of(text):
             path = os.path.normpath(os.path.join(area.path(folder), _expanded(written, self.home)))
             name = os.path.relpath(path, area.tree.root)
