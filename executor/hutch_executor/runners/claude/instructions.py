@@ -109,12 +109,18 @@ class _Area:
     """A folder whose files are given: `home`, the working directory, or a folder above it."""
 
     tree: Tree
-    links: int
-    """The links that a file of the folder itself may lead through."""
-    import_links: int
-    """The same of an imported file."""
-    imports_anywhere: bool
-    """Whether all files may import from the whole area; otherwise only from below their own folder."""
+    is_workdir: bool = False
+    """Whether it is the working directory: links stay inside it, and files import from all of it."""
+
+    @property
+    def links(self) -> int:
+        """The links that a file of the folder itself may lead through."""
+        return LINKS if self.is_workdir else 1
+
+    @property
+    def import_links(self) -> int:
+        """The links that an imported file may lead through."""
+        return LINKS if self.is_workdir else 0
 
     def path(self, name: str) -> str:
         return os.path.join(self.tree.root, name)
@@ -127,24 +133,24 @@ def read_instructions(cwd: str, home: str, which: Which = "all", hidden: Sequenc
     """
     reading = _Reading(os.path.realpath(home), hidden)
     with ExitStack() as opened:
-        if which == "all":
-            for area in _opened(opened, reading.home, links=1, import_links=0, imports_anywhere=False):
-                reading.add_folder(area, only=".claude")
+        if which == "all" and (tree := _opened(opened, reading.home)) is not None:
+            reading.add_folder(_Area(tree), only=".claude")
         if which != "none":
-            above = _folders_above(cwd)
-            for folder in above:
-                for area in _opened(opened, folder, links=1, import_links=0, imports_anywhere=False):
-                    reading.add_folder(area)
-            for area in _opened(opened, cwd, links=LINKS, import_links=LINKS, imports_anywhere=True):
+            for folder in _folders_above(cwd):
+                if (tree := _opened(opened, folder)) is not None:
+                    reading.add_folder(_Area(tree))
+            if (tree := _opened(opened, cwd)) is not None:
+                area = _Area(tree, is_workdir=True)
                 reading.add_folder(area)
                 reading.look_below(area)
     return reading.found()
 
 
-def _opened(stack: ExitStack, folder: str, *, links: int, import_links: int, imports_anywhere: bool) -> Iterator[_Area]:
-    """Yield the area of a folder; nothing if it cannot be opened, or if an agent has put a link in its place."""
+def _opened(stack: ExitStack, folder: str) -> Tree | None:
+    """Open a folder until `stack` closes; None if it cannot be opened, or if an agent has put a link in its place."""
     with suppress(OSError, UnfitFileError):
-        yield _Area(stack.enter_context(Tree(folder)), links, import_links, imports_anywhere)
+        return stack.enter_context(Tree(folder))
+    return None
 
 
 def _folders_above(cwd: str) -> list[str]:
@@ -155,9 +161,10 @@ def _folders_above(cwd: str) -> list[str]:
         with suppress(OSError, UnfitFileError), Tree(folder) as tree:
             if tree.has(".git"):
                 return above[::-1]
-        folder = os.path.dirname(folder)
-        if folder in ("/", "") or above[-1:] == [folder]:
+        outer = os.path.dirname(folder)
+        if outer in ("/", folder):
             return []
+        folder = outer
         above.append(folder)
 
 
@@ -308,7 +315,7 @@ class _Reading:
     def _import(self, area: _Area, importer: str, text: str, depth: int) -> None:
         """Give what a file imports. `importer` is its real path below the area."""
         folder = posixpath.dirname(importer)
-        within = "" if area.imports_anywhere else _project_of(folder)
+        within = "" if area.is_workdir else _project_of(folder)
         for written in imports_of(text):
             path = os.path.normpath(os.path.join(area.path(folder), _expanded(written, self.home)))
             name = os.path.relpath(path, area.tree.root)
