@@ -71,7 +71,7 @@ class Rejudging:
         self._changed = Latch()
         self.generation = 0
         """Counts the changes of files, which the store does not count. Read it before a call is judged."""
-        store.on_policy_changed(self._owner_changed)
+        store.policy_changed.subscribe(self._owner_changed)
 
     # ------------------------------------------------------------ marking; on the event loop, never blocks
 

@@ -37,21 +37,17 @@ Effect = Callable[[], object]
 """
 
 
-def _ignore(_owner: int) -> None:
-    """Do nothing: nobody listens."""
-
-
 @dataclass(slots=True)
 class Tx:
     """Runs statements on the open transaction, and collects events and effects. Valid while the unit runs."""
 
     conn: sqlite3.Connection
+    policy_changed: Callable[[int], object]
+    """The effect of a change by which the calls of a user are judged (`policy_versions`)."""
     events: list[StoredEvent] = field(default_factory=list)
     """The events to publish after the commit. `store.events` adds to it."""
     effects: list[Effect] = field(default_factory=list)
     """The callbacks to run after the commit. `after_commit` adds to it."""
-    policy_changed: Callable[[int], object] = _ignore
-    """The effect of a change by which the calls of a user are judged (`policy_versions`)."""
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
         """Run one statement."""

@@ -25,6 +25,7 @@ import anyio
 import structlog
 from anyio import to_thread
 
+from hutch_daemon.signals import Signal
 from hutch_daemon.store import backups, database
 from hutch_daemon.store.faults import StoreFault, fault_of, unavailable
 from hutch_daemon.store.lock import hold
@@ -57,11 +58,15 @@ class Store:
         self.path = path
         self._loop = asyncio.get_running_loop()
         self._sinks: list[Sink] = []
-        self._policy_listeners: list[Callable[[int], object]] = []
+        self.policy_changed: Signal[[int]] = Signal()
+        """Emitted with an owner after each commit that changes the data by which the owner's calls are judged.
+
+        It is an effect of the commit (see `Tx.after_commit`).
+        """
         self._room = anyio.Semaphore(_WAITING_UNITS, fast_acquire=True)
         self._read_limiter = anyio.CapacityLimiter(_MAX_CONCURRENT_READS)
         self._readers = Readers(path, seconds=limits.read_seconds)
-        self._writer = Writer(path, self._readers, self._deliver, self._emit_policy_changed, limits, reserve)
+        self._writer = Writer(path, self._readers, self._deliver, self.policy_changed.emit, limits, reserve)
         self.journal = self._writer.journal
         """The journal's id, which is part of each client's cursor. A restored database has a new id."""
         self.epoch = self._writer.epoch
@@ -110,17 +115,6 @@ class Store:
     def on_committed(self, sink: Sink) -> None:
         """Call `sink` with the events of each commit that has events. It must neither block nor raise."""
         self._sinks.append(sink)
-
-    def on_policy_changed(self, listener: Callable[[int], object]) -> None:
-        """Call `listener(owner)` after each commit that changes the data by which the owner's calls are judged.
-
-        It is an effect of the commit (see `Tx.after_commit`).
-        """
-        self._policy_listeners.append(listener)
-
-    def _emit_policy_changed(self, owner: int) -> None:
-        for listener in self._policy_listeners:
-            listener(owner)
 
     async def write(self, unit: Callable[[Tx], T]) -> T:
         """Run `unit` on the writer thread in a transaction; return its result once it is durable.

@@ -179,7 +179,7 @@ class Writer:
 
     def _commit_group(self, first: Job) -> None:
         jobs = [first]
-        tx = Tx(self._conn, policy_changed=self._policy_changed)
+        tx = Tx(self._conn, self._policy_changed)
         try:
             self._conn.execute("BEGIN IMMEDIATE")
             results = self._run_group(jobs, tx)
