@@ -36,7 +36,7 @@ from hutch_daemon.permissions.judging import CallJudge, PolicyOf, Requester
 from hutch_daemon.permissions.pending import PendingAsks, UnstoredDenial
 from hutch_daemon.permissions.rejudging import Rejudging
 from hutch_daemon.permissions.requests import PendingRequest, Settlement, permission_view
-from hutch_daemon.permissions.transactions import NotRecorded, RequestTransactions, record_verdict, turn_runs
+from hutch_daemon.permissions.transactions import NotRecorded, RequestTransactions, turn_runs
 from hutch_daemon.settings import PermissionSettings, SettingsInForce
 from hutch_daemon.store import permissions, sessions
 from hutch_daemon.store.records import Executes, Tx
@@ -91,7 +91,6 @@ class Approvals:
         self._clock = clock
         self._pending = PendingAsks()
         self._transactions = RequestTransactions(self._pending, stop_turn, plan_approved, plan_entered)
-        self._plan_entered = plan_entered
         self._rejudging = Rejudging(store, policy_of, self._judge, self._pending, self._transactions, requester_of)
         self._changed = Latch()
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -190,8 +189,8 @@ class Approvals:
         generation = self._rejudging.generation
         judged = await self._judge.judge(session, requester, params.kind, params.call, params.cwd)
         if judged.verdict.decision != "ask":
-            record = partial(record_verdict, executor=requester.id, params=params, judged=judged, digest=digest)
-            refused = await self._store.write(partial(record, plan_entered=self._plan_entered))
+            record = partial(self._transactions.record_verdict, executor=requester.id, params=params)
+            refused = await self._store.write(partial(record, judged=judged, digest=digest))
             return refused or requests.decided_by_policy(params, judged.verdict, digest)
         settings = self._settings.current.permissions
         row = requests.new_request(
@@ -205,7 +204,7 @@ class Approvals:
         )
         wait = partial(self._wait_for, settings=settings, owner=session.owner, generation=generation)
         kept = await self._store.write(
-            partial(self._transactions.record, row=row, params=params, judged=judged, after=wait)
+            partial(self._transactions.record_request, row=row, params=params, judged=judged, after=wait)
         )
         if isinstance(kept, PermissionRow) and kept.id == row.id and settings.notify and self._tasks is not None:
             self._tasks.start_soon(self._notify, requester, kept)

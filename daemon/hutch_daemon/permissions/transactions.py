@@ -20,7 +20,7 @@ from hutch_shared.failpoints import failpoint
 from hutch_shared.times import now_ms
 from hutch_shared.vocabulary import enters_plan
 
-__all__ = ["NotRecorded", "RequestTransactions", "record_verdict", "turn_runs"]
+__all__ = ["NotRecorded", "RequestTransactions", "turn_runs"]
 
 NotRecorded = Literal["ended", "changed"]
 """The reason why nothing was recorded: the turn has ended, or the policy has changed since the verdict."""
@@ -42,7 +42,30 @@ class RequestTransactions:
         self._plan_approved = plan_approved
         self._plan_entered = plan_entered
 
-    def record(
+    def record_verdict(
+        self, tx: Tx, executor: str, params: m.RequestPermission, judged: Judged, digest: str
+    ) -> NotRecorded | None:
+        """Record a decision of the policy. Return None, or why nothing was recorded."""
+        if (reason := _why_not(tx, executor, params, judged)) is not None:
+            return reason
+        session, verdict = judged.session, judged.verdict
+        audit.record(
+            tx,
+            actor="rule" if verdict.rule is not None else f"mode {session.permission_mode}",
+            owner=session.owner,
+            action="permission",
+            outcome="allowed" if verdict.decision == "allow" else "denied",
+            session=session.id,
+            subject=params.call.call_id,
+            rule=verdict.rule,
+            digest=digest,
+            details={"tool": params.call.agent_tool, "why": verdict.why, "layer": verdict.layer or ""},
+        )
+        if enters_plan(params.call) and verdict.decision == "allow":
+            self._plan_entered(tx, session.id)
+        return None
+
+    def record_request(
         self,
         tx: Tx,
         row: PermissionRow,
@@ -52,13 +75,11 @@ class RequestTransactions:
     ) -> PermissionRow | NotRecorded:
         """Record a request with its event, and return it. `after(row)` runs after the commit.
 
-        If the executor asked with the same id before, return the earlier record. Return why nothing was recorded: the
-        turn has ended, or the policy has changed since the verdict.
+        If the executor asked with the same id before, return the earlier record. If nothing may be recorded, return
+        why.
         """
-        if not turn_runs(tx, row.executor, params):
-            return "ended"
-        if policy_versions.current(tx, judged.session.owner) != judged.version:
-            return "changed"
+        if (reason := _why_not(tx, row.executor, params, judged)) is not None:
+            return reason
         kept, fresh = permissions.insert(tx, row)
         if fresh:
             asked = PermissionAsked(msgspec.to_builtins(permission_view(kept)))
@@ -140,33 +161,10 @@ def turn_runs(on: Executes, executor: str, params: m.RequestPermission) -> bool:
     )
 
 
-def record_verdict(
-    tx: Tx,
-    *,
-    executor: str,
-    params: m.RequestPermission,
-    judged: Judged,
-    digest: str,
-    plan_entered: Callable[[Tx, str], None],
-) -> NotRecorded | None:
-    """Record a decision of the policy. Return None, or why nothing was recorded."""
-    session, verdict = judged.session, judged.verdict
+def _why_not(tx: Tx, executor: str, params: m.RequestPermission, judged: Judged) -> NotRecorded | None:
+    """Return why a verdict or its request must not be recorded; None if it may."""
     if not turn_runs(tx, executor, params):
         return "ended"
-    if policy_versions.current(tx, session.owner) != judged.version:
+    if policy_versions.current(tx, judged.session.owner) != judged.version:
         return "changed"
-    audit.record(
-        tx,
-        actor="rule" if verdict.rule is not None else f"mode {session.permission_mode}",
-        owner=session.owner,
-        action="permission",
-        outcome="allowed" if verdict.decision == "allow" else "denied",
-        session=session.id,
-        subject=params.call.call_id,
-        rule=verdict.rule,
-        digest=digest,
-        details={"tool": params.call.agent_tool, "why": verdict.why, "layer": verdict.layer or ""},
-    )
-    if enters_plan(params.call) and verdict.decision == "allow":
-        plan_entered(tx, session.id)
     return None
