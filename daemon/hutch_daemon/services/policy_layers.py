@@ -50,6 +50,14 @@ def _compiled(layers: tuple[Layer, ...], home: str) -> Policy:
     return compile_policy(layers, home=home)
 
 
+@dataclass(frozen=True, slots=True)
+class _SeenProject:
+    """The last project file that a session's executor sent, and whether it found none after that."""
+
+    file: m.ProjectFile
+    removed: bool = False
+
+
 class PolicyLayers:
     """Gathers the layers of rules. It is the `PolicyOf` of `Approvals`."""
 
@@ -63,10 +71,8 @@ class PolicyLayers:
         self._store = store
         self._host_file = host_file
         self._accounts = accounts
-        self._projects: dict[str, m.ProjectFile] = {}
-        """The last project file that each session's executor sent, by session."""
-        self._removed: set[str] = set()
-        """The sessions whose executor found no project file after it had sent one."""
+        self._projects: dict[str, _SeenProject] = {}
+        """By session; no entry if its executor has sent no project file."""
         self.project_changed: Signal[[str]] = Signal()
         """Emitted with a session whose executor sent another project file than before."""
         self._host_seen: tuple[int, ...] = ()
@@ -82,19 +88,18 @@ class PolicyLayers:
         agent may have removed it. An executor that asks again sends what it read at first: that counts only if no file
         is known.
         """
-        known, was_removed = self._projects.get(session), session in self._removed
-        if (
-            (asked_again and known is not None)
-            or (project is None and (known is None or was_removed))
-            or (project == known and not was_removed)
-        ):
+        known = self._projects.get(session)
+        if asked_again and known is not None:
             return
-        if project is None:
-            self._removed.add(session)
+        if project is not None:
+            seen = _SeenProject(project)
+        elif known is not None:
+            seen = _SeenProject(known.file, removed=True)
         else:
-            self._removed.discard(session)
-            self._projects[session] = project
-        self.project_changed.emit(session)
+            return
+        if seen != known:
+            self._projects[session] = seen
+            self.project_changed.emit(session)
 
     async def host_changed(self) -> bool:
         """Return whether the host's file changed since the last call; True at the first call if there is a file."""
@@ -108,7 +113,6 @@ class PolicyLayers:
     def forget(self, session: str) -> None:
         """Drop the project file of a closed session."""
         self._projects.pop(session, None)
-        self._removed.discard(session)
 
     async def check_mode(self, session: SessionRow) -> None:
         """Raise `policy_forbids` if the session's mode is `bypass` and the host forbids that mode."""
@@ -145,8 +149,8 @@ class PolicyLayers:
         if project_own:
             layers.append(_layer("account", project_own, cwd, f"rules of {account.name} for {cwd}"))
         removed = False
-        if project is None and session is not None:
-            project, removed = self._projects.get(session.id), session.id in self._removed
+        if project is None and session is not None and (seen := self._projects.get(session.id)) is not None:
+            project, removed = seen.file, seen.removed
         if project is not None:
             # The executor is not trusted: compute the digest from the text, and the path from the session.
             path, digest = posixpath.join(cwd, *POLICY_FILE), hashlib.sha256(project.text.encode()).hexdigest()

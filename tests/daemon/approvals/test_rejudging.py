@@ -837,8 +837,8 @@ class Changes:
                 stage.host.tasks.start_soon(partial(self.executors[session.id].ask, call, turn=turn, project=project))
 
                 async def file_known() -> bool:
-                    layers = stage.services.policy._layers
-                    return layers._projects.get(session.id) == project
+                    seen = stage.services.policy._layers._projects.get(session.id)
+                    return seen is not None and seen.file == project
 
                 await until(file_known)
 
