@@ -201,6 +201,10 @@ class Roster:
         """Return the executors of an account."""
         return [one for one in self._by_id.values() if one.key.account.uid == uid]
 
+    def connected(self) -> list[Executor]:
+        """Return the executors that are connected and not over, oldest first."""
+        return [one for one in self._by_id.values() if one.peer is not None and not one.over]
+
     def add(self, executor: Executor) -> None:
         """Add an executor, which then occupies a slot."""
         self._by_id[executor.id] = executor

@@ -15,9 +15,7 @@ import anyio
 import structlog
 
 from hutch_daemon.environments.port import Account, Environment
-from hutch_daemon.pool.executors import Executor
 from hutch_daemon.pool.pool import Pool
-from hutch_daemon.signals import Signal
 from hutch_daemon.store import left_dirs
 from hutch_daemon.store.rows import LeftDirRow
 from hutch_daemon.store.store import Store
@@ -48,20 +46,15 @@ def agent_dir(environment: Environment, account: Account, spool_dir: Path, sessi
 class LeftDirs:
     """Removes the directories of removed sessions."""
 
-    def __init__(self, store: Store, pool: Pool, executor_changed: Signal[[Executor]]) -> None:
-        """Executors in `pool` remove what hutchd cannot; `executor_changed` is emitted when one connects."""
+    def __init__(self, store: Store, pool: Pool) -> None:
+        """Executors in `pool` remove what hutchd cannot."""
         self._store = store
         self._pool = pool
         self._changed = Latch()
-        executor_changed.subscribe(self._look)
 
     def look(self) -> None:
-        """Look for directories again."""
+        """Look for directories again. Call it when a session was removed, or when an executor has connected."""
         self._changed.notify()
-
-    def _look(self, executor: Executor) -> None:
-        if executor.peer is not None:
-            self._changed.notify()
 
     async def run(self) -> None:
         """Remove directories until cancelled. What fails is tried again when an executor has connected."""
@@ -99,8 +92,8 @@ class LeftDirs:
         return True
 
     async def _removed_by_executor(self, row: LeftDirRow) -> bool:
-        for executor in self._pool.roster.all():
-            if executor.peer is None or executor.over or executor.key.account.name != row.account:
+        for executor in self._pool.roster.connected():
+            if executor.key.account.name != row.account:
                 continue
             try:
                 await executor.call("remove_agent_dir", m.RemoveAgentDir(row.path), _REMOVE_TIMEOUT)

@@ -12,6 +12,7 @@ from anyio.abc import TaskGroup
 
 from hutch_daemon.permissions.approvals import Approvals
 from hutch_daemon.pool.executors import Executor
+from hutch_daemon.services.agent_dirs import LeftDirs
 from hutch_daemon.services.orphan_spools import OrphanSpools
 from hutch_daemon.services.session_tasks import SessionTasks
 from hutch_daemon.signals import Signal
@@ -33,6 +34,7 @@ class ExecutorChanges:
         changed: Signal[[Executor]],
         tasks: SessionTasks,
         spools: OrphanSpools,
+        left_dirs: LeftDirs,
         approvals: Approvals,
         revoke_leases: Callable[[str], Awaitable[object]],
         spool_dir: Path,
@@ -41,6 +43,7 @@ class ExecutorChanges:
         self._store = store
         self._tasks = tasks
         self._spools = spools
+        self._left_dirs = left_dirs
         self._approvals = approvals
         self._revoke_leases = revoke_leases
         self._spool_dir = spool_dir
@@ -63,6 +66,7 @@ class ExecutorChanges:
             self._tasks.wake(executor.session)
         if executor.peer is not None:
             self._spools.look()
+            self._left_dirs.look()
         if executor.ended.is_set() and self._cleaning is not None:
             self._cleaning.start_soon(self._clean_up, executor)
 

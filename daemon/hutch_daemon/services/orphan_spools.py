@@ -101,8 +101,7 @@ class OrphanSpools:
         return True
 
     def _reader(self, uid: int) -> Executor | None:
-        living = (one for one in self._pool.roster.all() if one.peer is not None and not one.over)
-        return next((one for one in living if one.key.account.uid == uid), None)
+        return next((one for one in self._pool.roster.connected() if one.key.account.uid == uid), None)
 
     async def _read(self, reader: Executor, directory: str, acked: int) -> m.SpooledEvents:
         left: m.SpooledEvents = await reader.call("take_spool", m.TakeSpool(directory, acked), _READ_TIMEOUT)

@@ -128,10 +128,17 @@ async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIt
     masking = Masking(known)
     reports = ReportService(store, lifecycle, tasks.wake, masking)
     spools = OrphanSpools(store, pool, reports)
+    left_dirs = LeftDirs(store, pool)
     changes = ExecutorChanges(
-        store, opened.executor_changed, tasks, spools, approvals, opened.leases.revoke_executor, opened.spool_dir
+        store,
+        opened.executor_changed,
+        tasks,
+        spools,
+        left_dirs,
+        approvals,
+        opened.leases.revoke_executor,
+        opened.spool_dir,
     )
-    left_dirs = LeftDirs(store, pool, opened.executor_changed)
 
     def session_deleted(session: str) -> None:
         opened.fanout.remove(session)
