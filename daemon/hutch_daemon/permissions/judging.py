@@ -54,8 +54,8 @@ class PolicyOf(Protocol):
         An executor that asks again sends what it read at first: that counts only if nothing else is known.
         """
 
-    async def host_changed(self) -> bool:
-        """Return whether the host's policy file changed since the last call."""
+    async def check_host_file(self) -> bool:
+        """Look at the host's policy file; return whether it changed since the last look."""
 
     async def __call__(self, session: SessionRow) -> Policy: ...
 

@@ -118,7 +118,7 @@ class Rejudging:
 
     async def look_at_host(self) -> None:
         """Mark all requests as stale if the host's policy file has changed since the last look."""
-        if self._pending and await self._policy_of.host_changed():
+        if self._pending and await self._policy_of.check_host_file():
             self.generation += 1
             self._mark(lambda _: True)
 

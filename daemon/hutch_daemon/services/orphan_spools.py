@@ -19,7 +19,6 @@ from hutch_daemon.pool.executors import Executor
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.services.reports import ReportService
 from hutch_daemon.store import executors
-from hutch_daemon.store.rows import ExecutorRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
 from hutch_shared.backoff import Backoff
@@ -61,7 +60,7 @@ class OrphanSpools:
         while True:
             try:
                 rows = await self._store.read(executors.with_spool)
-                complete = all([await self._bring_in(row.id) for row in rows])
+                complete = all([await self._import(row.id) for row in rows])
             except HutchError as error:
                 _log.warning("spools wait", error=error.message)
                 complete = False
@@ -70,35 +69,31 @@ class OrphanSpools:
             with anyio.move_on_after(inf if complete else backoff.next()):
                 await self._changed.wait()
 
-    async def is_in(self, executor: str) -> bool:
-        """Import the spool of one executor now; return whether nothing is left of it."""
-        await self._bring_in(executor)
+    async def import_spool(self, executor: str) -> bool:
+        """Import the spool of one executor now, if it left one; return whether nothing is left of it."""
+        await self._import(executor)
         row = await self._store.read(lambda conn: executors.get(conn, executor))
         return row is None or row.spool is None
 
-    async def _bring_in(self, executor: str) -> bool:
+    async def _import(self, executor: str) -> bool:
         """Import the spool of one executor, if it left one. Return False if that failed but may succeed soon."""
         async with self._importing:
             row = await self._store.read(lambda conn: executors.get(conn, executor))
-            return row is None or row.spool is None or await self._import(row, row.spool)
-
-    async def _import(self, row: ExecutorRow, spool: str) -> bool:
-        reader = self._reader(row.uid)
-        if reader is None:
+            if row is None or row.spool is None or (reader := self._reader(row.uid)) is None:
+                return True
+            try:
+                acked, count = row.acked_n, 0
+                while (left := await self._read(reader, row.spool, acked)).events:
+                    acked = await self._take(executor, left)
+                    count += len(left.events)
+                    failpoint("spool.stored")
+                await anyio.to_thread.run_sync(_remove, Path(row.spool))
+                await self._store.write(lambda tx: executors.update(tx, executor, spool=None))
+            except (HutchError, OSError) as error:
+                _log.warning("a spool is not imported", executor=executor, by=reader.id, error=str(error))
+                return not (isinstance(error, HutchError) and error.reason in _PASSES)
+            _log.info("a spool was imported", executor=executor, by=reader.id, events=count)
             return True
-        try:
-            acked, count = row.acked_n, 0
-            while (left := await self._read(reader, spool, acked)).events:
-                acked = await self._take(row.id, left)
-                count += len(left.events)
-                failpoint("spool.stored")
-            await anyio.to_thread.run_sync(_remove, Path(spool))
-            await self._store.write(lambda tx: executors.update(tx, row.id, spool=None))
-        except (HutchError, OSError) as error:
-            _log.warning("a spool is not brought in", executor=row.id, by=reader.id, error=str(error))
-            return not (isinstance(error, HutchError) and error.reason in _PASSES)
-        _log.info("a spool was brought in", executor=row.id, by=reader.id, events=count)
-        return True
 
     def _reader(self, uid: int) -> Executor | None:
         return next((one for one in self._pool.roster.connected() if one.key.account.uid == uid), None)

@@ -101,8 +101,8 @@ class PolicyLayers:
             self._projects[session] = seen
             self.project_changed.emit(session)
 
-    async def host_changed(self) -> bool:
-        """Return whether the host's file changed since the last call; True at the first call if there is a file."""
+    async def check_host_file(self) -> bool:
+        """Look at the host's file; return whether it changed since the last look. The first look finds any file new."""
         before, self._host_seen = self._host_seen, await anyio.to_thread.run_sync(_mark_of, self._host_file)
         return before != self._host_seen
 

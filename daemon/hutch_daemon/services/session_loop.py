@@ -90,12 +90,12 @@ class SessionLoop:
         lifecycle: TurnLifecycle,
         settings: SettingsInForce,
         on_closed: Callable[[str], None],
-        spool_is_in: Callable[[str], Awaitable[bool]],
+        import_spool: Callable[[str], Awaitable[bool]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`on_closed(session)` is called after the session was closed; it must not block.
 
-        `spool_is_in(executor)` imports what an executor left, and returns whether nothing is left of it.
+        `import_spool(executor)` imports what an executor left, and returns whether nothing is left of it.
         """
         self.session = session
         self.owner = owner
@@ -105,7 +105,7 @@ class SessionLoop:
         self._lifecycle = lifecycle
         self._settings = settings
         self._on_closed = on_closed
-        self._spool_is_in = spool_is_in
+        self._import_spool = import_spool
         self._clock = clock
         self.turned = anyio.Event()
         """Set when the loop begins or leaves a turn, or ends, and then replaced by a new event."""
@@ -289,7 +289,7 @@ class SessionLoop:
             self._getting_executor = None
         if cancelled:
             return
-        if turn.offered_to is not None and not await self._is_still_open(turn, turn.offered_to):
+        if turn.offered_to is not None and not await self._import_offered(turn, turn.offered_to):
             if (await self._row()).agent_session != session.agent_session:
                 self._pool.retire(executor, "it was prepared for the conversation before that turn")
             return
@@ -300,12 +300,13 @@ class SessionLoop:
         await self._store.write(lambda tx: self._lifecycle.dispatch(tx, turn, executor.id))
         failpoint("turn.dispatching")
 
-    async def _is_still_open(self, turn: TurnRow, executor: str) -> bool:
-        """Import what the executor left that a turn was offered to; return whether it does not show an answer.
+    async def _import_offered(self, turn: TurnRow, executor: str) -> bool:
+        """Import the events of the executor that a turn was offered to; return whether the turn is still queued.
 
-        If it left events that cannot be imported, nobody knows: the turn is ended.
+        It is not if the events show that the executor had accepted it. If they cannot be imported, end the turn: its
+        outcome is unknown.
         """
-        if not await self._spool_is_in(executor):
+        if not await self._import_spool(executor):
             await self._end(turn, outcome_unknown("its executor is gone, and its events cannot be read"))
             return False
         now = await self._store.read(lambda conn: turns.get(conn, turn.id))

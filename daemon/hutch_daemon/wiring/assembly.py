@@ -156,7 +156,7 @@ async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIt
             lifecycle,
             settings,
             on_closed=layers.forget,
-            spool_is_in=spools.is_in,
+            import_spool=spools.import_spool,
             clock=opened.clock,
         )
 
