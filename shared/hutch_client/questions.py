@@ -84,7 +84,7 @@ def chosen(labels: Sequence[str], line: str, *, several: bool = False) -> str | 
     parts = [part.strip() for part in line.split(",")] if several and whole.lower() not in by_name else [whole]
     answers = []
     for part in parts:
-        number = int(part) if part.isdecimal() and len(part) < _DIGITS else 0
+        number = int(part) if part.isdecimal() and len(part) <= _DIGITS else 0
         if 1 <= number <= len(labels):
             answers.append(labels[number - 1])
         elif part.lower() in by_name:

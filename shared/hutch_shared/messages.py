@@ -30,9 +30,7 @@ class Nothing(Wire, frozen=True, omit_defaults=True):
 PermissionMode = Literal["ask", "accept_edits", "plan", "bypass", "unattended"]
 WhenNobody = Literal["wait", "deny", "stop"]
 TurnState = Literal["queued", "dispatching", "running", "stopping", "completed", "failed", "stopped", "timed_out"]
-ShownTurnState = Literal[
-    "queued", "dispatching", "running", "awaiting_permission", "stopping", "completed", "failed", "stopped", "timed_out"
-]
+ShownTurnState = Literal["awaiting_permission", TurnState]
 """The state of a turn as readers see it. A running turn with a pending permission request is `awaiting_permission`."""
 SessionState = Literal["open", "closed"]
 PermissionState = Literal["pending", "allowed", "denied", "answered", "expired", "withdrawn"]
