@@ -51,8 +51,8 @@ class LinkedDaemon:
         questions: tuple[m.Question, ...] = (),
         plan: str | None = None,
     ) -> m.PermissionDecision:
-        """Request a decision; see the port. Reads the project's policy file each time, since it may have changed."""
-        project = await to_thread.run_sync(read_project_file, self._cwd)
+        """Request a decision; see the port."""
+        project = await self._project_file()
         request = m.RequestPermission(
             ask=new_id("ask"),
             session=self._session,
@@ -62,21 +62,24 @@ class LinkedDaemon:
             cwd=cwd or self._cwd,
             questions=questions,
             plan=plan,
-            project=m.ProjectFile(*project) if project is not None else None,
+            project=project,
         )
         return await self.requests.decide(request)
 
     async def judge_reads(self, named: Mapping[str, str], imported: Mapping[str, str]) -> Mapping[str, str]:
         """Ask which instruction files a rule denies; see the port."""
-        project = await to_thread.run_sync(read_project_file, self._cwd)
-        file = m.ProjectFile(*project) if project is not None else None
-        asked = m.JudgeReads(self._session, {**named}, {**imported}, file)
+        asked = m.JudgeReads(self._session, {**named}, {**imported}, await self._project_file())
         judged: m.ReadsJudged = await self._link.call("judge_reads", asked)
         return judged.withheld
 
     async def report(self, kind: EventKind, data: msgspec.Struct, native: bytes | None = None) -> None:
         """Report an event; see the port."""
         await self._reporter.report(kind, data, native)
+
+    async def _project_file(self) -> m.ProjectFile | None:
+        """Read the project's policy file, which may have changed."""
+        project = await to_thread.run_sync(read_project_file, self._cwd)
+        return m.ProjectFile(*project) if project is not None else None
 
     async def _send(self, request: m.RequestPermission) -> m.PermissionDecision:
         """Send the request after the events that led to it."""

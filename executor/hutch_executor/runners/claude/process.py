@@ -99,6 +99,8 @@ class ClaudeProcess(Transport):
         self._requests: dict[str, _ControlRequest] = {}
         self._numbers = itertools.count()
         self._seen: deque[str] = deque(maxlen=_SEEN)
+        self._garbage = 0
+        """The number of lines in a row that are not JSON."""
         self._stderr_rest = b""
 
     def __repr__(self) -> str:
@@ -136,7 +138,6 @@ class ClaudeProcess(Transport):
         """Yield control messages to the SDK; put every other message into `messages`, as its bytes."""
         assert self._process is not None
         assert self._process.stdout is not None
-        garbage = 0
         try:
             async with aclosing(self._lines(self._process.stdout)) as lines:
                 async for line in lines:
@@ -144,11 +145,10 @@ class ClaudeProcess(Transport):
                     if isinstance(line, SkippedMessage):
                         await self._queue(line)
                     elif line.lstrip()[:1] == b"{":  # some builds mix in lines such as `[SandboxDebug] …`
-                        control, garbage = await self._sort(line, garbage)
-                        if control is not None:
+                        if (control := await self._sort(line)) is not None:
                             yield control
-                        if garbage >= _GARBAGE:
-                            await self._queue(BrokenOutput(f"{garbage} lines in a row that are not JSON"))
+                        if self._garbage >= _GARBAGE:
+                            await self._queue(BrokenOutput(f"{self._garbage} lines in a row that are not JSON"))
                             raise CLIConnectionError("The Claude CLI does not write messages any more.")
         finally:
             self._ready = False
@@ -157,24 +157,28 @@ class ClaudeProcess(Transport):
                 request.answered.set()
         raise CLIConnectionError("The Claude CLI has ended.")
 
-    async def _sort(self, line: bytes, garbage: int) -> tuple[dict[str, Any] | None, int]:
-        """Return a control message for the SDK, or queue the line; and the lines in a row that are not JSON."""
+    async def _sort(self, line: bytes) -> dict[str, Any] | None:
+        """Return a control message for the SDK, or queue the line. Count the lines in a row that are not JSON."""
         try:
             if kind_of_line(line) in MESSAGES:
+                self._garbage = 0
                 await self._queue(line)
-                return None, 0
+                return None
         except UNREADABLE:
             pass
         try:
             kind, control = lax_line(line)
             if kind in CONTROL or isinstance(control.get("request"), dict):
-                return await self._control(kind, valid_value(control), line), 0
-            garbage = -1
+                for_sdk = await self._control(kind, valid_value(control), line)
+                self._garbage = 0
+                return for_sdk
+            self._garbage = 0
         except UNREADABLE:
+            self._garbage += 1
             if request := _REQUEST.match(line):
                 await self._refuse(request[1].decode(errors="replace"), "it is not readable")
         await self._queue(line)
-        return None, garbage + 1
+        return None
 
     async def _control(self, kind: str, control: dict[str, Any], line: bytes) -> dict[str, Any] | None:
         """Return a control message that the SDK can read. Refuse a request that it cannot read; report the others."""
@@ -214,7 +218,7 @@ class ClaudeProcess(Transport):
                 skipped += len(buffer)
                 buffer.clear()
 
-    async def _refuse(self, request: str | int, why: str | None) -> None:
+    async def _refuse(self, request: str | int, why: str) -> None:
         response = {"subtype": "error", "request_id": request, "error": f"Hutch cannot read this request: {why}."}
         with suppress(CLIConnectionError):  # the CLI has closed its input
             await self.write(json.dumps({"type": "control_response", "response": response}) + "\n")
