@@ -749,7 +749,8 @@ class Hello(Wire, frozen=True, omit_defaults=True):
     """The running turn, or the last one while its end is not acknowledged."""
     last_n: int = 0
     abilities: tuple[str, ...] = ()
-    """The kinds of turns, besides prompts, that it can run; `offered` for turns with `ExecutePrompt.offered`."""
+    """The kinds of turns, besides prompts, that it can run; `offered` for turns with `ExecutePrompt.offered`;
+    `agent_dir` if its agent keeps conversations in `PrepareSession.agent_dir`."""
 
 
 class Welcome(Wire, frozen=True, omit_defaults=True):

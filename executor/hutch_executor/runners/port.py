@@ -69,7 +69,8 @@ class AgentRunner(Protocol):
 
     agent: ClassVar[str]
     abilities: ClassVar[tuple[str, ...]]
-    """The kinds of turns, besides prompts, that it can run; `offered` if it can tell whether the agent got a prompt."""
+    """The kinds of turns, besides prompts, that it can run; `offered` if it can tell whether the agent got a prompt;
+    `agent_dir` if the agent keeps its conversations in `PrepareSession.agent_dir`."""
     setup: Setup
     """The PATH and umask for the agent and its commands. The worker sets it before `open`."""
 

@@ -21,6 +21,7 @@ from contextlib import suppress
 from typing import BinaryIO, Final
 
 from hutch_executor.account.agent_dir import agent_dir_of
+from hutch_executor.runners.claude.transcripts import transcript_folders
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.tree import Tree, UnfitFileError
@@ -32,8 +33,6 @@ TRANSCRIPT_LIMIT: Final = 512 << 20
 _NOTE: Final = "hutch-conversation"
 """The file with the id of a conversation whose first turn has begun. The CLI reads no file of this name."""
 _PLAN_LIMIT: Final = 1 << 20
-_FOLDERS: Final = 10_000
-"""The most folders of transcripts that are searched."""
 _NAME_LIMIT: Final = 200
 """Characters after which the CLI cuts the name of a transcript folder and adds a hash."""
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -134,8 +133,7 @@ def _transcripts(directory: str, usual: str, conversation: str) -> Iterator[str]
     """Yield the paths, below a configuration directory, of files that may be the conversation's transcript."""
     name = f"{conversation}.jsonl"
     with suppress(OSError, UnfitFileError), Tree(os.path.realpath(directory)) as tree:
-        folders = [f"projects/{entry.name}" for entry in tree.entries("projects", _FOLDERS) if entry.is_folder]
-        for folder in sorted(folders, key=lambda folder: folder != usual):
+        for folder in sorted(transcript_folders(tree), key=lambda folder: folder != usual):
             if tree.has(f"{folder}/{name}"):
                 yield f"{folder}/{name}"
 

@@ -1,8 +1,9 @@
-"""What the CLI's transcripts show about a prompt. The agent can write them: they are evidence about its own work only.
+"""Where the CLI's transcripts lie, and what they show about a prompt.
 
-The CLI stores a prompt with its uuid some tenths of a second after it has begun it. A CLI that is killed before that
-may have begun an answer, but has run no tool: each call waits for hutchd, for which the turn runs by then. So a prompt
-whose uuid is in no transcript of the session had no effect, and may be submitted again.
+The agent can write them: they are evidence about its own work only. The CLI stores a prompt with its uuid some tenths
+of a second after it has begun it. A CLI that is killed before that may have begun an answer, but has run no tool: each
+call waits for hutchd, for which the turn runs by then. So a prompt whose uuid is in no transcript of the session had no
+effect, and may be submitted again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import BinaryIO, Final
 
 from hutch_shared.tree import Tree, UnfitFileError
 
-__all__ = ["lacks_prompt"]
+__all__ = ["lacks_prompt", "transcript_folders"]
 
 _FOLDER: Final = "projects"
 _NAMES: Final = 10_000
@@ -36,7 +37,10 @@ def lacks_prompt(config: str, uuid: str) -> bool:
 
 
 def transcript_folders(tree: Tree) -> list[str]:
-    """Return the paths of the folders of transcripts in a configuration directory. OSError, UnfitFileError."""
+    """Return the paths of the folders of transcripts in a configuration directory; the number is bounded.
+
+    OSError, UnfitFileError.
+    """
     return [f"{_FOLDER}/{one.name}" for one in tree.entries(_FOLDER, _NAMES) if one.is_folder]
 
 
