@@ -21,7 +21,7 @@ def current(on: Executes, owner: int) -> int:
 
 
 def note_change(tx: Tx, owner: int) -> None:
-    """Count a change in its transaction, and report it after the commit to the listeners of the store."""
+    """Count a change in its transaction. The store emits `policy_changed` after the commit."""
     meta.put(tx, _key(owner), str(current(tx, owner) + 1))
     tx.after_commit(partial(tx.policy_changed, owner))
 
