@@ -129,6 +129,18 @@ def test_a_transcript_without_a_message_does_not_count(tmp_path: Path, config: C
     assert copied(config).read_bytes() == LINE
 
 
+def test_a_message_after_other_lines_counts(tmp_path: Path, config: ConfigDirectory) -> None:
+    """The CLI writes lines of other kinds first, and a damaged line does not hide the message."""
+    own = put(Path(config.path), b'{"type":"summary"}\n\0\0\n' + b'{"x":"' + b"x" * 1_000_000 + b'"}\n' + LINE)
+    put(tmp_path / "home" / ".claude")
+    config.note(ID)
+
+    assert config.noted() == ID
+    assert config.carry_over(ID, ())
+    assert own.exists()
+    assert not copied(config).exists()
+
+
 def test_another_sessions_directory_comes_first(tmp_path: Path, config: ConfigDirectory) -> None:
     """A fork continues its parent's conversation."""
     put(tmp_path / "home" / ".claude", b"users\n")

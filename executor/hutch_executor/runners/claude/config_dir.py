@@ -32,12 +32,14 @@ TRANSCRIPT_LIMIT: Final = 512 << 20
 """Bytes of the longest transcript that is carried over."""
 _NOTE: Final = "hutch-conversation"
 """The file with the id of a conversation whose first turn has begun. The CLI reads no file of this name."""
+_NOTE_LIMIT: Final = 200
+"""Bytes of it that are read: more than an id has."""
 _PLAN_LIMIT: Final = 1 << 20
 _NAME_LIMIT: Final = 200
 """Characters after which the CLI cuts the name of a transcript folder and adds a hash."""
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SLUG: Final = re.compile(rb'"slug":"([A-Za-z0-9-]{1,100})"')
-_MESSAGE: Final = re.compile(rb'^\{.*"type":\s*"(user|assistant)"', re.MULTILINE)
+_MESSAGE: Final = re.compile(rb'\{.*"type":\s*"(user|assistant)"')
 _SEARCHED: Final = 16 << 20
 """Bytes of a transcript in which its first message is searched for."""
 _BLOCK: Final = 1 << 20
@@ -63,9 +65,8 @@ class ConfigDirectory:
         """
         if not _ID.fullmatch(conversation):
             return False
-        for own in _transcripts(self.path, self._transcripts, conversation):
-            if self._has_messages(own):
-                return True
+        if self._has(conversation):
+            return True
         for directory in (*elsewhere, self._users):
             for found in _transcripts(directory, self._transcripts, conversation):
                 try:
@@ -91,16 +92,24 @@ class ConfigDirectory:
         """Return the noted conversation if its transcript here holds a message: hutchd learns it when a turn ends."""
         with suppress(OSError, UnfitFileError):
             with Tree(os.path.realpath(self.path)) as own:
-                conversation = own.read(_NOTE, _NAME_LIMIT).data.decode(errors="replace")
-            if _ID.fullmatch(conversation):
-                found = _transcripts(self.path, self._transcripts, conversation)
-                return conversation if any(self._has_messages(one) for one in found) else None
+                conversation = own.read(_NOTE, _NOTE_LIMIT).data.decode(errors="replace")
+            if _ID.fullmatch(conversation) and self._has(conversation):
+                return conversation
         return None
 
-    def _has_messages(self, transcript: str) -> bool:
-        """Return whether the own transcript holds a message. The CLI silently resumes an empty or damaged one."""
-        with suppress(OSError, UnfitFileError), Tree(os.path.realpath(self.path)) as tree:
-            return _MESSAGE.search(tree.read(transcript, _SEARCHED).data) is not None
+    def _has(self, conversation: str) -> bool:
+        """Return whether a transcript here holds a message. The CLI silently resumes an empty or damaged one."""
+        for transcript in _transcripts(self.path, self._transcripts, conversation):
+            with (
+                suppress(OSError, UnfitFileError),
+                Tree(os.path.realpath(self.path)) as tree,
+                tree.opened(transcript) as (file, _),
+            ):
+                left = _SEARCHED
+                while left > 0 and (line := file.readline(left)):
+                    if _MESSAGE.match(line):
+                        return True
+                    left -= len(line)
         return False
 
     def _copy(self, directory: str, transcript: str, conversation: str) -> None:

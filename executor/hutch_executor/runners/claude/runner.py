@@ -127,13 +127,14 @@ class ClaudeRunner:
             self._sandbox = SessionSandbox(session, session.sandbox)
         else:
             self._scratch = await anyio.to_thread.run_sync(agent_dir.make_scratch, self._config.path)
+        noted = None
         if session.resume is None or session.fork:  # an earlier executor may have died in its first turn
             noted = await anyio.to_thread.run_sync(self._config.noted)
             if noted is not None:
                 session = self._session = msgspec.structs.replace(session, resume=noted, fork=False)
         self._conversation = session.resume if session.resume and not session.fork else str(uuid.uuid4())
         self._begun = self._stored = session.resume == self._conversation
-        if session.resume is not None:
+        if session.resume is not None and noted is None:
             found = await anyio.to_thread.run_sync(self._config.carry_over, session.resume, session.resume_from)
             if not found:
                 self._begin_new(unknown_conversation())
