@@ -460,6 +460,18 @@ def test_without_readable_sums_the_count_of_the_turn_counts() -> None:
     assert meter.turn(sums({"opus": ModelUsage(20, 0, 0, 0, 1.0)})) == used(13, 0.75)
 
 
+def test_sums_that_grow_again_after_a_wrong_one_count_before_the_turns_own() -> None:
+    """Otherwise one wrong sum would leave every later turn to a count that nothing confirms."""
+    meter = UsageMeter({})
+    own: dict[str, ModelUsage | None] = {"opus": opus(100, 0.25)}
+
+    assert meter.turn(sums({"opus": opus(10**12, 0.25)}, own)) is not None
+    assert total(meter.turn(sums({"opus": opus(200, 0.5)}, own)) or []) == UsageSeen(
+        100, 1, 0, 0, 0.25, "opus", total=True
+    )
+    assert meter.turn(sums({"opus": opus(300, 0.75)}, {"opus": opus(1, 0.25)})) == used(100, 0.25)
+
+
 def test_a_turn_that_asked_no_model_used_nothing() -> None:
     """Empty sums say so; missing ones say nothing."""
     assert UsageMeter({}).turn(sums({}), asked=False) == []

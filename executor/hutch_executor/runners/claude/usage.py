@@ -22,7 +22,7 @@ class UsageMeter:
         """Start from the sums of a resumed conversation, or from None if they are unknown."""
         self._before = before
         self._doubtful: dict[str, ModelUsage] | None = None
-        """The last sums if they were smaller than `_before`: one of the two is wrong."""
+        """The last sums if they were smaller than `_before`: one of the two is wrong. None if they were not."""
 
     def turn(self, result: ResultLine, *, asked: bool = True) -> list[UsageSeen] | None:
         """Return the usage since the last call, by model; models without usage are left out.
@@ -30,7 +30,7 @@ class UsageMeter:
         The difference of the sums counts. Where there is none, the CLI's own count for the turn does: one odd number
         of a gateway spoils the sums of that CLI for ever. None if both are unknown: they cannot be read, the sums are
         smaller than before, or they say nothing although a model was `asked`. The next readable sums include such a
-        turn, unless they stay smaller: then counting goes on from there.
+        turn. Sums that are smaller than before twice, and grow between, are right: counting goes on from there.
         """
         sums, own = _readable(result.model_usage), _readable(result.usage_of_turn)
         if not sums:
@@ -38,16 +38,18 @@ class UsageMeter:
                 return []
             sums = None
         used = _difference(self._before, sums)
+        if used is None:
+            used = _difference(self._doubtful, sums)
         if used is not None:
             self._before, self._doubtful = sums, None
         elif own:
             used = _difference({}, own)
+            self._doubtful = sums
             self._before = sums if self._before is None else _added(self._before, own)
-        elif sums is not None and self._before is not None:
-            used = _difference(self._doubtful, sums)
-            self._before, self._doubtful = (self._before, sums) if used is None else (sums, None)
-        else:
-            self._before = sums if self._before is None else self._before
+        elif self._before is None:
+            self._before = sums
+        elif sums is not None:
+            self._doubtful = sums
         return used
 
 
