@@ -294,7 +294,31 @@ def test_a_result_that_is_written_twice_ends_one_turn(narrator: EventTranslator)
         tell(narrator, type="result", subtype="success", is_error=False, uuid=uuid)
 
         assert (narrator.result is not None) == ends
-        narrator.result = None
+        narrator.begin_turn()
+
+
+def test_a_new_turn_forgets_the_last_ones_end_but_not_what_goes_on(narrator: EventTranslator) -> None:
+    """A line of the CLI may still say something about the next one."""
+    tell(narrator, type="system", subtype="status", status="requesting")
+    tell(narrator, type="system", subtype="status", status="compacting")
+    tell(narrator, type="system", subtype="status", status=None, compact_result="failed", compact_error="no room")
+    tell(narrator, type="command_lifecycle", command_uuid="p1", state="started")
+    tell(narrator, type="result", subtype="success", is_error=False)
+    tell(narrator, type="system", subtype="compact_boundary")
+    before = narrator.asked, narrator.summary_lost, narrator.compact_error, narrator.started_prompt
+
+    narrator.begin_turn()
+    summary = tell(narrator, type="user", message={"role": "user", "content": "All of it."})
+
+    assert before == (True, True, "no room", "p1")
+    assert (narrator.asked, narrator.summary_lost, narrator.started_prompt, narrator.result) == (
+        False,
+        False,
+        None,
+        None,
+    )
+    assert narrator.compact_error == "Claude Code wrote no summary."
+    assert summary[0][1].word == "compact_summary"
 
 
 def test_an_unknown_kind_is_reported_once_and_counted(narrator: EventTranslator) -> None:

@@ -48,6 +48,7 @@ __all__ = ["EventTranslator"]
 Translated = tuple[EventKind, msgspec.Struct]
 
 _NOTE_LIMIT: Final = 2000
+_NO_SUMMARY: Final = "Claude Code wrote no summary."
 _SYNTHETIC: Final = "<synthetic>"
 """The model that the CLI names in an answer of its own."""
 _OURS: Final = frozenset({"human", "person", "composer", "auto-continuation"})
@@ -97,12 +98,11 @@ class EventTranslator:
         self.compacts = False
         """Whether the CLI shortens the conversation; its model request writes no lines."""
         self.summary_lost = False
-        """Whether it asked the model for a summary and got none, a request that its sums may leave out. The reader
-        resets it."""
+        """Whether it asked the model in this turn for a summary and got none, a request that its sums may leave out."""
         self.open_calls: set[str] = set()
         """The tool calls that have no result yet."""
         self.asked = False
-        """Whether a model was asked since the reader reset it."""
+        """Whether a model was asked in this turn."""
         self._refused: int | None = None
         """The HTTP status with which the provider refused the current request."""
         self.spoke = False
@@ -111,16 +111,16 @@ class EventTranslator:
         """The agent's own id of the conversation."""
         self.mode: str | None = None
         """The agent's mode, as the CLI reported it last."""
-        self.compact_error: str | None = "Claude Code wrote no summary."
-        """The reason why the conversation was not compacted; None after a success."""
+        self.compact_error: str | None = _NO_SUMMARY
+        """The reason why this turn did not compact the conversation; None after a success."""
         self._summary_follows = False
         """Whether the next line of the user is the summary that the CLI wrote."""
         self.started_prompt: str | None = None
-        """The uuid of the last prompt that the CLI began."""
+        """The uuid of the last prompt that the CLI began in this turn."""
         self.dropped_prompt: str | None = None
         """The uuid of the last prompt that the CLI dropped, since the conversation contains it; no result follows."""
         self.result: ResultLine | None = None
-        """The line that ended the turn; its reader resets it."""
+        """The line that ended this turn."""
         self._ended_by: str | None = None
         """The id of the last such line, until another line shows that the CLI has gone on."""
         self.unknown = unknown or UnknownLines()
@@ -132,6 +132,15 @@ class EventTranslator:
     def in_flight(self) -> bool:
         """Whether the CLI has a reason to be silent: a model request, or a tool call without a result."""
         return self.awaits_model or self.compacts or bool(self.open_calls)
+
+    def begin_turn(self) -> None:
+        """Forget what only the last turn needs. Call it after its last line and before the first one of the new turn.
+
+        What the CLI has under way, and what a line says about the next one, stays.
+        """
+        self.asked = self.summary_lost = False
+        self.compact_error = _NO_SUMMARY
+        self.started_prompt = self.result = None
 
     def translate(self, line: bytes) -> list[Translated]:
         """Return the events of one line; see the module."""

@@ -283,7 +283,6 @@ class ClaudeRunner:
                 await self._daemon.report("notice", USAGE_UNKNOWN)
             if link.translator.result is None or compacts:
                 await self._discard()
-            link.translator.result = None
             self._spoiled = False
             return self._end(end)
         finally:
@@ -344,8 +343,7 @@ class ClaudeRunner:
                 await anyio.to_thread.run_sync(self._config.note, self._conversation)
         await self._report_lost()
         await self._report_earlier(link)
-        link.translator.asked = link.translator.summary_lost = False
-        link.translator.started_prompt = None
+        link.translator.begin_turn()
         async with anyio.create_task_group() as group:
             group.start_soon(link.read_stderr, self._report_stderr)
             group.start_soon(self._watch_stop, turn, link)
@@ -357,11 +355,10 @@ class ClaudeRunner:
         return msgspec.structs.replace(turn.cause, usage=end.usage) if turn.cause else end
 
     async def _report_earlier(self, link: ClaudeConnection) -> None:
-        """Report the messages since the last turn; a result among them does not belong to the new turn."""
+        """Report the messages since the last turn. A result among them does not belong to the new turn."""
         with suppress(anyio.WouldBlock, anyio.EndOfStream):
             while True:
                 await self._take(link, link.process.messages.receive_nowait())
-                link.translator.result = None
 
     async def _report_lost(self) -> None:
         """Report once that a new conversation begins in place of the lost one."""
