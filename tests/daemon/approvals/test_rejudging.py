@@ -838,7 +838,7 @@ class Changes:
 
                 async def file_known() -> bool:
                     seen = stage.services.policy._layers._projects.get(session.id)
-                    return seen is not None and seen.file == project
+                    return seen is not None and seen.file == project and not seen.removed
 
                 await until(file_known)
 
