@@ -12,7 +12,7 @@ from hutch_shared import messages as m
 from tests.rehearsal import Model, Say, Step, Steps, anything
 from tests.swapping import swapping, write
 from tests.system.host import Host
-from tests.system.log import log_of
+from tests.system.log import DEADLINE, log_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
@@ -23,6 +23,8 @@ FILES = (
     *(f"{CWD}/CLAUDE.md", f"{CWD}/docs/a.md", f"{CWD}/docs/deep/b.md", f"{CWD}/.claude/rules/r.md"),
     *(f"{CWD}/.hutch/policy.toml", f"{CWD}/AGENTS.md"),
 )
+COMPLETED = 4
+"""Turns that must complete. On a slow machine the test goes on after its time until this number is reached."""
 
 
 @pytest.mark.parametrize("seconds", [20, pytest.param(600, marks=pytest.mark.full)])
@@ -38,17 +40,19 @@ async def test_nothing_foreign_gets_into_a_prompt(
     foreign = [claude_host.root / "foreign", *(claude_host.root / "foreign").rglob("*")]
     states: Counter[str] = Counter()
     before = len(model.requests)
-    with swapping(root, FILES, foreign, 0.02), anyio.move_on_after(seconds):
-        for n in range(1_000_000):
+    with swapping(root, FILES, foreign, 0.02), anyio.fail_after(seconds + DEADLINE):
+        ends, n = anyio.current_time() + seconds, 0
+        while anyio.current_time() < ends or states["completed"] < COMPLETED:
             cwd = str(root / CWD)
             opened = m.OpenSession("claude", cwd, name=f"s{seconds}-{n}", permission_mode="bypass", real_cwd=True)
             session = await hutch.open_session(opened)
             async with log_of(hutch, session) as log:
                 states[(await log.play(session, "go")).state] += 1
             await hutch.close_session(session.id, force=True)
+            n += 1
     asked = [request.raw for request in model.requests[before:]]
     print(f"{dict(states)}, {sum(b'OWN-BYTES' in raw for raw in asked)} of {len(asked)} prompts with own files")
 
-    assert states["completed"], states
+    assert states["completed"] >= COMPLETED, states
     assert any(b"OWN-BYTES" in raw for raw in asked)
     assert not [raw for raw in asked if b"FOREIGN-BYTES" in raw]

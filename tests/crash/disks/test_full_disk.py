@@ -12,7 +12,7 @@ from hutch_shared import messages as m
 from tests.crash.disks.disk import PROMPTLY, fill, give_back, healed, named, record, refused, tmpfs
 from tests.system import processes
 from tests.system.host import Host, host
-from tests.system.log import log_of, wait_for, without_gaps
+from tests.system.log import DEADLINE, log_of, wait_for, without_gaps
 
 pytestmark = pytest.mark.system
 
@@ -104,8 +104,12 @@ async def test_interrupt_and_deny_work_on_a_full_disk(tiny: Host) -> None:
             with anyio.fail_after(2 * PROMPTLY):
                 await hutch.interrupt_turn(runs.id)
             alive = processes.alive(pid)
-            fill(tiny.state)  # takes the space that a checkpoint of the log may have freed
-            await refused(hutch, asks)
+            with anyio.fail_after(DEADLINE):
+                shown_full = False
+                while not shown_full:
+                    fill(tiny.state)  # takes the space that a checkpoint of the log may have freed
+                    await refused(hutch, asks)
+                    shown_full = not (await hutch.get_status()).store.ok
             free()
             await healed(hutch)
             stopped = await ran.ended(running)
@@ -113,6 +117,7 @@ async def test_interrupt_and_deny_work_on_a_full_disk(tiny: Host) -> None:
             ended = await asked.ended(waiting)
             (kept,) = await hutch.list_permissions(m.ListPermissions(asks.id, None))
 
+        assert shown_full
         assert denied.state == "denied"
         assert "settled before: denied" in late.err
         assert not alive
