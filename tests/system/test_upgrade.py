@@ -35,16 +35,25 @@ def lay_out(made: Host, schema: Path) -> dict[Path, bytes]:
         conn.execute("UPDATE permissions SET expires_at = ? WHERE state = 'pending'", (later,))
         conn.commit()
     (made.state / "hutch.db").chmod(0o600)
+    with closing(sqlite3.connect(made.state / "hutch.db")) as conn:
+        own_dirs = "agent_dir" in {row[1] for row in conn.execute("PRAGMA table_info(sessions)")}
+        asked = f"SELECT name, agent_session, {'agent_dir' if own_dirs else 'NULL'} FROM sessions"
+        conversations = {name: (conversation, agent_dir) for name, conversation, agent_dir in conn.execute(asked)}
     users: dict[Path, bytes] = {}
     for transcript in schema.glob("*.jsonl"):
         cwd = made.folder(transcript.stem)
-        folder = made.home / ".claude" / "projects" / transcripts_name(os.path.realpath(cwd))
+        conversation, agent_dir = conversations[transcript.stem]
+        config_dir = Path(agent_dir) if agent_dir else made.home / ".claude"
+        folder = config_dir / "projects" / transcripts_name(os.path.realpath(cwd))
         folder.mkdir(parents=True, mode=0o700)
-        with closing(sqlite3.connect(made.state / "hutch.db")) as conn:
-            (name,) = conn.execute("SELECT agent_session FROM sessions WHERE name = ?", (transcript.stem,)).fetchone()
-        file = folder / f"{name}.jsonl"
+        file = folder / f"{conversation}.jsonl"
         file.write_text(transcript.read_text().replace("@ROOT@", str(made.root)))
-        users[file] = file.read_bytes()
+        if agent_dir:
+            for closed in (config_dir, config_dir.parent, config_dir.parent.parent):
+                closed.chmod(0o700)
+            (config_dir / "hutch-conversation").write_text(conversation)
+        else:
+            users[file] = file.read_bytes()
     return users
 
 

@@ -77,6 +77,8 @@ class SessionRow:
     """True if no component of `cwd` may be a link: the client or an executor has resolved them."""
     agent_dir: str | None = None
     """The directory of the agent's own files; None before an executor of this version has prepared the session."""
+    recap_due: bool = False
+    """True if the agent lost the conversation: the next executor gets a recap of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +190,8 @@ class ExecutorRow:
     log_path: str | None = None
     gone_at: int | None = None
     detail: str = ""
+    made_of: dict[str, Any] | None = None
+    """The limits, groups, settings and files that the executor was started with; None in rows of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,6 +262,10 @@ class AuditRow:
     rule: str | None = None
     digest: str | None = None
     details: dict[str, Any] | None = None
+    account: str | None = None
+    """The name of the user `owner` at that time; None in rows of earlier versions."""
+    actor_account: str | None = None
+    """The name of the user who acted, at that time; None if the actor is no user, and in rows of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +286,13 @@ class UsageRow:
     output_tokens: int = 0
     cache_read_tokens: int = 0
     cache_write_tokens: int = 0
+    """Tokens written to the cache, those for one hour included."""
     usd: float | None = None
+    cache_write_1h_tokens: int = 0
+    searches: int = 0
+    """Web searches that the provider ran."""
+    why_unknown: str | None = None
+    """The reason why `usd` is None, in words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hutch_daemon.store import database, permissions, sessions, turns
+from hutch_daemon.store import audit, database, executors, permissions, sessions, turns, usage
 from hutch_daemon.store.store import Store
 
 SCHEMAS = [path for path in sorted(Path(__file__).parents[2].joinpath("schemas").iterdir()) if path.is_dir()]
@@ -38,11 +38,19 @@ async def test_an_earlier_schema_is_migrated_without_loss(schema: Path, tmp_path
         kept = await store.read(lambda conn: sessions.SESSIONS.all(conn))
         asked = await store.read(lambda conn: permissions.PERMISSIONS.all(conn))
         played = await store.read(lambda conn: turns.TURNS.all(conn))
+        ran = await store.read(lambda conn: executors.EXECUTORS.all(conn))
+        used = await store.read(lambda conn: usage.USAGE.all(conn))
+        noted = await store.read(lambda conn: audit.AUDIT.all(conn))
 
     assert {name: counts(path)[name] for name in before} == before
     assert [one.name for one in kept] == ["history", "planning", "asking", "closed"]
-    assert {one.instructions for one in kept} == {None}
+    if schema.name == "1":
+        assert {one.instructions for one in kept} == {None}
     assert {(one.kind, one.offered_to) for one in played} == {("prompt", None)}
+    assert {one.recap_due for one in kept} == {False}
+    assert {one.made_of for one in ran} == {None}
+    assert {(one.cache_write_1h_tokens, one.searches, one.why_unknown) for one in used} == {(0, 0, None)}
+    assert {(one.account, one.actor_account) for one in noted} == {(None, None)}
     assert [(one.kind, one.state, one.settled_rule) for one in asked] == [
         ("tool", "pending", None),
         ("plan", "pending", None),
