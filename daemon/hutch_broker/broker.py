@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic
+from typing import Final
 
 import anyio
 
@@ -29,6 +30,9 @@ from hutch_shared.times import now_ms
 from hutch_shared.unix import listen
 
 __all__ = ["serving"]
+
+_LEFT: Final = 2.0
+"""Seconds that a broker without leases goes on after hutchd ended on purpose; a restarted hutchd is back by then."""
 
 
 @asynccontextmanager
@@ -85,11 +89,14 @@ async def _accept(listening: socket.socket, server: AgentServer) -> None:
 
 
 async def _keep_time(leases: LeaseTable, control: Control, changed: Latch, linger: float, ended: anyio.Event) -> None:
-    """End leases when they expire. End the broker after `linger` seconds without a lease and without hutchd."""
+    """End leases when they expire. End the broker after `linger` seconds without a lease and without hutchd.
+
+    If hutchd ended on purpose, it ends after at most `_LEFT` seconds.
+    """
     while True:
         leases.end_expired()
         alone = not leases and not control.linked
-        pause = linger if alone else leases.next_end()
+        pause = (min(linger, _LEFT) if control.left else linger) if alone else leases.next_end()
         with anyio.move_on_after(pause) as waited:
             await changed.wait()
         if alone and waited.cancelled_caught:

@@ -69,6 +69,8 @@ class Control:
         self._peer: Peer[_LinkState] | None = None
         self._linked = anyio.Event()
         self._changed = changed
+        self.left = False
+        """True if the last hutchd ended on purpose: none comes back for the streams that still run."""
         self.port: int | None = None
         self.agreed = anyio.Event()
         """Set once hutchd sent its list of leases. Before that, a lease that the broker does not know may be valid."""
@@ -109,6 +111,7 @@ class Control:
                     "hello": lambda one, params: self._hello(one, params, peer),
                     "keep_leases": lambda one, params: self._keep(one, params, peer, tasks),
                     "ack_records": self._acknowledged,
+                    "leave": lambda one, _: self._left(one),
                     **{name: self._trusted(method) for name, method in self._methods().items()},
                 },
             ),
@@ -129,6 +132,7 @@ class Control:
         return {
             "put_lease": self._leases.put,
             "refill": self._leases.refill,
+            "set_active": lambda params: self._leases.set_active(params.lease, active=params.active),
             "end_leases": lambda params: self._leases.end(params.leases),
             "drop_keys": lambda params: self._leases.drop_keys(params.credential),
             "get_status": lambda _: link.BrokerStatus(
@@ -154,6 +158,11 @@ class Control:
         if state.trusted:
             self._request_log.acknowledge(params.n)
 
+    def _left(self, state: _LinkState) -> None:
+        if state.trusted:
+            self.left = True
+            self._changed()
+
     def _keep(self, state: _LinkState, params: link.LeaseIds, peer: Peer[_LinkState], tasks: TaskGroup) -> link.Ended:
         if not state.trusted:
             raise HutchError(Reason.HELLO_FIRST)
@@ -172,6 +181,7 @@ class Control:
             raise HutchError(Reason.PROTOCOL_MISMATCH)
         if not state.trusted:
             state.trusted = True
+            self.left = False
             if self._peer is not None:
                 self._peer.close("another hutchd took over")
             self._peer = peer
@@ -184,6 +194,7 @@ class Control:
             leases=self._leases.states(),
             told=self._request_log.last,
             port=self.port,
+            abilities=("set_active", "leave"),
         )
 
     async def _report(self, peer: Peer[_LinkState]) -> None:

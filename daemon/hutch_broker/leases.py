@@ -49,6 +49,8 @@ class HeldLease:
     """US dollars that the next request reserves: the cost of the last one."""
     reserved: float = 0.0
     """US dollars reserved by open requests."""
+    active: bool = True
+    """Whether requests may use the lease."""
     cut: set[Callable[[], None]] = field(default_factory=set)
     """One function per open stream; calling it cuts the stream."""
 
@@ -95,9 +97,9 @@ class LeaseTable:
         ends_at = self._clock() + state.expires_in
         held = self._held.get(state.lease.id)
         if held is None:
-            self._held[state.lease.id] = HeldLease(state.lease, ends_at, state.requests, state.usd)
+            self._held[state.lease.id] = HeldLease(state.lease, ends_at, state.requests, state.usd, active=state.active)
         else:
-            held.ends_at, held.requests, held.usd = ends_at, state.requests, state.usd
+            held.ends_at, held.requests, held.usd, held.active = ends_at, state.requests, state.usd, state.active
 
     def refill(self, refill: Refill) -> None:
         """Add to a lease's allowance and extend its life. An unknown lease is ignored."""
@@ -119,6 +121,17 @@ class LeaseTable:
                 for cut in tuple(held.cut):
                     cut()
         return Ended(leases=count, streams=streams)
+
+    def set_active(self, lease: str, *, active: bool) -> Ended:
+        """Let requests use a lease, or stop that and cut its open streams. An unknown lease is ignored."""
+        held = self._held.get(lease)
+        if held is None:
+            return Ended(leases=0, streams=0)
+        held.active = active
+        cuts = () if active else tuple(held.cut)
+        for cut in cuts:
+            cut()
+        return Ended(leases=0, streams=len(cuts))
 
     def keep(self, leases: Iterable[str]) -> Ended:
         """End all leases except these."""
@@ -161,6 +174,7 @@ class LeaseTable:
                 requests=held.requests,
                 usd=held.usd,
                 streams=len(held.cut),
+                active=held.active,
             )
             for held in self._held.values()
             if held.ends_at > now

@@ -27,6 +27,7 @@ __all__ = [
     "Ended",
     "Key",
     "Lease",
+    "LeaseActive",
     "LeaseIds",
     "LeaseState",
     "NeedKey",
@@ -48,6 +49,11 @@ class Price(Wire, frozen=True, omit_defaults=True):
     output: float
     cache_read: float | None = None
     cache_write: float | None = None
+    """For entries that are kept for five minutes."""
+    cache_write_1h: float | None = None
+    """For entries that are kept for an hour. Default: 1.6 times `cache_write` if that is given."""
+    search: float | None = None
+    """US dollars per web search. Default: the provider's list price."""
 
 
 class BrokerBoot(Wire, frozen=True, omit_defaults=True):
@@ -80,6 +86,8 @@ class BrokerBoot(Wire, frozen=True, omit_defaults=True):
     """The number of records kept for hutchd. At this limit requests are refused: they cannot be recorded."""
     linger: float = 60.0
     """Seconds without leases and without hutchd after which the broker ends."""
+    budget_wait: float = 60.0
+    """Seconds that a request waits while others of its session's budget run and the rest does not cover it."""
 
     def __repr__(self) -> str:
         return f"<BrokerBoot {self.socket}>"
@@ -121,12 +129,24 @@ class LeaseState(Wire, frozen=True, omit_defaults=True):
     expires_in: float
     requests: int
     usd: float | None = None
-    """The dollars that the lease may still use; None means unlimited."""
+    """The dollars that the lease's session may still use; None means unlimited.
+
+    A broker that already has the session's budget keeps its own figure.
+    """
     streams: int = 0
+    active: bool = True
+    """Whether requests may use the lease: a turn of its session runs, or something that Hutch itself asked for."""
 
 
 class LeaseIds(Wire, frozen=True, omit_defaults=True):
     leases: tuple[str, ...]
+
+
+class LeaseActive(Wire, frozen=True, omit_defaults=True):
+    """Says whether requests may use a lease. The lease itself lives on."""
+
+    lease: str
+    active: bool
 
 
 class DropKeys(Wire, frozen=True, omit_defaults=True):
@@ -155,6 +175,8 @@ class BrokerWelcome(Wire, frozen=True, omit_defaults=True):
     told: int = 0
     """The number of the newest record."""
     port: int | None = None
+    abilities: tuple[str, ...] = ()
+    """What this broker does beyond the first version of the protocol: `budgets`, `set_active`, `leave`."""
 
 
 class BrokerStatus(Wire, frozen=True, omit_defaults=True):
@@ -186,7 +208,7 @@ class Record(Wire, frozen=True, omit_defaults=True):
     """One request, forwarded (`status` is the provider's, 0 without an answer) or refused with a reason.
 
     `n` numbers both. `lease` is empty if the request had no known lease. Cached tokens are not in `input`. `usd` None:
-    the price or the usage is unknown.
+    the price or the usage is unknown, and `why_unknown` says why.
     """
 
     n: int
@@ -202,7 +224,14 @@ class Record(Wire, frozen=True, omit_defaults=True):
     output: int = 0
     cache_read: int = 0
     cache_write: int = 0
+    """Tokens written to the cache, for five minutes and for an hour together."""
+    cache_write_1h: int = 0
+    """The part of `cache_write` that is kept for an hour."""
+    searches: int = 0
+    """Web searches that the provider made."""
     usd: float | None = None
+    why_unknown: str = ""
+    """Why `usd` is None, as a sentence."""
     seconds: float = 0.0
     uid: int | None = None
     pid: int | None = None
@@ -247,9 +276,16 @@ TO_BROKER: Final[Table] = _table(
     _ask("refill", Refill, Nothing, "Adds to an allowance and moves the end."),
     _ask("end_leases", LeaseIds, Ended, "Ends leases; their open streams are cut before the reply."),
     _ask("drop_keys", DropKeys, Nothing, "Drops a credential's secret; the next use asks for it again."),
+    _ask(
+        "set_active",
+        LeaseActive,
+        Ended,
+        "Lets requests use a lease, or stops that; its open streams are cut before the reply.",
+    ),
     _ask("get_status", Nothing, BrokerStatus, "Returns leases and counts."),
     _ask("shutdown", Nothing, Nothing, "Ends the broker and every stream."),
     Method("ack_records", "notification", AckRecords, None, "All records up to n are durable."),
+    Method("leave", "notification", Nothing, None, "hutchd ends on purpose: without leases, the broker ends soon."),
 )
 
 FROM_BROKER: Final[Table] = _table(
