@@ -30,6 +30,7 @@ from hutch_shared import __version__
 from hutch_shared.encoding import encoding_fault, require_utf8
 from hutch_shared.errors import HutchError
 from hutch_shared.hardening import forbid_dumps
+from hutch_shared.host_mark import STATE_MODE, is_marked
 from hutch_shared.logs import set_up_logs
 from hutch_shared.paths import Paths, find_paths, make_private
 
@@ -67,7 +68,7 @@ def main() -> NoReturn:
     _spare_the_collector()
     set_up_logs(settings.logs.level)
     try:
-        make_private(paths.state)
+        make_private(paths.state, STATE_MODE if paths.system and is_marked(paths.state) else 0o700)
         if options.restore is not None:
             _restore(Path(options.restore), paths)
         make_private(paths.runtime, 0o755 if paths.system else 0o700)

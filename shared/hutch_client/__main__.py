@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import importlib
 import os
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from hutch_client import exits
-from hutch_client.commands import GROUPS, MODULES, Command, Parser
+from hutch_client.commands import GROUPS, MODULES, PRIVATE, PRIVATE_DOC, Command, Parser
 from hutch_client.streams import mend_streams, write_nowhere
 from hutch_shared.encoding import encoding_fault
 from hutch_shared.errors import HutchError, Reason
@@ -28,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from hutch_client.commands.completion import answer
 
         answer()
-    name, *rest = words or ["help"]
+    private = words[:1] == [PRIVATE]
+    name, *rest = words[private:] or ["help"]
     if name in _HELP and rest and rest[0] in MODULES:
         name, *rest = *rest, "-h"
     name = {"--version": "version"}.get(name, name)
@@ -42,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = commands[name]
         parser = Parser(prog=f"hutch {name}", description=command.doc)
         command.arguments(parser)
-        code = command.run(parser.parse_args(rest))
+        code = _run(command, parser.parse_args(rest), private=private)
         sys.stdout.flush()
     except HutchError as error:
         return _complain(_sentence(error), exits.of_error(error))
@@ -61,6 +63,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def _run(command: Command, given: argparse.Namespace, *, private: bool) -> int:
+    if not private and not getattr(given, "private", False):
+        return command.run(given)
+    from hutch_client.endpoint import private_chosen
+
+    with private_chosen():
+        return command.run(given)
+
+
 _HELP: Final = ("help", "-h", "--help")
 _CANNOT_WRITE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -69,7 +80,8 @@ def _overview() -> str:
     lines = ["usage: hutch COMMAND …      `hutch COMMAND -h` explains it", ""]
     for title, commands in GROUPS.items():
         lines += [f"{title}:", *(f"  {name:<12}{doc}" for name, (_, doc) in commands.items()), ""]
-    return "\n".join(lines).rstrip()
+    lines.append(f"{PRIVATE}, before or after the command: {PRIVATE_DOC}")
+    return "\n".join(lines)
 
 
 def _nearest(name: str) -> str:

@@ -9,47 +9,138 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.paths import find_host
+from hutch_shared.host_mark import host_socket, is_marked, service_account, start_command
+from hutch_shared.paths import HOST_STATE, find_host
 from hutch_shared.processes import peer_credentials
 from hutch_shared.unix import connect
 
-__all__ = ["dial", "is_named", "socket_path", "trusted_uids"]
+__all__ = ["Endpoint", "dial", "find_endpoint", "host_is_down", "private_chosen", "socket_path", "trusted_uids"]
 
-_SYSTEM_STATE: Final = Path("/var/lib/hutch")
-_NAMED_BY: Final = ("HUTCH_HOST", "HUTCH_RUNTIME_DIR", "HUTCH_STATE_DIR")
+_OWN_DIRECTORIES: Final = ("HUTCH_RUNTIME_DIR", "HUTCH_STATE_DIR")
 
 
-def is_named() -> bool:
-    """Return whether the environment names a hutchd."""
-    return any(os.environ.get(name) for name in _NAMED_BY)
+class Endpoint(NamedTuple):
+    """The hutchd that a command talks to."""
+
+    socket: Path
+    kind: Literal["host", "private", "named"]
+    """`host`: the host's own, which serves every account. `private`: the caller's. `named`: another, by HUTCH_HOST."""
+
+    def __str__(self) -> str:
+        return f"{_KINDS[self.kind]} at {self.socket}"
+
+
+_KINDS: Final = {"host": "the host's hutchd", "private": "your own hutchd", "named": "the hutchd that HUTCH_HOST names"}
+
+
+class _Choice:
+    """What the command line of this process chose."""
+
+    private = False
+
+
+@contextlib.contextmanager
+def private_chosen() -> Iterator[None]:
+    """While the body runs, `find_endpoint` returns the caller's own hutchd, on every host."""
+    _Choice.private = True
+    try:
+        yield
+    finally:
+        _Choice.private = False
+
+
+def find_endpoint() -> Endpoint:
+    """Return the hutchd to talk to, whether or not it runs.
+
+    With `--private` the caller's own; otherwise the one that the environment names; otherwise the host's, if the host
+    has one of its own (`host_mark`); otherwise the caller's own. On a host whose hutchd has left no mark yet, because
+    an earlier version started it, the host's is also chosen while it listens and the caller has none.
+    """
+    if _Choice.private:
+        return Endpoint(find_host(_without_host()), "private")
+    if os.environ.get("HUTCH_HOST"):
+        named = find_host()
+        return Endpoint(named, "host" if named == host_socket() else "named")
+    if any(os.environ.get(name) for name in _OWN_DIRECTORIES):
+        named, state = find_host(), os.environ.get("HUTCH_STATE_DIR")
+        of_host = (state and is_marked(Path(state))) or named == host_socket()
+        return Endpoint(named, "host" if of_host else "private")
+    if (host := host_socket()) is not None:
+        return Endpoint(host, "host")
+    own, host = find_host(), find_host({}, system=True)
+    if not own.exists() and _listens(host):
+        return Endpoint(host, "host")
+    return Endpoint(own, "private")
 
 
 def socket_path() -> Path:
-    """Return the client socket: the one that the environment names, else the user's own, else the host's."""
-    own = find_host()
-    if is_named() or own.exists():
-        return own
-    host = find_host({}, system=True)
-    return host if host.exists() else own
+    """Return the client socket of `find_endpoint`."""
+    return find_endpoint().socket
+
+
+def host_is_down(socket: Path) -> HutchError:
+    """Return the error for a host whose own hutchd does not answer: it names the command and those who may run it."""
+    start = f"`{start_command()}`"
+    whom = f"Start it: {start}." if os.geteuid() == 0 else f"Ask the host's administrator, root, to start it: {start}."
+    return HutchError(
+        Reason.CONNECTION_LOST,
+        f"The host's hutchd is not running: nothing answers at {socket}. {whom} `hutch --private COMMAND` uses a"
+        " hutchd of your own instead.",
+    )
 
 
 def trusted_uids() -> frozenset[int]:
     """Return the uids accepted as server: root, the caller, and the owners of HUTCH_STATE_DIR and /var/lib/hutch."""
     found = {0, os.geteuid()}
-    for state in (_SYSTEM_STATE, os.environ.get("HUTCH_STATE_DIR")):
+    for state in (HOST_STATE, os.environ.get("HUTCH_STATE_DIR")):
         if state:
             with contextlib.suppress(OSError):
                 found.add(os.stat(state).st_uid)
     return frozenset(found)
 
 
+def _nothing_answers(path: Path) -> HutchError:
+    endpoint = find_endpoint()
+    if path == endpoint.socket and endpoint.kind == "host":
+        return host_is_down(path)
+    private = " --private" if path == endpoint.socket and host_socket() is not None else ""
+    return HutchError(
+        Reason.CONNECTION_LOST, f"No hutchd answers at {path}. Start one with `hutch{private} daemon start`."
+    )
+
+
+def _is_trusted(uid: int) -> bool:
+    if uid in trusted_uids():
+        return True
+    import pwd
+
+    try:
+        return pwd.getpwnam(service_account()).pw_uid == uid
+    except KeyError:
+        return False
+
+
+def _without_host() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "HUTCH_HOST"}
+
+
+def _listens(socket: Path) -> bool:
+    try:
+        connect(socket, 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
 def dial(path: Path, timeout: float = 10.0, trusted: Container[int] | None = None) -> socket.socket:
-    """Return a connected socket to a server with a uid of `trusted` (default: `trusted_uids()`).
+    """Return a connected socket to a server with a uid of `trusted`.
+
+    By default these are `trusted_uids()` and the account in the unit of the host's hutchd.
 
     Blocks at most `timeout` seconds; the socket keeps this timeout.
 
@@ -64,16 +155,14 @@ def dial(path: Path, timeout: float = 10.0, trusted: Container[int] | None = Non
             f"You may not open {path}: it belongs to another account. Unset HUTCH_HOST to use your own hutchd.",
         ) from None
     except (FileNotFoundError, ConnectionRefusedError):
-        raise HutchError(
-            Reason.CONNECTION_LOST, f"No hutchd answers at {path}. Start one with `hutch daemon start`."
-        ) from None
+        raise _nothing_answers(path) from None
     except OSError as error:
         raise HutchError(
             Reason.CONNECTION_LOST, f"Cannot connect to {path}: {error}. `hutch doctor` looks for the cause."
         ) from None
     try:
         uid = peer_credentials(line).uid
-        if uid not in (trusted_uids() if trusted is None else trusted):
+        if not (_is_trusted(uid) if trusted is None else uid in trusted):
             raise HutchError(
                 Reason.NOT_ALLOWED,
                 f"{path} is served by uid {uid}, which is neither you, root nor Hutch's own account: nothing was sent.",

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Final
 
 from hutch_client import exits
-from hutch_client.endpoint import dial, socket_path
+from hutch_client.endpoint import Endpoint, dial, find_endpoint, host_is_down
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.paths import find_host, find_paths, make_private
+from hutch_shared.paths import find_paths, make_private
 
-__all__ = ["HUTCHD", "is_running", "log_path", "log_tail", "run_hutchd", "start"]
+__all__ = ["HUTCHD", "is_running", "log_path", "log_tail", "require_own", "run_hutchd", "start"]
 
 HUTCHD: Final = (sys.executable, "-P", "-m", "hutch_daemon")
 """`-P`: otherwise a directory hutch_daemon in the current directory would run."""
@@ -35,6 +35,21 @@ def is_running(path: Path) -> bool:
     return True
 
 
+def require_own(endpoint: Endpoint) -> None:
+    """Raise HutchError unless a hutchd that this user starts would listen there.
+
+    CONNECTION_LOST if it is the host's, whose place no private one takes, or another one that HUTCH_HOST names.
+    """
+    if endpoint.kind == "host":
+        raise host_is_down(endpoint.socket)
+    if endpoint.socket != find_paths().client_socket:
+        raise HutchError(
+            Reason.CONNECTION_LOST,
+            f"No hutchd answers at {endpoint.socket}, which HUTCH_HOST names, and yours would listen elsewhere: unset"
+            " HUTCH_HOST to use your own.",
+        )
+
+
 def log_path() -> Path:
     """Return where a started hutchd writes its log."""
     return find_paths().state / "hutchd.log"
@@ -43,17 +58,15 @@ def log_path() -> Path:
 def start(argv: Sequence[str] = HUTCHD, *, timeout: float = 30.0) -> int | None:
     """Start hutchd and return its pid as soon as it answers; None if another hutchd answered first.
 
-    Raises HutchError CONNECTION_LOST, with the end of the log, if it ends or does not answer within `timeout` seconds.
+    Raises HutchError CONNECTION_LOST, with the end of the log, if it ends or does not answer within `timeout` seconds;
+    as `require_own` for a hutchd that is not the caller's.
     After a time-out it keeps running: it may only be slow.
     """
-    path = socket_path()
+    endpoint = find_endpoint()
+    path = endpoint.socket
     if is_running(path):
         return None
-    if path == find_host({}, system=True):
-        raise HutchError(
-            Reason.CONNECTION_LOST,
-            f"This host's hutchd is not running ({path}): ask the host's administrator to start it.",
-        )
+    require_own(endpoint)
     log = log_path()
     make_private(log.parent)
     if log.exists() and log.stat().st_size > _LOG_LIMIT:

@@ -17,6 +17,7 @@ from hutch_shared.errors import HutchError, Reason
 
 __all__ = [
     "HOST_ACCOUNT",
+    "HOST_STATE",
     "LAUNCHER_CONFIG",
     "LAUNCHER_SOCKET_UNIT",
     "Paths",
@@ -26,14 +27,15 @@ __all__ = [
 ]
 
 HOST_ACCOUNT: Final = "hutch"
-"""The account that a host's hutchd runs as."""
+"""The usual name of the account that a host's hutchd runs as; `host_mark.service_account` returns the real one."""
+HOST_STATE: Final = Path("/var/lib/hutch")
+"""The usual state directory of a host's hutchd."""
 LAUNCHER_CONFIG: Final = "/etc/hutch/launcher.toml"
 """Root's list of the accounts whose agents may run."""
 LAUNCHER_SOCKET_UNIT: Final = "hutch-launcher.socket"
 """systemd's unit of the launcher's socket."""
 
 _SYSTEM_CONFIG: Final = Path("/etc/hutch")
-_SYSTEM_STATE: Final = Path("/var/lib/hutch")
 _SYSTEM_RUNTIME: Final = Path("/run/hutch")
 
 
@@ -81,7 +83,7 @@ def find_host(environ: Mapping[str, str] | None = None, *, system: bool = False)
 
 
 def _state(environ: Mapping[str, str], system: bool) -> Path:
-    return _given(environ, "HUTCH_STATE_DIR") or (_SYSTEM_STATE if system else _of_user("state"))
+    return _given(environ, "HUTCH_STATE_DIR") or (HOST_STATE if system else _of_user("state"))
 
 
 def _runtime(environ: Mapping[str, str], system: bool) -> Path:

@@ -59,6 +59,7 @@ from hutch_daemon.wiring.upkeep import keep_probing, retain
 from hutch_shared import __file__ as shared_file
 from hutch_shared import __version__
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.host_mark import leave_mark
 from hutch_shared.logs import mask_also
 from hutch_shared.paths import Paths
 from hutch_shared.processes import boot_id
@@ -174,6 +175,8 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
         tasks.start_soon(keep_probing, environments)
         tasks.start_soon(service.beat, lambda: store.writing)
         await anyio.lowlevel.checkpoint()  # let these tasks begin before hutchd reports that it is ready
+        if paths.system:
+            _leave_mark(paths)
         service.say("READY=1", service.status(f"Serves at {paths.client_socket}"))
         _log.info("hutchd serves", version=__version__, socket=str(paths.client_socket), epoch=store.epoch)
 
@@ -183,6 +186,16 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
             await client_listener.close(HutchError(Reason.SHUTTING_DOWN))
         tasks.cancel_scope.cancel()
     _log.info("hutchd has stopped")
+
+
+def _leave_mark(paths: Paths) -> None:
+    """Mark the host as one that has a hutchd of its own, so that clients start no private one while it is stopped."""
+    try:
+        trouble = leave_mark(paths.state, paths.client_socket)
+    except OSError as error:
+        trouble = f"{error.filename}: {error.strerror}"
+    if trouble is not None:
+        _log.warning("the mark of this host's hutchd could not be left", why=trouble)
 
 
 def _environments(in_force: SettingsInForce, paths: Paths, places: Places, stack: AsyncExitStack) -> Environments:

@@ -11,7 +11,12 @@ from typing import Any, Final, NamedTuple
 from hutch_client import exits
 from hutch_client.streams import columns
 
-__all__ = ["GROUPS", "MODULES", "Command", "Parser", "group", "number", "output", "seconds"]
+__all__ = ["GROUPS", "MODULES", "PRIVATE", "PRIVATE_DOC", "Command", "Parser", "group", "number", "output", "seconds"]
+
+
+PRIVATE: Final = "--private"
+"""The option of every command that chooses the caller's own hutchd."""
+PRIVATE_DOC: Final = "use a hutchd of your own, also on a host that has one for everybody"
 
 
 class Parser(argparse.ArgumentParser):
@@ -22,6 +27,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             allow_abbrev=False, formatter_class=lambda prog: argparse.HelpFormatter(prog, width=_WIDTH), **settings
         )
+        # without a default, since that of a verb's parser would replace what stands before the verb
+        self.add_argument(PRIVATE, action="store_true", default=argparse.SUPPRESS, help=PRIVATE_DOC)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse. Surplus words are an error of the verb that got them; its default `surplus` replaces the message."""

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hutch_client import exits
 from hutch_client.commands import Command, group, output
-from hutch_client.endpoint import socket_path
+from hutch_client.endpoint import find_endpoint
 from hutch_client.starting import run_hutchd
 from hutch_client.tables import print_json
 from hutch_client.untrusted import one_line, plain
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.paths import find_host, find_paths
+from hutch_shared.paths import find_paths
 
 if TYPE_CHECKING:
     from tomlkit.container import Container
@@ -43,7 +43,7 @@ def _system_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def _is_system(given: argparse.Namespace) -> bool:
-    return bool(given.system) or socket_path() == find_host({}, system=True)
+    return bool(given.system) or find_endpoint().kind == "host"
 
 
 def _show_arguments(parser: argparse.ArgumentParser) -> None:

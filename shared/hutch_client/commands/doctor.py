@@ -7,19 +7,19 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 from hutch_client import exits
 from hutch_client.blocking import BlockingConnection
 from hutch_client.commands import Command, output
 from hutch_client.commands.daemon import broker_words
-from hutch_client.endpoint import is_named, socket_path
+from hutch_client.endpoint import Endpoint, find_endpoint
 from hutch_client.tables import print_json
 from hutch_client.untrusted import one_line, plain
 from hutch_shared import __version__
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.paths import LAUNCHER_CONFIG, find_host
+from hutch_shared.host_mark import host_socket
+from hutch_shared.paths import find_host
 
 __all__ = ["COMMANDS"]
 
@@ -76,13 +76,11 @@ def _sudo_rule() -> int:
 
 def _examine(*, system: bool) -> Iterator[tuple[str, str | None]]:
     """Yield (subject, advice) for each thing that was examined; the advice is None if nothing is wrong."""
-    path, host = socket_path(), find_host({}, system=True)
-    if system or (not is_named() and not path.exists() and os.path.exists(LAUNCHER_CONFIG)):
-        path = host
-    yield f"hutch {__version__} looks for hutchd at {path}", None
-    yield from _examine_inside(path)
+    endpoint = Endpoint(host_socket() or find_host({}, system=True), "host") if system else find_endpoint()
+    yield f"hutch {__version__} talks to {endpoint}", None
+    yield from _examine_inside(endpoint)
     try:
-        with BlockingConnection(path) as hutch:
+        with BlockingConnection(endpoint.socket) as hutch:
             yield f"hutchd {hutch.server['version']} answers", None
             status = hutch.call("get_status")
             keys = hutch.call("list_api_keys")["keys"]
@@ -127,16 +125,15 @@ def _examine(*, system: bool) -> Iterator[tuple[str, str | None]]:
         yield "notice", notice
 
 
-def _examine_inside(path: Path) -> Iterator[tuple[str, str | None]]:
+def _examine_inside(endpoint: Endpoint) -> Iterator[tuple[str, str | None]]:
     """Yield the findings of `hutchd --doctor` in hutchd's settings and files, as far as the caller may read them."""
     import subprocess
 
     from hutch_client.starting import HUTCHD
 
-    system = path == find_host({}, system=True)
-    if os.environ.get("HUTCH_HOST"):
+    if endpoint.kind == "named":
         return  # hutchd's files may be elsewhere
-    argv = [*HUTCHD, "--doctor", *(["--system"] if system else [])]
+    argv = [*HUTCHD, "--doctor", *(["--system"] if endpoint.kind == "host" else [])]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=_EXAMINATION)
         found = json.loads(done.stdout)

@@ -84,8 +84,8 @@ def _report_command(prompt: str) -> None:
 
 
 def _ensure_daemon() -> None:
-    """Start the user's hutchd if none runs. A hutchd that HUTCH_HOST names is never started."""
-    if "HUTCH_HOST" not in os.environ and not starting.is_running(socket_path()):
+    """Start the user's hutchd if that is the one to talk to and it does not run. `starting.start` refuses any other."""
+    if not starting.is_running(socket_path()):
         pid = starting.start()
         if pid is not None:
             print(f"Started hutchd (pid {pid}); `hutch daemon stop` stops it.", file=sys.stderr)

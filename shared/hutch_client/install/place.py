@@ -21,6 +21,7 @@ from hutch_client.install.units import (
     render_systemd,
     seal_of,
 )
+from hutch_shared.host_mark import SYSTEMD_UNITS
 from hutch_shared.paths import HOST_ACCOUNT, LAUNCHER_CONFIG
 
 __all__ = ["BOOTED", "UnitPlace", "find_place", "installed_credential"]
@@ -104,7 +105,7 @@ def find_place(*, system: bool, systemd_version: Callable[[], int], credential: 
         config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
         texts = render_systemd(argv, os.environ, system=False)
         return UnitPlace(Path(config, "systemd/user"), texts, argv[0], False, "systemd", here=BOOTED.is_dir())
-    folder = Path("/etc/systemd/system")
+    folder = SYSTEMD_UNITS
     sealed = credential or installed_credential(folder)
     texts = render_systemd(
         argv,

@@ -29,6 +29,7 @@ from importlib import resources
 from typing import Final, Literal
 
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.host_mark import CLIENT_SOCKET_UNIT, DAEMON_UNIT, PLIST
 from hutch_shared.paths import LAUNCHER_CONFIG, LAUNCHER_SOCKET_UNIT
 
 __all__ = [
@@ -46,16 +47,15 @@ __all__ = [
     "seal_of",
 ]
 
-DAEMON: Final = "hutchd.service"
-SOCKETS: Final = {"client": "hutchd.socket", "executor": "hutchd-executor.socket"}
+DAEMON: Final = DAEMON_UNIT
+SOCKETS: Final = {"client": CLIENT_SOCKET_UNIT, "executor": "hutchd-executor.socket"}
 """The unit of each socket, by the name under which systemd passes the socket to hutchd."""
 LAUNCHER: Final = "hutch-launcher.service"
 CREDENTIAL: Final = f"{DAEMON}.d/master-key.conf"
 """The drop-in that loads the sealed master key."""
 EDITED: Final = "50-edited.conf"
 """The name of the drop-in that keeps a user's edits of a unit of Hutch."""
-LABEL: Final = "io.hutch.hutchd"
-PLIST: Final = f"{LABEL}.plist"
+LABEL: Final = PLIST.removesuffix(".plist")
 
 _CARRIED: Final = ("HUTCH_CONFIG", "HUTCH_STATE_DIR", "HUTCH_RUNTIME_DIR")
 _CARRIED_FOR_USER: Final = ("XDG_CONFIG_HOME", "XDG_STATE_HOME")
