@@ -42,6 +42,7 @@ KeysKept = Literal["brokered", "exposed", "none"]
 IsolationLevel = Literal["strict", "account", "reduced"]  # decided in hutch_daemon/environments/levels.py
 CredentialKind = Literal["api_key", "oauth", "gateway"]
 Delivery = Literal["direct", "lease"]
+KillOutcome = Literal["gone", "left", "unknown"]
 ExecutorState = Literal["starting", "ready", "leased", "detached", "draining", "gone", "quarantined"]
 StopHow = Literal["drain", "leave", "stop"]
 
@@ -160,6 +161,18 @@ class AgentOptions(Wire, frozen=True, omit_defaults=True):
     """The path of the JSONL file that the script runner plays."""
 
 
+class KillResult(Wire, frozen=True, omit_defaults=True):
+    """The result of ending a session's processes. `message` is a clause for the user about what is left.
+
+    `gone`: a search afterwards found nothing. `left`: the processes `left` could not be ended. `unknown`: hutchd could
+    not find out.
+    """
+
+    outcome: KillOutcome
+    message: str
+    left: tuple[int, ...] = ()
+
+
 class Session(Wire, frozen=True, omit_defaults=True):
     id: str
     name: str
@@ -194,6 +207,9 @@ class Session(Wire, frozen=True, omit_defaults=True):
     """The instruction files that the agent was given, and those left out; None until an executor has read them."""
     warning: str | None = None
     """Set by `open_session` when another open session works in the same directory."""
+    killed: KillResult | None = None
+    """What is left of a closed session's processes, or of an earlier executor of an open one; None if hutchd has ended
+    none, or if the session was closed by an earlier version."""
 
 
 class Turn(Wire, frozen=True, omit_defaults=True):

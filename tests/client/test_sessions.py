@@ -86,6 +86,32 @@ def test_more_than_the_newest_can_be_listed(daemon: FakeDaemon, hutch: Hutch) ->
     assert daemon.asked("list_turns") == [m.ListTurns(SESSION.id, limit=1000)]
 
 
+@pytest.mark.parametrize("words", ["stop fix", "rm -f fix", "stop -o json fix"])
+def test_a_stop_that_is_not_verified_fails(daemon: FakeDaemon, hutch: Hutch, words: str) -> None:
+    """It exits with 1 and says what may be left; nothing is removed. `-o json` has the three outcomes."""
+    unknown = m.KillResult("unknown", "what is left of it is unknown: the launcher is away")
+    daemon.answers["get_session"] = SESSION
+    daemon.answers["close_session"] = msgspec.structs.replace(SESSION, state="closed", killed=unknown)
+
+    code, out, err = hutch(*words.split())
+
+    assert code == 1
+    assert "fix is closed, but what is left of it is unknown: the launcher is away." in err
+    assert [call for call, _ in daemon.calls if call == "delete_session"] == []
+    if "json" in words:
+        assert json.loads(out)[0]["killed"]["outcome"] == "unknown"
+
+
+def test_an_interrupt_that_is_not_verified_fails(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """It exits with 1 and gives the turn's message."""
+    daemon.answers["get_session"] = SESSION
+    daemon.answers["interrupt_turn"] = msgspec.structs.replace(
+        TURN, state="stopped", reason="not_verified", message="It is unknown."
+    )
+
+    assert hutch("interrupt", "fix") == (1, "", "hutch: It is unknown.\n")
+
+
 def test_a_refused_stop_or_removal_names_the_command_that_works(daemon: FakeDaemon, hutch: Hutch) -> None:
     """For a running turn or an open session, the error has the command with the option that works."""
 

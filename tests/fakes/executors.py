@@ -309,6 +309,8 @@ class FakeHost:
         self.work_really_is: str | None = None
         """What an executor says of the working directory of its session."""
         self.unkillable = False
+        self.unknowable = ""
+        """Why nobody can tell what is left of an executor."""
         self.apart = False
         """It gives each session another account and a cgroup."""
         self.refused_accounts: set[str] = set()
@@ -391,8 +393,11 @@ class FakeHost:
         executor = self._of(launched)
         if executor is not None:
             executor.die()
-        left = (launched.pid,) if self.unkillable else ()
-        return Killed(verified=not left, left=left, over=self.over)
+        if self.unknowable:
+            return Killed("unknown", why=self.unknowable)
+        if self.unkillable:
+            return Killed("left", (launched.pid,))
+        return Killed("gone", scope="cgroup" if self.apart else "descent", over=self.over)
 
     def adopt(self, state: Mapping[str, Any]) -> Launched | None:
         executor = next((one for one in self.started if one.pid == state.get("pid")), None)

@@ -9,6 +9,7 @@ environment.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -37,11 +38,16 @@ class Cgroup:
         (self.path / "cgroup.procs").write_text(str(pid))
 
     def pids(self) -> set[int]:
-        """Return the pids in the cgroup, without zombies; the empty set if the cgroup does not exist."""
+        """Return the pids in the cgroup, without zombies; the empty set if the cgroup does not exist.
+
+        OSError if it cannot be read.
+        """
         try:
             return {int(line) for line in (self.path / "cgroup.procs").read_text().split()} - {0}
-        except (FileNotFoundError, OSError):
-            return set()
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENODEV):  # ENODEV: it was removed after it was opened
+                return set()
+            raise
 
     def kill(self, deadline: float) -> bool:
         """Kill all processes in the cgroup and remove it. Blocks until `deadline` (monotonic) at most.

@@ -1,23 +1,45 @@
 """The interface of environments, which run executors: start one, poll it, kill it with all its processes, adopt it.
 
-An environment verifies its reports: `kill` returns `verified` only if a search afterwards found no process left. A
+An environment verifies its reports: `kill` returns `gone` only if a search afterwards found no process left. A
 restarted hutchd finds an executor by its `Launched.state` alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from hutch_daemon.environments.sandbox_probe import SandboxProbe
 from hutch_shared import messages as m
 
-__all__ = ["MARK", "Account", "Alive", "Environment", "Exited", "IsolationOffer", "Killed", "LaunchSpec", "Launched"]
+__all__ = [
+    "MARK",
+    "Account",
+    "Alive",
+    "Environment",
+    "Exited",
+    "IsolationOffer",
+    "KillScope",
+    "Killed",
+    "LaunchSpec",
+    "Launched",
+    "combined",
+]
 
 MARK = "HUTCH_EXECUTOR_ID"
 """The environment variable with the executor's id. Its descendants inherit it."""
+
+KillScope = Literal["namespace", "cgroup", "descent"]
+"""How far the search after a kill reached: a pid namespace holds everything that an agent started. Without one, other
+services of the account (a user manager, a terminal multiplexer) may run something for it outside the cgroup."""
+_SCOPES: Final[tuple[KillScope, ...]] = ("namespace", "cgroup", "descent")
+_GONE: Final[Mapping[KillScope, str]] = {
+    "namespace": "nothing of it is left",
+    "cgroup": "nothing in its cgroup is left",
+    "descent": "no process that descends from it is left",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +104,46 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """The result of killing an executor."""
+    """The result of killing an executor. Every reader keeps the three outcomes apart."""
 
-    verified: bool
-    """True if a search found no process of the executor left."""
+    outcome: m.KillOutcome
+    """`gone`: a search found no process of the executor. `left`: these could not be ended. `unknown`: nobody knows."""
     left: tuple[int, ...] = ()
-    """The pids that could not be ended."""
+    """For `left`: the pids."""
+    why: str = ""
+    """For `unknown`: the reason, a sentence or clause."""
+    scope: KillScope = "descent"
+    """For `gone`: how far the search reached."""
     over: str = ""
     """A sentence if the executor exceeded a limit and the kernel acted on it, or the empty string."""
+
+    @property
+    def verified(self) -> bool:
+        """True if the outcome is `gone`."""
+        return self.outcome == "gone"
+
+    def words(self) -> str:
+        """Return a clause about what is left, without a full stop."""
+        if self.outcome == "gone":
+            return _GONE[self.scope]
+        if self.outcome == "left":
+            return f"these processes of it could not be ended: {', '.join(map(str, self.left))}"
+        return f"what is left of it is unknown: {self.why.rstrip('.')}"
+
+    def result(self) -> m.KillResult:
+        """Return the result as clients see it."""
+        return m.KillResult(self.outcome, self.words(), self.left)
+
+
+def combined(results: Iterable[Killed]) -> Killed | None:
+    """Return the result of several kills: it is `gone` only if all are. None if there are no results."""
+    found = tuple(results)
+    left = tuple(sorted({pid for one in found for pid in one.left}))
+    if left:
+        return Killed("left", left)
+    if unknown := next((one for one in found if one.outcome == "unknown"), None):
+        return unknown
+    return max(found, key=lambda one: _SCOPES.index(one.scope), default=None)
 
 
 @dataclass(frozen=True, slots=True)

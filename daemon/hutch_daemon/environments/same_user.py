@@ -216,7 +216,9 @@ class SameUser(Local):
         left = (*left, *end_all(lambda: self._members(launched, with_executor=True), deadline))
         if not grouped and group is not None:
             left = (*left, *group.pids())
-        return Killed(verified=not left, left=tuple(sorted(set(left))))
+        if left:
+            return Killed("left", tuple(sorted(set(left))))
+        return Killed("gone", scope="descent" if group is None else "cgroup")
 
     def _group(self, launched: Launched) -> cgroups.Cgroup | None:
         """Return the executor's cgroup, recorded or not. If it was never made, it has no processes."""

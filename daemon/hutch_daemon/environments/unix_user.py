@@ -1,7 +1,7 @@
 """Runs executors as other Unix accounts. hutch-launcher starts, limits and ends them, since hutchd has no privilege.
 
 hutchd itself sends the token, through the socket that the launcher passes on. A kill is repeated until the executor's
-cgroup is gone; only then is it `verified`. While the launcher cannot be reached, no kill is verified.
+cgroup is gone; only then is its outcome `gone`. While the launcher cannot be reached, the outcome is never `gone`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hutch_daemon.environments.launcher_client import (
     read_abilities,
 )
 from hutch_daemon.environments.local import NO_PLACES, Local, Places, open_output, refused_start
-from hutch_daemon.environments.port import Account, IsolationOffer, Killed, Launched, LaunchSpec
+from hutch_daemon.environments.port import Account, IsolationOffer, Killed, KillScope, Launched, LaunchSpec
 from hutch_daemon.environments.sandbox_probe import SandboxProbe, probe
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
@@ -250,20 +250,26 @@ class UnixUser(Local):
     async def kill(self, launched: Launched) -> Killed:
         """Let the launcher kill the processes in the executor's cgroup until the cgroup is gone."""
         if launched.boot_id != self._boot:
-            return Killed(verified=True)
+            return Killed("gone", scope="namespace")  # nothing outlives a boot
         return await anyio.to_thread.run_sync(self._kill, launched)
 
     def _kill(self, launched: Launched) -> Killed:
         try:
             reply = self._end(launched.uid, launched.executor)
         except HutchError as error:
-            _log.error("an executor cannot be ended", executor=launched.executor, error=error.message)
-            return Killed(verified=False, left=self._left(launched))
+            return self._not_ended(launched, error.message)
         if reply.status is not LauncherStatus.DONE:
-            _log.error("an executor cannot be ended", executor=launched.executor, left=reply.left, error=reply.text)
-            return Killed(verified=False, left=self._left(launched))
+            return self._not_ended(launched, f"the launcher says: {reply.text}")
+        if left := self._left(launched):
+            return Killed("left", left)
+        scope: KillScope = "cgroup" if launched.state.get("cgroup") else "descent"
+        return Killed("gone", scope=scope, over=_over(reply, launched))
+
+    def _not_ended(self, launched: Launched, why: str) -> Killed:
+        """Return the result of a kill that the launcher did not complete: never `gone`."""
+        _log.error("an executor cannot be ended", executor=launched.executor, error=why)
         left = self._left(launched)
-        return Killed(verified=not left, left=left, over=_over(reply, launched))
+        return Killed("left", left) if left else Killed("unknown", why=why)
 
     def _end(self, uid: int, executor: str) -> LauncherReply:
         """Repeat the launcher's kill until nothing is left or the deadline has passed. Blocks."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from hutch_daemon.environments.port import Account
+from hutch_daemon.environments.port import Account, Killed
 from hutch_daemon.environments.registry import Environments
 from hutch_daemon.pool.ending import Ender, Spawn
 from hutch_daemon.pool.executors import Executor, Roster
@@ -47,9 +47,10 @@ def adopt(
         executor = Executor(row.id, ExecutorKey(account, row.agent, row.environment), environment, roster.clock())
         executor.state = "detached" if row.state in ("starting", "ready", "leased") else row.state
         executor.adopted, executor.protocol = True, row.protocol
+        executor.detail = row.detail
         roster.add(executor)
-        if row.session is not None:
-            roster.assign(executor, row.session)
+        if (session := row.session or row.served) is not None:
+            roster.assign(executor, session)
         found = environment.adopt(row.launched) if row.launched is not None else None
         executor.launched = found or launched_as_stored(row)
         executor.started.set()
@@ -62,6 +63,11 @@ def adopt(
         elif executor.state == "detached":
             living.append(executor)
             spawn(ender.watch, executor)
+        elif executor.state == "quarantined":
+            executor.killed = Killed("unknown", why="it was not found out before hutchd was restarted")
+            executor.ended.set()
+            executor.connected.set()
+            ender.report_quarantine(executor)
     roster.changed.notify()
     return living
 

@@ -6,6 +6,7 @@ An executor whose end cannot be verified is quarantined.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import anyio
@@ -82,30 +83,41 @@ class Ender:
         self._roster.move(executor, "gone" if killed.verified else "quarantined")
         if not killed.verified:
             executor.checked = self._roster.clock()
-            left = f"these processes could not be ended: {killed.left}" if killed.left else "what is left is unknown"
-            executor.detail = f"{executor.detail}; {left}"
-            self._roster.notice("quarantined", f"{executor.id}: {executor.detail}")
+            self.report_quarantine(executor)
         await self._settle(executor)
         executor.ended.set()
         executor.connected.set()
         self._roster.report(executor)
 
-    def check(self, executor: Executor) -> None:
-        """Try again, in the background, to end the processes of a quarantined executor."""
-        executor.checking = True
-        self._spawn(self._check, executor)
+    def report_quarantine(self, executor: Executor) -> None:
+        """Report a notice about a quarantined executor, which stays until the executor is gone."""
+        self._roster.notice(_quarantine(executor), f"{executor.id} is quarantined: {executor.explanation}.")
 
-    async def _check(self, executor: Executor) -> None:
+    def check(self, executor: Executor) -> anyio.Event:
+        """Try again, in the background, to end the processes of a quarantined executor; the event is set at the end.
+
+        If a check is already running, return its event.
+        """
+        if executor.check is None:
+            executor.check = anyio.Event()
+            self._spawn(self._check, executor, executor.check)
+        return executor.check
+
+    async def _check(self, executor: Executor, ended: anyio.Event) -> None:
         assert executor.launched is not None
         try:
-            killed = await self._kill(executor, executor.launched)
-            if killed.verified:
-                executor.killed = killed
+            executor.killed = await self._kill(executor, executor.launched)
+            if executor.killed.verified:
+                executor.verified_late = True
                 self._roster.move(executor, "gone")
+                self._roster.end_notice(_quarantine(executor))
                 await self._settle(executor)
                 self._roster.report(executor)
+            else:
+                self.report_quarantine(executor)
         finally:
-            executor.checking, executor.checked = False, self._roster.clock()
+            executor.check, executor.checked = None, self._roster.clock()
+            ended.set()
 
     async def _ask(self, executor: Executor, launched: Launched, grace: float) -> None:
         with anyio.move_on_after(grace):
@@ -117,13 +129,16 @@ class Ender:
 
     async def _kill(self, executor: Executor, launched: Launched) -> Killed:
         try:
-            return await executor.environment.kill(launched)
+            killed = await executor.environment.kill(launched)
         except OSError as error:
             _log.error("an executor cannot be ended", executor=executor.id, error=str(error))
-            return Killed(verified=False, left=(launched.pid,))
+            return Killed("unknown", why=f"the search failed ({error.strerror})")
+        if killed.verified and executor.sandboxed:  # its agent's pid namespace ended with it
+            return replace(killed, scope="namespace")
+        return killed
 
     async def _settle(self, executor: Executor) -> None:
-        """Store the executor's final state, gone or quarantined. If it is gone, free its slot."""
+        """Store the executor's state, gone or quarantined. If it is gone, free its slot."""
         fields: dict[str, Any] = {"state": executor.state, "session": None, "detail": executor.detail}
         if executor.state != "gone":
             await self._roster.save(executor, **fields)
@@ -141,3 +156,10 @@ class Ender:
             return
         if why := await executor.environment.sweep(account):
             self._roster.notice(f"sweep:{account.name}", f"What {account.name} left could not be swept away: {why}")
+        else:
+            self._roster.end_notice(f"sweep:{account.name}")
+
+
+def _quarantine(executor: Executor) -> str:
+    """Return the name of the notice about a quarantined executor."""
+    return f"quarantined:{executor.id}"

@@ -51,9 +51,9 @@ class Executor:
         "abilities",
         "adopted",
         "attached",
+        "check",
         "checked",
         "checked_for",
-        "checking",
         "connected",
         "detail",
         "disconnected",
@@ -71,11 +71,13 @@ class Executor:
         "protocol",
         "renew_at",
         "rss",
+        "sandboxed",
         "session",
         "since",
         "started",
         "state",
         "turn",
+        "verified_late",
     )
 
     def __init__(self, executor: str, key: ExecutorKey, environment: Environment, now: float) -> None:
@@ -94,8 +96,8 @@ class Executor:
         self.adopted = False
         self.started = anyio.Event()
         """Set when the environment has started the process or failed. From then on `launched` is set."""
-        self.checking = False
-        """True while a check of a quarantined executor runs."""
+        self.check: anyio.Event | None = None
+        """Set at the end of the running check of a quarantined executor; None if none runs."""
         self.checked = now
         """The time when the last check of a quarantined executor ended."""
         self.connected = anyio.Event()
@@ -107,6 +109,11 @@ class Executor:
         self.ended = anyio.Event()
         """Set when it is gone or quarantined. From then on `killed` is set."""
         self.killed: Killed | None = None
+        """The result of the last attempt to end it."""
+        self.sandboxed = False
+        """True if its agent runs in a sandbox, and so in a pid namespace. False if this is not known."""
+        self.verified_late = False
+        """True if it was quarantined and a later check found it gone."""
         self.last_seen = now
         self.since = now
         self.idle_since: float | None = None
@@ -124,6 +131,13 @@ class Executor:
     def over(self) -> bool:
         """True if it is ending or has ended, and so serves no session any more."""
         return self.state in OVER
+
+    @property
+    def explanation(self) -> str:
+        """The reason why it is ended, and what is left of it unless it is verified to be gone; no full stop."""
+        if self.killed is None or self.killed.verified:
+            return self.detail
+        return "; ".join(filter(None, (self.detail, self.killed.words())))
 
     async def call(self, method: str, params: msgspec.Struct, timeout: float) -> Any:
         """Call a method of the executor; `connection_lost` if it has no connection."""
@@ -152,7 +166,7 @@ class Executor:
             session=self.session,
             protocol=self.protocol,
             adopted=self.adopted,
-            detail=self.detail,
+            detail=self.explanation,
         )
 
     def __repr__(self) -> str:
@@ -175,7 +189,8 @@ class Roster:
         self._on_change = on_change
         self._settings = settings
         self.notice = on_notice
-        """Reports a notice: its name and a sentence. A later notice of the same name replaces it."""
+        """Reports a notice: its name and a sentence. A later notice of the same name replaces it, an empty one ends it.
+        """
         self.clock = clock
         self.changed = Latch()
         """Set when the pool should plan again."""
@@ -196,6 +211,14 @@ class Roster:
     def all(self) -> list[Executor]:
         """Return the executors that are not gone, oldest first, in a list that does not change."""
         return list(self._by_id.values())
+
+    def end_notice(self, name: str) -> None:
+        """End a notice whose reason is gone."""
+        self.notice(name, "")
+
+    def quarantined(self, session: str) -> list[Executor]:
+        """Return the quarantined executors that served a session."""
+        return [one for one in self._by_id.values() if one.session == session and one.state == "quarantined"]
 
     def of_account(self, uid: int) -> list[Executor]:
         """Return the executors of an account."""
@@ -275,6 +298,6 @@ def _view(one: Executor) -> ExecutorView:
         since=one.since,
         idle_since=one.idle_since,
         rss=one.rss,
-        checking=one.checking,
+        checking=one.check is not None,
         checked=one.checked,
     )

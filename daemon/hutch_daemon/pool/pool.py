@@ -75,7 +75,7 @@ class Pool:
         """`socket` is the socket for executors; `output_dir` is the directory of their log files.
 
         `on_change` is called with each executor whose state or connection changed; `on_notice` with the name of a
-        notice and a sentence for the administrator. Neither may block.
+        notice and a sentence for the administrator, or an empty text to end the notice. Neither may block.
         """
         self._store = store
         self._environments = environments
@@ -165,7 +165,12 @@ class Pool:
         self._ender.retire(executor, detail, grace)
 
     async def end(self, executor: Executor, detail: str, *, grace: float = 0.0) -> Killed:
-        """End an executor like `retire`, and wait for the result. If the caller is cancelled, the ending continues."""
+        """End an executor like `retire`, and wait for the result. If the caller is cancelled, the ending continues.
+
+        A quarantined executor is checked again first.
+        """
+        if executor.state == "quarantined":
+            await self._ender.check(executor).wait()
         self.retire(executor, detail, grace=grace)
         await executor.ended.wait()
         assert executor.killed is not None

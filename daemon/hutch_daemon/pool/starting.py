@@ -127,6 +127,7 @@ class Starter:
             else:
                 self.histories.pop(executor.key, None)
                 self._backoffs.pop(executor.key, None)
+                self._roster.end_notice(f"start_loop:{executor.key}")
             finally:
                 del self._scopes[executor.id]
                 executor.launching = False
@@ -154,7 +155,9 @@ class Starter:
         failures = len(history.failures)
         _log.warning("executor did not start", executor_key=str(key), error=error.message, failures=failures)
         if failures == limit:
-            self._roster.notice("start_loop", f"{key} failed to start {limit} times in {window:.0f} s. {error.message}")
+            self._roster.notice(
+                f"start_loop:{key}", f"{key} failed to start {limit} times in {window:.0f} s. {error.message}"
+            )
 
     async def _start(self, executor: Executor) -> None:
         """Start a process and wait for its hello. HutchError on failure. If cancelled, end the process."""

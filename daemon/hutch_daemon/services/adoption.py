@@ -40,6 +40,7 @@ async def take_over(store: Store, pool: Pool, tasks: SessionTasks) -> list[Execu
         session_id = executor.session
         if session_id is not None:
             row = await store.read(lambda conn, session_id=session_id: sessions.get(conn, session_id))  # type: ignore[misc]
+            executor.sandboxed = row is not None and row.isolation.level == "strict"  # the row was its preparation's
             tasks.start(session_id, executor.key.account.uid if row is None else row.owner)
     _log.info("taken over", executors=len(rows), alive=len(expected))
     return expected

@@ -56,7 +56,7 @@ class TurnExecutor:
     over_limit: str = ""
     """A sentence if the kernel ended it because of a limit, otherwise ""."""
     detail: str = ""
-    """The reason why it is being ended."""
+    """The reason why it is being ended, and for a quarantined one what may be left of it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -180,7 +180,10 @@ def _without_executor(turn: TurnState, executor: TurnExecutor | None, request: T
     if turn == "dispatching" and request.prompt_sent is False:
         return None
     if turn == "stopping":
-        return stopped(request.stop or "interrupted", "Its executor is gone.")
+        why = request.stop or "interrupted"
+        if executor is not None and executor.quarantined:
+            return stopped(why, f"Its executor was ended: {executor.detail}.", verified=False)
+        return stopped(why, "Its executor is gone.")
     if executor is None:
         return outcome_unknown("its executor is gone")
     if turn == "running" and executor.said_hello:

@@ -17,10 +17,16 @@ class Notices:
         self._sentences: dict[str, str] = {}
 
     def add(self, subject: str, sentence: str) -> None:
-        """Add a notice, or replace the one about the same subject. It is logged too."""
-        _log.warning("notice", word=subject, message=sentence)
+        """Add a notice, or replace the one about the same subject; an empty sentence ends it. Each change is logged."""
+        before = self._sentences.get(subject, "")
+        if sentence == before:
+            return
         self._sentences.pop(subject, None)
-        self._sentences[subject] = sentence
+        if sentence:
+            _log.warning("notice", word=subject, message=sentence)
+            self._sentences[subject] = sentence
+        else:
+            _log.info("a notice ends", word=subject, message=before)
 
     def all(self) -> tuple[str, ...]:
         """Return the sentences."""

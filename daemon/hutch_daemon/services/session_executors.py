@@ -165,6 +165,7 @@ class SessionExecutors:
             permission_expiry=settings.permissions.expiry,
             spool_bytes=settings.executors.spool,
         )
+        executor.sandboxed = plan.sandbox is not None
         prepared = await self._send(executor, prepare, settings.executors.prepare_timeout)
         executor.prepared = True
         row = await self._store.write(partial(_record_prepared, session=session, prepared=prepared, plan=plan))

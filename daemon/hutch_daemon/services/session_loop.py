@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
+import msgspec
 import structlog
 
+from hutch_daemon.environments.port import combined
 from hutch_daemon.pool.executors import Executor
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.services.next_step import (
@@ -372,10 +374,12 @@ class SessionLoop:
                 await self._ask_to_stop(active, turn, executor)
             case StopAction.KILL:
                 killed = await self._pool.end(executor, "its turn did not stop")
-                detail = "The agent did not stop by itself and was ended with all its processes."
-                if not killed.verified:
-                    detail = f"The agent did not stop, and these processes of it could not be ended: {killed.left}."
-                await self._end(turn, stopped(why, detail))
+                if killed.verified:
+                    detail = f"The agent did not stop by itself and was ended; {killed.words()}."
+                    await self._end(turn, stopped(why, detail))
+                else:
+                    detail = f"The agent did not stop by itself; {killed.words()}."
+                    await self._end(turn, stopped(why, detail, verified=False))
 
     async def _ask_to_stop(self, active: _Active, turn: TurnRow, executor: Executor) -> None:
         request = active.request
@@ -431,20 +435,29 @@ class SessionLoop:
         for turn in await self._store.read(lambda conn: turns.list_(conn, self.session, limit=_NO_LIMIT)):
             if turn.state == "queued":
                 await self._end(turn, stopped("closed"))
-        left: list[int] = []
         # The list includes executors that were given up.
         served_by = [one for one in self._pool.roster.all() if one.session == self.session]
         for executor in served_by:
-            left += (await self._pool.end(executor, "its session was closed", grace=3.0)).left
-        word, message = "session_closed", "The session was closed; none of its processes is left."
-        if left:
-            word = "quarantined"
-            message = f"The session was closed, but these processes of it could not be ended: {tuple(left)}."
+            await self._pool.end(executor, "its session was closed", grace=3.0)
 
         def close(tx: Tx) -> None:
-            sessions.update(tx, self.session, state="closed", closed_at=now_ms())
-            events.append(tx, self.session, None, "notice", Notice(word, message))
-            audit.record(tx, actor=by, owner=self.owner, action="close_session", outcome="closed", session=self.session)
+            killed = combined(one.killed for one in served_by if one.killed is not None)  # a later check may be known
+            result = m.KillResult("gone", "it had no executor") if killed is None else killed.result()
+            verified = result.outcome == "gone"
+            word = "session_closed" if verified else "quarantined"
+            message = f"The session was closed{'; ' if verified else ', but '}{result.message}."
+            details = msgspec.to_builtins(result)
+            sessions.update(tx, self.session, state="closed", closed_at=now_ms(), killed=result)
+            events.append(tx, self.session, None, "notice", Notice(word, message, details))
+            audit.record(
+                tx,
+                actor=by,
+                owner=self.owner,
+                action="close_session",
+                outcome="closed" if verified else result.outcome,
+                session=self.session,
+                details=details,
+            )
             tx.after_commit(self._note_closed)
 
         await self._store.write(close)
@@ -466,7 +479,7 @@ def _view(executor: Executor) -> TurnExecutor:
         quarantined=executor.state == "quarantined",
         said_hello=executor.attached > 0,
         over_limit=executor.killed.over if executor.killed is not None else "",
-        detail=executor.detail,
+        detail=executor.explanation,
     )
 
 

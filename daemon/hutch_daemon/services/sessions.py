@@ -8,9 +8,10 @@ from posixpath import basename, normpath
 
 import msgspec
 
+from hutch_daemon.environments.port import combined
 from hutch_daemon.environments.registry import Environments
 from hutch_daemon.keys.vault import Vault, session_context
-from hutch_daemon.pool.executors import Executor, Roster
+from hutch_daemon.pool.executors import Roster
 from hutch_daemon.services.access import Access, Caller, require_absolute
 from hutch_daemon.services.accounts import Accounts
 from hutch_daemon.services.isolation import IsolationPlanner
@@ -135,15 +136,14 @@ class SessionService:
             return [(row, sessions.activity(conn, row.id)) for row in rows], more
 
         found, more = await self._store.read(read)
-        serving, journal = self._roster.serving, self._store.journal
-        return m.Sessions(tuple(_session_view(row, near, journal, serving.get(row.id)) for row, near in found), more)
+        return m.Sessions(tuple(self._view(row, near) for row, near in found), more)
 
     async def get_session(self, caller: Caller, params: m.SessionRef) -> m.Session:
         """Return one session."""
         return await self.view(await self._access.session(caller, params.session))
 
     async def close_session(self, caller: Caller, params: m.CloseSession) -> m.Session:
-        """Close a session, and verify that its processes have ended. A closed session is returned unchanged."""
+        """Close a session and end its processes; `killed` is the verified result. A closed session is not changed."""
         row = await self._access.session(caller, params.session)
         if row.state == "open":
             if not params.force:
@@ -187,29 +187,27 @@ class SessionService:
     async def view(self, row: SessionRow, warning: str | None = None) -> m.Session:
         """Return the current state of a session for clients."""
         near = await self._store.read(lambda conn: sessions.activity(conn, row.id))
-        return _session_view(row, near, self._store.journal, self._roster.serving.get(row.id), warning)
+        return self._view(row, near, warning)
 
-
-def _session_view(
-    row: SessionRow, near: sessions.SessionActivity, journal: str, executor: Executor | None, warning: str | None = None
-) -> m.Session:
-    """Return a session as clients see it."""
-    speaking = row.agent_session is not None and not row.agent_session.startswith(FORK_MARK)
-    active = near.active
-    return to_message(
-        m.Session,
-        row,
-        journal=journal,
-        agent_session=row.agent_session if speaking else None,
-        executor=executor.id if executor is not None else None,
-        executor_state=executor.state if executor is not None else None,
-        active_turn=active.id if active is not None else None,
-        active_state=shown_state(active.state, near.pending) if active is not None else None,
-        pending=near.pending,
-        queued=near.queued,
-        usage=near.usage,
-        warning=warning,
-    )
+    def _view(self, row: SessionRow, near: sessions.SessionActivity, warning: str | None = None) -> m.Session:
+        speaking = row.agent_session is not None and not row.agent_session.startswith(FORK_MARK)
+        active, executor = near.active, self._roster.serving.get(row.id)
+        unverified = combined(one.killed for one in self._roster.quarantined(row.id) if one.killed is not None)
+        return to_message(
+            m.Session,
+            row,
+            journal=self._store.journal,
+            agent_session=row.agent_session if speaking else None,
+            executor=executor.id if executor is not None else None,
+            executor_state=executor.state if executor is not None else None,
+            active_turn=active.id if active is not None else None,
+            active_state=shown_state(active.state, near.pending) if active is not None else None,
+            pending=near.pending,
+            queued=near.queued,
+            usage=near.usage,
+            warning=warning,
+            killed=row.killed if unverified is None else unverified.result(),
+        )
 
 
 def _record(

@@ -122,15 +122,17 @@ def _book(tx: Tx, turn: TurnRow, ended: TurnEnded) -> None:
     )
 
 
-def stopped(why: StopCause, detail: str = "") -> TurnEnded:
-    """Return the end of a turn that hutchd stopped."""
+def stopped(why: StopCause, detail: str = "", *, verified: bool = True) -> TurnEnded:
+    """Return the end of a turn that hutchd stopped. Unless it is `verified` that its processes are gone, the reason is
+    `not_verified`, and `detail` says what may be left."""
     texts = {
         "interrupted": "The turn was interrupted.",
         "timed_out": "The turn exceeded its time limit.",
         "closed": "The session was closed.",
     }
     message = f"{texts[why]} {detail}".strip()
-    return TurnEnded(state="timed_out" if why == "timed_out" else "stopped", reason=why, message=message)
+    state: Literal["timed_out", "stopped"] = "timed_out" if why == "timed_out" else "stopped"
+    return TurnEnded(state=state, reason=why if verified else "not_verified", message=message)
 
 
 def lost(detail: str) -> TurnEnded:

@@ -82,7 +82,7 @@ def lease(tx: Executes, executor: str, session: str, at: int) -> str | None:
     former = leased_to(tx, session)
     if former is not None:
         release(tx, former.id)
-    EXECUTORS.update(tx, {"session": session, "leased_at": at}, "WHERE id = ?", (executor,))
+    EXECUTORS.update(tx, {"session": session, "served": session, "leased_at": at}, "WHERE id = ?", (executor,))
     return None if former is None else former.id
 
 

@@ -79,6 +79,8 @@ class SessionRow:
     """The directory of the agent's own files; None before an executor of this version has prepared the session."""
     recap_due: bool = False
     """True if the agent lost the conversation: the next executor gets a recap of it."""
+    killed: m.KillResult | None = None
+    """What is left of a closed session's processes; None while it is open, and in rows of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +194,8 @@ class ExecutorRow:
     detail: str = ""
     made_of: dict[str, Any] | None = None
     """The limits, groups, settings and files that the executor was started with; None in rows of earlier versions."""
+    served: str | None = None
+    """The session that the executor has or had the lease of. It stays when the executor is ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -132,6 +132,7 @@ async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIt
     changes = ExecutorChanges(
         store,
         opened.executor_changed,
+        pool.roster,
         tasks,
         spools,
         left_dirs,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from hutch_client import exits
 from hutch_client.blocking import BlockingConnection
-from hutch_client.commands import Command
-from hutch_client.commands.sessions import MODES, one_session
+from hutch_client.commands import Command, output
+from hutch_client.commands.sessions import MODES, left_words, one_session
+from hutch_client.tables import print_json
 from hutch_client.untrusted import plain
 from hutch_shared.errors import HutchError, Reason
 
@@ -45,12 +47,16 @@ def _interrupt(given: argparse.Namespace) -> int:
                     hutch.call("cancel_turn", turn=turn["id"])
                     cancelled += 1
         try:
-            hutch.call("interrupt_turn", session=session["id"])
+            turn = hutch.call("interrupt_turn", session=session["id"])
         except HutchError as error:
             if error.reason is not Reason.WRONG_STATE:
                 raise
             if not cancelled:
                 raise HutchError(error.reason, f"{given.session} is idle: there is no turn to stop.") from None
+        else:
+            if turn.get("reason") == "not_verified":
+                print(f"hutch: {plain(turn.get('message', ''))}", file=sys.stderr)
+                return exits.FAILED
     return exits.OK
 
 
@@ -61,22 +67,31 @@ def _many_sessions(parser: argparse.ArgumentParser) -> None:
 def _stop_arguments(parser: argparse.ArgumentParser) -> None:
     _many_sessions(parser)
     parser.add_argument("-f", "--force", action="store_true", help="even if a turn runs")
+    output(parser, "text", "json")
 
 
 def _stop(given: argparse.Namespace) -> int:
+    stopped: list[dict[str, Any]] = []
     with BlockingConnection(timeout=120.0) as hutch:
 
         def stop(ref: str) -> None:
             try:
-                hutch.call("close_session", session=ref, force=given.force)
+                session = hutch.call("close_session", session=ref, force=given.force)
             except HutchError as error:
                 if error.reason is not Reason.WRONG_STATE or given.force:
                     raise
                 raise HutchError(
                     error.reason, f"A turn of {ref} runs or is queued. `hutch stop -f {ref}` (--force) stops it too."
                 ) from None
+            stopped.append(session)
+            if (left := left_words(session)) is not None:
+                sentence = f"{ref} is closed, but {left}. `hutch status` shows its executor until it is gone."
+                raise HutchError(Reason.WRONG_STATE, sentence)
 
-        return _for_each(given.sessions, stop)
+        code = _for_each(given.sessions, stop)
+    if given.output == "json":
+        print_json(stopped)
+    return code
 
 
 def _for_each(refs: Iterable[str], act: Callable[[str], None]) -> int:
@@ -110,7 +125,10 @@ def _rm(given: argparse.Namespace) -> int:
                         f"{ref} is open. Close it with `hutch stop {ref}`; `hutch rm -f {ref}` (--force) closes and"
                         " removes it, even if a turn runs.",
                     )
-                hutch.call("close_session", session=session["id"], force=True)
+                closed = hutch.call("close_session", session=session["id"], force=True)
+                if (left := left_words(closed)) is not None:
+                    sentence = f"{ref} is closed, but {left}. Its record stays; `hutch rm {ref}` removes it anyway."
+                    raise HutchError(Reason.WRONG_STATE, sentence)
             hutch.call("delete_session", session=session["id"])
 
         return _for_each(given.sessions, remove)

@@ -19,7 +19,16 @@ from hutch_client.untrusted import one_line
 from hutch_shared.encoding import require_utf8
 from hutch_shared.errors import HutchError, Reason
 
-__all__ = ["COMMANDS", "LEVELS", "MODES", "is_other_account", "isolation_fields", "one_session", "real_directory"]
+__all__ = [
+    "COMMANDS",
+    "LEVELS",
+    "MODES",
+    "is_other_account",
+    "isolation_fields",
+    "left_words",
+    "one_session",
+    "real_directory",
+]
 
 MODES = ("ask", "accept_edits", "plan", "bypass", "unattended")
 _DECISIONS = 20
@@ -116,10 +125,11 @@ def _row(session: dict[str, Any], now: float, *, accounts: bool) -> list[object]
 def state_words(session: dict[str, Any]) -> str:
     """Return the state: closed, idle, or that of the active turn, with the numbers of pending requests and prompts.
 
-    It says too whether the session is in the mode `plan`, which an agent can enter by itself.
+    It says too whether the session is in the mode `plan`, which an agent can enter by itself, and whether processes of
+    a closed session may be left.
     """
     if session["state"] == "closed":
-        return "closed"
+        return "closed" if left_words(session) is None else "closed, not verified"
     words = session.get("active_state", "idle")
     if pending := session.get("pending", 0):
         words = f"{words} ({pending})"
@@ -128,6 +138,12 @@ def state_words(session: dict[str, Any]) -> str:
     if session.get("permission_mode") == "plan":
         words += ", plans"
     return str(words)
+
+
+def left_words(session: dict[str, Any]) -> str | None:
+    """Return a clause about what is, or may be, left of a session's processes; None if hutchd knows of nothing."""
+    killed = session.get("killed")
+    return None if killed is None or killed["outcome"] == "gone" else str(killed["message"])
 
 
 def one_session(parser: argparse.ArgumentParser) -> None:
@@ -170,6 +186,7 @@ def _inspect(given: argparse.Namespace) -> int:
                 ("who may answer", isolation.get("insiders")),
                 ("turn limits", _limits_words(session.get("limits", {}))),
                 ("executor", " ".join(filter(None, (session.get("executor"), session.get("executor_state"))))),
+                ("processes", session.get("killed", {}).get("message")),
                 ("agent's own id", session.get("agent_session")),
                 ("forked from", session.get("forked_from")),
                 *((name, json.dumps(value)) for name, value in options.items()),

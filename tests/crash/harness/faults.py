@@ -221,7 +221,7 @@ def _leak_child(original: Function) -> Function:
 
         with suppress(ProcessLookupError):
             os.kill(launched.pid, signal.SIGKILL)
-        return Killed(verified=True)
+        return Killed("gone")
 
     return kill
 

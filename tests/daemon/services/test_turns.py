@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from hutch_daemon.settings import TurnSettings
+from hutch_daemon.settings import ExecutorSettings, TurnSettings
 from hutch_daemon.store import executors
 from hutch_daemon.store import turns as turns_of
 from hutch_daemon.store.rows import TurnRow
@@ -327,7 +327,8 @@ async def test_close_ends_all_turns_and_processes_of_a_session(stage: Stage) -> 
         assert closed.state == "closed"
         assert executor.exited.is_set()
         assert [(await stage.turn(turn)).state for turn in (first, second)] == ["stopped", "stopped"]
-        assert "none of its processes is left" in bytes((await stage.events(session))[-1].data).decode()
+        assert closed.killed == m.KillResult("gone", "no process that descends from it is left")
+        assert "no process that descends from it is left" in bytes((await stage.events(session))[-1].data).decode()
         assert stage.pool.roster.all() == []
         with pytest.raises(HutchError) as late:
             await stage.submit(session, "third")
@@ -341,12 +342,93 @@ async def test_an_unkillable_process_is_quarantined_and_named(stage: Stage) -> N
         session = await stage.open()
         await stage.ended(await stage.submit(session))
 
-        await stage.services.sessions.close_session(stage.me, m.CloseSession(session.id))
+        closed = await stage.services.sessions.close_session(stage.me, m.CloseSession(session.id))
         status = await stage.services.host.get_status(stage.me, m.Nothing())
+        audit = await stage.services.history.read_audit(stage.me, m.ReadAudit(session=session.id))
 
+        assert closed.killed is not None
+        assert (closed.killed.outcome, closed.killed.left) == ("left", (stage.executor.pid,))
         assert [executor.state for executor in status.executors] == ["quarantined"]
         assert any("could not be ended" in notice for notice in status.notices)
         assert "could not be ended" in bytes((await stage.events(session))[-1].data).decode()
+        assert ("close_session", "left") in {(entry.action, entry.outcome) for entry in audit.entries}
+
+
+async def verified(stage: Stage, session: m.Session) -> None:
+    """Wait until hutchd reports that nothing of a session is left."""
+
+    async def is_gone() -> bool:
+        found = await stage.services.sessions.get_session(stage.me, m.SessionRef(session.id))
+        return found.killed is not None and found.killed.outcome == "gone"
+
+    await until(is_gone)
+
+
+async def test_an_unknown_end_is_reported_as_unknown_until_it_is_verified(stage: Stage) -> None:
+    """Session, event, audit and notices say that nobody can tell, never that nothing is left; a check ends that."""
+    stage.settings = settings(executors=ExecutorSettings(spares=0, lost_timeout=0.2))
+    stage.host.unknowable = "The launcher is away."
+    async with stage.hutchd():
+        session = await stage.open()
+        await stage.ended(await stage.submit(session))
+
+        closed = await stage.services.sessions.close_session(stage.me, m.CloseSession(session.id))
+        status = await stage.services.host.get_status(stage.me, m.Nothing())
+        said = bytes((await stage.events(session))[-1].data).decode()
+        audit = await stage.services.history.read_audit(stage.me, m.ReadAudit(session=session.id))
+        stage.host.unknowable = ""
+        await verified(stage, session)
+        later = await stage.services.host.get_status(stage.me, m.Nothing())
+        after = await stage.services.history.read_audit(stage.me, m.ReadAudit(session=session.id))
+
+        unknown = "what is left of it is unknown: The launcher is away"
+        assert closed.killed == m.KillResult("unknown", unknown)
+        assert any(unknown in notice for notice in status.notices)
+        assert unknown in said
+        assert "session_closed" not in said
+        assert ("close_session", "unknown") in {(entry.action, entry.outcome) for entry in audit.entries}
+        assert (later.notices, later.executors) == ((), ())
+        assert "executor_gone" in bytes((await stage.events(session))[-1].data).decode()
+        assert ("end_executor", "gone") in {(entry.action, entry.outcome) for entry in after.entries}
+
+
+async def test_a_close_looks_again_at_a_quarantined_executor(stage: Stage) -> None:
+    """The close of a session whose turn ended without verification reports what is true then."""
+    stage.host.play = never_end
+    stage.settings = settings(turns=TurnSettings(interrupt_grace=0.05))
+    stage.host.unknowable = "The launcher is away."
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        (await stage.running(turn)).stubborn = True
+        interrupted = await stage.services.turns.interrupt_turn(stage.me, m.InterruptTurn(session.id))
+        before = await stage.services.sessions.get_session(stage.me, m.SessionRef(session.id))
+        stage.host.unknowable = ""
+
+        closed = await stage.services.sessions.close_session(stage.me, m.CloseSession(session.id))
+
+        assert (interrupted.state, interrupted.reason) == ("stopped", "not_verified")
+        assert "unknown: The launcher is away" in (interrupted.message or "")
+        assert [found.killed and found.killed.outcome for found in (before, closed)] == ["unknown", "gone"]
+
+
+async def test_an_unknown_end_outlives_a_restart_of_hutchd(stage: Stage) -> None:
+    """The next hutchd still says so, and records the later verification for the session."""
+    stage.settings = settings(executors=ExecutorSettings(spares=0, lost_timeout=0.2))
+    stage.host.unknowable = "The launcher is away."
+    async with stage.hutchd():
+        session = await stage.open()
+        await stage.ended(await stage.submit(session))
+        await stage.services.sessions.close_session(stage.me, m.CloseSession(session.id))
+    async with stage.hutchd():
+        status = await stage.services.host.get_status(stage.me, m.Nothing())
+        before = await stage.services.sessions.get_session(stage.me, m.SessionRef(session.id))
+        stage.host.unknowable = ""
+        await verified(stage, session)
+
+        assert [(one.state, one.session) for one in status.executors] == [("quarantined", session.id)]
+        assert before.killed is not None
+        assert before.killed.outcome == "unknown"
 
 
 async def test_a_fork_continues_the_conversation(stage: Stage) -> None:
