@@ -580,6 +580,13 @@ class ApiKey(Wire, frozen=True, omit_defaults=True):
     chosen: bool = False
     trouble: str = ""
     """The reason why the key cannot be used, a sentence; empty if it can."""
+    remains: str = ""
+    """A sentence if a file still has sealed bytes of the key that this one replaced."""
+
+
+class KeyDeleted(Wire, frozen=True, omit_defaults=True):
+    remains: str = ""
+    """A sentence if a file still has sealed bytes of the deleted key."""
 
 
 class ApiKeys(Wire, frozen=True, omit_defaults=True):

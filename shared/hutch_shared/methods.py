@@ -95,7 +95,9 @@ CLIENT: Final[Table] = _table(
     _changing("fork_session", m.ForkSession, m.Session, "Opens a session that continues this one's conversation."),
     _changing("put_api_key", m.PutApiKey, m.ApiKey, "Stores a key; the secret never comes back."),
     _request("list_api_keys", m.Nothing, m.ApiKeys, "The caller's keys, without their secrets."),
-    _changing("delete_api_key", m.DeleteApiKey, m.Nothing, "Deletes a key."),
+    _changing(
+        "delete_api_key", m.DeleteApiKey, m.KeyDeleted, "Deletes a key; its sealed bytes are gone before the reply."
+    ),
     _changing("use_api_key", m.UseApiKey, m.Nothing, "Sets the default key of a provider."),
     _request(
         "explain_key", m.ExplainKey, m.KeyExplained, "Which key a session would use, how it is delivered, and why."

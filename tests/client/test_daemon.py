@@ -155,7 +155,7 @@ def test_a_key_in_argv_is_refused(daemon: FakeDaemon, hutch: Hutch, monkeypatch:
 
 def test_keys_are_listed_and_removed(daemon: FakeDaemon, hutch: Hutch) -> None:
     """The list contains no secrets."""
-    daemon.answers |= {"list_api_keys": m.ApiKeys((KEY,)), "delete_api_key": m.Nothing()}
+    daemon.answers |= {"list_api_keys": m.ApiKeys((KEY,)), "delete_api_key": m.KeyDeleted()}
 
     assert hutch("key", "ls")[1].splitlines()[1].startswith("anthropic  default  api_key  …wxyz    0     never")
     assert hutch("key", "rm", "anthropic")[0] == 0

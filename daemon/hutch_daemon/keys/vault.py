@@ -5,6 +5,7 @@ What is always true:
 - The database, its log and its backups contain only envelopes. An envelope opens only in the row it was made for.
 - Secrets leave the vault as `Secret`; no error, log line or reply of the vault contains one.
 - A row that the ledger does not list is refused, even though it is in the database.
+- The sealed bytes of a removed or replaced credential leave the database and its log; `erased` waits for that.
 - A rotation of the master key may be interrupted at any point; every envelope stays readable.
 
 Changes run one after the other, and complete even if their caller is cancelled.
@@ -27,8 +28,8 @@ from hutch_daemon.keys import envelope
 from hutch_daemon.keys.credential import Credential, Refresh, check_url, pack, unpack
 from hutch_daemon.keys.ledger import Ledger
 from hutch_daemon.keys.master import MasterKey, MasterKeys
+from hutch_daemon.store import database, meta
 from hutch_daemon.store import keys as rows
-from hutch_daemon.store import meta
 from hutch_daemon.store.records import Executes, Tx
 from hutch_daemon.store.rows import KeyRow
 from hutch_daemon.store.store import Store
@@ -44,6 +45,7 @@ __all__ = ["Chosen", "Vault", "WithKey", "session_context"]
 T = TypeVar("T")
 _BATCH: Final = 100
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ERASE_SECONDS: Final = 2.0
 _HINTED: Final = 20
 """The shortest secret, in characters, whose last four characters are shown as a hint."""
 
@@ -275,6 +277,25 @@ class Vault:
 
             await self._store.write(unit)
         return row
+
+    async def erased(self, credential: str) -> str:
+        """Wait until no sealed bytes of a removed or replaced credential are left, for up to 2 seconds.
+
+        Return a sentence that names the files which still have them; empty if none has.
+        """
+        left = await self._store.erased(credential, _ERASE_SECONDS)
+        log = database.wal_of(self._store.path)
+        sentences = []
+        if log in left:
+            sentences.append(
+                f"Its sealed bytes are still in {log}, because a reader (a backup, for example) uses that file;"
+                " Hutch removes them when the reader ends."
+            )
+        if asides := ", ".join(str(path) for path in left if path != log):
+            sentences.append(
+                f"Its sealed bytes may still be in {asides}, which cannot be changed: delete what you do not need."
+            )
+        return " ".join(sentences)
 
     # ------------------------------------------------------------ texts of other modules
 

@@ -6,6 +6,8 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Protocol, get_args
 
+import msgspec
+
 from hutch_daemon.keys.credential import Refresh, secret_of
 from hutch_daemon.keys.vault import Vault, WithKey
 from hutch_daemon.services.access import Access, Caller, parse_time
@@ -58,7 +60,10 @@ class KeyService:
         self._settings = settings
 
     async def put_api_key(self, caller: Caller, params: m.PutApiKey) -> m.ApiKey:
-        """Store a credential of the caller. An unknown provider is refused, because its key could not be used."""
+        """Store a credential of the caller. An unknown provider is refused, because its key could not be used.
+
+        The sealed bytes of a replaced credential are removed before the reply, or the reply says that they are not.
+        """
         known = {*get_args(DialectName), *self._settings.current.providers}
         if params.provider not in known:
             near = get_close_matches(params.provider, known, 1)
@@ -86,19 +91,22 @@ class KeyService:
         )
         self._leases.request_start()
         await self._leases.refresh_credential(kept.id)
-        return kept
+        return msgspec.structs.replace(kept, remains=await self._vault.erased(kept.id))
 
     async def list_api_keys(self, caller: Caller, params: m.Nothing) -> m.ApiKeys:
         """List the caller's credentials."""
         return await self._vault.list_(caller.uid)
 
-    async def delete_api_key(self, caller: Caller, params: m.DeleteApiKey) -> m.Nothing:
-        """Delete a credential of the caller."""
+    async def delete_api_key(self, caller: Caller, params: m.DeleteApiKey) -> m.KeyDeleted:
+        """Delete a credential of the caller and end its use.
+
+        Its sealed bytes are removed before the reply, or the reply says that they are not.
+        """
         row = await self._vault.delete(
             caller.uid, params.provider, params.name, also=self._recorded(caller, "delete_api_key", "deleted")
         )
         await self._leases.revoke_credential(row.id)
-        return m.Nothing()
+        return m.KeyDeleted(remains=await self._vault.erased(row.id))
 
     async def use_api_key(self, caller: Caller, params: m.UseApiKey) -> m.Nothing:
         """Choose the credential for sessions that do not name one."""

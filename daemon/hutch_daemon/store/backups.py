@@ -9,13 +9,15 @@ import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
 
-from hutch_daemon.store import database, meta
+from hutch_daemon.store import database, keys, meta
 from hutch_daemon.store.faults import StoreFault, fault_of, fault_of_os, unavailable
 from hutch_daemon.store.lock import hold
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.ids import new_id
 
-__all__ = ["copy", "restore"]
+__all__ = ["copy", "erase", "restore"]
+
+_ASIDE = ".before-restore-"
 
 
 def copy(source: Path, target: Path) -> int:
@@ -82,11 +84,26 @@ def restore(backup: Path, path: Path) -> Path | None:
         return aside
 
 
+def erase(path: Path, key: str) -> list[Path]:
+    """Remove a credential from the databases that restores of `path` moved aside; return those that still have it."""
+    left = []
+    for aside in path.parent.glob(f"{path.name}{_ASIDE}????????"):
+        try:
+            with closing(database.connect_writer(aside)) as conn:
+                conn.execute("BEGIN IMMEDIATE")
+                keys.erase(conn, key)
+                conn.execute("COMMIT")
+                database.truncate_wal(conn)
+        except sqlite3.Error:
+            left.append(aside)
+    return left
+
+
 def _move_aside(path: Path) -> Path | None:
     """Rename the database and its log instead of deleting them; return the new name."""
     if not path.exists():
         return None
-    aside = path.with_name(f"{path.name}.before-restore-{secrets.token_hex(4)}")
+    aside = path.with_name(f"{path.name}{_ASIDE}{secrets.token_hex(4)}")
     with suppress(FileNotFoundError):
         database.wal_of(path).replace(database.wal_of(aside))
     with suppress(FileNotFoundError):

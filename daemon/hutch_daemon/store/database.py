@@ -68,8 +68,19 @@ def prepare(path: Path) -> None:
 
 
 def connect_writer(path: Path) -> sqlite3.Connection:
-    """Open the read-write connection. A commit is on the disk when it returns. Never creates a file."""
-    return _connect(path, "rw", "journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "cache_size = -16384")
+    """Open the read-write connection. A commit is on the disk when it returns. Never creates a file.
+
+    Deleted content is overwritten with zeros.
+    """
+    return _connect(
+        path,
+        "rw",
+        "journal_mode = WAL",
+        "synchronous = FULL",
+        "foreign_keys = ON",
+        "cache_size = -16384",
+        "secure_delete = ON",
+    )
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:

@@ -48,6 +48,8 @@ class Tx:
     """The events to publish after the commit. `store.events` adds to it."""
     effects: list[Effect] = field(default_factory=list)
     """The callbacks to run after the commit. `after_commit` adds to it."""
+    erases: bool = False
+    """True if the unit removed secret bytes: the write-ahead log, which still has them, is emptied after the commit."""
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
         """Run one statement."""

@@ -132,6 +132,20 @@ class Store:
             self._writer.put(Job(unit, receipt))
             return await receipt
 
+    async def erased(self, key: str, seconds: float) -> tuple[Path, ...]:
+        """Return the files that still contain sealed bytes of the removed or replaced credential `key`.
+
+        Wait up to `seconds` for the write-ahead log; a reader may keep it in use. The writer
+        empties it later. Databases that a restore moved aside are changed too.
+        """
+        left = list(await to_thread.run_sync(backups.erase, self.path, key))
+        receipt: asyncio.Future[None] = self._loop.create_future()
+        self._writer.when_erased(receipt)
+        with anyio.move_on_after(seconds):
+            await receipt
+            return tuple(left)
+        return (*left, database.wal_of(self.path))
+
     async def read(self, unit: Callable[[sqlite3.Connection], T]) -> T:
         """Run `unit` in a thread on one consistent snapshot; return its result. Keep units short: read in pages.
 

@@ -8,6 +8,9 @@ never repeated: the writer closes and reopens the database, and writes the commi
 database with a new sync before it continues. A refused group may turn out to be stored, if its bytes reached the log
 and the log's index was lost. Then its events are published and its effects run, and callers that retry are recognised
 as duplicates.
+
+A unit that removes secret bytes (`Tx.erases`) makes the writer empty the write-ahead log after the commit. While a
+reader prevents that, the writer tries again, less and less often; `erased` reports when it is done.
 """
 
 from __future__ import annotations
@@ -43,6 +46,8 @@ _LOG_PAGES: Final = 1000
 """The number of pages in the log at which SQLite starts a checkpoint; fewer on a small disk."""
 _HEAL_SECONDS: Final = 0.5
 _TRUNCATE_SECONDS: Final = 1.0
+_ERASE_SECONDS: Final = (0.25, 5.0)
+"""The first and the longest pause between two attempts to empty the log. Each attempt may take 0.25 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,13 @@ class JobResult:
     job: Job
     value: Any = None
     error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _WhenErased:
+    """Asks for a result once no removed secret bytes are left in the log."""
+
+    job: Job
 
 
 Deliver = Callable[[list[StoredEvent], list[Effect], list[JobResult]], None]
@@ -105,10 +117,14 @@ class Writer:
         self._deliver = deliver
         self._policy_changed = policy_changed
         self._limits = limits
-        self._inbox: queue.SimpleQueue[Job | StoreFault | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Job | StoreFault | _WhenErased | None] = queue.SimpleQueue()
         self._stopping = False
         self._heal_at = 0.0
         self._truncate_at = 0.0
+        self._erase_pause: float | None = None
+        """The pause before the next attempt to empty the log; None if nothing must be erased from it."""
+        self._erase_at = 0.0
+        self._when_erased: list[Job] = []
         self._refused: Tx | None = None
         """The last transaction whose commit failed. Reopening the database may show that it was stored."""
         self._reserve = reserve
@@ -139,6 +155,10 @@ class Writer:
         """Report damage that a reader found. The writer then stops writing."""
         self._inbox.put(fault)
 
+    def when_erased(self, receipt: Any) -> None:
+        """Deliver None to `receipt` once the secret bytes that were removed until now have left the log."""
+        self._inbox.put(_WhenErased(Job(_nothing, receipt)))
+
     def stop(self) -> None:
         """End `run` after the jobs that were handed over before."""
         self._inbox.put(None)
@@ -161,21 +181,34 @@ class Writer:
         self._reserve.release()
 
     def _turn(self) -> None:
-        """Take one item from the inbox and process it, or try to recover from a fault."""
+        """Take one item from the inbox and process it, or do what is due: recover from a fault, empty the log."""
         try:
-            item = self._inbox.get(timeout=None if self.fault is None else max(0.0, self._heal_at - time.monotonic()))
+            item = self._inbox.get(timeout=self._pause())
         except queue.Empty:
-            self._heal()
+            if self.fault is None:
+                self._erase()
+            else:
+                self._heal()
             return
         if item is None:
             self._stopping = True
         elif isinstance(item, StoreFault):
             self._fail(item, "seen by a reader")
+        elif isinstance(item, _WhenErased):
+            self._when_erased.append(item.job)
+            self._erase()
         elif self.fault is not None:
             self._deliver([], [], [JobResult(item, error=unavailable(self.fault, self.detail))])
         else:
             self._commit_group(item)
+            self._erase()
             self._bound_wal()
+
+    def _pause(self) -> float | None:
+        """Return the seconds until something is due without a new item; None if nothing is."""
+        if self.fault is not None:
+            return max(0.0, self._heal_at - time.monotonic())
+        return None if self._erase_pause is None else max(0.0, self._erase_at - time.monotonic())
 
     def _commit_group(self, first: Job) -> None:
         jobs = [first]
@@ -192,6 +225,8 @@ class Writer:
             self._deliver([], [], refused)
             return
         failpoint("store.after_commit")
+        if tx.erases:
+            self._erase_pause, self._erase_at = _ERASE_SECONDS[0], 0.0
         if tx.events:
             self.position = tx.events[-1].position
         if results:
@@ -330,6 +365,22 @@ class Writer:
             user.execute("PRAGMA user_version").fetchone()  # the cheapest statement that opens the log
             yield
 
+    def _erase(self) -> None:
+        """Empty the log if it may contain removed secret bytes and an attempt is due."""
+        if self._erase_pause is not None and self.fault is None and time.monotonic() >= self._erase_at:
+            try:
+                if truncate_wal(self._conn):
+                    self._erase_pause = None
+            except sqlite3.Error as error:
+                self._fail(fault_of(error) or StoreFault.IO, str(error))
+        if self._erase_pause is None:
+            erased, self._when_erased = self._when_erased, []
+            if erased:
+                self._deliver([], [], [JobResult(job) for job in erased])
+        elif time.monotonic() >= self._erase_at:
+            self._erase_at = time.monotonic() + self._erase_pause
+            self._erase_pause = min(2 * self._erase_pause, _ERASE_SECONDS[1])
+
     def _bound_wal(self) -> None:
         """Empty a log that exceeds its limit. Refuse writes if readers prevent this and the log exceeds `wal_held`."""
         now = time.monotonic()
@@ -345,3 +396,7 @@ class Writer:
             self._fail(fault_of(error) or StoreFault.IO, str(error))
         except OSError as error:
             self._fail(fault_of_os(error), str(error))
+
+
+def _nothing(tx: Tx) -> None:
+    """The unit of a job that only waits."""

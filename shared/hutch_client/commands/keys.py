@@ -64,6 +64,8 @@ def _add(given: argparse.Namespace) -> int:
         what = _read_log_in() if given.oauth else {"kind": given.kind, "secret": _read_key(given.provider).reveal()}
         stored = hutch.call("put_api_key", provider=given.provider, name=given.name, base_url=given.base_url, **what)
     print(f"Stored: {stored['provider']} {stored['name']} {_hint(stored['hint'])}".rstrip(), file=sys.stderr)
+    if stored.get("remains"):
+        print(f"! The replaced key: {stored['remains']}", file=sys.stderr)
     return exits.OK
 
 
@@ -140,7 +142,9 @@ def _use(given: argparse.Namespace) -> int:
 
 def _rm(given: argparse.Namespace) -> int:
     with BlockingConnection() as hutch:
-        hutch.call("delete_api_key", provider=given.provider, name=given.name)
+        deleted = hutch.call("delete_api_key", provider=given.provider, name=given.name)
+    if deleted.get("remains"):
+        print(f"! The key is deleted. {deleted['remains']}", file=sys.stderr)
     return exits.OK
 
 

@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from hutch_daemon.keys.credential import Refresh, secret_of
@@ -341,3 +342,49 @@ async def test_a_rotation_is_recorded_after_all_envelopes_are_under_the_new_key(
 
     (row,) = await stage.store.read(lambda conn: rows.KEYS.all(conn, "WHERE id = ?", (kept.id,)))
     assert marks == [row.master] == [stage.master.current.mark]
+
+
+async def test_a_reader_delays_the_removal_and_the_reply_says_so(stage: VaultStage) -> None:
+    """While a backup reads, the log keeps the sealed bytes; they are removed when it ends, without another request."""
+    kept = await stage.put()
+    (row,) = await stage.store.read(rows.KEYS.all)
+    log = stage.folder / "hutch.db-wal"
+    with closing(
+        sqlite3.connect(f"file:{stage.folder / 'hutch.db'}?mode=ro", uri=True, isolation_level=None)
+    ) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM keys").fetchone()
+        await stage.vault.delete(OWNER, "anthropic", "default")
+        said = await stage.vault.erased(kept.id)
+        held = log.read_bytes()
+    with anyio.fail_after(30):
+        while (later := await stage.vault.erased(kept.id)) != "":
+            pass
+
+    assert str(log) in said
+    assert row.sealed in held
+    assert later == ""
+    assert log.read_bytes() == b""
+    assert row.sealed not in (stage.folder / "hutch.db").read_bytes()
+
+
+async def test_a_database_that_a_restore_moved_aside_loses_the_key_too(stage: VaultStage) -> None:
+    """Its other keys stay; a file that is not a database is named in the reply."""
+    kept = await stage.put()
+    await stage.put("other")
+    (row,) = await stage.store.read(lambda conn: rows.KEYS.all(conn, "WHERE name = 'default'"))
+    aside = stage.folder / "hutch.db.before-restore-0123abcd"
+    broken = stage.folder / "hutch.db.before-restore-ffffffff"
+    await stage.store.backup(aside)
+    broken.write_bytes(b"not a database" * 100)
+    before = row.sealed in aside.read_bytes()
+    await stage.vault.delete(OWNER, "anthropic", "default")
+    said = await stage.vault.erased(kept.id)
+    with closing(sqlite3.connect(aside)) as database:
+        left = database.execute("SELECT name FROM keys").fetchall()
+
+    assert before
+    assert row.sealed not in aside.read_bytes()
+    assert left == [("other",)]
+    assert str(broken) in said
+    assert str(aside) not in said
