@@ -51,6 +51,10 @@ _STARTING: Final = 30.0
 _UPSTREAM_IDLE: Final = 4.0
 """Seconds after which an idle connection to a provider is closed. Providers close theirs later, so no POST is lost."""
 
+_NO_TURN: Final = Refusal(
+    403, "permission_error", "No turn of this session is running, so no request of its processes reaches the model."
+)
+
 
 def upstream_session(boot: BrokerBoot) -> aiohttp.ClientSession:
     """Return the HTTP client for providers. It verifies TLS, keeps no cookies and ignores the environment."""
@@ -197,6 +201,8 @@ class Proxy:
             )
         if not is_path_of(held.lease.dialect, exchange.request.method, head.path):
             return Refusal(404, "not_found_error", f"{held.lease.provider} has no model API at this path.")
+        if not held.active:
+            return _NO_TURN
         if self._request_log.full:
             return Refusal(503, "api_error", "Usage cannot be recorded at the moment; try again.")
         return held
@@ -213,6 +219,8 @@ class Proxy:
         lease = held.lease
         if self._leases.get(lease.id) is not held:
             return self._refused(exchange, Refusal(401, "authentication_error", "The lease has ended."))
+        if not held.active:
+            return self._refused(exchange, _NO_TURN)
         url = upstream_url(lease.dialect, key.base_url, exchange.request.raw_path)
         if url is None:
             return self._refused(exchange, Refusal(400, "invalid_request_error", "The key needs a base URL."))

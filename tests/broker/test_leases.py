@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -137,6 +138,50 @@ async def test_a_revoke_cuts_open_streams_before_its_answer() -> None:
 
         assert ended == link.Ended(leases=1, streams=1)
         assert status == 401
+
+
+async def test_only_an_active_lease_reaches_the_model() -> None:
+    """The refusal is recorded. Making a lease inactive cuts its streams, and requests that wait for their key."""
+    async with serve(key=KEY, script=lambda _: [Say("one"), Stall()]) as model, staged(model.url) as stage:
+        lease, token = await stage.lease()
+        stream = await stage.dial()
+        await stream.send(request(token))
+        await read_until(stream, b'"text":"one"')
+        cut = await stage.peer.call("set_active", link.LeaseActive(lease=lease, active=False), 30)
+        with anyio.fail_after(30):
+            await read_all(stream)
+        await stream.aclose()
+        refused, _, body = await stage.ask(token)
+        records = await stage.recorded(2)
+
+        assert cut.streams == 1
+        assert refused == 403
+        assert json.loads(body)["error"]["type"] == "permission_error"
+        assert len(model.requests) == 1
+        assert [(one.session, one.status, one.refused is None) for one in records] == [
+            ("s-1", 200, True), ("s-1", 403, False)
+        ]  # fmt: skip
+
+
+async def test_a_request_that_waits_for_its_key_does_not_outlive_the_turn() -> None:
+    """The key arrives after the lease became inactive: nothing is sent."""
+    async with serve(key=KEY, script=lambda _: Say("one")) as model, staged(model.url) as stage:
+        stage.may_answer = anyio.Event()
+        lease, token = await stage.lease()
+        stream = await stage.dial()
+        await stream.send(request(token))
+        with anyio.fail_after(30):
+            while not stage.asked:
+                await anyio.sleep(0.01)
+        cut = await stage.peer.call("set_active", link.LeaseActive(lease=lease, active=False), 30)
+        stage.may_answer.set()
+        with anyio.fail_after(30):
+            answer = await read_all(stream)
+        await stream.aclose()
+        refused, _, _ = await stage.ask(token)
+
+        assert (cut.streams, answer, refused) == (1, b"", 403)
+        assert model.requests == []
 
 
 async def test_a_lease_ends_at_its_time_with_its_streams() -> None:

@@ -79,6 +79,19 @@ class NoLeases:
 
     def __init__(self) -> None:
         self.ended: list[str] = []
+        self.in_turn: list[str] = []
+        """The sessions whose processes may use a model."""
+        self.turns: list[tuple[str, str]] = []
+        """What the services said about turns, in order: `begin` or `end`, and the session."""
+
+    async def begin_turn(self, session: str) -> None:
+        self.turns.append(("begin", session))
+        self.in_turn.append(session)
+
+    async def end_turn(self, session: str) -> None:
+        if session in self.in_turn:
+            self.turns.append(("end", session))
+            self.in_turn.remove(session)
 
     async def state(self) -> m.BrokerState:
         return m.BrokerState("idle")

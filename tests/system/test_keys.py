@@ -98,10 +98,14 @@ async def from_outside(on: Host, token: str) -> int:
 
 
 async def leased(on: Host, hutch: HutchClient, folder: str, credential: str | None = None) -> Leased:
-    """Open a session and wait for its lease."""
-    session = await on.script(hutch, [{"text": "here"}], folder, credential=credential)
+    """Open a session and wait for its lease and for its turn, which lasts as long as `keyed`."""
+    session = await on.script(hutch, [{"wait_file": str(on.root / "done")}], folder, credential=credential)
+    turn = await hutch.submit_prompt(session.id, "go")
     grant = Path(session.cwd, "grant.json")
     await wait_for(grant.exists)
+    with anyio.fail_after(60):
+        while (await hutch.get_turn(turn.id)).state != "running":
+            await anyio.sleep(0.02)
     return Leased(session, msgspec.json.decode(grant.read_bytes(), type=m.KeyGrant))
 
 
@@ -136,6 +140,12 @@ async def keyed(model: Model, more: str = "") -> AsyncIterator[Host]:
         await made.start()
         await made.hutch("key", "add", "anthropic", input=KEY)
         yield made
+        (made.root / "done").touch()
+        async with made.client() as hutch:
+            for session in await hutch.list_sessions():
+                with anyio.fail_after(60):
+                    while any(turn.ended_at is None for turn in await hutch.list_turns(session.id)):
+                        await anyio.sleep(0.02)
 
 
 @pytest.fixture(scope="module")

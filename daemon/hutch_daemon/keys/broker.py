@@ -6,6 +6,8 @@ What is always true:
   the next broker. A lease that hutchd ended is never sent to a broker again.
 - hutchd keeps the hash of a lease's token, not the token, so that it can give the lease to a restarted broker.
 - A record of the broker is stored exactly once, and acknowledged after it is durable.
+- A lease is active only while its session has a turn; the broker refuses every other request. hutchd makes it active
+  before the agent gets the prompt, and inactive before the turn's end is stored.
 - A session's budget is handed out to the broker in small portions, ahead of use.
 """
 
@@ -29,7 +31,7 @@ from hutch_daemon.keys.lease_book import Budget, GrantedLease, LeaseBook, LeaseH
 from hutch_daemon.keys.request_records import store_records
 from hutch_daemon.keys.supervisor import Link
 from hutch_daemon.settings import Settings, SettingsInForce
-from hutch_daemon.store import sessions, usage
+from hutch_daemon.store import sessions, turns, usage
 from hutch_daemon.store.rows import KeyRow, SessionRow
 from hutch_daemon.store.store import Store
 from hutch_shared import broker_link as link
@@ -41,6 +43,8 @@ __all__ = ["Broker", "dialect_of"]
 
 _log: Final = logging.getLogger(__name__)
 _HOST: Final = "http://broker.invalid"
+_END_TIMEOUT: Final = 2.0
+"""Seconds that the end of a turn waits for the broker. A slower broker carries the call out when it can."""
 
 Holds = Callable[[str, str], Awaitable[bool]]
 """Takes the ids of an executor and a session; returns whether the executor still serves the session."""
@@ -105,6 +109,7 @@ class Broker:
         At the end of the block, end the broker if no lease is live; otherwise leave it running without hutchd.
         """
         failure = None
+        self._book.in_turn = await self._store.read(turns.sessions_in_turn)
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             tasks.start_soon(self._link.run)
@@ -127,6 +132,7 @@ class Broker:
         Adopt the leases that only the broker has, if they still hold. Send the leases that it lacks.
         """
         call = partial(peer.call, timeout=CALL_TIMEOUT)
+        active: dict[str, bool] = {}
         theirs = {state.lease.id: state for state in welcome.leases}
         for lease, state in theirs.items():
             if lease in self._book.live or lease in self._book.ended:
@@ -135,14 +141,36 @@ class Broker:
                 self._book.add(await self._adopted(state, welcome.told))
         for lease, granted in list(self._book.live.items()):
             if lease in theirs:
+                active[lease] = theirs[lease].active
                 await call("refill", self._book.top_up(granted, theirs[lease]))
             else:
-                await call("put_lease", self._book.restart(granted))
+                state = self._book.restart(granted)
+                active[lease] = state.active
+                await call("put_lease", state)
+        if not self._gates:
+            _log.warning(
+                "the running broker (pid %d) is of an earlier version of Hutch: requests between turns reach the model"
+                " until it is replaced, as soon as no turn is running",
+                welcome.pid,
+            )
+        await self._set_active(call, active)
         # This call comes last: the broker answers agents from then on.
         await call("keep_leases", link.LeaseIds(leases=tuple(self._book.live)))
         while ended := tuple(self._book.ended):  # those that ended during the calls above
             await call("end_leases", link.LeaseIds(leases=ended))
             self._book.ended.difference_update(ended)
+        await self._set_active(call, active)  # turns that began or ended during the calls above
+
+    async def _set_active(self, call: Callable[..., Awaitable[object]], active: dict[str, bool]) -> None:
+        """Make each lease of the broker active or not, until none differs. `active` has what the broker has."""
+        while self._gates:
+            live = self._book.live
+            wanted = {lease: self._book.is_active(live[lease].lease) for lease in active if lease in live}
+            if not (differing := [lease for lease in wanted if wanted[lease] != active[lease]]):
+                return
+            for lease in differing:
+                await call("set_active", link.LeaseActive(lease=lease, active=wanted[lease]))
+                active[lease] = wanted[lease]
 
     async def _adopted(self, state: link.LeaseState, newest: int) -> GrantedLease:
         """Return a lease granted by an earlier hutchd. Its portion already paid for requests up to record `newest`."""
@@ -160,6 +188,7 @@ class Broker:
             await self._end_unheld()
             for lease in list(self._book.live):
                 await self._link.send("refill", self._book.renewal(lease))
+            await self._replace_old()
 
     async def _end_unheld(self) -> None:
         """End the leases whose executor no longer serves their session. Keep a lease if the store cannot be read."""
@@ -219,6 +248,46 @@ class Broker:
             expires_in=self._settings.current.broker.lease,
             unix_socket=None if holder.tcp else str(self._socket),
         )
+
+    async def begin_turn(self, session: str) -> None:
+        """Make the session's leases active, also those that it gets during the turn. Return when the broker knows it.
+
+        Idempotent. Without a broker the next one gets the leases as they are then.
+        """
+        if session not in self._book.in_turn:
+            self._book.in_turn.add(session)
+            await self._tell_active(session, CALL_TIMEOUT)
+
+    async def end_turn(self, session: str) -> None:
+        """Make the session's leases inactive and cut their open streams. Return when that is done, or after 2 s.
+
+        Idempotent.
+        """
+        if session in self._book.in_turn:
+            self._book.in_turn.discard(session)
+            await self._tell_active(session, _END_TIMEOUT)
+            await self._replace_old()
+
+    async def _tell_active(self, session: str, timeout: float) -> None:
+        for lease in self._book.select(lambda lease: lease.session == session):
+            if self._gates and lease in self._book.live:
+                state = link.LeaseActive(lease=lease, active=session in self._book.in_turn)
+                await self._link.send("set_active", state, timeout)
+
+    @property
+    def _gates(self) -> bool:
+        """True unless the linked broker is of an earlier version, which serves requests between turns too."""
+        return "set_active" in self._link.abilities
+
+    async def _replace_old(self) -> None:
+        """End a broker of an earlier version once no turn runs and all its records are stored. A new one is started."""
+        if self._gates or not self._link.up or self._book.in_turn:
+            return
+        status = await self.status()
+        if status is None or status.unacknowledged or self._book.in_turn:
+            return
+        _log.info("the broker of an earlier version is replaced: no turn is running")
+        await self._link.send("shutdown", m.Nothing())
 
     async def revoke_executor(self, executor: str) -> int:
         """End an executor's leases, cut their open streams, and return the number of leases."""

@@ -54,6 +54,8 @@ class ControlLink:
         """The current link, once `agree` has returned."""
         self._up = anyio.Event()
         self._start_requested = anyio.Event()
+        self.abilities: frozenset[str] = frozenset()
+        """What the linked broker does beyond the first version of the protocol."""
         self.port: int | None = None
         """The broker's TCP port on the loopback interface; None if it has none."""
         self.trouble = "it is starting"
@@ -86,11 +88,11 @@ class ControlLink:
         result: m.Wire = await self._agreed.call(name, params, timeout)
         return result
 
-    async def send(self, name: str, params: m.Wire) -> None:
+    async def send(self, name: str, params: m.Wire, timeout: float = CALL_TIMEOUT) -> None:
         """Call the broker if it is linked. Errors are only logged: `agree` brings the next broker up to date."""
         if self._agreed is not None:
             try:
-                await self._agreed.call(name, params, CALL_TIMEOUT)
+                await self._agreed.call(name, params, timeout)
             except HutchError as error:
                 _log.warning("the broker did not take %s: %s", name, error)
 
@@ -118,7 +120,7 @@ class ControlLink:
         """Link with a broker; return when the link is lost or could not be made."""
         try:
             async with process.linked() as (peer, welcome):
-                self.reporting = peer
+                self.reporting, self.abilities = peer, frozenset(welcome.abilities)
                 await self._agree(peer, welcome)
                 self.port = welcome.port
                 self._agreed = peer

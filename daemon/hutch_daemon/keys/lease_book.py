@@ -68,6 +68,8 @@ class LeaseBook:
         self._settings = settings
         self.live: dict[str, GrantedLease] = {}
         self.ended: set[str] = set()
+        self.in_turn: set[str] = set()
+        """The sessions that have a turn. Only their leases are active."""
 
     def add(self, granted: GrantedLease) -> None:
         """Add a live lease."""
@@ -82,6 +84,10 @@ class LeaseBook:
     def select(self, chosen: Callable[[link.Lease], bool]) -> list[str]:
         """Return the ids of the live leases that `chosen` accepts."""
         return [granted.lease.id for granted in self.live.values() if chosen(granted.lease)]
+
+    def is_active(self, lease: link.Lease) -> bool:
+        """Return whether requests may use the lease: a turn of its session is running."""
+        return lease.session in self.in_turn
 
     def sessions_of(self, credential: str) -> tuple[str, ...]:
         """Return the ids of the sessions with a live lease of this credential."""
@@ -103,6 +109,7 @@ class LeaseBook:
             expires_in=settings.lease,
             requests=settings.requests,
             usd=None if granted.budget is None else granted.budget.take(settings.usd),
+            active=self.is_active(granted.lease),
         )
 
     def renewal(self, lease: str, *, requests: int = 0, usd: float | None = None) -> link.Refill:

@@ -7,7 +7,7 @@ a `notice` with the same number, so that the executor's numbers have no gap.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -44,14 +44,16 @@ class ReportService:
         lifecycle: TurnLifecycle,
         on_ended: Callable[[str], None],
         masking: Masking,
+        before_end: Callable[[str, str], Awaitable[None]],
     ) -> None:
-        """`on_ended(session)` is called after a commit that ends a turn or takes one out of the queue. Secrets are
-        masked before the commit.
+        """`before_end(session, turn)` is called before the end of a turn is stored; `on_ended(session)` after a commit
+        that ends a turn or takes one out of the queue. Secrets are masked before the commit.
         """
         self._store = store
         self._lifecycle = lifecycle
         self._on_ended = on_ended
         self._masking = masking
+        self._before_end = before_end
 
     async def report_message(self, executor: Executor, params: m.ReportMessage) -> None:
         """Store a batch; then acknowledge all events of this executor up to the number that is durable.
@@ -61,6 +63,9 @@ class ReportService:
         failpoint("report.came")
         if executor.session != params.session:
             raise HutchError(Reason.LEASE_LOST)
+        for event in params.events:
+            if event.kind == "turn_ended" and event.turn is not None:
+                await self._before_end(params.session, event.turn)
         acked = await self._store_batch(executor.id, params.session, params.events, _leased)
         failpoint("report.committed")
         failpoint("report.ack")

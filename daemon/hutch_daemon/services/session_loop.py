@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import anyio
 import msgspec
@@ -51,7 +51,7 @@ from hutch_shared.failpoints import failpoint
 from hutch_shared.latch import Latch
 from hutch_shared.times import now_ms
 
-__all__ = ["SessionLoop"]
+__all__ = ["SessionLoop", "TurnLeases"]
 
 _log = structlog.get_logger(__name__)
 
@@ -79,6 +79,13 @@ class _Active:
     """Set once the turn starts nothing more."""
 
 
+class TurnLeases(Protocol):
+    """Lets the processes of a session use a model only during its turns. Both calls are idempotent."""
+
+    async def begin_turn(self, session: str) -> None: ...
+    async def end_turn(self, session: str) -> None: ...
+
+
 class SessionLoop:
     """The task of one open session. Only `run` and `close` wait."""
 
@@ -93,11 +100,13 @@ class SessionLoop:
         settings: SettingsInForce,
         on_closed: Callable[[str], None],
         import_spool: Callable[[str], Awaitable[bool]],
+        leases: TurnLeases,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`on_closed(session)` is called after the session was closed; it must not block.
 
-        `import_spool(executor)` imports what an executor left, and returns whether nothing is left of it.
+        `import_spool(executor)` imports what an executor left, and returns whether nothing is left of it. With `leases`
+        the processes of a session can use a model only during its turns.
         """
         self.session = session
         self.owner = owner
@@ -108,6 +117,7 @@ class SessionLoop:
         self._settings = settings
         self._on_closed = on_closed
         self._import_spool = import_spool
+        self._leases = leases
         self._clock = clock
         self.turned = anyio.Event()
         """Set when the loop begins or leaves a turn, or ends, and then replaced by a new event."""
@@ -151,6 +161,14 @@ class SessionLoop:
         self.wake()
         await self._closed.wait()
 
+    async def before_end(self, turn: str) -> None:
+        """Let the session's processes use no model any more, if this is the current turn.
+
+        Call it before the turn's end is stored: a client that sees the end may rely on it.
+        """
+        if self._active is not None and self._active.turn == turn:
+            await self._leases.end_turn(self.session)
+
     def _give_up_executor(self) -> None:
         if self._getting_executor is not None:
             self._getting_executor.cancel()
@@ -170,9 +188,12 @@ class SessionLoop:
             try:
                 session = await self._store.read(lambda conn: sessions.get(conn, self.session))
                 if session is None or session.state == "closed":
+                    await self._leases.end_turn(self.session)
                     self._closed.set()
                     return
                 turn = await self._next_turn()
+                if turn is None or turn.state == "queued":
+                    await self._leases.end_turn(self.session)
                 if turn is not None and not (self._closing_for and turn.state == "queued"):
                     await self._run_turn(turn)
                     continue
@@ -337,6 +358,7 @@ class SessionLoop:
         )
         if executor.peer is None:  # it has gone since the look: nothing was sent
             return
+        await self._leases.begin_turn(self.session)
         active.request.prompt_sent = True
         try:
             answer: m.Accepted = await executor.call("execute_prompt", prompt, _ACCEPT_TIMEOUT)
@@ -410,6 +432,7 @@ class SessionLoop:
 
     async def _end(self, turn: TurnRow, ended: TurnEnded) -> None:
         """End a turn by hutchd's decision. If it has already ended, nothing changes."""
+        await self.before_end(turn.id)
         await self._store.write(lambda tx: self._lifecycle.end(tx, turn, ended))
 
     def _timeout(self, session: SessionRow, turn: TurnRow) -> float:

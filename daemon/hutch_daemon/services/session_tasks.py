@@ -71,6 +71,11 @@ class SessionTasks:
         if (loop := self._loops.get(session)) is not None:
             loop.wake()
 
+    async def before_end(self, session: str, turn: str) -> None:
+        """Let the session's processes use no model any more, if this is its current turn."""
+        if (loop := self._loops.get(session)) is not None:
+            await loop.before_end(turn)
+
     def request_stop(self, session: str, turn: str, why: str) -> None:
         """Request that a turn is interrupted, if it is its session's current turn; `why` is for the log."""
         _log.info("a turn is stopped", session=session, turn=turn, why=why)

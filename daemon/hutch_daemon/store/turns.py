@@ -24,6 +24,7 @@ __all__ = [
     "next_queued",
     "page",
     "queued",
+    "sessions_in_turn",
     "update",
 ]
 
@@ -90,6 +91,11 @@ def queued(on: Executes, session: str) -> int:
 def active(on: Executes, session: str) -> TurnRow | None:
     """Return the session's turn that is dispatching, running or stopping; there is at most one."""
     return TURNS.one(on, f"WHERE session = ? AND {_ACTIVE}", (session,))
+
+
+def sessions_in_turn(on: Executes) -> set[str]:
+    """Return the sessions that have a turn that is dispatching, running or stopping."""
+    return {row.session for row in TURNS.all(on, f"WHERE {_ACTIVE}")}
 
 
 def has_begun(on: Executes, session: str) -> bool:

@@ -42,7 +42,7 @@ from hutch_daemon.services.presence import Presence
 from hutch_daemon.services.reports import ReportService
 from hutch_daemon.services.services import Services
 from hutch_daemon.services.session_executors import SessionExecutors
-from hutch_daemon.services.session_loop import SessionLoop
+from hutch_daemon.services.session_loop import SessionLoop, TurnLeases
 from hutch_daemon.services.session_tasks import SessionTasks
 from hutch_daemon.services.sessions import SessionService
 from hutch_daemon.services.turn_lifecycle import TurnLifecycle
@@ -61,7 +61,7 @@ class KeyGranting(GrantsKeys, ExplainsKeys, Protocol):
     def delivery(self, provider: str) -> tuple[m.Delivery, str]: ...
 
 
-class Leases(LeaseControl, Protocol):
+class Leases(LeaseControl, TurnLeases, Protocol):
     """The broker's methods that the services use."""
 
     async def revoke_executor(self, executor: str) -> int: ...
@@ -126,7 +126,7 @@ async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIt
     layers.project_changed.subscribe(approvals.session_changed)
     lifecycle = TurnLifecycle(approvals)
     masking = Masking(known)
-    reports = ReportService(store, lifecycle, tasks.wake, masking)
+    reports = ReportService(store, lifecycle, tasks.wake, masking, tasks.before_end)
     spools = OrphanSpools(store, pool, reports)
     left_dirs = LeftDirs(store, pool)
     changes = ExecutorChanges(
@@ -158,6 +158,7 @@ async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIt
             settings,
             on_closed=layers.forget,
             import_spool=spools.import_spool,
+            leases=opened.leases,
             clock=opened.clock,
         )
 

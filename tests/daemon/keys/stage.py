@@ -18,10 +18,12 @@ from hutch_daemon.keys.master import MasterKeys, load_master_keys
 from hutch_daemon.keys.oauth import FreshKeys
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.settings import Settings, SettingsInForce
-from hutch_daemon.store import sessions
-from hutch_daemon.store.rows import KeyRow, SessionRow
+from hutch_daemon.store import sessions, turns
+from hutch_daemon.store.records import Tx
+from hutch_daemon.store.rows import KeyRow, SessionRow, TurnRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
+from hutch_shared.ids import new_id
 from hutch_shared.processes import start_time
 from hutch_shared.secret import Secret
 from tests.fakes.stores import new_database
@@ -96,4 +98,11 @@ async def vault_stage(folder: Path) -> AsyncIterator[VaultStage]:
 
 
 async def keep_session(store: Store, row: SessionRow) -> None:
-    await store.write(lambda tx: sessions.insert(tx, row))
+    """Store a session with a running turn."""
+    turn = TurnRow(id=new_id("turn"), session=row.id, prompt="go", queued_at=0, state="running")
+
+    def keep(tx: Tx) -> None:
+        sessions.insert(tx, row)
+        turns.insert(tx, turn)
+
+    await store.write(keep)

@@ -66,6 +66,7 @@ async def working(
         async with vault_stage(folder) as stage:
             await stage.put()
             async with stage.broker(settings, holds, report).running() as running:
+                await running.begin_turn("s-1")
                 try:
                     yield stage, running
                 finally:
@@ -188,6 +189,7 @@ async def test_a_broker_outlives_hutchd_with_its_streams(folder: Path) -> None:
         settings = settings_for(model.url)
         async with vault_stage(folder) as stage:
             await stage.put()
+            await keep_session(stage.store, session())
             async with stage.broker(settings, always).running() as broker:
                 grant = await broker.lease(session(), HOLDER, "anthropic", await row_of(stage))
                 assert grant.unix_socket is not None
@@ -209,6 +211,77 @@ async def test_a_broker_outlives_hutchd_with_its_streams(folder: Path) -> None:
         assert before == after
         assert before is not None
         assert (len(rows), status, refused) == (1, 200, 401)
+
+
+async def test_a_lease_works_only_during_a_turn_of_its_session(folder: Path) -> None:
+    """Also a lease that is granted during the turn. Other requests are refused and audited; an open stream is cut."""
+    streaming = anyio.Event()
+    async with (
+        serve(key=KEY, script=lambda _: STALLING if streaming.is_set() else SAY) as model,
+        working(folder, model.url) as (stage, broker),
+    ):
+        grant = await broker.lease(session("s-2"), HOLDER, "anthropic", await row_of(stage))
+        before, _ = await ask(grant)
+        await broker.begin_turn("s-2")
+        granted_in_turn = await broker.lease(session("s-2"), HOLDER, "anthropic", await row_of(stage))
+        during, _ = await ask(granted_in_turn)
+        assert grant.unix_socket is not None
+        streaming.set()
+        stream = await dial(Path(grant.unix_socket))
+        await stream.send(request(grant.value))
+        await read_until(stream, b'"text":"one"')
+        await broker.end_turn("s-2")
+        with anyio.fail_after(30):
+            await read_all(stream)
+        await stream.aclose()
+        after, body = await ask(granted_in_turn)
+        refusals = await refusals_of(stage, 2)
+
+    assert (before, during, after) == (403, 200, 403)
+    assert b"No turn of this session is running" in body
+    assert len(model.requests) == 2
+    assert {(line.session, line.action, line.outcome) for line in refusals} == {("s-2", "broker_request", "refused")}
+
+
+async def refusals_of(stage: VaultStage, count: int) -> list[Any]:
+    """Return the audit lines of refused requests once they count this number of requests."""
+    with anyio.fail_after(60):
+        while True:
+            lines, _ = await stage.store.read(audit.read)
+            found = [line for line in lines if line.action == "broker_request"]
+            if sum((line.details or {})["times"] for line in found) >= count:
+                return found
+            await anyio.sleep(0.02)
+
+
+@pytest.mark.parametrize("restarts", ["the broker", "hutchd"])
+async def test_a_restart_keeps_which_leases_work(folder: Path, restarts: str) -> None:
+    """After a restart a lease works if its session has a turn by the record, and only then."""
+    async with serve(key=KEY, script=lambda _: SAY) as model, vault_stage(folder) as stage:
+        settings = settings_for(model.url)
+        await stage.put()
+        await keep_session(stage.store, session("s-1"))
+        async with AsyncExitStack() as first:
+            broker = await first.enter_async_context(stage.broker(settings, always).running())
+            grants = [
+                await broker.lease(session(name), HOLDER, "anthropic", await row_of(stage)) for name in ("s-1", "s-2")
+            ]
+            pid = broker_pid(folder)
+            assert pid is not None
+            if restarts == "the broker":
+                os.kill(pid, signal.SIGKILL)
+            else:
+                await first.aclose()
+                broker = await first.enter_async_context(stage.broker(settings, always).running())
+            with anyio.fail_after(60):
+                while (found := await broker.status()) is None or broker_pid(folder) is None:
+                    await anyio.sleep(0.02)
+            active = {state.lease.session: state.active for state in found.leases}
+            statuses = [(await ask(grant))[0] for grant in grants]
+            await broker.revoke_executor("x-1")
+
+    assert active == {"s-1": True, "s-2": False}
+    assert statuses == [200, 403]
 
 
 async def test_a_new_hutchd_ends_leases_of_missing_executors(folder: Path) -> None:
@@ -268,6 +341,7 @@ async def test_a_lease_is_refilled_with_what_it_used(folder: Path) -> None:
         settings = Settings(providers=providers, broker=BrokerSettings(requests=20))
         await stage.put()
         async with stage.broker(settings, always).running() as broker:
+            await broker.begin_turn("s-1")
             grant = await broker.lease(session(), HOLDER, "anthropic", await row_of(stage))
             statuses = [(await ask(grant))[0] for _ in range(2)]
             await refilled(broker, 20)

@@ -69,6 +69,29 @@ async def test_a_turn_that_ended_while_hutchd_was_down_gets_its_state(stage: Sta
         assert (await stage.ended(turn)).state == "completed"
 
 
+@pytest.mark.parametrize("ended", [False, True], ids=["still running", "ended meanwhile"])
+async def test_a_restart_neither_stops_nor_extends_the_use_of_a_model(stage: Stage, ended: bool) -> None:
+    """The processes of a running turn may go on; once its end is known, they may not."""
+    held = stage.host.play = _Held()
+    async with stage.hutchd():
+        session = await stage.open()
+        turn = await stage.submit(session)
+        executor = await stage.running(turn)
+    if ended:
+        held.release.set()
+        await until(lambda: executor.turn is None)
+
+    async with stage.hutchd():
+        await executor.dial()
+        between = list(stage.leases.turns)
+        held.release.set()
+        await stage.ended(turn)
+        await until(lambda: not stage.leases.in_turn)
+
+        assert between == [("begin", session.id)] or ended
+        assert stage.leases.turns == [("begin", session.id), ("end", session.id)]
+
+
 async def test_a_turn_whose_executor_died_with_hutchd_fails_as_outcome_unknown(stage: Stage) -> None:
     """It is not run again; queued turns run."""
     stage.host.play = never_end

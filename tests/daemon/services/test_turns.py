@@ -35,6 +35,47 @@ async def test_a_prompt_runs_to_its_end(stage: Stage) -> None:
         ).agent_session == "conversation-1"
 
 
+@pytest.mark.parametrize("end", ["completed", "interrupted", "executor lost", "killed"])
+async def test_the_sessions_processes_may_use_a_model_only_during_the_turn(stage: Stage, end: str) -> None:
+    """From before the agent gets the prompt until before anybody can see the end of the turn."""
+    during: list[list[str]] = []
+    release = anyio.Event()
+
+    async def play(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded | None:
+        during.append(list(stage.leases.in_turn))
+        await release.wait()
+        return TurnEnded("completed", "done", "Done.")
+
+    stage.host.play = play
+    if end == "killed":
+        stage.settings = settings(turns=TurnSettings(interrupt_grace=0.01))
+    async with stage.hutchd():
+        session = await stage.open()
+        before = list(stage.leases.in_turn)
+        turn = await stage.submit(session)
+        executor = await stage.running(turn)
+        match end:
+            case "completed":
+                release.set()
+            case "executor lost":
+                executor.die()
+            case _:
+                executor.stubborn = end == "killed"
+                await stage.services.turns.interrupt_turn(stage.me, m.InterruptTurn(session.id))
+        seen: list[str] | None = None
+
+        async def over() -> bool:
+            nonlocal seen
+            ended = (await stage.turn(turn)).ended_at is not None
+            seen = list(stage.leases.in_turn)
+            return ended
+
+        await until(over)
+
+        assert (before, during, seen) == ([], [[session.id]], [])
+        assert stage.leases.turns == [("begin", session.id), ("end", session.id)]
+
+
 async def test_prompts_run_one_at_a_time_in_order(stage: Stage) -> None:
     """A session's turns never overlap, and one executor runs them all."""
     async with stage.hutchd():
