@@ -16,6 +16,7 @@ from typing import Final
 import claude_agent_sdk
 
 from hutch_executor.account.environment import ALLOWED_ENVIRONMENT
+from hutch_executor.runners.claude.shell import shell_variables
 from hutch_executor.runners.claude.spawn import Launch
 from hutch_executor.sandbox.command import SandboxedCommand, SessionSandbox, git_settings
 from hutch_shared import messages as m
@@ -45,7 +46,6 @@ _DISALLOWED: Final = (
 
 _NO_SOCKET: Final = {"XDG_RUNTIME_DIR": "/proc"}
 """The CLI makes no socket below /proc. With one, a process of the account could send the model messages."""
-_RUNTIME_DIR: Final = str(Path(__file__).with_name("runtime_dir.sh"))
 
 _ARGUMENTS: Final = (
     *("--output-format", "stream-json", "--input-format", "stream-json", "--verbose", "--include-partial-messages"),
@@ -110,12 +110,8 @@ def build(
     if session.limits.max_turns:
         argv.append(f"--max-turns={session.limits.max_turns}")
     env = {name: value for name, value in environ.items() if ALLOWED_ENVIRONMENT.fullmatch(name)}
-    runtime = env.get("XDG_RUNTIME_DIR")
+    env |= shell_variables(env, in_sandbox=session.sandbox is not None)
     env |= {"HOME": session.home, "PWD": session.cwd} | _FIXED | _NO_SOCKET | git_settings()
-    if runtime and session.sandbox is None:
-        # The CLI passes `env` of settings on to itself too, so the shell gives its commands the directory back. Below
-        # the level 2 bash would read .bashrc instead, since its input is a socket.
-        env |= {"HUTCH_AGENT_RUNTIME_DIR": runtime, "BASH_ENV": _RUNTIME_DIR, "SHLVL": "1"}
     env["CLAUDE_CONFIG_DIR"] = config
     env["CLAUDE_CODE_MAX_RETRIES"] = str(retries)
     env["CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS"] = str(round(stream_idle * 1000))
