@@ -48,6 +48,9 @@ class ClaudeConnection:
     stderr_ended: anyio.Event = field(default_factory=anyio.Event)
     mode_reported: Latch = field(default_factory=Latch)
     """Notified when the CLI has reported another mode than before."""
+    _socket: str | None = None
+    _looked: bool = False
+    """Whether it is known that the CLI has no message socket, or has one."""
     _progress: Latch = field(default_factory=Latch)
 
     async def end(self) -> None:
@@ -73,6 +76,16 @@ class ClaudeConnection:
         goal = self.process.received
         while self.reported < goal:
             await self._progress.wait()
+
+    async def message_socket(self) -> str | None:
+        """Return the socket over which the CLI takes messages from other processes; None if it takes none.
+
+        Asks the kernel once, before the CLI's first call; the CLI itself names a socket at the start of each turn.
+        """
+        if not self._looked:
+            self._socket = await anyio.to_thread.run_sync(self.process.message_socket)
+            self._looked = True
+        return self._socket or self.translator.message_socket
 
     async def read_stderr(self, report: Callable[[str], Awaitable[None]] | None = None) -> None:
         """Keep the last lines of standard error until it ends; pass the text to `report`."""

@@ -109,6 +109,8 @@ class EventTranslator:
         """Whether the model has answered; from then on the CLI has the conversation on disk."""
         self.session: str | None = None
         """The agent's own id of the conversation."""
+        self.message_socket: str | None = None
+        """The socket over which the CLI says that it takes messages from other processes."""
         self.mode: str | None = None
         """The agent's mode, as the CLI reported it last."""
         self.compact_error: str | None = _NO_SUMMARY
@@ -366,6 +368,8 @@ class EventTranslator:
         """The CLI introduces itself in every turn; report it when something changed."""
         session = line.get("session_id")
         self.session = session if isinstance(session, str) else self.session
+        named = line.get("messaging_socket_path")
+        self.message_socket = named if isinstance(named, str) and named else self.message_socket
         names = {"model": "model", "version": "claude_code_version", "tools": "tools", "mcp_servers": "mcp_servers"}
         shown = {ours: line.get(theirs) for ours, theirs in names.items()}
         if shown == self._shown:

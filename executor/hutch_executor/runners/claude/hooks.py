@@ -41,6 +41,10 @@ class RunningTurn(Protocol):
     turn: ClaudeTurn | None
     connection: ClaudeConnection | None
 
+    async def end_reachable(self, turn: ClaudeTurn, connection: ClaudeConnection, place: str) -> None:
+        """End the turn, since the CLI takes messages from other processes at `place`."""
+        ...
+
     def expect_mode(self, mode: m.PermissionMode) -> None:
         """Expect that the agent changes its mode by itself: an allowed call makes it do so."""
         ...
@@ -73,7 +77,9 @@ class PermissionHooks:
 
     async def before_tool(self, call: Any, call_id: str | None, _context: Any) -> Any:
         """PreToolUse: send every call to `may_use`, whatever the CLI itself would decide."""
-        turn = self._running.turn
+        turn, connection = self._running.turn, self._running.connection
+        if turn is not None and connection is not None and (place := await connection.message_socket()) is not None:
+            await self._running.end_reachable(turn, connection, place)
         starts = turn is not None and not turn.stopping
         if turn is not None and isinstance(cwd := call.get("cwd"), str):
             turn.call_cwds[call_id or ""] = cwd

@@ -37,7 +37,8 @@ from hutch_executor.runners.claude.lines import (
     kind_of_line,
     lax_line,
 )
-from hutch_executor.runners.claude.spawn import Launch, feed, kill_marked, spawn
+from hutch_executor.runners.claude.message_socket import find_listening
+from hutch_executor.runners.claude.spawn import Launch, feed, kill_marked, marked, spawn
 from hutch_shared.text import valid_value
 
 __all__ = ["MAX_LINE", "BrokenOutput", "ClaudeProcess", "SkippedMessage"]
@@ -285,6 +286,10 @@ class ClaudeProcess(Transport):
             with anyio.move_on_after(1.0):
                 return await self._process.wait()
         return None
+
+    def message_socket(self) -> str | None:
+        """Return the path of a Unix socket on which the CLI accepts connections; None if there is none. Blocks."""
+        return find_listening(marked(self._mark))
 
     def kill(self) -> bool:
         """Kill the CLI and everything that came from it; return whether a process was left besides the CLI."""

@@ -22,6 +22,7 @@ from claude_agent_sdk import ClaudeSDKClient, ClaudeSDKError, CLIConnectionError
 from hutch_executor.account import agent_dir
 from hutch_executor.account.setup import Setup
 from hutch_executor.runners.claude import launch as claude_launch
+from hutch_executor.runners.claude import message_socket
 from hutch_executor.runners.claude.config_dir import ConfigDirectory, unknown_conversation
 from hutch_executor.runners.claude.connection import ClaudeConnection
 from hutch_executor.runners.claude.events import EventTranslator
@@ -386,6 +387,8 @@ class ClaudeRunner:
                 message = f"Claude Code does not write messages any more: {line.detail}."
                 return TurnEnded("failed", "agent_broken", message)
             await self._take(link, line)
+            if link.translator.message_socket is not None:
+                await self.end_reachable(turn, link, link.translator.message_socket)
             if link.translator.dropped_prompt == turn.uuid:
                 return ALREADY_ACCEPTED
             if link.translator.result is not None:
@@ -404,6 +407,14 @@ class ClaudeRunner:
         if link.translator.session is not None:
             self._conversation, self._begun = link.translator.session, True
             self._stored |= link.translator.spoke
+
+    async def end_reachable(self, turn: ClaudeTurn, connection: ClaudeConnection, place: str) -> None:
+        """End the turn, since the CLI takes messages from other processes at `place`: it runs nothing."""
+        if turn.cause is None:
+            notice = message_socket.notice_of(place)
+            turn.give_up(notice.word, notice.message)
+            await self._daemon.report("notice", notice)
+        connection.process.kill()
 
     async def _conclude(
         self, turn: ClaudeTurn, link: ClaudeConnection, result: ResultLine, line: bytes | SkippedMessage

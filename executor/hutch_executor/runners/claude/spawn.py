@@ -23,7 +23,7 @@ from claude_agent_sdk import CLIConnectionError
 from hutch_executor.process.oom import agent_first
 from hutch_shared.secret import Secret
 
-__all__ = ["Launch", "feed", "kill_marked", "spawn"]
+__all__ = ["Launch", "feed", "kill_marked", "marked", "spawn"]
 
 _FEED_DEADLINE: Final = 30.0
 _MARK: Final = "HUTCH_AGENT_RUN"
@@ -90,7 +90,7 @@ async def feed(documents: list[tuple[int, Secret]]) -> None:
 
 def kill_marked(mark: str) -> bool:
     """Kill every process that came from the start with this mark; return whether there was one."""
-    left = _marked(f"{_MARK}={mark}".encode())
+    left = marked(mark)
     for pid in left:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
@@ -118,11 +118,12 @@ async def _feed(writer: int, document: Secret) -> None:
         os.close(writer)
 
 
-def _marked(mark: bytes) -> list[int]:
-    """Return the pids of live processes with `mark` in their environment. Linux only; elsewhere none are found."""
+def marked(mark: str) -> list[int]:
+    """Return the pids of live processes that came from the start with this mark. Linux only; elsewhere none."""
+    variable = f"{_MARK}={mark}".encode()
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
+            if variable in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
     return found

@@ -1,0 +1,69 @@
+"""Finds out whether a CLI takes messages from other processes, over a Unix socket that it must not bind.
+
+Over such a socket a process of the account could put text before the model, and start turns while the agent is idle.
+`launch` names a runtime directory in which the CLI cannot bind it. Whether a CLI of another version binds it elsewhere
+shows itself in what the kernel reports about its sockets, and in the line with which it introduces itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from hutch_shared.events import Notice
+
+__all__ = ["find_listening", "notice_of"]
+
+_TOOL: Final = b"AI_AGENT="
+"""A variable that the CLI gives to what it starts, commands and MCP servers, and does not have itself."""
+_ACCEPTS: Final = 0x10000
+"""The kernel's flag (__SO_ACCEPTCON) of a socket that accepts connections."""
+
+
+def find_listening(pids: Iterable[int]) -> str | None:
+    """Return the path of a Unix socket on which a CLI among these processes accepts connections; None if there is none.
+
+    Programs that the CLI started may listen. Blocks for a moment. Linux only; elsewhere None is returned, as for a
+    process that ends meanwhile.
+    """
+    for pid in pids:
+        with suppress(OSError):
+            process = Path("/proc") / str(pid)
+            if any(one.startswith(_TOOL) for one in (process / "environ").read_bytes().split(b"\0")):
+                continue
+            accepting = _accepting((process / "net" / "unix").read_text(errors="replace"))
+            for inode in _socket_inodes(process / "fd"):
+                if inode in accepting:
+                    return accepting[inode]
+    return None
+
+
+def notice_of(place: str) -> Notice:
+    """Return the notice for an agent that takes messages at `place`."""
+    message = (
+        f"Claude Code takes messages from other programs at the socket {place}, which it must not: a command that an"
+        " agent left behind could make the model work. It runs no command, and the turn was stopped. Report this to the"
+        " administrator of Hutch, with the version of Claude Code."
+    )
+    return Notice("message_socket", message, {"socket": place})
+
+
+def _accepting(table: str) -> dict[int, str]:
+    """Return the sockets of /proc/PID/net/unix that accept connections: their path, by inode."""
+    found = {}
+    for line in table.splitlines()[1:]:
+        words = line.split(maxsplit=7)
+        if len(words) >= 7 and int(words[3], 16) & _ACCEPTS:
+            found[int(words[6])] = words[7] if len(words) > 7 else "without a name"
+    return found
+
+
+def _socket_inodes(descriptors: Path) -> Iterable[int]:
+    for entry in os.scandir(descriptors):
+        with suppress(OSError, ValueError):
+            kind, _, rest = os.readlink(entry.path).partition(":[")
+            if kind == "socket":
+                yield int(rest.removesuffix("]"))
