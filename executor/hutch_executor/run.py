@@ -22,7 +22,7 @@ from hutch_executor.link.boot import read_boot
 from hutch_executor.methods import HANDLERS
 from hutch_executor.process.children import Zombies, kill_descendants
 from hutch_executor.process.hardening import replace_stdin
-from hutch_executor.process.memory import limit_memory
+from hutch_executor.process.memory import limit_memory, limit_open_files
 from hutch_executor.runners.port import AgentRunner
 from hutch_executor.runners.registry import load_runner
 from hutch_executor.sandbox.probe import probe_networks
@@ -67,6 +67,8 @@ def run() -> int:
         return 2
     if boot.memory_limit is not None:
         limit_memory(boot.memory_limit)
+    if boot.open_files is not None:
+        limit_open_files(boot.open_files)
     gc.freeze()
     anyio.run(_serve, boot, runner)
     return 0

@@ -161,6 +161,24 @@ class AgentOptions(Wire, frozen=True, omit_defaults=True):
     """The path of the JSONL file that the script runner plays."""
 
 
+class ResourceLimits(Wire, frozen=True, omit_defaults=True):
+    """Limits of an executor's processes; None means that there is none, or that it is not known."""
+
+    memory: int | None = None
+    """Bytes of all its processes together; without a cgroup, of the private memory of each."""
+    pids: int | None = None
+    cpu_weight: int | None = None
+    open_files: int | None = None
+    """Of each process."""
+
+
+class LimitsApplied(Wire, frozen=True, omit_defaults=True):
+    """The limits of an executor: those that the kernel reported at its start, and those that the settings asked for."""
+
+    applied: ResourceLimits
+    asked: ResourceLimits
+
+
 class KillResult(Wire, frozen=True, omit_defaults=True):
     """The result of ending a session's processes. `message` is a clause for the user about what is left.
 
@@ -210,6 +228,8 @@ class Session(Wire, frozen=True, omit_defaults=True):
     killed: KillResult | None = None
     """What is left of a closed session's processes, or of an earlier executor of an open one; None if hutchd has ended
     none, or if the session was closed by an earlier version."""
+    executor_limits: LimitsApplied | None = None
+    """The limits of its executor; None if it has none, or one of an earlier version."""
 
 
 class Turn(Wire, frozen=True, omit_defaults=True):
@@ -290,6 +310,8 @@ class ExecutorStatus(Wire, frozen=True, omit_defaults=True):
     protocol: int = PROTOCOL
     adopted: bool = False
     detail: str = ""
+    limits: LimitsApplied | None = None
+    """None if it has not connected yet, or is of an earlier version."""
 
 
 class StoreStatus(Wire, frozen=True, omit_defaults=True):
@@ -1035,6 +1057,8 @@ class Boot(Wire, frozen=True, omit_defaults=True):
     protocol: int = PROTOCOL
     daemon_epoch: int = 0
     memory_limit: int | None = None
+    open_files: int | None = None
+    """The limit of open files that it sets for itself and its children, as far as the present limit allows."""
     heartbeat: float = 5.0
     """Seconds between heartbeats."""
     trial: SandboxSpec | None = None

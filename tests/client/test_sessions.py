@@ -102,6 +102,26 @@ def test_a_stop_that_is_not_verified_fails(daemon: FakeDaemon, hutch: Hutch, wor
         assert json.loads(out)[0]["killed"]["outcome"] == "unknown"
 
 
+def test_inspect_shows_the_limits_that_were_applied(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """Beside a limit that differs it shows what was asked for; without an executor, what the settings ask for."""
+    asked = m.ResourceLimits(memory=700 << 20, pids=4096, cpu_weight=100, open_files=65536)
+    applied = msgspec.structs.replace(asked, open_files=20000, cpu_weight=99)
+    isolation = m.Isolation("account", "so", limits="65,536 open files of each process")
+    session = msgspec.structs.replace(SESSION, isolation=isolation)
+    made = msgspec.structs.replace(session, executor_limits=m.LimitsApplied(applied, asked))
+    daemon.answers |= {"list_turns": m.Turns(()), "list_permissions": m.Permissions(())}
+
+    shown = []
+    for one in (session, made):
+        daemon.answers["get_session"] = one
+        out = hutch("inspect", "fix")[1]
+        shown.append(next(line for line in out.splitlines() if line.startswith("its limits")))
+
+    assert shown[0].endswith("  65,536 open files of each process")
+    assert "  memory 700 MiB, processes and threads 4,096, cpu weight 99, open files" in shown[1]
+    assert shown[1].endswith("open files of each process 20,000 (65,536 asked for)")
+
+
 def test_an_interrupt_that_is_not_verified_fails(daemon: FakeDaemon, hutch: Hutch) -> None:
     """It exits with 1 and gives the turn's message."""
     daemon.answers["get_session"] = SESSION

@@ -12,7 +12,7 @@ import msgspec
 from anyio.abc import TaskGroup
 from msgspec import UNSET, Raw
 
-from hutch_daemon.environments.port import Account, Alive, Exited, IsolationOffer, Killed, Launched, LaunchSpec
+from hutch_daemon.environments.port import Account, Alive, Exited, InForce, IsolationOffer, Killed, Launched, LaunchSpec
 from hutch_daemon.environments.sandbox_probe import SandboxProbe
 from hutch_daemon.pool.executors import Executor
 from hutch_daemon.services.services import Services
@@ -308,6 +308,8 @@ class FakeHost:
         self.unpreparable: str | None = None
         self.work_really_is: str | None = None
         """What an executor says of the working directory of its session."""
+        self.gids: tuple[int, ...] | None = None
+        """The groups that the kernel reports of an executor; None: those of its account."""
         self.unkillable = False
         self.unknowable = ""
         """Why nobody can tell what is left of an executor."""
@@ -352,6 +354,16 @@ class FakeHost:
 
     def last_probe(self) -> SandboxProbe:
         return self.sandbox_of_all
+
+    def gids_for(self, account: Account) -> tuple[int, ...]:
+        return tuple(sorted({account.gid, *account.groups}))
+
+    def in_force(self, launched: Launched) -> InForce:
+        executor = self._of(launched)
+        assert executor is not None
+        spec = executor.spec
+        limits = m.ResourceLimits(spec.memory_limit, spec.pids, spec.cpu_weight, spec.open_files)
+        return InForce(limits, self.gids or self.gids_for(spec.account))
 
     def spool_of(self, account: Account, executor: str) -> Path | None:
         return None

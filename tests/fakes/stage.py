@@ -140,6 +140,10 @@ class Stage:
 
     def __init__(self, folder: Path, tasks: TaskGroup) -> None:
         self.folder = folder
+        self.files = "1"
+        """The version of the executors' files."""
+        self.groups: dict[int, tuple[int, ...]] = {}
+        """The supplementary groups of accounts."""
         self.host = FakeHost(tasks, BOOT)
         self.in_force = SettingsInForce(settings())
         self.clock: Callable[[], float] = time.monotonic
@@ -182,11 +186,13 @@ class Stage:
                 self.in_force,
                 lambda: tokens.issue(awake_ms()),
                 self.account_of,
+                self.account_named,
                 socket=str(self.folder / "executor.sock"),
                 server_uid=os.getuid(),
                 boot_id=BOOT,
                 output_dir=self.folder / "output",
                 on_notice=self.notices.add,
+                files=lambda: self.files,
                 clock=time.monotonic,
                 on_change=self.executor_changed.emit,
             )
@@ -229,7 +235,7 @@ class Stage:
     def account_of(self, uid: int) -> Account:
         if uid in self.gone_accounts:
             raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"There is no account with the uid {uid}.")
-        return Account(uid, uid, f"user{uid}", str(self.folder))
+        return Account(uid, uid, f"user{uid}", str(self.folder), groups=self.groups.get(uid, ()))
 
     def account_named(self, name: str) -> Account:
         known = {"service": Account(4000, 4000, "service", str(self.folder))}

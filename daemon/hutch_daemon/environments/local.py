@@ -11,8 +11,11 @@ from typing import Any, Final
 
 import anyio
 
-from hutch_daemon.environments.port import Alive, Exited, Launched
+from hutch_daemon.environments.cgroups import PREFIX
+from hutch_daemon.environments.kernel_limits import gids_of, limits_of
+from hutch_daemon.environments.port import Alive, Exited, InForce, Launched
 from hutch_daemon.environments.processes import ProcessEntry, look_up
+from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.processes import boot_id
 
@@ -72,6 +75,17 @@ class Local:
             return None
         process = self._executor(launched)
         return launched if process is not None and not process.dead else None
+
+    def in_force(self, launched: Launched) -> InForce:
+        """Return the limits and groups that /proc and the cgroup's files show."""
+        try:
+            limits = limits_of(launched.pid, f"{PREFIX}{launched.executor}")
+        except (OSError, ValueError):
+            limits = m.ResourceLimits()
+        try:
+            return InForce(limits, gids_of(launched.pid))
+        except (OSError, ValueError):
+            return InForce(limits, None)
 
     def trim_output(self, launched: Launched) -> None:
         """Shorten a log that exceeds its limit to the newest half. The executor can go on appending meanwhile."""

@@ -20,6 +20,7 @@ __all__ = [
     "Alive",
     "Environment",
     "Exited",
+    "InForce",
     "IsolationOffer",
     "KillScope",
     "Killed",
@@ -147,6 +148,17 @@ def combined(results: Iterable[Killed]) -> Killed | None:
 
 
 @dataclass(frozen=True, slots=True)
+class InForce:
+    """The limits and the group ids (sorted) of a running executor, as the kernel reports them.
+
+    `gids` is None if the system does not report them.
+    """
+
+    limits: m.ResourceLimits
+    gids: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
 class IsolationOffer:
     """The isolation that an environment offers to sessions apart from the sandbox, according to the last probe."""
 
@@ -195,6 +207,12 @@ class Environment(Protocol):
 
     def spool_of(self, account: Account, executor: str) -> Path | None:
         """Return the directory that the executor must create for its spool, or None if hutchd creates one."""
+
+    def gids_for(self, account: Account) -> tuple[int, ...]:
+        """Return the group ids, sorted, that a new executor of this account would have."""
+
+    def in_force(self, launched: Launched) -> InForce:
+        """Return the limits and groups of a running executor. Never raises: what is not known is None. Blocks."""
 
     async def start(self, spec: LaunchSpec) -> Launched:
         """Start an executor and send it its boot line.

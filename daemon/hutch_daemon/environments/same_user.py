@@ -125,6 +125,10 @@ class SameUser(Local):
         """Return the result of the trial, or an empty one if there was none."""
         return self._probed or SandboxProbe()
 
+    def gids_for(self, account: Account) -> tuple[int, ...]:
+        """Return hutchd's own groups, which its executors inherit."""
+        return tuple(sorted({os.getegid(), *os.getgroups()}))
+
     def spool_of(self, account: Account, executor: str) -> Path | None:
         """Return None: the account is hutchd's own."""
         return None

@@ -183,6 +183,10 @@ class UnixUser(Local):
             os.close(reader)
             os.close(writer)
 
+    def gids_for(self, account: Account) -> tuple[int, ...]:
+        """Return the account's groups; the launcher looks them up for each start."""
+        return tuple(sorted({account.gid, *account.groups}))
+
     def spool_of(self, account: Account, executor: str) -> Path | None:
         """Return a directory below the one that the launcher creates for the account."""
         return Path(self._spool, str(account.uid), executor) if self._spool else None

@@ -12,6 +12,7 @@ from hutch_daemon.environments.port import Account, Killed
 from hutch_daemon.environments.registry import Environments
 from hutch_daemon.pool.ending import Ender, Spawn
 from hutch_daemon.pool.executors import Executor, Roster
+from hutch_daemon.pool.made_of import read_made_of
 from hutch_daemon.pool.starting import launched_as_stored
 from hutch_daemon.pool.view import ExecutorKey
 from hutch_daemon.store.rows import ExecutorRow
@@ -47,7 +48,7 @@ def adopt(
         executor = Executor(row.id, ExecutorKey(account, row.agent, row.environment), environment, roster.clock())
         executor.state = "detached" if row.state in ("starting", "ready", "leased") else row.state
         executor.adopted, executor.protocol = True, row.protocol
-        executor.detail = row.detail
+        executor.detail, executor.made_of = row.detail, read_made_of(row.made_of)
         roster.add(executor)
         if (session := row.session or row.served) is not None:
             roster.assign(executor, session)

@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from hutch_daemon.environments.port import Environment, Killed, Launched
+from hutch_daemon.pool.made_of import Composition, MadeOf
 from hutch_daemon.pool.states import EXECUTOR, OVER
 from hutch_daemon.pool.view import ExecutorKey, ExecutorView
 from hutch_daemon.settings import Settings, SettingsInForce
@@ -66,6 +67,7 @@ class Executor:
         "last_seen",
         "launched",
         "launching",
+        "made_of",
         "peer",
         "prepared",
         "protocol",
@@ -86,6 +88,8 @@ class Executor:
         self.environment = environment
         self.state: m.ExecutorState = EXECUTOR.start
         self.launched: Launched | None = None
+        self.made_of: MadeOf | None = None
+        """What it was started with, from its start on; None for one of an earlier version."""
         self.launching = False
         """True until its start has succeeded or its failure is recorded."""
         self.peer: ExecutorPeer | None = None
@@ -167,6 +171,7 @@ class Executor:
             protocol=self.protocol,
             adopted=self.adopted,
             detail=self.explanation,
+            limits=self.made_of.on_wire() if self.made_of is not None else None,
         )
 
     def __repr__(self) -> str:
@@ -275,9 +280,9 @@ class Roster:
         for one in self._by_id.values():
             one.last_seen, one.since = one.last_seen + seconds, one.since + seconds
 
-    def view(self) -> tuple[ExecutorView, ...]:
+    def view(self, composition: Composition) -> tuple[ExecutorView, ...]:
         """Return the executors for the plan, oldest first."""
-        return tuple(map(_view, self._by_id.values()))
+        return tuple(_view(one, composition) for one in self._by_id.values())
 
     async def save(self, executor: Executor, **fields: Any) -> None:
         """Store columns of an executor's row. Failures are only logged: the next hutchd's adoption corrects the row."""
@@ -287,12 +292,20 @@ class Roster:
             _log.error("an executor's state is not stored", executor=executor.id, error=error.message, **fields)
 
 
-def _view(one: Executor) -> ExecutorView:
+def _is_outdated(one: Executor, composition: Composition) -> bool:
+    """Return whether an executor without a session differs from one that would be made now."""
+    if one.session is not None or one.over or (one.state == "starting" and one.made_of is None):
+        return False
+    return one.made_of is None or not one.made_of.matches(composition.of(one.key))
+
+
+def _view(one: Executor, composition: Composition) -> ExecutorView:
     return ExecutorView(
         id=one.id,
         key=one.key,
         state=one.state,
         session=one.session,
+        outdated=_is_outdated(one, composition),
         launching=one.launching,
         last_seen=one.last_seen,
         since=one.since,

@@ -79,6 +79,10 @@ class WaitingLeases:
         number = next((number for number, lease in self._leases.items() if lease.key == key), None)
         return None if number is None else self._leases.pop(number)
 
+    def keys(self) -> set[ExecutorKey]:
+        """Return the keys of the waiting leases."""
+        return {lease.key for lease in self._leases.values()}
+
     def view(self) -> tuple[LeaseView, ...]:
         """Return the waiting leases for the plan, oldest first."""
         return tuple(LeaseView(number, lease.key) for number, lease in self._leases.items())

@@ -4,6 +4,7 @@ The pool plans whenever its state changes, at the plan's `look_at`, and every fe
 out a plan changes the state, so the pool plans again, until no action is due. The rules:
 
 - Executors that are silent, lost, given up, idle or surplus are ended. Quarantined executors are checked again.
+- An outdated executor without a session is ended: it was made of other limits, groups or files than one made now.
 - A waiting lease gets a ready executor of its key; the oldest lease comes first.
 - The leases of a key that failed to start too often are refused for a while. While hutchd stops, all are refused.
 - For a lease without a starting executor, one is started if there is space. If there is none, a spare of another key is
@@ -40,6 +41,8 @@ def plan(state: PoolState, now: float) -> PoolPlan:
     ending = {one.executor for one in overdue}
     hand_out = _hand_out(state, ending)
     served = dict(hand_out)
+    overdue = (*overdue, *_surplus(state, ending | set(served.values())))
+    ending = {one.executor for one in overdue}
     waiting = [lease for lease in state.leases if lease.number not in served]
     refused = [lease for lease in waiting if _is_blocked(state, lease.key, now)]
     waiting = [lease for lease in waiting if lease not in refused]
@@ -50,7 +53,7 @@ def plan(state: PoolState, now: float) -> PoolPlan:
         hand_out=tuple(hand_out),
         refuse=tuple(lease.number for lease in refused),
         start=tuple(starts),
-        abandon=tuple(_unneeded(state, waiting, ending)),
+        abandon=tuple(_unneeded(state, waiting, ending | set(served.values()))),
         look_at=look_at,
     )
 
@@ -77,7 +80,18 @@ def _overdue(state: PoolState, now: float) -> tuple[Retirement, ...]:
     return tuple(found)
 
 
+def _surplus(state: PoolState, taken: set[str]) -> Iterator[Retirement]:
+    """Return the ready executors above the number of spares that the settings ask for, the newest first."""
+    ready = Counter(one.key for one in state.executors if one.state == "ready" and one.id not in taken)
+    for one in reversed(state.executors):
+        if one.state == "ready" and one.id not in taken and ready[one.key] > state.most_spares(one.key):
+            ready[one.key] -= 1
+            yield Retirement(one.id, "no session needed it", 2.0)
+
+
 def _timed_out(settings: ExecutorSettings, one: ExecutorView, now: float) -> Retirement | None:
+    if one.state == "ready" and one.outdated:
+        return Retirement(one.id, "the settings, its account or Hutch's files changed after its start", 2.0)
     if one.state in ("ready", "leased") and now - one.last_seen >= settings.heartbeat_timeout:
         return Retirement(one.id, f"it was silent for {settings.heartbeat_timeout:.0f} s")
     if one.state == "starting" and now - one.since >= settings.hello_timeout + settings.lost_timeout:
@@ -148,8 +162,8 @@ class _Room:
     def __init__(self, state: PoolState) -> None:
         self._state = state
         self._count = len(state.executors)
-        self._of_account = Counter(one.key.account.uid for one in state.executors)
-        self._starting = Counter(one.key.account.uid for one in state.executors if one.launching)
+        self._of_account = Counter(one.key.uid for one in state.executors)
+        self._starting = Counter(one.key.uid for one in state.executors if one.launching)
         self._memory = sum(one.rss for one in state.executors)
 
     def is_full(self) -> bool:
@@ -181,22 +195,24 @@ def _starts(
     """Return the keys to start, for leases first and then for spares, and the executors to end to make room."""
     room = _Room(state)
     on_their_way = Counter(
-        one.key for one in state.executors if one.launching and (one.state == "starting" or one.over)
+        one.key
+        for one in state.executors
+        if one.launching and ((one.state == "starting" and not one.outdated) or one.over)
     )
     makes_room = {one.id for one in state.executors if one.state == "draining"} | ending
     starts: list[ExecutorKey] = []
     evicted: list[Retirement] = []
     for lease in waiting:
-        key, uid = lease.key, lease.key.account.uid
+        key, uid = lease.key, lease.key.uid
         if on_their_way[key] > 0:
             on_their_way[key] -= 1
         elif state.retry_at(key) > now:
             continue
         elif not room.has_place(uid):
-            among = [one for one in state.executors if room.is_full() or one.key.account.uid == uid]
+            among = [one for one in state.executors if room.is_full() or one.key.uid == uid]
             if (one := next((one for one in among if one.id in makes_room), None)) is not None:
                 makes_room.remove(one.id)  # this lease waits for the slot of that executor
-            elif (one := _victim(among, key, served | {one.executor for one in evicted})) is not None:
+            elif (one := _victim(among, key, ending | served | {one.executor for one in evicted})) is not None:
                 evicted.append(Retirement(one.id, "its slot was needed", 2.0 if one.state == "ready" else 5.0))
         elif room.may_start(uid):
             room.take(uid)
@@ -211,12 +227,12 @@ def _spares(state: PoolState, room: _Room, starts: list[ExecutorKey], gone: set[
     found: list[ExecutorKey] = []
     for key in state.kept:
         spares = [one for one in state.executors if one.key == key and one.session is None and not one.over]
-        spares = [one for one in spares if one.id not in gone]
+        spares = [one for one in spares if one.id not in gone and not one.outdated]
         if not state.wants_spares(key) or len(spares) >= state.settings.spares:
             continue
         if key in starts or any(one.state == "starting" for one in spares):
             continue
-        uid, at = key.account.uid, max(state.retry_at(key), state.spare_at.get(key, 0.0))
+        uid, at = key.uid, max(state.retry_at(key), state.spare_at.get(key, 0.0))
         if at <= now and room.has_place(uid) and room.may_start(uid):
             room.take(uid)
             found.append(key)
@@ -232,10 +248,14 @@ def _victim(among: Iterable[ExecutorView], key: ExecutorKey, taken: set[str]) ->
 
 
 def _unneeded(state: PoolState, waiting: Iterable[LeaseView], ending: set[str]) -> Iterator[str]:
-    """Return the newest starts that no lease waits for, of keys without spares."""
+    """Return the starts that are outdated, and the newest that neither a lease nor the number of spares needs."""
     needed = Counter(lease.key for lease in waiting)
+    ready = Counter(one.key for one in state.executors if one.state == "ready" and one.id not in ending)
+    for key in {one.key for one in state.executors}:
+        if state.wants_spares(key):
+            needed[key] += max(0, state.settings.spares - ready[key])
     for one in state.executors:
-        if one.state == "starting" and one.id not in ending and not state.wants_spares(one.key):
-            needed[one.key] -= 1
-            if needed[one.key] < 0:
+        if one.state == "starting" and one.id not in ending:
+            needed[one.key] -= not one.outdated
+            if one.outdated or needed[one.key] < 0:
                 yield one.id

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup
 
 from hutch_daemon.environments.port import Account, Killed
@@ -32,6 +33,7 @@ from hutch_daemon.pool import adoption
 from hutch_daemon.pool.ending import Ender
 from hutch_daemon.pool.executors import Executor, ExecutorPeer, Roster
 from hutch_daemon.pool.leases import LeaseRequest, WaitingLeases
+from hutch_daemon.pool.made_of import Composition
 from hutch_daemon.pool.plan import look_interval, plan
 from hutch_daemon.pool.starting import StartContext, Starter
 from hutch_daemon.pool.tokens import IssuedToken
@@ -63,16 +65,19 @@ class Pool:
         settings: SettingsInForce,
         issue: Callable[[], IssuedToken],
         account_of: Callable[[int], Account],
+        account_named: Callable[[str], Account],
         *,
         socket: str,
         server_uid: int,
         boot_id: str,
         output_dir: Path,
+        files: Callable[[], str],
         clock: Callable[[], float] = time.monotonic,
         on_change: Callable[[Executor], None],
         on_notice: Callable[[str, str], None],
     ) -> None:
-        """`socket` is the socket for executors; `output_dir` is the directory of their log files.
+        """`socket` is the socket for executors; `output_dir` is the directory of their log files; `files` returns the
+        version of the files that a new executor would import.
 
         `on_change` is called with each executor whose state or connection changed; `on_notice` with the name of a
         notice and a sentence for the administrator, or an empty text to end the notice. Neither may block.
@@ -87,7 +92,10 @@ class Pool:
         self.roster = Roster(store, on_change, on_notice, settings, clock)
         """The executors that are not gone: look them up here."""
         self._ender = Ender(self.roster, self._spawn)
-        context = StartContext(environments, settings, issue, socket, server_uid, boot_id, output_dir)
+        self._composition = Composition(account_of, account_named, environments, settings, files, clock)
+        context = StartContext(
+            environments, settings, self._composition, issue, socket, server_uid, boot_id, output_dir
+        )
         self._starter = Starter(self.roster, self._ender, store, context, self._spawn, self._fail_oldest_lease)
         self._leases = WaitingLeases(self.roster.changed.notify)
         self._kept: dict[ExecutorKey, None] = {}
@@ -145,6 +153,7 @@ class Pool:
         return executor
 
     async def _wait_for(self, lease: LeaseRequest) -> Executor:
+        self._composition.refresh()
         try:
             return await self._leases.wait(lease)
         except BaseException:
@@ -156,6 +165,11 @@ class Pool:
         """Keep spares of these keys from now on, if the settings want spares of their agents."""
         self._kept |= dict.fromkeys(keys)
         self.roster.changed.notify()
+
+    @property
+    def kept(self) -> tuple[ExecutorKey, ...]:
+        """The keys of which spares are kept."""
+        return tuple(self._kept)
 
     def retire(self, executor: Executor, detail: str, *, grace: float = 0.0) -> None:
         """End an executor and all its processes in the background; see `Executor.ended` and `killed`.
@@ -185,8 +199,13 @@ class Pool:
         so that the reply to the hello is sent first.
         """
         state: m.ExecutorState = "leased" if executor.session is not None else "ready"
+        if executor.launching:
+            await self._ask_kernel(executor)
         if not executor.over:
-            await self.roster.save(executor, state=state, protocol=hello.protocol, version=hello.version)
+            made_of = msgspec.to_builtins(executor.made_of)
+            await self.roster.save(
+                executor, state=state, protocol=hello.protocol, version=hello.version, made_of=made_of
+            )
         if executor.over:  # given up before or during the write; the code that ends it stores its state
             raise HutchError(Reason.LEASE_LOST, f"This executor was given up: {executor.detail}.")
         former, executor.peer = executor.peer, peer
@@ -202,6 +221,15 @@ class Pool:
             self.roster.move(executor, state)
         executor.connected.set()
         self.roster.report(executor)
+
+    async def _ask_kernel(self, executor: Executor) -> None:
+        """Record the limits and groups that a started executor really has."""
+        made_of, launched = executor.made_of, executor.launched
+        assert made_of is not None, "its start set this"
+        assert launched is not None, "its start set this"
+        found = await anyio.to_thread.run_sync(executor.environment.in_force, launched)
+        gids = made_of.gids if found.gids is None else found.gids
+        executor.made_of = msgspec.structs.replace(made_of, applied=found.limits, gids=gids)
 
     def detach(self, executor: Executor, peer: ExecutorPeer) -> None:
         """Record that a connection has ended and all its data was read. Ignore a connection that was replaced."""
@@ -234,6 +262,9 @@ class Pool:
         trim_at = self._clock()
         while True:
             before = self._clock()
+            if self._leases:
+                self._composition.refresh()
+            self._forget_kinds()
             due = plan(self._state(), before)
             self._carry_out(due)
             self.roster.look_at = math.inf if self._leases else due.look_at
@@ -288,13 +319,24 @@ class Pool:
         lease.refuse(error)
         return True
 
+    def _forget_kinds(self) -> None:
+        """Forget the keys that need no spares: of accounts that are gone, and of other accounts without sessions."""
+        used = {one.key for one in self.roster.all() if not one.over} | self._leases.keys()
+        for key in [*self._kept]:
+            gone = self._composition.account(key) is None
+            if gone or (key not in used and key.uid != self._server_uid):
+                del self._kept[key]
+        for key in self.roster.spare_at.keys() - used - self._kept.keys():
+            del self.roster.spare_at[key]
+        self._starter.forget(used | self._kept.keys())
+
     def _state(self) -> PoolState:
         return PoolState(
             settings=self._settings.current.executors,
             own_uid=self._server_uid,
             starts_at_once=_MAX_CONCURRENT_STARTS,
             account_limit=self._settings.limits.executors,
-            executors=self.roster.view(),
+            executors=self.roster.view(self._composition),
             leases=self._leases.view(),
             kept=tuple(self._kept),
             spare_at=self.roster.spare_at,

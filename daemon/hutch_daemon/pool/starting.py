@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import anyio
+import msgspec
 import structlog
 
 from hutch_daemon.environments.port import Environment, Launched, LaunchSpec
 from hutch_daemon.environments.registry import Environments
 from hutch_daemon.pool.ending import Ender, Spawn
 from hutch_daemon.pool.executors import Executor, Roster
+from hutch_daemon.pool.made_of import Composition, MadeOf
 from hutch_daemon.pool.start_history import NO_FAILURES, StartHistory
 from hutch_daemon.pool.tokens import IssuedToken
 from hutch_daemon.pool.view import ExecutorKey
@@ -45,6 +47,7 @@ class StartContext:
 
     environments: Environments
     settings: SettingsInForce
+    composition: Composition
     issue: Callable[[], IssuedToken]
     socket: str
     """The path of the socket for executors."""
@@ -52,6 +55,10 @@ class StartContext:
     boot_id: str
     output_dir: Path
     """The directory of the executors' log files."""
+
+
+class _OutdatedError(Exception):
+    """The settings, the account or the files changed during a start: another start is due, and none has failed."""
 
 
 class Starter:
@@ -83,12 +90,20 @@ class Starter:
 
     def start(self, key: ExecutorKey) -> None:
         """Start an executor in the background. It occupies a slot at once, and is `ready` after its hello."""
+        composition = self._context.composition
+        composition.refresh()
+        account, made_of = composition.account(key), composition.of(key)
         try:
-            environment = self._context.environments.choose(key.environment, key.account)
+            environment = self._context.environments.choose(key.environment, account or key.account)
+            if account is None or made_of is None:
+                raise HutchError(
+                    Reason.ISOLATION_UNAVAILABLE, f"The account {key.account.name} does not exist any more."
+                )
         except HutchError as error:
             self._failed(key, error)
             return
-        executor = Executor(new_id("executor"), key, environment, self._roster.clock())
+        executor = Executor(new_id("executor"), replace(key, account=account), environment, self._roster.clock())
+        executor.made_of = made_of
         executor.launching = True
         self._roster.add(executor)
         self._spawn(self._run, executor)
@@ -96,6 +111,14 @@ class Starter:
     def stop(self) -> None:
         """Record no more failures, because hutchd is ending the running starts."""
         self._stopped = True
+
+    def forget(self, but: set[ExecutorKey]) -> None:
+        """Forget the failed starts of all other keys, once they count no more."""
+        settings, now = self._context.settings.current.executors, self._roster.clock()
+        for key, history in [*self.histories.items()]:
+            if key not in but and history.failures[-1] + settings.start_window <= now:
+                del self.histories[key]
+                self._backoffs.pop(key, None)
 
     def abandon(self, executor: Executor) -> None:
         """Cancel a running start. Its process, if there is one, is ended."""
@@ -119,6 +142,8 @@ class Starter:
             self._scopes[executor.id] = scope
             try:
                 await self._start(executor)
+            except _OutdatedError:
+                _log.info("what an executor is made of changed during its start", executor=executor.id)
             except HutchError as error:
                 self._failed(executor.key, error)
             except Exception as error:  # a bug: the session that waits gets the exception and reports it
@@ -162,8 +187,10 @@ class Starter:
     async def _start(self, executor: Executor) -> None:
         """Start a process and wait for its hello. HutchError on failure. If cancelled, end the process."""
         timeout = self._context.settings.current.executors.hello_timeout
+        made_of = executor.made_of
+        assert made_of is not None, "`start` sets this"
         token = self._context.issue()
-        row, spec = self._row(executor, token), self._spec(executor, token)
+        row, spec = self._row(executor, token), self._spec(executor, token, made_of)
         executor.launched = launched_as_stored(row)
         try:
             await self._store.write(lambda tx: executors.insert(tx, row))
@@ -189,6 +216,9 @@ class Starter:
         if not executor.connected.is_set():
             self._ender.retire(executor, f"it did not say hello within {timeout:.0f} s")
         if executor.over:
+            self._context.composition.refresh()
+            if not made_of.matches(self._context.composition.of(executor.key)):
+                raise _OutdatedError
             raise HutchError(
                 Reason.AGENT_UNAVAILABLE,
                 f"The executor did not come up: {executor.detail}. Its output: {spec.log_path}",
@@ -209,11 +239,11 @@ class Starter:
             token_max_uses=token.maximum,
             epoch=self._store.epoch,
             log_path=str(self._log_path(executor)),
+            made_of=msgspec.to_builtins(executor.made_of),
         )
 
-    def _spec(self, executor: Executor, token: IssuedToken) -> LaunchSpec:
-        key, settings, limits = executor.key, self._context.settings.current.executors, self._context.settings.limits
-        memory = limits.memory or settings.memory
+    def _spec(self, executor: Executor, token: IssuedToken, made_of: MadeOf) -> LaunchSpec:
+        key, settings, limits = executor.key, self._context.settings.current.executors, made_of.limits
         boot = m.Boot(
             executor=executor.id,
             token=token.secret.reveal(),
@@ -221,7 +251,8 @@ class Starter:
             server_uid=self._context.server_uid,
             agent=key.agent,
             daemon_epoch=self._store.epoch,
-            memory_limit=settings.memory if _has_cgroup(executor.environment) else memory,
+            memory_limit=settings.memory if _has_cgroup(executor.environment) else limits.memory,
+            open_files=limits.open_files,
             heartbeat=min(_HEARTBEAT, settings.heartbeat_timeout / 4),
         )
         return LaunchSpec(
@@ -232,7 +263,7 @@ class Starter:
             key.account.home,
             self._log_path(executor),
             {},
-            memory_limit=memory,
+            memory_limit=limits.memory,
             pids=limits.pids,
             cpu_weight=limits.cpu_weight,
             open_files=limits.open_files,

@@ -16,11 +16,21 @@ __all__ = ["ExecutorKey", "ExecutorView", "LeaseView", "PoolPlan", "PoolState", 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorKey:
-    """The properties that an executor needs to serve a session. A spare may serve any session of its key."""
+    """The kind of executor that a session needs. Keys are equal if uid, account name, agent and environment are.
 
-    account: Account
+    The rest of the account may change, for example its groups: that makes no new kind. See `made_of`.
+    """
+
+    account: Account = field(compare=False)
     agent: str
     environment: str
+    uid: int = field(init=False)
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Take uid and name from the account."""
+        object.__setattr__(self, "uid", self.account.uid)
+        object.__setattr__(self, "name", self.account.name)
 
     def __str__(self) -> str:
         return f"{self.agent} as {self.account.name} ({self.environment})"
@@ -34,6 +44,8 @@ class ExecutorView:
     key: ExecutorKey
     state: m.ExecutorState
     session: str | None = None
+    outdated: bool = False
+    """True if a new executor of its key would be made of something else now, or could not be made at all."""
     launching: bool = False
     """True until its start has succeeded or its failure is recorded, even if the start was given up meanwhile."""
     last_seen: float = 0.0
@@ -86,13 +98,16 @@ class PoolState:
         history = self.histories.get(key, NO_FAILURES)
         return history.not_before(self.settings.start_attempts, self.settings.start_window)
 
+    def most_spares(self, key: ExecutorKey) -> int:
+        """Return the number of spares of a key above which they are ended at once."""
+        return self.settings.spares if key.agent in self.settings.spare_agents else 0
+
     def wants_spares(self, key: ExecutorKey) -> bool:
         """Return whether a key should have spares. Other accounts than hutchd's have them only with sessions."""
-        if key not in self.kept or key.agent not in self.settings.spare_agents or not self.settings.spares:
+        if key not in self.kept or not self.most_spares(key):
             return False
-        uid = key.account.uid
-        return uid == self.own_uid or any(
-            one.session is not None and not one.over and one.key.account.uid == uid for one in self.executors
+        return key.uid == self.own_uid or any(
+            one.session is not None and not one.over and one.key.uid == key.uid for one in self.executors
         )
 
 

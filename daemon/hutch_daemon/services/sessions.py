@@ -206,6 +206,9 @@ class SessionService:
             queued=near.queued,
             usage=near.usage,
             warning=warning,
+            executor_limits=executor.made_of.on_wire()
+            if executor is not None and executor.made_of is not None
+            else None,
             killed=row.killed if unverified is None else unverified.result(),
         )
 

@@ -40,6 +40,7 @@ from hutch_daemon.keys.oauth import FreshKeys
 from hutch_daemon.keys.vault import Vault
 from hutch_daemon.pool import tokens
 from hutch_daemon.pool.executors import Executor
+from hutch_daemon.pool.made_of import ExecutorFiles
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.redaction import KnownSecrets
 from hutch_daemon.service import Service
@@ -116,7 +117,9 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
             server_uid=os.geteuid(),
             boot_id=boot_id(),
             output_dir=paths.state / "executors",
+            files=ExecutorFiles(),
             account_of=_account_of,
+            account_named=account_named,
             on_change=executor_changed.emit,
             on_notice=notices.add,
         )

@@ -1,4 +1,4 @@
-"""This process's memory: its limit and its size."""
+"""This process's memory: its limit and its size; and its limit of open files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import resource
 from pathlib import Path
 
-__all__ = ["limit_memory", "resident_bytes"]
+__all__ = ["limit_memory", "limit_open_files", "resident_bytes"]
 
 
 def limit_memory(limit: int) -> None:
@@ -14,6 +14,13 @@ def limit_memory(limit: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def limit_open_files(limit: int) -> None:
+    """Limit the open files of this process and of each child to `limit`, or to the present hard limit if less."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
 
 def resident_bytes() -> int:

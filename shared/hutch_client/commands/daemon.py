@@ -11,7 +11,7 @@ from typing import Any
 from hutch_client import exits
 from hutch_client.blocking import PROTOCOL, BlockingConnection
 from hutch_client.commands import Command, group, number, output, seconds
-from hutch_client.commands.sessions import isolation_fields
+from hutch_client.commands.sessions import isolation_fields, limits_words
 from hutch_client.tables import ago, count, fields, print_json, table
 from hutch_client.untrusted import one_line, plain
 from hutch_shared import __version__
@@ -74,6 +74,10 @@ def _status(given: argparse.Namespace) -> int:
         )
         print()
         print(table(("EXECUTOR", "ACCOUNT", "AGENT", "STATE", "PID", "SESSION", ""), rows))
+        made = [(one["id"], limits_words(one["limits"])) for one in executors if one.get("limits")]
+        if made:
+            print()
+            print(table(("EXECUTOR", "LIMITS APPLIED"), made))
     for notice in get("notices", ()):
         print(f"! {one_line(notice)}", file=sys.stderr)
     return exits.OK

@@ -26,6 +26,7 @@ __all__ = [
     "is_other_account",
     "isolation_fields",
     "left_words",
+    "limits_words",
     "one_session",
     "real_directory",
 ]
@@ -182,7 +183,7 @@ def _inspect(given: argparse.Namespace) -> int:
                 ),
                 ("credential", session.get("credential")),
                 ("environment", session["environment"]),
-                *isolation_fields(isolation),
+                *isolation_fields(isolation, session.get("executor_limits")),
                 ("who may answer", isolation.get("insiders")),
                 ("turn limits", _limits_words(session.get("limits", {}))),
                 ("executor", " ".join(filter(None, (session.get("executor"), session.get("executor_state"))))),
@@ -210,14 +211,33 @@ def _request_row(asked: dict[str, Any]) -> list[object]:
     return [asked["id"], asked["state"], decided_by(asked), one_line(headline(asked), 60)]
 
 
-def isolation_fields(isolation: dict[str, Any]) -> list[tuple[str, object]]:
-    """Return the shown fields of an `Isolation`: level and reason, required level, needs of a higher level, limits."""
+def isolation_fields(isolation: dict[str, Any], limits: dict[str, Any] | None = None) -> list[tuple[str, object]]:
+    """Return the shown fields of an `Isolation`: level and reason, required level, needs of a higher level, limits.
+
+    The limits are those that were applied to the session's executor, if `limits` has them.
+    """
     return [
         ("isolation", f"{isolation['level']}: {isolation['why']}"),
         ("at least", isolation.get("asked")),
         ("for more", isolation.get("missing")),
-        ("its limits", isolation.get("limits")),
+        ("its limits", isolation.get("limits") if limits is None else limits_words(limits)),
     ]
+
+
+def limits_words(limits: dict[str, Any]) -> str:
+    """Return the limits that were applied to an executor, and beside each differing one what was asked for."""
+    applied, asked = limits["applied"], limits["asked"]
+    parts = []
+    for name, unit, words in _APPLIED:
+        now, wanted = applied.get(name), asked.get(name)
+        if now is None and wanted is None:
+            continue
+        part = words.format("no limit" if now is None else f"{now // unit:,}")
+        is_same = now is not None and wanted is not None and abs(now - wanted) < max(unit, 2)
+        if wanted is not None and not is_same:
+            part += f" ({wanted // unit:,} asked for)"
+        parts.append(part)
+    return ", ".join(parts)
 
 
 def _instruction_fields(read: dict[str, Any]) -> list[tuple[str, object]]:
@@ -231,6 +251,12 @@ def _limits_words(limits: dict[str, Any]) -> str:
     return ", ".join(_LIMITS[name].format(value) for name, value in limits.items() if name in _LIMITS)
 
 
+_APPLIED = (
+    ("memory", 1 << 20, "memory {} MiB"),
+    ("pids", 1, "processes and threads {}"),
+    ("cpu_weight", 1, "cpu weight {}"),
+    ("open_files", 1, "open files of each process {}"),
+)
 _LIMITS = {"turn_timeout": "{:g} s", "max_turns": "{} requests to the model", "max_usd": "${:g} for the session"}
 
 

@@ -21,6 +21,7 @@ BOBS = ExecutorKey(BOB, "claude", "unix-user")
 OWN = ExecutorKey(HUTCH, "claude", "same-user")
 SETTINGS = ExecutorSettings(
     spares=1,
+    spare_agents=("claude", "script"),
     maximum=4,
     idle_timeout=900.0,
     hello_timeout=30.0,
@@ -235,7 +236,7 @@ def test_a_spare_is_started_once_its_delay_is_over() -> None:
         pool(executor("x", "detached", OWN), kept=(OWN,)),
         pool(*(executor(f"x{at}") for at in range(4)), kept=(OWN,)),
         pool(kept=(CLAUDE,)),
-        pool(kept=(ExecutorKey(HUTCH, "script", "same-user"),)),
+        pool(kept=(ExecutorKey(HUTCH, "gemini", "same-user"),)),
         pool(kept=(OWN,), histories={OWN: failed(NOW)}),
         pool(kept=(OWN,), stopping=True),
     ],
@@ -262,8 +263,38 @@ def test_another_account_keeps_its_spare_while_it_has_a_session() -> None:
     assert due(pool(ready, executor("works"), kept=(CLAUDE,))) == PoolPlan()
     assert due(pool(ready, kept=(CLAUDE,))).retire == (Retirement("spare", "no session needed it", 2.0),)
     assert due(pool(old, kept=(OWN,))) == PoolPlan()
-    two = due(pool(old, replace(old, id="other"), executor("new", "ready", OWN), kept=(OWN,)))
-    assert [one.executor for one in two.retire] == ["old", "other"]
+
+
+def test_spares_above_the_number_are_ended_at_once() -> None:
+    """The newest are ended; a ready executor that a lease gets is none; an agent without spares has none."""
+    two = executor("one", "ready", OWN), executor("two", "ready", OWN)
+    odd = executor("odd", "ready", ExecutorKey(HUTCH, "gemini", "same-user"))
+
+    assert due(pool(*two, kept=(OWN,))).retire == (Retirement("two", "no session needed it", 2.0),)
+    assert due(pool(*two, kept=(OWN,), leases=(OWN,))) == PoolPlan(hand_out=((1, "one"),))
+    assert due(pool(odd)).retire == (Retirement("odd", "no session needed it", 2.0),)
+    starts = executor("first", "starting", OWN), executor("second", "starting", OWN)
+    assert due(pool(*starts, kept=(OWN,))).abandon == ("second",)
+    assert due(pool(two[0], *starts, kept=(OWN,))).abandon == ("first", "second")
+
+
+def test_an_outdated_executor_is_never_handed_out() -> None:
+    """A spare or a start that was made of something else is replaced by one that matches; a session's one stays."""
+    spare, start = executor("spare", "ready", outdated=True), executor("start", "starting", outdated=True)
+    why = "the settings, its account or Hutch's files changed after its start"
+
+    assert due(pool(spare, leases=(CLAUDE,))) == PoolPlan(retire=(Retirement("spare", why, 2.0),), start=(CLAUDE,))
+    assert due(pool(start, leases=(CLAUDE,))) == PoolPlan(abandon=("start",), start=(CLAUDE,))
+    assert due(pool(executor("leased"), kept=(CLAUDE,))).retire == ()
+    replaced = due(pool(replace(spare, key=OWN), kept=(OWN,)))
+    assert (replaced.retire, replaced.start) == ((Retirement("spare", why, 2.0),), (OWN,))
+
+
+def test_accounts_that_differ_only_in_groups_are_one_kind() -> None:
+    """Its groups belong to what an executor is made of, so that a change does not double the spares."""
+    assert ExecutorKey(replace(ALICE, groups=(1, 2)), "claude", "unix-user") == CLAUDE
+    assert ExecutorKey(replace(ALICE, uid=5), "claude", "unix-user") != CLAUDE
+    assert ExecutorKey(replace(ALICE, name="ally"), "claude", "unix-user") != CLAUDE
 
 
 def test_leases_take_precedence_over_spares() -> None:
