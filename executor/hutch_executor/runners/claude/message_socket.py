@@ -62,8 +62,8 @@ def _accepting(table: str) -> dict[int, str]:
 
 
 def _socket_inodes(descriptors: Path) -> Iterable[int]:
-    for entry in os.scandir(descriptors):
-        with suppress(OSError, ValueError):
-            kind, _, rest = os.readlink(entry.path).partition(":[")
+    for name in os.listdir(descriptors):
+        with suppress(OSError):
+            kind, _, rest = os.readlink(descriptors / name).partition(":[")
             if kind == "socket":
                 yield int(rest.removesuffix("]"))

@@ -1,0 +1,74 @@
+"""Looking for a message socket: what the kernel reports about the sockets of processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hutch_executor.runners.claude.message_socket import find_listening
+
+pytestmark = pytest.mark.skipif(not Path("/proc/net/unix").exists(), reason="needs Linux's /proc")
+
+PROGRAM = """
+import socket, sys
+sock = socket.socket(socket.AF_UNIX)
+how, path = sys.argv[1:]
+if how in ("listens", "is bound"):
+    sock.bind(path)
+if how == "listens":
+    sock.listen()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def process(how: str, path: str, env: Mapping[str, str]) -> Iterator[int]:
+    """Run a process with one Unix socket; yield its pid."""
+    argv = [sys.executable, "-I", "-c", PROGRAM, how, path]
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PATH": os.defpath, **env}
+    ) as started:
+        assert started.stdout is not None
+        started.stdout.readline()
+        try:
+            yield started.pid
+        finally:
+            started.kill()
+
+
+@pytest.mark.parametrize(
+    ("how", "env", "found"),
+    [
+        ("listens", {}, True),
+        ("is bound", {}, False),
+        ("has one", {}, False),
+        ("listens", {"AI_AGENT": "claude-code_1_harness"}, False),  # an MCP server
+    ],
+)
+def test_a_cli_that_listens_is_found(tmp_path: Path, how: str, env: dict[str, str], found: bool) -> None:
+    """Programs that it started may listen, and so may everything that is not among the given processes."""
+    path = tmp_path / "one two.sock"
+    with process(how, str(path), env) as pid:
+        assert find_listening([1, pid, 2**22 + 1]) == (str(path) if found else None)
+        assert find_listening([os.getpid()]) is None
+
+
+def test_an_abstract_socket_is_found_too() -> None:
+    """It needs no file."""
+    name = f"hutch-test-{os.getpid()}"
+    program = PROGRAM.replace("sock.bind(path)", f"sock.bind('\\0{name}')")
+    with subprocess.Popen(
+        [sys.executable, "-I", "-c", program, "listens", ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={}
+    ) as started:
+        assert started.stdout is not None
+        started.stdout.readline()
+
+        assert find_listening([started.pid]) == f"@{name}"
+        started.kill()
