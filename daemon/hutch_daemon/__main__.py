@@ -53,7 +53,7 @@ def main() -> NoReturn:
             config = require_utf8(os.path.abspath(options.config))
             paths = Paths(Path(config), paths.state, paths.runtime, paths.host, paths.system)
         if options.doctor:
-            _examine(paths)
+            _examine(paths, options.account)
         if options.show_config:
             _show_config(paths)
         if options.sudo_rule:
@@ -96,6 +96,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--check", action="store_true", help="read the settings, say whether they can be used, and end")
     parser.add_argument("--doctor", action="store_true", help="look for problems, print them as JSON, and end")
     parser.add_argument(
+        "--account", metavar="ACCOUNT", help="with --doctor --system: also examine whether agents may run as ACCOUNT"
+    )
+    parser.add_argument(
         "--show-config", action="store_true", help="print all settings with their origins as JSON, and end"
     )
     parser.add_argument(
@@ -108,10 +111,10 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _examine(paths: Paths) -> NoReturn:
+def _examine(paths: Paths, account: str | None) -> NoReturn:
     from hutch_daemon.doctor import examine
 
-    print(msgspec.json.encode(list(examine(paths))).decode())  # noqa: T201
+    print(msgspec.json.encode(list(examine(paths, account))).decode())  # noqa: T201
     raise SystemExit(0)
 
 

@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple
 
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.host_mark import host_socket, is_marked, service_account, start_command
-from hutch_shared.paths import HOST_STATE, find_host
+from hutch_shared.paths import HOST_ACCOUNT, HOST_STATE, find_host
 from hutch_shared.processes import peer_credentials
 from hutch_shared.unix import connect
 
@@ -120,7 +120,7 @@ def _is_trusted(uid: int) -> bool:
     import pwd
 
     try:
-        return pwd.getpwnam(service_account()).pw_uid == uid
+        return pwd.getpwnam(service_account() or HOST_ACCOUNT).pw_uid == uid
     except KeyError:
         return False
 

@@ -90,18 +90,17 @@ def leave_mark(state: Path, socket: Path) -> str | None:
     return None
 
 
-def service_account(root: Path = Path("/")) -> str:
-    """Return the name of the account that the host's hutchd runs as.
+def service_account(root: Path = Path("/"), state: Path = HOST_STATE) -> str | None:
+    """Return the name of the account that the host's hutchd runs as, or None if nothing says which that is.
 
-    That is `User=` of the installed unit, of its last drop-in first; without a unit the owner of `/var/lib/hutch`, and
-    `hutch` on a host without either.
+    That is `User=` of the installed unit, of its last drop-in first; without a unit the owner of `state`.
     """
     unit = _below(root, SYSTEMD_UNITS / DAEMON_UNIT)
     drop_ins = sorted(unit.with_name(f"{DAEMON_UNIT}.d").glob("*.conf"), key=lambda path: path.name)
     named = [found for path in (unit, *drop_ins) for found in _USER.finditer(_text(path))]
     if named:
         return str(named[-1][1]).strip()
-    return _owner(_below(root, HOST_STATE)) or HOST_ACCOUNT
+    return _owner(_below(root, state))
 
 
 def start_command(root: Path = Path("/")) -> str:
@@ -111,7 +110,7 @@ def start_command(root: Path = Path("/")) -> str:
         return f"systemctl start {DAEMON_UNIT.removesuffix('.service')}"
     if _LAUNCHD / PLIST in units:
         return f"launchctl kickstart system/{PLIST.removesuffix('.plist')}"
-    return f"runuser -u {service_account(root)} -- hutchd --system"
+    return f"runuser -u {service_account(root) or HOST_ACCOUNT} -- hutchd --system"
 
 
 def _units() -> tuple[Path, ...]:

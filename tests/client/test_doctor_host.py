@@ -28,7 +28,7 @@ def test_the_sudo_rule_is_printed_as_a_file(hutch: Hutch, monkeypatch: pytest.Mo
     code, out, err = hutch("doctor", "--sudo")
 
     assert code == 0
-    assert out == rule(os.path.join(sys.prefix, "bin", "hutch-launcher"))
+    assert out == rule(os.path.join(sys.prefix, "bin", "hutch-launcher"), "hutch")
     assert err.startswith("visudo accepts the rule. As root: hutch doctor --sudo | install -m 440 /dev/stdin /etc/")
 
 

@@ -22,7 +22,7 @@ User hutch may run the following commands on host:
 
 def test_the_rule_is_one_command_without_arguments() -> None:
     """The rule's defaults put no terminal, log or session between hutchd and the launcher."""
-    _, defaults, line = rule(COMMAND).splitlines()
+    _, defaults, line = rule(COMMAND, "hutch").splitlines()
 
     assert line == f'hutch ALL=(root) NOPASSWD: {COMMAND} ""'
     assert defaults.startswith(f"Defaults!{COMMAND} ")
@@ -36,12 +36,14 @@ def test_the_rule_is_one_command_without_arguments() -> None:
 def test_a_path_with_special_characters_of_sudo_is_refused(command: str) -> None:
     """Such a path could match several programs, or form several rules."""
     with pytest.raises(HutchError, match="install Hutch elsewhere"):
-        rule(command)
+        rule(command, "hutch")
 
 
 def test_visudo_accepts_the_rule() -> None:
     """sudo's own parser reads it."""
-    done = subprocess.run([visudo(), "-cf", "-"], input=rule(COMMAND), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [visudo(), "-cf", "-"], input=rule(COMMAND, "hutch"), capture_output=True, text=True, check=False
+    )
 
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -99,10 +99,12 @@ def test_the_mark_is_written_once(tmp_path: Path) -> None:
         ("User=coder\n", {}, "coder"),
         ("User=hutch\n", {"50-mine.conf": "[Service]\nUser=coder\n"}, "coder"),
         ("User=hutch\n", {"10-a.conf": "User=a\n", "90-z.conf": "User=z\n"}, "z"),
-        ("", {"10-a.conf": "UMask=0077\n"}, "hutch"),
+        ("", {"10-a.conf": "UMask=0077\n"}, None),
     ],
 )
-def test_the_account_is_that_of_the_unit(tmp_path: Path, unit: str, drop_ins: dict[str, str], account: str) -> None:
+def test_the_account_is_that_of_the_unit(
+    tmp_path: Path, unit: str, drop_ins: dict[str, str], account: str | None
+) -> None:
     """systemd takes the last `User=` of the unit and its drop-ins, which it reads in the order of their names."""
     _write(tmp_path, f"{UNITS}/hutchd.service", f"[Service]\n{unit}")
     for name, text in drop_ins.items():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import platform
+import pwd
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,21 +19,24 @@ from pathlib import Path
 from hutch_daemon.doctor.accounts import examine_accounts
 from hutch_daemon.doctor.delegate import ask_as
 from hutch_daemon.doctor.finding import Finding
-from hutch_daemon.doctor.launcher import LauncherConfig, examine_launcher, examine_socket, read_config
+from hutch_daemon.doctor.launcher import LauncherConfig, examine_launcher, examine_socket, hutchd_account, read_config
 from hutch_daemon.doctor.record import examine_record
 from hutch_daemon.doctor.sudo import examine_sudo
 from hutch_daemon.settings import Settings, SettingsError, load
 from hutch_shared import __version__
 from hutch_shared.errors import HutchError
-from hutch_shared.paths import Paths, find_paths
+from hutch_shared.paths import LAUNCHER_CONFIG, Paths, find_paths
 from hutch_shared.reach import PathReader
 from hutch_shared.unix import PATH_LIMIT, check_directory
 
 __all__ = ["Finding", "as_service", "examine"]
 
 
-def examine(paths: Paths) -> Iterator[Finding]:
-    """Examine everything, one thing after the other. Takes up to a minute if the database is large."""
+def examine(paths: Paths, account: str | None = None) -> Iterator[Finding]:
+    """Examine everything, one thing after the other. Takes up to a minute if the database is large.
+
+    In system mode it examines the accounts on the launcher's list, and before them `account`, by default the caller's.
+    """
     yield Finding(f"hutchd {__version__}, Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}")
     settings, finding = _settings(paths.config)
     yield finding
@@ -42,14 +46,14 @@ def examine(paths: Paths) -> Iterator[Finding]:
         return
     config, findings = read_config()
     yield from findings
-    account, finding = _account(config)
+    service, finding = _account(config, paths)
     yield finding
-    if account is not None:
-        yield from _sockets(paths, account.uid)
-        yield from _inside(paths, settings, account)
+    if service is not None:
+        yield from _sockets(paths, service.uid)
+        yield from _inside(paths, settings, service)
     if config is not None:
-        yield from examine_accounts(config, settings, paths)
-    yield from examine_sudo(settings, account)
+        yield from examine_accounts(config, settings, paths, account or _caller(service))
+    yield from examine_sudo(settings, service)
 
 
 def as_service() -> Iterator[Finding]:
@@ -69,9 +73,20 @@ def _settings(path: Path) -> tuple[Settings, Finding]:
         )
 
 
-def _account(config: LauncherConfig | None) -> tuple[PathReader | None, Finding]:
-    """Return the account of the host's hutchd, which the launcher's configuration names."""
-    name = LauncherConfig().serve if config is None else config.serve
+def _caller(service: PathReader | None) -> str | None:
+    """Return the name of the caller's account; None for root and hutchd's, as which no agent runs."""
+    uid = os.geteuid()
+    if uid == 0 or (service is not None and uid == service.uid):
+        return None
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return None
+
+
+def _account(config: LauncherConfig | None, paths: Paths) -> tuple[PathReader | None, Finding]:
+    """Return the account of the host's hutchd. The launcher must serve this account."""
+    name = hutchd_account(config, paths)
     try:
         who = PathReader.named(name)
     except KeyError:
@@ -81,7 +96,10 @@ def _account(config: LauncherConfig | None) -> tuple[PathReader | None, Finding]
         return None, Finding(
             f"account of hutchd: {name}", "It is root: on a host, hutchd runs as an account of its own."
         )
-    return who, Finding(f"account of hutchd: {name}")
+    wrong = None
+    if config is not None and config.serve != name:
+        wrong = f'The launcher serves {config.serve}, so no agent starts: set serve = "{name}" in {LAUNCHER_CONFIG}.'
+    return who, Finding(f"account of hutchd: {name}", wrong)
 
 
 def _inside(paths: Paths, settings: Settings, account: PathReader) -> Iterator[Finding]:

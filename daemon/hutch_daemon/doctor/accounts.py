@@ -1,10 +1,11 @@
-"""Examines the accounts on the launcher's list: can agents run as each of them, and in a sandbox?
+"""Examines the accounts on the launcher's list, and one more: can agents run as each of them, and in a sandbox?
 
 Root tries it in a process under that account. Any other account checks owners and modes, which finds most faults.
 """
 
 from __future__ import annotations
 
+import grp
 import os
 import shutil
 import subprocess
@@ -23,7 +24,7 @@ from hutch_daemon.doctor.launcher import LauncherConfig
 from hutch_daemon.settings import Settings
 from hutch_shared import __file__ as shared_file
 from hutch_shared import messages as m
-from hutch_shared.paths import Paths
+from hutch_shared.paths import LAUNCHER_CONFIG, Paths
 from hutch_shared.reach import PathReader, closed, members
 
 __all__ = ["examine_accounts"]
@@ -34,6 +35,7 @@ _MAX_SECONDS: Final = 40.0
 """The seconds after which no further account is examined."""
 _TRY: Final = 20.0
 _SANDBOX: Final = 60.0
+_NO_ACCOUNT: Final = "The launcher's list names it, but there is no such account."
 _LOAD: Final = "import hutch_executor.run"
 _NO_SHELLS: Final = ("nologin", "false", "sync", "halt", "shutdown")
 _DAY: Final = 86_400
@@ -50,14 +52,19 @@ _KERNEL: Final = (
 )
 
 
-def examine_accounts(config: LauncherConfig, settings: Settings, paths: Paths) -> Iterator[Finding]:
-    """Examine each account, up to `_MAX_ACCOUNTS` of them and for `_MAX_SECONDS`."""
+def examine_accounts(
+    config: LauncherConfig, settings: Settings, paths: Paths, wanted: str | None = None
+) -> Iterator[Finding]:
+    """Examine each account, up to `_MAX_ACCOUNTS` of them and for `_MAX_SECONDS`.
+
+    `wanted` is examined first, and whether it is on the list or not.
+    """
     if not config.interpreter:
         closed_copy = Path(sys.executable).with_name(CLOSED)
         python = str(closed_copy) if closed_copy.exists() else sys.executable
         config = msgspec.structs.replace(config, interpreter=python)
     yield _interpreter(Path(config.interpreter))
-    names: dict[str, None] = dict.fromkeys(config.users)
+    names: dict[str, None] = dict.fromkeys(([wanted] if wanted is not None else []) + [*config.users])
     for group in config.groups:
         try:
             names |= dict.fromkeys(members(group))
@@ -72,7 +79,8 @@ def examine_accounts(config: LauncherConfig, settings: Settings, paths: Paths) -
         try:
             who = PathReader.named(name)
         except KeyError:
-            yield Finding(f"account {name}", "The launcher's list names it, but there is no such account.")
+            why = "There is no such account." if name == wanted else _NO_ACCOUNT
+            yield Finding(f"account {name}", why)
             continue
         advice = _refused(who, config) or _unusable(who, config)
         yield Finding(f"account {name}", advice)
@@ -102,9 +110,15 @@ def _interpreter(path: Path) -> Finding:
 def _refused(who: PathReader, config: LauncherConfig) -> str | None:
     """Return the reason why the launcher would refuse an account, or None."""
     if who.uid == 0 or who.name == config.serve or who.name in config.deny:
-        return "The launcher never starts agents as root, hutchd's account or one in `deny`: take it off the list."
+        return "The launcher never starts agents as root, hutchd's account or one in `deny`: use another account."
     if not config.uid_min <= who.uid <= config.uid_max:
         return f"Its uid {who.uid} is not from {config.uid_min} to {config.uid_max}, so the launcher refuses it."
+    if who.name not in config.users and not any(_is_member(who, group) for group in config.groups):
+        change = "" if os.geteuid() == 0 else ", as root"
+        return (
+            f"The launcher's list does not name it, so no agent runs as it. Add it to `users`, or one of its groups to"
+            f" `groups`, in {LAUNCHER_CONFIG}{change}; this takes effect at once."
+        )
     if os.path.basename(who.shell) in _NO_SHELLS and who.name not in config.dedicated:
         return (
             f"Its shell {who.shell} admits no login, so the launcher refuses it. If only Hutch uses the account,"
@@ -113,6 +127,13 @@ def _refused(who: PathReader, config: LauncherConfig) -> str | None:
     if _expired(who.name):
         return "It has expired, so the launcher refuses it. To reopen it: usermod --expiredate ''"
     return None
+
+
+def _is_member(who: PathReader, group: str) -> bool:
+    try:
+        return grp.getgrnam(group).gr_gid in who.gids
+    except KeyError:
+        return False
 
 
 def _expired(name: str) -> bool:

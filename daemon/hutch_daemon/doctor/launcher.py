@@ -19,10 +19,11 @@ from hutch_daemon.doctor.finding import Finding
 from hutch_daemon.environments.launcher_client import LauncherClient, LauncherStatus, read_abilities
 from hutch_daemon.settings import Settings
 from hutch_shared.errors import HutchError
-from hutch_shared.paths import LAUNCHER_CONFIG, LAUNCHER_SOCKET_UNIT
+from hutch_shared.host_mark import service_account
+from hutch_shared.paths import HOST_ACCOUNT, LAUNCHER_CONFIG, LAUNCHER_SOCKET_UNIT, Paths
 from hutch_shared.reach import PathReader
 
-__all__ = ["LauncherConfig", "command_of", "examine_launcher", "examine_socket", "read_config"]
+__all__ = ["LauncherConfig", "command_of", "examine_launcher", "examine_socket", "hutchd_account", "read_config"]
 
 _ALL: Final = ("memory", "pids", "cpu")
 
@@ -77,6 +78,11 @@ def _unsafe(path: Path, found: os.stat_result) -> str | None:
         if one.st_mode & 0o022:
             return f"Other accounts than root may write to {place}, so the launcher refuses it: chmod go-w {place}"
     return None
+
+
+def hutchd_account(config: LauncherConfig | None, paths: Paths) -> str:
+    """Return the name of the account that the host's hutchd runs as, or would run as on a host without a service."""
+    return service_account(state=paths.state) or (HOST_ACCOUNT if config is None else config.serve)
 
 
 def command_of(settings: Settings) -> str:

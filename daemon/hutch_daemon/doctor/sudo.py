@@ -11,9 +11,10 @@ from typing import Final
 
 from hutch_daemon.doctor import sudoers
 from hutch_daemon.doctor.finding import Finding
-from hutch_daemon.doctor.launcher import command_of
+from hutch_daemon.doctor.launcher import command_of, hutchd_account, read_config
 from hutch_daemon.settings import Settings, load
 from hutch_shared.errors import HutchError
+from hutch_shared.host_mark import DAEMON_UNIT, SYSTEMD_UNITS
 from hutch_shared.paths import Paths
 from hutch_shared.reach import PathReader
 from hutch_shared.unix import check_directory
@@ -21,12 +22,12 @@ from hutch_shared.unix import check_directory
 __all__ = ["examine_sudo", "sudo_rule"]
 
 _TIMEOUT: Final = 20.0
-_UNIT: Final = Path("/etc/systemd/system/hutchd.service")
+_UNIT: Final = SYSTEMD_UNITS / DAEMON_UNIT
 
 
 def sudo_rule(paths: Paths) -> str:
     """Return the text of sudo's file for the launcher in the settings. SettingsError, HutchError."""
-    return sudoers.rule(command_of(load(paths.config)))
+    return sudoers.rule(command_of(load(paths.config)), hutchd_account(read_config()[0], paths))
 
 
 def examine_sudo(settings: Settings, account: PathReader | None) -> Iterator[Finding]:

@@ -11,19 +11,21 @@ from collections.abc import Sequence
 from typing import Final
 
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.paths import HOST_ACCOUNT
 
 __all__ = ["FILE", "allowed", "faults", "rule"]
 
 FILE: Final = "/etc/sudoers.d/hutch"
 
 _PLAIN: Final = re.compile(r"/[A-Za-z0-9_./+-]+")
+_ACCOUNT: Final = re.compile(r"[a-z_][A-Za-z0-9_.-]*")
 _DEFAULTS: Final = "env_reset, !requiretty, !use_pty, !pam_session, !log_input, !log_output, !noexec"
 _LISTED: Final = re.compile(r"\s+(\(.*)")
 
 
-def rule(command: str, account: str = HOST_ACCOUNT) -> str:
-    """Return the text of `FILE`. `command` is hutch-launcher; INVALID_PARAMS if sudo could read it as a pattern.
+def rule(command: str, account: str) -> str:
+    """Return the text of `FILE`: `command` is hutch-launcher, `account` that of hutchd.
+
+    INVALID_PARAMS if sudo could read one of them as something else than itself.
 
     The launcher's standard input is the connection to hutchd. So sudo must not insert a terminal or a log (`use_pty`,
     `log_input`, `log_output`) or require a terminal (`requiretty`). Without a PAM session the launcher replaces sudo
@@ -33,6 +35,10 @@ def rule(command: str, account: str = HOST_ACCOUNT) -> str:
     if not _PLAIN.fullmatch(command) or "/../" in f"{command}/":
         raise HutchError(
             Reason.INVALID_PARAMS, f"{command!r} has characters with a meaning for sudo: install Hutch elsewhere."
+        )
+    if not _ACCOUNT.fullmatch(account):
+        raise HutchError(
+            Reason.INVALID_PARAMS, f"The account {account!r} has characters with a meaning for sudo: use another one."
         )
     return (
         f"# {FILE}: hutchd may start hutch-launcher, with no arguments, and nothing else.\n"

@@ -29,7 +29,12 @@ def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--system",
         action="store_true",
-        help="examine the host's hutchd (the default if only the host has one)",
+        help="examine the host's hutchd (the default on a host that has one of its own)",
+    )
+    parser.add_argument(
+        "--account",
+        metavar="ACCOUNT",
+        help="on a host: find what keeps agents from running as ACCOUNT (default: you, and the launcher's list)",
     )
     parser.add_argument(
         "--sudo", action="store_true", help="print the sudo rule that hutch-launcher needs if it has no unit"
@@ -39,7 +44,7 @@ def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
 def _doctor(given: argparse.Namespace) -> int:
     if given.sudo:
         return _sudo_rule()
-    findings = list(_examine(system=given.system))
+    findings = list(_examine(given.account, system=given.system))
     if given.output == "json":
         print_json([{"ok": advice is None, "subject": what, "advice": advice} for what, advice in findings])
     else:
@@ -74,11 +79,15 @@ def _sudo_rule() -> int:
     return exits.OK
 
 
-def _examine(*, system: bool) -> Iterator[tuple[str, str | None]]:
+def _examine(account: str | None, *, system: bool) -> Iterator[tuple[str, str | None]]:
     """Yield (subject, advice) for each thing that was examined; the advice is None if nothing is wrong."""
     endpoint = Endpoint(host_socket() or find_host({}, system=True), "host") if system else find_endpoint()
+    if account is not None and endpoint.kind != "host":
+        raise HutchError(
+            Reason.INVALID_PARAMS, "--account is for a host's hutchd; this one runs agents as yourself (see --system)."
+        )
     yield f"hutch {__version__} talks to {endpoint}", None
-    yield from _examine_inside(endpoint)
+    yield from _examine_inside(endpoint, account)
     try:
         with BlockingConnection(endpoint.socket) as hutch:
             yield f"hutchd {hutch.server['version']} answers", None
@@ -125,7 +134,7 @@ def _examine(*, system: bool) -> Iterator[tuple[str, str | None]]:
         yield "notice", notice
 
 
-def _examine_inside(endpoint: Endpoint) -> Iterator[tuple[str, str | None]]:
+def _examine_inside(endpoint: Endpoint, account: str | None) -> Iterator[tuple[str, str | None]]:
     """Yield the findings of `hutchd --doctor` in hutchd's settings and files, as far as the caller may read them."""
     import subprocess
 
@@ -134,6 +143,7 @@ def _examine_inside(endpoint: Endpoint) -> Iterator[tuple[str, str | None]]:
     if endpoint.kind == "named":
         return  # hutchd's files may be elsewhere
     argv = [*HUTCHD, "--doctor", *(["--system"] if endpoint.kind == "host" else [])]
+    argv += ["--account", account] if account is not None else []
     try:
         done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=_EXAMINATION)
         found = json.loads(done.stdout)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import sys
 import sysconfig
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +24,8 @@ from hutch_client.install.units import (
     render_systemd,
     seal_of,
 )
-from hutch_shared.host_mark import SYSTEMD_UNITS
-from hutch_shared.paths import HOST_ACCOUNT, LAUNCHER_CONFIG
+from hutch_shared.host_mark import MARK, SYSTEMD_UNITS, service_account
+from hutch_shared.paths import HOST_ACCOUNT, HOST_STATE, LAUNCHER_CONFIG
 
 __all__ = ["BOOTED", "UnitPlace", "find_place", "installed_credential"]
 
@@ -55,6 +58,8 @@ class UnitPlace:
     """The code of the programs. Root runs it, so only root may change it; hutchd's account must be able to read it."""
     account: str = HOST_ACCOUNT
     """The account of a host's hutchd."""
+    mark: Path | None = None
+    """The mark that a host's hutchd leaves."""
 
     @property
     def units(self) -> list[str]:
@@ -107,6 +112,8 @@ def find_place(*, system: bool, systemd_version: Callable[[], int], credential: 
         return UnitPlace(Path(config, "systemd/user"), texts, argv[0], False, "systemd", here=BOOTED.is_dir())
     folder = SYSTEMD_UNITS
     sealed = credential or installed_credential(folder)
+    state = Path(os.environ.get("HUTCH_STATE_DIR") or HOST_STATE)
+    account = service_account(state=state) or _served_account() or HOST_ACCOUNT
     texts = render_systemd(
         argv,
         os.environ,
@@ -114,6 +121,8 @@ def find_place(*, system: bool, systemd_version: Callable[[], int], credential: 
         launcher=_argv("hutch-launcher", "hutch_launcher"),
         credential=sealed,
         version=systemd_version(),
+        account=account,
+        group=_group_of(account),
     )
     return UnitPlace(
         folder,
@@ -124,7 +133,7 @@ def find_place(*, system: bool, systemd_version: Callable[[], int], credential: 
         here=BOOTED.is_dir(),
         templates={
             Path(path): text
-            for path, text in config_templates().items()
+            for path, text in config_templates(account).items()
             if path == LAUNCHER_CONFIG or not os.environ.get("HUTCH_CONFIG")
         },
         owned=tuple(
@@ -138,6 +147,8 @@ def find_place(*, system: bool, systemd_version: Callable[[], int], credential: 
             Path(os.path.realpath(path))
             for path in (sys.executable, __file__, *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
         ),
+        account=account,
+        mark=state / MARK,
     )
 
 
@@ -155,6 +166,23 @@ def installed_credential(folder: Path) -> str | None:
         if found is not None and (name == CREDENTIAL or seal_of(text) != "none"):
             return found
     return None
+
+
+def _served_account() -> str | None:
+    """Return the account that the launcher's configuration names as hutchd's."""
+    try:
+        served = tomllib.loads(Path(LAUNCHER_CONFIG).read_text(encoding="utf-8")).get("serve")
+    except (OSError, ValueError):
+        return None
+    return served if isinstance(served, str) and served else None
+
+
+def _group_of(account: str) -> str:
+    """Return the primary group of an account; of one that does not exist yet, the group that `useradd` makes for it."""
+    try:
+        return grp.getgrgid(pwd.getpwnam(account).pw_gid).gr_name
+    except KeyError:
+        return account
 
 
 def _argv(name: str, module: str) -> list[str]:

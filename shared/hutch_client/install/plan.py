@@ -19,7 +19,7 @@ from hutch_client.install.edits import edits_of
 from hutch_client.install.place import BOOTED, UnitPlace
 from hutch_client.install.units import CREDENTIAL, DAEMON, EDITED, LAUNCHER, SOCKETS, credential_of, seal_of
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.paths import HOST_ACCOUNT, LAUNCHER_CONFIG, LAUNCHER_SOCKET_UNIT
+from hutch_shared.paths import LAUNCHER_CONFIG, LAUNCHER_SOCKET_UNIT
 
 __all__ = [
     "MAKE_CREDENTIAL",
@@ -231,7 +231,7 @@ MAKE_CREDENTIAL: Final = (
     " your stored keys are lost."
 )
 _PURPOSE: Final = {
-    DAEMON: f"hutchd and its broker, as the account {HOST_ACCOUNT}, hardened",
+    DAEMON: "hutchd and its broker, as the account {account}, hardened",
     SOCKETS["client"]: "the socket for everybody's hutch",
     SOCKETS["executor"]: "the socket for executors",
     LAUNCHER: "the only privileged part: starts agents as the accounts that its configuration names",
@@ -301,12 +301,15 @@ def plan_install(
 def plan_uninstall(place: UnitPlace, installed: Installed, *, force: bool = False, now: bool = False) -> Plan:
     """Plan the removal of the files that Hutch wrote; with `now` the service is stopped first.
 
+    It removes the mark of the host's hutchd too: from then on the host has none of its own.
+
     Problems: WRONG_STATE if the service is in use and `now` is not given; CONFLICT for edited files.
     """
     checks = _checks(place, account=False)
     there = {path: found for path, found in installed.files.items() if found.state != "absent"}
+    mark = [RemoveFile(place.mark)] if place.mark is not None and place.mark in installed.existing else []
     if not there:
-        return Plan(checks, sentences=(f"There is no service of hutchd in {place.folder}.",))
+        return Plan(checks, tuple(mark), (f"There is no service of hutchd in {place.folder}.",))
     edited = [path for path, found in there.items() if found.state == "changed"]
     problems = [] if force else [_conflict(path, "nothing was removed") for path in edited]
     in_use = installed.up or installed.enabled
@@ -323,6 +326,7 @@ def plan_uninstall(place: UnitPlace, installed: Installed, *, force: bool = Fals
         steps.append(RemoveFile(place.interpreter))
     if place.here and place.manager == "systemd":
         steps.append(RunCommand(place.reload_command))
+    steps += mark
     candidates = [*place.templates, *(_STATE_FOLDERS if place.system else ())]
     kept = [str(path) for path in candidates if path in installed.existing]
     kept += sorted(str(path) for path in installed.existing if _is_users(path) and path not in there)
@@ -414,4 +418,4 @@ def _conflict(path: Path, outcome: str) -> HutchError:
 
 def _purpose(place: UnitPlace, name: str) -> str:
     """Return the purpose of a file, in parentheses; an empty text for a user's own service."""
-    return f" ({_PURPOSE[name]})" if place.system and name in _PURPOSE else ""
+    return f" ({_PURPOSE[name].format(account=place.account)})" if place.system and name in _PURPOSE else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from dataclasses import dataclass, fields
@@ -75,8 +76,7 @@ class ServiceStatus:
 def read_installed(place: UnitPlace, manager: ManagerStatus) -> Installed:
     """Return the state of every file that a plan depends on."""
     existing = {path for path in (*place.templates, *_STATE_FOLDERS) if path.exists() or path.is_symlink()}
-    if place.interpreter is not None and place.interpreter.exists():
-        existing.add(place.interpreter)
+    existing |= {path for path in (place.interpreter, place.mark) if path is not None and os.path.lexists(path)}
     for name in place.units:
         existing |= {*place.folder.glob(f"{name}.d/*"), *place.folder.glob(f"{name}.edited*")}
     return Installed(

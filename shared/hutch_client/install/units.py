@@ -30,7 +30,7 @@ from typing import Final, Literal
 
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.host_mark import CLIENT_SOCKET_UNIT, DAEMON_UNIT, PLIST
-from hutch_shared.paths import LAUNCHER_CONFIG, LAUNCHER_SOCKET_UNIT
+from hutch_shared.paths import HOST_ACCOUNT, LAUNCHER_CONFIG, LAUNCHER_SOCKET_UNIT
 
 __all__ = [
     "CREDENTIAL",
@@ -78,12 +78,15 @@ def render_systemd(
     launcher: Sequence[str] = (),
     credential: str | None = None,
     version: int = 0,
+    account: str = HOST_ACCOUNT,
+    group: str = HOST_ACCOUNT,
 ) -> dict[str, str]:
     """Return the text of each file, by its path below the folder of the units; `argv` starts hutchd.
 
     The programs are absolute paths. Of `environ` only Hutch's own variables are used. For a host: `launcher` starts
-    hutch-launcher, `credential` is the file with the sealed master key, `version` the version of systemd (0: unknown).
-    HutchError INVALID_PARAMS for a control character, which no unit can hold, and for a relative path.
+    hutch-launcher, `credential` is the file with the sealed master key, `version` the version of systemd (0: unknown),
+    `account` and `group` those of hutchd. HutchError INVALID_PARAMS for a control character, which no unit can hold,
+    and for a relative path.
     """
     carried = _carried(environ, system)
     runtime = _runtime(carried, system)
@@ -104,6 +107,7 @@ def render_systemd(
         names += [LAUNCHER, LAUNCHER_SOCKET_UNIT]
         values |= _host_directories(argv, carried)
         values["LAUNCHER"] = [_command(launcher)]
+        values |= {"ACCOUNT": [_specified(account)], "GROUP": [_specified(group)]}
         values["DELEGATE_SUBGROUP"] = ["DelegateSubgroup=launcher"] if version >= _DELEGATE_SUBGROUP else []
     folder = f"systemd/{'system' if system else 'user'}"
     files = {name: _fill(f"{folder}/{name}", values) for name in names}
@@ -144,9 +148,10 @@ def render_launchd(argv: Sequence[str], environ: Mapping[str, str], *, system: b
     return {PLIST: _sealed(_fill(f"launchd/{PLIST}", values), "<!-- {} -->")}
 
 
-def config_templates() -> dict[str, str]:
-    """Return the configuration of a host by its path. All of it is comments, except for the empty allow-list."""
-    return {LAUNCHER_CONFIG: _template("etc/launcher.toml"), "/etc/hutch/hutch.toml": _template("etc/hutch.toml")}
+def config_templates(account: str = HOST_ACCOUNT) -> dict[str, str]:
+    """Return the configuration of a host by its path: comments, hutchd's `account`, and an empty allow-list."""
+    launcher = _fill("etc/launcher.toml", {"ACCOUNT": [account]})
+    return {LAUNCHER_CONFIG: launcher, "/etc/hutch/hutch.toml": _template("etc/hutch.toml")}
 
 
 def seal_of(text: str) -> Literal["whole", "broken", "none"]:
