@@ -39,6 +39,7 @@ __all__ = [
     "locked",
     "need_root",
     "processes_of",
+    "renamed",
 ]
 
 _TOP: Final = Path(__file__).parents[1]
@@ -136,6 +137,16 @@ def group(tag: str) -> Iterator[str]:
 def join(who: Account, name: str) -> None:
     """Add an account to a group; its running processes do not change."""
     _change("usermod", "--append", "--groups", name, who.name)
+
+
+@contextmanager
+def renamed(who: Account, name: str) -> Iterator[None]:
+    """Give an account another name while the body runs."""
+    _change("usermod", "--login", name, who.name)
+    try:
+        yield
+    finally:
+        _change("usermod", "--login", who.name, name)
 
 
 def processes_of(uid: int) -> list[int]:

@@ -735,6 +735,11 @@ class ReadAudit(Wire, frozen=True, omit_defaults=True):
 
 
 class AuditEntry(Wire, frozen=True, omit_defaults=True):
+    """A line of the audit: `actor` did `action`, which concerns the user with uid `owner`.
+
+    `account` and `actor_account` are the names of these users as they were then; lines of earlier versions have none.
+    """
+
     number: int
     at: str
     actor: str
@@ -745,6 +750,9 @@ class AuditEntry(Wire, frozen=True, omit_defaults=True):
     rule: str | None = None
     digest: str | None = None
     details: dict[str, Any] = {}
+    owner: int | None = None
+    account: str | None = None
+    actor_account: str | None = None
 
 
 class AuditPage(Wire, frozen=True, omit_defaults=True):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -134,7 +135,12 @@ def test_there_must_be_something_to_trust(hutch: Hutch, tmp_path: Path) -> None:
 
 def test_the_audit_is_read_to_its_end(daemon: FakeDaemon, hutch: Hutch) -> None:
     """The command reads page by page, and prints JSON lines or a table."""
-    entries = [m.AuditEntry(n, "2026-01-31T12:00:00.000Z", "uid 1000", "permission", "allowed") for n in (1, 2, 3)]
+    entry = partial(m.AuditEntry, at="2026-01-31T12:00:00.000Z", action="permission", outcome="allowed")
+    entries = [
+        entry(1, actor="uid 1000 (hutch, pid 7)"),
+        entry(2, actor="uid 1000 (hutch, pid 7)", owner=1001),
+        entry(3, actor="uid 1000 (hutch, pid 7)", owner=1001, account="bob", actor_account="alice"),
+    ]
 
     def page(params: m.ReadAudit) -> m.AuditPage:
         return m.AuditPage(tuple(entries[params.after : params.after + 2]), more=params.after == 0)
@@ -145,7 +151,10 @@ def test_the_audit_is_read_to_its_end(daemon: FakeDaemon, hutch: Hutch) -> None:
     table = hutch("audit")[1]
 
     assert (code, [json.loads(line)["number"] for line in out.splitlines()]) == (0, [1, 2, 3])
-    assert len(table.splitlines()) == 4
+    _, first, second, third = table.splitlines()
+    assert "  uid 1000 (hutch, pid 7)" in first
+    assert "  uid 1000 (hutch, pid 7)         uid 1001 " in second
+    assert "  alice, uid 1000 (hutch, pid 7)  bob, uid 1001 " in third
     assert [(asked.after, asked.action) for asked in daemon.asked("read_audit")][:2] == [
         (0, "permission"),
         (2, "permission"),

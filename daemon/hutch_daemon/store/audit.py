@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pwd
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -12,6 +14,7 @@ from hutch_shared.times import now_ms
 __all__ = ["AUDIT", "read", "record", "write"]
 
 AUDIT: Final = RowMapping("audit", AuditRow, assigned="number")
+_USER: Final = re.compile(r"uid (\d+)\b")
 
 
 def record(
@@ -30,9 +33,11 @@ def record(
 ) -> None:
     """Add a line in the transaction of the act that it records: either both are stored or neither.
 
-    `actor` did it; `owner` is the uid of the user concerned; `subject` is the id of the affected object; `at` is the
-    time of the act in ms since 1970, by default now.
+    `actor` did it: a rule, a part of Hutch, or a user, who begins with `uid N`. `owner` is the uid of the user
+    concerned; `subject` is the id of the affected object; `at` is the time of the act in ms since 1970, by default now.
+    The line keeps the names that both users have now, since a uid may have another name later, or another user.
     """
+    acted = _USER.match(actor)
     AUDIT.insert(
         tx,
         AuditRow(
@@ -46,8 +51,17 @@ def record(
             rule=rule,
             digest=digest,
             details=None if details is None else dict(details),
+            account=_name(owner),
+            actor_account=None if acted is None else _name(int(acted[1])),
         ),
     )
+
+
+def _name(uid: int) -> str | None:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return None
 
 
 def write(tx: Executes, row: AuditRow) -> int:

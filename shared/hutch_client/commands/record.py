@@ -34,12 +34,27 @@ def _audit(given: argparse.Namespace) -> int:
         if given.output == "jsonl":
             print_lines(entries)
         else:
-            names = ("number", "at", "actor", "action", "outcome", "session", "subject", "rule")
-            rows = (
-                [*(one.get(name, "") for name in names), one.get("digest", "")[:12], _details(one)] for one in entries
-            )
-            print(table([*(name.upper() for name in names), "INPUT", "DETAILS"], rows))
+            print(table((*_HEADS, *(name.upper() for name in _COLUMNS), "INPUT", "DETAILS"), map(_audit_row, entries)))
     return exits.OK
+
+
+_HEADS: Final = ("NUMBER", "AT", "ACTOR", "USER")
+_COLUMNS: Final = ("action", "outcome", "session", "subject", "rule")
+
+
+def _audit_row(entry: dict[str, Any]) -> list[object]:
+    """Return the cells of a line. Users are shown with their names as of then; lines of earlier versions have none."""
+    actor, owner = entry["actor"], entry.get("owner")
+    name = entry.get("actor_account")
+    return [
+        entry["number"],
+        entry["at"],
+        actor if name is None else f"{name}, {actor}",
+        "" if owner is None else ", ".join(filter(None, (entry.get("account"), f"uid {owner}"))),
+        *(entry.get(column, "") for column in _COLUMNS),
+        entry.get("digest", "")[:12],
+        _details(entry),
+    ]
 
 
 def _details(entry: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from hutch_daemon.store.rows import KeyRow, RuleRow, TrustRow, UsageRow, UsageTo
 from hutch_daemon.store.store import Store
 from hutch_shared.events import UsageSeen
 from hutch_shared.times import now_ms
+from tests.accounts import account, renamed
 from tests.daemon.store.examples import AT, with_session
 
 
@@ -125,6 +126,30 @@ async def test_an_audit_line_is_stored_with_its_act_or_not_at_all(store: Store) 
     ((row,), _) = await store.read(audit.read)
     assert (row.actor, row.owner, row.action, row.outcome, row.details) == ("uid 1", 1, "act", "done", None)
     assert before <= row.at <= now_ms()
+
+
+@pytest.mark.parametrize(
+    ("actor", "actor_account"),
+    [("uid 0 (hutch 0.1, pid 7)", "root"), ("uid 4294967294 (a client, pid 7)", None), ("rule", None), ("uid", None)],
+)
+async def test_an_audit_line_names_its_users(store: Store, actor: str, actor_account: str | None) -> None:
+    """By uid, and by the names that they have at that time. A rule has no account, nor has a uid without one."""
+    await store.write(partial(audit.record, actor=actor, owner=0, action="act", outcome="done"))
+
+    ((row,), _) = await store.read(audit.read)
+    assert (row.actor, row.actor_account, row.owner, row.account) == (actor, actor_account, 0, "root")
+
+
+async def test_an_audit_line_keeps_the_name_of_its_time(store: Store) -> None:
+    """A uid that gets another name later has both in the audit, each in the lines of its time."""
+    with account("audited") as who:
+        line: dict[str, Any] = {"actor": f"uid {who.uid} (hutch, pid 7)", "owner": who.uid, "outcome": "done"}
+        await store.write(partial(audit.record, **line, action="before"))
+        with renamed(who, f"{who.name}-new"):
+            await store.write(partial(audit.record, **line, action="after"))
+
+    (rows, _) = await store.read(audit.read)
+    assert [(row.account, row.actor_account) for row in rows] == [(who.name,) * 2, (f"{who.name}-new",) * 2]
 
 
 async def test_usage_is_summed_once_per_record(store: Store) -> None:
