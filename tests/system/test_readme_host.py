@@ -157,15 +157,47 @@ def test_the_units_run_the_installed_program(made: World) -> None:
     ]
 
 
+def test_the_service_keeps_the_account_that_it_runs_as(made: World) -> None:
+    """Units, sudo's rule and doctor take the account of the installed unit or its drop-in, not the usual name."""
+    made.run(
+        "useradd --system --home-dir /var/lib/hutch --shell /usr/sbin/nologin --gid users coder",
+        "mkdir -p /run/systemd/system",
+        "hutch service install --system",
+        "mkdir /etc/systemd/system/hutchd.service.d",
+        "printf '[Service]\nUser=coder\n' > /etc/systemd/system/hutchd.service.d/mine.conf",
+    )
+    doctor = made.run("hutch doctor", code=1).out
+    rule = made.run("hutch doctor --sudo", code=None).out
+    made.run("""sed -i '1i serve = "coder"' /etc/hutch/launcher.toml""")
+    again = made.run("hutch doctor", code=1).out
+    told = made.run("hutch service install --system").err
+    units = made.run("cd /etc/systemd/system; cat hutchd.service hutch-launcher.socket").out.splitlines()
+
+    assert "!!  account of hutchd: coder\n    → The launcher serves hutch, so no agent starts" in doctor
+    assert "ok  account of hutchd: coder\n" in again
+    assert "\ncoder ALL=(root) NOPASSWD: /opt/hutch/bin/hutch-launcher" in rule
+    assert "hutchd and its broker, as the account coder, hardened" in told
+    assert [line for line in units if "User=" in line or line.startswith("Group=")] == [
+        "User=coder",
+        "Group=users",
+        "SocketUser=coder",
+    ]
+
+
 def test_doctor_names_each_obstacle_of_an_account(made: World) -> None:
     """Doctor names a closed directory, an expired account and a home that another account owns."""
     made.run(
         """echo 'users = ["alice", "bob", "carol", "nobody-at-all"]' > /etc/hutch/launcher.toml""",
         "useradd --create-home --expiredate 2001-01-01 carol",
+        "useradd --create-home dan",
         "chown hutch ~bob",
     )
     as_bob = made.run("hutch doctor --system", as_="bob", code=1).out
     first = made.run("hutch doctor --system", code=1).out
+    as_dan = made.run("hutch doctor --system", as_="dan", code=1).out
+    of_dan = made.run("hutch doctor --system --account dan", code=1).out
+    of_nobody = made.run("hutch doctor --system --account no-such-person", code=1).out
+    private = made.run("hutch doctor --account dan", as_="dan", code=2).err
     made.run("chmod 750 /opt/hutch/lib", "chmod 666 /etc/hutch/launcher.toml")
     second = made.run("hutch doctor --system", code=1).out
 
@@ -177,6 +209,14 @@ def test_doctor_names_each_obstacle_of_an_account(made: World) -> None:
     assert "!!  account alice\n    → It cannot load the executor" in second
     assert "/opt/hutch/lib is closed to it (drwxr-x--- root root)" in second
     assert "chmod go-w /etc/hutch/launcher.toml" in second
+    unlisted = (
+        "!!  account dan\n    → The launcher's list does not name it, so no agent runs as it. Add it to `users`, or"
+    )
+    assert unlisted in as_dan
+    assert unlisted in of_dan
+    assert "account dan" not in first
+    assert "!!  account no-such-person\n    → There is no such account." in of_nobody
+    assert "--account is for a host's hutchd" in private
     assert "ok  database, keys, launcher: not examined; only root and hutch may\n" in as_bob
     assert "ok  account alice\n" in as_bob
     assert "!!  launcher's socket: /run/hutch-launcher/launcher.sock\n    → It does not exist." in as_bob

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import stat
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +15,7 @@ from hutch_daemon.settings import Settings
 from hutch_daemon.store import database, keys
 from hutch_daemon.store.faults import StoreFault, fault_of
 from hutch_shared.errors import HutchError
+from hutch_shared.host_mark import MARK
 from hutch_shared.paths import Paths
 
 __all__ = ["examine_record"]
@@ -38,9 +38,9 @@ def examine_record(paths: Paths, settings: Settings) -> Iterator[Finding]:
 
 
 def _private(folder: Path) -> Finding:
-    """Check that only the owner can read or change a directory and its entries."""
+    """Check that only the owner can read or change a directory and its entries; everybody may read a host's mark."""
     try:
-        open_to_others = [path for path in (folder, *folder.iterdir()) if stat.S_IMODE(path.lstat().st_mode) & 0o066]
+        open_to_others = [path for path in (folder, *folder.iterdir()) if path.lstat().st_mode & _forbidden(path)]
         foreign = [path for path in folder.iterdir() if path.lstat().st_uid != folder.lstat().st_uid]
     except OSError as error:
         return Finding(f"state: {folder}", f"It cannot be examined: {error.strerror}. Ask its owner.")
@@ -50,6 +50,10 @@ def _private(folder: Path) -> Finding:
     elif foreign:
         advice = f"{_few(foreign)} belongs to another account than the directory: give it back with `chown`."
     return Finding(f"state: {folder}", advice)
+
+
+def _forbidden(path: Path) -> int:
+    return 0o022 if path.name == MARK else 0o066
 
 
 def _database(path: Path) -> Iterator[Finding]:

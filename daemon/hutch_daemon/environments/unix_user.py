@@ -133,7 +133,8 @@ class UnixUser(Local):
             raise
         if reply.status is not LauncherStatus.DONE:
             why = reply.text or "The launcher refuses this account."
-            raise HutchError(Reason.ISOLATION_UNAVAILABLE, why, refused=True)
+            advice = f"`hutch doctor --account {account.name}` says what to change."
+            raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"{why} {advice}", refused=True)
         if self._group is None:  # the launcher answers again
             await anyio.to_thread.run_sync(self._probe)
 
