@@ -87,10 +87,12 @@ def host_is_down(socket: Path) -> HutchError:
     """Return the error for a host whose own hutchd does not answer: it names the command and those who may run it."""
     start = f"`{start_command()}`"
     whom = f"Start it: {start}." if os.geteuid() == 0 else f"Ask the host's administrator, root, to start it: {start}."
+    from hutch_client.private import private_record
+
+    own = private_record()
+    private = f"Meanwhile {own}." if own is not None else "`hutch --private COMMAND` uses a hutchd of your own instead."
     return HutchError(
-        Reason.CONNECTION_LOST,
-        f"The host's hutchd is not running: nothing answers at {socket}. {whom} `hutch --private COMMAND` uses a"
-        " hutchd of your own instead.",
+        Reason.CONNECTION_LOST, f"The host's hutchd is not running: nothing answers at {socket}. {whom} {private}"
     )
 
 

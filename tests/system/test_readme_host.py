@@ -189,7 +189,7 @@ def test_doctor_names_each_obstacle_of_an_account(made: World) -> None:
     made.run(
         """echo 'users = ["alice", "bob", "carol", "nobody-at-all"]' > /etc/hutch/launcher.toml""",
         "useradd --create-home --expiredate 2001-01-01 carol",
-        "useradd --create-home dan",
+        f"useradd --uid {58_000 + os.getpid() % 2_000} --create-home dan",
         "chown hutch ~bob",
     )
     as_bob = made.run("hutch doctor --system", as_="bob", code=1).out

@@ -12,6 +12,8 @@ from hutch_client import exits
 from hutch_client.blocking import PROTOCOL, BlockingConnection
 from hutch_client.commands import Command, group, number, output, seconds
 from hutch_client.commands.sessions import isolation_fields, limits_words
+from hutch_client.endpoint import find_endpoint
+from hutch_client.private import private_record
 from hutch_client.tables import ago, count, fields, print_json, table
 from hutch_client.untrusted import one_line, plain
 from hutch_shared import __version__
@@ -31,16 +33,20 @@ def _no_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _status(given: argparse.Namespace) -> int:
-    with BlockingConnection() as hutch:
+    endpoint = find_endpoint()
+    with BlockingConnection(endpoint.socket) as hutch:
         status = hutch.call("get_status")
+    own = private_record() if endpoint.kind == "host" else None
     if given.output == "json":
-        print_json(status)
+        private = None if own is None else {"state": str(own.state), "sessions_open": own.sessions}
+        print_json({**status, "which": endpoint.kind, "socket": str(endpoint.socket), "private": private})
         return exits.OK
     store, isolation, get = status["store"], status["isolation"], status.get
     print(
         fields(
             [
                 ("hutchd", f"{status['version']}, pid {status['pid']}, {status['mode']} mode"),
+                ("this is", endpoint),
                 ("up", ago(status["started_at"], time.time())),
                 ("state", "draining: accepts no new work" if status["draining"] else "ready"),
                 ("sessions", f"{get('sessions_open', 0)} open"),
@@ -78,7 +84,7 @@ def _status(given: argparse.Namespace) -> int:
         if made:
             print()
             print(table(("EXECUTOR", "LIMITS APPLIED"), made))
-    for notice in get("notices", ()):
+    for notice in (*([] if own is None else [f"Beside it, {own}."]), *get("notices", ())):
         print(f"! {one_line(notice)}", file=sys.stderr)
     return exits.OK
 

@@ -14,12 +14,13 @@ from hutch_client.blocking import BlockingConnection
 from hutch_client.commands import Command, output
 from hutch_client.commands.daemon import broker_words
 from hutch_client.endpoint import Endpoint, find_endpoint
+from hutch_client.private import private_record
 from hutch_client.tables import print_json
 from hutch_client.untrusted import one_line, plain
 from hutch_shared import __version__
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.host_mark import host_socket
-from hutch_shared.paths import find_host
+from hutch_shared.host_mark import host_socket, start_command
+from hutch_shared.paths import LAUNCHER_CONFIG, find_host
 
 __all__ = ["COMMANDS"]
 
@@ -87,6 +88,7 @@ def _examine(account: str | None, *, system: bool) -> Iterator[tuple[str, str | 
             Reason.INVALID_PARAMS, "--account is for a host's hutchd; this one runs agents as yourself (see --system)."
         )
     yield f"hutch {__version__} talks to {endpoint}", None
+    yield from _examine_choice(endpoint)
     yield from _examine_inside(endpoint, account)
     try:
         with BlockingConnection(endpoint.socket) as hutch:
@@ -94,7 +96,9 @@ def _examine(account: str | None, *, system: bool) -> Iterator[tuple[str, str | 
             status = hutch.call("get_status")
             keys = hutch.call("list_api_keys")["keys"]
     except HutchError as error:
-        yield error.message, _REMEDIES.get(error.reason, "Look at `hutch daemon logs`.")
+        down = error.reason is Reason.CONNECTION_LOST and endpoint.kind == "host"
+        start = f"As root: `{start_command()}`." if down else None
+        yield error.message, start or _REMEDIES.get(error.reason, "Look at `hutch daemon logs`.")
         return
     store, isolation = status["store"], status["isolation"]
     same = status["version"] == __version__
@@ -132,6 +136,18 @@ def _examine(account: str | None, *, system: bool) -> Iterator[tuple[str, str | 
             )
     for notice in status.get("notices", ()):
         yield "notice", notice
+
+
+def _examine_choice(endpoint: Endpoint) -> Iterator[tuple[str, str | None]]:
+    """Name the other hutchd that the caller could talk to."""
+    host = host_socket()
+    if endpoint.kind == "host" and (own := private_record()) is not None:
+        yield f"{own}; its record is in {own.state}", None
+    elif endpoint.kind == "private" and host is not None:
+        yield f"the host's hutchd, for everybody, is at {host}: commands without --private use it", None
+    elif endpoint.kind == "private" and os.geteuid() == 0 and os.path.exists(LAUNCHER_CONFIG):
+        install = "`hutch service install --system --now` installs one, `hutch doctor --system` examines what is there"
+        yield f"{LAUNCHER_CONFIG} exists, but the host has no hutchd of its own: {install}", None
 
 
 def _examine_inside(endpoint: Endpoint, account: str | None) -> Iterator[tuple[str, str | None]]:

@@ -13,11 +13,14 @@ from typing import Any
 from hutch_client import exits
 from hutch_client.blocking import BlockingConnection
 from hutch_client.commands import Command, number, output
+from hutch_client.endpoint import Endpoint, find_endpoint
+from hutch_client.private import private_record
 from hutch_client.questions import decided_by, headline
 from hutch_client.tables import ago, fields, print_json, print_lines, prompt_words, table, usage_words
 from hutch_client.untrusted import one_line
 from hutch_shared.encoding import require_utf8
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.host_mark import host_socket
 
 __all__ = [
     "COMMANDS",
@@ -75,7 +78,8 @@ def _ps_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _ps(given: argparse.Namespace) -> int:
-    with BlockingConnection() as hutch:
+    endpoint = find_endpoint()
+    with BlockingConnection(endpoint.socket) as hutch:
         found = hutch.call(
             "list_sessions", state=None if given.all else "open", all_owners=given.everyone, limit=given.limit
         )
@@ -92,7 +96,16 @@ def _ps(given: argparse.Namespace) -> int:
         accounts = given.everyone or given.all or any(is_other_account(one["account"]) for one in sessions)
         heads = ("SESSION", "NAME", *(["ACCOUNT"] if accounts else []), *_HEADS)
         print(table(heads, (_row(one, now, accounts=accounts) for one in sessions)))
+        _report_other(endpoint)
     return exits.OK
+
+
+def _report_other(endpoint: Endpoint) -> None:
+    """Name the sessions that are not in the list because another hutchd has them."""
+    if endpoint.kind == "private" and host_socket() is not None:
+        print("! These are the sessions of your own hutchd; `hutch ps` lists those of the host's.", file=sys.stderr)
+    elif endpoint.kind == "host" and (own := private_record()) is not None:
+        print(f"! Not listed: {own}.", file=sys.stderr)
 
 
 _HEADS = ("AGENT", "STATE", "ISOLATION", "KEYS", "AGE", "DIRECTORY")
