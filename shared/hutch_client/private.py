@@ -1,6 +1,6 @@
 """The caller's own hutchd on a host that has one for everybody: whether it has sessions.
 
-Looks into its database and dials nothing, because a service manager may start a hutchd for whoever connects.
+Looks into its database and dials nothing, because a service manager may start a hutchd when a client connects.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def shared_world() -> Iterator[World]:
     """A world with Hutch installed, where alice has an account."""
     with world() as made:
         made.run(
-            f"useradd --uid {60_000 + os.getpid() % 5_000} --create-home --shell /bin/bash alice",  # nobody else's
+            f"useradd --uid {60_000 + os.getpid() % 5_000} --create-home --shell /bin/bash alice",  # no other account has it
             "useradd --system --home-dir /var/lib/hutch --shell /usr/sbin/nologin hutch",
             "ln -sf /opt/hutch/bin/hutch /usr/local/bin/hutch",
             "ln -sf /opt/hutch/bin/hutchd /usr/local/bin/hutchd",
