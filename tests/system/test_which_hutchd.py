@@ -28,6 +28,8 @@ COMMANDS = (
     ("daemon", "start"),
     ("daemon", "stop"),
 )
+_UNUSED = 60_000
+"""No other test gives an account a uid of this or the next 5,000."""
 TRY = """
 import asyncio, contextlib, io, json, sys
 from hutch_client.__main__ import main
@@ -56,7 +58,7 @@ def shared_world() -> Iterator[World]:
     """A world with Hutch installed, where alice has an account."""
     with world() as made:
         made.run(
-            f"useradd --uid {60_000 + os.getpid() % 5_000} --create-home --shell /bin/bash alice",  # no other account has it
+            f"useradd --uid {_UNUSED + os.getpid() % 5_000} --create-home --shell /bin/bash alice",
             "useradd --system --home-dir /var/lib/hutch --shell /usr/sbin/nologin hutch",
             "ln -sf /opt/hutch/bin/hutch /usr/local/bin/hutch",
             "ln -sf /opt/hutch/bin/hutchd /usr/local/bin/hutchd",
