@@ -6,6 +6,8 @@ import os
 import re
 import resource
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from hutch_daemon.keys.broker import Broker
+from hutch_daemon.keys.broker_boot import BrokerPaths, boot_line
 from hutch_daemon.keys.credential import Refresh
 from hutch_daemon.keys.key_supply import KeyReport
 from hutch_daemon.settings import BrokerSettings, PriceSettings, ProviderSettings, Settings
@@ -34,6 +38,7 @@ from tests.rehearsal import Pause, Say, Stall, Usage, serve
 
 pytestmark = pytest.mark.system
 SAY = Say("one two", chunks=2)
+EARLIER = Path(__file__).with_name("earlier_broker.py")
 STALLING = (Say("one"), Stall())
 
 
@@ -282,6 +287,51 @@ async def test_a_restart_keeps_which_leases_work(folder: Path, restarts: str) ->
 
     assert active == {"s-1": True, "s-2": False}
     assert statuses == [200, 403]
+
+
+async def test_a_broker_of_an_earlier_version_is_used_until_no_turn_runs(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It serves requests between turns, and the log says so. Once no turn runs it is replaced, and leases live on."""
+    async with serve(key=KEY, script=lambda _: SAY) as model, vault_stage(folder) as stage:
+        settings, paths = settings_for(model.url), BrokerPaths.under(folder, folder)
+        await stage.put()
+        await keep_session(stage.store, session("s-1"))
+        paths.socket.parent.mkdir(mode=0o700)
+        line = msgspec.json.encode(boot_line(settings, paths, {}, everyone=False)) + b"\n"
+        earlier = subprocess.Popen([sys.executable, EARLIER], stdin=subprocess.PIPE, env={"PATH": os.defpath})
+        assert earlier.stdin is not None
+        with earlier, earlier.stdin as stdin:
+            stdin.write(line)
+            stdin.flush()
+            await linked_with(folder, earlier.pid)
+            async with stage.broker(settings, always).running() as broker:
+                grants = [
+                    await broker.lease(session(name), HOLDER, "anthropic", await row_of(stage))
+                    for name in ("s-1", "s-2")
+                ]
+                during = [(await ask(grant))[0] for grant in grants]
+                await booked(stage, 2)
+                await broker.end_turn("s-1")
+                ended = await anyio.to_thread.run_sync(earlier.wait, 60)
+                with anyio.fail_after(60):
+                    while await broker.status() is None:
+                        await anyio.sleep(0.02)
+                between = [(await ask(grant))[0] for grant in grants]
+                await broker.begin_turn("s-2")
+                later = [(await ask(grant))[0] for grant in grants]
+                await broker.revoke_executor("x-1")
+
+    assert (during, between, later) == ([200, 200], [403, 403], [403, 200])
+    assert ended == 0
+    assert sum("is of an earlier version" in record.getMessage() for record in caplog.records) == 1
+
+
+async def linked_with(folder: Path, pid: int) -> None:
+    """Return once the process listens at the control socket."""
+    with anyio.fail_after(60):
+        while broker_pid(folder) != pid:
+            await anyio.sleep(0.02)
 
 
 async def test_a_new_hutchd_ends_leases_of_missing_executors(folder: Path) -> None:
