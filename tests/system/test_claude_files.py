@@ -17,7 +17,7 @@ from hutch_client.client import HutchClient
 from hutch_executor.runners.claude.config_dir import transcripts_name
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
-from tests.programs import bubblewrap
+from tests.programs import bubblewrap, required_program
 from tests.rehearsal import Model, Reply, Request, Say, Step, Steps, Use, anything
 from tests.system.claude_stage import stage
 from tests.system.host import KEY, Host, host, settings_for
@@ -30,18 +30,20 @@ OK = Step(anything, Say("ok"), None)
 ID = "11111111-1111-4111-8111-111111111111"
 
 
-@pytest.mark.parametrize("sandboxed", [False, True], ids=["bare", "in a sandbox"])
+@pytest.mark.parametrize(
+    ("sandboxed", "shell"), [(False, "bash"), (True, "bash"), pytest.param(False, "zsh", marks=pytest.mark.full)]
+)
 async def test_the_cli_keeps_its_files_in_the_sessions_directory(
-    tmp_path: Path, sandboxed: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sandboxed: bool, shell: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It writes nothing into the home or /tmp, keeps no notes of its own, and has no socket for messages.
 
     A process that can reach such a socket can send the model messages, and start turns while the agent is idle. The
     agent's commands have the account's runtime directory nevertheless, if they have no sandbox.
     """
-    look = "env | grep -c -e MESSAGING_SOCKET=/ -e MESSAGING_TOKEN=.; bash -c 'echo dir $XDG_RUNTIME_DIR'"
+    look = "env | grep -c -e MESSAGING_SOCKET=/ -e MESSAGING_TOKEN=.; echo dir $XDG_RUNTIME_DIR"
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setenv("SHELL", "/bin/bash")
+    monkeypatch.setenv("SHELL", required_program(shell))
     script = Steps(("go", Use("Bash", {"command": look})), OK)
     spec = m.SandboxSpec(bubblewrap()) if sandboxed else None
     async with stage(tmp_path, script, sandbox=spec) as s:

@@ -64,13 +64,16 @@ def sockets_below(directories: list[str]) -> Iterator[str]:
 
 
 def sockets_named() -> Iterator[str]:
-    """Yield the sockets that the environment names, of this process and of all that it can read."""
+    """Yield the sockets that an environment names, of this process or another, and those that the CLI would make."""
     everything = [search_program.of_file(f"/proc/{pid}/environ") for pid in os.listdir("/proc") if pid.isdigit()]
     for parts in everything:
         for variable in b"".join(parts).split(b"\0"):
             name, _, value = variable.decode(errors="replace").partition("=")
             if name in ("CLAUDE_CODE_MESSAGING_SOCKET", "ANTHROPIC_UNIX_SOCKET") and os.path.exists(value):
                 yield value
+    for folder in (f"/tmp/cc-socks-{os.getuid()}", "/tmp/cc-socks"):  # not the sockets of other CLIs there
+        if os.path.exists(own := f"{folder}/{os.environ.get('CLAUDE_PID')}.sock"):
+            yield own
 
 
 def ask(connection: http.client.HTTPConnection, lease: str) -> str:
@@ -101,7 +104,6 @@ def say(path: str, token: str) -> str:
 def main() -> None:
     folder, tries, *directories = sys.argv[1:]
     directories += [os.environ[name] for name in NAMES if os.environ.get(name, "/proc") != "/proc"]
-    directories += [f"/tmp/cc-socks-{os.getuid()}", "/tmp/cc-socks"]
     if os.fork():
         return
     os.setsid()
