@@ -26,6 +26,7 @@ from hutch_executor.process.memory import limit_memory, limit_open_files
 from hutch_executor.runners.port import AgentRunner
 from hutch_executor.runners.registry import load_runner
 from hutch_executor.sandbox.probe import probe_networks
+from hutch_executor.sandbox.workspace import remove_abandoned
 from hutch_executor.worker import Worker
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError
@@ -82,6 +83,7 @@ async def _serve(boot: m.Boot, runner: type[AgentRunner]) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(_handle_signals, worker)
         group.start_soon(_reap)
+        group.start_soon(to_thread.run_sync, remove_abandoned)
         group.start_soon(_keep_threads)
         group.start_soon(_watch_leaving, worker, is_leaving)
         await worker.serve(HANDLERS)

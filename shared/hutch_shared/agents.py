@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["AGENTS", "DEFAULT_AGENT", "Agent", "keeps_conversation", "provider_of"]
+__all__ = ["AGENTS", "DEFAULT_AGENT", "SCRATCH", "Agent", "keeps_conversation", "provider_of"]
+
+
+SCRATCH: Final = "hutch-scratch"
+"""The folder of temporary files in the directory of a session's agent. No agent's program uses this name."""
 
 
 class Agent(NamedTuple):

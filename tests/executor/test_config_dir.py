@@ -11,6 +11,7 @@ import pytest
 from hutch_executor.account import agent_dir
 from hutch_executor.runners.claude.config_dir import ConfigDirectory, transcripts_name
 from hutch_shared import messages as m
+from hutch_shared.agents import SCRATCH
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.removal import remove_tree
 
@@ -337,7 +338,24 @@ def test_everything_in_a_directory_is_removed(tmp_path: Path) -> None:
     assert (tmp_path / "kept" / "file").exists()
 
 
-@pytest.mark.parametrize("path", ["/etc", "/x/agents", "/x/agents/../etc", "/x/agents/a/b", "agents"])
+def test_only_the_temporary_files_of_a_closed_session_are_removed(tmp_path: Path) -> None:
+    """The rest of the directory stays, and so does what a link in their place names."""
+    top = tmp_path / "agents" / "s-1"
+    scratch = top / SCRATCH
+    (scratch / "inside").mkdir(parents=True)
+    (tmp_path / "kept").mkdir()
+
+    agent_dir.remove(str(scratch))
+    scratch.symlink_to(tmp_path / "kept")
+    agent_dir.remove(str(scratch))
+    agent_dir.remove(str(scratch))
+
+    assert (list(top.iterdir()), (tmp_path / "kept").exists()) == ([], True)
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc", "/x/agents", "/x/agents/../etc", "/x/agents/a/b", "agents", f"/x/{SCRATCH}", f"/x/y/{SCRATCH}"]
+)
 def test_only_the_directory_of_an_agent_is_removed(path: str) -> None:
     """hutchd asks for no other."""
     with pytest.raises(HutchError) as refused:

@@ -79,7 +79,7 @@ class Place:
 def place() -> Iterator[Place]:
     """A place in a directory that every account can reach."""
     program = bubblewrap()
-    with tempfile.TemporaryDirectory(prefix="hutch-sandbox-") as made:
+    with tempfile.TemporaryDirectory(prefix="hutch-plan-") as made:
         root = Path(made).resolve()
         root.chmod(0o755)
         for name in ("home/.ssh/id", "home/.cargo/bin/tool", "home/.cargo/credentials", "home/notes", "state/vault"):

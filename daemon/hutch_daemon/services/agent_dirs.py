@@ -44,7 +44,7 @@ def agent_dir(environment: Environment, account: Account, spool_dir: Path, sessi
 
 
 class LeftDirs:
-    """Removes the directories of removed sessions."""
+    """Removes the directories of removed sessions, and the folders of temporary files of closed ones."""
 
     def __init__(self, store: Store, pool: Pool) -> None:
         """Executors in `pool` remove what hutchd cannot."""
@@ -76,7 +76,7 @@ class LeftDirs:
         if not await self._removed_here(row.path) and not await self._removed_by_executor(row):
             return
         await self._store.write(lambda tx: left_dirs.remove(tx, row.path))
-        _log.info("a removed session's directory is removed", directory=row.path)
+        _log.info("what a session left is removed", directory=row.path)
 
     async def _removed_here(self, path: str) -> bool:
         """Remove a directory of hutchd's own account; return False if it is another account's."""

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from os.path import join
 from typing import Final, Protocol
 
 import anyio
@@ -38,12 +39,12 @@ from hutch_daemon.services.session_executors import SessionExecutors
 from hutch_daemon.services.states import TURN
 from hutch_daemon.services.turn_lifecycle import StopCause, TurnLifecycle, outcome_unknown, stopped
 from hutch_daemon.settings import SettingsInForce
-from hutch_daemon.store import audit, events, sessions, turns
+from hutch_daemon.store import audit, events, left_dirs, sessions, turns
 from hutch_daemon.store.records import Tx
-from hutch_daemon.store.rows import SessionRow, TurnRow
+from hutch_daemon.store.rows import LeftDirRow, SessionRow, TurnRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
-from hutch_shared.agents import keeps_conversation
+from hutch_shared.agents import SCRATCH, keeps_conversation
 from hutch_shared.backoff import Backoff
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Notice, TurnEnded
@@ -470,7 +471,9 @@ class SessionLoop:
             word = "session_closed" if verified else "quarantined"
             message = f"The session was closed{'; ' if verified else ', but '}{result.message}."
             details = msgspec.to_builtins(result)
-            sessions.update(tx, self.session, state="closed", closed_at=now_ms(), killed=result)
+            row = sessions.update(tx, self.session, state="closed", closed_at=now_ms(), killed=result)
+            if row.agent_dir is not None:  # a killed executor has not removed it
+                left_dirs.add(tx, LeftDirRow(path=join(row.agent_dir, SCRATCH), account=row.account))
             events.append(tx, self.session, None, "notice", Notice(word, message, details))
             audit.record(
                 tx,

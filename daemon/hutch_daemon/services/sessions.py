@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from posixpath import basename, normpath
+from posixpath import basename, join, normpath
 
 import msgspec
 
@@ -24,7 +24,7 @@ from hutch_daemon.store.records import Executes, Tx, to_message
 from hutch_daemon.store.rows import FORK_MARK, LeftDirRow, SessionRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
-from hutch_shared.agents import AGENTS
+from hutch_shared.agents import AGENTS, SCRATCH
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.ids import new_id
 from hutch_shared.times import now_ms
@@ -168,6 +168,7 @@ class SessionService:
                 raise HutchError(Reason.WRONG_STATE, sentence)
             sessions.delete(tx, row.id)
             if row.agent_dir is not None:
+                left_dirs.remove(tx, join(row.agent_dir, SCRATCH))
                 left_dirs.add(tx, LeftDirRow(path=row.agent_dir, account=row.account))
             _record(tx, caller, row, "delete_session", "deleted")
             tx.after_commit(partial(self._on_deleted, row.id))

@@ -147,6 +147,10 @@ async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIt
 
     executors = SessionExecutors(store, pool, accounts, isolation, vault, known, settings, opened.spool_dir)
 
+    def session_closed(session: str) -> None:
+        layers.forget(session)
+        left_dirs.look()
+
     def make_loop(session: str, owner: int) -> SessionLoop:
         return SessionLoop(
             session,
@@ -156,7 +160,7 @@ async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIt
             executors,
             lifecycle,
             settings,
-            on_closed=layers.forget,
+            on_closed=session_closed,
             import_spool=spools.import_spool,
             leases=opened.leases,
             clock=opened.clock,

@@ -7,14 +7,13 @@ import stat
 from contextlib import suppress
 
 from hutch_shared import messages as m
+from hutch_shared.agents import SCRATCH
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.removal import remove_tree
 
 __all__ = ["agent_dir_of", "make", "make_scratch", "remove", "remove_scratch"]
 
 _FOLDER = "agents"
-_SCRATCH = "hutch-scratch"
-"""The folder of temporary files in a session's directory. No agent's program uses this name."""
 
 
 def agent_dir_of(session: m.PrepareSession) -> str:
@@ -50,7 +49,7 @@ def make_scratch(path: str) -> str:
 
     It replaces the folder of an executor that was killed. `agent_unavailable` if that fails.
     """
-    scratch = os.path.join(path, _SCRATCH)
+    scratch = os.path.join(path, SCRATCH)
     try:
         remove_scratch(path)
         os.mkdir(scratch, 0o700)
@@ -62,7 +61,7 @@ def make_scratch(path: str) -> str:
 
 def remove_scratch(path: str) -> None:
     """Remove the folder of temporary files, or what the agent put in its place. OSError if it stays. Blocks."""
-    scratch = os.path.join(path, _SCRATCH)
+    scratch = os.path.join(path, SCRATCH)
     try:
         os.unlink(scratch)
     except FileNotFoundError:
@@ -72,10 +71,18 @@ def remove_scratch(path: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Remove a session's directory. `invalid_params` if it cannot be one; `agent_unavailable` if it stays. Blocks."""
-    if os.path.normpath(path) != path or os.path.basename(os.path.dirname(path)) != _FOLDER:
+    """Remove a session's directory, or only the folder of temporary files in it. Blocks.
+
+    `invalid_params` if it can be neither; `agent_unavailable` if it stays.
+    """
+    above = os.path.dirname(path)
+    is_scratch = os.path.basename(path) == SCRATCH
+    if os.path.normpath(path) != path or os.path.basename(os.path.dirname(above) if is_scratch else above) != _FOLDER:
         raise HutchError(Reason.INVALID_PARAMS, f"{path} is not the directory of a session's agent.")
     try:
-        remove_tree(path)
+        if is_scratch:
+            remove_scratch(above)
+        else:
+            remove_tree(path)
     except OSError as error:
         raise HutchError(Reason.AGENT_UNAVAILABLE, f"{path} cannot be removed: {error.strerror}.") from error

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ import msgspec
 
 from hutch_executor.sandbox.plan import plan_sandbox
 from hutch_executor.sandbox.programs import PROGRAMS, bridge_argv
+from hutch_executor.sandbox.workspace import remove_abandoned, workspace
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError
 from hutch_shared.hardening import forbid_new_privileges
@@ -104,11 +104,11 @@ def _take(ours: socket.socket) -> int:
 def probe_sandbox(spec: m.SandboxSpec, home: str) -> str:
     """Check from inside that a sandbox holds; return why it does not, or an empty text. Blocks for a moment."""
     try:
-        with tempfile.TemporaryDirectory(prefix="hutch-sandbox-") as workspace:
-            plan = plan_sandbox(spec, workspace, home, show=PROGRAMS)
+        with workspace() as folder:
+            plan = plan_sandbox(spec, folder, home, show=PROGRAMS)
             command = ("/bin/sh", "-c", _SCRIPT, "probe", spec.network, *spec.hide)
             fault = find_fault(plan.argv(), command, with_bridge=spec.network == "allow-list")
-            if not fault and not os.path.exists(os.path.join(workspace, "tried")):
+            if not fault and not os.path.exists(os.path.join(folder, "tried")):
                 return "a file written inside does not appear outside"
     except HutchError as error:
         return error.message
@@ -118,7 +118,11 @@ def probe_sandbox(spec: m.SandboxSpec, home: str) -> str:
 
 
 def probe_networks(spec: m.SandboxSpec, home: str) -> bytes:
-    """Probe the sandbox with each network; return the faults, by network, as JSON. Blocks for a moment."""
+    """Probe the sandbox with each network; return the faults, by network, as JSON. Blocks for a moment.
+
+    What killed probes left is removed first.
+    """
+    remove_abandoned()
     found = {"full": probe_sandbox(msgspec.structs.replace(spec, network="full"), home)}
     if not found["full"]:
         for network in ("broker-only", "allow-list"):

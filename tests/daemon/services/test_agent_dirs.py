@@ -10,6 +10,7 @@ import pytest
 
 from hutch_daemon.store import left_dirs, sessions
 from hutch_shared import messages as m
+from hutch_shared.agents import SCRATCH
 from hutch_shared.errors import HutchError
 from tests.accounts import need_root
 from tests.fakes.executors import FakeExecutor, never_end
@@ -89,6 +90,23 @@ async def test_a_removed_sessions_directory_is_removed(stage: Stage) -> None:
             return not await stage.store.read(left_dirs.list_)
 
         await until(forgotten)
+
+
+async def test_a_closed_sessions_temporary_files_are_removed(stage: Stage) -> None:
+    """A killed executor has left them; the conversation stays."""
+    async with stage.hutchd():
+        session = await stage.open()
+        executor, given = await prepared(stage, session)
+        assert given.agent_dir is not None
+        scratch, kept = Path(given.agent_dir, SCRATCH), Path(given.agent_dir, "projects")
+        (scratch / "folder").mkdir(parents=True)
+        kept.mkdir()
+        executor.die()
+
+        await stage.services.sessions.close_session(stage.me, m.CloseSession(session.id, force=True))
+        await until(lambda: not scratch.exists())
+
+        assert kept.exists()
 
 
 async def test_an_executor_removes_what_belongs_to_another_account(stage: Stage, tmp_path: Path) -> None:
