@@ -28,7 +28,3 @@ _.in_memory  # hutch_executor.events.outbox: tests watch the bound
 _.in_flight  # hutch_shared.rpc.conversation: tests watch the bound
 _.needless_denies  # hutch_daemon.permissions.cases: the report of the policy tests
 _.backlog  # hutch_shared.rpc.peer: tests watch the bound
-_.budget_wait  # hutch_shared.broker_link
-_.cache_write_1h  # hutch_shared.broker_link
-_.searches  # hutch_shared.broker_link
-_.why_unknown  # hutch_shared.broker_link

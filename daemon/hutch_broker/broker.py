@@ -43,8 +43,8 @@ async def serving(boot: BrokerBoot) -> AsyncIterator[anyio.Event]:
     """
     ended = anyio.Event()
     changed = Latch()
-    leases = LeaseTable(monotonic)
     request_log = RequestLog(boot.records, now_ms)
+    leases = LeaseTable(monotonic, request_log.reported)
     control = Control(boot, leases, request_log, new_token()[:12], shut_down=ended.set, changed=changed.notify)
     prices = PriceTable(boot.prices)
     socket_path = Path(boot.socket)

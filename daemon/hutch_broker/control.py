@@ -194,7 +194,7 @@ class Control:
             leases=self._leases.states(),
             told=self._request_log.last,
             port=self.port,
-            abilities=("set_active", "leave"),
+            abilities=("budgets", "set_active", "leave"),
         )
 
     async def _report(self, peer: Peer[_LinkState]) -> None:

@@ -1,8 +1,9 @@
 """The live leases, their allowances, and their open streams. No I/O; the clock is a parameter.
 
 A lease ends for good when it expires, is revoked, or is missing from hutchd's list. Its open streams are cut at once.
-Allowances are prepaid: a request reserves part of the allowance before it is forwarded and settles when it ends. Its
-cost is known only at the end, so each open request reserves the cost of the last finished request.
+The allowance of requests is prepaid. The leases of a session share its budget, which stays here while a lease, an open
+request or a record that hutchd has not acknowledged belongs to the session, and a minute longer: hutchd may have summed
+up the session's records before it got the last of them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from hutch_broker.budgets import HeldBudget
 from hutch_broker.judge import Refusal
 from hutch_shared.broker_link import Ended, Key, Lease, LeaseState, Refill
 
@@ -21,8 +23,8 @@ __all__ = ["HeldLease", "LeaseTable", "lease_id_in"]
 _PREFIX: Final = "hutch-"
 _ID: Final = 18
 """The length of a lease id, in characters."""
-_RESERVE: Final = 0.05
-"""US dollars that the first request of a lease reserves."""
+_KEPT: Final = 60.0
+"""Seconds for which a budget without leases, requests and records is kept. A call of hutchd takes half of that."""
 
 
 def lease_id_in(token: str) -> str:
@@ -38,42 +40,29 @@ class HeldLease:
     ends_at: float
     requests: int
     """The number of requests that the allowance still permits."""
-    usd: float | None
-    """US dollars left in the allowance; None without a budget."""
+    budget: HeldBudget | None = None
+    """The session's budget; None if its spending is not limited."""
     key: Key | None = None
     key_until: float | None = None
     """The time on the table's clock when the key must be requested again."""
     rejected: bool = False
     """True if the provider refused the last key."""
-    usual: float = _RESERVE
-    """US dollars that the next request reserves: the cost of the last one."""
-    reserved: float = 0.0
-    """US dollars reserved by open requests."""
     active: bool = True
     """Whether requests may use the lease."""
     cut: set[Callable[[], None]] = field(default_factory=set)
     """One function per open stream; calling it cuts the stream."""
 
-    def reserve(self, cut: Callable[[], None]) -> float | Refusal:
-        """Start a request. Return the reserved US dollars, which `settle` needs, or the reason why it may not start."""
+    def begin(self, cut: Callable[[], None]) -> Refusal | None:
+        """Begin a request; return the reason if it may not begin. `end` ends it."""
         if self.requests < 1:
             return Refusal(429, "rate_limit_error", "The lease's allowance of requests is used up for the moment.")
-        if self.usd is not None and self.usd - self.reserved <= 0:
-            return Refusal(402, "billing_error", "The session's budget is used up.")
-        reserve = 0.0 if self.usd is None else self.usual
         self.requests -= 1
-        self.reserved += reserve
         self.cut.add(cut)
-        return reserve
+        return None
 
-    def settle(self, cut: Callable[[], None], reserve: float, usd: float | None) -> None:
-        """End a request that cost `usd`. If a session has a budget, a request of unknown price uses up all of it."""
+    def end(self, cut: Callable[[], None]) -> None:
+        """End a request."""
         self.cut.discard(cut)
-        self.reserved = max(0.0, self.reserved - reserve)
-        if self.usd is not None:
-            self.usd = 0.0 if usd is None else self.usd - usd
-            if usd:
-                self.usual = usd
 
     def forget_key(self, *, rejected: bool = False) -> None:
         """Drop the key, so that the next request asks hutchd for it. `rejected`: the provider refused the key."""
@@ -87,26 +76,50 @@ class HeldLease:
 class LeaseTable:
     """Live leases by id."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock` returns monotonic seconds."""
+    def __init__(self, clock: Callable[[], float], reported: Callable[[str], bool] = lambda _: True) -> None:
+        """`clock` returns monotonic seconds. `reported` says whether hutchd acknowledged all records of a session."""
         self._clock = clock
+        self._reported = reported
         self._held: dict[str, HeldLease] = {}
+        self._budgets: dict[str, HeldBudget] = {}
+        self._unused: dict[str, float] = {}
+        """The budgets that nothing refers to any more, with the times from which on they are forgotten."""
 
     def put(self, state: LeaseState) -> None:
-        """Add a lease, or set the allowance and end of an existing one."""
+        """Add a lease, or set the allowance and end of an existing one.
+
+        A session's budget that is here already stays as it is.
+        """
         ends_at = self._clock() + state.expires_in
         held = self._held.get(state.lease.id)
         if held is None:
-            self._held[state.lease.id] = HeldLease(state.lease, ends_at, state.requests, state.usd, active=state.active)
-        else:
-            held.ends_at, held.requests, held.usd, held.active = ends_at, state.requests, state.usd, state.active
+            held = self._held[state.lease.id] = HeldLease(state.lease, ends_at, state.requests)
+        held.ends_at, held.requests, held.active = ends_at, state.requests, state.active
+        held.budget = self._budget(state)
+
+    def _budget(self, state: LeaseState) -> HeldBudget | None:
+        if state.usd is None:
+            return None
+        self._forget_budgets()
+        session = state.lease.session
+        if (budget := self._budgets.get(session)) is None:
+            budget = self._budgets[session] = HeldBudget(state.usd)
+        self._unused.pop(session, None)
+        return budget
+
+    def _forget_budgets(self) -> None:
+        """Forget the budgets that nothing has referred to for some time."""
+        leased = {held.lease.session for held in self._held.values()}
+        for session, budget in list(self._budgets.items()):
+            if session in leased or budget.open or not self._reported(session):
+                self._unused.pop(session, None)
+            elif self._unused.setdefault(session, self._clock() + _KEPT) <= self._clock():
+                del self._budgets[session], self._unused[session]
 
     def refill(self, refill: Refill) -> None:
-        """Add to a lease's allowance and extend its life. An unknown lease is ignored."""
+        """Add to a lease's allowance of requests and extend its life. An unknown lease is ignored."""
         if (held := self.get(refill.lease)) is not None:
             held.requests += refill.requests
-            if refill.usd is not None:
-                held.usd = (held.usd or 0.0) + refill.usd
             if refill.expires_in is not None:
                 held.ends_at = self._clock() + refill.expires_in
 
@@ -140,6 +153,7 @@ class LeaseTable:
     def end_expired(self) -> Ended:
         """End the leases that have expired."""
         now = self._clock()
+        self._forget_budgets()
         return self.end([lease for lease, held in self._held.items() if held.ends_at <= now])
 
     def next_end(self) -> float | None:
@@ -172,7 +186,7 @@ class LeaseTable:
                 lease=held.lease,
                 expires_in=held.ends_at - now,
                 requests=held.requests,
-                usd=held.usd,
+                usd=None if held.budget is None else held.budget.usd,
                 streams=len(held.cut),
                 active=held.active,
             )

@@ -29,23 +29,25 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
+from hutch_broker.bill import Bill
+from hutch_broker.budgets import HeldBudget
 from hutch_broker.dialects import DIALECTS, credential_headers, is_path_of, upstream_url
 from hutch_broker.judge import Refusal, RequestHead, forwarded, judge
 from hutch_broker.key_cache import KeyCache
 from hutch_broker.leases import HeldLease, LeaseTable, lease_id_in
 from hutch_broker.mask import Mask
-from hutch_broker.metering import StreamMeter, TokenCount, meter_for
-from hutch_broker.prices import PriceTable
+from hutch_broker.metering import meter_for
+from hutch_broker.prices import PriceTable, Unpriced
 from hutch_broker.processes import BrokerPeer, admit
+from hutch_broker.request_cost import most, read_request
 from hutch_broker.request_log import RequestLog
-from hutch_shared.broker_link import BrokerBoot, Record
+from hutch_shared.broker_link import BrokerBoot, Lease, Record
 from hutch_shared.errors import HutchError
 from hutch_shared.times import now_ms
 
 __all__ = ["Proxy", "upstream_session"]
 
 _log: Final = logging.getLogger(__name__)
-_LOOKED_AT: Final = 65536
 _STARTING: Final = 30.0
 """Seconds that a request waits, after the broker started, for hutchd to send the leases."""
 _UPSTREAM_IDLE: Final = 4.0
@@ -91,6 +93,15 @@ class _Body:
         """Return the whole body if it arrived together with the head; None if it must be streamed."""
         return self.first if len(self.first) == length else None
 
+    async def read_whole(self) -> Refusal | None:
+        """Read the rest, so that `first` is the whole body; return the reason if that fails."""
+        try:
+            self.first = b"".join([piece async for piece in self.pieces()])
+        except (web.RequestPayloadError, aiohttp.ClientPayloadError, ValueError):
+            return self.fault
+        self.left += len(self.first)  # `pieces` counts it again
+        return None
+
     async def pieces(self) -> AsyncIterator[bytes]:
         piece = self.first
         try:
@@ -122,9 +133,7 @@ class _Exchange:
     began: float
     at: int
     held: HeldLease | None = None
-    reserve: float = 0.0
     status: int = 0
-    meter: StreamMeter | None = None
 
     def cut(self) -> None:
         """Abort the agent's connection. That cancels the handler, and the handler aborts the provider's request."""
@@ -177,14 +186,15 @@ class Proxy:
         held = self._admit(exchange, head)
         if isinstance(held, Refusal):
             return self._refused(exchange, held, lease_id_in(head.token))
-        reserve = held.reserve(exchange.cut)
-        if isinstance(reserve, Refusal):
-            return self._refused(exchange, reserve, held.lease.id)
-        exchange.held, exchange.reserve = held, reserve
+        if (refusal := held.begin(exchange.cut)) is not None:
+            return self._refused(exchange, refusal, held.lease.id)
+        exchange.held = held
+        free = request.method == "GET" or _is_counting(exchange.path)
+        bill = Bill(self._prices, DIALECTS[held.lease.dialect].prices, free)
         try:
-            return await self._serve(exchange, held, head, headers)
+            return await self._serve(exchange, held, bill, head, headers)
         finally:
-            self._settle(exchange, held)
+            self._settle(exchange, held, bill)
 
     def _admit(self, exchange: _Exchange, head: RequestHead) -> HeldLease | Refusal:
         """Return the lease, or the reason why this process may not use it for this request."""
@@ -207,13 +217,44 @@ class Proxy:
             return Refusal(503, "api_error", "Usage cannot be recorded at the moment; try again.")
         return held
 
+    async def _reserve(
+        self, held: HeldLease, bill: Bill, budget: HeldBudget, head: RequestHead, body: _Body
+    ) -> Refusal | None:
+        """Reserve what the request can cost, perhaps after other requests of the session; return why it cannot."""
+        if (fault := await body.read_whole()) is not None:
+            return fault
+        lease = held.lease
+        if DIALECTS[lease.dialect].usage is None:
+            return Refusal(
+                402, "billing_error", f"The session has a budget, and Hutch cannot count what {lease.provider} charges."
+            )
+        bill.ask = read_request(lease.dialect, head.path, body.first)
+        if bill.ask is None:
+            return Refusal(
+                400, "invalid_request_error", "The session has a budget, and the request is not readable JSON."
+            )
+        highest = most(self._prices, bill.provider, bill.ask)
+        if isinstance(highest, Unpriced):
+            return Refusal(402, "billing_error", f"The session has a budget. {highest.why}{_priced_by(lease, highest)}")
+        reservation = await budget.reserve(highest, self._boot.budget_wait)
+        if isinstance(reservation, Refusal):
+            return reservation
+        bill.reserve(budget, reservation)
+        return None
+
     async def _serve(
-        self, exchange: _Exchange, held: HeldLease, head: RequestHead, headers: list[tuple[str, str]]
+        self, exchange: _Exchange, held: HeldLease, bill: Bill, head: RequestHead, headers: list[tuple[str, str]]
     ) -> web.StreamResponse:
+        if not self._prices.loaded.is_set():
+            await self._prices.loaded.wait()
+        body = None
+        if held.budget is not None and not bill.free:
+            _expect_body(exchange.request, head)
+            body = _Body(exchange.request, await exchange.request.content.readany(), self._boot.body)
+            if (refusal := await self._reserve(held, bill, held.budget, head, body)) is not None:
+                return self._refused(exchange, refusal)
         try:
             key = await self._keys.of(held)
-            if not self._prices.loaded.is_set():
-                await self._prices.loaded.wait()
         except HutchError as error:
             return self._refused(exchange, Refusal(503, "api_error", f"The key is not available: {error}"))
         lease = held.lease
@@ -224,23 +265,16 @@ class Proxy:
         url = upstream_url(lease.dialect, key.base_url, exchange.request.raw_path)
         if url is None:
             return self._refused(exchange, Refusal(400, "invalid_request_error", "The key needs a base URL."))
-        if head.expects and (transport := exchange.request.transport) is not None:
-            transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        body = None
-        if head.length != 0:
-            first = await exchange.request.content.readany()
-            if held.usd is not None and not self._prices.knows(DIALECTS[lease.dialect].prices, first[:_LOOKED_AT]):
-                return self._refused(
-                    exchange,
-                    Refusal(402, "billing_error", "The session has a budget, and the price of this model is unknown."),
-                )
-            body = _Body(exchange.request, first, self._boot.body)
+        if body is None and head.length != 0:
+            _expect_body(exchange.request, head)
+            body = _Body(exchange.request, await exchange.request.content.readany(), self._boot.body)
         going: CIMultiDict[str] = CIMultiDict(forwarded(headers))
         going["Accept-Encoding"] = "identity"
         if head.length is not None and body is not None:
             going["Content-Length"] = str(head.length)
         for name, value in credential_headers(lease.dialect, key, going.get("anthropic-beta")):
             going[name] = value
+        bill.sent = True
         try:
             upstream = await self._session.request(
                 exchange.request.method,
@@ -253,6 +287,7 @@ class Proxy:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             if body is not None and body.fault is not None:
                 return self._refused(exchange, body.fault)
+            bill.sent = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
             _log.debug("%s: no answer from the provider (%s)", lease.id, type(error).__name__)
             late = isinstance(error, TimeoutError)
             return _answer(
@@ -261,12 +296,12 @@ class Proxy:
                 else Refusal(502, "api_error", "The provider cannot be reached, or broke off before it answered.")
             )
         try:
-            return await self._pass_on(exchange, held, upstream, Mask(key.secret))
+            return await self._pass_on(exchange, held, bill, upstream, Mask(key.secret))
         finally:
             upstream.close()
 
     async def _pass_on(
-        self, exchange: _Exchange, held: HeldLease, upstream: aiohttp.ClientResponse, mask: Mask
+        self, exchange: _Exchange, held: HeldLease, bill: Bill, upstream: aiohttp.ClientResponse, mask: Mask
     ) -> web.StreamResponse:
         """Stream the provider's response to the agent."""
         exchange.status = upstream.status
@@ -275,7 +310,7 @@ class Proxy:
         if upstream.status == 401:
             held.forget_key(rejected=True)
         named = upstream.headers
-        exchange.meter = meter_for(
+        meter = bill.meter = meter_for(
             DIALECTS[held.lease.dialect].usage, named.get("Content-Type", ""), named.get("Content-Encoding", "")
         )
         coming = [(name, mask.text(value)) for name, value in forwarded(named.items())]
@@ -291,10 +326,14 @@ class Proxy:
             chunk = content.read_nowait()
             assert writer is not None
             while not content.at_eof():
-                exchange.meter.feed(chunk)
+                meter.feed(chunk)
                 await writer.write(mask.feed(chunk))  # the first write sends the head too, even with an empty chunk
+                if bill.exceeds():
+                    exchange.cut()
+                    return response
                 chunk = await content.readany()
-            exchange.meter.feed(chunk)
+            meter.feed(chunk)
+            bill.complete = True
             await response.write_eof(mask.feed(chunk) + mask.rest())
         except (aiohttp.ClientError, TimeoutError, OSError):
             exchange.cut()  # a broken stream must not look complete
@@ -327,13 +366,11 @@ class Proxy:
         exchange.status = -1
         return _answer(refusal)
 
-    def _settle(self, exchange: _Exchange, held: HeldLease) -> None:
+    def _settle(self, exchange: _Exchange, held: HeldLease, bill: Bill) -> None:
         """Settle and record a finished request. Awaits nothing, so that a hang-up cannot interrupt it."""
-        dialect = DIALECTS[held.lease.dialect]
-        tokens = exchange.meter.result() if exchange.meter is not None else TokenCount()
-        free = exchange.status != 200 or exchange.request.method == "GET" or _is_counting(exchange.path)
-        usd = 0.0 if free and not tokens.known else self._prices.usd(dialect.prices, tokens)
-        held.settle(exchange.cut, exchange.reserve, usd)
+        cost = bill.settle(max(0, exchange.status))
+        tokens = cost.tokens
+        held.end(exchange.cut)
         if exchange.status < 0:
             return
         self._request_log.forwarded(
@@ -349,12 +386,32 @@ class Proxy:
                 output=tokens.output,
                 cache_read=tokens.cache_read,
                 cache_write=tokens.cache_write,
-                usd=usd,
+                cache_write_1h=tokens.cache_write_1h,
+                searches=tokens.searches,
+                usd=cost.usd,
+                why_unknown=cost.why_unknown,
                 seconds=round(monotonic() - exchange.began, 6),
                 uid=exchange.peer.uid,
                 pid=exchange.peer.pid,
             )
         )
+
+
+def _priced_by(lease: Lease, unpriced: Unpriced) -> str:
+    """Return how to price a model in the settings, or "" if another price is missing."""
+    if unpriced.model is None:
+        return ""
+    model = msgspec.json.encode(unpriced.model[:200]).decode()
+    return (
+        " To set it, add these lines to the settings of hutchd, with US dollars per million tokens: "
+        f"[providers.{lease.provider}.prices.{model}] input = 3.0 output = 15.0"
+    )
+
+
+def _expect_body(request: web.BaseRequest, head: RequestHead) -> None:
+    """Let the agent send the body if it waits for that."""
+    if head.expects and (transport := request.transport) is not None:
+        transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
 def _is_counting(path: str) -> bool:

@@ -6,7 +6,7 @@ share one record, so that an agent in a loop does not fill the log.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
@@ -37,6 +37,7 @@ class RequestLog:
         self._limit = limit
         self._now = now_ms
         self._kept: deque[Record] = deque()
+        self._kept_of: Counter[str] = Counter()
         self.last = 0
         """The number of the newest record."""
         self._open: dict[tuple[str, str, int | None], _Counted] = {}
@@ -87,7 +88,14 @@ class RequestLog:
     def acknowledge(self, n: int) -> None:
         """Drop the records up to number `n`."""
         while self._kept and self._kept[0].n <= n:
-            self._kept.popleft()
+            session = self._kept.popleft().session
+            self._kept_of[session] -= 1
+            if not self._kept_of[session]:
+                del self._kept_of[session]
+
+    def reported(self, session: str) -> bool:
+        """Return whether hutchd acknowledged all records of a session's requests."""
+        return session not in self._kept_of
 
     async def wait(self) -> None:
         """Wait until a record is added; return at once if one was added since the last `wait` returned."""
@@ -96,6 +104,7 @@ class RequestLog:
     def _keep(self, record: Record) -> None:
         self.last += 1
         self._kept.append(msgspec.structs.replace(record, n=self.last))
+        self._kept_of[record.session] += 1
         self._added.notify()
 
     def __repr__(self) -> str:

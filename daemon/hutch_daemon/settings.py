@@ -140,6 +140,11 @@ class PriceSettings(_Section, frozen=True, kw_only=True):
     output: Annotated[float, Meta(ge=0)]
     cache_read: Annotated[float, Meta(ge=0)] | None = None
     cache_write: Annotated[float, Meta(ge=0)] | None = None
+    """For entries that are kept for five minutes. Default: 1.25 times `input`."""
+    cache_write_1h: Annotated[float, Meta(ge=0)] | None = None
+    """For entries that are kept for an hour. Default: 2 times `input`."""
+    search: Annotated[float, Meta(ge=0)] | None = None
+    """US dollars per web search that the provider makes. Default: 0.01."""
 
 
 class ProviderSettings(_Section, frozen=True, kw_only=True):
@@ -180,7 +185,9 @@ class BrokerSettings(_Section, frozen=True, kw_only=True):
     requests: Count = 1000
     """The number of requests that a lease allows before hutchd must extend it."""
     usd: Annotated[float, Meta(gt=0)] = 5.0
-    """In a session with a budget: the US dollars that a lease gets in advance."""
+    """Without effect; accepted from earlier versions, in which a lease got its dollars in portions."""
+    budget_wait: Seconds = 60.0
+    """The time that a request waits for others of its session if the rest of the budget does not cover it."""
     body: Bytes = 32 * 1024 * 1024
     connect_timeout: Seconds = 10.0
     first_byte_timeout: Seconds = 600.0

@@ -43,17 +43,17 @@ DialectName = Literal["anthropic", "openai", "gemini", "bedrock", "vertex"]
 
 
 class Price(Wire, frozen=True, omit_defaults=True):
-    """US dollars per million tokens. Cache prices default to the price of input."""
+    """US dollars per million tokens. Reading the cache costs as much as input by default."""
 
     input: float
     output: float
     cache_read: float | None = None
     cache_write: float | None = None
-    """For entries that are kept for five minutes."""
+    """For entries that are kept for five minutes. Default: 1.25 times `input`."""
     cache_write_1h: float | None = None
-    """For entries that are kept for an hour. Default: 1.6 times `cache_write` if that is given."""
+    """For entries that are kept for an hour. Default: 2 times `input`."""
     search: float | None = None
-    """US dollars per web search. Default: the provider's list price."""
+    """US dollars per web search. Default: 0.01."""
 
 
 class BrokerBoot(Wire, frozen=True, omit_defaults=True):
@@ -116,11 +116,10 @@ class Lease(Wire, frozen=True, omit_defaults=True):
 
 
 class Refill(Wire, frozen=True, omit_defaults=True):
-    """Adds to a lease's allowance and moves its end. `usd` None changes no dollars."""
+    """Adds to a lease's allowance and moves its end."""
 
     lease: str
     requests: int
-    usd: float | None = None
     expires_in: float | None = None
 
 

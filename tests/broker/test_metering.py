@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hutch_broker.metering import TokenCount, meter_for
+from hutch_broker.metering import meter_for
 from hutch_broker.prices import PriceTable
+from hutch_broker.usage import TokenCount
 from hutch_shared.broker_link import Price
 
 

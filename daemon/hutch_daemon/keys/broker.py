@@ -8,7 +8,9 @@ What is always true:
 - A record of the broker is stored exactly once, and acknowledged after it is durable.
 - A lease is active only while its session has a turn; the broker refuses every other request. hutchd makes it active
   before the agent gets the prompt, and inactive before the turn's end is stored.
-- A session's budget is handed out to the broker in small portions, ahead of use.
+- A session's budget belongs to the broker. hutchd tells it what the session's record leaves, with each lease; a broker
+  that has the budget already keeps its own figure, which includes what is not recorded yet.
+- A broker of an earlier version, which cannot do all that, is replaced as soon as no turn runs.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from anyio.abc import TaskGroup
 from hutch_daemon.keys.broker_boot import BrokerPaths
 from hutch_daemon.keys.control_link import CALL_TIMEOUT, ControlLink
 from hutch_daemon.keys.key_supply import FreshKey, KeyReport, KeySupply
-from hutch_daemon.keys.lease_book import Budget, GrantedLease, LeaseBook, LeaseHolder
+from hutch_daemon.keys.lease_book import GrantedLease, LeaseBook, LeaseHolder
 from hutch_daemon.keys.request_records import store_records
 from hutch_daemon.keys.supervisor import Link
 from hutch_daemon.settings import Settings, SettingsInForce
@@ -140,11 +142,11 @@ class Broker:
             if await self._holds(state.lease.executor, state.lease.session):
                 self._book.add(await self._adopted(state, welcome.told))
         for lease, granted in list(self._book.live.items()):
-            if lease in theirs:
+            if lease in theirs and self._gates:
                 active[lease] = theirs[lease].active
                 await call("refill", self._book.top_up(granted, theirs[lease]))
             else:
-                state = self._book.restart(granted)
+                state = self._book.fresh(granted, await self._left(granted))
                 active[lease] = state.active
                 await call("put_lease", state)
         if not self._gates:
@@ -174,12 +176,11 @@ class Broker:
 
     async def _adopted(self, state: link.LeaseState, newest: int) -> GrantedLease:
         """Return a lease granted by an earlier hutchd. Its portion already paid for requests up to record `newest`."""
-        if state.usd is None:
-            return GrantedLease(state.lease, None, newest)
         session = await self._store.read(lambda conn: sessions.get(conn, state.lease.session))
-        budget = (await self._budget(session) if session is not None else None) or Budget(0.0)
-        budget.take(max(0.0, state.usd))
-        return GrantedLease(state.lease, budget, newest)
+        max_usd = session.limits.max_usd if session is not None else None
+        if max_usd is None and state.usd is not None:
+            max_usd = 0.0  # a budget of a session that is gone
+        return GrantedLease(state.lease, max_usd, newest)
 
     async def _renew(self) -> None:
         """Three times per lease lifetime, end the leases that no longer hold and renew the others."""
@@ -228,14 +229,14 @@ class Broker:
                 cgroup=holder.cgroup,
                 tcp=holder.tcp,
             ),
-            await self._budget(session),
+            session.limits.max_usd,
         )
         self.request_start()
         if not await self._link.wait_up():
             raise HutchError(Reason.AGENT_UNAVAILABLE, f"No broker can take the lease: {self._link.trouble}.")
         self._book.add(granted)
         try:
-            await self._link.call("put_lease", self._book.with_portion(granted))
+            await self._link.call("put_lease", self._book.fresh(granted, await self._left(granted)))
         except BaseException:
             self._book.end([lease])
             raise
@@ -308,14 +309,12 @@ class Broker:
             await self._link.send("end_leases", link.LeaseIds(leases=tuple(leases)))
         return len(leases)
 
-    async def _budget(self, session: SessionRow) -> Budget | None:
-        """Return the budget of a session; None if its spending is not limited."""
-        if session.limits.max_usd is None:
+    async def _left(self, granted: GrantedLease) -> float | None:
+        """Return what the record leaves of a session's budget; None if its spending is not limited."""
+        if granted.max_usd is None:
             return None
-        if (shared := self._book.budget_of(session.id)) is not None:
-            return shared
-        lines = await self._store.read(lambda conn: usage.table(conn, "session", session=session.id, source="broker"))
-        return Budget(max(0.0, session.limits.max_usd - sum(line.usage.usd or 0.0 for line in lines)))
+        spent = await self._store.read(lambda conn: usage.spent(conn, granted.lease.session))
+        return 0.0 if spent is None else max(0.0, granted.max_usd - spent)
 
     # ------------------------------------------------------------ state
 

@@ -51,7 +51,14 @@ def boot_line(settings: Settings, paths: BrokerPaths, environ: Mapping[str, str]
         ca_file=chosen.ca_file,
         proxies=proxies,
         prices={
-            model: link.Price(price.input, price.output, price.cache_read, price.cache_write)
+            model: link.Price(
+                price.input,
+                price.output,
+                price.cache_read,
+                price.cache_write,
+                price.cache_write_1h,
+                price.search,
+            )
             for provider in settings.providers.values()
             for model, price in provider.prices.items()
         },
@@ -60,4 +67,5 @@ def boot_line(settings: Settings, paths: BrokerPaths, environ: Mapping[str, str]
         chunk_timeout=chosen.chunk_timeout,
         key_timeout=chosen.key_timeout,
         body=chosen.body,
+        budget_wait=chosen.budget_wait,
     )

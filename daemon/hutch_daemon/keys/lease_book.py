@@ -1,7 +1,7 @@
-"""The leases that hutchd has granted, and the budgets that they spend. No I/O, no clock.
+"""The leases that hutchd has granted. No I/O, no clock.
 
-hutchd gives the broker allowances in small portions, ahead of use; the broker reports each request afterwards. The
-leases of one session share the session's `Budget`, which excludes the portions already given to the broker.
+hutchd gives the broker allowances of requests in small portions, ahead of use; the broker reports each request
+afterwards. Budgets belong to the broker: hutchd only tells it what a session's record leaves.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hutch_daemon.settings import SettingsInForce
 from hutch_shared import broker_link as link
 
-__all__ = ["Budget", "GrantedLease", "LeaseBook", "LeaseHolder"]
+__all__ = ["GrantedLease", "LeaseBook", "LeaseHolder"]
 
 _SHARE = 0.1
 """The used share of a portion at which a lease is refilled. A refill after each request would cost a call each time."""
@@ -33,31 +33,16 @@ class LeaseHolder:
 
 
 @dataclass(slots=True)
-class Budget:
-    """The rest of a session's budget, without the portions already given to the broker."""
-
-    usd: float
-    """The rest, in US dollars."""
-
-    def take(self, usd: float) -> float:
-        """Take up to `usd` from the budget; return the amount taken."""
-        taken = min(self.usd, usd)
-        self.usd -= taken
-        return taken
-
-
-@dataclass(slots=True)
 class GrantedLease:
     """A live lease as hutchd knows it."""
 
     lease: link.Lease
-    budget: Budget | None
+    max_usd: float | None
+    """The session's budget in US dollars; None if its spending is not limited."""
     paid_until: int = 0
     """The number of the last record that an earlier portion paid for. Records up to it cause no refill."""
     requests: int = 0
     """The number of requests since the last refill."""
-    usd: float = 0.0
-    """US dollars spent since the last refill."""
 
 
 class LeaseBook:
@@ -94,56 +79,46 @@ class LeaseBook:
         leases = (granted.lease for granted in self.live.values())
         return tuple({lease.session for lease in leases if lease.credential == credential})
 
-    def budget_of(self, session: str) -> Budget | None:
-        """Return the budget that the session's live leases share; None if no live lease has a budget."""
-        for granted in self.live.values():
-            if granted.lease.session == session and granted.budget is not None:
-                return granted.budget
-        return None
+    def fresh(self, granted: GrantedLease, usd: float | None) -> link.LeaseState:
+        """Return the lease with a full portion of requests, for a broker that does not have it.
 
-    def with_portion(self, granted: GrantedLease) -> link.LeaseState:
-        """Take a full portion from the lease's budget; return the lease and its allowance for the broker."""
+        `usd` is what the session's record leaves of its budget; None without a budget.
+        """
         settings = self._settings.current.broker
+        granted.requests = 0
         return link.LeaseState(
             lease=granted.lease,
             expires_in=settings.lease,
             requests=settings.requests,
-            usd=None if granted.budget is None else granted.budget.take(settings.usd),
+            usd=usd,
             active=self.is_active(granted.lease),
         )
 
-    def renewal(self, lease: str, *, requests: int = 0, usd: float | None = None) -> link.Refill:
-        """Return the message that extends a lease's life and adds `requests` and `usd` to its allowance."""
-        return link.Refill(lease=lease, requests=requests, usd=usd, expires_in=self._settings.current.broker.lease)
+    def renewal(self, lease: str, *, requests: int = 0) -> link.Refill:
+        """Return the message that extends a lease's life and adds `requests` to its allowance."""
+        return link.Refill(lease=lease, requests=requests, expires_in=self._settings.current.broker.lease)
 
     def top_up(self, granted: GrantedLease, state: link.LeaseState) -> link.Refill:
         """Return the refill that restores a full portion of requests. `state` is the lease as the broker has it."""
         granted.requests = 0
         return self.renewal(state.lease.id, requests=max(0, self._settings.current.broker.requests - state.requests))
 
-    def restart(self, granted: GrantedLease) -> link.LeaseState:
-        """Return the lease with a fresh portion, for a broker that does not have it."""
-        granted.requests, granted.usd = 0, 0.0
-        return self.with_portion(granted)
-
     def count(self, records: Iterable[link.Record]) -> list[link.Refill]:
-        """Count the usage of requests; return the refills that are due. Budgets limit their dollars."""
+        """Count requests; return the refills that are due."""
         used = set()
         for record in records:
             used.add(record.lease)
             granted = self.live.get(record.lease)
             if granted is not None and record.refused is None and record.n > granted.paid_until:
                 granted.requests += 1
-                granted.usd += record.usd or 0.0
         return [refill for lease in used if (refill := self._due(lease)) is not None]
 
     def _due(self, lease: str) -> link.Refill | None:
-        settings, granted = self._settings.current.broker, self.live.get(lease)
-        if granted is None or (granted.requests < _SHARE * settings.requests and granted.usd < _SHARE * settings.usd):
+        granted = self.live.get(lease)
+        if granted is None or granted.requests < _SHARE * self._settings.current.broker.requests:
             return None
-        requests, spent, granted.requests, granted.usd = granted.requests, granted.usd, 0, 0.0
-        usd = None if granted.budget is None else granted.budget.take(spent)
-        return self.renewal(lease, requests=requests, usd=usd)
+        requests, granted.requests = granted.requests, 0
+        return self.renewal(lease, requests=requests)
 
     def __repr__(self) -> str:
         return f"<LeaseBook {len(self.live)} live, {len(self.ended)} to end>"

@@ -48,7 +48,10 @@ def _usage(record: link.Record, run: str, owner: int, account: str) -> UsageRow:
         output_tokens=record.output,
         cache_read_tokens=record.cache_read,
         cache_write_tokens=record.cache_write,
+        cache_write_1h_tokens=record.cache_write_1h,
+        searches=record.searches,
         usd=record.usd,
+        why_unknown=record.why_unknown or None,
     )
 
 

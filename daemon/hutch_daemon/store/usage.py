@@ -8,7 +8,7 @@ from hutch_daemon.store.records import Executes, RowMapping
 from hutch_daemon.store.rows import UsageRow, UsageTotal
 from hutch_shared.events import UsageSeen
 
-__all__ = ["USAGE", "add", "table", "total"]
+__all__ = ["USAGE", "add", "spent", "table", "total"]
 
 USAGE: Final = RowMapping("usage", UsageRow, assigned="number")
 _OF: Final = {
@@ -58,3 +58,10 @@ def total(on: Executes, session: str) -> UsageSeen | None:
     """Return the total usage of a session as its agent reported it; None if it reported none yet."""
     lines = table(on, "session", session=session)
     return lines[0].usage if lines else None
+
+
+def spent(on: Executes, session: str) -> float | None:
+    """Return the US dollars of a session's requests as the broker counted them; None if a price is unknown."""
+    query = "SELECT coalesce(sum(usd), 0.0), count(*) - count(usd) FROM usage WHERE source = 'broker' AND session = ?"
+    ((usd, unknown),) = on.execute(query, (session,))
+    return None if unknown else float(usd)
