@@ -45,8 +45,8 @@ async def serving(boot: BrokerBoot) -> AsyncIterator[anyio.Event]:
     changed = Latch()
     request_log = RequestLog(boot.records, now_ms)
     leases = LeaseTable(monotonic, request_log.reported)
-    control = Control(boot, leases, request_log, new_token()[:12], shut_down=ended.set, changed=changed.notify)
     prices = PriceTable(boot.prices)
+    control = Control(boot, leases, request_log, prices, new_token()[:12], shut_down=ended.set, changed=changed.notify)
     socket_path = Path(boot.socket)
     with listen(Path(boot.control)) as listener:
         async with (

@@ -10,25 +10,25 @@ import msgspec
 
 from hutch_broker.dialects import UsageStyle
 
-__all__ = ["CONTENT", "NO_CONTENT", "Content", "tokens_in"]
+__all__ = ["CONTENT", "NO_CONTENT", "StreamContent", "tokens_in"]
 
 _BYTES_PER_TOKEN: Final = 2
 """Bytes of content that count as one token. Text in any language has fewer tokens."""
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class StreamContent:
     """What one line of a stream carries: bytes that the model wrote, bytes that it reads, and searches."""
 
     written: int = 0
     read: int = 0
     searches: int = 0
 
-    def __add__(self, other: Content) -> Content:
-        return Content(self.written + other.written, self.read + other.read, self.searches + other.searches)
+    def __add__(self, other: StreamContent) -> StreamContent:
+        return StreamContent(self.written + other.written, self.read + other.read, self.searches + other.searches)
 
 
-NO_CONTENT: Final = Content()
+NO_CONTENT: Final = StreamContent()
 
 
 class _Delta(msgspec.Struct):
@@ -56,38 +56,40 @@ class _Event(msgspec.Struct):
 _read_event: Final = msgspec.json.Decoder(_Event).decode
 
 
-def _anthropic_content(line: bytes) -> Content:
+def _anthropic_content(line: bytes) -> StreamContent:
     if b'"content_block' not in line:
         return NO_CONTENT
     try:
         event = _read_event(line[5:])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Content(written=len(line))
+        return StreamContent(written=len(line))
     if (delta := event.delta) is not None:
-        return Content(_size(delta.text) + _size(delta.partial_json) + _size(delta.thinking) + _size(delta.signature))
+        return StreamContent(
+            _size(delta.text) + _size(delta.partial_json) + _size(delta.thinking) + _size(delta.signature)
+        )
     if (block := event.content_block) is None:
         return NO_CONTENT
-    return Content(
+    return StreamContent(
         _size(block.text) + _size(block.thinking) + _size(block.signature) + _size(block.data),
         0 if block.content is None else len(line),
         int(block.type == "server_tool_use" and block.name == "web_search"),
     )
 
 
-def _openai_content(line: bytes) -> Content:
+def _openai_content(line: bytes) -> StreamContent:
     """Count chat completions (`choices`) and responses (`delta`); the other events of responses repeat their text."""
     value = _decoded(line)
     if value is None:
-        return Content(written=len(line))
-    return Content(written=_strings(value.get("choices")) + _strings(value.get("delta")))
+        return StreamContent(written=len(line))
+    return StreamContent(written=_strings(value.get("choices")) + _strings(value.get("delta")))
 
 
-def _gemini_content(line: bytes) -> Content:
+def _gemini_content(line: bytes) -> StreamContent:
     value = _decoded(line)
-    return Content(written=len(line) if value is None else _strings(value.get("candidates")))
+    return StreamContent(written=len(line) if value is None else _strings(value.get("candidates")))
 
 
-CONTENT: Final[dict[UsageStyle, Callable[[bytes], Content]]] = {
+CONTENT: Final[dict[UsageStyle, Callable[[bytes], StreamContent]]] = {
     "anthropic": _anthropic_content,
     "openai": _openai_content,
     "gemini": _gemini_content,

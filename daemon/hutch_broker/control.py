@@ -16,6 +16,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from hutch_broker.leases import LeaseTable
+from hutch_broker.prices import PriceTable
 from hutch_broker.request_log import RequestLog
 from hutch_shared import __version__
 from hutch_shared import broker_link as link
@@ -52,6 +53,7 @@ class Control:
         boot: link.BrokerBoot,
         leases: LeaseTable,
         request_log: RequestLog,
+        prices: PriceTable,
         run: str,
         *,
         shut_down: Callable[[], None],
@@ -64,6 +66,7 @@ class Control:
         self._boot = boot
         self._leases = leases
         self._request_log = request_log
+        self._prices = prices
         self._run = run
         self._shut_down = shut_down
         self._peer: Peer[_LinkState] | None = None
@@ -133,6 +136,7 @@ class Control:
             "put_lease": self._leases.put,
             "refill": self._leases.refill,
             "set_active": lambda params: self._leases.set_active(params.lease, active=params.active),
+            "set_prices": lambda params: self._prices.replace_own(params.prices),
             "end_leases": lambda params: self._leases.end(params.leases),
             "drop_keys": lambda params: self._leases.drop_keys(params.credential),
             "get_status": lambda _: link.BrokerStatus(
@@ -194,7 +198,7 @@ class Control:
             leases=self._leases.states(),
             told=self._request_log.last,
             port=self.port,
-            abilities=("budgets", "set_active", "leave"),
+            abilities=("budgets", "set_active", "set_prices", "leave"),
         )
 
     async def _report(self, peer: Peer[_LinkState]) -> None:

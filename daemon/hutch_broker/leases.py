@@ -90,6 +90,7 @@ class LeaseTable:
 
         A session's budget that is here already stays as it is.
         """
+        self._forget_budgets()
         ends_at = self._clock() + state.expires_in
         held = self._held.get(state.lease.id)
         if held is None:
@@ -100,7 +101,6 @@ class LeaseTable:
     def _budget(self, state: LeaseState) -> HeldBudget | None:
         if state.usd is None:
             return None
-        self._forget_budgets()
         session = state.lease.session
         if (budget := self._budgets.get(session)) is None:
             budget = self._budgets[session] = HeldBudget(state.usd)

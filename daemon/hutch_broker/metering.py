@@ -15,7 +15,7 @@ import zlib
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from hutch_broker.content import CONTENT, NO_CONTENT, Content, tokens_in
+from hutch_broker.content import CONTENT, NO_CONTENT, StreamContent, tokens_in
 from hutch_broker.dialects import UsageStyle
 from hutch_broker.usage import REQUIRED, TokenCount, counted
 
@@ -115,11 +115,11 @@ class _Lines:
 
     def _grow(self, piece: bytes) -> None:
         if self._skipping:
-            self._since += Content(written=len(piece))
+            self._since += StreamContent(written=len(piece))
             return
         self._begun += piece
         if len(self._begun) > _MAX_LINE:
-            self._since += Content(written=len(self._begun))
+            self._since += StreamContent(written=len(self._begun))
             self._begun = b""
             self._skipping = True
 
@@ -136,7 +136,7 @@ class _Lines:
         self.reports += 1
         read = self._since.read if self._tokens.input == before.input else 0
         searches = 0 if b'"web_search_requests"' in line else self._since.searches
-        self._since = Content(0, read, searches) if read or searches else NO_CONTENT
+        self._since = StreamContent(0, read, searches) if read or searches else NO_CONTENT
 
     def so_far(self) -> TokenCount:
         """Return the count of the whole lines so far."""

@@ -403,8 +403,8 @@ def _priced_by(lease: Lease, unpriced: Unpriced) -> str:
         return ""
     model = msgspec.json.encode(unpriced.model[:200]).decode()
     return (
-        " To set it, add these lines to the settings of hutchd, with US dollars per million tokens: "
-        f"[providers.{lease.provider}.prices.{model}] input = 3.0 output = 15.0"
+        " To set it, add these lines to hutchd's settings, with its US dollars per million tokens, and reload them:\n"
+        f"[providers.{lease.provider}.prices.{model}]\ninput = …\noutput = …"
     )
 
 

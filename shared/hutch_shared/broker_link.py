@@ -32,6 +32,7 @@ __all__ = [
     "LeaseState",
     "NeedKey",
     "Price",
+    "Prices",
     "Record",
     "Records",
     "Refill",
@@ -54,6 +55,12 @@ class Price(Wire, frozen=True, omit_defaults=True):
     """For entries that are kept for an hour. Default: 2 times `input`."""
     search: float | None = None
     """US dollars per web search. Default: 0.01."""
+
+
+class Prices(Wire, frozen=True, omit_defaults=True):
+    """The prices from the settings, by model."""
+
+    prices: dict[str, Price]
 
 
 class BrokerBoot(Wire, frozen=True, omit_defaults=True):
@@ -175,7 +182,7 @@ class BrokerWelcome(Wire, frozen=True, omit_defaults=True):
     """The number of the newest record."""
     port: int | None = None
     abilities: tuple[str, ...] = ()
-    """What this broker does beyond the first version of the protocol: `budgets`, `set_active`, `leave`."""
+    """What this broker does beyond the first version: `budgets`, `set_active`, `set_prices`, `leave`."""
 
 
 class BrokerStatus(Wire, frozen=True, omit_defaults=True):
@@ -281,6 +288,7 @@ TO_BROKER: Final[Table] = _table(
         Ended,
         "Lets requests use a lease, or stops that; its open streams are cut before the reply.",
     ),
+    _ask("set_prices", Prices, Nothing, "Replaces the prices from the settings, for requests that begin from then on."),
     _ask("get_status", Nothing, BrokerStatus, "Returns leases and counts."),
     _ask("shutdown", Nothing, Nothing, "Ends the broker and every stream."),
     Method("ack_records", "notification", AckRecords, None, "All records up to n are durable."),

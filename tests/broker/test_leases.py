@@ -17,7 +17,7 @@ from hutch_broker.processes import BrokerPeer, belongs
 from hutch_shared import broker_link as link
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.processes import start_time
-from tests.broker.stage import ASK, KEY, Stage, parsed, read_all, read_until, request, staged
+from tests.broker.stage import KEY, Stage, parsed, read_all, read_until, request, staged
 from tests.programs import bubblewrap
 from tests.rehearsal import Pause, Say, Stall, serve
 
@@ -230,47 +230,12 @@ async def test_an_allowance_is_used_up_and_refilled() -> None:
         assert after == 200
 
 
-async def test_a_budget_needs_a_price() -> None:
-    """In a session with a budget, a model without a known price is refused before the request is forwarded."""
-    async with serve(key=KEY, script=lambda _: SAY) as model, staged(model.url) as stage:
-        _, token = await stage.lease(usd=1.0)
-        known, _, _ = await stage.ask(token)
-        unknown, _, _ = await stage.ask(token, {**ASK, "model": "no-such-model"})
-
-        assert (known, unknown) == (200, 402)
-        assert len(model.requests) == 1
-
-
-def held(**more: object) -> HeldLease:
+def held() -> HeldLease:
     lease = link.Lease(
         id="l-1", token_hash="", session="s", executor="x", owner=0, account="a", provider="anthropic",
         dialect="anthropic", credential="k", uid=0, pid=1, start_time=1,
     )  # fmt: skip
-    return HeldLease(lease, 1e9, 100, **{"usd": 1.0, **more})  # type: ignore[arg-type]
-
-
-def test_a_budget_is_spent_by_settling_and_fails_closed() -> None:
-    """The cost of a request is subtracted; an unknown cost uses up the rest."""
-    one = held()
-    reserve = one.reserve(print)
-    assert isinstance(reserve, float)
-    one.settle(print, reserve, 0.25)
-    left = one.usd
-    again = one.reserve(print)
-    assert isinstance(again, float)
-    one.settle(print, again, None)
-
-    assert left == 0.75
-    assert one.usd == 0.0
-    assert not isinstance(one.reserve(print), float)
-
-
-def test_requests_in_flight_reserve_what_the_last_one_cost() -> None:
-    """Parallel requests cannot overdraw a budget by more than one request's cost."""
-    one = held(usual=0.4)
-    taken = [one.reserve(print) for _ in range(4)]
-
-    assert [isinstance(reserve, float) for reserve in taken] == [True, True, True, False]
+    return HeldLease(lease, 1e9, 100)
 
 
 async def test_hutchd_is_asked_once_for_all_requests_that_wait_for_a_key() -> None:
@@ -437,7 +402,7 @@ def test_a_lease_that_ended_has_no_key() -> None:
     assert kept is not None
     kept.key = link.Key(secret="s", kind="api_key")
     cuts: list[int] = []
-    kept.reserve(lambda: cuts.append(1))
+    kept.begin(lambda: cuts.append(1))
 
     ended = [leases.end(["l-1"]), leases.end(["l-1"])]
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hutch_broker.metering import meter_for
-from hutch_broker.prices import PriceTable
+from hutch_broker.prices import PriceTable, Unpriced
 from hutch_broker.usage import TokenCount
 from hutch_shared.broker_link import Price
 
@@ -69,9 +69,174 @@ def test_pieces_do_not_matter(style: str, stream: bytes, tokens: TokenCount, cut
     assert counted(style, chunks, encoding="gzip" if packed else "") == tokens
 
 
+def deltas(*texts: str) -> bytes:
+    return sse(*({"type": "content_block_delta", "delta": {"type": "text_delta", "text": text}} for text in texts))
+
+
+BEGUN = ANTHROPIC[: ANTHROPIC.index(b"\n\n") + 2]
+
+
 def test_a_broken_stream_is_counted_up_to_its_end() -> None:
-    """A stream that breaks off after its first event has used the input tokens."""
-    assert counted("anthropic", [ANTHROPIC[:300]]) == TokenCount(True, "claude-x", 10, 1, 5, 3)
+    """It used its input, and one token of output for each two bytes of text, JSON, thinking and signatures."""
+    other = sse(
+        {"type": "content_block_start", "content_block": {"type": "redacted_thinking", "data": "x" * 20}},
+        {"type": "content_block_delta", "delta": {"type": "input_json_delta", "partial_json": "x" * 10}},
+        {"type": "content_block_delta", "delta": {"type": "thinking_delta", "thinking": "x" * 6}},
+        {"type": "content_block_delta", "delta": {"type": "signature_delta", "signature": "x" * 4}},
+    )
+
+    assert counted("anthropic", [BEGUN]) == TokenCount(True, "claude-x", 10, 1, 5, 3)
+    assert counted("anthropic", [BEGUN, deltas("ten bytes!", "\N{SNOWMAN}")]) == TokenCount(
+        True, "claude-x", 10, 8, 5, 3
+    )
+    assert counted("anthropic", [BEGUN, other]) == TokenCount(True, "claude-x", 10, 21, 5, 3)
+
+
+def test_a_report_replaces_the_estimate() -> None:
+    """After a report of usage only what follows it is estimated."""
+    report = sse({"type": "message_delta", "usage": {"output_tokens": 3}})
+
+    assert counted("anthropic", [BEGUN, deltas("a" * 100), report]).output == 3
+    assert counted("anthropic", [BEGUN, deltas("a" * 100), report, deltas("a" * 100)]).output == 53
+
+
+@pytest.mark.parametrize(
+    ("style", "start", "content"),
+    [
+        (
+            "openai",
+            {"usage": {"prompt_tokens": 9, "completion_tokens": 0}},
+            {"choices": [{"delta": {"content": "abcd"}}]},
+        ),
+        ("openai", {"usage": {"prompt_tokens": 9, "completion_tokens": 0}}, {"type": "x.delta", "delta": "abcd"}),
+        (
+            "gemini",
+            {"usageMetadata": {"promptTokenCount": 9}},
+            {"candidates": [{"content": {"parts": [{"text": "abcd"}]}}]},
+        ),
+    ],
+)
+def test_streams_of_other_apis_are_estimated_too(style: str, start: Any, content: Any) -> None:
+    """Four bytes of content are two tokens."""
+    assert counted(style, [sse(start, content, content)]) == TokenCount(True, "", 9, 4)
+
+
+def with_usage(**more: Any) -> TokenCount:
+    usage = {"input_tokens": 100, "output_tokens": 20, **more}
+    return counted(
+        "anthropic", [json.dumps({"model": "claude-sonnet-4-5", "usage": usage}).encode()], "application/json"
+    )
+
+
+PLAIN = (100 * 3 + 20 * 15) / 1e6
+
+
+@pytest.mark.parametrize(
+    ("more", "usd"),
+    [
+        ({}, PLAIN),
+        ({"server_tool_use": {"web_search_requests": 8, "web_fetch_requests": 3}}, PLAIN + 0.08),
+        ({"cache_creation_input_tokens": 1000}, PLAIN + 1000 * 3.75 / 1e6),
+        (
+            {
+                "cache_creation_input_tokens": 1000,
+                "cache_creation": {"ephemeral_5m_input_tokens": 400, "ephemeral_1h_input_tokens": 600},
+            },
+            PLAIN + (400 * 3.75 + 600 * 6) / 1e6,
+        ),
+        ({"cache_creation": {"ephemeral_1h_input_tokens": 600}}, PLAIN + 600 * 6 / 1e6),
+        ({"speed": "fast", "server_tool_use": {"web_search_requests": 1}}, PLAIN * 2 + 0.01),
+        ({"speed": "standard", "service_tier": "standard", "inference_geo": "not_available"}, PLAIN),
+        ({"service_tier": "batch"}, PLAIN / 2),
+        ({"inference_geo": "us"}, PLAIN * 1.1),
+        ({"output_tokens_details": {"thinking_tokens": 12}}, PLAIN),
+        (
+            {"iterations": [{"type": "message", "output_tokens": 20}, {"type": "compaction", "input_tokens": 100}]},
+            PLAIN + 300 / 1e6,
+        ),
+    ],
+)
+def test_everything_that_the_usage_names_is_priced(more: Any, usd: float) -> None:
+    """Searches, both kinds of cache writes, speed, tier, region and compactions have prices of their own."""
+    assert PriceTable({}).usd("anthropic", with_usage(**more)) == pytest.approx(usd)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"speed": "turbo"}, "The price of the speed turbo is unknown."),
+        ({"service_tier": "priority"}, "The price of the service tier priority is unknown."),
+        ({"inference_geo": "mars"}, "The price of the region mars is unknown."),
+        ({"video_seconds": 3}, "The price of video_seconds is unknown."),
+        ({"server_tool_use": {"code_execution_requests": 1}}, "The price of code_execution_requests is unknown."),
+        ({"cache_creation": {"ephemeral_1d_input_tokens": 1}}, "The price of ephemeral_1d_input_tokens is unknown."),
+        ({"iterations": [{"type": "advisor", "output_tokens": 2}]}, "The price of iterations.advisor is unknown."),
+        ({"more": {"deep": {"things": 1}}}, "The price of things is unknown."),
+        (
+            {"server_tool_use": {"web_search_requests": "8"}},
+            "The provider did not report usage that can be read (web_search_requests).",
+        ),
+    ],
+)
+def test_what_has_no_price_makes_the_request_unknown(more: Any, why: str) -> None:
+    """The reason names it. A counter that is 0 costs nothing."""
+    assert PriceTable({}).usd("anthropic", with_usage(**more)) == Unpriced(why)
+
+
+def test_counters_that_are_zero_and_times_cost_nothing() -> None:
+    """Only whole numbers above 0 count something."""
+    assert PriceTable({}).usd("anthropic", with_usage(video_seconds=0, queue_time=0.25, fine=True)) == pytest.approx(
+        PLAIN
+    )
+
+
+OPENAI_USAGE = {"input_tokens": 1, "output_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("style", "body", "unpriced"),
+    [
+        ("openai", {"usage": {**OPENAI_USAGE, "input_tokens_details": {"audio_tokens": 1}}}, {"audio_tokens"}),
+        ("openai", {"usage": {**OPENAI_USAGE, "output_tokens_details": {"reasoning_tokens": 1}}}, set()),
+        (
+            "openai",
+            {"usage": OPENAI_USAGE, "output": [{"type": "web_search_call"}, {"type": "function_call"}]},
+            {"web_search_call"},
+        ),
+        (
+            "gemini",
+            {"usageMetadata": {"promptTokenCount": 1, "promptTokensDetails": [{"modality": "AUDIO", "tokenCount": 1}]}},
+            {"tokens of AUDIO"},
+        ),
+        (
+            "gemini",
+            {
+                "usageMetadata": {"promptTokenCount": 1},
+                "candidates": [{"groundingMetadata": {"webSearchQueries": ["x"]}}],
+            },
+            {"webSearchQueries"},
+        ),
+        (
+            "gemini",
+            {"usageMetadata": {"promptTokenCount": 1, "promptTokensDetails": [{"modality": "TEXT", "tokenCount": 1}]}},
+            set(),
+        ),
+    ],
+)
+def test_other_apis_name_what_has_no_price(style: str, body: Any, unpriced: set[str]) -> None:
+    """Audio, and tools that the provider runs, are not counted in tokens of text."""
+    assert counted(style, [json.dumps(body).encode()], "application/json").unpriced == unpriced
+
+
+def test_searches_of_a_broken_stream_count() -> None:
+    """Each begun search of the provider counts until a report of usage says how many were made."""
+    search = sse({"type": "content_block_start", "content_block": {"type": "server_tool_use", "name": "web_search"}})
+    report = sse(
+        {"type": "message_delta", "usage": {"output_tokens": 3, "server_tool_use": {"web_search_requests": 1}}}
+    )
+
+    assert counted("anthropic", [BEGUN, search, search]).searches == 2
+    assert counted("anthropic", [BEGUN, search, search, report]).searches == 1
 
 
 @pytest.mark.parametrize(
@@ -184,23 +349,41 @@ def test_a_line_that_is_too_long_costs_itself_only() -> None:
 
 def test_a_price_is_the_settings_own_or_the_tables() -> None:
     """A model in neither has no price; cached tokens have their own price."""
-    prices = PriceTable({"mine": Price(input=1, output=2, cache_read=0.1)})
+    prices = PriceTable({"mine": Price(input=1, output=2, cache_read=0.1, search=0.5)})
     mine = prices.usd("anthropic", TokenCount(True, "mine", 1_000_000, 500_000, 1_000_000, 0))
+    written = prices.usd("anthropic", TokenCount(True, "mine", 0, 0, 0, 1_000_000, 400_000, searches=1))
     listed = prices.usd("anthropic", TokenCount(True, "claude-sonnet-4-5", 1_000_000, 0, 0, 0))
     cached = prices.usd("anthropic", TokenCount(True, "claude-sonnet-4-5", 0, 0, 1_000_000, 0))
     unknown = prices.usd("anthropic", TokenCount(True, "nobody-knows", 1, 1, 0, 0))
     unsaid = prices.usd("anthropic", TokenCount())
 
     assert mine == pytest.approx(2.1)
-    assert listed is not None
-    assert cached is not None
-    assert 0 < cached < listed
-    assert (unknown, unsaid) == (None, None)
+    assert written == pytest.approx(0.6 * 1.25 + 0.4 * 2 + 0.5)
+    assert listed == pytest.approx(6.0)
+    assert cached == pytest.approx(0.6)
+    assert unknown == Unpriced("The price of the model nobody-knows is unknown.", "nobody-knows")
+    assert unsaid == Unpriced("The provider did not report usage that can be read.")
 
 
 @pytest.mark.parametrize(
-    ("body", "known"), [(b'{"model": "nobody-knows"', False), (b'{"model":"claude-sonnet-4-5"', True), (b"{}", True)]
+    ("provider", "model", "known"),
+    [
+        ("anthropic", "claude-opus-4-6", True),
+        ("anthropic", "claude-opus-4-6-20260101", True),
+        ("anthropic", "claude-sonnet-4-20250514", True),
+        ("google", "claude-sonnet-4-5@20250929", True),
+        ("google", "gemini-2.5-pro-preview-05-06", True),
+        ("openai", "gpt-5-2025-08-07", True),
+        ("anthropic", "claude-opus-4-60", False),
+        ("anthropic", "claude-opus-4-1-large", False),
+        ("anthropic", "opus", False),
+        ("google", "new-claude-sonnet-4-5", False),
+        ("openai", "gpt-5-nano-large", False),
+        (None, "claude-opus-4-6", False),
+    ],
 )
-def test_a_model_is_looked_up_by_the_requests_first_bytes(body: bytes, known: bool) -> None:
-    """If the first bytes name no model, the request is allowed: the response will name it."""
-    assert PriceTable({}).knows("anthropic", body) is known
+def test_no_model_is_priced_as_another(provider: str | None, model: str, known: bool) -> None:
+    """A version of a model has its price; a longer or shorter name is another model."""
+    usd = PriceTable({}).usd(provider, TokenCount(True, model, 1_000_000))
+
+    assert isinstance(usd, Unpriced) is not known

@@ -26,7 +26,7 @@ from typing import Final
 import anyio
 from anyio.abc import TaskGroup
 
-from hutch_daemon.keys.broker_boot import BrokerPaths
+from hutch_daemon.keys.broker_boot import BrokerPaths, own_prices
 from hutch_daemon.keys.control_link import CALL_TIMEOUT, ControlLink
 from hutch_daemon.keys.key_supply import FreshKey, KeyReport, KeySupply
 from hutch_daemon.keys.lease_book import GrantedLease, LeaseBook, LeaseHolder
@@ -135,6 +135,8 @@ class Broker:
         """
         call = partial(peer.call, timeout=CALL_TIMEOUT)
         active: dict[str, bool] = {}
+        if "set_prices" in welcome.abilities:  # a broker that was running has those of an earlier boot line
+            await call("set_prices", self._prices())
         theirs = {state.lease.id: state for state in welcome.leases}
         for lease, state in theirs.items():
             if lease in self._book.live or lease in self._book.ended:
@@ -302,6 +304,13 @@ class Broker:
         """Make the broker ask again for a replaced credential, and retry the requests that wait for it."""
         self._supply.replaced(credential)
         await self._link.send("drop_keys", link.DropKeys(credential=credential))
+
+    async def refresh_prices(self) -> None:
+        """Give the broker the prices of the settings. Call it when the settings have changed."""
+        await self._link.send("set_prices", self._prices())
+
+    def _prices(self) -> link.Prices:
+        return link.Prices(own_prices(self._settings.current))
 
     async def _end(self, leases: list[str]) -> int:
         self._book.end(leases)

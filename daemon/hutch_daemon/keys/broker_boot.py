@@ -10,7 +10,7 @@ from hutch_daemon.keys.supervisor import link_token
 from hutch_daemon.settings import Settings
 from hutch_shared import broker_link as link
 
-__all__ = ["BrokerPaths", "boot_line"]
+__all__ = ["BrokerPaths", "boot_line", "own_prices"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +50,7 @@ def boot_line(settings: Settings, paths: BrokerPaths, environ: Mapping[str, str]
         tcp=chosen.tcp,
         ca_file=chosen.ca_file,
         proxies=proxies,
-        prices={
-            model: link.Price(
-                price.input,
-                price.output,
-                price.cache_read,
-                price.cache_write,
-                price.cache_write_1h,
-                price.search,
-            )
-            for provider in settings.providers.values()
-            for model, price in provider.prices.items()
-        },
+        prices=own_prices(settings),
         connect_timeout=chosen.connect_timeout,
         first_byte_timeout=chosen.first_byte_timeout,
         chunk_timeout=chosen.chunk_timeout,
@@ -69,3 +58,14 @@ def boot_line(settings: Settings, paths: BrokerPaths, environ: Mapping[str, str]
         body=chosen.body,
         budget_wait=chosen.budget_wait,
     )
+
+
+def own_prices(settings: Settings) -> dict[str, link.Price]:
+    """Return the prices of the settings, by model."""
+    return {
+        model: link.Price(
+            price.input, price.output, price.cache_read, price.cache_write, price.cache_write_1h, price.search
+        )
+        for provider in settings.providers.values()
+        for model, price in provider.prices.items()
+    }

@@ -176,6 +176,7 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
         tasks.start_soon(serve, client_socket, client_listener.run, in_force, attrgetter("first_frame"))
         tasks.start_soon(retain, store, file)
         tasks.start_soon(keep_probing, environments)
+        tasks.start_soon(_refresh_prices, file, broker)
         tasks.start_soon(service.beat, lambda: store.writing)
         await anyio.lowlevel.checkpoint()  # let these tasks begin before hutchd reports that it is ready
         if paths.system:
@@ -199,6 +200,13 @@ def _leave_mark(paths: Paths) -> None:
         trouble = f"{error.filename}: {error.strerror}"
     if trouble is not None:
         _log.warning("the mark of this host's hutchd could not be left", why=trouble)
+
+
+async def _refresh_prices(file: SettingsFile, broker: Broker) -> None:
+    """Give the broker the prices of the settings after each change, until cancelled."""
+    while True:
+        await file.changed.wait()
+        await broker.refresh_prices()
 
 
 def _environments(in_force: SettingsInForce, paths: Paths, places: Places, stack: AsyncExitStack) -> Environments:

@@ -1,4 +1,4 @@
-"""hutchd's record of granted leases: budgets in portions, refills, ends. Without a broker."""
+"""hutchd's record of granted leases: requests in portions, refills, ends. Without a broker."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from hutch_daemon.keys.lease_book import Budget, GrantedLease, LeaseBook
+from hutch_daemon.keys.lease_book import GrantedLease, LeaseBook
 from hutch_daemon.settings import BrokerSettings, Settings, SettingsInForce
 from hutch_shared import broker_link as link
 
-SETTINGS = BrokerSettings(requests=100, usd=2.0, lease=60.0)
+SETTINGS = BrokerSettings(requests=100, lease=60.0)
 
 
 def lease(name: str = "l-1", **changes: Any) -> link.Lease:
@@ -43,27 +43,6 @@ def book_with(*granted: GrantedLease) -> LeaseBook:
     return book
 
 
-def test_a_portion_is_taken_from_the_budget_while_it_lasts() -> None:
-    """The last portion is the remainder; a lease without a budget has no limit in dollars."""
-    budget = Budget(3.0)
-    one, two = GrantedLease(lease(), budget), GrantedLease(lease("l-2"), budget)
-    book = book_with(one, two)
-
-    portions = [book.with_portion(one).usd, book.with_portion(two).usd, book.with_portion(one).usd]
-
-    assert portions == [2.0, 1.0, 0.0]
-    assert book.with_portion(GrantedLease(lease("l-3"), None)).usd is None
-
-
-def test_leases_of_a_session_share_its_budget() -> None:
-    """A second lease of the session draws on the same budget; another session's lease does not."""
-    budget = Budget(3.0)
-    book = book_with(GrantedLease(lease(), budget), GrantedLease(lease("l-2", session="s-2"), None))
-
-    assert book.budget_of("s-1") is budget
-    assert book.budget_of("s-2") is None
-
-
 @pytest.mark.parametrize(("requests", "refills"), [(9, []), (10, [("l-1", 10)])])
 def test_requests_are_refilled_from_a_tenth_of_the_portion_on(requests: int, refills: list[tuple[str, int]]) -> None:
     """Below a tenth, hutchd sends the broker nothing."""
@@ -72,20 +51,6 @@ def test_requests_are_refilled_from_a_tenth_of_the_portion_on(requests: int, ref
     due = book.count([record(n) for n in range(1, requests + 1)])
 
     assert [(refill.lease, refill.requests) for refill in due] == refills
-
-
-def test_dollars_are_refilled_from_a_tenth_of_the_portion_on() -> None:
-    """A refill covers the spent dollars, within the budget, and counts each dollar once."""
-    book = book_with(GrantedLease(lease(), Budget(0.5)))
-
-    first = book.count([record(1, usd=0.19)])
-    second = book.count([record(2, usd=0.11)])
-    third = book.count([record(3, usd=0.9)])
-
-    assert first == []
-    assert [(refill.requests, refill.expires_in) for refill in second] == [(2, 60.0)]
-    assert [refill.usd for refill in second] == [pytest.approx(0.3)]
-    assert [refill.usd for refill in third] == [pytest.approx(0.2)]
 
 
 def test_refused_paid_and_foreign_records_are_not_refilled() -> None:
@@ -101,16 +66,16 @@ def test_refused_paid_and_foreign_records_are_not_refilled() -> None:
 
 
 def test_a_kept_lease_is_topped_up_and_a_missing_one_starts_over() -> None:
-    """A broker that kept the lease gets the missing requests; one that lost it gets a whole portion."""
-    granted = GrantedLease(lease(), Budget(5.0), requests=7, usd=0.1)
+    """A broker that kept the lease gets the missing requests; one that lost it gets all, and what the budget leaves."""
+    granted = GrantedLease(lease(), 5.0, requests=7)
     book = book_with(granted)
 
     refill = book.top_up(granted, link.LeaseState(lease=granted.lease, expires_in=1.0, requests=40))
     full = book.top_up(granted, link.LeaseState(lease=granted.lease, expires_in=1.0, requests=400))
-    state = book.restart(granted)
+    state = book.fresh(granted, 3.5)
 
-    assert (refill.requests, refill.usd, full.requests) == (60, None, 0)
-    assert (state.requests, state.usd, granted.requests, granted.usd) == (100, 2.0, 0, 0.0)
+    assert (refill.requests, full.requests) == (60, 0)
+    assert (state.requests, state.usd, state.expires_in, granted.requests) == (100, 3.5, 60.0, 0)
 
 
 def test_an_ended_lease_is_remembered_until_the_broker_knows() -> None:
