@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any, Final, cast
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from hutch_broker.processes import BrokerPeer, peer_of
-from hutch_shared.unix import PATH_LIMIT, check_directory
 
-__all__ = ["BACKLOG", "AgentServer", "bind_agents", "unbind"]
+__all__ = ["BACKLOG", "AgentServer"]
 
 BACKLOG: Final = 1024
 """The length of the accept queue. With a short queue, agents block in connect() when many dial at once."""
@@ -94,29 +90,3 @@ class AgentServer(web.Server):
 
     def __call__(self) -> RequestHandler:
         return _Connection(self, loop=self._loop, head_timeout=self._head_timeout, **self._kwargs)
-
-
-def bind_agents(path: Path, *, everyone: bool) -> socket.socket:
-    """Return the listening socket for agents; with `everyone`, all accounts may connect.
-
-    The caller holds the lock of the control socket, so no other broker uses this path.
-    """
-    check_directory(path.parent)
-    if len(os.fsencode(path)) > PATH_LIMIT:
-        raise ValueError(f"the socket path {path} is longer than this system allows ({PATH_LIMIT} bytes)")
-    path.unlink(missing_ok=True)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    try:
-        sock.bind(os.fspath(path))
-    finally:
-        os.umask(before)
-    if everyone:
-        path.chmod(0o666)
-    sock.listen(BACKLOG)
-    return sock
-
-
-def unbind(path: Path) -> None:
-    """Remove the socket file."""
-    path.unlink(missing_ok=True)

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Final
 
 import anyio
 
-from hutch_broker.agents import BACKLOG, AgentServer, bind_agents, unbind
+from hutch_broker.agents import BACKLOG, AgentServer
 from hutch_broker.control import Control
 from hutch_broker.key_cache import KeyCache
 from hutch_broker.leases import LeaseTable
@@ -25,9 +26,11 @@ from hutch_broker.request_log import RequestLog
 from hutch_shared.broker_link import BrokerBoot
 from hutch_shared.ids import new_token
 from hutch_shared.latch import Latch
+from hutch_shared.paths import make_private
 from hutch_shared.rpc.stream import accept
 from hutch_shared.times import now_ms
 from hutch_shared.unix import listen
+from hutch_shared.watched_listener import WatchedListener
 
 __all__ = ["serving"]
 
@@ -48,7 +51,17 @@ async def serving(boot: BrokerBoot) -> AsyncIterator[anyio.Event]:
     prices = PriceTable(boot.prices)
     control = Control(boot, leases, request_log, prices, new_token()[:12], shut_down=ended.set, changed=changed.notify)
     socket_path = Path(boot.socket)
-    with listen(Path(boot.control)) as listener:
+    mode = 0o755 if boot.everyone else 0o700
+
+    def make_directories() -> None:
+        make_private(Path(boot.control).parent, mode)
+        make_private(socket_path.parent, mode)
+
+    with (
+        listen(Path(boot.control)) as for_hutchd,
+        listen(socket_path, 0o666 if boot.everyone else 0o600, lock=False) as for_agents,
+        ExitStack() as stack,
+    ):
         async with (
             upstream_session(boot) as session,
             anyio.create_task_group() as tasks,
@@ -57,12 +70,17 @@ async def serving(boot: BrokerBoot) -> AsyncIterator[anyio.Event]:
             keys = KeyCache(control.ask, boot.key_timeout, tasks, monotonic)
             proxy = Proxy(boot, leases, keys, prices, request_log, session, control.agreed)
             server = AgentServer(proxy.handle, header_timeout=boot.header_timeout, idle_timeout=boot.idle_timeout)
-            listeners.start_soon(_accept, bind_agents(socket_path, everyone=boot.everyone), server)
+            agents = WatchedListener(for_agents, make_directories)
+            listeners.start_soon(_accept, agents.accept, server)
+            listeners.start_soon(agents.watch)
             if boot.tcp:
-                listening = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+                listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=BACKLOG))
+                listening.setblocking(False)
                 control.port = listening.getsockname()[1]
-                listeners.start_soon(_accept, listening, server)
-            tasks.start_soon(control.serve, listener)
+                listeners.start_soon(_accept, partial(accept, listening), server)
+            hutchds = WatchedListener(for_hutchd, make_directories, on_taken=ended.set)
+            tasks.start_soon(control.serve, hutchds)
+            tasks.start_soon(hutchds.watch)
             tasks.start_soon(_keep_time, leases, control, changed, boot.linger, ended)
             tasks.start_soon(prices.load)
             try:
@@ -70,22 +88,20 @@ async def serving(boot: BrokerBoot) -> AsyncIterator[anyio.Event]:
             finally:
                 with anyio.CancelScope(shield=True):
                     listeners.cancel_scope.cancel()
-                    unbind(socket_path)
+                    for_agents.close()
                     leases.keep(())
                     await server.shutdown(1.0)
                 tasks.cancel_scope.cancel()
 
 
-async def _accept(listening: socket.socket, server: AgentServer) -> None:
+async def _accept(next_connection: Callable[[], Awaitable[socket.socket]], server: AgentServer) -> None:
     """Accept connections until cancelled.
 
     When the process has no free file descriptors, connections wait. asyncio's own server would flood the log instead.
     """
     loop = asyncio.get_running_loop()
-    with listening:
-        listening.setblocking(False)
-        while True:
-            await loop.connect_accepted_socket(server, await accept(listening))
+    while True:
+        await loop.connect_accepted_socket(server, await next_connection())
 
 
 async def _keep_time(leases: LeaseTable, control: Control, changed: Latch, linger: float, ended: anyio.Event) -> None:

@@ -26,8 +26,8 @@ from hutch_shared.processes import peer_credentials
 from hutch_shared.rpc.dispatch import Dispatcher
 from hutch_shared.rpc.heartbeat import Timeouts
 from hutch_shared.rpc.peer import Peer, PeerLimits
-from hutch_shared.rpc.stream import SocketStream, accept
-from hutch_shared.unix import Listener
+from hutch_shared.rpc.stream import SocketStream
+from hutch_shared.watched_listener import WatchedListener
 
 __all__ = ["Control"]
 
@@ -90,11 +90,11 @@ class Control:
         key: link.Key = await self._peer.call("need_key", need)
         return key
 
-    async def serve(self, listener: Listener) -> None:
+    async def serve(self, listener: WatchedListener) -> None:
         """Accept links until cancelled."""
         async with anyio.create_task_group() as tasks:
             while True:
-                sock = await accept(listener.socket)
+                sock = await listener.accept()
                 try:
                     allowed = peer_credentials(sock).uid in (0, os.geteuid())
                 except HutchError:

@@ -26,6 +26,7 @@ from hutch_daemon.service import take
 from hutch_daemon.settings import SettingsError, load
 from hutch_daemon.store import backups
 from hutch_daemon.wiring import run
+from hutch_daemon.wiring.sockets import make_runtime
 from hutch_shared import __version__
 from hutch_shared.encoding import encoding_fault, require_utf8
 from hutch_shared.errors import HutchError
@@ -71,7 +72,7 @@ def main() -> NoReturn:
         make_private(paths.state, STATE_MODE if paths.system and is_marked(paths.state) else 0o700)
         if options.restore is not None:
             _restore(Path(options.restore), paths)
-        make_private(paths.runtime, 0o755 if paths.system else 0o700)
+        make_runtime(paths)
         anyio.run(run, paths, settings, service)
     except (HutchError, MasterKeyError, OSError, BaseExceptionGroup) as error:
         expected = _innermost(error)

@@ -96,26 +96,67 @@ def _check_length(path: Path) -> None:
 class Listener:
     """A listening socket, its file, and the lock that shows that it is live.
 
-    A context manager. Closing removes the file, unless the socket was `passed` to us, and never removes the lock file.
+    A context manager. Closing removes the file if this process made it and it is still the same file, unless the socket
+    was `passed` to us. The lock file is never removed.
     """
 
-    def __init__(self, path: Path, sock: socket.socket, lock: int, *, passed: bool = False) -> None:
-        """Own the socket and the lock."""
+    def __init__(self, path: Path, sock: socket.socket, lock: int | None, mode: int, *, passed: bool = False) -> None:
+        """Own the socket and the lock; None if the caller has another lock for this path."""
         self.path = path
         self.socket = sock
+        self.passed = passed
+        """The service manager made the file."""
+        self._mode = mode
         self._lock = lock
-        self._passed = passed
+        self._file = _file_id(path)
+        self._open = True
+
+    def fault(self) -> str | None:
+        """Return why nobody can connect, as the end of a sentence about the file; None if the file is in its place."""
+        found = _file_id(self.path)
+        if found is None:
+            return "is gone"
+        if found != self._file:
+            return "was replaced by another file"
+        if self._lock is not None and _file_id(_lock_path(self.path)) != _id_of(os.fstat(self._lock)):
+            return "has lost its lock file"
+        return None
+
+    def rebind(self) -> socket.socket:
+        """Make the socket and its lock again, in the existing directory; return the former socket.
+
+        The caller accepts what waits on the former socket and closes it. A socket file of another process is removed if
+        that process does not hold the lock. Raises as `listen` does, and OSError; then nothing has changed.
+        """
+        check_directory(self.path.parent)
+        lock = self._lock
+        if lock is not None and _file_id(_lock_path(self.path)) != _id_of(os.fstat(lock)):
+            lock = _take_lock(self.path)
+        try:
+            sock = _bind(self.path, self._mode)
+        except BaseException:
+            if lock is not None and lock != self._lock:
+                os.close(lock)
+            raise
+        former, self.socket = self.socket, sock
+        former_lock, self._lock = self._lock, lock
+        if former_lock is not None and former_lock != lock:
+            os.close(former_lock)
+        self._file = _file_id(self.path)
+        self.passed = False
+        return former
 
     def close(self) -> None:
         """Stop listening. Closing again does nothing."""
-        if self._lock < 0:
+        if not self._open:
             return
-        if not self._passed:
+        self._open = False
+        if not self.passed and self._file is not None and _file_id(self.path) == self._file:
             with contextlib.suppress(FileNotFoundError):
                 self.path.unlink()
         self.socket.close()
-        os.close(self._lock)
-        self._lock = -1
+        if self._lock is not None:
+            os.close(self._lock)
 
     def __enter__(self) -> Self:
         return self
@@ -126,45 +167,65 @@ class Listener:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Listener {self.path}{' closed' if self._lock < 0 else ''}>"
+        return f"<Listener {self.path}{'' if self._open else ' closed'}>"
 
 
-def listen(path: Path, mode: int = 0o600) -> Listener:
+def listen(path: Path, mode: int = 0o600, *, lock: bool = True) -> Listener:
     """Listen on `path` without blocking. The socket file never has a wider mode than `mode`.
 
     `not_allowed` for an unsafe directory or a file in the way, `invalid_params` for a path that is too long,
     `wrong_state` when another process listens there. The lock on `<path>.lock` shows that: the socket file of a killed
-    process is replaced, that of a live one never.
+    process is replaced, that of a live one never. Without `lock` the caller must hold another lock for this path.
     """
     _check_length(path)
     check_directory(path.parent)
-    lock = _lock(path)
+    held = _take_lock(path) if lock else None
     try:
-        _clear(path)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            before = os.umask(0o077)
-            try:
-                sock.bind(os.fspath(path))
-            finally:
-                os.umask(before)
-            path.chmod(mode)
-            sock.listen(_BACKLOG)
-            sock.setblocking(False)
-        except BaseException:
-            sock.close()
-            raise
+        sock = _bind(path, mode)
     except BaseException:
-        os.close(lock)
+        if held is not None:
+            os.close(held)
         raise
-    return Listener(path, sock, lock)
+    return Listener(path, sock, held, mode)
+
+
+def _bind(path: Path, mode: int) -> socket.socket:
+    """Return a socket that listens on `path`, in place of a stale socket file. The caller holds the lock."""
+    _clear(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        before = os.umask(0o177)
+        try:
+            sock.bind(os.fspath(path))
+        finally:
+            os.umask(before)
+        path.chmod(mode)
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _file_id(path: Path) -> tuple[int, int] | None:
+    """Return what identifies the file at `path` while somebody has it open; None if there is none or it is hidden."""
+    try:
+        return _id_of(path.lstat())
+    except OSError:
+        return None
+
+
+def _id_of(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
 
 
 def take_over(path: Path, fd: int, mode: int = 0o600) -> Listener:
     """Listen on a socket that the service manager passed, in place of one that `listen(path, mode)` would make.
 
     The socket outlives us: closing leaves the file, and clients that connect then wait for the next process that gets
-    it. Raises as `listen` does, and `not_allowed` if `fd` is not a listening socket at `path`.
+    it. If its file is gone, nobody can connect to it any more, and `listen(path, mode)` takes its place. Raises as
+    `listen` does, and `not_allowed` if `fd` is not a listening socket at `path`.
     """
     check_directory(path.parent)
     try:
@@ -174,18 +235,21 @@ def take_over(path: Path, fd: int, mode: int = 0o600) -> Listener:
     try:
         if (why := _mismatch(sock, path, mode)) is not None:
             raise HutchError(Reason.NOT_ALLOWED, f"The socket that was passed for {path} {why}.")
-        lock = _lock(path)
+        if not os.path.lexists(path):
+            sock.close()
+            return listen(path, mode)
+        lock = _take_lock(path)
     except BaseException:
         sock.close()
         raise
     sock.set_inheritable(False)
     sock.setblocking(False)
     sock.listen(_BACKLOG)  # clients now see our uid and pid, not those of the service manager
-    return Listener(path, sock, lock, passed=True)
+    return Listener(path, sock, lock, mode, passed=True)
 
 
 def _mismatch(sock: socket.socket, path: Path, mode: int) -> str | None:
-    """Return why `sock` is not the listening socket at `path`, or None if it is."""
+    """Return why `sock` is not the listening socket at `path`, or None if it is or if its file is gone."""
     if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM:
         return "is not a Unix stream socket"
     if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -196,7 +260,7 @@ def _mismatch(sock: socket.socket, path: Path, mode: int) -> str | None:
     try:
         found = path.lstat()
     except FileNotFoundError:
-        return "is unreachable: its file is gone. Restart its socket unit"
+        return None
     if not stat.S_ISSOCK(found.st_mode):
         return "is unreachable: another file has its path"
     if stat.S_IMODE(found.st_mode) & ~mode:
@@ -204,8 +268,12 @@ def _mismatch(sock: socket.socket, path: Path, mode: int) -> str | None:
     return None
 
 
-def _lock(path: Path) -> int:
-    name = path.with_name(path.name + ".lock")
+def _lock_path(path: Path) -> Path:
+    return path.with_name(path.name + ".lock")
+
+
+def _take_lock(path: Path) -> int:
+    name = _lock_path(path)
     try:
         lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -146,6 +147,59 @@ def test_a_file_in_the_way_is_never_removed(home: Path) -> None:
     with refusal(Reason.NOT_ALLOWED):
         unix.listen(path)
     assert path.read_text() == "precious"
+
+
+def test_only_the_maker_of_a_socket_file_unlinks_it(home: Path) -> None:
+    """A file that took its place stays when the listener closes."""
+    path = home / "s.sock"
+    with unix.listen(path) as first:
+        path.unlink()
+        (home / "s.sock.lock").unlink()
+        with unix.listen(path):
+            assert first.fault() == "was replaced by another file"
+            first.close()
+
+            unix.connect(path).close()
+    assert not path.exists()
+
+
+def test_a_lost_socket_is_bound_again(home: Path) -> None:
+    """The whole directory may be gone: the listener makes its socket and its lock again once the directory exists."""
+    path = home / "s.sock"
+    with unix.listen(path, 0o666) as listener:
+        assert listener.fault() is None
+        shutil.rmtree(home)
+        assert listener.fault() == "is gone"
+        with pytest.raises(FileNotFoundError):
+            listener.rebind()
+        home.mkdir(0o700)
+        listener.rebind().close()
+
+        assert listener.fault() is None
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666
+        unix.connect(path).close()
+        with refusal(Reason.WRONG_STATE):
+            unix.listen(path)
+        assert listener.socket.accept()
+    assert not path.exists()
+
+
+def test_a_foreign_socket_is_replaced_only_without_its_lock(home: Path) -> None:
+    """A process that holds the lock serves there; one that does not left a file that nobody should find."""
+    path = home / "s.sock"
+    with unix.listen(path) as listener:
+        path.unlink()
+        (home / "s.sock.lock").unlink()
+        with unix.listen(path), refusal(Reason.WRONG_STATE):
+            listener.rebind()
+        assert listener.fault() == "is gone"
+        with socket.socket(socket.AF_UNIX) as foreign:
+            foreign.bind(str(path))
+            foreign.listen()
+            assert listener.fault() == "was replaced by another file"
+
+            listener.rebind().close()
+            assert listener.fault() is None
 
 
 def test_a_lock_that_is_a_link_is_refused(home: Path) -> None:

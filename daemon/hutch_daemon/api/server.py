@@ -31,8 +31,8 @@ from hutch_shared.errors import HutchError, Reason
 from hutch_shared.processes import Credentials, peer_credentials
 from hutch_shared.rpc.envelope import EnvelopeFault, encode_error, parse
 from hutch_shared.rpc.heartbeat import Timeouts
-from hutch_shared.rpc.stream import SocketStream, accept
-from hutch_shared.unix import Listener
+from hutch_shared.rpc.stream import SocketStream
+from hutch_shared.watched_listener import WatchedListener
 
 __all__ = ["Serve", "serve", "timeouts_of"]
 
@@ -61,20 +61,23 @@ def timeouts_of(sockets: SocketSettings) -> Timeouts:
 
 
 async def serve(
-    listener: Listener,
+    listener: WatchedListener,
     run: Serve,
     settings: SettingsInForce,
     first_frame: Callable[[SocketSettings], float],
 ) -> None:
-    """Accept until cancelled. Connections beyond the limits, and those whose peer is unknown, are closed unread.
+    """Accept until cancelled, and watch the socket's file.
 
-    Connections without a complete message within `first_frame` seconds are closed too.
+    Connections beyond the limits, and those whose peer is unknown, are closed unread.
+
+    So are connections without a complete message within `first_frame` seconds.
     """
     async with anyio.create_task_group() as tasks:
         limiter = ConnectionLimiter(run, settings, tasks)
+        tasks.start_soon(listener.watch)
         try:
             while True:
-                sock = await accept(listener.socket)
+                sock = await listener.accept()
                 credentials = limiter.admit(sock)
                 if credentials is not None:
                     limiter.pending.add(

@@ -55,6 +55,7 @@ from hutch_daemon.store import executors, keys
 from hutch_daemon.store.store import Store, StoreLimits
 from hutch_daemon.wiring.assembly import Opened, running_services
 from hutch_daemon.wiring.settings_file import SettingsFile
+from hutch_daemon.wiring.sockets import Sockets
 from hutch_daemon.wiring.stopping import until_stopped
 from hutch_daemon.wiring.upkeep import keep_probing, retain
 from hutch_shared import __file__ as shared_file
@@ -65,7 +66,6 @@ from hutch_shared.logs import mask_also
 from hutch_shared.paths import Paths
 from hutch_shared.processes import boot_id
 from hutch_shared.times import awake_ms, now_ms
-from hutch_shared.unix import Listener, listen, take_over
 
 __all__ = ["run"]
 
@@ -83,7 +83,7 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
         signals = stack.enter_context(anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
         limits = StoreLimits(wal=settings.store.wal_bytes, wal_held=8 * settings.store.wal_bytes)
         store = await stack.enter_async_context(Store.open(paths.state / "hutch.db", limits=limits))
-        passed = _passed(service, paths, stack)
+        sockets = stack.enter_context(Sockets(paths, service))
         fanout = Fanout(store, QueueLimits(bytes=settings.sockets.follower_bytes))
         notices = Notices()
 
@@ -151,9 +151,9 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
             boot_id=boot_id(),
             own_spares=not paths.system,
             clients=connections.__len__,
-            settings_notices=file.notices,
+            settings_notices=lambda: (*file.notices(), *sockets.troubles()),
         )
-        executor_socket = passed.get("executor") or stack.enter_context(listen(paths.executor_socket, _mode(paths)))
+        executor_socket = sockets.open("executor")
         await stack.enter_async_context(broker.running())
         if await store.read(keys.list_):
             broker.request_start()
@@ -172,8 +172,7 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
             daemon_uid=os.geteuid(),
             connections=connections,
         )
-        client_socket = passed.get("client") or stack.enter_context(listen(paths.client_socket, _mode(paths)))
-        tasks.start_soon(serve, client_socket, client_listener.run, in_force, attrgetter("first_frame"))
+        tasks.start_soon(serve, sockets.open("client"), client_listener.run, in_force, attrgetter("first_frame"))
         tasks.start_soon(retain, store, file)
         tasks.start_soon(keep_probing, environments)
         tasks.start_soon(_refresh_prices, file, broker)
@@ -230,18 +229,6 @@ def _unix_user(in_force: SettingsInForce, places: Places, stack: AsyncExitStack)
         places=places,
         dedicated=lambda name: name in in_force.current.accounts.dedicated,
     )
-
-
-def _passed(service: Service, paths: Paths, stack: AsyncExitStack) -> dict[str, Listener]:
-    """Take over the sockets that the service manager passed. Clients that connect earlier wait until hutchd serves."""
-    places = {"client": paths.client_socket, "executor": paths.executor_socket}
-    mode = _mode(paths)
-    return {name: stack.enter_context(take_over(places[name], fd, mode)) for name, fd in service.sockets.items()}
-
-
-def _mode(paths: Paths) -> int:
-    """Return the mode of the sockets. In system mode every account may connect, and is identified afterwards."""
-    return 0o666 if paths.system else 0o600
 
 
 async def _holds(store: Store, executor: str, session: str) -> bool:

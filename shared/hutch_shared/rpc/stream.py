@@ -22,7 +22,7 @@ from anyio.abc import ByteStream, SocketAttribute
 
 from hutch_shared.unix import connect
 
-__all__ = ["OVERSIZED", "FrameSplitter", "SocketStream", "accept", "dial"]
+__all__ = ["EXHAUSTED", "OVERSIZED", "PAUSE_EXHAUSTED", "FrameSplitter", "SocketStream", "accept", "dial"]
 
 _RECEIVE: Final = 1 << 16
 _IN_A_ROW: Final = 16
@@ -30,7 +30,10 @@ OVERSIZED: Final = "oversized"
 """Takes the place of a frame over the limit, whose bytes are dropped."""
 
 _FRAME_BLANK: Final = b" \t\r"
-_EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Errors of accept() that pass when file descriptors or memory are free again."""
+PAUSE_EXHAUSTED: Final = 0.05
+"""Seconds until the next accept() after such an error."""
 
 
 class SocketStream(ByteStream):
@@ -166,9 +169,9 @@ async def accept(listener: socket.socket) -> socket.socket:
         except ConnectionError:
             continue
         except OSError as error:
-            if error.errno not in _EXHAUSTED:
+            if error.errno not in EXHAUSTED:
                 raise
-            await anyio.sleep(0.05)
+            await anyio.sleep(PAUSE_EXHAUSTED)
         else:
             return sock
 

@@ -16,6 +16,7 @@ from hutch_daemon.settings import Settings, SettingsInForce, SocketSettings
 from hutch_shared.processes import Credentials
 from hutch_shared.rpc.stream import SocketStream
 from hutch_shared.unix import listen
+from hutch_shared.watched_listener import WatchedListener
 
 BOUND = 30.0
 """Seconds after which a test has failed."""
@@ -54,7 +55,7 @@ async def echo_server(folder: Path, seconds: float = BOUND, **settings: int) -> 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(
                 serve,
-                listener,
+                WatchedListener(listener, lambda: None),
                 made.run,
                 SettingsInForce(Settings(sockets=SocketSettings(**settings))),
                 lambda _: seconds,
