@@ -1,6 +1,7 @@
 """The whole broker: its socket for agents, its control socket for hutchd, and the services between them.
 
-The broker ends when hutchd requests it, or when it has had neither a lease nor a linked hutchd for some time.
+The broker ends when hutchd requests it, or when it has had neither a lease nor a linked hutchd for some time. Without
+hutchd it ends the leases of executors that are gone, so it does not outlive the last one for long.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from hutch_broker.leases import LeaseTable
 from hutch_broker.prices import PriceTable
 from hutch_broker.proxy import Proxy, upstream_session
 from hutch_broker.request_log import RequestLog
-from hutch_shared.broker_link import BrokerBoot
+from hutch_shared.broker_link import BrokerBoot, Lease
 from hutch_shared.ids import new_token
 from hutch_shared.latch import Latch
 from hutch_shared.paths import make_private
+from hutch_shared.processes import start_time
 from hutch_shared.rpc.stream import accept
 from hutch_shared.times import now_ms
 from hutch_shared.unix import listen
@@ -36,6 +38,8 @@ __all__ = ["serving"]
 
 _LEFT: Final = 2.0
 """Seconds that a broker without leases goes on after hutchd ended on purpose; a restarted hutchd is back by then."""
+_LOOK_EVERY: Final = 1.0
+"""Seconds between two looks, without hutchd, at the executors that hold leases."""
 
 
 @asynccontextmanager
@@ -105,16 +109,27 @@ async def _accept(next_connection: Callable[[], Awaitable[socket.socket]], serve
 
 
 async def _keep_time(leases: LeaseTable, control: Control, changed: Latch, linger: float, ended: anyio.Event) -> None:
-    """End leases when they expire. End the broker after `linger` seconds without a lease and without hutchd.
+    """End leases when they expire, and without hutchd those whose executor is gone.
 
-    If hutchd ended on purpose, it ends after at most `_LEFT` seconds.
+    End the broker after `linger` seconds without a lease and without hutchd, or after at most `_LEFT` if hutchd ended
+    on purpose.
     """
     while True:
         leases.end_expired()
+        if not control.linked:
+            leases.end([state.lease.id for state in leases.states() if not _has_holder(state.lease)])
         alone = not leases and not control.linked
-        pause = (min(linger, _LEFT) if control.left else linger) if alone else leases.next_end()
+        if alone:
+            pause: float | None = min(linger, _LEFT) if control.left else linger
+        else:
+            ends = leases.next_end()
+            pause = ends if control.linked else min(_LOOK_EVERY, _LOOK_EVERY if ends is None else ends)
         with anyio.move_on_after(pause) as waited:
             await changed.wait()
         if alone and waited.cancelled_caught:
             ended.set()
             return
+
+
+def _has_holder(lease: Lease) -> bool:
+    return start_time(lease.pid) == lease.start_time

@@ -334,6 +334,8 @@ class BrokerState(Wire, frozen=True, omit_defaults=True):
     streams: int = 0
     requests: int = 0
     refused: int = 0
+    pid: int = 0
+    """Its process; 0 if none is linked."""
 
 
 class Status(Wire, frozen=True, omit_defaults=True):

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from hutch_client import exits
-from tests.rehearsal import Say, Step, anything, serve
+from tests.rehearsal import Say, Step, Steps, anything, serve
 from tests.system.host import KEY, host, settings_for
 from tests.system.log import DEADLINE, wait_for
 
@@ -22,9 +22,10 @@ REACHABLE = 3.0
 @pytest.mark.parametrize("made_again", [True, False], ids=["logged in again", "logged out"])
 async def test_a_removed_runtime_directory_does_not_cut_anybody_off(made_again: bool) -> None:
     """A logout removes it, and perhaps a login makes it again: sessions, `run`, `stop` and `start` go on working."""
-    async with serve(key=KEY, script=Step(anything, Say("ok"), None)) as model, host(
-        settings_for(model), double=True
-    ) as made:
+    async with (
+        serve(key=KEY, script=Steps(Step(anything, Say("ok"), None))) as model,
+        host(settings_for(model), double=True) as made,
+    ):
         await made.hutch("key", "add", "anthropic", input=KEY)
         first = await made.hutch("run", "hi")
         shutil.rmtree(made.runtime)
@@ -48,9 +49,10 @@ async def test_a_removed_runtime_directory_does_not_cut_anybody_off(made_again: 
 
 async def test_a_removed_broker_socket_is_bound_again() -> None:
     """Until then the status says that it is gone; then new sessions work."""
-    async with serve(key=KEY, script=Step(anything, Say("ok"), None)) as model, host(
-        settings_for(model), double=True
-    ) as made:
+    async with (
+        serve(key=KEY, script=Steps(Step(anything, Say("ok"), None))) as model,
+        host(settings_for(model), double=True) as made,
+    ):
         await made.hutch("key", "add", "anthropic", input=KEY)
         await made.hutch("run", "hi")
         socket = made.runtime / "broker" / "broker.sock"

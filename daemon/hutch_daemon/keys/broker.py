@@ -24,6 +24,7 @@ from functools import partial
 from typing import Final
 
 import anyio
+from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from hutch_daemon.keys.broker_boot import BrokerPaths, own_prices
@@ -108,7 +109,8 @@ class Broker:
     async def running(self) -> AsyncIterator[Broker]:
         """While the block runs, keep a broker linked once its start was requested.
 
-        At the end of the block, end the broker if no lease is live; otherwise leave it running without hutchd.
+        At the end of the block, end the broker if no lease is live; otherwise leave it running without hutchd. Then it
+        ends with the last executor that has a lease.
         """
         failure = None
         self._book.in_turn = await self._store.read(turns.sessions_in_turn)
@@ -122,8 +124,7 @@ class Broker:
                 failure = error
             with anyio.move_on_after(5, shield=True):
                 await self._end_unheld()
-                if not self._book.live:
-                    await self._link.send("shutdown", m.Nothing())
+                await self._link.end(leave=bool(self._book.live))
             tasks.cancel_scope.cancel()
         if failure is not None:
             raise failure
@@ -342,7 +343,16 @@ class Broker:
         if status is None:
             return m.BrokerState("down", self._link.trouble) if self._link.start_requested else m.BrokerState("idle")
         streams = sum(state.streams for state in status.leases)
-        return m.BrokerState("up", "", len(status.leases), streams, status.requests, status.refused)
+        missing = not await to_thread.run_sync(self._socket.is_socket)
+        return m.BrokerState(
+            "down" if missing else "up",
+            f"{self._socket} is gone; the broker binds it again" if missing else "",
+            len(status.leases),
+            streams,
+            status.requests,
+            status.refused,
+            self._link.pid,
+        )
 
     # ------------------------------------------------------------ records
 

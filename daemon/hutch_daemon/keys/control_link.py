@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 import anyio
@@ -15,6 +16,7 @@ from hutch_daemon.settings import SettingsInForce
 from hutch_shared import broker_link as link
 from hutch_shared import messages as m
 from hutch_shared.backoff import Backoff
+from hutch_shared.conditions import Conditions
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.rpc.dispatch import Handler
 
@@ -23,6 +25,10 @@ __all__ = ["CALL_TIMEOUT", "ControlLink"]
 _log: Final = logging.getLogger(__name__)
 CALL_TIMEOUT: Final = 30.0
 """Seconds within which the broker must answer a call."""
+_PAUSES: Final = (0.1, 5.0)
+"""The shortest and the longest pause before the broker is linked again, in seconds."""
+_LINK: Final = 1.0
+"""Seconds that a broker gets to be linked when hutchd ends."""
 
 Agree = Callable[[Link, link.BrokerWelcome], Awaitable[None]]
 """Brings a newly linked broker to the current state. Other calls can use the link after it returns."""
@@ -48,6 +54,9 @@ class ControlLink:
         self._agree = agree
         self._everyone = everyone
         self._environ = environ
+        self._conditions = Conditions(_log)
+        self.pid = 0
+        """The linked broker's process; 0 without a link."""
         self.reporting: Link | None = None
         """The current link, on which records can arrive even before `agree` has returned."""
         self._agreed: Link | None = None
@@ -96,6 +105,23 @@ class ControlLink:
             except HutchError as error:
                 _log.warning("the broker did not take %s: %s", name, error)
 
+    async def end(self, *, leave: bool) -> None:
+        """End the broker, or with `leave` notify it that hutchd ends. Call it once, before `run` is cancelled.
+
+        A broker that is not linked yet gets a moment to be linked. After that `run`, when it is cancelled, ends the one
+        that it is starting: no lease is in it.
+        """
+        if self._agreed is None and self._paths.control.exists():
+            with anyio.move_on_after(_LINK):
+                await self._up.wait()
+        if self._agreed is None:
+            return
+        if not leave:
+            await self.send("shutdown", m.Nothing())
+        elif "leave" in self.abilities:
+            with suppress(HutchError):  # it ended
+                await self._agreed.notify("leave", m.Nothing())
+
     async def run(self) -> None:
         """Keep a broker linked until cancelled."""
         self._paths.socket.parent.mkdir(parents=True, exist_ok=True)
@@ -108,36 +134,38 @@ class ControlLink:
             log_path=self._paths.log,
             environ=self._environ,
         )
-        backoff = Backoff(0.1, 30.0)
+        backoff = Backoff(*_PAUSES)
         try:
             while True:
-                await self._link_once(process, backoff)
+                await self._link_once(process)
                 await anyio.sleep(backoff.next())
         finally:
             process.leave_running()
 
-    async def _link_once(self, process: BrokerProcess, backoff: Backoff) -> None:
+    async def _link_once(self, process: BrokerProcess) -> None:
         """Link with a broker; return when the link is lost or could not be made."""
         try:
             async with process.linked() as (peer, welcome):
                 self.reporting, self.abilities = peer, frozenset(welcome.abilities)
+                self.pid = welcome.pid
                 await self._agree(peer, welcome)
                 self.port = welcome.port
                 self._agreed = peer
                 self.trouble = ""
                 self._up.set()
-                backoff.reset()
+                self._conditions.end("down", "the broker is up")
                 await peer.wait_closed()
-                _log.warning("the broker is gone (%s)", peer.why)
                 self.trouble = "it ended and is started again"
+                self._conditions.begin("down", f"the broker is gone ({peer.why})")
         except HutchError as error:
             self.trouble = error.message
-            _log.warning("no broker: %s", error)
+            self._conditions.begin("down", f"no broker: {error}")
         finally:
             self._agreed = None
             if self._up.is_set():  # replace only a set event: others may wait on an unset one
                 self._up = anyio.Event()
             process.reap()
+            self.pid = 0
 
     def __repr__(self) -> str:
         return f"<ControlLink {'up' if self.up else self.trouble}>"

@@ -24,6 +24,7 @@ from anyio.abc import SocketAttribute
 
 from hutch_daemon.keys import durable
 from hutch_shared import broker_link as link
+from hutch_shared.backoff import Backoff
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.ids import new_token
 from hutch_shared.processes import Credentials, peer_credentials
@@ -37,6 +38,8 @@ __all__ = ["BrokerProcess", "Link", "link_token"]
 _log: Final = logging.getLogger(__name__)
 _START: Final = 30.0
 _HELLO: Final = 10.0
+_LOOKS: Final = (0.005, 0.25)
+"""The shortest and the longest pause between two looks whether a new broker listens, in seconds."""
 _MAX_LOG_BYTES: Final = 1 << 20
 _ENVIRONMENT: Final = (
     "PATH",
@@ -116,18 +119,21 @@ class BrokerProcess:
         return stream
 
     async def _start(self) -> SocketStream:
-        """Start a broker and wait until it accepts the link."""
+        """Start a broker and wait until it accepts the link. Cancelled: the new broker is ended."""
         self.starts += 1
         environ = {name: self._environ[name] for name in _ENVIRONMENT if name in self._environ}
         child = await to_thread.run_sync(self._spawn, environ)
         self._children.append(child)
-        pause = 0.005
-        with anyio.move_on_after(_START):
-            while child.poll() is None:
-                if (stream := await self._dial()) is not None:
-                    return stream
-                await anyio.sleep(pause)
-                pause = min(pause * 1.5, 0.25)
+        looks = Backoff(*_LOOKS, jitter=0.0)
+        try:
+            with anyio.move_on_after(_START):
+                while child.poll() is None:
+                    if (stream := await self._dial()) is not None:
+                        return stream
+                    await anyio.sleep(looks.next())
+        except anyio.get_cancelled_exc_class():
+            child.terminate()
+            raise
         if child.poll() is None:
             child.kill()
         raise HutchError(
