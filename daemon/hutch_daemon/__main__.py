@@ -32,6 +32,7 @@ from hutch_shared.encoding import encoding_fault, require_utf8
 from hutch_shared.errors import HutchError
 from hutch_shared.hardening import forbid_dumps
 from hutch_shared.host_mark import STATE_MODE, is_marked
+from hutch_shared.hutchd_lock import inherited_start
 from hutch_shared.logs import set_up_logs
 from hutch_shared.paths import Paths, find_paths, make_private
 
@@ -72,8 +73,9 @@ def main() -> NoReturn:
         make_private(paths.state, STATE_MODE if paths.system and is_marked(paths.state) else 0o700)
         if options.restore is not None:
             _restore(Path(options.restore), paths)
+        start = inherited_start(paths.state)
         make_runtime(paths)
-        anyio.run(run, paths, settings, service)
+        anyio.run(run, paths, settings, service, start.release if start is not None else _no_start)
     except (HutchError, MasterKeyError, OSError, BaseExceptionGroup) as error:
         expected = _innermost(error)
         if not isinstance(expected, (HutchError, MasterKeyError, OSError)):
@@ -82,6 +84,10 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     raise SystemExit(0)
+
+
+def _no_start() -> None:
+    """Release no lock: another hutchd is starting, and this one will find the database in use."""
 
 
 def _arguments() -> argparse.Namespace:

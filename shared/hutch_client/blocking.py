@@ -30,11 +30,16 @@ class BlockingConnection:
     """A connection after the greeting, as a context manager that closes it. Not thread-safe."""
 
     def __init__(self, path: Path | None = None, *, timeout: float = 60.0) -> None:
-        """Dial `path` (default: `endpoint.socket_path()`) and agree on the protocol. Each wait lasts ≤ `timeout` s."""
-        from hutch_client.endpoint import dial, socket_path  # late: `hutch COMMAND -h` does not need it
+        """Dial `path` (default: `endpoint.socket_path()`) and agree on the protocol. Each wait lasts ≤ `timeout` s.
 
-        self._line = dial(path or socket_path(), timeout)
-        self._timeout = timeout
+        HutchError CONNECTION_LOST if hutchd does not answer within `endpoint.GREETING` seconds; it says why.
+        """
+        from hutch_client.endpoint import GREETING, dial, not_greeted, socket_path  # late: not needed for `-h`
+
+        path = path or socket_path()
+        self._line = dial(path)
+        self._timeout = min(timeout, GREETING)
+        self._line.settimeout(self._timeout)
         self._received = self._line.makefile("rb")
         self._number = 0
         self.server: dict[str, Any] = {}
@@ -42,6 +47,12 @@ class BlockingConnection:
         try:
             greeting = {"protocol": PROTOCOL, "client": f"hutch {__version__}", "waiting_state": True}
             self.server = self.call("get_version", **greeting)
+            self._timeout = timeout
+            self._line.settimeout(timeout)
+        except HutchError as error:
+            late = not_greeted(path, self._line) if error.reason is Reason.TIMED_OUT else error
+            self.close()
+            raise late from None
         except BaseException:
             self.close()
             raise
@@ -59,6 +70,15 @@ class BlockingConnection:
             raise HutchError(Reason.TIMED_OUT, f"hutchd did not answer `{method}` in {self._timeout:g} s.") from None
         except OSError:
             raise HutchError(Reason.CONNECTION_LOST, _LOST) from None
+
+    def server_pid(self) -> int:
+        """Return hutchd's pid, as the kernel reports it here; 0 if it is in a pid namespace that is not visible."""
+        from hutch_shared.processes import peer_credentials
+
+        try:
+            return peer_credentials(self._line).pid
+        except HutchError:
+            return 0
 
     def wait_closed(self, timeout: float) -> bool:
         """Wait until hutchd closes the connection; False after `timeout` seconds without any data."""

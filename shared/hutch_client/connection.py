@@ -11,28 +11,29 @@ from typing import Final, TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
-from hutch_client.endpoint import dial
+from hutch_client.endpoint import GREETING, dial, not_greeted
 from hutch_shared import __version__
 from hutch_shared import messages as m
-from hutch_shared.errors import Reason
+from hutch_shared.backoff import Backoff
+from hutch_shared.errors import HutchError, Reason
 from hutch_shared.methods import CLIENT, TO_CLIENT
 from hutch_shared.rpc.dispatch import Dispatcher, Handler
 from hutch_shared.rpc.peer import Peer, PeerLimits
 from hutch_shared.rpc.stream import SocketStream
 
-__all__ = ["GONE", "GREETING_TIMEOUT", "Redial", "background_tasks", "connected_peer"]
+__all__ = ["GONE", "Redial", "background_tasks", "connected_peer"]
 
 C = TypeVar("C")
 
 logging.getLogger("hutch_shared").addHandler(logging.NullHandler())
 """The wire's log is for programs that set up logging; without this Python prints it on the terminal."""
 
-GREETING_TIMEOUT: Final = 10.0
 GONE: Final = (Reason.CONNECTION_LOST, Reason.SHUTTING_DOWN)
 """Errors after which a new connection may help."""
 
 _LIMITS: Final = PeerLimits(frame=64 << 20)
-_PAUSES: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+_PAUSES: Final = (0.05, 2.0)
+"""The shortest and the longest pause between two dials, in seconds."""
 
 
 @asynccontextmanager
@@ -43,10 +44,18 @@ async def connected_peer(path: Path, context: C, handlers: dict[str, Handler[C]]
     """
     sock = await anyio.to_thread.run_sync(dial, path)
     serves = Dispatcher(TO_CLIENT, handlers)
-    peer = Peer(SocketStream(sock), serves=serves, sends=CLIENT, context=context, limits=_LIMITS)
+    stream = SocketStream(sock)
+    peer = Peer(stream, serves=serves, sends=CLIENT, context=context, limits=_LIMITS)
     async with peer.serving():
         greeting = m.VersionParams(client=f"hutch {__version__}", waiting_state=True)
-        await peer.call("get_version", greeting, GREETING_TIMEOUT)
+        try:
+            await peer.call("get_version", greeting, GREETING)
+        except HutchError as error:
+            if error.reason is not Reason.TIMED_OUT:
+                raise
+            late = await anyio.to_thread.run_sync(not_greeted, path, sock)
+            await stream.aclose()  # the other side would not answer a close in order either
+            raise late from None
         yield peer
 
 
@@ -57,7 +66,7 @@ class Redial:
         """Give up `redial_for` seconds after the first `wait`."""
         self._deadline: float | None = None
         self._redial_for = redial_for
-        self._pauses = iter(_PAUSES)
+        self._backoff = Backoff(*_PAUSES)
 
     async def wait(self) -> bool:
         """Pause and return True; return False at once when the time is over."""
@@ -66,7 +75,7 @@ class Redial:
             self._deadline = now + self._redial_for
         if now >= self._deadline:
             return False
-        await anyio.sleep(min(next(self._pauses, _PAUSES[-1]), self._deadline - now))
+        await anyio.sleep(min(self._backoff.next(), self._deadline - now))
         return True
 
 

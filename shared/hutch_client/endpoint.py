@@ -11,15 +11,33 @@ import os
 import socket
 from collections.abc import Container, Iterator
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.host_mark import host_socket, is_marked, service_account, start_command
-from hutch_shared.paths import HOST_ACCOUNT, HOST_STATE, find_host
+from hutch_shared.paths import HOST_ACCOUNT, HOST_STATE, find_host, find_paths
 from hutch_shared.processes import peer_credentials
 from hutch_shared.unix import connect
 
-__all__ = ["Endpoint", "dial", "find_endpoint", "host_is_down", "private_chosen", "socket_path", "trusted_uids"]
+if TYPE_CHECKING:
+    from hutch_shared.hutchd_lock import HutchdProcess
+
+__all__ = [
+    "GREETING",
+    "Endpoint",
+    "dial",
+    "find_endpoint",
+    "host_is_down",
+    "not_greeted",
+    "own_hutchd",
+    "own_state",
+    "private_chosen",
+    "socket_path",
+    "trusted_uids",
+]
+
+GREETING: Final = 2.0
+"""Seconds within which hutchd must accept a connection and answer the greeting."""
 
 _OWN_DIRECTORIES: Final = ("HUTCH_RUNTIME_DIR", "HUTCH_STATE_DIR")
 
@@ -106,8 +124,46 @@ def trusted_uids() -> frozenset[int]:
     return frozenset(found)
 
 
+def own_state(path: Path) -> Path | None:
+    """Return the state directory of the hutchd that listens at `path` by our environment; None for another one."""
+    paths = find_paths(system=find_endpoint().kind == "host")
+    return paths.state if path == paths.client_socket else None
+
+
+def own_hutchd(path: Path) -> HutchdProcess | None:
+    """Return the hutchd that would listen at `path` by our environment, if its locks say that it lives."""
+    from hutch_shared.hutchd_lock import find_hutchd  # late: only needed when nothing answers
+
+    state = own_state(path)
+    return None if state is None else find_hutchd(state)
+
+
+def not_greeted(path: Path, line: socket.socket | None) -> HutchError:
+    """Return the error for a hutchd that did not answer the greeting on `line`, or did not even accept a connection."""
+    from hutch_shared.hutchd_lock import HutchdProcess
+    from hutch_shared.processes import is_stopped
+
+    if (found := own_hutchd(path)) is not None and found.state != "running":
+        return HutchError(Reason.CONNECTION_LOST, found.sentence())
+    pid = 0
+    if line is not None:
+        with contextlib.suppress(HutchError):
+            pid = peer_credentials(line).pid
+    if pid == 0 and found is not None:
+        pid = found.pid
+    if pid and is_stopped(pid):
+        return HutchError(Reason.CONNECTION_LOST, HutchdProcess(pid, "stopped", holds_database=True).sentence())
+    who, end = (f"hutchd (pid {pid})", f"; `kill {pid}` ends it") if pid else (f"The hutchd at {path}", "")
+    return HutchError(
+        Reason.CONNECTION_LOST,
+        f"{who} is busy: it did not answer in {GREETING:g} s. Try again; `hutch daemon logs` says what it does{end}.",
+    )
+
+
 def _nothing_answers(path: Path) -> HutchError:
     endpoint = find_endpoint()
+    if (found := own_hutchd(path)) is not None:
+        return HutchError(Reason.CONNECTION_LOST, f"Nothing answers at {path}: {found.sentence()}")
     if path == endpoint.socket and endpoint.kind == "host":
         return host_is_down(path)
     private = " --private" if path == endpoint.socket and host_socket() is not None else ""
@@ -139,7 +195,7 @@ def _listens(socket: Path) -> bool:
     return True
 
 
-def dial(path: Path, timeout: float = 10.0, trusted: Container[int] | None = None) -> socket.socket:
+def dial(path: Path, timeout: float = GREETING, trusted: Container[int] | None = None) -> socket.socket:
     """Return a connected socket to a server with a uid of `trusted`.
 
     By default these are `trusted_uids()` and the account in the unit of the host's hutchd.
@@ -158,6 +214,8 @@ def dial(path: Path, timeout: float = 10.0, trusted: Container[int] | None = Non
         ) from None
     except (FileNotFoundError, ConnectionRefusedError):
         raise _nothing_answers(path) from None
+    except (TimeoutError, BlockingIOError):
+        raise not_greeted(path, None) from None
     except OSError as error:
         raise HutchError(
             Reason.CONNECTION_LOST, f"Cannot connect to {path}: {error}. `hutch doctor` looks for the cause."

@@ -15,7 +15,7 @@ import msgspec
 from anyio.abc import TaskStatus
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from hutch_client.connection import GONE, GREETING_TIMEOUT, Redial, connected_peer
+from hutch_client.connection import GONE, Redial, connected_peer
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Event
@@ -23,6 +23,9 @@ from hutch_shared.rpc.dispatch import Handler
 from hutch_shared.rpc.peer import Peer
 
 __all__ = ["Follow"]
+
+_FOLLOW_TIMEOUT: Final = 10.0
+"""Seconds within which hutchd must accept a follow."""
 
 
 class Follow:
@@ -84,7 +87,7 @@ class Follow:
                 try:
                     async with connected_peer(self._path, self, _HANDLERS) as self._peer:
                         params = msgspec.structs.replace(self._params, after=self._got, journal=self.journal)
-                        following: m.Following = await self._peer.call("follow_events", params, GREETING_TIMEOUT)
+                        following: m.Following = await self._peer.call("follow_events", params, _FOLLOW_TIMEOUT)
                         self.journal, self.head = following.journal, following.head
                         if self._got < 0:
                             self._got = self.after = following.head

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,8 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from hutch_client import exits
-from hutch_client.endpoint import Endpoint, dial, find_endpoint, host_is_down
+from hutch_client.endpoint import Endpoint, dial, find_endpoint, host_is_down, own_hutchd
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.hutchd_lock import INHERITED, HutchdProcess, StartLock, find_hutchd, starting
 from hutch_shared.paths import find_paths, make_private
 
 __all__ = ["HUTCHD", "is_running", "log_path", "log_tail", "require_own", "run_hutchd", "start"]
@@ -56,26 +58,58 @@ def log_path() -> Path:
 
 
 def start(argv: Sequence[str] = HUTCHD, *, timeout: float = 30.0) -> int | None:
-    """Start hutchd and return its pid as soon as it answers; None if another hutchd answered first.
+    """Start hutchd and return its pid as soon as it answers; None if another hutchd runs or answered first.
 
     Raises HutchError CONNECTION_LOST, with the end of the log, if it ends or does not answer within `timeout` seconds;
-    as `require_own` for a hutchd that is not the caller's.
-    After a time-out it keeps running: it may only be slow.
+    as `require_own` for a hutchd that is not the caller's; with its pid, if one runs that cannot be reached.
+    After a time-out it keeps running: it may only be slow. A start that is in flight already is waited for.
     """
     endpoint = find_endpoint()
-    path = endpoint.socket
+    path, state = endpoint.socket, find_paths().state
+    deadline = time.monotonic() + timeout
     if is_running(path):
+        _require_going(own_hutchd(path))
         return None
     require_own(endpoint)
+    make_private(state)
+    while True:
+        found = find_hutchd(state)
+        _require_going(found)
+        if is_running(path):
+            return None
+        if found is None:
+            with starting(state) as lock:
+                if lock is not None:
+                    return _start(argv, path, lock, timeout)
+        elif time.monotonic() > deadline:
+            raise HutchError(Reason.CONNECTION_LOST, f"Nothing answers at {path}: {found.sentence()}")
+        time.sleep(_BETWEEN_LOOKS)
+
+
+def _require_going(found: HutchdProcess | None) -> None:
+    if found is not None and found.state == "stopped":
+        raise HutchError(Reason.CONNECTION_LOST, found.sentence())
+
+
+def _start(argv: Sequence[str], path: Path, lock: StartLock, timeout: float) -> int | None:
+    """Start hutchd, which holds `lock` from then on until it serves; see `start`."""
     log = log_path()
-    make_private(log.parent)
     if log.exists() and log.stat().st_size > _LOG_LIMIT:
         log.replace(log.with_suffix(".log.1"))
     with open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as output:
         begin = output.seek(0, os.SEEK_END)
         daemon = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/", start_new_session=True
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd="/",
+            env={**os.environ, INHERITED: str(lock.descriptor)},
+            pass_fds=[lock.descriptor],
+            start_new_session=True,
         )
+    lock.write(daemon.pid)
+    lock.release()
     deadline = time.monotonic() + timeout
     while True:
         ended = daemon.poll() is not None  # before `is_running`: if ours has ended, another hutchd answers
@@ -84,10 +118,15 @@ def start(argv: Sequence[str] = HUTCHD, *, timeout: float = 30.0) -> int | None:
                 return None
             daemon.returncode = 0  # it outlives this process: Popen must not wait for it
             return daemon.pid
+        if ended and daemon.returncode == -signal.SIGTERM:
+            raise HutchError(Reason.CONNECTION_LOST, f"hutchd (pid {daemon.pid}) was stopped while it started.")
         if ended:
             raise HutchError(Reason.CONNECTION_LOST, f"hutchd did not start. {log} ends with:\n{log_tail(log, begin)}")
         if time.monotonic() > deadline:
-            raise HutchError(Reason.CONNECTION_LOST, f"hutchd has not answered in {timeout:g} s. Its log is {log}.")
+            raise HutchError(
+                Reason.CONNECTION_LOST,
+                f"hutchd (pid {daemon.pid}) has not answered in {timeout:g} s. It is still starting: its log is {log}.",
+            )
         time.sleep(_BETWEEN_LOOKS)
 
 

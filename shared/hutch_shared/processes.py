@@ -19,6 +19,7 @@ __all__ = [
     "ancestors",
     "boot_id",
     "cgroup_parts",
+    "is_stopped",
     "peer_credentials",
     "require_live_peer",
     "start_time",
@@ -115,6 +116,17 @@ def start_time(pid: int) -> int | None:
         return int(datetime.strptime(started.strip(), "%a %b %d %H:%M:%S %Y").timestamp())  # noqa: DTZ007
     fields = _stat(pid)
     return None if fields is None or fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal such as SIGSTOP, or a debugger, has stopped process `pid`."""
+    if sys.platform == "darwin":
+        import subprocess
+
+        found = subprocess.run(["/bin/ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+        return found.stdout.strip().startswith("T")
+    fields = _stat(pid)
+    return fields is not None and fields[0] in (b"T", b"t")
 
 
 def ancestors(pid: int) -> list[int]:

@@ -337,6 +337,10 @@ class Broker:
         assert isinstance(status, link.BrokerStatus)
         return status
 
+    def pid(self) -> int:
+        """Return the pid of the linked broker; 0 if none is linked."""
+        return self._link.pid
+
     async def state(self) -> m.BrokerState:
         """Return the broker's state for `hutch status`."""
         status = await self.status()

@@ -26,6 +26,7 @@ from hutch_daemon.store.store import Store
 from hutch_shared import __version__
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError
+from hutch_shared.latch import Latch
 from hutch_shared.times import to_wire
 
 __all__ = ["DaemonInfo", "HostService", "KeyStatus", "StopRequest"]
@@ -59,21 +60,23 @@ class KeyStatus(Protocol):
 
 
 class StopRequest:
-    """A client's request to stop hutchd. `wiring` waits for it and carries it out."""
+    """A client's request to stop hutchd. `wiring` waits for it and carries it out. A later one replaces it."""
 
     def __init__(self) -> None:
         """Start without a request."""
-        self._made = anyio.Event()
+        self._made = Latch()
         self.params: m.StopDaemon | None = None
 
     def make(self, params: m.StopDaemon) -> None:
         """Make the request."""
         self.params = params
-        self._made.set()
+        self._made.notify()
 
-    async def wait(self) -> None:
-        """Wait until the request is made."""
+    async def wait(self) -> m.StopDaemon:
+        """Wait until a request is made, and return it; the next call waits for the next request."""
         await self._made.wait()
+        assert self.params is not None
+        return self.params
 
 
 class HostService:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from hutch_daemon.store.faults import fault_of_os, unavailable
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.hutchd_lock import try_lock
 
 __all__ = ["hold"]
 
@@ -25,13 +25,13 @@ def hold(path: Path) -> Iterator[None]:
     except OSError as error:
         raise unavailable(fault_of_os(error), str(error)) from error
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(descriptor):
             holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
             raise HutchError(
-                Reason.WRONG_STATE, f"Another hutchd (pid {holder}) uses {path.parent}; stop it first.", pid=holder
-            ) from None
+                Reason.WRONG_STATE,
+                f"Another hutchd (pid {holder}) uses {path.parent}; stop it first: `hutch daemon stop`.",
+                pid=holder,
+            )
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from operator import attrgetter
@@ -54,6 +55,7 @@ from hutch_daemon.signals import Signal
 from hutch_daemon.store import executors, keys
 from hutch_daemon.store.store import Store, StoreLimits
 from hutch_daemon.wiring.assembly import Opened, running_services
+from hutch_daemon.wiring.process_recording import ProcessRecording
 from hutch_daemon.wiring.settings_file import SettingsFile
 from hutch_daemon.wiring.sockets import Sockets
 from hutch_daemon.wiring.stopping import until_stopped
@@ -74,8 +76,11 @@ _FAREWELL: Final = 5.0
 """Seconds for sending the last frames to the clients."""
 
 
-async def run(paths: Paths, settings: Settings, service: Service) -> None:
-    """Serve until a signal or a client stops hutchd. HutchError, MasterKeyError or OSError if it cannot start."""
+async def run(paths: Paths, settings: Settings, service: Service, served: Callable[[], None]) -> None:
+    """Serve until a signal or a client stops hutchd; call `served` once clients can connect.
+
+    HutchError, MasterKeyError or OSError if it cannot start.
+    """
     file = SettingsFile(paths, settings, service)
     in_force = file.in_force
     service.say(service.status(f"Opens the record in {paths.state}"))
@@ -161,6 +166,9 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
 
         # sockets
         tasks = await stack.enter_async_context(anyio.create_task_group())
+        recording = ProcessRecording(paths.state, pool.roster, broker.pid)
+        executor_changed.subscribe(recording.notify)
+        tasks.start_soon(recording.run)
         executor_listener = ExecutorListener(services, in_force)
         tasks.start_soon(serve, executor_socket, executor_listener.run, in_force, attrgetter("hello"))
         client_listener = ClientListener(
@@ -180,6 +188,7 @@ async def run(paths: Paths, settings: Settings, service: Service) -> None:
         await anyio.lowlevel.checkpoint()  # let these tasks begin before hutchd reports that it is ready
         if paths.system:
             _leave_mark(paths)
+        served()
         service.say("READY=1", service.status(f"Serves at {paths.client_socket}"))
         _log.info("hutchd serves", version=__version__, socket=str(paths.client_socket), epoch=store.epoch)
 

@@ -19,7 +19,6 @@ from hutch_client.untrusted import one_line, plain
 from hutch_shared import __version__
 from hutch_shared.encoding import require_utf8
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.processes import start_time
 
 __all__ = ["COMMANDS", "broker_words"]
 
@@ -154,23 +153,31 @@ def _stop_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 _WAYS = {
-    "drain": "wait for running turns to end (the default)",
+    "drain": "wait for running turns to end, and leave those that do not (the default)",
     "leave": "leave executors and their turns running; the next hutchd adopts them",
-    "stop": "stop running turns",
+    "stop": "stop running turns, so that nothing is left; also what a hutchd that is gone has left",
 }
-_GRACE = 30.0  # seconds beyond --timeout, because closing takes a while
 
 
 def _stop(given: argparse.Namespace) -> int:
-    with BlockingConnection() as hutch:
-        pid = hutch.call("get_status")["pid"]
-        started = start_time(pid)
-        hutch.call("stop_daemon", how=given.how, timeout=given.timeout)
-        if not hutch.wait_closed(given.timeout + _GRACE):
-            raise HutchError(Reason.TIMED_OUT, "hutchd still runs. `hutch daemon status` shows what it waits for.")
-    deadline = time.monotonic() + _GRACE
-    while started is not None and start_time(pid) == started and time.monotonic() < deadline:
-        time.sleep(0.02)
+    from hutch_client.stopping import end_processes, stop
+
+    stopped = stop(given.how, given.timeout)
+    left = stopped.left
+    if given.how == "stop" and left:
+        left = end_processes(left)
+        if not stopped.ran and not left:
+            print(f"Ended what an earlier hutchd had left: {count(len(stopped.left), 'process')}.", file=sys.stderr)
+    if left:
+        print("hutchd is stopped. Left running:" if stopped.ran else "No hutchd runs. Left running:", file=sys.stderr)
+        for one in left:
+            until = ", until the last executor ends" if one.name == "hutch-broker" else ""
+            print(f"  {one_line(str(one))}{until}", file=sys.stderr)
+        if given.how == "stop":
+            return exits.FAILED
+        print("`hutch daemon stop --stop` ends them; the next hutchd takes them over.", file=sys.stderr)
+    elif not stopped.ran and given.how != "stop":
+        raise HutchError(Reason.CONNECTION_LOST, "No hutchd runs, and nothing of it is left.")
     return exits.OK
 
 
