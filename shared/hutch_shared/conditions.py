@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from hutch_shared.errors import HutchError, Reason
+
 __all__ = ["REPEAT", "Conditions"]
 
 REPEAT: Final = 60.0
@@ -57,6 +59,14 @@ class Conditions:
         if now - lasting.logged_at >= self._repeat:
             self._log.warning("%s (%d more times, for %d s now)", sentence, lasting.unlogged, now - lasting.since)
             lasting.logged_at, lasting.unlogged = now, 0
+
+    def failed(self, name: str, error: HutchError) -> None:
+        """Report that `name`, the words for what was attempted, failed with an error.
+
+        Not for `store_unavailable`: the store logs that itself, once for all that need it.
+        """
+        if error.reason is not Reason.STORE_UNAVAILABLE:
+            self.begin(name, f"{name}: {error.message}")
 
     def end(self, name: str, sentence: str) -> None:
         """Report that the condition `name` ended. Does nothing if it did not last."""

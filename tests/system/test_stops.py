@@ -47,7 +47,7 @@ async def starting(made: Host) -> AsyncIterator[anyio.abc.Process]:
             await start.wait()
 
 
-@pytest.mark.parametrize("count", [pytest.param(50, marks=pytest.mark.full), 4])
+@pytest.mark.parametrize("count", [pytest.param(50, marks=[pytest.mark.full, pytest.mark.timeout(900)]), 4])
 async def test_a_stop_at_any_moment_of_a_start_leaves_nothing(count: int) -> None:
     """Within two seconds nothing of that hutchd runs, whether it had imported, opened or served anything yet."""
     random = Random(f"{seed()} stops")
@@ -82,7 +82,7 @@ async def test_a_default_stop_leaves_only_running_turns_and_says_how_to_end_them
                 await hutch.submit_prompt(busy.id, "work")
                 await log.until(lambda log: log.of("text_delta"))
             executors = {one.session: one.pid for one in (await hutch.get_status()).executors}
-        stop = await made.hutch("daemon", "stop", "--timeout", "0")
+        stop = await made.hutch("daemon", "stop", "--timeout", "0.1")
         await made.exited()
         left = [one.pid for one in processes.marked(made.mark)]
         nobody = await made.hutch("daemon", "stop", code=None)

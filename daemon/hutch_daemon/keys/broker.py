@@ -18,8 +18,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Final
 
@@ -39,12 +40,16 @@ from hutch_daemon.store.rows import KeyRow, SessionRow
 from hutch_daemon.store.store import Store
 from hutch_shared import broker_link as link
 from hutch_shared import messages as m
+from hutch_shared.backoff import Backoff
+from hutch_shared.conditions import Conditions
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.ids import new_id, new_token
 
 __all__ = ["Broker", "dialect_of"]
 
 _log: Final = logging.getLogger(__name__)
+_STORE_PAUSES: Final = (0.25, 2.0)
+"""The shortest and the longest pause before usage is stored again, in seconds."""
 _HOST: Final = "http://broker.invalid"
 _END_TIMEOUT: Final = 2.0
 """Seconds that the end of a turn waits for the broker. A slower broker carries the call out when it can."""
@@ -98,6 +103,9 @@ class Broker:
             environ=environ,
         )
         self._tasks: TaskGroup | None = None
+        self._unstored: deque[tuple[link.Records, Link]] = deque()
+        """Records that wait for the store. The broker keeps no more than `BrokerBoot.records` unacknowledged."""
+        self._conditions = Conditions(_log)
 
     # ------------------------------------------------------------ life
 
@@ -361,20 +369,40 @@ class Broker:
     # ------------------------------------------------------------ records
 
     async def _store_records(self, _: None, reported: link.Records) -> None:
-        """Store records, acknowledge them, and refill the leases that used a good part of their portion."""
-        leases = {lease: granted.lease for lease, granted in self._book.live.items()}
+        """Store records, acknowledge them, and refill the leases that used a good part of their portion.
+
+        What cannot be stored now waits here, in order, and is stored later: the link stays, so that agents get keys.
+        """
         peer = self._link.reporting
         assert peer is not None
+        assert self._tasks is not None
+        if self._unstored or not await self._try_to_store(reported, peer):
+            self._unstored.append((reported, peer))
+            if len(self._unstored) == 1:
+                self._tasks.start_soon(self._store_later)
+
+    async def _store_later(self) -> None:
+        backoff = Backoff(*_STORE_PAUSES)
+        while self._unstored:
+            await anyio.sleep(backoff.next())
+            while self._unstored and await self._try_to_store(*self._unstored[0]):
+                self._unstored.popleft()
+
+    async def _try_to_store(self, reported: link.Records, peer: Link) -> bool:
+        """Store records and acknowledge them; return False if the store refuses them."""
+        leases = {lease: granted.lease for lease, granted in self._book.live.items()}
         try:
             await self._store.write(lambda tx: store_records(tx, reported, leases))
         except HutchError as error:
-            _log.warning("usage is not stored yet: %s", error)
-            peer.close(error)  # the broker reports the records again on the next link
-            return
-        await peer.notify("ack_records", link.AckRecords(n=reported.records[-1].n))
+            self._conditions.failed("usage is not stored", error)
+            return False
+        self._conditions.end("usage is not stored", "usage is stored again")
+        with suppress(HutchError):  # another link reports them again, and they are recognised
+            await peer.notify("ack_records", link.AckRecords(n=reported.records[-1].n))
         assert self._tasks is not None
         # In a task, because the link reads the replies to the refills only after this handler has returned.
         self._tasks.start_soon(self._refill, reported.records)
+        return True
 
     async def _refill(self, records: tuple[link.Record, ...]) -> None:
         for refill in self._book.count(records):

@@ -19,6 +19,7 @@ A permission request is a stored record; it outlives the executor's call. What i
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable
@@ -44,6 +45,7 @@ from hutch_daemon.store.rows import PermissionRow, SessionRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
 from hutch_shared.backoff import Backoff
+from hutch_shared.conditions import Conditions
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.ids import new_id
@@ -56,7 +58,7 @@ __all__ = ["Approvals"]
 _log = structlog.get_logger(__name__)
 
 _FIRST_PAUSE: Final = 0.5
-_MAX_PAUSE: Final = 5.0
+_MAX_PAUSE: Final = 2.0
 """The longest pause, in seconds, between attempts to store a settlement while the store cannot be written."""
 
 
@@ -93,6 +95,7 @@ class Approvals:
         self._transactions = RequestTransactions(self._pending, stop_turn, plan_approved, plan_entered)
         self._rejudging = Rejudging(store, policy_of, self._judge, self._pending, self._transactions, requester_of)
         self._changed = Latch()
+        self._conditions = Conditions(logging.getLogger(__name__))
         self._tasks: anyio.abc.TaskGroup | None = None
 
     @asynccontextmanager
@@ -367,9 +370,10 @@ class Approvals:
             try:
                 until = await self.settle_due()
             except HutchError as error:
-                _log.error("permission requests cannot be settled", error=error.message)
+                self._conditions.failed("permission requests cannot be settled", error)
                 await anyio.sleep(backoff.next())
                 continue
             backoff.reset()
+            self._conditions.end("permission requests cannot be settled", "permission requests are settled again")
             with anyio.move_on_after(max(0.0, until - self._clock())):
                 await self._changed.wait()

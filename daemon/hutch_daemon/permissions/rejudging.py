@@ -14,13 +14,13 @@ has a task that judges them, one after the other. What is always true:
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 import anyio
-import structlog
 from anyio.abc import TaskGroup
 
 from hutch_daemon.permissions import requests
@@ -32,19 +32,19 @@ from hutch_daemon.store import sessions
 from hutch_daemon.store.rows import PermissionRow
 from hutch_daemon.store.store import Store
 from hutch_shared.backoff import Backoff
+from hutch_shared.conditions import Conditions
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.latch import Latch
 
 __all__ = ["Rejudging"]
 
-_log = structlog.get_logger(__name__)
 
 _HOST_FILE: Final = 2.0
 """Seconds between looks at the host's policy file while a request is pending."""
 _TRANSIENT: Final = frozenset({Reason.STORE_UNAVAILABLE, Reason.TIMED_OUT, Reason.OVERLOADED})
 """Errors after which a request is judged again without another change."""
 _FIRST_PAUSE: Final = 0.5
-_MAX_PAUSE: Final = 5.0
+_MAX_PAUSE: Final = 2.0
 
 
 class Rejudging:
@@ -69,6 +69,7 @@ class Rejudging:
         self._active: set[str] = set()
         """The sessions that have a task."""
         self._changed = Latch()
+        self._conditions = Conditions(logging.getLogger(__name__))
         self.generation = 0
         """Counts the changes of files, which the store does not count. Read it before a call is judged."""
         store.policy_changed.subscribe(self._owner_changed)
@@ -141,10 +142,11 @@ class Rejudging:
         request.is_stale = False
         try:
             await self._settle_if_decided(request)
+            self._conditions.end("pending requests are not judged again", "pending requests are judged again")
         except HutchError as error:
             if error.reason is Reason.NOT_FOUND:  # its session was removed
                 return
-            _log.warning("a pending request is not judged again", permission=request.row.id, error=error.message)
+            self._conditions.failed("pending requests are not judged again", error)
             if error.reason in _TRANSIENT:
                 request.is_stale = True
                 await anyio.sleep(backoff.next())

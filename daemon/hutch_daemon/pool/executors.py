@@ -6,6 +6,7 @@ roster changes its state and its session, so that it can be looked up by its ses
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from hutch_daemon.settings import Settings, SettingsInForce
 from hutch_daemon.store import executors
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
+from hutch_shared.conditions import Conditions
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.latch import Latch
 
@@ -192,6 +194,7 @@ class Roster:
         """`on_change` and `on_notice` are those of `Pool`."""
         self._store = store
         self._on_change = on_change
+        self._conditions = Conditions(logging.getLogger(__name__))
         self._settings = settings
         self.notice = on_notice
         """Reports a notice: its name and a sentence. A later notice of the same name replaces it, an empty one ends it.
@@ -289,7 +292,9 @@ class Roster:
         try:
             await self._store.write(lambda tx: executors.update(tx, executor.id, **fields))
         except HutchError as error:
-            _log.error("an executor's state is not stored", executor=executor.id, error=error.message, **fields)
+            self._conditions.failed("executors' states are not stored", error)
+        else:
+            self._conditions.end("executors' states are not stored", "executors' states are stored again")
 
 
 def _is_outdated(one: Executor, composition: Composition) -> bool:

@@ -7,6 +7,7 @@ so a removed session's directory stays in the store until that has happened.
 
 from __future__ import annotations
 
+import logging
 import os
 from math import inf
 from pathlib import Path
@@ -21,6 +22,7 @@ from hutch_daemon.store.rows import LeftDirRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
 from hutch_shared.backoff import Backoff
+from hutch_shared.conditions import Conditions
 from hutch_shared.errors import HutchError
 from hutch_shared.latch import Latch
 from hutch_shared.removal import remove_tree
@@ -51,6 +53,7 @@ class LeftDirs:
         self._store = store
         self._pool = pool
         self._changed = Latch()
+        self._conditions = Conditions(logging.getLogger(__name__))
 
     def look(self) -> None:
         """Look for directories again. Call it when a session was removed, or when an executor has connected."""
@@ -65,8 +68,9 @@ class LeftDirs:
                     await self._remove(row)
                 available = True
                 backoff.reset()
+                self._conditions.end("directories of removed sessions stay for now", "directories are removed again")
             except HutchError as error:
-                _log.warning("directories of removed sessions stay for now", error=error.message)
+                self._conditions.failed("directories of removed sessions stay for now", error)
                 available = False
             with anyio.move_on_after(inf if available else backoff.next()):
                 await self._changed.wait()

@@ -9,6 +9,7 @@ not have accepted it, they show that it had.
 
 from __future__ import annotations
 
+import logging
 from math import inf
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from hutch_daemon.store import executors
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
 from hutch_shared.backoff import Backoff
+from hutch_shared.conditions import Conditions
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import failpoint
 from hutch_shared.latch import Latch
@@ -45,6 +47,7 @@ class OrphanSpools:
         self._pool = pool
         self._reports = reports
         self._changed = Latch()
+        self._conditions = Conditions(logging.getLogger(__name__))
         self._importing = anyio.Lock()
 
     def look(self) -> None:
@@ -62,10 +65,11 @@ class OrphanSpools:
                 rows = await self._store.read(executors.with_spool)
                 complete = all([await self._import(row.id) for row in rows])
             except HutchError as error:
-                _log.warning("spools wait", error=error.message)
+                self._conditions.failed("spools wait", error)
                 complete = False
             if complete:
                 backoff.reset()
+                self._conditions.end("spools wait", "spools are imported again")
             with anyio.move_on_after(inf if complete else backoff.next()):
                 await self._changed.wait()
 
@@ -90,7 +94,8 @@ class OrphanSpools:
                 await anyio.to_thread.run_sync(_remove, Path(row.spool))
                 await self._store.write(lambda tx: executors.update(tx, executor, spool=None))
             except (HutchError, OSError) as error:
-                _log.warning("a spool is not imported", executor=executor, by=reader.id, error=str(error))
+                if not isinstance(error, HutchError) or error.reason not in _PASSES:
+                    _log.warning("a spool is not imported", executor=executor, by=reader.id, error=str(error))
                 return not (isinstance(error, HutchError) and error.reason in _PASSES)
             _log.info("a spool was imported", executor=executor, by=reader.id, events=count)
             return True

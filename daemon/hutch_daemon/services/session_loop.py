@@ -8,6 +8,7 @@ harmless: changes of state are compare-and-set, and `execute_prompt` is idempote
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
@@ -46,6 +47,7 @@ from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
 from hutch_shared.agents import SCRATCH, keeps_conversation
 from hutch_shared.backoff import Backoff
+from hutch_shared.conditions import Conditions
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Notice, TurnEnded
 from hutch_shared.failpoints import failpoint
@@ -123,6 +125,7 @@ class SessionLoop:
         self.turned = anyio.Event()
         """Set when the loop begins or leaves a turn, or ends, and then replaced by a new event."""
         self._changed = Latch()
+        self._conditions = Conditions(logging.getLogger(__name__))
         self._active: _Active | None = None
         self._getting_executor: anyio.CancelScope | None = None
         self._warm = False
@@ -207,11 +210,12 @@ class SessionLoop:
                     continue
                 self._note_idle()
             except HutchError as error:
-                _log.warning("a session waits", session=self.session, reason=error.reason.word, error=error.message)
+                self._conditions.failed(f"session {self.session} waits", error)
                 backoff = backoff or Backoff(*_STORE_PAUSES)
                 await anyio.sleep(backoff.next())
                 continue
             backoff = None
+            self._conditions.end(f"session {self.session} waits", f"session {self.session} goes on")
             await self._changed.wait()
 
     async def _next_turn(self) -> TurnRow | None:

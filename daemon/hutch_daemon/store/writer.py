@@ -15,6 +15,7 @@ reader prevents that, the writer tries again, less and less often; `erased` repo
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import sqlite3
@@ -34,6 +35,7 @@ from hutch_daemon.store.readers import Readers
 from hutch_daemon.store.records import Effect, Tx
 from hutch_daemon.store.reserve import Reserve
 from hutch_daemon.store.rows import StoredEvent
+from hutch_shared.conditions import Conditions
 from hutch_shared.failpoints import failpoint
 
 __all__ = ["Job", "JobResult", "StoreLimits", "Writer"]
@@ -128,6 +130,7 @@ class Writer:
         self._refused: Tx | None = None
         """The last transaction whose commit failed. Reopening the database may show that it was stored."""
         self._reserve = reserve
+        self._conditions = Conditions(logging.getLogger("hutchd.store"))
         self._conn = self._connect()
         try:
             self._empty_wal()
@@ -278,7 +281,7 @@ class Writer:
         """Refuse writes from now on, and roll back the open transaction."""
         if self.fault is None or fault.cure is Cure.NONE:
             self.fault, self.detail = fault, detail
-            log.error("store_unavailable", fault=fault.name.lower(), detail=detail)
+        self._conditions.begin("store", f"store_unavailable: {self.fault.name.lower()}: {self.detail}")
         self._heal_at = time.monotonic() + _HEAL_SECONDS
         with suppress(sqlite3.Error):
             if self._conn.in_transaction:
@@ -295,12 +298,13 @@ class Writer:
             if self.fault is StoreFault.HELD and not truncate_wal(self._conn):
                 return
             if self.fault is StoreFault.FULL and not self._make_room():
+                self._conditions.begin("store", f"store_unavailable: full: {self.detail}")
                 return
             meta.put(self._conn, "probe", str(time.time_ns()))
         except sqlite3.Error as error:
             self._fail(fault_of(error) or StoreFault.IO, str(error))
             return
-        log.info("store_available", after=self.fault.name.lower())
+        self._conditions.end("store", f"store_available after {self.fault.name.lower()}")
         self.fault, self.detail, self._refused = None, "", None
 
     def _make_room(self) -> bool:

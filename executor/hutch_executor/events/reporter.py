@@ -28,6 +28,8 @@ from anyio.lowlevel import checkpoint
 from hutch_executor.events.encoding import event_body
 from hutch_executor.events.outbox import BATCH_COUNT, EventBatch, Outbox
 from hutch_executor.events.spool import Spool, SpoolFullError
+from hutch_shared.backoff import Backoff
+from hutch_shared.conditions import Conditions
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import EventKind
 from hutch_shared.failpoints import WITNESSED, witness
@@ -36,8 +38,8 @@ from hutch_shared.times import now_ms, to_wire
 
 __all__ = ["Reporter"]
 
-_RETRY_SPOOL: Final = 1.0
-"""Seconds between attempts to write a spool whose disk fails."""
+_RETRY_SPOOL: Final = (0.5, 2.0)
+"""The shortest and the longest pause before a spool whose disk fails is written again, in seconds."""
 _GATHER: Final = (0.004, 0.1)
 """Seconds that events gather after each batch, and the longest time while that batch is unacknowledged."""
 _YIELD_EVERY: Final = 64
@@ -59,7 +61,7 @@ class Reporter:
         self._head = b""
         self._is_connected = False
         self._is_ending = False
-        self._trouble: str | None = None
+        self._conditions = Conditions(_log)
         self._order = anyio.Lock(fast_acquire=True)
         self._file = anyio.Lock()
         self._changed = Latch()
@@ -191,12 +193,13 @@ class Reporter:
 
     async def keep_spool(self) -> None:
         """Spool events while there is no connection, and remove acknowledged parts, until cancelled."""
+        backoff = Backoff(*_RETRY_SPOOL)
         while True:
             try:
                 has_worked = await self._work_on_spool()
             except OSError as error:
-                self._log_trouble(f"the spool cannot be written: {error.strerror}")
-                await anyio.sleep(_RETRY_SPOOL)
+                self._conditions.begin("spool", f"the spool cannot be written: {error.strerror}")
+                await anyio.sleep(backoff.next())
             else:
                 if not has_worked:
                     await self._spool_work.wait()
@@ -215,18 +218,12 @@ class Reporter:
             try:
                 await to_thread.run_sync(partial(self._spool.append, batch, is_last_chance=self._is_ending))
             except SpoolFullError:
-                self._log_trouble("the spool is full; the agent waits for hutchd")
+                self._conditions.begin("spool", "the spool is full; the agent waits for hutchd")
                 return False
-            self._trouble = None
+            self._conditions.end("spool", "the spool is written again")
             self.outbox.moved_to_spool(batch)
             self._changed.notify()
             return True
-
-    def _log_trouble(self, trouble: str) -> None:
-        """Log `trouble` once, until the spool works again."""
-        if trouble != self._trouble:
-            self._trouble = trouble
-            _log.warning("%s", trouble)
 
     async def _next_batch(self) -> EventBatch:
         while True:

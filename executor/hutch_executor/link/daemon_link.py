@@ -3,6 +3,10 @@
 The token goes only to a server of the right uid. A hutchd whose epoch is lower than one seen before is refused. After a
 temporary error (nobody listens, the token is not known yet) the link dials again, with a back-off, until the executor
 has been without hutchd and without a turn for `give_up_after` seconds. A final error ends the link at once.
+
+A lost connection is replaced at once. Only when that fails is the executor detached, and its events go to the spool. A
+hutchd that cannot store events closes the connection. Then the next one waits with its events, so that interrupts and
+answers still arrive, and so that many executors do not keep a hutchd with a full disk busy.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from hutch_executor.process.memory import resident_bytes
 from hutch_shared import __version__
 from hutch_shared import messages as m
 from hutch_shared.backoff import Backoff
+from hutch_shared.conditions import Conditions
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import failpoint, witness
 from hutch_shared.latch import Latch
@@ -44,6 +49,8 @@ _MAX_PAUSE: Final = 0.5
 """The longest pause between two dials, in seconds: executors should be back within a second of hutchd's restart."""
 _STEADY: Final = 1.0
 """A connection that lasted this many seconds was good: the next failure starts with the shortest pause again."""
+_UNRECEIVED: Final = (0.25, 2.0)
+"""The shortest and the longest time, in seconds, for which events wait after a connection that got no receipt."""
 _LIMITS: Final = PeerLimits(frame=32 << 20)
 _FINAL: Final = frozenset({Reason.LEASE_LOST, Reason.TOKEN_EXPIRED, Reason.PROTOCOL_MISMATCH})
 
@@ -90,7 +97,10 @@ class DaemonLink:
         self._peer: Peer[Any] | None = None
         self._changed = Latch()
         self._is_closing = False
-        self._logged = ""
+        self._conditions = Conditions(_log)
+        self._unreceived = Backoff(*_UNRECEIVED, steady=math.inf)
+        self._hold = 0.0
+        """Seconds for which the next connection sends no events: hutchd did not store those of the last one."""
 
     def __repr__(self) -> str:
         return f"<DaemonLink {'up' if self._peer else 'down'}, epoch {self.epoch}>"
@@ -107,7 +117,9 @@ class DaemonLink:
                 return error
             if was_up or self._state().is_busy:
                 since = self._clock()
-            if was_up and self._clock() - began >= _STEADY:
+            if not was_up:
+                self._reporter.detach()
+            elif self._clock() - began >= _STEADY:
                 backoff.reset()
             if self._clock() - since > self._give_up_after:
                 return error
@@ -145,26 +157,31 @@ class DaemonLink:
     async def _connect(self, context: Any, serves: Dispatcher[Any]) -> tuple[HutchError, bool]:
         """Dial and serve one connection; return the error that ended it, and whether hutchd admitted this executor."""
         was_up = False
+        acked = self._reporter.outbox.acked
         try:
             stream = await self._dial()
             peer = Peer(stream, serves=serves, sends=EXECUTOR, context=context, limits=_LIMITS)
             async with peer.serving():
                 self._reporter.connect(await self._say_hello(peer))
                 was_up = True
+                self._conditions.end("link", "connected")
                 self._peer = peer
                 self._changed.notify()
                 try:
                     await self._attend(peer)
                 finally:
                     self._peer = None
-                    self._reporter.detach()
                     self._changed.notify()
             error = HutchError(Reason.CONNECTION_LOST)
         except HutchError as failure:
             error = failure
-        if was_up or error.message != self._logged:
-            _log.info("not connected: %s", error.message)
-        self._logged = error.message
+        if not was_up:
+            self._conditions.begin("link", f"not connected: {error.message}")
+        elif self._reporter.outbox.acked == acked and self._reporter.outbox.unacked:
+            self._hold = self._unreceived.next()
+        else:
+            self._hold = 0.0
+            self._unreceived.reset()
         return error, was_up
 
     async def _dial(self) -> SocketStream:
@@ -223,6 +240,7 @@ class DaemonLink:
 
     async def _send_events(self, peer: Peer[Any]) -> None:
         try:
+            await anyio.sleep(self._hold)
             await self._reporter.send(peer.notify_raw)
         except HutchError as error:
             peer.close(error)

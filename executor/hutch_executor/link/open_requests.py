@@ -14,6 +14,7 @@ import anyio
 
 from hutch_shared import messages as m
 from hutch_shared.backoff import Backoff
+from hutch_shared.conditions import Conditions
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
 
@@ -27,7 +28,7 @@ _TRANSIENT: Final = frozenset({Reason.OVERLOADED, Reason.STORE_UNAVAILABLE, Reas
 _NOT_JSON: Final = (TypeError, ValueError, RecursionError, OverflowError)
 """The errors of encoding an input without a JSON form: nested too deeply, or with a lone surrogate."""
 _FIRST_PAUSE: Final = 0.1
-_MAX_PAUSE: Final = 5.0
+_MAX_PAUSE: Final = 2.0
 
 
 class OpenRequests:
@@ -38,6 +39,7 @@ class OpenRequests:
         self._send = send
         self._waiting: set[anyio.CancelScope] = set()
         self._is_open = False
+        self._conditions = Conditions(_log)
 
     def __repr__(self) -> str:
         return f"<OpenRequests {'open' if self._is_open else 'stopped'}, {len(self._waiting)} waiting>"
@@ -68,11 +70,13 @@ class OpenRequests:
         backoff = Backoff(_FIRST_PAUSE, _MAX_PAUSE)
         while True:
             try:
-                return await self._send(request)
+                decision = await self._send(request)
+                self._conditions.end("a permission request is sent again", "permission requests are decided again")
+                return decision
             except HutchError as error:
                 if error.reason not in _TRANSIENT:
                     return _denial(request.call, error.message, interrupt=error.reason is Reason.LEASE_LOST)
-                _log.info("a permission request is sent again: %s", error.message)
+                self._conditions.failed("a permission request is sent again", error)
             except _NOT_JSON:
                 return _denial(request.call, "The call's input has no JSON form, so no rule can judge it.")
             await anyio.sleep(backoff.next())
