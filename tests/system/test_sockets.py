@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from random import Random
+from time import monotonic
 
 import anyio
 import pytest
 
 from hutch_client import exits
+from hutch_client.client import HutchClient
+from hutch_shared import messages as m
+from hutch_shared.events import Event
 from tests.rehearsal import Say, Step, Steps, anything, serve
+from tests.sampling import seed
 from tests.system.host import KEY, host, settings_for
-from tests.system.log import DEADLINE, wait_for
+from tests.system.log import DEADLINE, data, log_of, wait_for
 
 pytestmark = pytest.mark.system
 
@@ -78,3 +84,56 @@ async def test_a_foreign_socket_in_its_place_is_replaced() -> None:
 
         assert status.code == 0
         assert "was replaced by another file" in made.log_text()
+
+
+@pytest.mark.parametrize("count", [pytest.param(20, marks=[pytest.mark.full, pytest.mark.timeout(900)]), 2])
+async def test_the_runtime_directory_is_removed_under_load(count: int) -> None:
+    """With four sandboxed turns running, hutchd is reachable within seconds and each client sees each event once."""
+    random = Random(f"{seed()} sockets")
+    script = Steps(Step(anything, Say("word " * 60, chunks=60, pace=0.02), None))
+    slowest = 0.0
+    async with serve(key=KEY, script=script) as model, host(settings_for(model), double=True) as made:
+        await made.hutch("key", "add", "anthropic", input=KEY)
+        async with made.client() as hutch, anyio.create_task_group() as tasks:
+            sessions = [await made.claude(hutch, f"s{number}") for number in range(4)]
+            ended: dict[str, int] = dict.fromkeys((one.id for one in sessions), 0)
+
+            async def work(session: m.Session) -> None:
+                while True:
+                    async with log_of(hutch, session) as log:
+                        await log.ended(await hutch.submit_prompt(session.id, "go"))
+                    ended[session.id] += 1
+
+            for session in sessions:
+                tasks.start_soon(work, session)
+            await wait_for(lambda: all(ended.values()))
+            for _ in range(count):
+                await anyio.sleep(random.uniform(0, 1))  # some moment of the turns
+                shutil.rmtree(made.runtime)
+                begin = monotonic()
+                await wait_for(made.socket.exists)
+                async with made.client(redial_for=0.0) as other:
+                    await other.get_status()
+                slowest = max(slowest, monotonic() - begin)
+            before = dict(ended)
+            await wait_for(lambda: all(ended[one] > before[one] for one in ended))
+            tasks.cancel_scope.cancel()
+        async with made.client() as hutch:
+            for session in sessions:
+                events = await whole(hutch, session)
+                assert [event.seq for event in events] == list(range(1, len(events) + 1))
+                for turn in await hutch.list_turns(session.id):
+                    text = "".join(data(one).text for one in events if one.turn == turn.id and one.kind == "text_delta")
+                    assert turn.state != "completed" or text == "word " * 60
+
+    print(f"{count} removals; hutchd was reachable {slowest:.2f} s after the slowest; {sum(ended.values())} turns")
+    assert slowest < REACHABLE
+
+
+async def whole(hutch: HutchClient, session: m.Session) -> list[Event]:
+    """Return all events of a session, as a new client reads them."""
+    found: list[Event] = []
+    async with hutch.follow(m.FollowEvents(session.id)) as follow:
+        while len(found) < follow.head:
+            found.append(await anext(follow))
+    return found
