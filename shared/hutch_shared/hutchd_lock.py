@@ -5,7 +5,7 @@ somebody decides to start it until it serves, the lock of `hutchd.starting` is h
 new process, which inherits it. The kernel releases both locks when their process ends, so what is found is true.
 
 Theory. Only a lock says that a process is alive and is this one; a pid in a file says neither. To look at a lock one
-must try it: a look takes it, shared, for some microseconds. So whoever takes a lock tries again for a moment.
+must try it: a look takes it, shared, for some microseconds. So a process that takes a lock tries again for a moment.
 """
 
 from __future__ import annotations
