@@ -43,7 +43,7 @@ def become_executor(
         os.closerange(3, failure)
         os.closerange(failure + 1, 1 << 20)
         become(account, request, groups)
-        _execute(config, account, request.executor)
+        _execute(config, account, request)
     except BaseException as error:  # noqa: BLE001 - this process must exit, whatever happened
         os.write(failure, str(error).encode()[:TEXT_SIZE] or b"?")
     finally:
@@ -101,12 +101,13 @@ def _drop_capabilities() -> None:
         raise OSError(ctypes.get_errno(), "its capabilities could not be dropped")
 
 
-def _execute(config: Config, account: LaunchAccount, executor: str) -> NoReturn:
+def _execute(config: Config, account: LaunchAccount, request: LaunchRequest) -> NoReturn:
     env = {"PATH": config.path, "HOME": account.home, "USER": account.name, "LOGNAME": account.name}
-    env |= {"SHELL": account.shell or "/bin/sh", "LANG": "C.UTF-8", "HUTCH_EXECUTOR_ID": executor}
+    env |= {"SHELL": account.shell or "/bin/sh", "LANG": "C.UTF-8", "HUTCH_EXECUTOR_ID": request.executor}
     try:
         os.chdir(account.home)
     except OSError:
         os.chdir("/")
     # -P and -s: no imports from the working directory, nor from packages that an agent installed in the home
-    os.execve(config.interpreter, [config.interpreter, "-P", "-s", "-m", "hutch_executor"], env)  # noqa: S606
+    argv = [config.interpreter, "-P", "-s", "-m", "hutch_executor", *(["--reaper"] if request.reaper else [])]
+    os.execve(config.interpreter, argv, env)  # noqa: S606

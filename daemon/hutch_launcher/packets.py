@@ -24,6 +24,7 @@ TEXT_SIZE: Final = 476
 _MAGIC: Final = b"hutchL01"
 _REQUEST: Final = struct.Struct(">8sBxxxI32sQIIII56x")
 _REPLY: Final = struct.Struct(f">8sBxxxIIIIQ{TEXT_SIZE}s")
+_WITH_REAPER: Final = 1
 _LARGEST_U32: Final = 0xFFFF_FFFF
 _EXECUTOR_ID: Final = re.compile(rb"x-[0-9a-hjkmnp-tv-z]{16}")
 _LARGEST: Final = {"memory": 1 << 62, "pids": 1 << 22, "cpu_weight": 10_000, "open_files": 1 << 20}
@@ -45,11 +46,13 @@ class LaunchRequest:
     pids: int
     cpu_weight: int
     open_files: int
+    reaper: bool = False
+    """Whether the executor gets a reaper."""
 
 
 @dataclass(frozen=True)
 class LaunchReply:
-    """A reply. `start_time` is in clock ticks since boot."""
+    """A reply. `start_time` is in clock ticks since boot. For an executor with a reaper, `pid` is the reaper's."""
 
     status: int
     text: str = ""
@@ -71,14 +74,20 @@ def read_request(packet: bytes, descriptors: int) -> LaunchRequest:
         raise Refused(f"A request has {_REQUEST.size} bytes.")
     values = _REQUEST.unpack(packet)
     magic, op, uid, name, memory, pids, cpu_weight, open_files, flags = values
-    if magic != _MAGIC or op not in (PROBE, START, KILL, SWEEP) or flags or _REQUEST.pack(*values) != packet:
+    known_flags = _WITH_REAPER if op == START else 0
+    if (
+        magic != _MAGIC
+        or op not in (PROBE, START, KILL, SWEEP)
+        or flags & ~known_flags
+        or _REQUEST.pack(*values) != packet
+    ):
         raise Refused("This is not a request of this protocol.")
     if descriptors != (1 if op == START else 0):
         raise Refused("A start brings exactly one descriptor, for the output; other requests bring none.")
     executor = name.rstrip(b"\0")
     if not (_EXECUTOR_ID.fullmatch(executor) if op in (START, KILL) else executor == b""):
         raise Refused("The name is not an executor's.")
-    request = LaunchRequest(op, uid, executor.decode(), memory, pids, cpu_weight, open_files)
+    request = LaunchRequest(op, uid, executor.decode(), memory, pids, cpu_weight, open_files, bool(flags))
     for limit, largest in _LARGEST.items():
         if getattr(request, limit) > (largest if op == START else 0):
             raise Refused(f"The limit of {limit} is out of range.")

@@ -209,7 +209,7 @@ class LaunchServer:
         groups = self._executors.find_groups_again()
         missing = [name for name, number in _CAPABILITIES.items() if not _effective_capabilities() >> number & 1]
         why = f"The launcher lacks {', '.join(missing)}. " if missing else ""
-        found = {"v": 1, "cgroup": groups.version, "limits": list(groups.limits), "spool": config.spool}
+        found = {"v": 1, "cgroup": groups.version, "limits": list(groups.limits), "spool": config.spool, "reaper": True}
         found |= {"root": str(groups.tree or ""), "caps": not missing, "why": why + groups.why}
         while len(text := json.dumps(found)) > TEXT_SIZE and found["why"]:
             found["why"] = str(found["why"])[:-10]

@@ -46,10 +46,11 @@ _THREAD_USE: Final = 0.005
 _log: Final = logging.getLogger(__name__)
 
 
-def run() -> int:
+def run(reaper: int | None = None) -> int:
     """Read the boot line, serve hutchd to the end and leave no process behind; return the exit code.
 
-    0: left in order. 2: could not start; the log says why.
+    0: left in order. 2: could not start; the log says why. `reaper` is the pid of this process's reaper; when that is
+    gone, nothing would end what the executor starts, so the executor leaves.
     """
     scrub_environment()
     level = os.environ.get("HUTCH_LOG_LEVEL", "")
@@ -71,17 +72,17 @@ def run() -> int:
     if boot.open_files is not None:
         limit_open_files(boot.open_files)
     gc.freeze()
-    anyio.run(_serve, boot, runner)
+    anyio.run(_serve, boot, runner, reaper)
     return 0
 
 
-async def _serve(boot: m.Boot, runner: type[AgentRunner]) -> None:
+async def _serve(boot: m.Boot, runner: type[AgentRunner], reaper: int | None) -> None:
     """Serve hutchd, handle signals and reap orphans; then kill every process that is left."""
     worker = Worker(boot, runner(), sweep=_sweep)
     is_leaving = threading.Event()
     threading.Thread(target=_exit_after_deadline, args=(is_leaving,), daemon=True).start()
     async with anyio.create_task_group() as group:
-        group.start_soon(_handle_signals, worker)
+        group.start_soon(_handle_signals, worker, reaper)
         group.start_soon(_reap)
         group.start_soon(to_thread.run_sync, remove_abandoned)
         group.start_soon(_keep_threads)
@@ -96,10 +97,13 @@ async def _sweep() -> None:
         _log.error("processes are left over: %s", left)
 
 
-async def _handle_signals(worker: Worker) -> None:
+async def _handle_signals(worker: Worker, reaper: int | None) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        if reaper not in (None, os.getppid()):  # it ended before signals were received
+            worker.leave("its reaper was killed")
         async for number in signals:
-            worker.leave(f"it got {number.name}")
+            is_alone = reaper not in (None, os.getppid())
+            worker.leave("its reaper was killed" if is_alone else f"it got {number.name}")
 
 
 async def _reap() -> None:

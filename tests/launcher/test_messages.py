@@ -87,7 +87,8 @@ def test_a_field_out_of_range_is_refused(hutchd: Caller, alice: Account, log: in
         packet(0, uid, ID),
         packet(5, uid, ID),
         packet(255, uid, ID),
-        packet(START, uid, ID, flags=1),
+        packet(START, uid, ID, flags=2),
+        packet(PROBE, flags=1),
         packet(START, uid, ID, ((1 << 62) + 1, 0, 0, 0)),
         packet(START, uid, ID, ((1 << 64) - 1, 0, 0, 0)),
         packet(START, uid, ID, (0, (1 << 22) + 1, 0, 0)),
@@ -284,7 +285,8 @@ def is_start(raw: bytes, descriptors: int, uid: int) -> bool:
         and int.from_bytes(raw[56:60], "big") <= 1 << 22
         and int.from_bytes(raw[60:64], "big") <= 10_000
         and int.from_bytes(raw[64:68], "big") <= 1 << 20
-        and not any(raw[68:])
+        and int.from_bytes(raw[68:72], "big") <= 1
+        and not any(raw[72:])
     )
 
 

@@ -3,6 +3,9 @@
 Right after its start, an executor makes itself non-dumpable, and then writes one byte to its standard input, a socket.
 hutchd checks this with the kernel: root owns the /proc entries of a process that is not dumpable. A tracer may have
 attached earlier, so a traced executor gets no token. (See proc(5), and PR_SET_DUMPABLE in prctl(2).)
+
+An executor that has a reaper is not the process that was started, but a child of it. So the kernel reports the pid of
+the process that sent the byte. (See SCM_CREDENTIALS in unix(7).)
 """
 
 from __future__ import annotations
@@ -11,17 +14,22 @@ import os
 import re
 import select
 import socket
+import struct
+import sys
 import time
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from hutch_daemon.environments.processes import ProcessEntry, look_up
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 
-__all__ = ["hand_over", "read_line"]
+__all__ = ["await_ready", "hand_over", "name_senders", "read_line"]
 
+_SENDER: Final = struct.Struct("iII")
+"""The kernel's record of a sender: pid, uid, gid."""
 _TRACER: Final = re.compile(rb"^TracerPid:\s*(\d+)$", re.MULTILINE)
 
 
@@ -39,20 +47,42 @@ def read_line(sock: socket.socket, deadline: float, limit: int = 64 * 1024) -> b
     return line.partition(b"\n")[0] if b"\n" in line else b""
 
 
-def hand_over(sock: socket.socket, pid: int, uid: int, boot: m.Boot, deadline: float) -> None:
-    """Send the executor `pid` of the account `uid` its boot line over `sock`. Blocks up to `deadline` (monotonic).
+def name_senders(sock: socket.socket) -> None:
+    """Let the kernel report who sends to `sock`, where it can. Otherwise `await_ready` takes the started process."""
+    if sys.platform == "linux":
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
 
-    `agent_unavailable` if the executor ends or does not become ready; `isolation_unavailable` if another process could
-    read its memory. The caller closes `sock`, and ends the executor if this raises.
+
+def await_ready(sock: socket.socket, started: int, uid: int, deadline: float) -> ProcessEntry:
+    """Return the executor of the account `uid` once it is ready: the process `started`, or a child of that.
+
+    Blocks up to `deadline` (monotonic). `agent_unavailable` if the executor ends, does not become ready, or another
+    process answers for it. The caller has called `name_senders`, closes `sock`, and ends the executor if this raises.
     """
     if not _readable(sock, deadline):
         raise HutchError(Reason.AGENT_UNAVAILABLE, "The executor did not come up in time.")
     try:
-        ready = sock.recv(1) == b"\n"
+        ready, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(_SENDER.size))
     except OSError:
-        ready = False
-    if not ready:
+        ready, ancillary = b"", []
+    if ready != b"\n":
         raise HutchError(Reason.AGENT_UNAVAILABLE, "The executor ended before it was ready.")
+    pid = started
+    for _level, _kind, data in ancillary:  # without a pid of its own, the message has the number 0
+        sender, sender_uid, _ = _SENDER.unpack(data[: _SENDER.size])
+        pid = sender if sender and sender_uid == uid else started
+    process = look_up(pid)
+    if process is None or started not in (process.pid, process.parent):
+        raise HutchError(Reason.AGENT_UNAVAILABLE, "The executor ended before it was ready.")
+    return process
+
+
+def hand_over(sock: socket.socket, pid: int, uid: int, boot: m.Boot, deadline: float) -> None:
+    """Send the executor `pid` of the account `uid`, which is ready, its boot line. Blocks up to `deadline` (monotonic).
+
+    `agent_unavailable` if the executor ends; `isolation_unavailable` if another process could read its memory. The
+    caller closes `sock`, and ends the executor if this raises.
+    """
     if (why := _why_open(pid, uid)) is not None:
         raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"The executor {why}: it gets no token.")
     sock.settimeout(max(0.1, deadline - time.monotonic()))

@@ -42,6 +42,8 @@ _REQUEST: Final = struct.Struct(">8sBxxxI32sQIIII56x")
 _REPLY: Final = struct.Struct(">8sBxxxIIIIQ476s")
 _MAGIC: Final = b"hutchL01"
 _NOBODY: Final = 0xFFFF_FFFF
+_NO_BOUNDS: Final = (0, 0, 0, 0, 0)
+_WITH_REAPER: Final = 1
 _DEADLINE: Final = 10.0
 """Seconds within which the launcher must reply."""
 _STARTING: Final = 3
@@ -76,6 +78,8 @@ class LauncherAbilities(msgspec.Struct, frozen=True):
     """The directory with the accounts' spool directories, which are named by uid."""
     root: str = ""
     """The directory in which it makes cgroups."""
+    reaper: bool = False
+    """True if it can start an executor with a reaper."""
     caps: bool = False
     """True if it has the rights to become another account."""
     why: str = ""
@@ -138,12 +142,14 @@ class LauncherClient:
         pids: int | None = None,
         cpu_weight: int | None = None,
         open_files: int | None = None,
+        reaper: bool = False,
     ) -> Started | LauncherReply:
         """Start an executor whose output goes to the descriptor `output`. If it did not start, return the reply.
 
-        `memory` is in bytes; None does not limit.
+        `memory` is in bytes; None does not limit. With `reaper` the reply has the pid of the executor's reaper; only a
+        launcher with that ability accepts it.
         """
-        bounds = (memory or 0, pids or 0, cpu_weight or 0, open_files or 0)
+        bounds = (memory or 0, pids or 0, cpu_weight or 0, open_files or 0, _WITH_REAPER if reaper else 0)
         with self._starts_of.setdefault(uid, threading.Lock()):
             line = self._free.get()
             try:
@@ -188,14 +194,14 @@ class _LauncherConnection:
         request: LauncherRequest,
         uid: int,
         executor: str = "",
-        bounds: tuple[int, int, int, int] = (0, 0, 0, 0),
+        bounds: tuple[int, int, int, int, int] = _NO_BOUNDS,
         descriptors: tuple[int, ...] = (),
     ) -> tuple[LauncherReply, list[int]]:
         """Send a request; return the reply and its descriptors.
 
         If an existing connection fails, retry on a new one. A START is not retried once it was sent.
         """
-        packet = _REQUEST.pack(_MAGIC, request, uid, executor.encode("ascii"), *bounds, 0)
+        packet = _REQUEST.pack(_MAGIC, request, uid, executor.encode("ascii"), *bounds)
         with self._lock:
             for last in (False, True):
                 fresh = self._sock is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -19,12 +20,15 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.processes import boot_id
 
-__all__ = ["NO_PLACES", "Local", "Places", "open_output", "refused_start"]
+__all__ = ["NO_PLACES", "Local", "Places", "open_output", "reaper_record", "refused_start"]
 
 
 Places = tuple[Sequence[str], Sequence[str]]
 """Two lists: paths that no agent may see, and programs of Hutch that no agent may change."""
 NO_PLACES: Final[Places] = ((), ())
+_REAPER_DEADLINE: Final = 1.0
+_UNKNOWN_CODE: Final = 255
+"""The exit code of a reaper that has not seen how its executor ended."""
 
 
 class Local:
@@ -35,30 +39,46 @@ class Local:
         self._output = output
         self._boot = boot_id()
         self._children: dict[int, subprocess.Popen[bytes]] = {}
-        """The executors that are children of hutchd, by pid."""
+        """The children of hutchd, by the pid of the executor: executors themselves, or their reapers."""
+        self._ending: list[subprocess.Popen[bytes]] = []
+        """Reapers whose executor has ended, but which have not ended themselves."""
 
     async def poll(self, launched: Launched) -> Alive | Exited:
-        """Return whether the process lives, and reap it if it is a child of hutchd that ended."""
+        """Return whether the process lives, and reap it, or its reaper, if that is a child of hutchd that ended.
+
+        The exit code is unknown while the reaper still ends what the executor left.
+        """
+        self._ending = [child for child in self._ending if child.poll() is None]
         process = self._executor(launched)
         if process is not None and not process.dead:
             return Alive()
         child = self._children.pop(launched.pid, None)
-        return Exited(None if child is None else child.wait())
+        if child is None:
+            return Exited(None)
+        code = child.poll()
+        if code is None:
+            self._ending.append(child)
+        return Exited(_own_code(code) if child.pid != launched.pid else code)
 
     async def wait(self, launched: Launched) -> Exited:
-        """Wait until the process ends, using a pidfd."""
+        """Wait until the process ends, using a pidfd, and then up to a second for its reaper to end what is left."""
+        executor, reaper = _opened(launched.pid), None
         try:
-            handle = os.pidfd_open(launched.pid)
-        except ProcessLookupError:
-            handle = None
-        try:
-            while isinstance(result := await self.poll(launched), Alive):
-                assert handle is not None, "a living process has a pidfd"
-                await anyio.wait_readable(handle)
+            reaper = _opened(one.pid) if (one := self._reaper(launched)) is not None else None
+            process = self._executor(launched)
+            if process is not None and not process.dead:
+                assert executor is not None, "a living process has a pidfd"
+                await anyio.wait_readable(executor)
+            if reaper is not None:
+                with anyio.move_on_after(_REAPER_DEADLINE):
+                    await anyio.wait_readable(reaper)
+            result = await self.poll(launched)
+            assert isinstance(result, Exited), "its pidfd says that it has ended"
             return result
         finally:
-            if handle is not None:
-                os.close(handle)
+            for handle in (executor, reaper):
+                if handle is not None:
+                    os.close(handle)
 
     def adopt(self, state: Mapping[str, Any]) -> Launched | None:
         """Return the executor of a launch record if its process lives, or None."""
@@ -105,6 +125,44 @@ class Local:
             return None
         process = look_up(launched.pid)
         return process if process is not None and process.start_time == launched.start_time else None
+
+    def _reaper(self, launched: Launched) -> ProcessEntry | None:
+        """Return the reaper of `launched`; None if it has ended, or the executor has none."""
+        record = launched.state.get("reaper")
+        if launched.boot_id != self._boot or not isinstance(record, dict):
+            return None
+        process = look_up(int(record["pid"]))
+        is_same = process is not None and not process.dead and process.start_time == record["start_time"]
+        return process if is_same else None
+
+    def _wait_child(self, launched: Launched, deadline: float) -> None:
+        """Reap the executor, or its reaper, if it is a child of hutchd. Blocks until `deadline` (monotonic)."""
+        child = self._children.pop(launched.pid, None)
+        if child is not None:
+            try:
+                child.wait(timeout=max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                self._ending.append(child)
+
+
+def reaper_record(executor: ProcessEntry, started: int) -> dict[str, int] | None:
+    """Return what a launch record says of the reaper: the process `started`, if that is not the executor itself."""
+    reaper = look_up(started) if started != executor.pid else None
+    return None if reaper is None else {"pid": reaper.pid, "start_time": reaper.start_time}
+
+
+def _own_code(code: int | None) -> int | None:
+    """Return how the executor ended, as `Popen.returncode`, from its reaper's; None if the reaper does not say."""
+    if code is None or code < 0 or code == _UNKNOWN_CODE:
+        return None
+    return 128 - code if code > 128 else code
+
+
+def _opened(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
 
 
 def open_output(path: Path) -> int:

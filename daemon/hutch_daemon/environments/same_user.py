@@ -1,34 +1,35 @@
 """Runs executors as hutchd's own account, each in its own process session and, if the host allows it, its own cgroup.
 
 hutchd finds the processes of an executor in three ways: by the cgroup; by descent, which also finds double-forked
-children, because an executor is a subreaper; and by the mark in the environment, which children inherit. `kill` first
-stops the executor with SIGSTOP, so that it starts no more processes, then kills the others, and the executor last.
+children, because an executor and its reaper are subreapers; and by the mark in the environment, which children inherit.
+`kill` first stops the executor with SIGSTOP, so that it starts no more processes, then kills the others, the executor,
+and last the reaper, which meanwhile got the executor's orphans and so normally has nothing left to do.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
 import anyio
 
 from hutch_daemon.environments import cgroups
-from hutch_daemon.environments.handover import hand_over
-from hutch_daemon.environments.local import NO_PLACES, Local, Places, open_output, refused_start
+from hutch_daemon.environments.handover import await_ready, hand_over, name_senders
+from hutch_daemon.environments.local import NO_PLACES, Local, Places, open_output, reaper_record, refused_start
 from hutch_daemon.environments.port import MARK, Account, IsolationOffer, Killed, Launched, LaunchSpec
 from hutch_daemon.environments.processes import (
     ProcessEntry,
     descendants,
     end_all,
-    look_up,
     scan,
     signal_it,
 )
@@ -39,8 +40,11 @@ from hutch_shared.processes import variable_of
 
 __all__ = ["ARGV", "READY", "SameUser"]
 
-ARGV: Final = (sys.executable, "-P", "-m", "hutch_executor")
-"""The command of an executor. `-P` keeps Python from importing modules from the directory in which it starts."""
+ARGV: Final = (sys.executable, "-P", "-m", "hutch_executor", "--reaper")
+"""The command of an executor, which gets a reaper.
+
+`-P` keeps Python from importing modules from the directory in which it starts.
+"""
 _INHERITED: Final = frozenset(
     {"PATH", "LANG", "LANGUAGE", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR"}
     | {f"XDG_{name}" for name in ("RUNTIME_DIR", "CONFIG_HOME", "CACHE_HOME", "DATA_HOME")}
@@ -49,6 +53,8 @@ _INHERITED: Final = frozenset(
 )
 _INHERITED_PREFIX: Final = "LC_"
 _KILL_DEADLINE: Final = 5.0
+_REAPER_DEADLINE: Final = 1.0
+"""Seconds that the reaper has to end by itself once nothing else is left."""
 READY: Final = 30.0
 """Seconds within which an executor must be ready for its boot line."""
 
@@ -146,6 +152,7 @@ class SameUser(Local):
         group = self._root.make(spec.executor, spec.memory_limit, spec.pids, spec.cpu_weight) if self._root else None
         child: subprocess.Popen[bytes] | None = None
         ours, theirs = socket.socketpair()
+        name_senders(ours)
         try:
             output = open_output(spec.log_path)
             try:
@@ -161,11 +168,12 @@ class SameUser(Local):
             finally:
                 os.close(output)
                 theirs.close()
-            process = look_up(child.pid)
-            assert process is not None, "a child that was not waited for has an entry in /proc"
+            deadline = time.monotonic() + READY
+            process = await_ready(ours, child.pid, spec.account.uid, deadline)
             if group is not None:
-                group.enter(child.pid)  # before the boot line: without it the executor starts no process
-            hand_over(ours, child.pid, spec.account.uid, spec.boot, time.monotonic() + READY)
+                for pid in {child.pid, process.pid}:  # before the boot line: without it no executor starts a process
+                    group.enter(pid)
+            hand_over(ours, process.pid, spec.account.uid, spec.boot, deadline)
         except (OSError, HutchError) as error:
             if child is not None:
                 child.kill()
@@ -177,17 +185,18 @@ class SameUser(Local):
             raise refused_start(error) from error
         finally:
             ours.close()
-        self._children[child.pid] = child
+        self._children[process.pid] = child
         state = {
             "executor": spec.executor,
-            "pid": child.pid,
+            "pid": process.pid,
             "start_time": process.start_time,
             "boot_id": self._boot,
             "uid": spec.account.uid,
             "log": str(spec.log_path),
             "cgroup": str(group.path) if group is not None else None,
+            "reaper": reaper_record(process, child.pid),
         }
-        return Launched(spec.executor, child.pid, process.start_time, self._boot, spec.account.uid, state)
+        return Launched(spec.executor, process.pid, process.start_time, self._boot, spec.account.uid, state)
 
     def _environ(self, spec: LaunchSpec) -> dict[str, str]:
         inherited = {
@@ -205,24 +214,39 @@ class SameUser(Local):
 
     def _kill(self, launched: Launched) -> Killed:
         deadline = time.monotonic() + _KILL_DEADLINE
-        executor = self._executor(launched)
+        executor, reaper = self._executor(launched), self._reaper(launched)
+        above = {one.pid for one in (executor, reaper) if one is not None}
         if executor is not None:
             signal_it(executor, signal.SIGSTOP)
-        left = end_all(lambda: self._members(launched, with_executor=False), deadline)
+        left = end_all(lambda: self._members(launched, without=above), deadline)
         if executor is not None:
             signal_it(executor, signal.SIGKILL)
-            child = self._children.pop(launched.pid, None)
-            if child is not None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(timeout=max(0.1, deadline - time.monotonic()))
         group = self._group(launched)
         grouped = group is None or group.kill(max(deadline, time.monotonic() + 1.0))
-        left = (*left, *end_all(lambda: self._members(launched, with_executor=True), deadline))
+        above = {reaper.pid} if reaper is not None else set()
+        left = (*left, *end_all(lambda: self._members(launched, without=above), deadline))
+        if reaper is not None:
+            self._end_reaper(reaper, min(deadline, time.monotonic() + _REAPER_DEADLINE))
+        self._wait_child(launched, deadline)
+        left = (*left, *end_all(lambda: self._members(launched), deadline))
         if not grouped and group is not None:
             left = (*left, *group.pids())
         if left:
             return Killed("left", tuple(sorted(set(left))))
         return Killed("gone", scope="descent" if group is None else "cgroup")
+
+    @staticmethod
+    def _end_reaper(reaper: ProcessEntry, deadline: float) -> None:
+        """Let the reaper end by itself, which it does when it sees that nothing is left; kill it at the deadline."""
+        with contextlib.suppress(ProcessLookupError):
+            handle = os.pidfd_open(reaper.pid)
+            try:
+                poll = select.poll()
+                poll.register(handle, select.POLLIN)
+                if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                    signal_it(reaper, signal.SIGKILL)
+            finally:
+                os.close(handle)
 
     def _group(self, launched: Launched) -> cgroups.Cgroup | None:
         """Return the executor's cgroup, recorded or not. If it was never made, it has no processes."""
@@ -231,19 +255,15 @@ class SameUser(Local):
         path = launched.state.get("cgroup")
         return self._root.find(path) if path else self._root.of(launched.executor)
 
-    def _members(self, launched: Launched, *, with_executor: bool) -> list[ProcessEntry]:
-        """Return every process of an executor, but never hutchd itself."""
+    def _members(self, launched: Launched, *, without: Collection[int] = ()) -> list[ProcessEntry]:
+        """Return every process of an executor, except the pids in `without` and never hutchd itself."""
         if launched.boot_id != self._boot:
             return []
         processes = scan()
         roots = {pid for pid in processes if variable_of(pid, MARK) == launched.executor}
-        executor = self._executor(launched)
-        if executor is not None:
-            roots.add(launched.pid)
+        roots |= {one.pid for one in (self._executor(launched), self._reaper(launched)) if one is not None}
         if (group := self._group(launched)) is not None:
             roots |= group.pids()
         roots.discard(os.getpid())
-        members = (roots | descendants(processes, roots)) - {os.getpid()}
-        if not with_executor:
-            members.discard(launched.pid)
+        members = (roots | descendants(processes, roots)) - {os.getpid(), *without}
         return [processes[pid] for pid in members if pid in processes]

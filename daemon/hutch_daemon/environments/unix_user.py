@@ -19,7 +19,7 @@ import anyio
 import structlog
 
 from hutch_daemon.environments import cgroups
-from hutch_daemon.environments.handover import hand_over, read_line
+from hutch_daemon.environments.handover import await_ready, hand_over, name_senders, read_line
 from hutch_daemon.environments.launcher_client import (
     LauncherAbilities,
     LauncherClient,
@@ -29,7 +29,7 @@ from hutch_daemon.environments.launcher_client import (
     cgroup_dir,
     read_abilities,
 )
-from hutch_daemon.environments.local import NO_PLACES, Local, Places, open_output, refused_start
+from hutch_daemon.environments.local import NO_PLACES, Local, Places, open_output, reaper_record, refused_start
 from hutch_daemon.environments.port import Account, IsolationOffer, Killed, KillScope, Launched, LaunchSpec
 from hutch_daemon.environments.sandbox_probe import SandboxProbe, probe
 from hutch_shared import messages as m
@@ -174,7 +174,9 @@ class UnixUser(Local):
             try:
                 boot = m.Boot(executor, "", "", os.geteuid(), "script", trial=spec)
                 deadline = time.monotonic() + _TRIAL_DEADLINE
-                hand_over(started.sock, started.reply.pid, account.uid, boot, deadline)
+                name_senders(started.sock)
+                process = await_ready(started.sock, started.reply.pid, account.uid, deadline)
+                hand_over(started.sock, process.pid, account.uid, boot, deadline)
                 return read_line(started.sock, deadline).decode(errors="replace") or "the trial gave no answer"
             finally:
                 started.sock.close()
@@ -214,6 +216,7 @@ class UnixUser(Local):
                 pids=spec.pids,
                 cpu_weight=spec.cpu_weight,
                 open_files=spec.open_files,
+                reaper=self._group is not None and self._group.reaper,
             )
         except HutchError:
             self._probed = -_PROBE_KEPT
@@ -231,7 +234,11 @@ class UnixUser(Local):
                 self._probed = -_PROBE_KEPT
                 why = "The launcher made no cgroup for the executor, although it reported that it can."
                 raise HutchError(Reason.ISOLATION_UNAVAILABLE, why)
-            hand_over(started.sock, reply.pid, uid, spec.boot, time.monotonic() + _READY)
+            name_senders(started.sock)
+            deadline = time.monotonic() + _READY
+            process = await_ready(started.sock, reply.pid, uid, deadline)
+            reaper = reaper_record(process, reply.pid)
+            hand_over(started.sock, process.pid, uid, spec.boot, deadline)
         except BaseException:
             self._end(uid, spec.executor)
             raise
@@ -240,15 +247,16 @@ class UnixUser(Local):
             os.close(started.pidfd)
         state = {
             "executor": spec.executor,
-            "pid": reply.pid,
-            "start_time": reply.start_time,
+            "pid": process.pid,
+            "start_time": process.start_time,
             "boot_id": self._boot,
             "uid": uid,
             "log": str(spec.log_path),
             "cgroup": cgroup_dir(reply),
             "limits": {"memory": spec.memory_limit, "pids": spec.pids},
+            "reaper": reaper,
         }
-        return Launched(spec.executor, reply.pid, reply.start_time, self._boot, uid, state)
+        return Launched(spec.executor, process.pid, process.start_time, self._boot, uid, state)
 
     # ------------------------------------------------------------ end
 
@@ -292,6 +300,8 @@ class UnixUser(Local):
         """Return the pids of the executor that hutchd itself still finds."""
         executor = self._executor(launched)
         left = {launched.pid} if executor is not None and not executor.dead else set[int]()
+        if (reaper := self._reaper(launched)) is not None:
+            left.add(reaper.pid)
         if path := launched.state.get("cgroup"):
             left |= cgroups.Cgroup(Path(path), 2).pids()
         return tuple(sorted(left))

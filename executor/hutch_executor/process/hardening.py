@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
+import sys
 from contextlib import suppress
 
 from hutch_shared.hardening import adopt_orphans, forbid_dumps
@@ -33,13 +35,20 @@ def harden() -> None:
 def announce(fd: int) -> bool:
     """If `fd` is a socket, send one byte to say that this process is hardened. Return False if the other side is gone.
 
-    The parent may then check the hardening (/proc/PID now belongs to root) and send the boot line. On a pipe nothing is
-    sent: the parent cannot read from it, and sends the boot line at once.
+    On Linux this process's pid goes with the byte: the kernel checks it, and translates it for a receiver in another
+    pid namespace. The environment may then check the hardening (/proc/PID now belongs to root) and send the boot line.
+    On a pipe nothing is sent: the other side cannot read from it, and sends the boot line at once.
     """
     try:
         if not stat.S_ISSOCK(os.fstat(fd).st_mode):
             return True
-        return os.write(fd, READY) == len(READY)
+        import socket
+
+        with socket.socket(fileno=os.dup(fd)) as sock:
+            if sys.platform != "linux":
+                return sock.send(READY) == len(READY)
+            sender = struct.pack("iII", os.getpid(), os.getuid(), os.getgid())
+            return sock.sendmsg([READY], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, sender)]) == len(READY)
     except OSError:
         return False
 

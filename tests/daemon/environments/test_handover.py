@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from hutch_daemon.environments.handover import hand_over
+from hutch_daemon.environments.handover import await_ready, hand_over, name_senders
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 
@@ -45,6 +45,13 @@ def running(text: str, uid: int | None = None) -> Iterator[tuple[subprocess.Pope
             process.kill()
 
 
+def start_up(sock: socket.socket, started: int, uid: int, deadline: float) -> int:
+    """Wait until the executor is ready, and hand the boot line over; return the executor's pid."""
+    process = await_ready(sock, started, uid, deadline)
+    hand_over(sock, process.pid, uid, BOOT, deadline)
+    return process.pid
+
+
 def soon() -> float:
     """Return a deadline that this test never reaches."""
     return time.monotonic() + 30.0
@@ -53,7 +60,7 @@ def soon() -> float:
 def test_a_closed_process_gets_its_boot_line() -> None:
     """The whole line arrives."""
     with running(CLOSED + ECHO) as (process, sock):
-        hand_over(sock, process.pid, os.getuid(), BOOT, soon())
+        start_up(sock, process.pid, os.getuid(), soon())
         assert process.stdout is not None
         assert '"token":"token-that-is-secret"' in process.stdout.readline()
 
@@ -67,7 +74,7 @@ def test_a_process_that_its_account_can_read_gets_no_token() -> None:
     text = "printf '\\n' >&0; read line; printf %s \"$line\"" if os.getuid() == 0 else OPEN + ECHO
     with running(text, uid if os.getuid() == 0 else None) as (process, sock):
         with pytest.raises(HutchError, match="memory that processes of its account can read") as caught:
-            hand_over(sock, process.pid, uid, BOOT, soon())
+            start_up(sock, process.pid, uid, soon())
         assert caught.value.reason is Reason.ISOLATION_UNAVAILABLE
         sock.close()
         assert process.stdout is not None
@@ -94,7 +101,7 @@ time.sleep(600)
         traced = int(process.stdout.readline())
         try:
             with pytest.raises(HutchError, match="is traced by another process"):
-                hand_over(sock, traced, os.getuid(), BOOT, soon())
+                start_up(sock, traced, os.getuid(), soon())
         finally:
             os.kill(traced, signal.SIGKILL)
 
@@ -110,7 +117,7 @@ time.sleep(600)
 def test_a_process_that_does_not_get_ready_gets_no_token(text: str, says: str) -> None:
     """The process exits, sends something else, or sends nothing."""
     with running(text) as (process, sock), pytest.raises(HutchError, match=says) as caught:
-        hand_over(sock, process.pid, os.getuid(), BOOT, time.monotonic() + (30.0 if "ended" in says else 0.3))
+        start_up(sock, process.pid, os.getuid(), time.monotonic() + (30.0 if "ended" in says else 0.3))
     assert caught.value.reason is Reason.AGENT_UNAVAILABLE
 
 
@@ -119,5 +126,44 @@ def test_a_handover_error_contains_no_token() -> None:
     with running(CLOSED) as (process, sock):
         process.wait()
         with pytest.raises(HutchError) as caught:
-            hand_over(sock, process.pid, os.getuid(), BOOT, soon())
+            start_up(sock, process.pid, os.getuid(), soon())
         assert "secret" not in repr(caught.value)
+
+
+FORKED = """
+import ctypes, os, sys, time
+if os.fork():
+    time.sleep(600)
+if sys.argv[1] == "far" and os.fork():
+    os._exit(0)
+ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+os.write(0, b"\\n")
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_executor_is_the_child_that_answers_for_the_started_process() -> None:
+    """The kernel reports the pid of the sender: with a reaper, that is a child of the process that was started."""
+    with running(FORKED.replace("sys.argv[1]", "'near'")) as (process, sock):
+        name_senders(sock)
+        executor = start_up(sock, process.pid, os.getuid(), soon())
+        assert process.stdout is not None
+        answered = int(process.stdout.readline())
+        os.kill(executor, signal.SIGKILL)
+
+        assert executor == answered
+        assert executor != process.pid
+
+
+def test_a_process_that_is_no_child_of_the_started_one_gets_no_token() -> None:
+    """A grandchild that init adopted holds the socket and answers."""
+    with running(FORKED.replace("sys.argv[1]", "'far'")) as (process, sock):
+        name_senders(sock)
+        assert process.stdout is not None
+        far = int(process.stdout.readline())
+        try:
+            with pytest.raises(HutchError, match="ended before it was ready"):
+                start_up(sock, process.pid, os.getuid(), soon())
+        finally:
+            os.kill(far, signal.SIGKILL)
