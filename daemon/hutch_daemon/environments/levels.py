@@ -22,6 +22,7 @@ __all__ = ["ORDER", "highest", "is_less", "level_of", "require_level"]
 ORDER: Final[tuple[m.IsolationLevel, ...]] = ("reduced", "account", "strict")
 
 _HOME: Final = {"tools": "the tools in its home", "read_only": "its home without its secrets", "hidden": "no home"}
+_FORKER: Final = "A process that forks without end can outlive its session: neither a sandbox nor a cgroup holds it."
 _NETWORK: Final = {
     "full": "It can reach the host's network.",
     "allow-list": "It can reach only the hosts that the settings allow.",
@@ -56,6 +57,8 @@ def level_of(
         )
     else:
         why.append(no_sandbox)
+        if not cgroup:
+            why.append(_FORKER)
     level: m.IsolationLevel = "reduced"
     missing = offer.missing
     if apart and cgroup:
