@@ -24,7 +24,7 @@ pytestmark = pytest.mark.system
 
 MEMORY: Final = 1 << 20
 """The bytes that a reaper may take: its own, and its part of what it shares."""
-BACKGROUND: Final = "sleep 600 >/dev/null 2>&1 & echo $!"
+BACKGROUND: Final = "(setsid sleep 600 >/dev/null 2>&1 & echo $!)"
 FORKED: Final = """
 import os, sys, time
 from hutch_executor.process.reaper import fork_reaper
