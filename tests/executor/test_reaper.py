@@ -136,6 +136,7 @@ async def test_the_end_of_an_executor_is_the_end_of_what_it_started(
 async def test_an_orderly_end_passes_through_the_reaper(hutchd: FakeHutchd, folder: Path) -> None:
     """The exit code is the executor's."""
     async with hutchd.up(), reaped(hutchd) as (process, executor):
+        await hutchd.call("prepare_session", prepare(folder))
         os.kill(executor, signal.SIGTERM)
         code = await ended(process)
 
