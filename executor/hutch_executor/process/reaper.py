@@ -75,6 +75,7 @@ def fork_reaper() -> int | None:
     watched, writable = os.pipe()
     held = os.fdopen(writable, "wb", 0)
     reaper = os.getpid()
+    adopt_orphans()  # not inherited, and before there is an executor that could have orphans
     pid = os.fork()
     if pid:
         try:
@@ -93,7 +94,6 @@ def _become_reaper(shell: str, executor: int, watched: int) -> None:
     """Execute the script, without the executor's socket, its output, its environment and its working directory."""
     import signal
 
-    adopt_orphans()
     os.chdir("/")
     os.dup2(watched, 0)
     null = os.open(os.devnull, os.O_RDWR)
