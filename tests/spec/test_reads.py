@@ -43,6 +43,7 @@ READS: dict[str, tuple[int, str]] = {
     "executor/hutch_executor/process/children.py": (2, PROC),
     "executor/hutch_executor/process/hardening.py": (2, PROC),
     "executor/hutch_executor/process/memory.py": (1, PROC),
+    "executor/hutch_executor/process/reaper.py": (2, NO_FILE),
     "executor/hutch_executor/runners/claude/config_dir.py": (1, NO_FILE),
     "executor/hutch_executor/runners/claude/spawn.py": (2, PROC),
     "executor/hutch_executor/runners/script.py": (1, "the script that the user named, which is played and never shown"),

@@ -26,7 +26,8 @@ __all__ = ["NO_PLACES", "Local", "Places", "open_output", "reaper_record", "refu
 Places = tuple[Sequence[str], Sequence[str]]
 """Two lists: paths that no agent may see, and programs of Hutch that no agent may change."""
 NO_PLACES: Final[Places] = ((), ())
-_REAPER_DEADLINE: Final = 1.0
+_REAPER_DEADLINE: Final = 0.2
+"""Seconds that `wait` gives a reaper to say how its executor ended. `kill` may have work that the reaper cannot do."""
 _UNKNOWN_CODE: Final = 255
 """The exit code of a reaper that has not seen how its executor ended."""
 
@@ -61,7 +62,7 @@ class Local:
         return Exited(_own_code(code) if child.pid != launched.pid else code)
 
     async def wait(self, launched: Launched) -> Exited:
-        """Wait until the process ends, using a pidfd, and then up to a second for its reaper to end what is left."""
+        """Wait until the process ends, using a pidfd, and then a moment for its reaper to end what is left."""
         executor, reaper = _opened(launched.pid), None
         try:
             reaper = _opened(one.pid) if (one := self._reaper(launched)) is not None else None
