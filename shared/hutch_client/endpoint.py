@@ -210,7 +210,7 @@ def dial(path: Path, timeout: float = GREETING, trusted: Container[int] | None =
     except PermissionError:
         raise HutchError(
             Reason.NOT_ALLOWED,
-            f"You may not open {path}: it belongs to another account. Unset HUTCH_HOST to use your own hutchd.",
+            f"You may not open {path}: it is another account's. `hutch --private COMMAND` uses a hutchd of your own.",
         ) from None
     except (FileNotFoundError, ConnectionRefusedError):
         raise _nothing_answers(path) from None

@@ -176,11 +176,15 @@ def test_a_private_hutchd_is_used_on_request_and_named(made: World) -> None:
     assert of_root.err == ""
 
     made.run("hutch --private daemon stop", as_="alice")
+    made.run("rm /var/lib/hutch/serves-this-host", "chmod 700 /var/lib/hutch")  # as an earlier version leaves it
+    earlier = [made.run("hutch status -o json", as_=who).json["which"] for who in PEOPLE]
+    made.run("install -o hutch -m 644 /dev/null /var/lib/hutch/serves-this-host", "chmod 711 /var/lib/hutch")
     still_named = made.run("hutch ps", as_="alice")
     _end(made, signal.SIGTERM)
     down = made.run("hutch ps", as_="alice", code=3)
     not_running = made.run("hutch --private ps", as_="alice", code=3)
 
+    assert earlier == ["host", "host"]
     assert still_named.err == listed.err
     assert f"Meanwhile {named}." in down.err
     assert "Start one with `hutch --private daemon start`." in not_running.err

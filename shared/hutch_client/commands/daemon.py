@@ -188,6 +188,11 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(given: argparse.Namespace) -> int:
     from hutch_client.starting import HUTCHD
 
+    if not given.arguments and find_endpoint().kind == "host":
+        raise HutchError(
+            Reason.WRONG_STATE,
+            "This host has a hutchd of its own, for everybody. `hutch --private daemon run` runs one of yours.",
+        )
     os.execv(HUTCHD[0], [*HUTCHD, *given.arguments])  # noqa: S606 - an argv list, and no shell
 
 

@@ -174,7 +174,7 @@ def _examine_inside(endpoint: Endpoint, account: str | None) -> Iterator[tuple[s
 _EXAMINATION: Final = 200.0
 _REMEDIES: Final = {
     Reason.CONNECTION_LOST: "Start it: `hutch daemon start`.",
-    Reason.NOT_ALLOWED: "Unset HUTCH_HOST, or ask the host's administrator.",
+    Reason.NOT_ALLOWED: "Use your own with --private, or ask the host's administrator.",
     Reason.PROTOCOL_MISMATCH: "Update the older of the two and restart hutchd.",
 }
 COMMANDS = {

@@ -33,6 +33,7 @@ from hutch_client.install.plan import (
 from hutch_client.install.status import ManagerStatus, read_installed, read_status, systemd_version
 from hutch_client.tables import ago, fields, print_json
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.host_mark import host_socket
 from hutch_shared.paths import LAUNCHER_SOCKET_UNIT
 
 __all__ = ["COMMANDS", "install", "uninstall"]
@@ -106,6 +107,8 @@ def _install(given: argparse.Namespace) -> int:
         raise HutchError(Reason.INVALID_PARAMS, f"--credential needs --system. {MAKE_CREDENTIAL}")
     place = find_place(system=given.system, systemd_version=systemd_version, credential=given.credential)
     plan = install(place, force=given.force, now=given.now, only_plan=given.dry_run)
+    if not given.system and host_socket() is not None:
+        print("This host has a hutchd for everybody: `hutch --private COMMAND` talks to yours.", file=sys.stderr)
     return _report(given, place, plan)
 
 

@@ -1,0 +1,70 @@
+"""Which hutchd a command talks to, by the command line and the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hutch_client.__main__ import main
+from hutch_client.endpoint import find_endpoint, private_chosen
+from hutch_shared.host_mark import leave_mark
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
+
+
+@pytest.fixture
+def marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A state directory that a host's hutchd has marked, and that HUTCH_STATE_DIR names."""
+    state = tmp_path / "host"
+    state.mkdir()
+    leave_mark(state, state / "run" / "client.sock")
+    monkeypatch.setenv("HUTCH_STATE_DIR", str(state))
+    return state
+
+
+def test_a_marked_state_directory_is_a_hosts(marked: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Then nothing is started: the commands say that the host's hutchd is not running."""
+    codes = [main(words) for words in (["run", "hi"], ["daemon", "start"], ["ps"], ["daemon", "run"])]
+
+    assert find_endpoint() == (marked / "run" / "client.sock", "host")
+    said = capsys.readouterr().err
+    assert codes == [3, 3, 3, 1]
+    assert said.count("hutch: The host's hutchd is not running: nothing answers at ") == 3
+    assert said.endswith("`hutch --private daemon run` runs one of yours.\n")
+    assert sorted(path.name for path in marked.iterdir()) == ["serves-this-host"]
+
+
+def test_a_hutchd_elsewhere_is_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """HUTCH_HOST names a socket at which a hutchd of the caller would not listen."""
+    monkeypatch.setenv("HUTCH_HOST", str(tmp_path / "there"))
+
+    assert [main(words) for words in (["run", "hi"], ["daemon", "start"])] == [3, 3]
+    assert find_endpoint() == (tmp_path / "there" / "client.sock", "named")
+    assert capsys.readouterr().err.count("which HUTCH_HOST names, and yours would listen elsewhere") == 2
+
+
+@pytest.mark.parametrize("words", [["--private", "ps"], ["ps", "--private"], ["--private", "key", "ls"]])
+def test_private_takes_precedence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    """Before or after the command, over HUTCH_HOST too, and for this one command."""
+    monkeypatch.setenv("HUTCH_HOST", str(tmp_path / "there"))
+    own = tmp_path / ".local" / "state" / "hutch" / "run" / "client.sock"
+
+    code = main(words)
+
+    assert code == 3
+    assert f"No hutchd answers at {own}." in capsys.readouterr().err
+    assert find_endpoint().kind == "named"
+    with private_chosen():
+        assert find_endpoint() == (own, "private")
+
+
+def test_the_directories_of_ones_own_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HUTCH_RUNTIME_DIR and HUTCH_STATE_DIR let several hutchds run side by side."""
+    monkeypatch.setenv("HUTCH_STATE_DIR", str(tmp_path / "mine"))
+
+    assert find_endpoint() == (tmp_path / "mine" / "run" / "client.sock", "private")
