@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hutch_daemon.environments.launcher_client import LauncherClient
+from hutch_daemon.environments.launcher_client import LauncherClient, LauncherReply, LauncherStatus
 from hutch_daemon.environments.port import Account
 from hutch_daemon.environments.registry import Environments
 from hutch_daemon.environments.same_user import SameUser
@@ -46,6 +46,25 @@ def test_a_named_environment_is_chosen_for_any_account(unix_user: UnixUser) -> N
     with pytest.raises(HutchError, match=r"no environment slurm here; known: unix-user, same-user\.") as refused:
         host.choose("slurm", OWN)
     assert refused.value.reason is Reason.ISOLATION_UNAVAILABLE
+
+
+class RefusingLauncher(LauncherClient):
+    """Refuses every account."""
+
+    def probe(self, uid: int | None = None) -> LauncherReply:
+        return LauncherReply(LauncherStatus.REFUSED, 0, 0, 0, 0, 0, "The launcher's configuration denies other.")
+
+
+async def test_a_refused_user_is_sent_to_the_doctor_of_that_account(tmp_path: Path) -> None:
+    """The launcher's own sentence comes first; doctor examines the refused account, whoever calls it."""
+    refusing = UnixUser(RefusingLauncher(tmp_path / "launcher.sock"))
+
+    with pytest.raises(HutchError) as refused:
+        await refusing.check_account(OTHER)
+
+    assert refused.value.message == (
+        "The launcher's configuration denies other. `hutch doctor --account other` says what to change."
+    )
 
 
 async def test_a_probe_asks_the_default_environment(unix_user: UnixUser) -> None:
