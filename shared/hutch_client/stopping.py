@@ -71,7 +71,8 @@ def stop(how: str, timeout: float) -> Stopped:
             ran = True
             waited = time.monotonic() - begin
             if found.pid and not asked and (not found.holds_database or waited > _UNREACHABLE):
-                os.kill(found.pid, signal.SIGTERM)
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.kill(found.pid, signal.SIGTERM)
                 asked = True
             if waited > timeout + _GRACE:
                 raise HutchError(Reason.TIMED_OUT, f"hutchd (pid {found.pid}) still runs.") from None

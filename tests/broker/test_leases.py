@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import anyio
 import msgspec
@@ -15,7 +17,9 @@ import pytest
 from hutch_broker.leases import HeldLease, LeaseTable, lease_id_in
 from hutch_broker.processes import BrokerPeer, belongs
 from hutch_shared import broker_link as link
+from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.ids import new_token
 from hutch_shared.processes import start_time
 from tests.broker.stage import KEY, Stage, parsed, read_all, read_until, request, staged
 from tests.programs import bubblewrap
@@ -391,6 +395,29 @@ async def test_an_unused_broker_ends() -> None:
         async with serving(boot) as ended:
             with anyio.fail_after(30):
                 await ended.wait()
+
+
+async def test_without_hutchd_a_broker_ends_with_the_last_executor() -> None:
+    """It serves the executors that hutchd left, and ends soon after the last one, though no lease has expired."""
+    from hutch_broker.broker import serving
+
+    with tempfile.TemporaryDirectory(prefix="hb-") as folder:
+        Path(folder, "b").mkdir(0o700)
+        boot = link.BrokerBoot(token=new_token(), control=f"{folder}/control.sock", socket=f"{folder}/b/broker.sock")
+        stage = Stage(boot, "http://127.0.0.1:1")
+        async with serving(boot) as ended, await anyio.open_process(["cat"]) as executor:
+            async with stage.linked() as peer:
+                await stage.lease(pid=executor.pid, start_time=start_time(executor.pid))
+                await peer.notify("leave", m.Nothing())
+                await peer.call("get_status", m.Nothing(), 30)
+            with anyio.move_on_after(2.5):
+                await ended.wait()
+            while_it_lived = ended.is_set()
+            executor.kill()
+            with anyio.fail_after(30):
+                await ended.wait()
+
+    assert not while_it_lived
 
 
 def test_a_lease_that_ended_has_no_key() -> None:

@@ -120,6 +120,8 @@ class FakeHutchd:
         self.refuse: HutchError | None = None
         self.answer: Answer = allow
         self.acknowledges = True
+        self.unstored = 0
+        """The number of reports that it will not store: each closes the connection, as on a full disk."""
         self.believes: Callable[[str | None], str | None] = lambda turn: turn
         """Which turn it says that runs, of the one that an executor names."""
         self.key: m.KeyGrant | HutchError = HutchError(Reason.NO_KEY)
@@ -246,4 +248,7 @@ async def _request_permission(hutchd: FakeHutchd, params: m.RequestPermission) -
 
 
 async def _report_message(hutchd: FakeHutchd, params: m.ReportMessage) -> None:
+    if hutchd.unstored:
+        hutchd.unstored -= 1
+        raise HutchError(Reason.STORE_UNAVAILABLE)
     await hutchd.take(params)

@@ -12,9 +12,11 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from hutch_executor.events.reporter import Reporter
+from hutch_executor.events.spool import Spool
 from hutch_executor.link.daemon_link import DaemonLink, LinkState
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.events import Text
 from tests.executor.fake_hutchd import SESSION, WAIT, FakeHutchd, boot
 
 IDLE = LinkState(None, None, is_busy=False)
@@ -170,6 +172,54 @@ async def test_an_error_of_hutchd_reaches_the_caller(hutchd: FakeHutchd) -> None
             await link.call("get_api_key", m.GetApiKey(SESSION, "anthropic"))
 
     assert refused.value.reason is Reason.NO_KEY
+
+
+async def test_a_hutchd_that_stores_nothing_is_offered_events_ever_less_often(
+    hutchd: FakeHutchd, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The link is up again at once, for interrupts; only the events wait. Nothing is logged: hutchd logs its disk."""
+    caplog.set_level("INFO")
+    reporter = Reporter()
+    reporter.begin(SESSION, Spool(tmp_path, "x-1", SESSION, 1 << 20))
+    link = DaemonLink(boot(hutchd.path), reporter, lambda: LinkState(SESSION, None, is_busy=True))
+    hutchd.unstored = 3
+    offered: list[float] = []
+
+    async def refused(left: int) -> None:
+        """Wait until all but `left` of the reports were refused, and the link is up again."""
+        await hutchd.until(lambda: hutchd.unstored == left)
+        offered.append(anyio.current_time())
+        await hutchd.until(lambda: len(hutchd.hellos) == 4 - left)
+
+    async with hutchd.up(), running(link):
+        await reporter.report("text", Text("a"))
+        for left in (2, 1, 0):
+            await refused(left)
+        await hutchd.until(lambda: hutchd.stored == 1)
+
+    assert offered[2] - offered[1] > offered[1] - offered[0] > 0.1
+    assert len(hutchd.hellos) == 4
+    assert [record.getMessage() for record in caplog.records] == []
+    await reporter.close()
+
+
+async def test_a_hutchd_that_is_away_is_logged_once(hutchd: FakeHutchd, caplog: pytest.LogCaptureFixture) -> None:
+    """However often the executor dials; and once more when it is back."""
+    caplog.set_level("INFO")
+    link = DaemonLink(boot(hutchd.path), Reporter(), lambda: LinkState(SESSION, None, is_busy=True))
+
+    async with running(link):
+        async with hutchd.up():
+            await hutchd.until(lambda: link.is_up)
+        with anyio.move_on_after(1.0):
+            await hutchd.until(lambda: len(hutchd.hellos) > 1)
+        async with hutchd.up():
+            await hutchd.until(lambda: link.is_up)
+
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2
+    assert lines[0].startswith("not connected: hutchd cannot be reached")
+    assert lines[1].startswith("connected (after ")
 
 
 async def test_closing_dials_no_more(hutchd: FakeHutchd) -> None:

@@ -114,6 +114,7 @@ class DaemonLink:
             began = self._clock()
             error, was_up = await self._connect(context, serves)
             if self._is_closing or error.reason in _FINAL:
+                self._reporter.detach()
                 return error
             if was_up or self._state().is_busy:
                 since = self._clock()
@@ -142,10 +143,11 @@ class DaemonLink:
                 await self._changed.wait()
 
     async def close(self) -> None:
-        """Send the replies that are due, close the connection and dial no more."""
+        """Send the replies that are due, close the connection and dial no more. From then on events go to the spool."""
         self._is_closing = True
         if self._peer is not None:
             await self._peer.aclose()
+        self._reporter.detach()
 
     @property
     def is_up(self) -> bool:
