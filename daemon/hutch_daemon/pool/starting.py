@@ -215,6 +215,8 @@ class Starter:
             raise
         if not executor.connected.is_set():
             self._ender.retire(executor, f"it did not say hello within {timeout:.0f} s")
+        if executor.connected.is_set() and not made_of.matches(executor.made_of):
+            self._ender.retire(executor, "the kernel reports other groups of it than its account has")
         if executor.over:
             self._context.composition.refresh()
             if not made_of.matches(self._context.composition.of(executor.key)):

@@ -153,6 +153,21 @@ async def test_a_change_during_the_start_is_no_failure(stage: Stage, seen: bool)
         assert made_of.files == "4"
 
 
+async def test_groups_that_change_during_the_start_are_no_failure(stage: Stage) -> None:
+    """The launcher looked them up later than hutchd: another executor is started at once."""
+    stage.settings = settings(executors=spares(spares=0, start_attempts=1))
+    async with stage.hutchd():
+        stage.host.gate = anyio.Event()
+        session = await stage.services.sessions.open_session(USERS[0], m.OpenSession("script", "/proj"))
+        await until(lambda: stage.host.starts == 1)
+        stage.groups[USERS[0].uid] = (7,)
+        stage.host.gids = (7, USERS[0].uid)
+        stage.host.gate.set()
+        await until(lambda: session.id in stage.pool.roster.serving)
+
+        assert stage.host.starts == 2
+
+
 async def test_groups_that_the_kernel_does_not_confirm_end_the_start(stage: Stage) -> None:
     """No session gets an executor with other groups than its account has; the record says what it is made of."""
     stage.settings = settings(executors=spares(spares=0, start_attempts=1))
