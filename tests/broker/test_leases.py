@@ -167,6 +167,19 @@ async def test_only_an_active_lease_reaches_the_model() -> None:
         ]  # fmt: skip
 
 
+async def test_a_request_without_a_turn_asks_for_no_key() -> None:
+    """A lease that begins inactive is refused before anything else happens; it works once it is active."""
+    async with serve(key=KEY, script=lambda _: Say("one")) as model, staged(model.url) as stage:
+        state, token = stage.made()
+        await stage.peer.call("put_lease", msgspec.structs.replace(state, active=False), 30)
+        before, _, _ = await stage.ask(token)
+        asked = list(stage.asked)
+        await stage.peer.call("set_active", link.LeaseActive(lease=state.lease.id, active=True), 30)
+        then, _, _ = await stage.ask(token)
+
+        assert (before, asked, then) == (403, [], 200)
+
+
 async def test_a_request_that_waits_for_its_key_does_not_outlive_the_turn() -> None:
     """The key arrives after the lease became inactive: nothing is sent."""
     async with serve(key=KEY, script=lambda _: Say("one")) as model, staged(model.url) as stage:

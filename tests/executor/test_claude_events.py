@@ -165,6 +165,16 @@ def test_a_retry_says_why_and_when(narrator: EventTranslator) -> None:
     assert ended(narrator.awaited(), None).reason == "rate_limited"
 
 
+@pytest.mark.parametrize(("named", "taken"), [("/tmp/cc-socks/1.sock", "/tmp/cc-socks/1.sock"), ("", None), (7, None)])
+def test_the_socket_over_which_the_cli_takes_messages_is_kept(named: Any, taken: str | None) -> None:
+    """It names none, or an empty one, if it takes none."""
+    narrator = EventTranslator("/proj", {})
+    tell(narrator, type="system", subtype="init", messaging_socket_path=named)
+    tell(narrator, type="system", subtype="init")
+
+    assert narrator.message_socket == taken
+
+
 def test_the_init_line_is_reported_once(narrator: EventTranslator) -> None:
     """The CLI repeats the line in every turn. A failed MCP server becomes a notice."""
     line: dict[str, Any] = {"session_id": "s-9", "model": "opus", "claude_code_version": "2", "tools": ["Bash"]}

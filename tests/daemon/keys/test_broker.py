@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ from hutch_daemon.keys.broker_boot import BrokerPaths, boot_line
 from hutch_daemon.keys.credential import Refresh
 from hutch_daemon.keys.key_supply import KeyReport
 from hutch_daemon.settings import BrokerSettings, PriceSettings, ProviderSettings, Settings
-from hutch_daemon.store import audit, usage
-from hutch_daemon.store.rows import KeyRow
+from hutch_daemon.store import audit, sessions, turns, usage
+from hutch_daemon.store.records import Tx
+from hutch_daemon.store.rows import KeyRow, SessionRow, TurnRow
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.ids import new_id
 from hutch_shared.processes import peer_credentials
 from hutch_shared.rpc.stream import dial
 from hutch_shared.secret import Secret
@@ -260,9 +263,9 @@ async def refusals_of(stage: VaultStage, count: int) -> list[Any]:
             await anyio.sleep(0.02)
 
 
-@pytest.mark.parametrize("restarts", ["the broker", "hutchd"])
-async def test_a_restart_keeps_which_leases_work(folder: Path, restarts: str) -> None:
-    """After a restart a lease works if its session has a turn by the record, and only then."""
+@pytest.mark.parametrize("restarts", ["the broker", "hutchd", "hutchd, with another record"])
+async def test_after_a_restart_a_lease_works_if_its_session_has_a_turn(folder: Path, restarts: str) -> None:
+    """The record decides, whatever the broker knew."""
     async with serve(key=KEY, script=lambda _: SAY) as model, vault_stage(folder) as stage:
         settings = settings_for(model.url)
         await stage.put()
@@ -278,6 +281,8 @@ async def test_a_restart_keeps_which_leases_work(folder: Path, restarts: str) ->
                 os.kill(pid, signal.SIGKILL)
             else:
                 await first.aclose()
+                if restarts != "hutchd":
+                    await stage.store.write(partial(swap_turns, ended="s-1", begun=session("s-2")))
                 broker = await first.enter_async_context(stage.broker(settings, always).running())
             with anyio.fail_after(60):
                 while (found := await broker.status()) is None or broker_pid(folder) is None:
@@ -286,8 +291,18 @@ async def test_a_restart_keeps_which_leases_work(folder: Path, restarts: str) ->
             statuses = [(await ask(grant))[0] for grant in grants]
             await broker.revoke_executor("x-1")
 
-    assert active == {"s-1": True, "s-2": False}
-    assert statuses == [200, 403]
+    other = restarts == "hutchd, with another record"
+    assert active == {"s-1": not other, "s-2": other}
+    assert statuses == ([403, 200] if other else [200, 403])
+
+
+def swap_turns(tx: Tx, ended: str, begun: SessionRow) -> None:
+    """End the turn of one session, and store another session with a running turn."""
+    turn = turns.active(tx, ended)
+    assert turn is not None
+    turns.move(tx, turn.id, {turn.state}, "completed", ended_at=0)
+    sessions.insert(tx, begun)
+    turns.insert(tx, TurnRow(id=new_id("turn"), session=begun.id, prompt="go", queued_at=0, state="running"))
 
 
 async def test_a_broker_of_an_earlier_version_is_used_until_no_turn_runs(
