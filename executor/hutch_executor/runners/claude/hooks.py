@@ -41,7 +41,7 @@ class RunningTurn(Protocol):
     turn: ClaudeTurn | None
     connection: ClaudeConnection | None
 
-    async def end_reachable(self, turn: ClaudeTurn, connection: ClaudeConnection, place: str) -> None:
+    async def end_for_message_socket(self, turn: ClaudeTurn, connection: ClaudeConnection, place: str) -> None:
         """End the turn, since the CLI takes messages from other processes at `place`."""
         ...
 
@@ -79,7 +79,7 @@ class PermissionHooks:
         """PreToolUse: send every call to `may_use`, whatever the CLI itself would decide."""
         turn, connection = self._running.turn, self._running.connection
         if turn is not None and connection is not None and (place := await connection.message_socket()) is not None:
-            await self._running.end_reachable(turn, connection, place)
+            await self._running.end_for_message_socket(turn, connection, place)
         starts = turn is not None and not turn.stopping
         if turn is not None and isinstance(cwd := call.get("cwd"), str):
             turn.call_cwds[call_id or ""] = cwd

@@ -388,7 +388,7 @@ class ClaudeRunner:
                 return TurnEnded("failed", "agent_broken", message)
             await self._take(link, line)
             if link.translator.message_socket is not None:
-                await self.end_reachable(turn, link, link.translator.message_socket)
+                await self.end_for_message_socket(turn, link, link.translator.message_socket)
             if link.translator.dropped_prompt == turn.uuid:
                 return ALREADY_ACCEPTED
             if link.translator.result is not None:
@@ -408,7 +408,7 @@ class ClaudeRunner:
             self._conversation, self._begun = link.translator.session, True
             self._stored |= link.translator.spoke
 
-    async def end_reachable(self, turn: ClaudeTurn, connection: ClaudeConnection, place: str) -> None:
+    async def end_for_message_socket(self, turn: ClaudeTurn, connection: ClaudeConnection, place: str) -> None:
         """End the turn, since the CLI takes messages from other processes at `place`: it runs nothing."""
         if turn.cause is None:
             notice = message_socket.notice_of(place)
