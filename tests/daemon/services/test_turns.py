@@ -76,6 +76,16 @@ async def test_the_sessions_processes_may_use_a_model_only_during_the_turn(stage
         assert stage.leases.turns == [("begin", session.id), ("end", session.id)]
 
 
+async def test_a_session_without_a_turn_may_use_no_model_whatever_was_said_before(stage: Stage) -> None:
+    """After a restart the end of a turn may be stored before the session's task knows the turn."""
+    async with stage.hutchd():
+        session = await stage.open()
+        await stage.leases.begin_turn(session.id)
+        await stage.ended(await stage.submit(session))
+
+        assert stage.leases.turns == [(word, session.id) for word in ("begin", "end", "begin", "end")]
+
+
 async def test_prompts_run_one_at_a_time_in_order(stage: Stage) -> None:
     """A session's turns never overlap, and one executor runs them all."""
     async with stage.hutchd():
