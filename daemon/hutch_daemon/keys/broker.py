@@ -166,13 +166,12 @@ class Broker:
                 " until it is replaced, as soon as no turn is running",
                 welcome.pid,
             )
-        await self._set_active(call, active)
-        # This call comes last: the broker answers agents from then on.
+        # The broker answers agents from this call on, if it did not before.
         await call("keep_leases", link.LeaseIds(leases=tuple(self._book.live)))
         while ended := tuple(self._book.ended):  # those that ended during the calls above
             await call("end_leases", link.LeaseIds(leases=ended))
             self._book.ended.difference_update(ended)
-        await self._set_active(call, active)  # turns that began or ended during the calls above
+        await self._set_active(call, active)  # comes last: turns may have begun or ended during the calls above
 
     async def _set_active(self, call: Callable[..., Awaitable[object]], active: dict[str, bool]) -> None:
         """Make each lease of the broker active or not, until none differs. `active` has what the broker has."""
