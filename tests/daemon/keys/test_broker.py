@@ -296,6 +296,23 @@ async def test_after_a_restart_a_lease_works_if_its_session_has_a_turn(folder: P
     assert statuses == ([403, 200] if other else [200, 403])
 
 
+async def test_the_end_of_a_turn_does_not_wait_for_a_broker_that_stands_still(folder: Path) -> None:
+    """It goes on after 2 s; the broker refuses requests as soon as it works again."""
+    async with serve(key=KEY, script=lambda _: SAY) as model, working(folder, model.url) as (stage, broker):
+        grant = await broker.lease(session(), HOLDER, "anthropic", await row_of(stage))
+        pid = broker_pid(folder)
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with anyio.fail_after(20):
+                await broker.end_turn("s-1")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        status, _ = await ask(grant)
+
+    assert status == 403
+
+
 def swap_turns(tx: Tx, ended: str, begun: SessionRow) -> None:
     """End the turn of one session, and store another session with a running turn."""
     turn = turns.active(tx, ended)

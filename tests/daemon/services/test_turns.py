@@ -54,6 +54,7 @@ async def test_the_sessions_processes_may_use_a_model_only_during_the_turn(stage
         before = list(stage.leases.in_turn)
         turn = await stage.submit(session)
         executor = await stage.running(turn)
+        await until(lambda: bool(during))
         match end:
             case "completed":
                 release.set()
