@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from hutch_client import exits
-from hutch_client.endpoint import Endpoint, dial, find_endpoint, host_is_down, own_hutchd
+from hutch_client.endpoint import Endpoint, dial, find_endpoint, own_hutchd
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.hutchd_lock import INHERITED, HutchdProcess, StartLock, find_hutchd, starting
 from hutch_shared.paths import find_paths, make_private
 
-__all__ = ["HUTCHD", "is_running", "log_path", "log_tail", "require_own", "run_hutchd", "start"]
+__all__ = ["HUTCHD", "is_running", "log_path", "log_tail", "run_hutchd", "start"]
 
 HUTCHD: Final = (sys.executable, "-P", "-m", "hutch_daemon")
 """`-P`: otherwise a directory hutch_daemon in the current directory would run."""
@@ -37,13 +37,8 @@ def is_running(path: Path) -> bool:
     return True
 
 
-def require_own(endpoint: Endpoint) -> None:
-    """Raise HutchError unless a hutchd that this user starts would listen there.
-
-    CONNECTION_LOST if it is the host's, whose place no private one takes, or another one that HUTCH_HOST names.
-    """
-    if endpoint.kind == "host":
-        raise host_is_down(endpoint.socket)
+def _require_own(endpoint: Endpoint) -> None:
+    """Raise HutchError CONNECTION_LOST unless a hutchd that this user starts would listen there."""
     if endpoint.socket != find_paths().client_socket:
         raise HutchError(
             Reason.CONNECTION_LOST,
@@ -61,16 +56,22 @@ def start(argv: Sequence[str] = HUTCHD, *, timeout: float = 30.0) -> int | None:
     """Start hutchd and return its pid as soon as it answers; None if another hutchd runs or answered first.
 
     Raises HutchError CONNECTION_LOST, with the end of the log, if it ends or does not answer within `timeout` seconds;
-    as `require_own` for a hutchd that is not the caller's; with its pid, if one runs that cannot be reached.
+    if it is the host's, whose place no private one takes, or another one that HUTCH_HOST names; with its pid, if one
+    runs that cannot be reached.
     After a time-out it keeps running: it may only be slow. A start that is in flight already is waited for.
     """
     endpoint = find_endpoint()
     path, state = endpoint.socket, find_paths().state
     deadline = time.monotonic() + timeout
-    if is_running(path):
+    try:
+        dial(path).close()
+    except HutchError as error:
+        if error.reason is not Reason.CONNECTION_LOST or endpoint.kind == "host":
+            raise
+    else:
         _require_going(own_hutchd(path))
         return None
-    require_own(endpoint)
+    _require_own(endpoint)
     make_private(state)
     while True:
         found = find_hutchd(state)
