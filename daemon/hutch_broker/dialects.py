@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from hutch_shared.broker_link import DialectName, Key
 
-__all__ = ["DIALECTS", "UsageStyle", "credential_headers", "is_path_of", "upstream_url"]
+__all__ = ["ALLOWED", "DIALECTS", "UsageStyle", "credential_headers", "is_path_of", "upstream_url"]
 
 UsageStyle = Literal["anthropic", "openai", "gemini"]
 _ID: Final = r"[A-Za-z0-9][A-Za-z0-9._:@~-]*"
@@ -72,6 +72,22 @@ DIALECTS: Final[dict[DialectName, Dialect]] = {
         "google",
     ),
 }
+_COMMON: Final = frozenset(("accept", "accept-language", "content-type", "user-agent", "x-app", "x-client-request-id"))
+_CLAUDE: Final = ("anthropic-", "x-anthropic-", "x-claude-", "x-stainless-")
+ALLOWED: Final[dict[DialectName, tuple[frozenset[str], tuple[str, ...]]]] = {
+    "anthropic": (_COMMON | {"x-client-app", "x-session-id"}, _CLAUDE),
+    "openai": (
+        _COMMON | {"idempotency-key", "openai-beta", "openai-organization", "openai-project"},
+        ("x-stainless-",),
+    ),
+    "gemini": (_COMMON | {"x-goog-api-client"}, ()),
+    "bedrock": (_COMMON, (*_CLAUDE, "x-amzn-bedrock-")),
+    "vertex": (_COMMON | {"x-goog-api-client"}, _CLAUDE),
+}
+"""The headers of a request that reach a provider, by their names and the begins of their names in lower case.
+
+Measured of Claude's CLI, and from the documents of the providers' clients.
+"""
 _OAUTH_BETA: Final = "oauth-2025-04-20"
 
 

@@ -10,13 +10,49 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import unquote_plus
 
-__all__ = ["Refusal", "RequestHead", "forwarded", "judge"]
+from hutch_broker.dialects import ALLOWED
+from hutch_shared.broker_link import DialectName
+
+__all__ = ["Refusal", "RequestHead", "allowed", "forwarded", "judge"]
 
 Header = tuple[str, str]
 
 _TARGET: Final = re.compile(r"(/[A-Za-z0-9._~:@%+-]+)+(\?[A-Za-z0-9._~:@%+/,;=&!$'()*-]*)?")
-_DOTS: Final = re.compile(r"/\.\.?(/|\?|$)|%2[eE]|\?(.*&)?(key|access_token|api_key)=")
+_DOTS: Final = re.compile(r"/\.\.?(/|\?|$)|%2[eE]")
+_CREDENTIAL_NAMES: Final = frozenset(
+    (
+        "accesstoken",
+        "apikey",
+        "auth",
+        "authorization",
+        "authtoken",
+        "awsaccesskeyid",
+        "bearer",
+        "bearertoken",
+        "clientsecret",
+        "credential",
+        "credentials",
+        "idtoken",
+        "key",
+        "oauthtoken",
+        "password",
+        "secret",
+        "sig",
+        "signature",
+        "token",
+        "xamzcredential",
+        "xamzsecuritytoken",
+        "xamzsignature",
+        "xapikey",
+        "xauthorization",
+        "xgoogapikey",
+    )
+)
+"""The names of query parameters that carry a credential, in lower case, without punctuation."""
+_DECODED: Final = 4
+"""How many times the name of a query parameter is decoded before it is compared."""
 _CREDENTIALS: Final = frozenset(("authorization", "x-api-key", "x-goog-api-key", "api-key"))
 _LEFT_OUT: Final = _CREDENTIALS | {
     "connection",
@@ -34,6 +70,7 @@ _LEFT_OUT: Final = _CREDENTIALS | {
     "cookie",
     "set-cookie",
     "accept-encoding",
+    "content-encoding",
     "x-amz-security-token",
     "via",
     "forwarded",
@@ -71,8 +108,10 @@ def judge(method: str, target: str, headers: Sequence[Header], limit: int) -> Re
         named.setdefault(name.lower(), []).append(value)
     if method not in ("GET", "POST"):
         return _bad(405, f"{method[:20]} is not a method of a model API.")
-    if not _TARGET.fullmatch(target) or _DOTS.search(target):
+    if not _TARGET.fullmatch(target) or _DOTS.search(target.partition("?")[0]):
         return _bad(400, "The request's target is not a plain path of a model API.")
+    if name := _credential_in(target.partition("?")[2]):
+        return _bad(400, f"The query may not carry a credential ({name}): the broker adds the key.")
     if len(named.get("host", ())) != 1:
         return _bad(400, "A request needs exactly one Host.")
     if "upgrade" in named or "upgrade" in ",".join(named.get("connection", ())).lower():
@@ -103,13 +142,45 @@ def judge(method: str, target: str, headers: Sequence[Header], limit: int) -> Re
     return RequestHead(value.strip(), target.partition("?")[0], length, bool(expects))
 
 
+def _credential_in(query: str) -> str:
+    """Return the name of a query parameter that carries a credential; "" if there is none.
+
+    Names are compared after they are decoded, again and again, since a provider may decode more often than once.
+    """
+    for parameter in re.split("[&;]", query):
+        name = parameter.partition("=")[0]
+        for _ in range(_DECODED):
+            plain = re.sub("[^a-z0-9]", "", name.lower())
+            if plain in _CREDENTIAL_NAMES:
+                return plain
+            name = unquote_plus(name).partition("=")[0]
+    return ""
+
+
+def allowed(dialect: DialectName, headers: Iterable[Header]) -> list[Header]:
+    """Return the headers of a request that may reach a provider of this dialect.
+
+    The rest says nothing to a model API, or says something to a gateway before it.
+    """
+    names, prefixes = ALLOWED[dialect]
+    named = _named_by_connection(headers := list(headers))
+    return [
+        (name, value)
+        for name, value in headers
+        if (lower := name.lower()) not in named and (lower in names or lower.startswith(prefixes))
+    ]
+
+
 def forwarded(headers: Iterable[Header]) -> list[Header]:
-    """Return the headers to forward: all except headers of the connection, credentials and compression."""
-    kept = [(name, value) for name, value in headers if name.lower() not in _LEFT_OUT]
-    named = {
+    """Return the headers of an answer to forward: all except those of the connection, credentials and compression."""
+    named = _named_by_connection(headers := list(headers))
+    return [(name, value) for name, value in headers if name.lower() not in _LEFT_OUT | named]
+
+
+def _named_by_connection(headers: Iterable[Header]) -> set[str]:
+    return {
         word.strip().lower() for name, value in headers if name.lower() == "connection" for word in value.split(",")
     }
-    return [(name, value) for name, value in kept if name.lower() not in named]
 
 
 def _bad(status: int, why: str) -> Refusal:

@@ -17,6 +17,7 @@ from typing import Final
 from hutch_broker.budgets import HeldBudget
 from hutch_broker.judge import Refusal
 from hutch_shared.broker_link import Ended, Key, Lease, LeaseState, Refill
+from hutch_shared.secret_forms import SecretForms
 
 __all__ = ["HeldLease", "LeaseTable", "lease_id_in"]
 
@@ -45,6 +46,8 @@ class HeldLease:
     key: Key | None = None
     key_until: float | None = None
     """The time on the table's clock when the key must be requested again."""
+    searched: tuple[Key, SecretForms] | None = None
+    """A key and the forms in which answers are searched for it."""
     rejected: bool = False
     """True if the provider refused the last key."""
     active: bool = True
@@ -66,8 +69,17 @@ class HeldLease:
 
     def forget_key(self, *, rejected: bool = False) -> None:
         """Drop the key, so that the next request asks hutchd for it. `rejected`: the provider refused the key."""
-        self.key = None
+        self.key = self.searched = None
         self.rejected = rejected
+
+    def forms_of(self, key: Key) -> SecretForms:
+        """Return the forms of a key of this lease. They are kept while the key is."""
+        if self.searched is None or self.searched[0] is not key:
+            made = (key, SecretForms(key.secret))
+            if self.key is not key:
+                return made[1]
+            self.searched = made
+        return self.searched[1]
 
     def __repr__(self) -> str:
         return f"<HeldLease {self.lease.id} of {self.lease.session}, {self.requests} requests, {len(self.cut)} streams>"
@@ -130,7 +142,7 @@ class LeaseTable:
             if (held := self._held.pop(lease, None)) is not None:
                 count += 1
                 streams += len(held.cut)
-                held.key = None
+                held.forget_key()
                 for cut in tuple(held.cut):
                     cut()
         return Ended(leases=count, streams=streams)

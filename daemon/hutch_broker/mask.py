@@ -1,46 +1,477 @@
-"""Replaces the key with stars where a provider's response repeats it. Pure.
+"""Removes the key from a provider's answer before the agent gets it: from headers and from bodies of any type. Pure.
 
-A gateway that echoes request headers would reveal the key to the agent. The stars have the length of the key, so
-`Content-Length` and the rest of the response stay valid.
+What is always true:
+
+- No byte is released before it was searched for the key in all its forms (`hutch_shared.secret_forms`).
+- A whole form is replaced with stars of its length, so `Content-Length` and the rest of the answer stay valid. What
+  cannot be masked is `key_in_answer`: the answer is refused, or cut if its head was sent.
+- Forms are found across seams. Of a plain body, the bytes that may begin a form are held until more come. Of a stream,
+  the texts of its events are joined, and events are held while their text may be a part of a form that goes on. A form
+  that the next events complete cuts the stream. An overlap below 6 characters holds no event: it occurs by chance, and
+  5 characters are of no use.
+- Compressed bodies are decompressed, within bounds. What cannot be inspected is refused.
 """
 
 from __future__ import annotations
 
-__all__ = ["Mask"]
+import binascii
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from hutch_shared.secret_forms import SecretForms
+from hutch_shared.text import read_lax_json
+
+__all__ = ["WITHHELD", "AnswerMask", "WithheldError", "checked_status", "clean_headers"]
+
+Header = tuple[str, str]
+
+_HELD: Final = 1 << 20
+"""The most bytes that are held because they may be a part of the key."""
+_EVENT: Final = 8 << 20
+"""The largest event of a stream, in bytes."""
+_DOCUMENT: Final = 4 << 20
+"""The largest JSON document, in bytes, whose texts are joined. A larger one is searched while it streams."""
+_INFLATED: Final = 64 << 20
+"""The most bytes that a compressed body may have once decompressed."""
+_PLACES: Final = 4096
+"""The most places in its events in which a stream may have texts."""
+_TAIL: Final = 128
+"""How many bytes at the end of a text are remembered."""
+_LEADING: Final = 16
+"""How many bytes before a possible form are held with it: blanks, or the begin of an escape."""
+_CHARSETS: Final = frozenset(("", "utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1", "utf-16", "utf-16le"))
+_STREAM_FIELDS: Final = (b"data:", b"event:", b"id:", b"retry:", b":")
+_EVENT_END: Final = re.compile(rb"(?>\r\n|\n|\r){2}")
+_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 
 
-class Mask:
-    """Hides one secret in a byte stream. Trailing bytes that may start the secret are held back until more arrive."""
+WITHHELD: Final = ("key_in_answer", "answer_not_inspected")
+"""The kinds of `WithheldError`."""
 
-    __slots__ = ("_first", "_held", "_secret", "_stars")
 
-    def __init__(self, secret: str) -> None:
-        """Hide `secret`."""
-        self._secret = secret.encode()
-        self._first = self._secret[:1]
-        self._stars = b"*" * len(self._secret)
-        self._held = b""
+class WithheldError(Exception):
+    """The answer must not reach the agent. `kind` is one of `WITHHELD`, `why` a sentence."""
 
-    def text(self, text: str) -> str:
-        """Return a header's value without the secret."""
-        return text.replace(self._secret.decode(), self._stars.decode())
+    def __init__(self, kind: str, why: str) -> None:
+        super().__init__(why)
+        self.kind = kind
+        self.why = why
+
+
+def _key_found() -> WithheldError:
+    return WithheldError("key_in_answer", "The provider's answer contained the key, and it cannot be masked there.")
+
+
+def _not_inspected(why: str) -> WithheldError:
+    return WithheldError("answer_not_inspected", f"The provider's answer cannot be inspected: {why}.")
+
+
+def clean_headers(forms: SecretForms, headers: Iterable[Header]) -> list[Header]:
+    """Return the headers of an answer with the key masked in their values, without those whose name contains it.
+
+    WithheldError if several headers contain the key together.
+    """
+    kept = []
+    for name, value in headers:
+        if forms.found(name.encode("utf-8", "surrogateescape")):
+            continue
+        raw = value.encode("utf-8", "surrogateescape")
+        if forms.found(raw):
+            raw, _ = forms.mask(raw)
+            if forms.found(raw):
+                continue
+        kept.append((name, raw.decode("utf-8", "surrogateescape")))
+    for together in ("".join(name for name, _ in kept), "".join(value for _, value in kept)):
+        if forms.found(together.encode("utf-8", "surrogateescape")):
+            raise _key_found()
+    return kept
+
+
+def checked_status(status: int) -> int:
+    """Return the status of an answer; its words are not passed on. WithheldError if HTTP does not end with it."""
+    if not 200 <= status <= 599:
+        raise _not_inspected("its status is not one of an answer")
+    return status
+
+
+class _MaskedBody(Protocol):
+    """Releases the bytes of one kind of body as soon as they are known to be harmless. Both may raise WithheldError."""
+
+    def feed(self, chunk: bytes) -> bytes: ...
+    def end(self) -> bytes: ...
+
+
+class AnswerMask:
+    """Hides the key in the body of one answer."""
+
+    def __init__(self, forms: SecretForms, content_type: str, encoding: str, transfer: str) -> None:
+        """Prepare for a body with these headers (`Content-Type` and so on). WithheldError if it cannot be inspected."""
+        if transfer.strip().lower() not in ("", "chunked"):
+            raise _not_inspected("it is transferred in a way that Hutch does not read")
+        kind, *parameters = (part.strip().lower() for part in content_type.split(";"))
+        charset = next((one.partition("=")[2].strip("\"' ") for one in parameters if one.startswith("charset=")), "")
+        if charset not in _CHARSETS:
+            raise _not_inspected("it has an unusual character set")
+        self._forms = forms
+        self._kind = kind
+        self._inflater = _inflater(encoding)
+        self._begin = b""
+        self._body: _MaskedBody | None = None
+        if kind == "text/event-stream":
+            self._body = _Events(forms)
+        elif kind == "application/vnd.amazon.eventstream":
+            self._body = _Frames(forms)
+
+    @property
+    def decompresses(self) -> bool:
+        """True if the released bytes have another length than the provider's, and no encoding."""
+        return self._inflater is not None
+
+    @property
+    def is_document(self) -> bool:
+        """True if nothing is released before the end, so that the head need not be sent before."""
+        return self._kind == "application/json"
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return the bytes that can be sent now, with the secret replaced."""
-        if self._held:
-            chunk = self._held + chunk
-            self._held = b""
-        if self._secret in chunk:
-            chunk = chunk.replace(self._secret, self._stars)
-        start = max(0, len(chunk) - len(self._secret) + 1)
-        while (start := chunk.find(self._first, start)) >= 0:
-            if self._secret.startswith(chunk[start:]):
-                self._held = chunk[start:]
-                return chunk[:start]
-            start += 1
-        return chunk
+        """Return the bytes that can be sent now. WithheldError: nothing more may be sent."""
+        if self._inflater is not None:
+            chunk = self._inflater.feed(chunk)
+        if self._body is not None:
+            return self._body.feed(chunk)
+        self._begin += chunk
+        begin = self._begin.lstrip(b"\xef\xbb\xbf \t\r\n")
+        if len(begin) < len(b"event:") and len(self._begin) < _LEADING:
+            return b""
+        return self._begun(begin)
 
-    def rest(self) -> bytes:
-        """Return the bytes that were held back. Call it at the end of the stream."""
+    def end(self) -> bytes:
+        """Return the bytes that were held. Call it when the body is complete. WithheldError as for `feed`."""
+        if self._inflater is not None:
+            self._inflater.end()
+        released = b"" if self._body is not None else self._begun(self._begin.lstrip(b"\xef\xbb\xbf \t\r\n"))
+        assert self._body is not None
+        return released + self._body.end()
+
+    def _begun(self, begin: bytes) -> bytes:
+        """Choose how to search a body that begins like this; release what is harmless. Clients ignore wrong types."""
+        if begin.startswith(_STREAM_FIELDS):
+            self._body = _Events(self._forms)
+        elif self.is_document or begin.startswith((b"{", b"[")):
+            self._body = _Document(self._forms)
+        else:
+            self._body = _Plain(self._forms)
+        begun, self._begin = self._begin, b""
+        return self._body.feed(begun)
+
+
+def _masked(forms: SecretForms, text: bytes) -> bytes:
+    """Return `text` with the key masked. WithheldError if a part of it remains."""
+    if not forms.found(text):
+        return text
+    masked, _ = forms.mask(text)
+    if forms.found(masked):
+        raise _key_found()
+    return masked
+
+
+class _Plain:
+    """Any text or bytes. Holds the last bytes while they may be a part of a form that goes on."""
+
+    def __init__(self, forms: SecretForms) -> None:
+        self._forms = forms
+        self._held = b""
+
+    def feed(self, chunk: bytes) -> bytes:
+        window = _masked(self._forms, self._held + chunk)
+        length = self._forms.overlap(self._forms.reduced(window[-_HELD:]), 1)
+        start = len(window)
+        while length:
+            start -= 1
+            length -= len(self._forms.reduced(window[start : start + 1]))
+        if start < len(window):
+            first = max(0, start - _LEADING)
+            while start > first and not self._forms.reduced(window[start - 1 : start]):
+                start -= 1
+        self._held = window[start:]
+        if len(self._held) >= _HELD:
+            raise _not_inspected("it goes on like the key for too long")
+        return window[:start]
+
+    def end(self) -> bytes:
         held, self._held = self._held, b""
         return held
+
+
+class _Document:
+    """A JSON document: held until its end, since the agent reads its texts together."""
+
+    def __init__(self, forms: SecretForms) -> None:
+        self._forms = forms
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._large: _Plain | None = None
+
+    def feed(self, chunk: bytes) -> bytes:
+        if self._large is not None:
+            return self._large.feed(chunk)
+        self._pieces.append(chunk)
+        self._size += len(chunk)
+        if self._size <= _DOCUMENT:
+            return b""
+        self._large = _Plain(self._forms)
+        return self._large.feed(b"".join(self._pieces))
+
+    def end(self) -> bytes:
+        if self._large is not None:
+            return self._large.end()
+        text = _masked(self._forms, b"".join(self._pieces))
+        joined: dict[str, list[str]] = {}
+        for path, one in _texts_of(text):
+            joined.setdefault(path, []).append(one)
+        for texts in joined.values():
+            if len(texts) > 1 and self._forms.found(_bytes("".join(texts))):
+                raise _key_found()
+        return text
+
+
+class _Texts:
+    """Joins the texts of a stream's events, by their place in the event. Finds a form that several events complete."""
+
+    def __init__(self, forms: SecretForms) -> None:
+        self._forms = forms
+        self._tails: dict[str, bytes] = {}
+        """The last bytes of each text."""
+        self._open: dict[str, bytes] = {}
+        """The texts that end with a part of a form, from before this part on."""
+
+    def feed(self, path: str, text: bytes) -> None:
+        """Add the next text. WithheldError if it completes a form, or goes on like one for too long."""
+        begun = self._open.pop(path, None)
+        joined = (self._tails.get(path, b"") if begun is None else begun) + text
+        if begun is not None:
+            if self._forms.found(joined):
+                raise _key_found()
+            if len(joined) > _HELD:
+                raise _not_inspected("it goes on like the key for too long")
+        if self._forms.goes_on(joined):
+            self._open[path] = joined
+        else:
+            self._tails[path] = joined[-_TAIL:]
+            if len(self._tails) > _PLACES:
+                raise _not_inspected("its events have texts in too many places")
+
+    @property
+    def may_go_on(self) -> bool:
+        """True if a text ends with a part of a form."""
+        return bool(self._open)
+
+
+class _Held:
+    """Holds events while a text of theirs may be a part of a form that the next events complete."""
+
+    def __init__(self, forms: SecretForms) -> None:
+        self._texts = _Texts(forms)
+        self._events: list[bytes] = []
+        self._size = 0
+
+    def pass_on(self, event: bytes, texts: Iterable[tuple[str, bytes]]) -> bytes:
+        """Return the events that can be sent now."""
+        for path, text in texts:
+            self._texts.feed(path, text)
+        if not self._texts.may_go_on:
+            return self.end() + event if self._events else event
+        self._events.append(event)
+        self._size += len(event)
+        if self._size > _HELD:
+            raise _not_inspected("it goes on like the key for too long")
+        return b""
+
+    def end(self) -> bytes:
+        """Return the events that were held."""
+        events, self._events, self._size = self._events, [], 0
+        return b"".join(events)
+
+
+class _Events:
+    """Server-sent events, released whole."""
+
+    def __init__(self, forms: SecretForms) -> None:
+        self._forms = forms
+        self._held = _Held(forms)
+        self._begun = b""
+
+    def feed(self, chunk: bytes) -> bytes:
+        begun = self._begun + chunk
+        end = _last_end(begun)
+        self._begun = begun[end:]
+        if len(self._begun) > _EVENT:
+            raise _not_inspected("an event is too large")
+        return self._released(begun[:end])
+
+    def end(self) -> bytes:
+        begun, self._begun = self._begun, b""
+        return self._released(begun) + self._held.end()
+
+    def _released(self, block: bytes) -> bytes:
+        block = _masked(self._forms, block)
+        return b"".join([self._held.pass_on(event, _fields_of(event)) for event in _split(block)])
+
+
+def _last_end(text: bytes) -> int:
+    """Return where the last whole event in `text` ends, whichever line ends it uses; 0 without one."""
+    marks = (b"\n\n", b"\n\r\n", b"\n\r", b"\r\r")
+    return max((at + len(mark) for mark in marks if (at := text.rfind(mark)) >= 0), default=0)
+
+
+def _split(block: bytes) -> list[bytes]:
+    """Split a block into events, each with its end."""
+    if b"\r" not in block:
+        *events, rest = block.split(b"\n\n")
+        return [event + b"\n\n" for event in events] + ([rest] if rest else [])
+    events, start = [], 0
+    for end in _EVENT_END.finditer(block):
+        events.append(block[start : end.end()])
+        start = end.end()
+    return [*events, block[start:]] if start < len(block) else events
+
+
+def _fields_of(event: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield the texts of an event: each field of a line that is not data, and each text of the JSON data."""
+    data = []
+    for line in event.split(b"\n") if b"\r" not in event else _LINE_END.split(event):
+        if line.startswith(b"data:"):
+            data.append(line[5:])
+        elif line:
+            name, _, value = line.partition(b":")
+            yield (name.decode("latin-1"), value) if value else ("", line)
+    if len(data) > 1:
+        yield from (("data", line) for line in data)
+    if data:
+        for path, one in _texts_of(b"\n".join(data)):
+            yield path, _bytes(one)
+
+
+def _texts_of(document: bytes) -> Iterator[tuple[str, str]]:
+    """Yield the texts of a JSON document with their places in it; the whole text if it is not JSON."""
+    try:
+        value = msgspec.json.decode(document)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        try:
+            value = read_lax_json(document)
+        except RecursionError:
+            raise _not_inspected("it is nested too deeply") from None
+        except ValueError:
+            value = document.decode("latin-1")
+    yield from _walked(value, "data")
+
+
+def _walked(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            if isinstance(inner, str):
+                yield f"{path}.{name}", inner
+            elif isinstance(inner, dict | list):
+                yield from _walked(inner, f"{path}.{name}")
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _walked(inner, path)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+class _Frames:
+    """Amazon's binary event stream. Frames have a checksum, so a frame with the key is not masked but withheld."""
+
+    def __init__(self, forms: SecretForms) -> None:
+        self._forms = forms
+        self._held = _Held(forms)
+        self._begun = b""
+
+    def feed(self, chunk: bytes) -> bytes:
+        self._begun += chunk
+        released = []
+        while len(self._begun) >= 12:
+            length, head = (int.from_bytes(self._begun[at : at + 4], "big") for at in (0, 4))
+            if not 16 + head <= length <= _EVENT:
+                raise _not_inspected("a frame of the stream is malformed")
+            if len(self._begun) < length:
+                break
+            frame, self._begun = self._begun[:length], self._begun[length:]
+            released.append(self._held.pass_on(frame, self._texts(frame, frame[12 + head : -4])))
+        return b"".join(released)
+
+    def end(self) -> bytes:
+        if self._begun:
+            raise _not_inspected("a frame of the stream broke off")
+        return self._held.end()
+
+    def _texts(self, frame: bytes, payload: bytes) -> Iterator[tuple[str, bytes]]:
+        if self._forms.found(frame):
+            raise _key_found()
+        for path, text in _texts_of(payload):
+            inner = _bytes(text)
+            if path == "data.bytes":
+                try:
+                    inner = binascii.a2b_base64(inner)
+                except binascii.Error:
+                    raise _not_inspected("a frame of the stream is malformed") from None
+                if self._forms.found(inner):
+                    raise _key_found()
+                for place, one in _texts_of(inner):
+                    yield place, _bytes(one)
+            else:
+                yield path, inner
+
+
+class _Inflater:
+    """Decompresses a body of bounded size. Every method may raise WithheldError."""
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._inflate: Any = None
+        self._begin = b""
+        self._left = _INFLATED
+
+    def feed(self, chunk: bytes) -> bytes:
+        if self._inflate is None:
+            self._begin += chunk
+            if len(self._begin) < 2:
+                return b""
+            chunk, self._begin = self._begin, b""
+            bare = self._window == zlib.MAX_WBITS and (chunk[0] & 15 != 8 or int.from_bytes(chunk[:2], "big") % 31)
+            self._inflate = zlib.decompressobj(-zlib.MAX_WBITS if bare else self._window)
+        try:
+            inflated: bytes = self._inflate.decompress(chunk, self._left + 1)
+        except zlib.error:
+            raise _not_inspected("it is compressed and damaged") from None
+        self._left -= len(inflated)
+        if self._left < 0:
+            raise _not_inspected(f"it has more than {_INFLATED >> 20} MiB when it is decompressed")
+        if self._inflate.unused_data:
+            raise _not_inspected("something follows the compressed text")
+        return inflated
+
+    def end(self) -> None:
+        """Check that the body is complete. An empty body is."""
+        if self._begin or (self._inflate is not None and not self._inflate.eof):
+            raise _not_inspected("it is compressed and damaged")
+
+
+def _inflater(encoding: str) -> _Inflater | None:
+    match encoding.strip().lower():
+        case "" | "identity":
+            return None
+        case "gzip" | "x-gzip":
+            return _Inflater(zlib.MAX_WBITS | 16)
+        case "deflate":
+            return _Inflater(zlib.MAX_WBITS)
+        case _:
+            raise _not_inspected("it is compressed in a way that Hutch does not read")

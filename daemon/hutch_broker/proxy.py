@@ -3,9 +3,10 @@
 What is always true:
 
 - A key is sent only to the base URL that hutchd gave with it: no redirect is followed, no cookie is kept.
-- Only path, query, body and harmless headers of a request reach the provider.
-- Bytes of the response are forwarded as they arrive. If the provider breaks off, the agent's connection is aborted, so
-  that a cut response never looks complete.
+- Only path, query, body and allowed headers of a request reach the provider.
+- Bytes of the response are forwarded as they arrive, after they were searched for the key (`mask`). If the provider
+  breaks off, or its answer must be withheld, the agent's connection is aborted, so that a cut response never looks
+  complete.
 - When the agent hangs up or the lease ends, the request to the provider is aborted at once.
 - No exception of a client or server library is logged or shown: its text may contain headers.
 """
@@ -32,10 +33,10 @@ from yarl import URL
 from hutch_broker.bill import Bill
 from hutch_broker.budgets import HeldBudget
 from hutch_broker.dialects import DIALECTS, credential_headers, is_path_of, upstream_url
-from hutch_broker.judge import Refusal, RequestHead, forwarded, judge
+from hutch_broker.judge import Refusal, RequestHead, allowed, forwarded, judge
 from hutch_broker.key_cache import KeyCache
 from hutch_broker.leases import HeldLease, LeaseTable, lease_id_in
-from hutch_broker.mask import Mask
+from hutch_broker.mask import WITHHELD, AnswerMask, WithheldError, checked_status, clean_headers
 from hutch_broker.metering import meter_for
 from hutch_broker.prices import PriceTable, Unpriced
 from hutch_broker.processes import BrokerPeer, admit
@@ -43,6 +44,7 @@ from hutch_broker.request_cost import most, read_request
 from hutch_broker.request_log import RequestLog
 from hutch_shared.broker_link import BrokerBoot, Lease, Record
 from hutch_shared.errors import HutchError
+from hutch_shared.secret_forms import SecretForms
 from hutch_shared.times import now_ms
 
 __all__ = ["Proxy", "upstream_session"]
@@ -268,7 +270,7 @@ class Proxy:
         if body is None and head.length != 0:
             _expect_body(exchange.request, head)
             body = _Body(exchange.request, await exchange.request.content.readany(), self._boot.body)
-        going: CIMultiDict[str] = CIMultiDict(forwarded(headers))
+        going: CIMultiDict[str] = CIMultiDict(allowed(lease.dialect, headers))
         going["Accept-Encoding"] = "identity"
         if head.length is not None and body is not None:
             going["Content-Length"] = str(head.length)
@@ -296,45 +298,59 @@ class Proxy:
                 else Refusal(502, "api_error", "The provider cannot be reached, or broke off before it answered.")
             )
         try:
-            return await self._pass_on(exchange, held, bill, upstream, Mask(key.secret))
+            return await self._pass_on(exchange, held, bill, upstream, held.forms_of(key))
         finally:
             upstream.close()
 
     async def _pass_on(
-        self, exchange: _Exchange, held: HeldLease, bill: Bill, upstream: aiohttp.ClientResponse, mask: Mask
+        self, exchange: _Exchange, held: HeldLease, bill: Bill, upstream: aiohttp.ClientResponse, forms: SecretForms
     ) -> web.StreamResponse:
-        """Stream the provider's response to the agent."""
+        """Stream the provider's response to the agent, without the key."""
         exchange.status = upstream.status
         if 300 <= upstream.status < 400 and upstream.status != 304:
             return _answer(Refusal(502, "api_error", "The provider answered with a redirect, which is not followed."))
         if upstream.status == 401:
             held.forget_key(rejected=True)
         named = upstream.headers
-        meter = bill.meter = meter_for(
-            DIALECTS[held.lease.dialect].usage, named.get("Content-Type", ""), named.get("Content-Encoding", "")
-        )
-        coming = [(name, mask.text(value)) for name, value in forwarded(named.items())]
-        response = _Streamed(status=upstream.status, reason=upstream.reason, headers=CIMultiDict(coming))
-        if "Content-Length" in named and "Transfer-Encoding" not in named:
-            response.content_length = upstream.content_length
-        if (connection := upstream.connection) is not None and connection.protocol is not None:
-            connection.protocol.read_timeout = self._boot.chunk_timeout
-            connection.protocol.start_timeout()
-        content = upstream.content
+        content_type, encoding = named.get("Content-Type", ""), ", ".join(named.getall("Content-Encoding", ()))
+        meter = bill.meter = meter_for(DIALECTS[held.lease.dialect].usage, content_type, "")
+        writer = None
         try:
-            writer = await response.prepare(exchange.request)
+            mask = AnswerMask(forms, content_type, encoding, named.get("Transfer-Encoding", ""))
+            response = _Streamed(
+                status=checked_status(upstream.status),
+                headers=CIMultiDict(clean_headers(forms, forwarded(named.items()))),
+            )
+            if "Content-Length" in named and "Transfer-Encoding" not in named and not mask.decompresses:
+                response.content_length = upstream.content_length
+            if (connection := upstream.connection) is not None and connection.protocol is not None:
+                connection.protocol.read_timeout = self._boot.chunk_timeout
+                connection.protocol.start_timeout()
+            content = upstream.content
             chunk = content.read_nowait()
-            assert writer is not None
             while not content.at_eof():
-                meter.feed(chunk)
-                await writer.write(mask.feed(chunk))  # the first write sends the head too, even with an empty chunk
+                meter.feed(chunk := mask.inflate(chunk))
+                harmless = mask.feed(chunk)
+                if writer is None and (harmless or not mask.is_document):
+                    writer = await response.prepare(exchange.request)
+                if writer is not None:
+                    await writer.write(harmless)  # the first write sends the head too, even with an empty chunk
                 if bill.exceeds():
                     exchange.cut()
                     return response
                 chunk = await content.readany()
-            meter.feed(chunk)
+            meter.feed(chunk := mask.inflate(chunk))
             bill.complete = True
-            await response.write_eof(mask.feed(chunk) + mask.rest())
+            harmless = mask.feed(chunk) + mask.end()
+            if writer is None:
+                await response.prepare(exchange.request)
+            await response.write_eof(harmless)
+        except WithheldError as withheld:
+            refusal = Refusal(502, withheld.kind, withheld.why)
+            self._record_refusal(exchange, refusal, held)
+            if writer is None:
+                return _answer(refusal)
+            exchange.cut()
         except (aiohttp.ClientError, TimeoutError, OSError):
             exchange.cut()  # a broken stream must not look complete
         return response
@@ -349,7 +365,11 @@ class Proxy:
 
     def _refused(self, exchange: _Exchange, refusal: Refusal, lease: str = "") -> web.StreamResponse:
         """Record the refusal, and return it as a response."""
-        held = exchange.held or self._leases.get(lease)
+        self._record_refusal(exchange, refusal, exchange.held or self._leases.get(lease))
+        exchange.status = -1
+        return _answer(refusal)
+
+    def _record_refusal(self, exchange: _Exchange, refusal: Refusal, held: HeldLease | None) -> None:
         self._request_log.refuse(
             Record(
                 n=0,
@@ -363,8 +383,6 @@ class Proxy:
                 pid=exchange.peer.pid,
             )
         )
-        exchange.status = -1
-        return _answer(refusal)
 
     def _settle(self, exchange: _Exchange, held: HeldLease, bill: Bill) -> None:
         """Settle and record a finished request. Awaits nothing, so that a hang-up cannot interrupt it."""
@@ -420,7 +438,7 @@ def _is_counting(path: str) -> bool:
 
 def _answer(refusal: Refusal) -> web.Response:
     """Return the refusal in a form that every provider's client understands. Temporary refusals ask for a retry."""
-    again = refusal.status in (429, 502, 503, 504)
+    again = refusal.status in (429, 502, 503, 504) and refusal.kind not in WITHHELD
     body = {
         "type": "error",
         "error": {"type": refusal.kind, "code": refusal.kind, "message": f"hutch-broker: {refusal.why}"},

@@ -237,6 +237,9 @@ class Upstream:
         self.heads = 0
         self.gone = anyio.Event()
         self.url = ""
+        self.later = b""
+        """The rest of the answer, sent once `go` is set."""
+        self.go = anyio.Event()
 
     async def talk(self, stream: anyio.abc.SocketStream) -> None:
         got = bytearray()
@@ -254,6 +257,9 @@ class Upstream:
                     body += await stream.receive()
             self.got.append(head + b"\r\n\r\n" + body)
             await stream.send(self.answer)
+            if self.later:
+                await self.go.wait()
+                await stream.send(self.later)
             if self.hold:
                 await stream.receive()
         except (anyio.EndOfStream, anyio.BrokenResourceError):

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hutch_broker.dialects import credential_headers, is_path_of, upstream_url
-from hutch_broker.judge import Refusal, RequestHead, forwarded, judge
-from hutch_broker.mask import Mask
+from hutch_broker.judge import Refusal, RequestHead, allowed, forwarded, judge
+from hutch_broker.mask import AnswerMask, clean_headers
 from hutch_shared.broker_link import Key
+from hutch_shared.secret_forms import SecretForms
 
 HOST = ("Host", "broker.invalid")
 TOKEN = ("X-Api-Key", "hutch-l-1")
@@ -49,22 +50,83 @@ def test_a_request_is_clear_or_refused(headers: list[tuple[str, str]], status: i
 
 def test_what_goes_on_is_harmless() -> None:
     """Credentials, hop-by-hop headers, headers named by Connection, and cookies are not forwarded."""
-    left = forwarded(
-        [
-            HOST,
-            TOKEN,
-            ("Authorization", "Bearer x"),
-            ("Connection", "close, X-Private"),
-            ("X-Private", "1"),
-            ("Cookie", "a=b"),
-            ("Accept-Encoding", "gzip"),
-            ("TE", "trailers"),
-            ("anthropic-version", "2023-06-01"),
-            ("Content-Type", "application/json"),
-        ]
+    headers = [
+        HOST,
+        TOKEN,
+        ("Authorization", "Bearer x"),
+        ("Connection", "close, X-App"),
+        ("X-App", "1"),
+        ("Cookie", "a=b"),
+        ("Accept-Encoding", "gzip"),
+        ("TE", "trailers"),
+        ("anthropic-version", "2023-06-01"),
+        ("Content-Type", "application/json"),
+    ]
+
+    for left in (forwarded(headers), allowed("anthropic", headers)):
+        assert left == [("anthropic-version", "2023-06-01"), ("Content-Type", "application/json")]
+
+
+CLI = """
+Accept: application/json
+Content-Type: application/json
+User-Agent: claude-cli/2.1.332 (external, sdk-cli)
+X-Claude-Code-Session-Id: 05e6346b-b059-424c-bfc6-86951fe2eb00
+X-Stainless-Retry-Count: 0
+X-Stainless-Timeout: 600
+anthropic-beta: claude-code-20250219,interleaved-thinking-2025-05-14
+anthropic-dangerous-direct-browser-access: true
+anthropic-version: 2023-06-01
+x-app: cli
+"""
+
+
+def test_only_allowed_headers_reach_a_provider() -> None:
+    """All that the real CLI sends (measured) passes; what speaks to a gateway or to another host does not."""
+    sent = [(name, value) for name, _, value in (line.partition(": ") for line in CLI.split("\n") if line)]
+    others = (
+        "X-Forwarded-Host X-Original-URL X-HTTP-Method-Override X-Api-Key2 X-Amz-Target Ocp-Apim-Subscription-Key"
+        " Helicone-Auth Cf-Aig-Authorization X-Portkey-Api-Key OpenAI-Organization Range If-None-Match Content-Encoding"
     )
 
-    assert left == [("anthropic-version", "2023-06-01"), ("Content-Type", "application/json")]
+    assert allowed("anthropic", sent) == sent
+    assert allowed("anthropic", [(name, "x") for name in others.split()]) == []
+    assert allowed("openai", [("OpenAI-Organization", "o"), ("anthropic-version", "1")]) == [
+        ("OpenAI-Organization", "o")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("query", "refused"),
+    [
+        ("key=k", True),
+        ("%6bey=k", True),
+        ("%6Bey=k", True),
+        ("%256bey=k", True),
+        ("KEY=k", True),
+        ("beta=true&key=k", True),
+        ("beta=true;key=k", True),
+        ("beta=true&beta=false&k%65y=k", True),
+        ("api_key=k", True),
+        ("api-key=k", True),
+        ("x%2Dgoog%2Dapi%2Dkey=k", True),
+        ("+key=k", True),
+        ("key", True),
+        ("key%3Dk", True),
+        ("access%5Ftoken=k", True),
+        ("Authorization=k", True),
+        ("X-Amz-Signature=k", True),
+        ("beta=true", False),
+        ("alt=sse&pageToken=abc&pageSize=10", False),
+        ("monkey=1&beta=key", False),
+        ("", False),
+    ],
+)
+def test_a_query_carries_no_credential(query: str, refused: bool) -> None:
+    """Names are compared after they are decoded, in any case, wherever they stand in the query."""
+    verdict = judge("POST", f"{PATH}?{query}" if query else PATH, [HOST, TOKEN], 1000)
+
+    assert isinstance(verdict, Refusal) is refused
 
 
 @given(st.text(alphabet="/.%2eEfF:?#\\v1mesag\x00\r\n ;@", max_size=30))
@@ -133,9 +195,19 @@ def test_a_key_stands_where_its_provider_wants_it(dialect: str, kind: str, heade
 
 @given(st.lists(st.sampled_from([b"secret", b"sec", b"ret", b"se", b"s", b"x", b"secretsecret", b"\n"]), max_size=30))
 def test_a_key_never_comes_through_the_mask(chunks: list[bytes]) -> None:
-    """The key is masked in chunks of any size, and no other byte is changed or lost."""
-    mask = Mask("secret")
-    out = b"".join([*(mask.feed(chunk) for chunk in chunks), mask.rest()])
+    """A short key is masked as it is, in chunks of any size, and no other byte is changed or lost."""
+    mask = AnswerMask(SecretForms("secret"), "text/plain", "", "")
+    out = b"".join([*(mask.feed(chunk) for chunk in chunks), mask.end()])
     whole = b"".join(chunks)
 
     assert out == whole.replace(b"secret", b"******")
+
+
+def test_headers_of_an_answer_are_cleaned() -> None:
+    """A value is masked, a header whose name is the key is left out."""
+    forms = SecretForms("sk-rehearsal-0123456789")
+
+    assert clean_headers(forms, [("a", "b"), ("sk-rehearsal-0123456789", "1"), ("c", "<sk-rehearsal-0123456789>")]) == [
+        ("a", "b"),
+        ("c", f"<{'*' * 23}>"),
+    ]

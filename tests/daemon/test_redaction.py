@@ -46,12 +46,24 @@ def test_a_secret_is_masked_in_every_form(secret: str, before: str) -> None:
     assert all(one is not None and one.text[:1] == b"<" and one.text[-1:] == b">" for one in masked.values())
 
 
-def test_a_secret_broken_over_lines_is_noticed_but_not_masked() -> None:
-    """base64 breaks lines: the secret cannot be masked there, so the text is not whole."""
+def test_a_secret_broken_over_lines_is_masked() -> None:
+    """base64 breaks lines: the secret is masked across them, also in JSON and in JSON inside JSON."""
     wrapped = base64.encodebytes(b"a" * 40 + KEY.encode() + b"b" * 20).decode()
-    found = [known(KEY).mask(text) for text in (wrapped.encode(), json.dumps(wrapped).encode(), KEY[:40].encode())]
+    said = [wrapped, json.dumps(wrapped), json.dumps(json.dumps({"key": wrapped}))]
+    masked = [known(KEY).mask(text.encode()) for text in said]
 
-    assert [(one.whole, one.key) for one in found if one is not None] == [(False, "k-0")] * 3
+    assert [(one.whole, one.key, MASK in one.text) for one in masked if one is not None] == [(True, "k-0", True)] * 3
+    assert masked[1] is not None
+    assert isinstance(json.loads(masked[1].text), str)
+
+
+def test_a_cut_secret_is_noticed_but_not_masked() -> None:
+    """Where its rest is cannot be known, so the text is not whole; less than a half of it does not count."""
+    found = known(KEY).mask(KEY[:40].encode())
+
+    assert found is not None
+    assert (found.whole, found.key) == (False, "k-0")
+    assert known(KEY).mask(KEY[:26].encode()) is None
 
 
 def test_the_common_prefix_of_keys_is_not_a_secret() -> None:
