@@ -6,9 +6,9 @@ What is always true:
 - A whole form is replaced with stars of its length, so `Content-Length` and the rest of the answer stay valid. What
   cannot be masked is `key_in_answer`: the answer is refused, or cut if its head was sent.
 - Forms are found across seams. Of a plain body, the bytes that may begin a form are held until more come. Of a stream,
-  the texts of its events are joined, and events are held while their text may be a part of a form that goes on. A form
-  that the next events complete cuts the stream. An overlap below 6 characters holds no event: it occurs by chance, and
-  5 characters are of no use.
+  the texts of its events are joined. An event is held while a text ends with a part of a form: without limit after 16
+  characters, for some events after 6, if it is a text that arrives in pieces. A form that the next events complete
+  cuts the stream. Shorter parts occur by chance and hold nothing; what is left of such a form is still noticed.
 - Compressed bodies are decompressed, within bounds. What cannot be inspected is refused.
 """
 
@@ -39,6 +39,10 @@ _INFLATED: Final = 64 << 20
 """The most bytes that a compressed body may have once decompressed."""
 _PLACES: Final = 4096
 """The most places in its events in which a stream may have texts."""
+_CERTAIN: Final = 16
+"""The number of characters of a form that do not occur by chance: events are held without limit after them."""
+_PATIENCE: Final = 4
+"""The number of events that are held after fewer characters, such as a word that is in the key."""
 _TAIL: Final = 128
 """How many bytes at the end of a text are remembered."""
 _LEADING: Final = 16
@@ -136,10 +140,12 @@ class AnswerMask:
         """True if nothing is released before the end, so that the head need not be sent before."""
         return self._kind == "application/json"
 
+    def inflate(self, chunk: bytes) -> bytes:
+        """Return the provider's next bytes decompressed, for `feed`. WithheldError: nothing more may be sent."""
+        return chunk if self._inflater is None else self._inflater.feed(chunk)
+
     def feed(self, chunk: bytes) -> bytes:
         """Return the bytes that can be sent now. WithheldError: nothing more may be sent."""
-        if self._inflater is not None:
-            chunk = self._inflater.feed(chunk)
         if self._body is not None:
             return self._body.feed(chunk)
         self._begin += chunk
@@ -247,27 +253,36 @@ class _Texts:
         """The last bytes of each text."""
         self._open: dict[str, bytes] = {}
         """The texts that end with a part of a form, from before this part on."""
+        self._waits: dict[str, int] = {}
+        """For how many more events each of these texts is waited for."""
 
     def feed(self, path: str, text: bytes) -> None:
         """Add the next text. WithheldError if it completes a form, or goes on like one for too long."""
         begun = self._open.pop(path, None)
-        joined = (self._tails.get(path, b"") if begun is None else begun) + text
+        before = self._tails.get(path)
+        joined = (before or b"" if begun is None else begun) + text
         if begun is not None:
             if self._forms.found(joined):
                 raise _key_found()
             if len(joined) > _HELD:
                 raise _not_inspected("it goes on like the key for too long")
-        if self._forms.goes_on(joined):
+        length = self._forms.goes_on(joined)
+        self._waits.pop(path, None)
+        if length:
             self._open[path] = joined
-        else:
-            self._tails[path] = joined[-_TAIL:]
-            if len(self._tails) > _PLACES:
-                raise _not_inspected("its events have texts in too many places")
+            if length >= _CERTAIN:
+                self._waits[path] = _HELD
+            elif before is not None:
+                self._waits[path] = _PATIENCE
+        self._tails[path] = joined[-_TAIL:]
+        if len(self._tails) > _PLACES:
+            raise _not_inspected("its events have texts in too many places")
 
-    @property
-    def may_go_on(self) -> bool:
-        """True if a text ends with a part of a form."""
-        return bool(self._open)
+    def must_wait(self) -> bool:
+        """Return whether an event must be held for the texts of the next one. Call it once for each event."""
+        if self._waits:
+            self._waits = {path: events - 1 for path, events in self._waits.items() if events}
+        return bool(self._waits)
 
 
 class _Held:
@@ -282,7 +297,7 @@ class _Held:
         """Return the events that can be sent now."""
         for path, text in texts:
             self._texts.feed(path, text)
-        if not self._texts.may_go_on:
+        if not self._texts.must_wait():
             return self.end() + event if self._events else event
         self._events.append(event)
         self._size += len(event)

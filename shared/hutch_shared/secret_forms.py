@@ -337,13 +337,12 @@ class SecretForms:
             length += 1
         return length if text[-length:] in self._joined else 0
 
-    def goes_on(self, text: bytes) -> bool:
-        """Return whether the end of `text`, of 6 characters or more, may be a part of a form that goes on."""
-        if self.overlap(self.reduced(text), _GRAM):
-            return True
-        if self._exact or not any(mark in text for mark in (b"\\", b"%", b"&")):
-            return False
-        return any(self.overlap(layer, _GRAM) for layer in _layers(_INCOMPLETE.sub(b"", text)))
+    def goes_on(self, text: bytes) -> int:
+        """Return how many characters at the end of `text` may be a part of a form that goes on; 0 for less than 6."""
+        length = self.overlap(self.reduced(text), _GRAM)
+        if length or self._exact or not any(mark in text for mark in (b"\\", b"%", b"&")):
+            return length
+        return max(self.overlap(layer, _GRAM) for layer in _layers(_INCOMPLETE.sub(b"", text)))
 
     @cached_property
     def _joined(self) -> bytes:
