@@ -252,7 +252,9 @@ class Console:
         if usage := usage_words(msgspec.to_builtins(ended.usage)):
             words += f" · {usage}"
         lines = [self._paint(colour, words)]
-        if ended.message and (ended.state != "completed" or self._kind != "prompt"):
+        if not ended.conversation_kept:
+            lines[0] += self._paint("yellow", " · the conversation was not kept")
+        if ended.message and (ended.state != "completed" or self._kind != "prompt" or not ended.conversation_kept):
             lines.append(self._paint(colour, f"  {plain(ended.message)}"))
         self.doing = "idle"
         return pieces + self._talk("end", *lines)

@@ -179,6 +179,9 @@ class TurnEnded(msgspec.Struct, frozen=True, omit_defaults=True):
     result: str | None = None
     usage: UsageSeen | None = None
     agent_session: str | None = None
+    conversation_kept: bool = True
+    """False if the agent did not store the conversation, on a full disk for example. The next prompt begins a new one,
+    with a recap of what Hutch recorded."""
 
 
 DATA_OF_KIND: dict[EventKind, type[msgspec.Struct]] = {

@@ -937,6 +937,8 @@ class PrepareSession(Wire, frozen=True, omit_defaults=True):
     """The agent directories of other sessions that may hold the conversation to resume."""
     resume_named: bool = False
     """The user named the conversation to resume: if it is missing, `not_found` instead of a new conversation."""
+    recap: str | None = None
+    """What Hutch recorded of a conversation that the agent did not keep. A new conversation begins with it."""
 
 
 class JudgeReads(Wire, frozen=True, omit_defaults=True):

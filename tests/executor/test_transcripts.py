@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from hutch_executor.runners.claude.prompt import prompt_uuid
-from hutch_executor.runners.claude.transcripts import lacks_prompt
+from hutch_executor.runners.claude.transcripts import keeps_turn, lacks_prompt
 from tests.swapping import swapping, write
 
 UUID = prompt_uuid("t-1")
@@ -61,3 +61,40 @@ def test_the_uuid_of_a_prompt_follows_from_its_turn() -> None:
     """Every executor computes the same one; another turn has another."""
     assert prompt_uuid("t-1") == "eadd987b-bf58-5737-ad82-3b213376426d"
     assert prompt_uuid("t-1") != prompt_uuid("t-2")
+
+
+def test_a_turn_is_kept_once_a_transcript_has_its_prompt_and_an_answer(tmp_path: Path) -> None:
+    """The answer is a whole line after the prompt, in a transcript of this conversation."""
+    folder = tmp_path / "projects" / "project"
+    folder.mkdir(parents=True)
+    file = folder / "c-1.jsonl"
+    answer = '{"type":"assistant","message":{}}\n'
+    prompt = f'{{"type":"user","uuid":"{UUID}"}}\n'
+    long = f'{{"type":"user","text":"{"x" * (5 << 20)}"}}\n'
+    texts = {
+        "": (False, False),
+        answer: (False, False),
+        prompt: (True, False),
+        answer + prompt: (True, False),
+        prompt + answer[:-1]: (True, False),
+        prompt + answer: (True, True),
+        prompt + answer + long: (True, True),
+        answer + prompt + long: (True, False),
+    }
+    found = {}
+    for text in texts:
+        file.write_text(text)
+        found[text] = tuple(keeps_turn(str(tmp_path), "c-1", UUID, answered=one) for one in (False, True))
+
+    assert found == texts
+    assert not keeps_turn(str(tmp_path), "c-2", UUID, answered=False)
+    assert not keeps_turn(str(tmp_path / "none"), "c-1", UUID, answered=False)
+
+
+def test_a_transcript_that_cannot_be_looked_at_is_no_evidence_of_a_lost_turn(tmp_path: Path) -> None:
+    """The agent put a link in its place."""
+    folder = tmp_path / "projects" / "project"
+    folder.mkdir(parents=True)
+    (folder / "c-1.jsonl").symlink_to("/dev/null")
+
+    assert keeps_turn(str(tmp_path), "c-1", UUID, answered=True)

@@ -297,7 +297,7 @@ class FakeHost:
         self.slow_paths.set()
         self.refusing = 0
         """How many of the next starts fail."""
-        self.abilities: tuple[str, ...] = ("compact", "clear", "offered", "agent_dir")
+        self.abilities: tuple[str, ...] = ("compact", "clear", "offered", "agent_dir", "recap")
         """What executors can do that start from now on."""
         self.answer_prompt: Callable[[FakeExecutor, m.ExecutePrompt], Awaitable[m.Accepted | None]] | None = None
         """Answers a prompt in the place of an executor; None lets the executor answer."""

@@ -21,7 +21,9 @@ from hutch_daemon.doctor.delegate import ask_as
 from hutch_daemon.doctor.finding import Finding
 from hutch_daemon.doctor.launcher import LauncherConfig, examine_launcher, examine_socket, hutchd_account, read_config
 from hutch_daemon.doctor.record import examine_record
+from hutch_daemon.doctor.space import examine_space
 from hutch_daemon.doctor.sudo import examine_sudo
+from hutch_daemon.environments.accounts import account_of
 from hutch_daemon.settings import Settings, SettingsError, load
 from hutch_shared import __version__
 from hutch_shared.errors import HutchError
@@ -43,6 +45,8 @@ def examine(paths: Paths, account: str | None = None) -> Iterator[Finding]:
     if not paths.system:
         yield from _sockets(paths, os.geteuid())
         yield from examine_record(paths, settings)
+        own = account_of(os.geteuid(), home=os.environ.get("HOME", "/"))
+        yield from examine_space(own.name, own.home, paths.state / "spool" / "agents")
         return
     config, findings = read_config()
     yield from findings

@@ -21,6 +21,7 @@ import msgspec
 from hutch_daemon.doctor.delegate import run_as
 from hutch_daemon.doctor.finding import Finding
 from hutch_daemon.doctor.launcher import LauncherConfig
+from hutch_daemon.doctor.space import examine_space
 from hutch_daemon.settings import Settings
 from hutch_shared import __file__ as shared_file
 from hutch_shared import messages as m
@@ -84,6 +85,8 @@ def examine_accounts(
             continue
         advice = _refused(who, config) or _unusable(who, config)
         yield Finding(f"account {name}", advice)
+        if advice is None:
+            yield from examine_space(name, who.home, Path(config.spool, str(who.uid)))
         if advice is None and not sandbox_tried:
             sandbox_tried = True
             yield _sandbox(who, config, paths)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from hutch_daemon.doctor.finding import Finding
+from hutch_daemon.doctor.space import space
 from hutch_daemon.keys.master import MasterKeyError, load_master_keys, master_file
 from hutch_daemon.settings import Settings
 from hutch_daemon.store import database, keys
@@ -21,8 +22,6 @@ from hutch_shared.paths import Paths
 __all__ = ["examine_record"]
 
 _CHECK_SECONDS: Final = 60.0
-_LITTLE_SPACE: Final = 256 << 20
-_FEW_FILES: Final = 1000
 
 
 def examine_record(paths: Paths, settings: Settings) -> Iterator[Finding]:
@@ -34,7 +33,7 @@ def examine_record(paths: Paths, settings: Settings) -> Iterator[Finding]:
     if paths.state.is_dir() and os.access(paths.state, os.R_OK | os.X_OK):
         yield from _database(paths.state / "hutch.db")
         yield _master_key(paths, settings)
-        yield _space(paths.state)
+        yield space(paths.state, "", "on a full disk hutchd accepts nothing. It goes on by itself afterwards.")
 
 
 def _private(folder: Path) -> Finding:
@@ -115,19 +114,6 @@ def _keys_stored(path: Path) -> bool:
             return bool(keys.list_(conn))
     except sqlite3.Error:
         return False
-
-
-def _space(folder: Path) -> Finding:
-    there = os.statvfs(folder)
-    free = there.f_bavail * there.f_frsize
-    subject = f"space: {free >> 20:,} MiB free at {folder}"
-    if free < _LITTLE_SPACE:
-        return Finding(
-            subject, "Free some space: on a full disk hutchd accepts nothing. It goes on by itself afterwards."
-        )
-    if there.f_files and there.f_favail < _FEW_FILES:
-        return Finding(subject, f"Only {there.f_favail} more files fit on this disk: remove some.")
-    return Finding(subject)
 
 
 def _few(paths: list[Path]) -> str:

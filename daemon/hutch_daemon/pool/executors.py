@@ -62,6 +62,7 @@ class Executor:
         "disconnected",
         "ended",
         "environment",
+        "has_recap",
         "id",
         "idle_since",
         "key",
@@ -99,6 +100,8 @@ class Executor:
         self.turn: str | None = None
         """The turn that it runs, according to its last hello."""
         self.prepared = False
+        self.has_recap = False
+        """Whether it was prepared with a recap of a conversation that the agent did not keep."""
         self.adopted = False
         self.started = anyio.Event()
         """Set when the environment has started the process or failed. From then on `launched` is set."""

@@ -18,6 +18,7 @@ from hutch_daemon.redaction import KnownSecrets
 from hutch_daemon.services.accounts import Accounts
 from hutch_daemon.services.agent_dirs import agent_dir
 from hutch_daemon.services.isolation import IsolationPlan, IsolationPlanner
+from hutch_daemon.services.recap import read_recap
 from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.store import events, executors, sessions, turns
 from hutch_daemon.store.records import Tx
@@ -83,13 +84,15 @@ class SessionExecutors:
                 await changed.wait()
             if executor.over:
                 raise HutchError(Reason.EXECUTOR_LOST, f"The executor went away: {executor.detail}.")
+            if executor.prepared and session.recap_due and not executor.has_recap:
+                await self._pool.end(executor, "its agent did not keep the conversation", grace=3.0)
+                continue
             if executor.prepared:
                 return executor
-            if _gives_own_files(session, executor):
+            if (why := _unable(session, executor)) is None:
                 await self._prepare(session, executor)
                 return executor
-            detail = "it is of an earlier version of Hutch, which gives sessions no directory of their own"
-            self._pool.retire(executor, detail)
+            self._pool.retire(executor, f"it is of an earlier version of Hutch, which {why}")
 
     async def _check(self, session: SessionRow, executor: Executor | None) -> Executor:
         """Return the session's executor if the settings and its environment still allow it, otherwise lease another."""
@@ -162,12 +165,13 @@ class SessionExecutors:
             agent_dir=directory,
             resume_from=origin.directories,
             resume_named=origin.is_named,
+            recap=await self._store.read(partial(read_recap, session=session.id)) if session.recap_due else None,
             permission_expiry=settings.permissions.expiry,
             spool_bytes=settings.executors.spool,
         )
         executor.sandboxed = plan.sandbox is not None
         prepared = await self._send(executor, prepare, settings.executors.prepare_timeout)
-        executor.prepared = True
+        executor.prepared, executor.has_recap = True, prepare.recap is not None
         row = await self._store.write(partial(_record_prepared, session=session, prepared=prepared, plan=plan))
         if row.permission_mode != session.permission_mode:  # changed during the preparation
             await executor.send_mode(row.id, row.permission_mode)
@@ -199,9 +203,15 @@ class SessionExecutors:
         return spool
 
 
-def _gives_own_files(session: SessionRow, executor: Executor) -> bool:
-    """Return False for a spare of an earlier version: it would look for the conversation, and write, in `~/.claude`."""
-    return not executor.adopted or not keeps_conversation(session.agent) or "agent_dir" in executor.abilities
+def _unable(session: SessionRow, executor: Executor) -> str | None:
+    """Return what a spare of an earlier version cannot do for the session; None if it can do everything."""
+    if not executor.adopted or not keeps_conversation(session.agent):
+        return None
+    if "agent_dir" not in executor.abilities:  # it would look for the conversation, and write, in `~/.claude`
+        return "gives sessions no directory of their own"
+    if session.recap_due and "recap" not in executor.abilities:
+        return "cannot begin a conversation with a recap"
+    return None
 
 
 def _record_prepared(tx: Tx, session: SessionRow, prepared: m.Prepared, plan: IsolationPlan) -> SessionRow:

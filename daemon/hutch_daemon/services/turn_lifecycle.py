@@ -84,9 +84,11 @@ class TurnLifecycle:
         if not reported:
             events.append(tx, turn.session, turn.id, "turn_ended", ended)
         if turn.kind == "clear" and state == "completed":
-            sessions.update(tx, turn.session, agent_session=None)
+            sessions.update(tx, turn.session, agent_session=None, recap_due=False)
+        elif not ended.conversation_kept:
+            sessions.update(tx, turn.session, agent_session=None, recap_due=True)
         elif ended.agent_session is not None:
-            sessions.update(tx, turn.session, agent_session=ended.agent_session)
+            sessions.update(tx, turn.session, agent_session=ended.agent_session, recap_due=False)
         if ended.usage is not None:
             _book(tx, turn, ended)
         failpoint("turn.end")

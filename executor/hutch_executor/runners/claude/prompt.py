@@ -23,9 +23,12 @@ def prompt_uuid(turn: str) -> str:
     return str(uuid.uuid5(_NAMESPACE, turn))
 
 
-def prompt_line(text: str, turn: str) -> str:
-    """Return the line that submits the prompt of a turn; the model gets `text` unchanged."""
-    return _line(text, turn, client_composed=True)
+def prompt_line(text: str, turn: str, recap: str | None = None) -> str:
+    """Return the line that submits the prompt of a turn; the model gets `text` unchanged, after `recap` if given."""
+    if recap is None:
+        return _line(text, turn, client_composed=True)
+    blocks = [{"type": "text", "text": block} for block in (recap, text)]
+    return _line(blocks, turn, client_composed=True)
 
 
 def compact_line(words: str, turn: str) -> str:
@@ -33,10 +36,10 @@ def compact_line(words: str, turn: str) -> str:
     return _line(f"/compact {words}".rstrip(), turn)
 
 
-def _line(text: str, turn: str, **more: object) -> str:
+def _line(content: str | list[dict[str, str]], turn: str, **more: object) -> str:
     line = {
         "type": "user",
-        "message": {"role": "user", "content": text},
+        "message": {"role": "user", "content": content},
         "parent_tool_use_id": None,
         "session_id": "default",
         "uuid": prompt_uuid(turn),

@@ -21,6 +21,7 @@ from claude_agent_sdk import ClaudeSDKClient, ClaudeSDKError, CLIConnectionError
 
 from hutch_executor.account import agent_dir
 from hutch_executor.account.setup import Setup
+from hutch_executor.account.space import free_space
 from hutch_executor.runners.claude import launch as claude_launch
 from hutch_executor.runners.claude import message_socket
 from hutch_executor.runners.claude.config_dir import ConfigDirectory, unknown_conversation
@@ -31,7 +32,7 @@ from hutch_executor.runners.claude.instructions import InstructionSet, read_inst
 from hutch_executor.runners.claude.lines import ModelUsage, ResultLine, UsageResponse
 from hutch_executor.runners.claude.process import BrokenOutput, ClaudeProcess, SkippedMessage
 from hutch_executor.runners.claude.prompt import compact_line, prompt_line, prompt_uuid
-from hutch_executor.runners.claude.transcripts import lacks_prompt
+from hutch_executor.runners.claude.transcripts import keeps_turn, lacks_prompt
 from hutch_executor.runners.claude.turn import (
     ALREADY_ACCEPTED,
     CLEARED,
@@ -60,13 +61,16 @@ logging.getLogger("claude_agent_sdk").setLevel(logging.CRITICAL)
 
 
 _SUMMARY_DEADLINE: Final = 1.0
+_STORE_DEADLINE: Final = 3.0
+"""Seconds within which the CLI must have stored a turn that it reported as ended."""
+_STORE_PAUSE: Final = 0.05
 
 
 class ClaudeRunner:
     """Drives Claude Code for one session. `agent_session` is the CLI's own id of a conversation that can be resumed."""
 
     agent: ClassVar[str] = "claude"
-    abilities: ClassVar[tuple[str, ...]] = ("compact", "clear", "offered", "agent_dir")
+    abilities: ClassVar[tuple[str, ...]] = ("compact", "clear", "offered", "agent_dir", "recap")
 
     def __init__(self, timeouts: ClaudeTimeouts | None = None, cli: str | None = None) -> None:
         """Make a runner; do nothing yet. `cli` is a program to start instead of the SDK's own CLI."""
@@ -87,6 +91,8 @@ class ClaudeRunner:
         """The instruction files as they were when the session was opened here."""
         self._lost = False
         """Whether the conversation to resume was gone, which no turn has reported yet."""
+        self._recap: str | None = None
+        """What the next prompt must begin with, since the conversation is new; None once it was stored with a turn."""
         self._spoiled = False
         """Whether a turn was cancelled before its end: then the CLI cannot be used again."""
         self._sandbox: SessionSandbox | None = None
@@ -129,7 +135,10 @@ class ClaudeRunner:
         else:
             self._scratch = await anyio.to_thread.run_sync(agent_dir.make_scratch, self._config.path)
         noted = None
-        if session.resume is None or session.fork:  # an earlier executor may have died in its first turn
+        self._recap = session.recap
+        if session.recap is not None:
+            session = self._session = msgspec.structs.replace(session, resume=None, fork=False)
+        elif session.resume is None or session.fork:  # an earlier executor may have died in its first turn
             noted = await anyio.to_thread.run_sync(self._config.noted)
             if noted is not None:
                 session = self._session = msgspec.structs.replace(session, resume=noted, fork=False)
@@ -276,7 +285,10 @@ class ClaudeRunner:
             if turn.stopping:
                 return self._end(STOPPED)
             self._spoiled = True
-            line = (compact_line if compacts else prompt_line)(prompt.prompt, prompt.turn)
+            if compacts:
+                line = compact_line(prompt.prompt, prompt.turn)
+            else:
+                line = prompt_line(prompt.prompt, prompt.turn, self._recap)
             end = await self._play(turn, link, line)
             if compacts:
                 end = self._compacted(turn, link, end)
@@ -285,11 +297,36 @@ class ClaudeRunner:
             if link.translator.result is None or compacts:
                 await self._discard()
             self._spoiled = False
+            if link.translator.result is not None and link.translator.asked and not compacts:
+                return await self._kept(turn, link, end)
             return self._end(end)
         finally:
             self.turn = None
             if self._spoiled and self.connection is not None:  # cancelled: the agent must not go on without a turn
                 self.connection.process.kill()
+
+    async def _kept(self, turn: ClaudeTurn, link: ClaudeConnection, end: TurnEnded) -> TurnEnded:
+        """Return the end of a turn that asked the model, which says so if the CLI has not stored the turn.
+
+        The CLI itself reports success then. It stores a turn a moment after it has reported it.
+        """
+        answered = end.state == "completed" and link.translator.spoke
+        look = partial(keeps_turn, self._config.path, self._conversation, turn.uuid, answered=answered)
+        deadline = anyio.current_time() + _STORE_DEADLINE
+        while anyio.current_time() < deadline:
+            if await anyio.to_thread.run_sync(look):
+                self._recap = None
+                return self._end(end)
+            await anyio.sleep(_STORE_PAUSE)
+        free = await anyio.to_thread.run_sync(free_space, self._config.path)
+        words = (
+            f"Claude Code did not store the conversation in {self._config.path}{free}. The next prompt begins a new"
+            " one, with a recap of what Hutch recorded."
+        )
+        await self._daemon.report("notice", Notice("conversation_not_kept", words))
+        return msgspec.structs.replace(
+            end, message=f"{end.message} {words}", agent_session=None, conversation_kept=False
+        )
 
     @staticmethod
     def _is_usable(link: ClaudeConnection, compacts: bool) -> bool:
@@ -310,6 +347,7 @@ class ClaudeRunner:
         self._session = msgspec.structs.replace(self._session, resume=None, fork=False)
         self._conversation = str(uuid.uuid4())
         self._begun = self._stored = self._lost = False
+        self._recap = None
         return CLEARED
 
     def _compacted(self, turn: ClaudeTurn, link: ClaudeConnection, end: TurnEnded) -> TurnEnded:

@@ -14,12 +14,15 @@ from typing import BinaryIO, Final
 
 from hutch_shared.tree import Tree, UnfitFileError
 
-__all__ = ["lacks_prompt", "transcript_folders"]
+__all__ = ["keeps_turn", "lacks_prompt", "transcript_folders"]
 
 _FOLDER: Final = "projects"
 _NAMES: Final = 10_000
 _BYTES: Final = 4 << 30
 _CHUNK: Final = 1 << 20
+_END: Final = 4 << 20
+"""Bytes at the end of a transcript in which a turn is searched for first."""
+_ANSWERS: Final = (b'"type":"assistant"', b'"type": "assistant"')
 
 
 def lacks_prompt(config: str, uuid: str) -> bool:
@@ -34,6 +37,39 @@ def lacks_prompt(config: str, uuid: str) -> bool:
         return True
     except (OSError, UnfitFileError):
         return False
+
+
+def keeps_turn(config: str, conversation: str, uuid: str, *, answered: bool) -> bool:
+    """Return whether a transcript of the conversation has the prompt and, if it was `answered`, an answer after it.
+
+    True also if something prevents a look, since that is no evidence. Blocks.
+    """
+    try:
+        with Tree(os.path.realpath(config)) as tree:
+            for folder in (_FOLDER, *transcript_folders(tree)):
+                transcript = f"{folder}/{conversation}.jsonl"
+                if tree.has(transcript):
+                    with tree.opened(transcript) as (file, _):
+                        size = file.seek(0, os.SEEK_END)
+                        starts = (max(0, size - _END), 0)
+                        if any(_holds_turn(file, start, uuid.encode(), answered) for start in dict.fromkeys(starts)):
+                            return True
+    except FileNotFoundError:
+        return False
+    except (OSError, UnfitFileError):
+        return True
+    return False
+
+
+def _holds_turn(file: BinaryIO, start: int, mark: bytes, answered: bool) -> bool:
+    """Return whether `mark` comes after `start`, and if `answered` a whole line with an answer after that."""
+    file.seek(start)
+    found = False
+    for line in file:
+        if found and line.endswith(b"\n") and any(answer in line for answer in _ANSWERS):
+            return True
+        found = found or mark in line
+    return found and not answered
 
 
 def transcript_folders(tree: Tree) -> list[str]:
