@@ -27,6 +27,7 @@ __all__ = [
     "Endpoint",
     "dial",
     "find_endpoint",
+    "host_is_down",
     "not_greeted",
     "own_hutchd",
     "own_state",
@@ -100,7 +101,7 @@ def socket_path() -> Path:
     return find_endpoint().socket
 
 
-def _host_is_down(socket: Path) -> HutchError:
+def host_is_down(socket: Path) -> HutchError:
     """Return the error for a host whose own hutchd does not answer: it names the command and those who may run it."""
     start = f"`{start_command()}`"
     whom = f"Start it: {start}." if os.geteuid() == 0 else f"Ask the host's administrator, root, to start it: {start}."
@@ -164,7 +165,7 @@ def _nothing_answers(path: Path) -> HutchError:
     if (found := own_hutchd(path)) is not None:
         return HutchError(Reason.CONNECTION_LOST, f"Nothing answers at {path}: {found.sentence()}")
     if path == endpoint.socket and endpoint.kind == "host":
-        return _host_is_down(path)
+        return host_is_down(path)
     private = " --private" if path == endpoint.socket and host_socket() is not None else ""
     return HutchError(
         Reason.CONNECTION_LOST, f"No hutchd answers at {path}. Start one with `hutch{private} daemon start`."

@@ -27,6 +27,7 @@ COMMANDS = (
     ("key", "ls"),
     ("daemon", "start"),
     ("daemon", "stop"),
+    ("daemon", "stop", "--leave"),
 )
 _UNUSED = 60_000
 """No other test gives an account a uid of this or the next 5,000."""

@@ -12,7 +12,7 @@ from hutch_client import exits
 from hutch_client.blocking import PROTOCOL, BlockingConnection
 from hutch_client.commands import Command, group, number, output, seconds
 from hutch_client.commands.sessions import isolation_fields, limits_words
-from hutch_client.endpoint import find_endpoint
+from hutch_client.endpoint import find_endpoint, host_is_down
 from hutch_client.private import private_record
 from hutch_client.tables import ago, count, fields, print_json, table
 from hutch_client.untrusted import one_line, plain
@@ -176,6 +176,8 @@ def _stop(given: argparse.Namespace) -> int:
         if given.how == "stop":
             return exits.FAILED
         print("`hutch daemon stop --stop` ends them; the next hutchd takes them over.", file=sys.stderr)
+    elif not stopped.ran and (endpoint := find_endpoint()).kind == "host" and (given.how != "stop" or os.geteuid()):
+        raise host_is_down(endpoint.socket)  # what the host's has left only root can find and end
     elif not stopped.ran and given.how != "stop":
         raise HutchError(Reason.CONNECTION_LOST, "No hutchd runs, and nothing of it is left.")
     return exits.OK
