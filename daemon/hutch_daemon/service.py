@@ -6,6 +6,7 @@ notifications in its name or use its sockets. Without a service manager everythi
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -15,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
-import structlog
 
+from hutch_shared.conditions import Conditions
 from hutch_shared.errors import HutchError, Reason
 
 __all__ = ["VARIABLES", "Service", "take"]
@@ -24,7 +25,7 @@ __all__ = ["VARIABLES", "Service", "take"]
 VARIABLES: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 NAMES: Final = ("client", "executor")
 
-_log: Final = structlog.get_logger(__name__)
+_log: Final = logging.getLogger(__name__)
 _FIRST: Final = 3
 _SEND: Final = 1.0
 
@@ -36,6 +37,7 @@ class Service:
     address: str = ""
     watchdog: float | None = None
     sockets: dict[str, int] = field(default_factory=dict)
+    _conditions: Conditions = field(default_factory=lambda: Conditions(_log), repr=False, compare=False)
 
     def say(self, *lines: str) -> None:
         """Send `NAME=value` lines. Blocks at most a second. If the manager does not listen, only log a warning."""
@@ -47,7 +49,9 @@ class Service:
             try:
                 line.sendto("\n".join(lines).encode(), address)
             except OSError as error:
-                _log.warning("the service manager does not listen", error=str(error))
+                self._conditions.begin("manager", f"the service manager does not listen: {error}")
+            else:
+                self._conditions.end("manager", "the service manager listens again")
 
     def status(self, *words: str) -> str:
         """Return the line that shows these words in `systemctl status`."""

@@ -144,7 +144,7 @@ def not_greeted(path: Path, line: socket.socket | None) -> HutchError:
     from hutch_shared.processes import is_stopped
 
     if (found := own_hutchd(path)) is not None and found.state != "running":
-        return HutchError(Reason.CONNECTION_LOST, found.sentence())
+        return HutchError(Reason.CONNECTION_LOST, found.sentence(), remedy=found.remedy())
     pid = 0
     if line is not None:
         with contextlib.suppress(HutchError):
@@ -152,18 +152,19 @@ def not_greeted(path: Path, line: socket.socket | None) -> HutchError:
     if pid == 0 and found is not None:
         pid = found.pid
     if pid and is_stopped(pid):
-        return HutchError(Reason.CONNECTION_LOST, HutchdProcess(pid, "stopped", holds_database=True).sentence())
-    who, end = (f"hutchd (pid {pid})", f"; `kill {pid}` ends it") if pid else (f"The hutchd at {path}", "")
-    return HutchError(
-        Reason.CONNECTION_LOST,
-        f"{who} is busy: it did not answer in {GREETING:g} s. Try again; `hutch daemon logs` says what it does{end}.",
-    )
+        found = HutchdProcess(pid, "stopped", holds_database=True)
+        return HutchError(Reason.CONNECTION_LOST, found.sentence(), remedy=found.remedy())
+    who, end = (f"hutchd (pid {pid})", f", or end it: `kill {pid}`") if pid else (f"The hutchd at {path}", "")
+    remedy = f"Try again, look at `hutch daemon logs`{end}."
+    sentence = f"{who} is busy: it did not answer in {GREETING:g} s. {remedy}"
+    return HutchError(Reason.CONNECTION_LOST, sentence, remedy=remedy)
 
 
 def _nothing_answers(path: Path) -> HutchError:
     endpoint = find_endpoint()
     if (found := own_hutchd(path)) is not None:
-        return HutchError(Reason.CONNECTION_LOST, f"Nothing answers at {path}: {found.sentence()}")
+        sentence = f"Nothing answers at {path}: {found.sentence()}"
+        return HutchError(Reason.CONNECTION_LOST, sentence, remedy=found.remedy())
     if path == endpoint.socket and endpoint.kind == "host":
         return host_is_down(path)
     private = " --private" if path == endpoint.socket and host_socket() is not None else ""

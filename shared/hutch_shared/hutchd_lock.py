@@ -50,19 +50,27 @@ class HutchdProcess(NamedTuple):
     state: Literal["running", "starting", "stopped"]
     holds_database: bool
 
+    def remedy(self) -> str:
+        """Return what helps somebody who cannot reach it."""
+        match self.state:
+            case "stopped":
+                return f"Let it go on: `kill -CONT {self.pid}`."
+            case "starting":
+                return "Try again in a moment."
+            case "running":
+                return "Try again in some seconds, or end it: `hutch daemon stop`."
+
     def sentence(self) -> str:
         """Return what it does, and what helps, for somebody who cannot reach it."""
         who = f"hutchd (pid {self.pid})" if self.pid else "hutchd"
         match self.state:
             case "stopped":
-                return f"{who} is stopped, as by SIGSTOP or Ctrl-Z: `kill -CONT {self.pid}` lets it go on."
+                does = "is stopped, as by SIGSTOP or Ctrl-Z"
             case "starting":
-                return f"{who} is starting. Try again in a moment; its log says what it waits for."
+                does = "is starting"
             case "running":
-                return (
-                    f"{who} runs and cannot be reached: it is ending, or its socket was removed and is not bound again"
-                    f" yet. Try again in some seconds; `hutch daemon stop` ends it."
-                )
+                does = "runs and cannot be reached: it is ending, or its socket was removed and is not bound again yet"
+        return f"{who} {does}. {self.remedy()}"
 
 
 def find_hutchd(state: Path) -> HutchdProcess | None:

@@ -5,6 +5,7 @@ An executor whose end cannot be verified is quarantined.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
@@ -15,6 +16,8 @@ import structlog
 from hutch_daemon.environments.port import Exited, Killed, Launched
 from hutch_daemon.pool.executors import Executor, Roster
 from hutch_shared import messages as m
+from hutch_shared.backoff import Backoff
+from hutch_shared.conditions import Conditions
 from hutch_shared.errors import HutchError
 from hutch_shared.times import now_ms
 
@@ -22,7 +25,8 @@ __all__ = ["Ender", "Spawn"]
 
 _READ_TO_END: Final = 5.0
 """Seconds for reading the data that an ended executor left in its socket."""
-_WATCH_PAUSE: Final = 1.0
+_WATCH_PAUSES: Final = (0.25, 2.0)
+"""The shortest and the longest pause before hutchd tries again to watch an executor, in seconds."""
 _SPARE_DELAY: Final = 0.5
 """Seconds before a spare that ended is replaced."""
 _log = structlog.get_logger(__name__)
@@ -37,6 +41,7 @@ class Ender:
     def __init__(self, roster: Roster, spawn: Spawn) -> None:
         self._roster = roster
         self._spawn = spawn
+        self._conditions = Conditions(logging.getLogger(__name__))
 
     def __repr__(self) -> str:
         return f"<Ender of {self._roster!r}>"
@@ -57,12 +62,15 @@ class Ender:
         """Wait until the executor's process ends, then end the processes that it left."""
         assert executor.launched is not None
         exited: Exited | None = None
+        backoff = Backoff(*_WATCH_PAUSES)
         while exited is None:
             try:
                 exited = await executor.environment.wait(executor.launched)
             except OSError as error:  # hutchd has no free file descriptor: try again
-                _log.error("an executor cannot be watched", executor=executor.id, error=str(error))
-                await anyio.sleep(_WATCH_PAUSE)
+                self._conditions.begin("watch", f"executors cannot be watched: {error}")
+                await anyio.sleep(backoff.next())
+            else:
+                self._conditions.end("watch", "executors are watched again")
         self.retire(executor, "its process ended" + (f" with {exited.code}" if exited.code is not None else ""))
 
     async def end(self, executor: Executor, grace: float) -> None:

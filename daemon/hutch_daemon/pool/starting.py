@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from hutch_daemon.store.rows import ExecutorRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
 from hutch_shared.backoff import Backoff
+from hutch_shared.conditions import Conditions
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import failpoint
 from hutch_shared.ids import new_id
@@ -82,6 +84,7 @@ class Starter:
         self._refuse = refuse
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._backoffs: dict[ExecutorKey, Backoff] = {}
+        self._conditions = Conditions(logging.getLogger(__name__))
         self.histories: dict[ExecutorKey, StartHistory] = {}
         self._stopped = False
 
@@ -152,6 +155,7 @@ class Starter:
             else:
                 self.histories.pop(executor.key, None)
                 self._backoffs.pop(executor.key, None)
+                self._conditions.end(_not_started(executor.key), f"an executor of {executor.key} started")
                 self._roster.end_notice(f"start_loop:{executor.key}")
             finally:
                 del self._scopes[executor.id]
@@ -165,7 +169,7 @@ class Starter:
         self._roster.delay_spare(key, _SPARE_PAUSE)
         if error.reason is not Reason.AGENT_UNAVAILABLE:
             if not self._refuse(key, error):
-                _log.warning("a spare executor did not start", executor_key=str(key), error=error.message)
+                self._conditions.failed(_not_started(key), error)
             self._roster.changed.notify()
             return
         settings = self._context.settings.current.executors
@@ -178,7 +182,7 @@ class Starter:
         history = history.failed(self._roster.clock(), error.message, window, backoff.next())
         self.histories[key] = history
         failures = len(history.failures)
-        _log.warning("executor did not start", executor_key=str(key), error=error.message, failures=failures)
+        self._conditions.failed(_not_started(key), error)
         if failures == limit:
             self._roster.notice(
                 f"start_loop:{key}", f"{key} failed to start {limit} times in {window:.0f} s. {error.message}"
@@ -283,3 +287,7 @@ def launched_as_stored(row: ExecutorRow) -> Launched:
     """Return the process that a row describes, which may be gone. It is enough to search for its descendants."""
     state = row.launched or {}
     return Launched(row.id, row.pid or 0, row.start_time or 0, row.boot_id, row.uid, state)
+
+
+def _not_started(key: ExecutorKey) -> str:
+    return f"no executor of {key} starts"

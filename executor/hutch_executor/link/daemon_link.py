@@ -49,7 +49,7 @@ _MAX_PAUSE: Final = 0.5
 """The longest pause between two dials, in seconds: executors should be back within a second of hutchd's restart."""
 _STEADY: Final = 1.0
 """A connection that lasted this many seconds was good: the next failure starts with the shortest pause again."""
-_UNRECEIVED: Final = (0.25, 2.0)
+_UNRECEIVED: Final = (0.25, 1.0)
 """The shortest and the longest time, in seconds, for which events wait after a connection that got no receipt."""
 _LIMITS: Final = PeerLimits(frame=32 << 20)
 _FINAL: Final = frozenset({Reason.LEASE_LOST, Reason.TOKEN_EXPIRED, Reason.PROTOCOL_MISMATCH})

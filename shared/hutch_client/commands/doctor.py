@@ -98,7 +98,10 @@ def _examine(account: str | None, *, system: bool) -> Iterator[tuple[str, str | 
     except HutchError as error:
         down = error.reason is Reason.CONNECTION_LOST and endpoint.kind == "host"
         start = f"As root: `{start_command()}`." if down else None
-        yield error.message, start or _REMEDIES.get(error.reason, "Look at `hutch daemon logs`.")
+        yield (
+            error.message,
+            error.details.get("remedy") or start or _REMEDIES.get(error.reason, "Look at `hutch daemon logs`."),
+        )
         return
     store, isolation = status["store"], status["isolation"]
     same = status["version"] == __version__
