@@ -86,6 +86,8 @@ async def test_a_full_disk_is_logged_as_one_condition(executors: int, seconds: f
                         processes.kill(processes.marked(made.mark))
                         await processes.gone(made.mark)
 
-    print(f"{executors} executors, {seconds:g} s: {written} lines, storing in {stores:.1f} s, recovered in {passed:.1f} s")
+    print(
+        f"{executors} executors, {seconds:g} s: {written} lines, storing in {stores:.1f} s, recovered in {passed:.1f} s"
+    )
     assert written <= lines
     assert passed < RECOVERED
