@@ -15,9 +15,12 @@ from typing import Any, Final
 import anyio
 from anyio.abc import TaskGroup
 
+from hutch_broker.dialects import DIALECTS
 from hutch_broker.leases import LeaseTable
-from hutch_broker.prices import PriceTable
+from hutch_broker.prices import PriceTable, Unpriced
+from hutch_broker.request_cost import how_to_price
 from hutch_broker.request_log import RequestLog
+from hutch_broker.usage import TokenCount
 from hutch_shared import __version__
 from hutch_shared import broker_link as link
 from hutch_shared.errors import HutchError, Reason
@@ -136,6 +139,7 @@ class Control:
             "put_lease": self._leases.put,
             "refill": self._leases.refill,
             "set_active": lambda params: self._leases.set_active(params.lease, active=params.active),
+            "find_price": self._find_price,
             "set_prices": lambda params: self._prices.replace_own(params.prices),
             "end_leases": lambda params: self._leases.end(params.leases),
             "drop_keys": lambda params: self._leases.drop_keys(params.credential),
@@ -161,6 +165,14 @@ class Control:
     def _acknowledged(self, state: _LinkState, params: link.AckRecords) -> None:
         if state.trusted:
             self._request_log.acknowledge(params.n)
+
+    def _find_price(self, asked: link.FindPrice) -> link.PriceFound:
+        if not self._prices.loaded.is_set():
+            return link.PriceFound()  # the first request will tell
+        found = self._prices.rates(DIALECTS[asked.dialect].prices, TokenCount(known=True, model=asked.model))
+        if not isinstance(found, Unpriced):
+            return link.PriceFound()
+        return link.PriceFound(found.why + how_to_price(asked.provider, found))
 
     def _left(self, state: _LinkState) -> None:
         if state.trusted:
@@ -198,7 +210,7 @@ class Control:
             leases=self._leases.states(),
             told=self._request_log.last,
             port=self.port,
-            abilities=("budgets", "set_active", "set_prices", "leave"),
+            abilities=("budgets", "set_active", "set_prices", "find_price", "leave"),
         )
 
     async def _report(self, peer: Peer[_LinkState]) -> None:

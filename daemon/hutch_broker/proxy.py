@@ -40,9 +40,9 @@ from hutch_broker.mask import WITHHELD, AnswerMask, WithheldError, checked_statu
 from hutch_broker.metering import meter_for
 from hutch_broker.prices import PriceTable, Unpriced
 from hutch_broker.processes import BrokerPeer, admit
-from hutch_broker.request_cost import most, read_request
+from hutch_broker.request_cost import how_to_price, most, read_request
 from hutch_broker.request_log import RequestLog
-from hutch_shared.broker_link import BrokerBoot, Lease, Record
+from hutch_shared.broker_link import BrokerBoot, Record
 from hutch_shared.errors import HutchError
 from hutch_shared.secret_forms import SecretForms
 from hutch_shared.times import now_ms
@@ -237,7 +237,9 @@ class Proxy:
             )
         highest = most(self._prices, bill.provider, bill.ask)
         if isinstance(highest, Unpriced):
-            return Refusal(402, "billing_error", f"The session has a budget. {highest.why}{_priced_by(lease, highest)}")
+            return Refusal(
+                402, "billing_error", f"The session has a budget. {highest.why}{how_to_price(lease.provider, highest)}"
+            )
         reservation = await budget.reserve(highest, self._boot.budget_wait)
         if isinstance(reservation, Refusal):
             return reservation
@@ -413,17 +415,6 @@ class Proxy:
                 pid=exchange.peer.pid,
             )
         )
-
-
-def _priced_by(lease: Lease, unpriced: Unpriced) -> str:
-    """Return how to price a model in the settings, or "" if another price is missing."""
-    if unpriced.model is None:
-        return ""
-    model = msgspec.json.encode(unpriced.model[:200]).decode()
-    return (
-        " To set it, add these lines to hutchd's settings, with its US dollars per million tokens, and reload them:\n"
-        f"[providers.{lease.provider}.prices.{model}]\ninput = …\noutput = …"
-    )
 
 
 def _expect_body(request: web.BaseRequest, head: RequestHead) -> None:

@@ -18,7 +18,7 @@ from hutch_broker.prices import PriceTable, Unpriced
 from hutch_broker.usage import TokenCount
 from hutch_shared.broker_link import DialectName
 
-__all__ = ["RequestAsk", "most", "read_request"]
+__all__ = ["RequestAsk", "how_to_price", "most", "read_request"]
 
 _HIDDEN: Final = 2000
 """Tokens that a provider adds to the input by itself: instructions for tools, for instance."""
@@ -100,6 +100,17 @@ def most(prices: PriceTable, provider: str | None, ask: RequestAsk) -> float | U
     if ask.output is None or ask.searches is None or ask.refers:
         return None
     return rates.usd(ask.tokens(count, ask.output, ask.searches))
+
+
+def how_to_price(provider: str, unpriced: Unpriced) -> str:
+    """Return how to price a model in the settings, after a blank, or "" if another price is missing."""
+    if unpriced.model is None:
+        return ""
+    model = msgspec.json.encode(unpriced.model[:200]).decode()
+    return (
+        " To set it, add these lines to hutchd's settings, with its US dollars per million tokens, and reload them:\n"
+        f"[providers.{provider}.prices.{model}]\ninput = …\noutput = …"
+    )
 
 
 _LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens")

@@ -54,13 +54,16 @@ def prompt_words(prompt: str, kind: str) -> str:
 
 
 def usage_words(usage: dict[str, Any] | None) -> str:
-    """Return a `UsageSeen` as `1,234 tokens in, 56 out, $0.0123`; cached input counts as input."""
+    """Return a `UsageSeen` as `1,234 tokens in, 56 out, $0.0123`; cached input counts as input.
+
+    Unknown dollars are `cost unknown`.
+    """
     if not usage:
         return ""
     taken = sum(usage.get(name, 0) for name in ("input_tokens", "cache_read_tokens", "cache_write_tokens"))
     words = f"{taken:,} tokens in, {usage.get('output_tokens', 0):,} out"
     usd = usage.get("usd")
-    return words if usd is None else f"{words}, ${usd:.4f}"
+    return f"{words}, cost unknown" if usd is None else f"{words}, ${usd:.4f}"
 
 
 def print_json(value: object) -> None:

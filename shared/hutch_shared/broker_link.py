@@ -25,6 +25,7 @@ __all__ = [
     "BrokerWelcome",
     "DropKeys",
     "Ended",
+    "FindPrice",
     "Key",
     "Lease",
     "LeaseActive",
@@ -32,6 +33,7 @@ __all__ = [
     "LeaseState",
     "NeedKey",
     "Price",
+    "PriceFound",
     "Prices",
     "Record",
     "Records",
@@ -61,6 +63,17 @@ class Prices(Wire, frozen=True, omit_defaults=True):
     """The prices from the settings, by model."""
 
     prices: dict[str, Price]
+
+
+class FindPrice(Wire, frozen=True, omit_defaults=True):
+    provider: str
+    dialect: DialectName
+    model: str
+
+
+class PriceFound(Wire, frozen=True, omit_defaults=True):
+    trouble: str = ""
+    """Why the model has no price, and how to give it one; empty if it has one."""
 
 
 class BrokerBoot(Wire, frozen=True, omit_defaults=True):
@@ -182,7 +195,8 @@ class BrokerWelcome(Wire, frozen=True, omit_defaults=True):
     """The number of the newest record."""
     port: int | None = None
     abilities: tuple[str, ...] = ()
-    """What this broker does beyond the first version: `budgets`, `set_active`, `set_prices`, `leave`."""
+    """What this broker does beyond the first version: `budgets`, `set_active`, `set_prices`,
+    `find_price`, `leave`."""
 
 
 class BrokerStatus(Wire, frozen=True, omit_defaults=True):
@@ -288,6 +302,7 @@ TO_BROKER: Final[Table] = _table(
         Ended,
         "Lets requests use a lease, or stops that; its open streams are cut before the reply.",
     ),
+    _ask("find_price", FindPrice, PriceFound, "Returns whether a model has a price."),
     _ask("set_prices", Prices, Nothing, "Replaces the prices from the settings, for requests that begin from then on."),
     _ask("get_status", Nothing, BrokerStatus, "Returns leases and counts."),
     _ask("shutdown", Nothing, Nothing, "Ends the broker and every stream."),

@@ -630,9 +630,15 @@ class UsageLine(Wire, frozen=True, omit_defaults=True):
     turns: int
     usage: UsageSeen
     broker: UsageSeen | None = None
-    """None if nothing passed the broker. `usd` excludes models without a known price."""
+    """None if nothing passed the broker. `usd` excludes requests without a known price."""
     requests: int = 0
     """The number of model requests that the broker counted."""
+    searches: int = 0
+    """The number of web searches that the provider made, as the broker counted them."""
+    unknown: int = 0
+    """The number of requests (without a broker: of turns) whose price is unknown."""
+    why_unknown: str = ""
+    """One of the reasons, a sentence."""
 
 
 class UsageTable(Wire, frozen=True, omit_defaults=True):

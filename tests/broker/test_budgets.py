@@ -333,9 +333,15 @@ async def test_a_budget_needs_a_price() -> None:
         unknown, _, body = await stage.ask(token, {**ASK, "model": "no-such-model"})
         await stage.peer.call("set_prices", link.Prices({"no-such-model": Price(input=1, output=1)}), 30)
         priced, _, _ = await stage.ask(token, {**ASK, "model": "no-such-model"})
+        found = [
+            (await stage.peer.call("find_price", link.FindPrice("anthropic", "anthropic", model), 30)).trouble
+            for model in ("no-such-model", "claude-sonnet-4-5", "another-model")
+        ]
         requests = len(model.requests)
 
     assert (known, unknown, priced, requests) == (200, 402, 200, 2)
+    assert found[:2] == ["", ""]
+    assert '[providers.anthropic.prices."another-model"]\ninput = ' in found[2]
     assert '[providers.anthropic.prices."no-such-model"]\ninput = ' in json.loads(body)["error"]["message"]
 
 

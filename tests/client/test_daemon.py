@@ -172,6 +172,24 @@ def test_usage_is_a_table(daemon: FakeDaemon, hutch: Hutch) -> None:
     ]
 
 
+def test_unknown_dollars_are_shown_as_unknown(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """The reason, the number of requests and the cost of the others are beside them; searches too."""
+    counted, why = UsageSeen(1000, 20, usd=0.5), "The price of the model X is unknown."
+    daemon.answers["get_usage"] = m.UsageTable(
+        (
+            m.UsageLine("s-1", 2, UsageSeen(1000, 20), counted, 5, 8, 2, why),
+            m.UsageLine("s-2", 1, UsageSeen(1, 1), unknown=1, why_unknown="The agent reports no price."),
+        )
+    )
+
+    first, second = hutch("usage")[1].splitlines()[1:]
+
+    assert first.split()[6] == second.split()[6] == "unknown"
+    assert first.endswith("The price of the model X is unknown (2 of 5 requests; the others $0.5000); 8 web searches")
+    assert second.endswith("The agent reports no price (1 turns; the others $0.0000); as the agent reports it")
+    assert json.loads(hutch("usage", "-o", "json")[1])[0]["why_unknown"] == why
+
+
 def test_a_server_of_another_account_is_sent_nothing(daemon: FakeDaemon) -> None:
     """The client first checks the server's uid, which must be its own, root's or that of Hutch's account."""
     with pytest.raises(HutchError, match="nothing was sent") as refused:

@@ -465,6 +465,16 @@ def test_the_usage_of_a_turn_is_the_difference_of_the_sums() -> None:
     assert total([]) is None
 
 
+def test_dollars_of_a_model_without_a_known_price_are_not_taken() -> None:
+    """The CLI would price it as another model. The sum over all models is unknown then."""
+    meter = UsageMeter({})
+    now: dict[str, ModelUsage | None] = {"opus": opus(30, 1.0), "mine": ModelUsage(5, 5, 0, 0, 0.5, "unknown")}
+    seen = meter.turn(sums(now))
+
+    assert seen == [UsageSeen(30, 1, 0, 0, 1.0, "opus", total=True), UsageSeen(5, 5, 0, 0, None, "mine", total=True)]
+    assert total(seen) == UsageSeen(35, 6, 0, 0, None, None, total=True)
+
+
 @pytest.mark.parametrize(
     "odd", [None, {}, {"opus": None}, {"opus": opus(5, 0.5)}, {"opus": opus(10, 0.4)}, {"x": None}]
 )

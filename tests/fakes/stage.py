@@ -110,6 +110,9 @@ class NoLeases:
         self.ended.append(executor)
         return 0
 
+    async def price_trouble(self, provider: str, model: str) -> str:
+        return f"{model} of {provider} has no price." if model == "no-price" else ""
+
 
 def settings(**changes: Any) -> Settings:
     """Return settings with no spares and short deadlines."""

@@ -317,6 +317,21 @@ class Broker:
         """Give the broker the prices of the settings. Call it when the settings have changed."""
         await self._link.send("set_prices", self._prices())
 
+    async def price_trouble(self, provider: str, model: str) -> str:
+        """Return why a session with a budget cannot use a model, and how to price it; "" if it can.
+
+        Also "" if no broker is linked that can tell: then the broker refuses the first request.
+        """
+        if "find_price" not in self._link.abilities or not self._link.up:
+            return ""
+        asked = link.FindPrice(provider=provider, dialect=dialect_of(self._settings.current, provider), model=model)
+        try:
+            found = await self._link.call("find_price", asked, _END_TIMEOUT)
+        except HutchError:
+            return ""
+        assert isinstance(found, link.PriceFound)
+        return found.trouble
+
     def _prices(self) -> link.Prices:
         return link.Prices(own_prices(self._settings.current))
 

@@ -81,14 +81,21 @@ def _audit_view(row: AuditRow) -> m.AuditEntry:
 
 def _usage_view(reported: Sequence[UsageTotal], counted: Sequence[UsageTotal]) -> m.UsageTable:
     """Return the usage that agents reported with the broker's counts beside it. Lines of the broker alone come last."""
+    agents = {line.of: line for line in reported}
     broker = {line.of: line for line in counted}
-    rows = []
-    for line in reported:
-        beside = broker.pop(line.of, None)
-        rows.append(
-            m.UsageLine(line.of, line.turns, line.usage)
-            if beside is None
-            else m.UsageLine(line.of, line.turns, line.usage, beside.usage, beside.rows)
-        )
-    rows += [m.UsageLine(of, 0, UsageSeen(total=True), line.usage, line.rows) for of, line in broker.items()]
-    return m.UsageTable(tuple(rows))
+    return m.UsageTable(tuple(_usage_line(agents.get(of), broker.get(of)) for of in {**agents, **broker}))
+
+
+def _usage_line(reported: UsageTotal | None, counted: UsageTotal | None) -> m.UsageLine:
+    agent = UsageTotal("", 0, 0, UsageSeen(total=True)) if reported is None else reported
+    line = agent if counted is None else counted
+    return m.UsageLine(
+        line.of,
+        agent.turns,
+        agent.usage,
+        None if counted is None else counted.usage,
+        0 if counted is None else counted.rows,
+        line.searches,
+        line.unknown,
+        line.why_unknown,
+    )

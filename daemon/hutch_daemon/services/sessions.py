@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from posixpath import basename, join, normpath
 
@@ -24,12 +24,16 @@ from hutch_daemon.store.records import Executes, Tx, to_message
 from hutch_daemon.store.rows import FORK_MARK, LeftDirRow, SessionRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
-from hutch_shared.agents import AGENTS, SCRATCH
+from hutch_shared.agents import AGENTS, SCRATCH, provider_of
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.ids import new_id
 from hutch_shared.times import now_ms
 
 __all__ = ["SessionService"]
+
+
+PriceTrouble = Callable[[str, str], Awaitable[str]]
+"""Takes a provider and a model; returns why its price is unknown and how to set it, or "" if that is not so."""
 
 
 class SessionService:
@@ -48,6 +52,7 @@ class SessionService:
         roster: Roster,
         settings: SettingsInForce,
         on_deleted: Callable[[str], None],
+        price_trouble: PriceTrouble,
     ) -> None:
         """`settings` contain the default mode of a session.
 
@@ -64,6 +69,7 @@ class SessionService:
         self._roster = roster
         self._on_deleted = on_deleted
         self._settings = settings
+        self._price_trouble = price_trouble
 
     async def open_session(self, caller: Caller, params: m.OpenSession) -> m.Session:
         """Open a session. It gets its executor in the background, before the first prompt arrives."""
@@ -77,6 +83,7 @@ class SessionService:
         await environment.check_account(account)
         session, cwd, servers = new_id("session"), normpath(params.cwd), params.options.mcp_servers
         sealed = self._vault.seal(session_context(session), msgspec.json.encode(servers)) if servers else None
+        await self._check_price(params)
         plan = await self._isolation.plan(environment, params.agent, cwd, account, params.isolation)
         settings = self._settings.current.permissions
         row = SessionRow(
@@ -104,6 +111,14 @@ class SessionService:
         self._policy.check_rules(caller.uid, row.rules, base=cwd)
         await self._policy.check_mode(row)
         return await self.open_row(caller, row)
+
+    async def _check_price(self, params: m.OpenSession) -> None:
+        """Refuse a budget if the model is named and has no price. A short name (`opus`) stands for any version."""
+        model, provider = (params.options.model or "").partition("[")[0], provider_of(params.agent)
+        if params.limits.max_usd is None or provider is None or "-" not in model:
+            return
+        if trouble := await self._price_trouble(provider, model):
+            raise HutchError(Reason.INVALID_PARAMS, f"A session with max_usd needs the price of its model. {trouble}")
 
     async def open_row(self, caller: Caller, row: SessionRow) -> m.Session:
         """Store a new session, and start its executor. A repeated idempotency key returns the first session."""

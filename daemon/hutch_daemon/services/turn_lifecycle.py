@@ -120,6 +120,7 @@ def _book(tx: Tx, turn: TurnRow, ended: TurnEnded) -> None:
             cache_read_tokens=seen.cache_read_tokens,
             cache_write_tokens=seen.cache_write_tokens,
             usd=seen.usd,
+            why_unknown="The agent reports no price." if seen.usd is None else None,
         ),
     )
 

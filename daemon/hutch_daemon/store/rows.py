@@ -307,3 +307,9 @@ class UsageTotal:
     turns: int
     rows: int
     usage: UsageSeen
+    """Its dollars are the sum of those that are known."""
+    searches: int = 0
+    unknown: int = 0
+    """The number of records whose price is unknown."""
+    why_unknown: str = ""
+    """One of the reasons."""

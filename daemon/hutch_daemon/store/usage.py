@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
+from msgspec.structs import replace
+
 from hutch_daemon.store.records import Executes, RowMapping
 from hutch_daemon.store.rows import UsageRow, UsageTotal
 from hutch_shared.events import UsageSeen
@@ -19,7 +21,8 @@ _OF: Final = {
 }
 _SUMS: Final = (
     "count(DISTINCT turn), count(*),"
-    " sum(input_tokens), sum(output_tokens), sum(cache_read_tokens), sum(cache_write_tokens), sum(usd)"
+    " sum(input_tokens), sum(output_tokens), sum(cache_read_tokens), sum(cache_write_tokens), sum(usd),"
+    " sum(searches), count(*) - count(usd), max(why_unknown)"
 )
 
 
@@ -49,15 +52,22 @@ def table(
         values,
     )
     return tuple(
-        UsageTotal(of, turns, count, UsageSeen(fresh, out, read, written, usd, total=True))
-        for of, turns, count, fresh, out, read, written, usd in found
+        UsageTotal(
+            of, turns, count, UsageSeen(fresh, out, read, written, usd, total=True), searches, unknown, why or ""
+        )
+        for of, turns, count, fresh, out, read, written, usd, searches, unknown, why in found
     )
 
 
 def total(on: Executes, session: str) -> UsageSeen | None:
-    """Return the total usage of a session as its agent reported it; None if it reported none yet."""
+    """Return the total usage of a session as its agent reported it; None if it reported none yet.
+
+    Its dollars are None if those of a turn are unknown.
+    """
     lines = table(on, "session", session=session)
-    return lines[0].usage if lines else None
+    if not lines:
+        return None
+    return replace(lines[0].usage, usd=None) if lines[0].unknown else lines[0].usage
 
 
 def spent(on: Executes, session: str) -> float | None:

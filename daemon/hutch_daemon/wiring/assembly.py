@@ -65,6 +65,7 @@ class Leases(LeaseControl, TurnLeases, Protocol):
     """The broker's methods that the services use."""
 
     async def revoke_executor(self, executor: str) -> int: ...
+    async def price_trouble(self, provider: str, model: str) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,7 @@ async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIt
         pool.roster,
         settings,
         session_deleted,
+        opened.leases.price_trouble,
     )
     services = Services(
         access=access,

@@ -93,9 +93,10 @@ def _usage(given: argparse.Namespace) -> int:
     lines = []
     for row in rows:
         seen = row.get("broker") or row["usage"]
-        usd = seen.get("usd")
+        usd = "unknown" if row.get("unknown") else f"{seen.get('usd') or 0.0:.4f}"
         tokens = (f"{seen.get(name, 0):,}" for name in _TOKENS)
-        lines.append([row["of"], row["turns"], *tokens, "" if usd is None else f"{usd:.4f}", _difference(row)])
+        remarks = [remark for remark in (_unknown(row), _searches(row), _difference(row)) if remark]
+        lines.append([row["of"], row["turns"], *tokens, usd, "; ".join(remarks)])
     print(table((given.by.upper(), "TURNS", "INPUT", "CACHE READ", "CACHE WRITE", "OUTPUT", "USD", ""), lines))
     return exits.OK
 
@@ -104,12 +105,28 @@ _TOKENS: Final = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "ou
 _CENT: Final = 0.01
 
 
+def _unknown(row: dict[str, Any]) -> str:
+    """Return why dollars are unknown, for how many requests or turns, and what the others cost."""
+    if not (unknown := row.get("unknown", 0)):
+        return ""
+    broker = row.get("broker")
+    what = f"{unknown} of {row.get('requests', 0)} requests" if broker else f"{unknown} turns"
+    rest = (broker or row["usage"]).get("usd") or 0.0
+    return f"{row.get('why_unknown', '').rstrip('.') or 'no price'} ({what}; the others ${rest:.4f})"
+
+
+def _searches(row: dict[str, Any]) -> str:
+    """Return the number of web searches as text, empty without any."""
+    return f"{searches} web searches" if (searches := row.get("searches", 0)) else ""
+
+
 def _difference(row: dict[str, Any]) -> str:
     """Return the agent's own count as text, if it differs from the broker's."""
     counted, reported = row.get("broker"), row["usage"]
     if counted is None:
         return "as the agent reports it"
-    dollars = abs((counted.get("usd") or 0.0) - (reported.get("usd") or 0.0)) > _CENT
+    known = not row.get("unknown") and reported.get("usd") is not None
+    dollars = known and abs((counted.get("usd") or 0.0) - (reported.get("usd") or 0.0)) > _CENT
     if not dollars and all(counted.get(name, 0) == reported.get(name, 0) for name in _TOKENS):
         return ""
     return f"the agent reports {usage_words(reported) or 'nothing'}"

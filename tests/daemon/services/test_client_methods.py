@@ -53,6 +53,18 @@ async def test_a_page_of_history_is_not_empty_while_there_is_more(tmp_path: Path
     assert (last.events, last.more) == ((), False)
 
 
+@pytest.mark.parametrize("model", ["no-price", "no-price[1m]"])
+async def test_a_budget_needs_the_price_of_its_model(stage: Stage, model: str) -> None:
+    """A session with `max_usd` and a named model without a price is not opened; the reason says what to do."""
+    options = m.AgentOptions(model=model)
+    async with stage.hutchd():
+        with pytest.raises(HutchError, match=r"max_usd needs .*no-price of anthropic has no price\.") as refused:
+            await stage.open(agent="claude", limits=m.Limits(max_usd=1.0), options=options)
+
+        assert refused.value.reason is Reason.INVALID_PARAMS
+        assert await stage.open(limits=m.Limits(max_usd=1.0), options=options)  # an agent that needs no key
+
+
 async def test_another_user_sees_and_changes_nothing(stage: Stage) -> None:
     """Lists and event streams omit the records of others; a foreign id looks missing."""
     stranger = Caller(stage.me.uid + 1, stage.me.gid, stage.me.pid, "test")

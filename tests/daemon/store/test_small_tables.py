@@ -157,9 +157,9 @@ async def test_usage_is_summed_once_per_record(store: Store) -> None:
     rows = [
         usage_row(input_tokens=1, usd=0.5, request="r1"),
         usage_row(input_tokens=1, usd=0.5, request="r1"),
-        usage_row(input_tokens=10, turn="t-2", model="haiku"),
+        usage_row(input_tokens=10, turn="t-2", model="haiku", why_unknown="Nobody knows."),
         usage_row(input_tokens=100, session="s-2", turn="t-3", at=AT + 86_400_000),
-        usage_row(input_tokens=1000, source="broker", request="r1"),
+        usage_row(input_tokens=1000, source="broker", request="r1", usd=0.25, searches=3),
     ]
     counted = [await store.write(partial(usage.add, row=row)) for row in rows]
 
@@ -169,12 +169,17 @@ async def test_usage_is_summed_once_per_record(store: Store) -> None:
     total = await store.read(partial(usage.total, session="s-1"))
     assert counted == [True, False, True, True, True]
     assert by_session == (
-        UsageTotal("s-1", 2, 2, UsageSeen(input_tokens=11, usd=0.5, total=True)),
-        UsageTotal("s-2", 1, 1, UsageSeen(input_tokens=100, total=True)),
+        UsageTotal("s-1", 2, 2, UsageSeen(input_tokens=11, usd=0.5, total=True), 0, 1, "Nobody knows."),
+        UsageTotal("s-2", 1, 1, UsageSeen(input_tokens=100, total=True), 0, 1),
     )
     assert [line.of for line in by_model] == ["opus", "haiku"]
     assert [(line.of, line.usage.input_tokens) for line in by_day] == [("2023-11-15", 100)]
-    assert total == by_session[0].usage
+    assert total == UsageSeen(input_tokens=11, total=True)
+    (broker,) = await store.read(partial(usage.table, by="session", source="broker"))
+    assert (broker.usage.usd, broker.searches, broker.unknown) == (0.25, 3, 0)
+    assert [await store.read(partial(usage.spent, session=name)) for name in ("s-1", "s-none")] == [0.25, 0.0]
+    await store.write(partial(usage.add, row=usage_row(source="broker", request="r2")))
+    assert await store.read(partial(usage.spent, session="s-1")) is None
     assert await store.read(partial(usage.total, session="s-none")) is None
 
 

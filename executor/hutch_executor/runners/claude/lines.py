@@ -125,6 +125,8 @@ class ModelUsage(msgspec.Struct, rename="camel"):
     cache_read_input_tokens: Tokens
     cache_creation_input_tokens: Tokens
     cost_usd: Dollars = msgspec.field(name="costUSD")
+    cost_basis: str = "list"
+    """`unknown` if the CLI does not know the model's price: then `cost_usd` is another model's."""
 
 
 class ResultLine(Mended):

@@ -87,12 +87,13 @@ def _added(sums: dict[str, ModelUsage], more: dict[str, ModelUsage]) -> dict[str
             before.cache_read_input_tokens + usage.cache_read_input_tokens,
             before.cache_creation_input_tokens + usage.cache_creation_input_tokens,
             before.cost_usd + usage.cost_usd,
+            usage.cost_basis,
         )
     return total
 
 
 def _since(before: ModelUsage, now: ModelUsage, model: str) -> UsageSeen | None:
-    """Return the difference of two sums; None if one became smaller."""
+    """Return the difference of two sums; None if one became smaller. Its dollars are None if they are unknown."""
     counts = (
         now.input_tokens - before.input_tokens,
         now.output_tokens - before.output_tokens,
@@ -100,19 +101,22 @@ def _since(before: ModelUsage, now: ModelUsage, model: str) -> UsageSeen | None:
         now.cache_creation_input_tokens - before.cache_creation_input_tokens,
     )
     usd = round(now.cost_usd - before.cost_usd, 9)
-    return UsageSeen(*counts, usd, model, total=True) if min(*counts, usd) >= 0 else None
+    if min(*counts, usd) < 0:
+        return None
+    return UsageSeen(*counts, None if now.cost_basis == "unknown" else usd, model, total=True)
 
 
 def total(used: list[UsageSeen]) -> UsageSeen | None:
-    """Return the sum over all models; None if nothing was used."""
+    """Return the sum over all models; None if nothing was used. Its dollars are unknown if those of a model are."""
     if not used:
         return None
+    known = [u.usd for u in used if u.usd is not None]
     return UsageSeen(
         sum(u.input_tokens for u in used),
         sum(u.output_tokens for u in used),
         sum(u.cache_read_tokens for u in used),
         sum(u.cache_write_tokens for u in used),
-        round(sum(u.usd or 0.0 for u in used), 9),
+        round(sum(known), 9) if len(known) == len(used) else None,
         used[0].model if len(used) == 1 else None,
         total=True,
     )
