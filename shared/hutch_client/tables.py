@@ -10,7 +10,18 @@ from typing import Any
 
 from hutch_client.untrusted import one_line
 
-__all__ = ["ago", "count", "fields", "print_json", "print_lines", "prompt_words", "table", "usage_words"]
+__all__ = [
+    "ago",
+    "cost_remarks",
+    "count",
+    "counted_words",
+    "fields",
+    "print_json",
+    "print_lines",
+    "prompt_words",
+    "table",
+    "usage_words",
+]
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
@@ -64,6 +75,28 @@ def usage_words(usage: dict[str, Any] | None) -> str:
     words = f"{taken:,} tokens in, {usage.get('output_tokens', 0):,} out"
     usd = usage.get("usd")
     return f"{words}, cost unknown" if usd is None else f"{words}, ${usd:.4f}"
+
+
+def cost_remarks(line: dict[str, Any]) -> list[str]:
+    """Return why dollars of a `UsageLine` are unknown, for how many requests or turns, and its web searches."""
+    remarks, broker = [], line.get("broker")
+    if unknown := line.get("unknown", 0):
+        what = f"{unknown} of {line.get('requests', 0)} requests" if broker else f"{unknown} turns"
+        rest = (broker or line["usage"]).get("usd") or 0.0
+        remarks.append(f"{line.get('why_unknown', '').rstrip('.') or 'no price'} ({what}; the others ${rest:.4f})")
+    if searches := line.get("searches", 0):
+        remarks.append(f"{searches} web searches")
+    return remarks
+
+
+def counted_words(line: dict[str, Any] | None) -> str:
+    """Return what the broker counted in a `UsageLine`, with the reason if dollars are unknown; "" without a count."""
+    if line is None or line.get("broker") is None:
+        return ""
+    usage = dict(line["broker"])
+    if line.get("unknown"):
+        usage.pop("usd", None)
+    return "; ".join([usage_words(usage) or "nothing", *cost_remarks(line)])
 
 
 def print_json(value: object) -> None:

@@ -67,6 +67,7 @@ class FakeDaemon:
             "open_session": SESSION,
             "submit_prompt": TURN,
             "list_permissions": self._pending,
+            "get_usage": m.UsageTable(()),
             "follow_events": self._follow,
         }
         self.events: list[Event] = []

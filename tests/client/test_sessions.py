@@ -122,6 +122,22 @@ def test_inspect_shows_the_limits_that_were_applied(daemon: FakeDaemon, hutch: H
     assert shown[1].endswith("open files of each process 20,000 (65,536 asked for)")
 
 
+def test_an_inspection_shows_what_the_broker_counted(daemon: FakeDaemon, hutch: Hutch) -> None:
+    """An unknown price is shown as unknown, with its reason; `-o json` has the whole line."""
+    why = "The price of the model X is unknown."
+    line = m.UsageLine("s-1", 1, UsageSeen(9, 1), UsageSeen(1000, 50, usd=0.25), 5, 8, 2, why)
+    daemon.answers |= {"list_turns": m.Turns((TURN,)), "get_usage": m.UsageTable((line,))}
+
+    shown = next(one for one in hutch("inspect", "fix")[1].splitlines() if one.startswith("counted by the broker"))
+    found = json.loads(hutch("inspect", "fix", "-o", "json")[1])["counted"]
+
+    assert shown.split("  ")[-1].strip() == (
+        "1,000 tokens in, 50 out, cost unknown; "
+        "The price of the model X is unknown (2 of 5 requests; the others $0.2500); 8 web searches"
+    )
+    assert (found["unknown"], found["why_unknown"], found["broker"]["usd"]) == (2, why, 0.25)
+
+
 def test_an_interrupt_that_is_not_verified_fails(daemon: FakeDaemon, hutch: Hutch) -> None:
     """It exits with 1 and gives the turn's message."""
     daemon.answers["get_session"] = SESSION

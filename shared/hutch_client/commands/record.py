@@ -13,7 +13,7 @@ from hutch_client import exits
 from hutch_client.blocking import BlockingConnection
 from hutch_client.commands import Command, output
 from hutch_client.since import FORMS, read_since
-from hutch_client.tables import print_json, print_lines, table, usage_words
+from hutch_client.tables import cost_remarks, print_json, print_lines, table, usage_words
 
 __all__ = ["COMMANDS"]
 
@@ -95,7 +95,7 @@ def _usage(given: argparse.Namespace) -> int:
         seen = row.get("broker") or row["usage"]
         usd = "unknown" if row.get("unknown") else f"{seen.get('usd') or 0.0:.4f}"
         tokens = (f"{seen.get(name, 0):,}" for name in _TOKENS)
-        remarks = [remark for remark in (_unknown(row), _searches(row), _difference(row)) if remark]
+        remarks = [*cost_remarks(row), *filter(None, [_difference(row)])]
         lines.append([row["of"], row["turns"], *tokens, usd, "; ".join(remarks)])
     print(table((given.by.upper(), "TURNS", "INPUT", "CACHE READ", "CACHE WRITE", "OUTPUT", "USD", ""), lines))
     return exits.OK
@@ -103,21 +103,6 @@ def _usage(given: argparse.Namespace) -> int:
 
 _TOKENS: Final = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens")
 _CENT: Final = 0.01
-
-
-def _unknown(row: dict[str, Any]) -> str:
-    """Return why dollars are unknown, for how many requests or turns, and what the others cost."""
-    if not (unknown := row.get("unknown", 0)):
-        return ""
-    broker = row.get("broker")
-    what = f"{unknown} of {row.get('requests', 0)} requests" if broker else f"{unknown} turns"
-    rest = (broker or row["usage"]).get("usd") or 0.0
-    return f"{row.get('why_unknown', '').rstrip('.') or 'no price'} ({what}; the others ${rest:.4f})"
-
-
-def _searches(row: dict[str, Any]) -> str:
-    """Return the number of web searches as text, empty without any."""
-    return f"{searches} web searches" if (searches := row.get("searches", 0)) else ""
 
 
 def _difference(row: dict[str, Any]) -> str:

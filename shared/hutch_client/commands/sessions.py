@@ -16,7 +16,7 @@ from hutch_client.commands import Command, number, output
 from hutch_client.endpoint import Endpoint, find_endpoint
 from hutch_client.private import private_record
 from hutch_client.questions import decided_by, headline
-from hutch_client.tables import ago, fields, print_json, print_lines, prompt_words, table, usage_words
+from hutch_client.tables import ago, counted_words, fields, print_json, print_lines, prompt_words, table, usage_words
 from hutch_client.untrusted import one_line
 from hutch_shared.encoding import require_utf8
 from hutch_shared.errors import HutchError, Reason
@@ -175,10 +175,11 @@ def _inspect(given: argparse.Namespace) -> int:
         session = hutch.call("get_session", session=given.session)
         found = hutch.call("list_turns", session=session["id"], limit=given.limit)
         asked = hutch.call("list_permissions", session=session["id"], state=None, limit=_DECISIONS, newest=True)
+        counted = next(iter(hutch.call("get_usage", by="session", session=session["id"])["rows"]), None)
     turns, requests = found["turns"], asked["permissions"]
     _report_older(found)
     if given.output == "json":
-        print_json({**session, "all_turns": turns, "permissions": requests})
+        print_json({**session, "all_turns": turns, "permissions": requests, "counted": counted})
         return exits.OK
     isolation, options, rules = session["isolation"], session["options"], session.get("rules", {})
     print(
@@ -207,6 +208,7 @@ def _inspect(given: argparse.Namespace) -> int:
                 *((name, ", ".join(value)) for name, value in rules.items()),
                 *_instruction_fields(session.get("instructions", {})),
                 ("usage", usage_words(session.get("usage"))),
+                ("counted by the broker", counted_words(counted)),
                 ("events", session["head_seq"]),
             ]
         )
