@@ -105,7 +105,7 @@ def test_a_stop_that_is_not_verified_fails(daemon: FakeDaemon, hutch: Hutch, wor
 def test_inspect_shows_the_limits_that_were_applied(daemon: FakeDaemon, hutch: Hutch) -> None:
     """Beside a limit that differs it shows what was asked for; without an executor, what the settings ask for."""
     asked = m.ResourceLimits(memory=700 << 20, pids=4096, cpu_weight=100, open_files=65536)
-    applied = msgspec.structs.replace(asked, open_files=20000, cpu_weight=99)
+    applied = msgspec.structs.replace(asked, open_files=20000, cpu_weight=99, pids=None)
     isolation = m.Isolation("account", "so", limits="65,536 open files of each process")
     session = msgspec.structs.replace(SESSION, isolation=isolation)
     made = msgspec.structs.replace(session, executor_limits=m.LimitsApplied(applied, asked))
@@ -118,7 +118,7 @@ def test_inspect_shows_the_limits_that_were_applied(daemon: FakeDaemon, hutch: H
         shown.append(next(line for line in out.splitlines() if line.startswith("its limits")))
 
     assert shown[0].endswith("  65,536 open files of each process")
-    assert "  memory 700 MiB, processes and threads 4,096, cpu weight 99, open files" in shown[1]
+    assert "  memory 700 MiB, processes and threads not applied (4,096 asked for), cpu weight 99, open" in shown[1]
     assert shown[1].endswith("open files of each process 20,000 (65,536 asked for)")
 
 

@@ -44,7 +44,7 @@ def adopt(
             account = account_of(row.uid)
         except HutchError as error:  # the account is gone: its executor is ended below, by uid
             why_not, account = error.message, Account(row.uid, row.uid, row.account, "/")
-            roster.notice("account_gone", f"{row.id} is ended: {why_not}")
+            roster.notice(f"account_gone:{row.id}", f"{row.id} is ended: {why_not}")
         executor = Executor(row.id, ExecutorKey(account, row.agent, row.environment), environment, roster.clock())
         executor.state = "detached" if row.state in ("starting", "ready", "leased") else row.state
         executor.adopted, executor.protocol = True, row.protocol

@@ -154,6 +154,7 @@ class Ender:
         await self._roster.save(executor, **fields, gone_at=now_ms())
         self._roster.delay_spare(executor.key, _SPARE_DELAY)
         self._roster.remove(executor)
+        self._roster.end_notice(f"account_gone:{executor.id}")
         await self._sweep(executor)
         self._roster.changed.notify()
 

@@ -122,6 +122,7 @@ class Starter:
             if key not in but and history.failures[-1] + settings.start_window <= now:
                 del self.histories[key]
                 self._backoffs.pop(key, None)
+                self._roster.end_notice(f"start_loop:{key}")
 
     def abandon(self, executor: Executor) -> None:
         """Cancel a running start. Its process, if there is one, is ended."""

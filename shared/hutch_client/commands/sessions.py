@@ -243,14 +243,14 @@ def limits_words(limits: dict[str, Any]) -> str:
     """Return the limits that were applied to an executor, and beside each differing one what was asked for."""
     applied, asked = limits["applied"], limits["asked"]
     parts = []
-    for name, unit, words in _APPLIED:
+    for name, unit, label, suffix in _APPLIED:
         now, wanted = applied.get(name), asked.get(name)
         if now is None and wanted is None:
             continue
-        part = words.format("no limit" if now is None else f"{now // unit:,}")
+        part = f"{label} not applied" if now is None else f"{label} {now // unit:,}{suffix}"
         is_same = now is not None and wanted is not None and abs(now - wanted) < max(unit, 2)
         if wanted is not None and not is_same:
-            part += f" ({wanted // unit:,} asked for)"
+            part += f" ({wanted // unit:,}{suffix} asked for)"
         parts.append(part)
     return ", ".join(parts)
 
@@ -267,10 +267,10 @@ def _limits_words(limits: dict[str, Any]) -> str:
 
 
 _APPLIED = (
-    ("memory", 1 << 20, "memory {} MiB"),
-    ("pids", 1, "processes and threads {}"),
-    ("cpu_weight", 1, "cpu weight {}"),
-    ("open_files", 1, "open files of each process {}"),
+    ("memory", 1 << 20, "memory", " MiB"),
+    ("pids", 1, "processes and threads", ""),
+    ("cpu_weight", 1, "cpu weight", ""),
+    ("open_files", 1, "open files of each process", ""),
 )
 _LIMITS = {"turn_timeout": "{:g} s", "max_turns": "{} requests to the model", "max_usd": "${:g} for the session"}
 
