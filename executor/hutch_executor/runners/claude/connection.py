@@ -12,6 +12,7 @@ import anyio
 import msgspec
 from claude_agent_sdk import ClaudeSDKClient
 
+from hutch_executor.runners.claude.broker_directory import BrokerDirectory
 from hutch_executor.runners.claude.events import EventTranslator
 from hutch_executor.runners.claude.lines import ResultLine
 from hutch_executor.runners.claude.process import BrokenOutput, ClaudeProcess, SkippedMessage
@@ -38,6 +39,8 @@ class ClaudeConnection:
     ran: dict[str, str]
     """The digest of the input that each call ran with, by call."""
     command: SandboxedCommand | None
+    broker: BrokerDirectory | None = None
+    """The broker's directory in its sandbox; None without a sandbox or a broker."""
     mode: str = "default"
     """The mode that the CLI should be in."""
     knows_commands: bool = False
@@ -52,6 +55,11 @@ class ClaudeConnection:
     _looked: bool = False
     """Whether it is known that the CLI has no message socket, or has one."""
     _progress: Latch = field(default_factory=Latch)
+
+    @property
+    def lost_broker(self) -> bool:
+        """Whether the broker's directory was made again, so that this CLI cannot reach the broker any more."""
+        return self.broker is not None and self.broker.is_replaced()
 
     async def end(self) -> None:
         """End the CLI at once, and close its network bridge."""

@@ -24,6 +24,7 @@ from hutch_executor.account.setup import Setup
 from hutch_executor.account.space import free_space
 from hutch_executor.runners.claude import launch as claude_launch
 from hutch_executor.runners.claude import message_socket
+from hutch_executor.runners.claude.broker_directory import LOST, BrokerDirectory
 from hutch_executor.runners.claude.config_dir import ConfigDirectory, unknown_conversation
 from hutch_executor.runners.claude.connection import ClaudeConnection
 from hutch_executor.runners.claude.events import EventTranslator
@@ -61,6 +62,10 @@ logging.getLogger("claude_agent_sdk").setLevel(logging.CRITICAL)
 
 
 _SUMMARY_DEADLINE: Final = 1.0
+_LOST_BROKER: Final = (
+    "The agent could not reach its model any more: the directory of the broker's socket was removed and made again. The"
+    " next prompt goes on from the conversation."
+)
 _STORE_DEADLINE: Final = 3.0
 """Seconds within which the CLI must have stored a turn that it reported as ended."""
 _STORE_PAUSE: Final = 0.05
@@ -217,7 +222,9 @@ class ClaudeRunner:
         if self._scratch is not None:
             launch = replace(launch, env={**launch.env, "CLAUDE_CODE_TMPDIR": self._scratch})
         command: SandboxedCommand | None = None
+        broker = None
         if self._sandbox is not None:
+            broker = await BrokerDirectory.wait(grant.unix_socket) if grant.unix_socket else None
             launch, command = await anyio.to_thread.run_sync(
                 claude_launch.sandboxed, launch, session, grant, self._sandbox
             )
@@ -225,7 +232,7 @@ class ClaudeRunner:
         client = ClaudeSDKClient(self._hooks.options(commands=commands), transport=process)
         ran: dict[str, str] = {}
         translator = EventTranslator(session.cwd, ran, session.options.mcp_servers, self._unknown)
-        link = ClaudeConnection(client, process, translator, UsageMeter({}), ran, command)
+        link = ClaudeConnection(client, process, translator, UsageMeter({}), ran, command, broker)
         link.mode, link.knows_commands = claude_launch.cli_mode(session.permission_mode), commands
         failure: Exception | None = None
         async with anyio.create_task_group() as group:
@@ -292,6 +299,8 @@ class ClaudeRunner:
             end = await self._play(turn, link, line)
             if compacts:
                 end = self._compacted(turn, link, end)
+            if end.state == "failed" and link.lost_broker:
+                end = msgspec.structs.replace(end, reason=LOST, message=_LOST_BROKER)
             if self._is_usage_unknown(turn, link, end):
                 await self._daemon.report("notice", USAGE_UNKNOWN)
             if link.translator.result is None or compacts:
@@ -330,7 +339,7 @@ class ClaudeRunner:
 
     @staticmethod
     def _is_usable(link: ClaudeConnection, compacts: bool) -> bool:
-        return link.process.is_ready() and link.knows_commands == compacts
+        return link.process.is_ready() and link.knows_commands == compacts and not link.lost_broker
 
     async def _never_got(self, uuid: str) -> bool:
         """Return whether the agent's transcripts show that it never got the prompt."""
