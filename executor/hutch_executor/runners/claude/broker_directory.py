@@ -1,8 +1,8 @@
 """The broker's directory as a sandboxed CLI sees it.
 
 The sandbox mounts the directory that holds the broker's socket. If that directory is removed and made again (a logout
-removes the runtime directory), hutchd and the broker bind their sockets again. A CLI that runs keeps the removed one and
-can never reach its model: it must be started again.
+removes the runtime directory), hutchd and the broker bind their sockets again. A CLI that runs keeps the removed one
+and can never reach its model: it must be started again.
 """
 
 from __future__ import annotations
