@@ -196,6 +196,8 @@ def test_doctor_names_each_obstacle_of_an_account(made: World) -> None:
     first = made.run("hutch doctor --system", code=1).out
     as_dan = made.run("hutch doctor --system", as_="dan", code=1).out
     of_dan = made.run("hutch doctor --system --account dan", code=1).out
+    made.run("printf '[accounts.map]\\ndan = \"carol\"\\n' > /etc/hutch/hutch.toml")
+    mapped = made.run("hutch doctor --system", as_="dan", code=1).out
     of_nobody = made.run("hutch doctor --system --account no-such-person", code=1).out
     private = made.run("hutch doctor --account dan", as_="dan", code=2).err
     made.run("chmod 750 /opt/hutch/lib", "chmod 666 /etc/hutch/launcher.toml")
@@ -214,6 +216,8 @@ def test_doctor_names_each_obstacle_of_an_account(made: World) -> None:
     )
     assert unlisted in as_dan
     assert unlisted in of_dan
+    assert unlisted not in mapped
+    assert "account carol" in mapped
     assert "account dan" not in first
     assert "!!  account no-such-person\n    → There is no such account." in of_nobody
     assert "--account is for a host's hutchd" in private

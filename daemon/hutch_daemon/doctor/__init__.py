@@ -37,7 +37,8 @@ __all__ = ["Finding", "as_service", "examine"]
 def examine(paths: Paths, account: str | None = None) -> Iterator[Finding]:
     """Examine everything, one thing after the other. Takes up to a minute if the database is large.
 
-    In system mode it examines the accounts on the launcher's list, and before them `account`, by default the caller's.
+    In system mode it examines the accounts on the launcher's list, and before them `account`, by default the one that
+    the caller's agents run as.
     """
     yield Finding(f"hutchd {__version__}, Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}")
     settings, finding = _settings(paths.config)
@@ -56,7 +57,7 @@ def examine(paths: Paths, account: str | None = None) -> Iterator[Finding]:
         yield from _sockets(paths, service.uid)
         yield from _inside(paths, settings, service)
     if config is not None:
-        yield from examine_accounts(config, settings, paths, account or _caller(service))
+        yield from examine_accounts(config, settings, paths, account or _callers_account(settings, service))
     yield from examine_sudo(settings, service)
 
 
@@ -77,15 +78,16 @@ def _settings(path: Path) -> tuple[Settings, Finding]:
         )
 
 
-def _caller(service: PathReader | None) -> str | None:
-    """Return the name of the caller's account; None for root and hutchd's, as which no agent runs."""
+def _callers_account(settings: Settings, service: PathReader | None) -> str | None:
+    """Return the account that the caller's agents run as; None for root and hutchd, who usually have none."""
     uid = os.geteuid()
     if uid == 0 or (service is not None and uid == service.uid):
         return None
     try:
-        return pwd.getpwuid(uid).pw_name
+        name = pwd.getpwuid(uid).pw_name
     except KeyError:
         return None
+    return settings.accounts.map.get(name, name)
 
 
 def _account(config: LauncherConfig | None, paths: Paths) -> tuple[PathReader | None, Finding]:
