@@ -21,15 +21,21 @@ REPEAT: Final = 60.0
 
 
 @dataclass(slots=True)
-class _Lasting:
+class _Condition:
     since: float
     logged_at: float
+    lasts: bool = True
+    shown: bool = True
+    """Whether the last line in the log says that it lasts."""
     times: int = 1
     unlogged: int = 0
 
 
 class Conditions:
-    """The conditions that last, by name. Its methods neither block nor raise."""
+    """The conditions that last, by name. Its methods neither block nor raise.
+
+    One that begins again within `repeat` seconds of its last line is the same one, which flaps: it gets no line before.
+    """
 
     def __init__(
         self, log: logging.Logger, *, clock: Callable[[], float] = time.monotonic, repeat: float = REPEAT
@@ -38,27 +44,30 @@ class Conditions:
         self._log = log
         self._clock = clock
         self._repeat = repeat
-        self._lasting: dict[str, _Lasting] = {}
+        self._known: dict[str, _Condition] = {}
 
     def __repr__(self) -> str:
-        return f"<Conditions {', '.join(self._lasting) or 'none'}>"
+        return f"<Conditions {', '.join(name for name in self._known if name in self) or 'none'}>"
 
     def __contains__(self, name: str) -> bool:
-        return name in self._lasting
+        known = self._known.get(name)
+        return known is not None and known.lasts
 
     def begin(self, name: str, sentence: str) -> None:
         """Report that the condition `name` began, or that it still lasts. Call it at each failed attempt."""
         now = self._clock()
-        lasting = self._lasting.get(name)
-        if lasting is None:
-            self._lasting[name] = _Lasting(now, now)
+        self._forget(now)
+        known = self._known.get(name)
+        if known is None:
+            self._known[name] = _Condition(now, now)
             self._log.warning("%s", sentence)
             return
-        lasting.times += 1
-        lasting.unlogged += 1
-        if now - lasting.logged_at >= self._repeat:
-            self._log.warning("%s (%d more times, for %d s now)", sentence, lasting.unlogged, now - lasting.since)
-            lasting.logged_at, lasting.unlogged = now, 0
+        known.lasts = True
+        known.times += 1
+        known.unlogged += 1
+        if now - known.logged_at >= self._repeat:
+            self._log.warning("%s (%d more times, for %d s now)", sentence, known.unlogged, now - known.since)
+            known.logged_at, known.unlogged, known.shown = now, 0, True
 
     def failed(self, name: str, error: HutchError) -> None:
         """Report that `name`, the words for what was attempted, failed with an error.
@@ -70,7 +79,18 @@ class Conditions:
 
     def end(self, name: str, sentence: str) -> None:
         """Report that the condition `name` ended. Does nothing if it did not last."""
-        lasting = self._lasting.pop(name, None)
-        if lasting is not None:
-            passed = self._clock() - lasting.since
-            self._log.info("%s (after %d s, %d times)", sentence, passed, lasting.times)
+        known = self._known.get(name)
+        if known is None or not known.lasts:
+            return
+        known.lasts = False
+        if known.shown:
+            now = self._clock()
+            self._log.info("%s (after %d s, %d times)", sentence, now - known.since, known.times)
+            known.logged_at, known.unlogged, known.shown = now, 0, False
+
+    def _forget(self, now: float) -> None:
+        """Forget the conditions that ended and whose last line is old enough."""
+        for name in [
+            name for name, one in self._known.items() if not one.lasts and now - one.logged_at >= self._repeat
+        ]:
+            del self._known[name]

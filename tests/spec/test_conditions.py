@@ -52,16 +52,33 @@ def test_a_condition_is_logged_when_it_begins_once_a_minute_and_when_it_ends(
 
 
 def test_conditions_do_not_hide_each_other(conditions: Conditions, caplog: pytest.LogCaptureFixture) -> None:
-    """Each name has its own count, and begins again after its end."""
+    """Each name has its own count."""
     conditions.begin("full", "the disk is full")
     conditions.begin("down", "the broker is gone")
     conditions.end("full", "the disk has space")
-    conditions.begin("full", "the disk is full")
 
     assert [record.getMessage() for record in caplog.records] == [
         "the disk is full",
         "the broker is gone",
         "the disk has space (after 0 s, 1 times)",
-        "the disk is full",
     ]
-    assert "full" in conditions
+    assert "full" not in conditions
+    assert "down" in conditions
+
+
+def test_a_condition_that_flaps_is_one_condition(
+    conditions: Conditions, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ten changes a second for five minutes are a line or two a minute; the last line tells what holds."""
+    for tenth in range(5 * 60 * 10):
+        clock.now = tenth / 10
+        conditions.begin("full", "the disk is full")
+        conditions.end("full", "the disk has space")
+    clock.now += 2 * REPEAT
+    conditions.begin("full", "the disk is full")
+
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) <= 12
+    assert lines[1] == "the disk has space (after 0 s, 1 times)"
+    assert lines[-2:] == [lines[-2], "the disk is full"]
+    assert "the disk has space" in lines[-2]

@@ -50,7 +50,7 @@ async def test_a_full_disk_is_logged_as_one_condition(executors: int, seconds: f
     settings = f"[executors]\nmaximum = {executors + 4}\n"
     async with host(settings, start=False) as made:
         logs = made.state / "executors"
-        with tmpfs(made.state, "32m"):
+        with tmpfs(made.state, f"{24 + 5 * executors}m"):
             logs.mkdir()
             with tmpfs(logs, "8m"):  # so that the executors' lines are counted, and not lost on the full disk
                 await made.start()
