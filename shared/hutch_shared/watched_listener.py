@@ -50,7 +50,8 @@ class WatchedListener:
         self._on_taken = on_taken
         self._waiting: deque[socket.socket] = deque()
         self._former: list[socket.socket] = []
-        """Sockets that were replaced. They are closed once no reader of the event loop has them."""
+        """Sockets that were replaced while `accept` waited at them. It closes them when it no longer does."""
+        self._is_waiting = False
         self._changed = Latch()
         self._conditions = Conditions(_log)
 
@@ -77,15 +78,14 @@ class WatchedListener:
         """Return when a connection waits, or when the socket was made again."""
         loop = asyncio.get_running_loop()
         loop.add_reader(listening, self._changed.notify)
+        self._is_waiting = True
         try:
             await self._changed.wait()
         finally:
+            self._is_waiting = False
             loop.remove_reader(listening)
-            self._close_former()
-
-    def _close_former(self) -> None:
-        while self._former:
-            self._former.pop().close()
+            while self._former:
+                self._former.pop().close()
 
     async def watch(self) -> None:
         """Look at the file once a second until cancelled; then close the connections that nobody accepted."""
@@ -96,7 +96,6 @@ class WatchedListener:
         finally:
             while self._waiting:
                 self._waiting.popleft().close()
-            self._close_former()
 
     def look(self) -> None:
         """Make the socket again if its file is not in its place. A failure is logged, and the next look tries again."""
@@ -118,8 +117,11 @@ class WatchedListener:
         self._conditions.end("unbound", f"{path} is bound again")
         _log.warning("%s %s: it was bound again", path, fault)
         self._waiting.extend(_connections_of(former))
-        self._former.append(former)
-        self._changed.notify()
+        if not self._is_waiting:
+            former.close()
+        else:
+            self._former.append(former)
+            self._changed.notify()
 
     def __repr__(self) -> str:
         return f"<WatchedListener {self.listener!r}{f': {self.trouble}' * bool(self.trouble)}>"
