@@ -251,6 +251,8 @@ class _Texts:
         self._forms = forms
         self._tails: dict[str, bytes] = {}
         """The last bytes of each text."""
+        self._last: dict[str, bytes] = {}
+        """The latest pieces that end unlike a form: the same piece again ends in the same way."""
         self._open: dict[str, bytes] = {}
         """The texts that end with a part of a form, from before this part on."""
         self._waits: dict[str, int] = {}
@@ -258,6 +260,13 @@ class _Texts:
 
     def feed(self, path: str, text: bytes) -> None:
         """Add the next text. WithheldError if it completes a form, or goes on like one for too long."""
+        if self._last.get(path) == text:
+            return
+        if path not in self._open and self._forms.ends_otherwise(text):
+            self._last[path] = self._tails[path] = text if len(text) < _TAIL else text[-_TAIL:]
+            self._check_places()
+            return
+        self._last.pop(path, None)
         begun = self._open.pop(path, None)
         before = self._tails.get(path)
         joined = (before or b"" if begun is None else begun) + text
@@ -275,6 +284,9 @@ class _Texts:
             elif before is not None:
                 self._waits[path] = _PATIENCE
         self._tails[path] = joined[-_TAIL:]
+        self._check_places()
+
+    def _check_places(self) -> None:
         if len(self._tails) > _PLACES:
             raise _not_inspected("its events have texts in too many places")
 
