@@ -26,7 +26,7 @@ from tests.system.shared_host import SharedHost, shared_host
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
-IN_CI = 6
+IN_CI = 4
 SHELLS = ("/bin/sh", "/bin/bash")
 
 

@@ -181,7 +181,8 @@ class UnixUser(Local):
             finally:
                 started.sock.close()
                 os.close(started.pidfd)
-                self._end(account.uid, executor)
+                if (ended := self._end(account.uid, executor)).status is not LauncherStatus.DONE:
+                    _log.error("a trial of the sandbox could not be ended", executor=executor, error=ended.text)
         finally:
             os.close(reader)
             os.close(writer)
