@@ -90,6 +90,8 @@ def test_the_cli_is_started_in_the_sandbox_of_its_session(tmp_path: Path) -> Non
     assert words[-3:] == ("--", "/cli", "--word")
     assert _pairs(words, "--bind") == {str(cwd), str(own)}
     assert str(broker) in _pairs(words, "--ro-bind")
+    taken = {words[at + 2] for at, word in enumerate(words) if word == "--ro-bind" and words[at + 1] != words[at + 2]}
+    assert {"/tmp/cc-socks-0", f"/tmp/cc-socks-{os.getuid()}"} <= taken
     settings = {name for name in started.env if name.startswith("GIT_CONFIG_")}
     assert {name: value for name, value in started.env.items() if name not in settings} == {
         "LANG": "C", "CLAUDE_CONFIG_DIR": str(own), "XDG_RUNTIME_DIR": "/proc"

@@ -84,7 +84,8 @@ async def stage() -> AsyncIterator[Stage]:
             lives = await claude(host, hutch, alice, "claude")
             asks = await open_script(host, hutch, alice, [bash("touch made")], "asks", "ask", name="alices-own")
             async with log_of(hutch, lives) as log, log_of(hutch, asks) as asking:
-                assert (await log.play(lives, "go")).state == "completed"
+                end = await log.play(lives, "go")
+                assert end.state == "completed", end.message
                 turn = await hutch.submit_prompt(asks.id, "go")
                 yield Stage(host, mallorys, hutch, lives, asks, turn, await asking.asked())
                 await hutch.interrupt_turn(asks.id)

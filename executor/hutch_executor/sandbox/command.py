@@ -71,11 +71,12 @@ class SessionSandbox:
         show: Iterable[str] = (),
         write: Iterable[str] = (),
         sockets: Iterable[str] = (),
+        taken: Iterable[str] = (),
     ) -> SandboxedCommand:
         """Return `argv` as a command in the sandbox. First tries the sandbox with a command that does nothing.
 
-        `show`, `write` and `sockets` are as in `plan_sandbox`. `isolation_unavailable`, with the reason, if the sandbox
-        cannot be made.
+        `show`, `write`, `sockets` and `taken` are as in `plan_sandbox`. `isolation_unavailable`, with the reason, if
+        the sandbox cannot be made.
         """
         spec, session = self._spec, self._session
         git = git_dirs(session.cwd)
@@ -86,6 +87,7 @@ class SessionSandbox:
             show=(*show, *PROGRAMS, *git.show),
             write=(*write, *git.write),
             sockets=sockets,
+            taken=taken,
         ).argv()
         if fault := find_fault(sandbox, with_bridge=self._proxy is not None):
             message = f"The sandbox could not be made, and nothing runs without it: {fault}"

@@ -42,8 +42,9 @@ from hutch_shared.errors import HutchError, Reason
 
 __all__ = ["SandboxPlan", "plan_sandbox"]
 
-Access = Literal["read", "write", "pinned", "private", "hidden", "devices", "processes"]
-"""How a place is mounted. `private` is empty and temporary; `pinned` is writable but cannot be renamed."""
+Access = Literal["read", "write", "pinned", "private", "hidden", "taken", "devices", "processes"]
+"""How a place is mounted. `private` is empty and temporary; `pinned` is writable but cannot be renamed; `taken` is an
+empty file that cannot be removed."""
 
 _EMPTY: Final = str(Path(__file__).parents[1] / "py.typed")
 """An empty file to mount over a hidden one. Not a device, which cannot be opened there: some tools would fail."""
@@ -89,6 +90,7 @@ def plan_sandbox(
     show: Iterable[str] = (),
     write: Iterable[str] = (),
     sockets: Iterable[str] = (),
+    taken: Iterable[str] = (),
     environ: Mapping[str, str] = os.environ,
 ) -> SandboxPlan:
     """Plan a sandbox whose commands run in `cwd`. Looks at the file system.
@@ -96,6 +98,7 @@ def plan_sandbox(
     `show` and `write` add to those of `spec`; `sockets` are directories that are shown even inside hidden places. Paths
     that do not exist are left out. `environ` gives the XDG variables. `isolation_unavailable` if no sandbox is
     possible: `cwd` is or contains the home or a place of the system, or lies in a hidden place.
+    `taken` are paths at which nothing can be made inside.
     """
     _require_fit(os.path.realpath(cwd), home, spec.hide)
     show, write, sockets = (*spec.show, *show), (*spec.write, *write, cwd), tuple(sockets)
@@ -104,6 +107,7 @@ def plan_sandbox(
     places |= _existing(spec.hide, "hidden")
     places |= _existing(sockets, "read")  # an agent can connect there, but cannot add a socket
     places |= _pinned(places)
+    places |= dict.fromkeys(taken, "taken")
     links = _links((*SYSTEM, *PRIVATE, *tools, *show, *write, *sockets, home))
     return SandboxPlan(spec.program, cwd, spec.network, places, links)
 
@@ -212,6 +216,8 @@ def _mount(path: str, access: Access, around: Access) -> list[str]:
             return ["--bind", path, path]
         case "hidden" if around in _BARE:  # the place around it shows nothing, not even this name
             return []
+        case "taken":
+            return ["--ro-bind", _EMPTY, path]
         case "hidden" if not os.path.isdir(path):
             return ["--ro-bind", _EMPTY, path]
         case _:

@@ -45,7 +45,11 @@ _DISALLOWED: Final = (
 )
 
 _NO_SOCKET: Final = {"XDG_RUNTIME_DIR": "/proc"}
-"""The CLI makes no socket below /proc. With one, a process of the account could send the model messages."""
+"""The CLI makes no socket below /proc. With one, a process of the account could send the model messages.
+
+In a sandbox of another uid than 0 the CLI does not trust the owner of /proc. It would use a folder in /tmp instead,
+whose name is taken there.
+"""
 
 _ARGUMENTS: Final = (
     *("--output-format", "stream-json", "--input-format", "stream-json", "--verbose", "--include-partial-messages"),
@@ -153,6 +157,7 @@ def sandboxed(
         show=(os.path.dirname(os.path.realpath(launch.argv[0])),),
         write=(launch.env["CLAUDE_CONFIG_DIR"],),
         sockets=(os.path.dirname(grant.unix_socket),) if grant.unix_socket else (),
+        taken=sorted({f"/tmp/cc-socks-{uid}" for uid in (0, os.getuid())}),  # noqa: S108  see _NO_SOCKET
     )
     env = {**command.env, **_NO_SOCKET}
     return replace(launch, argv=command.argv, env=env, inherited=command.descriptors), command
