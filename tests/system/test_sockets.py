@@ -100,10 +100,10 @@ async def test_the_runtime_directory_is_removed_under_load(count: int) -> None:
             ended: dict[str, int] = dict.fromkeys((one.id for one in sessions), 0)
 
             async def work(session: m.Session) -> None:
-                while True:
-                    async with log_of(hutch, session) as log:
+                async with log_of(hutch, session) as log:
+                    while True:
                         await log.ended(await hutch.submit_prompt(session.id, "go"))
-                    ended[session.id] += 1
+                        ended[session.id] += 1
 
             for session in sessions:
                 tasks.start_soon(work, session)
