@@ -19,7 +19,7 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.hutchd_lock import find_hutchd
 from tests.rehearsal import Pause, Say, Steps, serve
-from tests.sampling import seed
+from tests.sampling import sample, seed
 from tests.system import processes
 from tests.system.host import KEY, Host, host, settings_for
 from tests.system.log import DEADLINE, log_of, wait_for
@@ -47,7 +47,7 @@ async def starting(made: Host) -> AsyncIterator[anyio.abc.Process]:
             await start.wait()
 
 
-@pytest.mark.parametrize("count", [pytest.param(50, marks=[pytest.mark.full, pytest.mark.timeout(900)]), 4])
+@pytest.mark.parametrize("count", [pytest.param(50, marks=[pytest.mark.full, pytest.mark.timeout(900)]), 2])
 async def test_a_stop_at_any_moment_of_a_start_leaves_nothing(count: int) -> None:
     """Within two seconds nothing of that hutchd runs, whether it had imported, opened or served anything yet."""
     random = Random(f"{seed()} stops")
@@ -136,6 +136,7 @@ async def _turn(hutch: HutchClient, turn: str) -> str:
     return str(found.state)
 
 
+@sample(2)
 @pytest.mark.parametrize(
     "words",
     [("ps",), ("status",), ("run", "hi"), ("logs", "s", "-f"), ("daemon", "stop"), ("daemon", "start")],
