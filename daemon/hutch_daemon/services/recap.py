@@ -33,7 +33,7 @@ _TAIL: Final = "\n</earlier-conversation>"
 _CUT: Final = "\n(Older parts are left out.)\n"
 
 
-class _Body(msgspec.Struct):
+class _StoredBody(msgspec.Struct):
     data: dict[str, Any]
 
 
@@ -69,7 +69,7 @@ def read_recap(on: Executes, session: str) -> str:
 
 def _data_of(event: StoredEvent) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(b"{%b}" % event.body, type=_Body).data
+        return msgspec.json.decode(b"{%b}" % event.body, type=_StoredBody).data
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # an executor wrote it
         return {}
 
