@@ -24,7 +24,11 @@ pytestmark = pytest.mark.system
 
 MEMORY: Final = 1 << 20
 """The bytes that a reaper may take: its own, and its part of what it shares."""
-BACKGROUND: Final = "(setsid sleep 600 >/dev/null 2>&1 & echo $!)"
+BACKGROUND: Final = (
+    "(setsid sh -c 'echo $$ > pid.new; mv pid.new pid; exec sleep 600' >/dev/null 2>&1 &);"
+    " while [ ! -e pid ]; do sleep 0.02; done; cat pid"
+)
+"""Prints the pid of a process in a session of its own, once it is there: the runner ends the call's own group."""
 FORKED: Final = """
 import os, sys, time
 from hutch_executor.process.reaper import fork_reaper
