@@ -56,7 +56,7 @@ class RefusingLauncher(LauncherClient):
 
 
 async def test_a_refused_user_is_sent_to_the_doctor_of_that_account(tmp_path: Path) -> None:
-    """The launcher's own sentence comes first; doctor examines the refused account, whoever calls it."""
+    """The launcher's own sentence comes first; doctor examines the refused account, for every caller."""
     refusing = UnixUser(RefusingLauncher(tmp_path / "launcher.sock"))
 
     with pytest.raises(HutchError) as refused:
