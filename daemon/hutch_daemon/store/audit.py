@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pwd
 import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from hutch_daemon.store.account_names import AccountNames
 from hutch_daemon.store.records import Executes, RowMapping, Tx
 from hutch_daemon.store.rows import AuditRow
 from hutch_shared.times import now_ms
@@ -15,6 +15,7 @@ __all__ = ["AUDIT", "read", "record", "write"]
 
 AUDIT: Final = RowMapping("audit", AuditRow, assigned="number")
 _USER: Final = re.compile(r"uid (\d+)\b")
+_names: Final = AccountNames()
 
 
 def record(
@@ -35,9 +36,11 @@ def record(
 
     `actor` did it: a rule, a part of Hutch, or a user, who begins with `uid N`. `owner` is the uid of the user
     concerned; `subject` is the id of the affected object; `at` is the time of the act in ms since 1970, by default now.
-    The line keeps the names that both users have now, since a uid may have another name later, or another user.
+    The line keeps the names that both users have now, since a uid may have another name later, or another user. If the
+    system does not say a name soon (`account_names`), it is the last known one, or missing.
     """
     acted = _USER.match(actor)
+    account = _names.name(owner)
     AUDIT.insert(
         tx,
         AuditRow(
@@ -51,17 +54,10 @@ def record(
             rule=rule,
             digest=digest,
             details=None if details is None else dict(details),
-            account=_name(owner),
-            actor_account=None if acted is None else _name(int(acted[1])),
+            account=account,
+            actor_account=None if acted is None else account if int(acted[1]) == owner else _names.name(int(acted[1])),
         ),
     )
-
-
-def _name(uid: int) -> str | None:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except (KeyError, OverflowError):
-        return None
 
 
 def write(tx: Executes, row: AuditRow) -> int:

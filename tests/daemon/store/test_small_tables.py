@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from threading import Event
 from typing import Any
 
 import pytest
 
 from hutch_daemon.store import audit, keys, meta, rules, usage
+from hutch_daemon.store.account_names import AccountNames
 from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import KeyRow, RuleRow, TrustRow, UsageRow, UsageTotal
 from hutch_daemon.store.store import Store
@@ -150,6 +152,25 @@ async def test_an_audit_line_keeps_the_name_of_its_time(store: Store) -> None:
 
     (rows, _) = await store.read(audit.read)
     assert [(row.account, row.actor_account) for row in rows] == [(who.name,) * 2, (f"{who.name}-new",) * 2]
+
+
+def test_a_directory_server_that_does_not_answer_delays_no_line() -> None:
+    """The last known name is used, and no second look-up is begun while the first one hangs."""
+    begun, answer = [0], Event()
+
+    def look_up(uid: int) -> str | None:
+        begun[0] += 1
+        if begun[0] > 1:
+            answer.wait()
+        return f"name {begun[0]}"
+
+    names = AccountNames(look_up, wait=0.05)
+    found = [names.name(7) for _ in range(100)]
+    during = begun[0]
+    answer.set()
+
+    assert found == ["name 1"] * 100
+    assert during == 2
 
 
 async def test_usage_is_summed_once_per_record(store: Store) -> None:
