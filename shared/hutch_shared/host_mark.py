@@ -131,11 +131,12 @@ def _text(path: Path) -> str:
 
 def _close(path: Path) -> bool:
     """Close an entry of our directory to other accounts; return whether it is closed."""
-    found = path.lstat()
-    if stat.S_ISLNK(found.st_mode) or not stat.S_IMODE(found.st_mode) & 0o077:
-        return True
     try:
-        path.chmod(stat.S_IMODE(found.st_mode) & 0o700)
+        found = path.lstat()
+        if not stat.S_ISLNK(found.st_mode) and stat.S_IMODE(found.st_mode) & 0o077:
+            path.chmod(stat.S_IMODE(found.st_mode) & 0o700)
+    except FileNotFoundError:  # it was removed meanwhile
+        return True
     except PermissionError:
         return False
     return True

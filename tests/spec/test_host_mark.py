@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
@@ -78,6 +79,26 @@ def test_the_mark_can_be_found_and_nothing_else(tmp_path: Path) -> None:
     assert is_marked(tmp_path)
     assert (tmp_path / MARK).read_text() == f"{socket}\n"
     assert modes == {tmp_path.name: STATE_MODE, MARK: 0o644, "hutch.db": 0o600, "copy.db": 0o600, "spool": 0o700}
+
+
+def test_files_may_come_and_go_while_the_mark_is_left(tmp_path: Path) -> None:
+    """hutchd serves already: the database's log, backups and records appear and disappear."""
+    over = Event()
+
+    def churn() -> None:
+        while not over.is_set():
+            _write(tmp_path, "hutch.db-wal")
+            (tmp_path / "hutch.db-wal").unlink()
+
+    thread = Thread(target=churn)
+    thread.start()
+    try:
+        troubles = {leave_mark(tmp_path, Path("/run/a.sock")) for _ in range(300)}
+    finally:
+        over.set()
+        thread.join()
+
+    assert troubles == {None}
 
 
 def test_the_mark_is_written_once(tmp_path: Path) -> None:
