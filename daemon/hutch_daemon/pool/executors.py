@@ -291,11 +291,15 @@ class Roster:
         return tuple(_view(one, composition) for one in self._by_id.values())
 
     async def save(self, executor: Executor, **fields: Any) -> None:
-        """Store columns of an executor's row. Failures are only logged: the next hutchd's adoption corrects the row."""
+        """Store columns of an executor's row. Failures are only logged: the next hutchd's adoption corrects the row.
+
+        An executor whose start could not be stored has no row, and none is made.
+        """
         try:
             await self._store.write(lambda tx: executors.update(tx, executor.id, **fields))
         except HutchError as error:
-            self._conditions.failed("executors' states are not stored", error)
+            if error.reason is not Reason.NOT_FOUND:
+                self._conditions.failed("executors' states are not stored", error)
         else:
             self._conditions.end("executors' states are not stored", "executors' states are stored again")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -23,6 +24,7 @@ from hutch_daemon.store import audit, events, executors, sessions
 from hutch_daemon.store.records import Tx
 from hutch_daemon.store.store import Store
 from hutch_shared.backoff import Backoff
+from hutch_shared.conditions import Conditions
 from hutch_shared.errors import HutchError
 from hutch_shared.events import Notice
 
@@ -51,6 +53,7 @@ class ExecutorChanges:
         """`revoke_leases(executor)` ends an executor's leases. `spool_dir` contains the spools that hutchd made."""
         self._store = store
         self._roster = roster
+        self._conditions = Conditions(logging.getLogger(__name__))
         self._tasks = tasks
         self._spools = spools
         self._left_dirs = left_dirs
@@ -122,9 +125,10 @@ class ExecutorChanges:
             try:
                 await self._store.write(partial(record, others=others))
             except HutchError as error:
-                _log.error("the end of an executor is not recorded", executor=executor.id, error=error.message)
+                self._conditions.failed("ends of executors are not recorded", error)
                 await anyio.sleep(backoff.next())
             else:
+                self._conditions.end("ends of executors are not recorded", "ends of executors are recorded again")
                 return
 
     async def _clean_up(self, executor: Executor) -> None:

@@ -9,10 +9,12 @@ from contextlib import closing, contextmanager
 import anyio
 import pytest
 
+from hutch_daemon.pool.executors import Executor
 from hutch_daemon.settings import TurnSettings
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Text, TurnEnded
+from hutch_shared.ids import new_id
 from tests.fakes.executors import FakeExecutor, never_end
 from tests.fakes.stage import Stage, settings, until
 
@@ -34,6 +36,20 @@ async def only_question(stage: Stage, session: m.Session) -> m.Permission:
         await stage.services.approvals.list_permissions(stage.me, m.ListPermissions(session.id, None))
     ).permissions
     return row
+
+
+async def test_an_executor_whose_start_was_not_stored_has_no_row_to_correct(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store has logged that it failed; nothing more is said about the executor that did not start."""
+    async with stage.hutchd():
+        await stage.ended(await stage.submit(await stage.open()))
+        stored = stage.pool.roster.all()[0]
+        unstored = Executor(new_id("executor"), stored.key, stored.environment, 0.0)
+
+        await stage.pool.roster.save(unstored, state="gone")
+
+        assert "states are not stored" not in caplog.text
 
 
 async def test_a_deny_holds_at_once_and_is_stored_later(stage: Stage) -> None:
