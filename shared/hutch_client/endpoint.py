@@ -139,12 +139,15 @@ def own_hutchd(path: Path) -> HutchdProcess | None:
 
 
 def not_greeted(path: Path, line: socket.socket | None) -> HutchError:
-    """Return the error for a hutchd that did not answer the greeting on `line`, or did not even accept a connection."""
+    """Return the error for a hutchd that did not answer the greeting on `line`, or did not even accept a connection.
+
+    It lives: its pid is among the error's details, 0 if it is not visible.
+    """
     from hutch_shared.hutchd_lock import HutchdProcess
     from hutch_shared.processes import is_stopped
 
     if (found := own_hutchd(path)) is not None and found.state != "running":
-        return HutchError(Reason.CONNECTION_LOST, found.sentence(), remedy=found.remedy())
+        return HutchError(Reason.CONNECTION_LOST, found.sentence(), remedy=found.remedy(), pid=found.pid)
     pid = 0
     if line is not None:
         with contextlib.suppress(HutchError):
@@ -153,11 +156,11 @@ def not_greeted(path: Path, line: socket.socket | None) -> HutchError:
         pid = found.pid
     if pid and is_stopped(pid):
         found = HutchdProcess(pid, "stopped", holds_database=True)
-        return HutchError(Reason.CONNECTION_LOST, found.sentence(), remedy=found.remedy())
+        return HutchError(Reason.CONNECTION_LOST, found.sentence(), remedy=found.remedy(), pid=found.pid)
     who, end = (f"hutchd (pid {pid})", f", or end it: `kill {pid}`") if pid else (f"The hutchd at {path}", "")
     remedy = f"Try again, look at `hutch daemon logs`{end}."
     sentence = f"{who} is busy: it did not answer in {GREETING:g} s. {remedy}"
-    return HutchError(Reason.CONNECTION_LOST, sentence, remedy=remedy)
+    return HutchError(Reason.CONNECTION_LOST, sentence, remedy=remedy, pid=pid)
 
 
 def _nothing_answers(path: Path) -> HutchError:

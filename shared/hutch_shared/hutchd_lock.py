@@ -46,7 +46,7 @@ class HutchdProcess(NamedTuple):
     """A hutchd that lives. `stopped`: a signal such as SIGSTOP stopped it. `running`: it may be ending, too."""
 
     pid: int
-    """0 if it is not known: the starter has not started it yet."""
+    """0 if it is not known: the starter has not started it yet, or it is in a pid namespace that is not visible."""
     state: Literal["running", "starting", "stopped"]
     holds_database: bool
 
@@ -57,6 +57,8 @@ class HutchdProcess(NamedTuple):
                 return f"Let it go on: `kill -CONT {self.pid}`."
             case "starting":
                 return "Try again in a moment."
+            case "running" if not self.pid:
+                return "It may run in another container: reach it or end it from there."
             case "running":
                 return "Try again in some seconds, or end it: `hutch daemon stop`."
 
@@ -77,9 +79,9 @@ def find_hutchd(state: Path) -> HutchdProcess | None:
     """Return the hutchd of a state directory; None if there is none, or if the caller may not read its locks."""
     starting_pid = _holder(state / _START_LOCK)
     pid = _holder(state / DATABASE_LOCK)
-    if pid:
+    if pid is not None:
         stage: Literal["running", "starting", "stopped"] = "running" if starting_pid is None else "starting"
-        return HutchdProcess(pid, "stopped" if is_stopped(pid) else stage, holds_database=True)
+        return HutchdProcess(pid, "stopped" if pid and is_stopped(pid) else stage, holds_database=True)
     if starting_pid is None:
         return None
     stopped = starting_pid > 0 and is_stopped(starting_pid)

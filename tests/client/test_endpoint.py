@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,22 @@ def test_a_marked_state_directory_is_a_hosts(marked: Path, capsys: pytest.Captur
     assert said.count("hutch: The host's hutchd is not running: nothing answers at ") == 3
     assert said.endswith("`hutch --private daemon run` runs one of yours.\n")
     assert sorted(path.name for path in marked.iterdir()) == ["serves-this-host"]
+
+
+@pytest.mark.parametrize("words", [["ps"], ["daemon", "stop"], ["daemon", "stop", "--stop"]])
+def test_a_hutchd_that_does_not_greet_is_not_called_stopped(
+    marked: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    """It lives, though the caller sees none of its locks: the answer names its pid."""
+    socket_path = marked / "run" / "client.sock"
+    socket_path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(str(socket_path))
+        mute.listen()
+        code = main(words)
+
+    assert code == 3
+    assert capsys.readouterr().err.startswith(f"hutch: hutchd (pid {os.getpid()}) is busy: it did not answer in 2 s.")
 
 
 def test_a_hutchd_elsewhere_is_not_started(

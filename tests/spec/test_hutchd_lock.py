@@ -64,6 +64,16 @@ def test_a_hutchd_that_a_signal_stopped_is_named_with_what_helps(tmp_path: Path)
     assert f"`kill -CONT {process.pid}`" in found.sentence()
 
 
+def test_a_hutchd_whose_pid_is_not_visible_is_found_too(tmp_path: Path) -> None:
+    """Its lock says that it lives, in another container perhaps; then no command claims that there is none."""
+    with open(tmp_path / DATABASE_LOCK, "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        found = find_hutchd(tmp_path)
+
+    assert found == HutchdProcess(0, "running", holds_database=True)
+    assert "another container" in found.sentence()
+
+
 def test_a_start_is_in_flight_until_the_new_process_serves(tmp_path: Path) -> None:
     """The starter holds the lock first, then the process that inherits it; one start at a time."""
     with starting(tmp_path) as lock:
