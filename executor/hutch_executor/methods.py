@@ -67,8 +67,11 @@ async def remove_agent_dir(_worker: Worker, params: m.RemoveAgentDir) -> m.Nothi
 
 
 def shutdown(worker: Worker, params: m.Shutdown) -> m.Nothing:
-    """End this executor soon; see `Worker.leave`."""
-    worker.leave(params.reason, finish_turn=params.finish_turn)
+    """End this executor soon (see `Worker.leave`), or once it is alone with `if_alone`."""
+    if params.if_alone is None:
+        worker.leave(params.reason, finish_turn=params.finish_turn)
+    else:
+        worker.link.expect_absence(params.if_alone)
     return m.Nothing()
 
 

@@ -1023,6 +1023,9 @@ class SpooledEvents(Wire, frozen=True, omit_defaults=True):
 class Shutdown(Wire, frozen=True, omit_defaults=True):
     reason: str
     finish_turn: bool = False
+    if_alone: float | None = None
+    """hutchd leaves: end only when it has been away, with no turn running, for this many seconds. An executor of an
+    earlier version ends after its turn."""
 
 
 class AckEvents(Wire, frozen=True, omit_defaults=True):

@@ -150,6 +150,11 @@ TO_EXECUTOR: Final[Table] = _table(
     _request("run_notify", m.RunNotify, m.Notified, "Runs the notify command as the account."),
     _request("take_spool", m.TakeSpool, m.SpooledEvents, "Reads a dead executor's spool and removes what is stored."),
     _request("remove_agent_dir", m.RemoveAgentDir, m.Nothing, "Removes the agent's directory of a removed session."),
-    _request("shutdown", m.Shutdown, m.Nothing, "Ends the executor, after the running turn with `finish_turn`."),
+    _request(
+        "shutdown",
+        m.Shutdown,
+        m.Nothing,
+        "Ends the executor, after the running turn with `finish_turn`; with `if_alone` only without hutchd.",
+    ),
     _notification("ack_events", m.AckEvents, "All events up to n are durable.", hot=True),
 )

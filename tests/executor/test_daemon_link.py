@@ -132,6 +132,30 @@ async def test_it_gives_up_after_a_time_without_hutchd(hutchd: FakeHutchd) -> No
     assert clock.now >= 300.0
 
 
+async def test_it_gives_up_sooner_if_hutchd_said_that_it_leaves(hutchd: FakeHutchd) -> None:
+    """Until hutchd is back: after the next welcome it waits as long as before."""
+    clocks = [Clock(step=1.0), Clock(step=60.0)]
+    links = [DaemonLink(boot(hutchd.path), Reporter(), lambda: IDLE, clock=clock) for clock in clocks]
+    for link in links:
+        link.expect_absence(10.0)
+
+    await end_of(links[0])
+    ends: list[HutchError] = []
+    async with hutchd.up(), running(links[1], ends):
+        with anyio.fail_after(WAIT):
+            while not links[1].is_up:
+                await checkpoint()
+        back = clocks[1].now
+        await hutchd.cut()
+        hutchd.refuse = HutchError(Reason.OVERLOADED)
+        with anyio.fail_after(WAIT):
+            while not ends:
+                await checkpoint()
+
+    assert 10.0 <= clocks[0].now < 60.0
+    assert clocks[1].now >= back + 300.0
+
+
 async def test_it_does_not_give_up_during_a_turn(hutchd: FakeHutchd) -> None:
     """The time counts from the end of the turn."""
     clock = Clock(step=200.0)

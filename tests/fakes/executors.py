@@ -194,7 +194,7 @@ class FakeExecutor:
             case "remove_agent_dir":
                 self.host.removed.append(params.directory)
                 return m.Nothing()
-            case "shutdown":
+            case "shutdown" if isinstance(params, m.Shutdown) and params.if_alone is None:
                 self.shutdown_wished = True
                 self.die()
                 return m.Nothing()

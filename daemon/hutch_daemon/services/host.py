@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import anyio
 import structlog
 
 from hutch_daemon.environments.registry import Environments
+from hutch_daemon.pool.executors import Executor
 from hutch_daemon.pool.pool import Pool
 from hutch_daemon.services.access import Access, Caller, require_absolute
 from hutch_daemon.services.accounts import Accounts
@@ -35,6 +37,10 @@ _log = structlog.get_logger(__name__)
 
 _NO_LIMIT: Final = 1_000_000
 """A row limit that is never reached."""
+_ALONE: Final = 10.0
+"""Seconds after the end of its turn for which an executor waits for the next hutchd when one has stopped."""
+_ANNOUNCEMENT: Final = 1.0
+"""Seconds within which an executor must take the announcement that hutchd stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +183,8 @@ class HostService:
         """Stop accepting work and end the executors. This is not a method of the wire.
 
         `drain` waits up to `timeout` seconds for running turns to end; `stop` stops them first. Then executors are
-        ended, except those whose turn has not ended; the next hutchd adopts these. `leave` ends no executor that has a
-        session.
+        ended, except those whose turn has not ended; the next hutchd adopts these, or they end soon after their turn.
+        `leave` ends no executor that has a session.
         """
         self._access.start_draining()
         self._pool.stop_starting()
@@ -197,6 +203,14 @@ class HostService:
                 for executor in self._pool.roster.all():
                     if executor.session not in busy and executor.state != "quarantined":
                         ends.start_soon(partial(self._pool.end, executor, "hutchd stops", grace=2.0))
+                    else:
+                        ends.start_soon(self._announce_absence, executor)
+
+    async def _announce_absence(self, executor: Executor) -> None:
+        """Let an executor end soon after its turn, unless hutchd is back by then."""
+        if executor.peer is not None and not executor.over:
+            with suppress(HutchError):  # then it ends some minutes after its turn
+                await executor.call("shutdown", m.Shutdown("hutchd stops", True, _ALONE), _ANNOUNCEMENT)
 
     async def _busy(self) -> set[str]:
         """Return the sessions with an active turn."""

@@ -93,6 +93,8 @@ class DaemonLink:
         self._welcomed = welcomed
         self._abilities = abilities
         self._give_up_after = give_up_after
+        self._patience = give_up_after
+        """The same for the present absence of hutchd: less after `expect_absence`."""
         self._clock = clock
         self._peer: Peer[Any] | None = None
         self._changed = Latch()
@@ -122,9 +124,13 @@ class DaemonLink:
                 self._reporter.detach()
             elif self._clock() - began >= _STEADY:
                 backoff.reset()
-            if self._clock() - since > self._give_up_after:
+            if self._clock() - since > self._patience:
                 return error
             await anyio.sleep(backoff.next())
+
+    def expect_absence(self, seconds: float) -> None:
+        """Give up after `seconds` without hutchd and without a turn, until hutchd admits this executor again."""
+        self._patience = min(seconds, self._give_up_after)
 
     async def call(self, name: str, params: msgspec.Struct) -> Any:
         """Call hutchd; after a lost connection call again on the next one. For idempotent methods.
@@ -228,6 +234,7 @@ class DaemonLink:
                 Reason.NOT_ALLOWED, f"This hutchd has epoch {welcome.daemon_epoch}, but epoch {self.epoch} came before."
             )
         self.epoch = welcome.daemon_epoch
+        self._patience = self._give_up_after
         witness("obeys", self._boot.executor, self.epoch)
         self._welcomed(welcome)
         return welcome.acked

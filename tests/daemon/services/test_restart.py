@@ -14,7 +14,7 @@ from hutch_daemon.store import executors, turns
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Text, TurnEnded
-from tests.fakes.executors import FakeExecutor, never_end
+from tests.fakes.executors import FakeExecutor, never_end, say_done
 from tests.fakes.stage import BOOT, WAIT, Stage, settings, until
 
 
@@ -274,6 +274,22 @@ async def test_a_request_made_before_the_restart_is_decided_after_it(stage: Stag
         assert (await stage.kinds(session)).count("permission_asked") == 1
 
 
+async def test_a_default_stop_tells_the_executors_with_a_turn_that_hutchd_leaves(stage: Stage) -> None:
+    """They end soon after their turn unless hutchd is back by then; an executor without a turn is ended."""
+    stage.host.play = never_end
+    async with stage.hutchd():
+        turn = await stage.submit(await stage.open())
+        busy = await stage.running(turn)
+        stage.host.play = say_done
+        await stage.ended(await stage.submit(await stage.open()))
+
+        await stage.services.host.stop("drain", 0.01)
+
+        told = [params for name, params in busy.calls if name == "shutdown"]
+        assert [isinstance(one, m.Shutdown) and one.if_alone is not None for one in told] == [True]
+        assert [one.exited.is_set() for one in stage.host.started] == [one is not busy for one in stage.host.started]
+
+
 async def test_stopping_by_leave_lets_the_turn_run_on(stage: Stage) -> None:
     """`leave` ends no executor of a session; `stop` stops the turn and ends all executors."""
     stage.host.play = never_end
@@ -283,11 +299,13 @@ async def test_stopping_by_leave_lets_the_turn_run_on(stage: Stage) -> None:
 
         await stage.services.host.stop("leave", 1.0)
         left = executor.exited.is_set()
+        told = [name for name, _ in executor.calls if name == "shutdown"]
         with pytest.raises(HutchError) as refused:
             await stage.open()
         await stage.services.host.stop("stop", WAIT)
 
         assert not left
+        assert told == []
         assert refused.value.reason is Reason.SHUTTING_DOWN
         assert executor.exited.is_set()
         assert (await stage.turn(turn)).state == "stopped"
