@@ -53,10 +53,16 @@ class Bill:
         self.budget, self.reservation = budget, reservation
 
     def exceeds(self) -> bool:
-        """Return whether the request must be cut: it used what is left of the budget, or its price became unknown."""
+        """Return whether the request must be cut: it used what is left of the budget, or its price became unknown.
+
+        An answer that is not streamed is not cut: what it used is known only with its end.
+        """
         if self.budget is None or self.reservation is None or self.meter is None:
             return False
-        tokens = self._estimate(self.meter.so_far())
+        tokens = self.meter.so_far()
+        if not tokens.known and self.ask is not None and not self.ask.streams:
+            return False
+        tokens = self._estimate(tokens)
         if self.meter.reports != self._reports:
             self._reports = self.meter.reports
             rates = self.prices.rates(self.provider, tokens)

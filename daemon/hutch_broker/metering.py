@@ -11,9 +11,8 @@ estimate.
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from hutch_broker.content import CONTENT, NO_CONTENT, StreamContent, tokens_in
 from hutch_broker.dialects import UsageStyle
@@ -51,19 +50,12 @@ class StreamMeter(Protocol):
         """Return the final count. Call it after the last bytes, or after the response broke off."""
 
 
-def meter_for(style: UsageStyle | None, content_type: str, content_encoding: str) -> StreamMeter:
-    """Return the meter for a response of this type. If Hutch cannot decode the type, the count is unknown."""
+def meter_for(style: UsageStyle | None, content_type: str) -> StreamMeter:
+    """Return the meter for a response of this type. If Hutch cannot count the type, the count is unknown."""
     kind = content_type.partition(";")[0].strip().lower()
     if style is None or kind not in ("text/event-stream", "application/json"):
         return _Nothing()
-    meter: StreamMeter = _Lines(style) if kind == "text/event-stream" else _Whole(style)
-    match content_encoding.strip().lower():
-        case "" | "identity":
-            return meter
-        case "gzip" | "deflate":
-            return _Inflated(meter)
-        case _:
-            return _Nothing()
+    return _Lines(style) if kind == "text/event-stream" else _Whole(style)
 
 
 class _Nothing:
@@ -176,38 +168,3 @@ class _Whole:
 
     def result(self) -> TokenCount:
         return counted(self._style, TokenCount(missing=REQUIRED[self._style]), b"".join(self._pieces))
-
-
-class _Inflated:
-    """Decompresses a copy of the response for the meter. Stops counting if a chunk inflates beyond _MAX_BODY."""
-
-    def __init__(self, meter: StreamMeter) -> None:
-        self._meter = meter
-        self._packed = 0
-        self._inflate: Any = zlib.decompressobj(zlib.MAX_WBITS | 32)
-
-    @property
-    def reports(self) -> int:
-        return self._meter.reports
-
-    @property
-    def streamed(self) -> int:
-        return self._meter.streamed + self._packed
-
-    def feed(self, chunk: bytes) -> None:
-        if self._inflate is None:
-            self._packed += len(chunk)
-            return
-        try:
-            self._meter.feed(self._inflate.decompress(chunk, _MAX_BODY))
-        except zlib.error:
-            self._inflate = None
-            return
-        if self._inflate.unconsumed_tail:
-            self._inflate = None
-
-    def so_far(self) -> TokenCount:
-        return self._meter.so_far()
-
-    def result(self) -> TokenCount:
-        return self._meter.result()

@@ -315,7 +315,7 @@ class Proxy:
             held.forget_key(rejected=True)
         named = upstream.headers
         content_type, encoding = named.get("Content-Type", ""), ", ".join(named.getall("Content-Encoding", ()))
-        meter = bill.meter = meter_for(DIALECTS[held.lease.dialect].usage, content_type, "")
+        meter = bill.meter = meter_for(DIALECTS[held.lease.dialect].usage, content_type)
         writer = None
         try:
             mask = AnswerMask(forms, content_type, encoding, named.get("Transfer-Encoding", ""))

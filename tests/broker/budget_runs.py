@@ -142,7 +142,8 @@ class _Provider:
             self.chunks = [(first, begun), *said, (last, 0.0)]
         else:
             whole = json.dumps({"model": ask.model, "usage": usage | final}).encode()
-            self.chunks = [(whole, begun + sum(usd for _, usd in said))]
+            half = len(whole) // 2
+            self.chunks = [(whole[:half], 0.0), (whole[half:], begun + sum(usd for _, usd in said))]
 
 
 def _event(**value: Any) -> bytes:
@@ -206,7 +207,7 @@ class _Run:
                 return
             status = 200
             kind = "text/event-stream" if ask.streams else "application/json"
-            bill.meter = meter_for("anthropic", kind, "")
+            bill.meter = meter_for("anthropic", kind)
             chunks = _Provider(random, ask, self.own[ask.model]).chunks
             breaks = random.randint(1, len(chunks)) if random.random() < 0.2 else len(chunks) + 1
             for chunk, usd in chunks[:breaks]:
@@ -215,6 +216,8 @@ class _Run:
                 bill.meter.feed(chunk)
                 if bill.exceeds():
                     outcome.cut += 1
+                    if not ask.streams:
+                        outcome.faults.append("cut although the answer arrives as a whole")
                     return
                 await anyio.sleep(random.uniform(0, 2))
             bill.complete = breaks > len(chunks)

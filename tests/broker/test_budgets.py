@@ -9,9 +9,11 @@ from typing import Any
 import anyio
 import pytest
 
+from hutch_broker.bill import Bill
 from hutch_broker.budgets import HeldBudget, Reservation
 from hutch_broker.judge import Refusal
 from hutch_broker.leases import LeaseTable
+from hutch_broker.metering import meter_for
 from hutch_broker.prices import PriceTable, Unpriced
 from hutch_broker.request_cost import RequestAsk, most, read_request
 from hutch_shared import broker_link as link
@@ -64,6 +66,24 @@ def test_a_request_is_cut_when_it_used_what_is_left_for_it() -> None:
     assert budget.use(one, 0.79)
     assert not budget.use(one, 0.8)
     assert not budget.use(other, 0.21)
+
+
+def test_an_answer_that_is_not_streamed_is_not_cut() -> None:
+    """It asks for more than the budget; while it arrives, nobody knows what it used. Its end says so."""
+    budget = HeldBudget(1.0)
+    body = json.dumps({"model": "m", "usage": {"input_tokens": 10, "output_tokens": 20}}).encode()
+    bill = Bill(PRICES, None, ask=asked(model="m", max_tokens=1_000_000))
+    bill.reserve(budget, begun(budget, 2.0))
+    bill.sent, bill.meter = True, meter_for("anthropic", "application/json")
+    exceeded = []
+    for piece in (b"", body[:9], body[9:]):
+        bill.meter.feed(piece)
+        exceeded.append(bill.exceeds())
+    bill.complete = True
+
+    assert exceeded == [False, False, False]
+    assert bill.settle(200).usd == pytest.approx(50 / 1e6)
+    assert budget.usd == pytest.approx(1 - 50 / 1e6)
 
 
 def test_an_unknown_cost_uses_up_the_rest_and_says_why() -> None:
