@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,6 +43,19 @@ for _ in range(2):
 time.sleep(600)
 """
 """A process that forks two executors, each of which gets a reaper and starts a process."""
+
+HIDDEN: Final = """
+import os, subprocess, sys
+from hutch_executor.process.reaper import fork_reaper
+if os.fork() == 0:
+    fork_reaper()
+    child = subprocess.Popen([sys.argv[1], "600"], stdout=subprocess.DEVNULL)
+    shown = os.path.exists(f"/proc/{child.pid}")
+    os.write(1, b"%d %d\\n" % (child.pid, shown))
+    os._exit(0)
+os.wait()
+"""
+"""An executor that starts a program and ends. It prints the program's pid, and whether /proc shows it."""
 
 
 def executor_of(reaper: int) -> int | None:
@@ -173,3 +187,22 @@ async def test_forked_executors_have_a_reaper_each() -> None:
         process.kill()
 
     assert spared == [True, True]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount /proc")
+async def test_a_process_that_proc_does_not_show_is_ended_too(tmp_path: Path) -> None:
+    """A /proc mounted with `hidepid` hides a process whose program its account may not read."""
+    program = tmp_path / "unreadable"
+    shutil.copy("/bin/sleep", program)
+    program.chmod(0o111)
+    mounted = 'mount -t proc -o hidepid=2,gid=65533 proc /proc && exec setpriv --bounding-set=-all "$@"'
+    python = (sys.executable, "-P", "-c", HIDDEN, str(program))
+    argv = ("unshare", "--mount", "--propagation=private", "sh", "-c", mounted, "sh", *python)
+    with anyio.fail_after(WAIT):
+        result = await anyio.run_process(argv, env=ENVIRONMENT, cwd="/", stderr=None, check=False)
+    if result.returncode != 0:
+        pytest.skip("kernel: /proc cannot be mounted here")
+    child, shown = map(int, result.stdout.split())
+
+    assert not shown, "the program can be inspected, so the test shows nothing"
+    await dead(child)

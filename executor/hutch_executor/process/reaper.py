@@ -36,10 +36,11 @@ while [ $quiet -lt 2 ]; do
   quiet=$((quiet + 1)) round=$((round + 1)) children=
   read -r children < /proc/$$/task/$$/children
   for pid in $children; do
+    state=
     while read -r name state rest && [ "$name" != State: ]; do :; done < /proc/$pid/status
     set -- /proc/$pid/task/*
     case $state$# in
-      1|[ZX]1) ;;
+      [ZX]1) ;;
       *) kill -9 $pid && quiet=0 ;;
     esac
     if [ "$state" = Z ] && [ $pid = "$executor" ] && read -r line < /proc/$pid/stat; then
@@ -57,7 +58,8 @@ exit $code
 """
 """No pause before the executor was seen to have ended: a shell that waits for a pause forgets how its children ended.
 
-`command eval` goes on where no process can be started for the pause.
+`command eval` goes on where no process can be started for the pause. A child of which /proc shows nothing is killed:
+a /proc mounted with `hidepid` hides those that their own account may not inspect.
 """
 
 
