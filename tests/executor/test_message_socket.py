@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -56,8 +57,8 @@ def test_a_cli_that_listens_is_found(tmp_path: Path, how: str, env: dict[str, st
     """Programs that it started may listen, and so may everything that is not among the given processes."""
     path = tmp_path / "one two.sock"
     with process(how, str(path), env) as pid:
-        assert find_listening([1, pid, 2**22 + 1]) == (str(path) if found else None)
-        assert find_listening([os.getpid()]) is None
+        assert find_listening([pid, 2**22 + 1], os.getpid()) == (str(path) if found else None)
+        assert find_listening([], os.getpid()) is None
 
 
 def test_an_abstract_socket_is_found_too() -> None:
@@ -70,5 +71,26 @@ def test_an_abstract_socket_is_found_too() -> None:
         assert started.stdout is not None
         started.stdout.readline()
 
-        assert find_listening([started.pid]) == f"@{name}"
+        assert find_listening([], started.pid) == f"@{name}"
         started.kill()
+
+
+def test_a_cli_whose_sockets_are_not_shown_counts_as_listening() -> None:
+    """Here no file of /proc can be opened, as for a process that its account may not inspect."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        found = find_listening([], os.getpid())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert found is not None
+    assert "unknown" in found
+
+
+def test_a_look_that_meets_no_cli_finds_nothing_out(tmp_path: Path) -> None:
+    """If all processes look like programs that the CLI started, the CLI itself was not examined."""
+    with process("has one", str(tmp_path / "sock"), {"AI_AGENT": "claude-code_1_agent"}) as pid:
+        assert find_listening([], pid) is not None
+        assert find_listening([pid], os.getpid()) is None
+    assert find_listening([], pid) is None

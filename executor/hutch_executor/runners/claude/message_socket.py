@@ -21,24 +21,35 @@ _TOOL: Final = b"AI_AGENT="
 """A variable that the CLI gives to what it starts, commands and MCP servers, and does not have itself."""
 _ACCEPTS: Final = 0x10000
 """The kernel's flag (__SO_ACCEPTCON) of a socket that accepts connections."""
+_UNKNOWN: Final = "(unknown: the kernel does not show its sockets)"
 
 
-def find_listening(pids: Iterable[int]) -> str | None:
+def find_listening(pids: Iterable[int], cli: int) -> str | None:
     """Return the path of a Unix socket on which a CLI among these processes accepts connections; None if there is none.
 
-    Programs that the CLI started may listen. Blocks for a moment. Linux only; elsewhere None is returned, as for a
-    process that ends meanwhile.
+    `cli` is the process that was started. If it lives and the kernel does not show the sockets of the CLI, the answer
+    is a phrase that says so: what cannot be examined counts as listening. Programs that the CLI started may listen.
+    Blocks for a moment. Linux only; elsewhere None is returned, as for a process that ends meanwhile.
     """
-    for pid in pids:
-        with suppress(OSError):
-            process = Path("/proc") / str(pid)
+    if not Path("/proc/self").exists():
+        return None
+    is_examined = False
+    for pid in {*pids, cli}:
+        process = Path("/proc") / str(pid)
+        try:
             if any(one.startswith(_TOOL) for one in (process / "environ").read_bytes().split(b"\0")):
                 continue
             accepting = _accepting((process / "net" / "unix").read_text(errors="replace"))
-            for inode in _socket_inodes(process / "fd"):
-                if inode in accepting:
-                    return accepting[inode]
-    return None
+            inodes = [*_socket_inodes(process / "fd")]
+        except OSError:
+            if _lives(pid):
+                return _UNKNOWN
+            continue
+        is_examined = True
+        for inode in inodes:
+            if inode in accepting:
+                return accepting[inode]
+    return None if is_examined or not _lives(cli) else _UNKNOWN
 
 
 def notice_of(place: str) -> Notice:
@@ -49,6 +60,17 @@ def notice_of(place: str) -> Notice:
         " administrator of Hutch, with the version of Claude Code."
     )
     return Notice("message_socket", message, {"socket": place})
+
+
+def _lives(pid: int) -> bool:
+    """Return whether a process is there and has not ended; True if that is not known."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
 
 
 def _accepting(table: str) -> dict[int, str]:
@@ -63,7 +85,7 @@ def _accepting(table: str) -> dict[int, str]:
 
 def _socket_inodes(descriptors: Path) -> Iterable[int]:
     for name in os.listdir(descriptors):
-        with suppress(OSError):
+        with suppress(FileNotFoundError):  # closed meanwhile
             kind, _, rest = os.readlink(descriptors / name).partition(":[")
             if kind == "socket":
                 yield int(rest.removesuffix("]"))

@@ -288,8 +288,11 @@ class ClaudeProcess(Transport):
         return None
 
     def message_socket(self) -> str | None:
-        """Return the path of a Unix socket on which the CLI accepts connections; None if there is none. Blocks."""
-        return find_listening(marked(self._mark))
+        """Return the path of a Unix socket on which the CLI accepts connections; None if there is none. Blocks.
+
+        See `find_listening` for a CLI that cannot be examined.
+        """
+        return find_listening(marked(self._mark), self._process.pid) if self._process is not None else None
 
     def kill(self) -> bool:
         """Kill the CLI and everything that came from it; return whether a process was left besides the CLI."""
