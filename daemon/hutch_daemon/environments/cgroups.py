@@ -38,33 +38,33 @@ class Cgroup:
         (self.path / "cgroup.procs").write_text(str(pid))
 
     def pids(self) -> set[int]:
-        """Return the pids in the cgroup, without zombies; the empty set if the cgroup does not exist.
+        """Return the pids in the cgroup and in those below it, without zombies; the empty set if it does not exist.
 
         OSError if it cannot be read.
         """
-        try:
-            return {int(line) for line in (self.path / "cgroup.procs").read_text().split()} - {0}
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENODEV):  # ENODEV: it was removed after it was opened
-                return set()
-            raise
+        return {pid for directory in self._directories() for pid in _pids_in(directory)}
 
     def kill(self, deadline: float) -> bool:
-        """Kill all processes in the cgroup and remove it. Blocks until `deadline` (monotonic) at most.
+        """Kill all processes in the cgroup and remove it, with those below it that its processes made.
 
-        Return False if some processes are left.
+        Blocks until `deadline` (monotonic) at most. Return False if some processes are left.
         """
         pause = 0.001
         while self.path.exists():
             self._kill_once()
             with contextlib.suppress(OSError):
-                self.path.rmdir()
+                for directory in self._directories():
+                    directory.rmdir()
                 return True
             if time.monotonic() >= deadline:
                 return False
             time.sleep(pause)
             pause = min(pause * 1.5, 0.05)
         return True
+
+    def _directories(self) -> list[Path]:
+        """Return the directories below the cgroup's own, the lowest first, and that."""
+        return [*(Path(path) for path, _, _ in os.walk(self.path, topdown=False) if path != str(self.path)), self.path]
 
     def _kill_once(self) -> None:
         if self.version == 2:
@@ -78,6 +78,15 @@ class Cgroup:
                 signal_it(process, signal.SIGKILL)
         with contextlib.suppress(OSError):
             (self.path / "freezer.state").write_text("THAWED")
+
+
+def _pids_in(directory: Path) -> set[int]:
+    try:
+        return {int(line) for line in (directory / "cgroup.procs").read_text().split()} - {0}
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENODEV):  # ENODEV: it was removed after it was opened
+            return set()
+        raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,8 @@ _INHERITED_PREFIX: Final = "LC_"
 _KILL_DEADLINE: Final = 5.0
 _REAPER_DEADLINE: Final = 1.0
 """Seconds that the reaper has to end by itself once nothing else is left."""
+_LAST_LOOK: Final = 0.5
+"""Seconds for the last search, in which killed processes have time to disappear."""
 READY: Final = 30.0
 """Seconds within which an executor must be ready for its boot line."""
 
@@ -213,27 +215,38 @@ class SameUser(Local):
         return await anyio.to_thread.run_sync(self._kill, launched)
 
     def _kill(self, launched: Launched) -> Killed:
-        deadline = time.monotonic() + _KILL_DEADLINE
         executor, reaper = self._executor(launched), self._reaper(launched)
-        above = {one.pid for one in (executor, reaper) if one is not None}
         if executor is not None:
             signal_it(executor, signal.SIGSTOP)
-        left = end_all(lambda: self._members(launched, without=above), deadline)
+        try:
+            left = self._end_all(launched, executor, reaper)
+        except OSError:  # the search failed, but the executor must not stay stopped: its reaper ends what is left
+            if executor is not None:
+                signal_it(executor, signal.SIGKILL)
+            raise
+        if left:
+            return Killed("left", tuple(sorted(left)))
+        if (group := self._group(launched)) is not None and not group.kill(time.monotonic()):
+            return Killed("unknown", why=f"its cgroup {group.path} cannot be removed")
+        return Killed("gone", scope="cgroup" if launched.state.get("cgroup") else "descent")
+
+    def _end_all(self, launched: Launched, executor: ProcessEntry | None, reaper: ProcessEntry | None) -> set[int]:
+        """End a stopped executor with all its processes; return the pids that a search finds afterwards."""
+        deadline = time.monotonic() + _KILL_DEADLINE
+        above = {one.pid for one in (executor, reaper) if one is not None}
+        end_all(lambda: self._members(launched, without=above), deadline)
         if executor is not None:
             signal_it(executor, signal.SIGKILL)
         group = self._group(launched)
-        grouped = group is None or group.kill(max(deadline, time.monotonic() + 1.0))
+        if group is not None:
+            group.kill(max(deadline, time.monotonic() + 1.0))
         above = {reaper.pid} if reaper is not None else set()
-        left = (*left, *end_all(lambda: self._members(launched, without=above), deadline))
+        end_all(lambda: self._members(launched, without=above), deadline)
         if reaper is not None:
             self._end_reaper(reaper, min(deadline, time.monotonic() + _REAPER_DEADLINE))
         self._wait_child(launched, deadline)
-        left = (*left, *end_all(lambda: self._members(launched), deadline))
-        if not grouped and group is not None:
-            left = (*left, *group.pids())
-        if left:
-            return Killed("left", tuple(sorted(set(left))))
-        return Killed("gone", scope="descent" if group is None else "cgroup")
+        left = end_all(lambda: self._members(launched), max(deadline, time.monotonic() + _LAST_LOOK))
+        return {*left, *(group.pids() if group is not None else ())}
 
     @staticmethod
     def _end_reaper(reaper: ProcessEntry, deadline: float) -> None:

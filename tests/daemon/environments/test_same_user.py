@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -114,6 +115,44 @@ async def test_children_of_a_dead_executor_are_found(tmp_path: Path, cgroup: boo
         assert killed.verified
         alive = [one for file in files if (one := look_up(int(file.read_text()))) is not None and not one.dead]
         assert alive == []
+
+
+async def test_a_kill_reaches_the_cgroups_that_an_executor_made(tmp_path: Path) -> None:
+    """A child that left the tree of processes, and moved into a cgroup below its own, is ended with that cgroup."""
+    environment = SameUser(program("import time; time.sleep(600)", tmp_path))
+    async with started(environment, spec(tmp_path)) as launched:
+        if launched.state["cgroup"] is None:
+            pytest.skip("kernel: hutchd can make no cgroups here")
+        below = Path(launched.state["cgroup"], "below", "deeper")
+        below.mkdir(parents=True)
+        async with await anyio.open_process(["sleep", "600"]) as child:
+            (below / "cgroup.procs").write_text(str(child.pid))
+
+            killed = await environment.kill(launched)
+
+            code = await child.wait()
+
+    assert killed.outcome == "gone"
+    assert killed.scope == "cgroup"
+    assert code == -signal.SIGKILL
+    assert not below.parent.parent.exists()
+
+
+async def test_an_executor_ends_even_if_its_cgroup_cannot_be_searched(tmp_path: Path) -> None:
+    """Then nobody knows what is left, but it does not stay stopped."""
+    environment = SameUser(program("import time; time.sleep(600)", tmp_path))
+    async with started(environment, spec(tmp_path)) as launched:
+        if launched.state["cgroup"] is None:
+            pytest.skip("kernel: hutchd can make no cgroups here")
+        (tmp_path / "group" / "cgroup.procs").mkdir(parents=True)
+        other = replace(launched, state={**launched.state, "cgroup": str(tmp_path / "group")})
+
+        with pytest.raises(OSError, match="directory"):
+            await environment.kill(other)
+
+        exited = await environment.wait(launched)
+
+    assert exited == Exited(-signal.SIGKILL)
 
 
 async def test_a_stopped_executor_is_killed(tmp_path: Path) -> None:
