@@ -38,11 +38,13 @@ def examine_space(name: str, home: str, agents: Path) -> Iterator[Finding]:
 
     Blocks for as long as the file systems do, and up to `_QUOTA_SECONDS` for `quota`, if that is installed.
     """
-    agents = next(folder for folder in (agents, *agents.parents) if folder.exists())
-    places = {"the home ": (Path(home), "programs of agents fail there when it is full.")}
-    if not _same_disk(Path(home), agents):
-        consequence = "an agent does not keep its conversation when it is full, and then begins a new one."
-        places["the agents' conversations, "] = (agents, consequence)
+    agents = next(folder for folder in (agents, *agents.parents) if os.path.exists(folder))  # no error if hidden
+    lost = "an agent does not keep its conversation when it is full, and then begins a new one."
+    if _same_disk(Path(home), agents):
+        places = {"the home ": (Path(home), f"programs of agents fail there when it is full, and {lost}")}
+    else:
+        places = {"the home ": (Path(home), "programs of agents fail there when it is full.")}
+        places["the agents' conversations, "] = (agents, lost)
     for what, (folder, consequence) in places.items():
         try:
             yield space(folder, what, consequence)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from typing import Final
 
 __all__ = ["free_space"]
 
 _FEW_BYTES: Final = 1 << 20
 _FEW_FILES: Final = 16
-_TRIAL: Final = ".hutch-space"
 _TRIAL_SIZE: Final = 64 * 1024
 
 
 def free_space(path: str) -> str:
     """Return a phrase for the end of a sentence about `path`: why nothing can be stored there; "" if it can. Blocks.
 
-    Tries to write 64 KiB: a quota shows only then.
+    Tries to write 64 KiB to a file without a name: a quota shows only then.
     """
     try:
         found = os.statvfs(path)
@@ -24,14 +24,11 @@ def free_space(path: str) -> str:
             return f": its file system has {found.f_bavail * found.f_frsize >> 10} KiB left"
         if found.f_files and found.f_favail < _FEW_FILES:
             return f": its file system has room for {found.f_favail} more files"
-        trial = os.path.join(path, _TRIAL)
-        fd = os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(fd, bytes(_TRIAL_SIZE))
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-            os.unlink(trial)
+        with tempfile.TemporaryFile(dir=path, buffering=0) as trial:
+            left = _TRIAL_SIZE
+            while left:
+                left -= trial.write(bytes(left))
+            os.fsync(trial.fileno())
     except OSError as error:
         return f": {error.strerror}"
     return ""
