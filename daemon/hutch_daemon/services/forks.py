@@ -45,6 +45,7 @@ class ForkService:
             created_at=now_ms(),
             state="open",
             closed_at=None,
+            killed=None,
             sealed=sealed,
             agent_session=FORK_MARK + row.agent_session.removeprefix(FORK_MARK),
             forked_from=row.id,

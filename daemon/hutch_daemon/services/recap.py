@@ -1,16 +1,17 @@
 """A recap of a session's conversation, from its events, for an agent that did not keep the conversation.
 
-It has the prompts, the answers and, in a line each, the tool calls since the conversation was last cleared. If it would
-be too long, its oldest parts are left out.
+It has the prompts, the answers and, in a line each, the tool calls since the conversation was last cleared; those of a
+fork begin in the session from which it was forked. If it would be too long, its oldest parts are left out.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import msgspec
 
-from hutch_daemon.store import events
+from hutch_daemon.store import events, sessions
 from hutch_daemon.store.records import Executes
 from hutch_daemon.store.rows import StoredEvent
 
@@ -42,20 +43,7 @@ def read_recap(on: Executes, session: str) -> str:
 
     It contains what the events contain, in which known secrets are masked.
     """
-    kept = events.seq_range(on, session)
-    after = max(kept.oldest - 1, kept.head - _EVENTS)
-    parts: list[str] = []
-    cut = after > 0
-    more = True
-    while more:
-        page = events.read(on, session, after, skip=_SKIPPED)
-        for event in page.events:
-            data = _data_of(event)
-            if event.kind == "turn_started" and data.get("kind") == "clear":
-                parts, cut = [], False
-            elif part := _part(event.kind, data):
-                parts.append(part)
-        after, more = page.cursor, page.more
+    parts, cut = _parts(on, session)
     room = RECAP_LIMIT - len(f"{_HEAD}{_CUT}{_TAIL}".encode())
     chosen: list[str] = []
     for part in reversed(parts):
@@ -65,6 +53,46 @@ def read_recap(on: Executes, session: str) -> str:
             break
         chosen.append(part)
     return f"{_HEAD}{_CUT if cut else ''}{chr(10).join(reversed(chosen))}{_TAIL}"
+
+
+def _parts(on: Executes, session: str) -> tuple[list[str], bool]:
+    """Return what the recap of a session says at most, oldest first, and whether older parts are left out.
+
+    If the session is a fork, this includes what the other session had until then.
+    """
+    found: list[str] = []
+    until = math.inf
+    while sum(map(len, found)) < RECAP_LIMIT:
+        row = sessions.get(on, session)
+        parts, is_cut, is_cleared = _parts_until(on, session, until)
+        found = [*parts, *found]
+        if is_cut or is_cleared or row is None or row.forked_from is None:
+            return found, is_cut
+        if sessions.get(on, row.forked_from) is None:
+            return found, True
+        session, until = row.forked_from, min(until, row.created_at)
+    return found, True
+
+
+def _parts_until(on: Executes, session: str, until: float) -> tuple[list[str], bool, bool]:
+    """Return what the events of one session until a time (ms) say, whether older ones are missing, and whether it was
+    cleared."""
+    kept = events.seq_range(on, session)
+    after = max(kept.oldest - 1, kept.head - _EVENTS)
+    parts: list[str] = []
+    cut, cleared, more = after > 0, False, True
+    while more:
+        page = events.read(on, session, after, skip=_SKIPPED)
+        for event in page.events:
+            data = _data_of(event)
+            if event.at > until:
+                return parts, cut, cleared
+            if event.kind == "turn_started" and data.get("kind") == "clear":
+                parts, cut, cleared = [], False, True
+            elif part := _part(event.kind, data):
+                parts.append(part)
+        after, more = page.cursor, page.more
+    return parts, cut, cleared
 
 
 def _data_of(event: StoredEvent) -> dict[str, Any]:

@@ -71,6 +71,17 @@ async def test_a_fork_looks_in_the_directories_of_its_ancestors(stage: Stage) ->
         assert of_grandchild.resume_from == (of_child.agent_dir, *dirs)
 
 
+async def test_a_fork_of_a_closed_session_has_ended_nothing(stage: Stage) -> None:
+    """The result of the kill is that of the closed session."""
+    async with stage.hutchd():
+        parent = await stage.open(resume="c-1")
+        closed = await stage.services.sessions.close_session(stage.me, m.CloseSession(parent.id))
+        fork = await stage.services.forks.fork_session(stage.me, m.ForkSession(parent.id))
+
+        assert closed.killed is not None
+        assert fork.killed is None
+
+
 async def test_a_removed_sessions_directory_is_removed(stage: Stage) -> None:
     """Its record goes once the directory is gone."""
     async with stage.hutchd():

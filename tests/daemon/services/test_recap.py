@@ -14,7 +14,7 @@ from hutch_daemon.store import events, sessions
 from hutch_daemon.store.records import Tx
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
-from hutch_shared.events import EventKind, Text, ToolCallSeen, ToolResult, TurnEnded, TurnStarted
+from hutch_shared.events import EventKind, Text, ToolCallSeen, ToolResult, TurnEnded, TurnKind, TurnStarted
 from tests.daemon.store.examples import session_row
 from tests.fakes.executors import FakeExecutor
 from tests.fakes.stage import Stage
@@ -40,6 +40,35 @@ async def recap_of(store: Store, *told: Told) -> str:
 
     await store.write(record)
     return await store.read(partial(read_recap, session="s-aaaa"))
+
+
+async def test_the_recap_of_a_fork_begins_in_the_session_that_was_forked(store: Store) -> None:
+    """What the other session did later is not part of it, nor what came before the fork was cleared."""
+
+    def say(tx: Tx, session: str, at: int, words: str, kind: TurnKind = "prompt") -> None:
+        events.append(tx, session, None, "turn_started", TurnStarted(words, 1, kind=kind), at=at)
+
+    def record(tx: Tx) -> None:
+        sessions.insert(tx, session_row(created_at=1))
+        sessions.insert(tx, session_row("s-bbbb", forked_from="s-aaaa", created_at=20))
+        sessions.insert(tx, session_row("s-cccc", forked_from="s-bbbb", created_at=40))
+        say(tx, "s-aaaa", 10, "apples")
+        say(tx, "s-aaaa", 30, "too late")
+        say(tx, "s-bbbb", 30, "pears")
+        say(tx, "s-cccc", 50, "plums")
+
+    await store.write(record)
+    recap = await store.read(partial(read_recap, session="s-cccc"))
+    await store.write(lambda tx: say(tx, "s-bbbb", 35, "", "clear"))
+    cleared = await store.read(partial(read_recap, session="s-cccc"))
+
+    assert [line for line in recap.split("\n") if line in ("apples", "too late", "pears", "plums")] == [
+        "apples",
+        "pears",
+        "plums",
+    ]
+    assert "pears" not in cleared
+    assert "plums" in cleared
 
 
 async def test_a_recap_has_prompts_answers_and_calls_in_their_order(store: Store) -> None:
