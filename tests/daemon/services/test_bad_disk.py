@@ -41,7 +41,7 @@ async def only_question(stage: Stage, session: m.Session) -> m.Permission:
 async def test_an_executor_whose_start_was_not_stored_has_no_row_to_correct(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The store has logged that it failed; nothing more is said about the executor that did not start."""
+    """The store has logged that it failed; no line is logged about the executor that did not start."""
     async with stage.hutchd():
         await stage.ended(await stage.submit(await stage.open()))
         stored = stage.pool.roster.all()[0]
