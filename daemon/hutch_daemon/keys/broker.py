@@ -53,6 +53,8 @@ _STORE_PAUSES: Final = (0.25, 2.0)
 _HOST: Final = "http://broker.invalid"
 _END_TIMEOUT: Final = 2.0
 """Seconds that the end of a turn waits for the broker. A slower broker carries the call out when it can."""
+_BROKER_BACK: Final = 5.0
+"""Seconds for which a turn waits for a broker that is being started again."""
 
 Holds = Callable[[str, str], Awaitable[bool]]
 """Takes the ids of an executor and a session; returns whether the executor still serves the session."""
@@ -263,10 +265,14 @@ class Broker:
     async def begin_turn(self, session: str) -> None:
         """Make the session's leases active, also those that it gets during the turn. Return when the broker knows it.
 
-        Idempotent. Without a broker the next one gets the leases as they are then.
+        Idempotent. If the session has leases and no broker is linked, wait for the next one, at most some seconds; it
+        gets the leases as they are then.
         """
         if session not in self._book.in_turn:
             self._book.in_turn.add(session)
+            if self._book.select(lambda lease: lease.session == session):
+                with anyio.move_on_after(_BROKER_BACK):
+                    await self._link.wait_up()
             await self._tell_active(session, CALL_TIMEOUT)
 
     async def end_turn(self, session: str) -> None:
@@ -298,7 +304,7 @@ class Broker:
         if status is None or status.unacknowledged or self._book.in_turn:
             return
         _log.info("the broker of an earlier version is replaced: no turn is running")
-        await self._link.send("shutdown", m.Nothing())
+        await self._link.replace()
 
     async def revoke_executor(self, executor: str) -> int:
         """End an executor's leases, cut their open streams, and return the number of leases."""

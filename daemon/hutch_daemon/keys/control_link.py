@@ -105,6 +105,19 @@ class ControlLink:
             except HutchError as error:
                 _log.warning("the broker did not take %s: %s", name, error)
 
+    async def replace(self) -> None:
+        """End the linked broker. From now on it is not called any more, and `wait_up` waits for its successor."""
+        peer, self._agreed = self._agreed, None
+        if peer is None:
+            return
+        self._up = anyio.Event()
+        self.trouble = "it is replaced"
+        try:
+            await peer.call("shutdown", m.Nothing(), CALL_TIMEOUT)
+        except HutchError as error:
+            _log.warning("the broker did not take shutdown: %s", error)
+        peer.close()
+
     async def end(self, *, leave: bool) -> None:
         """End the broker, or with `leave` notify it that hutchd ends. Call it once, before `run` is cancelled.
 
