@@ -79,7 +79,8 @@ def stop(how: str, timeout: float) -> Stopped:
             if waited > timeout + _GRACE:
                 raise HutchError(Reason.TIMED_OUT, f"hutchd (pid {found.pid}) still runs.") from None
         time.sleep(_BETWEEN)
-    _wait_gone([one for one in known if how == "stop" or not one.session], _SETTLE)
+    if ran:  # otherwise nothing is ending them
+        _wait_gone([one for one in known if how == "stop" or not one.session], _SETTLE)
     return Stopped(ran, [one for one in known if one.lives])
 
 
