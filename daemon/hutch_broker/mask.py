@@ -18,6 +18,7 @@ import binascii
 import re
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -48,6 +49,10 @@ _TAIL: Final = 128
 _LEADING: Final = 16
 """How many bytes before a possible form are held with it: blanks, or the begin of an escape."""
 _CHARSETS: Final = frozenset(("", "utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1", "utf-16", "utf-16le"))
+_SHAPES: Final = 64
+"""How many times the shape of a stream's events is learnt. A stream whose shapes never recur gains nothing by it."""
+_STRING: Final = re.compile(rb'[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*')
+"""What stands between the quotes of a string in JSON."""
 _STREAM_FIELDS: Final = (b"data:", b"event:", b"id:", b"retry:", b":")
 _EVENT_END: Final = re.compile(rb"(?>\r\n|\n|\r){2}")
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
@@ -262,13 +267,20 @@ class _Texts:
         """Add the next text. WithheldError if it completes a form, or goes on like one for too long."""
         if self._last.get(path) == text:
             return
-        if path not in self._open and self._forms.ends_otherwise(text):
-            self._last[path] = self._tails[path] = text if len(text) < _TAIL else text[-_TAIL:]
-            self._check_places()
-            return
+        before = self._tails.get(path)
+        if before is None and len(self._tails) >= _PLACES:
+            raise _not_inspected("its events have texts in too many places")
+        if path not in self._open:
+            if self._forms.ends_otherwise(text):
+                self._last[path] = text
+                self._tails[path] = text[-_TAIL:]
+                return
+            if before is not None and self._forms.ends_otherwise(joined := before + text):
+                self._last.pop(path, None)
+                self._tails[path] = joined[-_TAIL:]
+                return
         self._last.pop(path, None)
         begun = self._open.pop(path, None)
-        before = self._tails.get(path)
         joined = (before or b"" if begun is None else begun) + text
         if begun is not None:
             if self._forms.found(joined):
@@ -284,11 +296,10 @@ class _Texts:
             elif before is not None:
                 self._waits[path] = _PATIENCE
         self._tails[path] = joined[-_TAIL:]
-        self._check_places()
 
-    def _check_places(self) -> None:
-        if len(self._tails) > _PLACES:
-            raise _not_inspected("its events have texts in too many places")
+    def repeats(self, texts: Iterable[tuple[str, bytes]]) -> bool:
+        """Return whether `feed` would do nothing with these texts."""
+        return all(self._last.get(path) == text for path, text in texts)
 
     def must_wait(self) -> bool:
         """Return whether an event must be held for the texts of the next one. Call it once for each event."""
@@ -301,15 +312,15 @@ class _Held:
     """Holds events while a text of theirs may be a part of a form that the next events complete."""
 
     def __init__(self, forms: SecretForms) -> None:
-        self._texts = _Texts(forms)
+        self.texts = _Texts(forms)
         self._events: list[bytes] = []
         self._size = 0
 
     def pass_on(self, event: bytes, texts: Iterable[tuple[str, bytes]]) -> bytes:
         """Return the events that can be sent now."""
         for path, text in texts:
-            self._texts.feed(path, text)
-        if not self._texts.must_wait():
+            self.texts.feed(path, text)
+        if not self.texts.must_wait():
             return self.end() + event if self._events else event
         self._events.append(event)
         self._size += len(event)
@@ -323,6 +334,43 @@ class _Held:
         return b"".join(events)
 
 
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Events that differ in one text of their JSON data alone, as most events of a stream do."""
+
+    before: bytes
+    """The event up to the text, its quote included."""
+    after: bytes
+    path: str
+    others: tuple[tuple[str, bytes], ...]
+    """The other texts of the event."""
+
+    @classmethod
+    def of(cls, event: bytes, texts: list[tuple[str, bytes]]) -> _Shape | None:
+        """Return the shape of an event whose texts these are, with the last one open; None if it cannot be told."""
+        *others, (path, text) = texts
+        at = event.rfind(b'"%b"' % text) + 1
+        if not at or path in dict(others):
+            return None
+        shape = cls(event[:at], event[at + len(text) :], path, tuple(others))
+        changed = list(_fields_of(b"%bprobe%b" % (shape.before, shape.after)))
+        return shape if changed == [*others, (path, b"probe")] else None
+
+    def text_in(self, event: bytes) -> bytes | None:
+        """Return the text of an event of this shape; None for other events."""
+        if not event.startswith(self.before) or not event.endswith(self.after):
+            return None
+        text = event[len(self.before) : -len(self.after)]
+        if not _STRING.fullmatch(text) or len(event) < len(self.before) + len(self.after):
+            return None
+        if b"\\" not in text:
+            return text
+        try:
+            return _bytes(msgspec.json.decode(b'"%b"' % text, type=str))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
+
 class _Events:
     """Server-sent events, released whole."""
 
@@ -330,6 +378,9 @@ class _Events:
         self._forms = forms
         self._held = _Held(forms)
         self._begun = b""
+        self._shape: _Shape | None = None
+        """The shape of the latest event, so that the next one need not be decoded."""
+        self._shapes = 0
 
     def feed(self, chunk: bytes) -> bytes:
         begun = self._begun + chunk
@@ -345,11 +396,24 @@ class _Events:
 
     def _released(self, block: bytes) -> bytes:
         block = _masked(self._forms, block)
-        return b"".join([self._held.pass_on(event, _fields_of(event)) for event in _split(block)])
+        return b"".join([self._held.pass_on(event, self._texts_of(event)) for event in _split(block)])
+
+    def _texts_of(self, event: bytes) -> Iterable[tuple[str, bytes]]:
+        """Return the texts of an event, without those that repeat the latest event's."""
+        shape = self._shape
+        if shape is not None and (text := shape.text_in(event)) is not None and self._held.texts.repeats(shape.others):
+            return ((shape.path, text),)
+        texts = list(_fields_of(event))
+        if texts and self._shapes < _SHAPES and (shape is None or shape.text_in(event) is None):
+            self._shapes += 1
+            self._shape = _Shape.of(event, texts)
+        return texts
 
 
 def _last_end(text: bytes) -> int:
     """Return where the last whole event in `text` ends, whichever line ends it uses; 0 without one."""
+    if text.endswith(b"\n\n"):
+        return len(text)
     marks = (b"\n\n", b"\n\r\n", b"\n\r", b"\r\r")
     return max((at + len(mark) for mark in marks if (at := text.rfind(mark)) >= 0), default=0)
 
@@ -357,6 +421,8 @@ def _last_end(text: bytes) -> int:
 def _split(block: bytes) -> list[bytes]:
     """Split a block into events, each with its end."""
     if b"\r" not in block:
+        if block.find(b"\n\n") == len(block) - 2:
+            return [block]
         *events, rest = block.split(b"\n\n")
         return [event + b"\n\n" for event in events] + ([rest] if rest else [])
     events, start = [], 0

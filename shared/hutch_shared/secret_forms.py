@@ -44,7 +44,7 @@ _ALNUM: Final = frozenset(byte for byte in range(128) if chr(byte).isalnum())
 _OTHER: Final = bytes(byte for byte in range(256) if byte not in _ALNUM)
 
 _ESCAPES: Final = re.compile(
-    rb"\\+(?:u([0-9a-f]{4})|u\{([0-9a-f]{1,6})\}|x([0-9a-f]{2}))"
+    rb"\\\\*(?:u([0-9a-f]{4})|u\{([0-9a-f]{1,6})\}|x([0-9a-f]{2}))"  # one backslash first: `re` skips to it
     rb"|%(?:25)*([0-9a-f]{2})|&#(?:([0-9]{1,7})|x([0-9a-f]{1,6}));?|&[a-z]{2,8};",
     re.IGNORECASE,
 )
@@ -53,7 +53,7 @@ _CONTROLS: Final = (rb"\\n", rb"\n", rb"\r", rb"\t")
 _NEAR: Final = 64
 """The number of bytes at the end of a text that 6 characters may take, escaped."""
 _INCOMPLETE: Final = re.compile(
-    rb"(?:\\+(?:u[0-9a-f]{0,3}|u\{[0-9a-f]{0,6}|x[0-9a-f]?)?|%[0-9a-f]{0,3}|&(?:#?x?[0-9a-f]{0,7}|[a-z]{0,8}))\Z",
+    rb"(?:\\\\*(?:u[0-9a-f]{0,3}|u\{[0-9a-f]{0,6}|x[0-9a-f]?)?|%[0-9a-f]{0,3}|&(?:#?x?[0-9a-f]{0,7}|[a-z]{0,8}))\Z",
     re.IGNORECASE,
 )
 """An escape that the end of a text cuts."""
@@ -283,7 +283,9 @@ class SecretForms:
         """Return whether `text` contains the secret, or its middle, in any form."""
         if self._exact:
             return self._exact in text
-        return any(self._middle_in(layer) for layer in _layers(text))
+        if b"\\" in text or b"%" in text or b"&" in text:
+            return any(self._middle_in(layer) for layer in _layers(text))
+        return self._middle_in(_reduced(text))
 
     def _middle_in(self, text: bytes) -> bool:
         if self.blocks.isdisjoint(_blocks_in(text)):
@@ -349,13 +351,12 @@ class SecretForms:
 
     def ends_otherwise(self, text: bytes) -> bool:
         """Return True if the end of `text` alone shows that no form goes on after it. The fast way of `goes_on`."""
-        last = self.reduced(text[-_NEAR:])[-_GRAM:]
-        return (
-            len(last) == _GRAM
-            and not self._exact
-            and last not in self._grams
-            and not (b"\\" in (end := text[-_NEAR:]) or b"%" in end or b"&" in end)
-        )
+        end = text[-_NEAR:]
+        last = self.reduced(end)[-_GRAM:]
+        if len(last) < _GRAM or self._exact or last in self._grams or b"\\" in end:
+            return False
+        escapes = (b"%" in end or b"&" in end) and (_ESCAPES.search(end) or _INCOMPLETE.search(end))
+        return not escapes
 
     @cached_property
     def _joined(self) -> bytes:

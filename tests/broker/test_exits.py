@@ -335,3 +335,22 @@ def test_no_cut_of_a_stream_lets_the_key_out(seed: int) -> None:
         joined = released.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
         assert not any(letters(form.encode()) in letters(text.encode()) for text in texts(joined)), (seed, name)
+
+
+@pytest.mark.parametrize("kind", ["text", "partial_json"])
+@pytest.mark.parametrize("pieces", [(KEY[:40], KEY[40:]), (KEY[:20], "\\", KEY[20:]), tuple(KEY)])
+def test_events_of_one_shape_are_searched_like_others(kind: str, pieces: tuple[str, ...]) -> None:
+    """After many events that differ in one text alone, escaped or not, a form in these texts is still found."""
+    before = [event(text, kind) for text in ("I ", "see", ' "\n', "", "a \\u0041", "it.")] * 3
+    escaped = [
+        event("A" * 9, kind).replace(b"A" * 9, "".join(f"\\u{ord(one):04x}" for one in piece).encode())
+        for piece in pieces
+    ]
+    for rest in ([event(piece, kind) for piece in pieces], escaped):
+        mask = AnswerMask(SecretForms(KEY), "text/event-stream", "", "")
+        released: list[bytes] = []
+        with pytest.raises(WithheldError, match="contained the key"):
+            released.extend(mask.feed(one) for one in [*before, *rest, event("end", kind)])
+
+        assert b"".join(released).startswith(b"".join(before[:-1]))
+        assert not any(KEY[14:30] in text for text in texts(b"".join(released)))
