@@ -170,6 +170,11 @@ def _nothing_answers(path: Path) -> HutchError:
         return HutchError(Reason.CONNECTION_LOST, sentence, remedy=found.remedy())
     if path == endpoint.socket and endpoint.kind == "host":
         return host_is_down(path)
+    if path == endpoint.socket and endpoint.kind == "named" and path != find_paths().client_socket:
+        return HutchError(
+            Reason.CONNECTION_LOST,
+            f"No hutchd answers at {path}, which HUTCH_HOST names. Start that one, or unset HUTCH_HOST to use yours.",
+        )
     private = " --private" if path == endpoint.socket and host_socket() is not None else ""
     return HutchError(
         Reason.CONNECTION_LOST, f"No hutchd answers at {path}. Start one with `hutch{private} daemon start`."
