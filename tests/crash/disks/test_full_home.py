@@ -59,3 +59,19 @@ async def test_a_turn_says_that_the_conversation_was_not_kept_and_the_next_one_k
         assert "apples are red" in asked(model, "what was red")
         assert "pears are green" in asked(model, "what was red")
         assert "<earlier-conversation>" in asked(model, "what was green")
+
+
+async def test_a_full_home_elsewhere_costs_no_conversation() -> None:
+    """The agent's conversation lies in Hutch's directory, so a home on another, full disk does not matter."""
+    async with serve(key=KEY, script=lambda _: Say("noted")) as model, host(settings_for(model, SETTINGS)) as made:
+        await made.hutch("key", "add", "anthropic", input=KEY)
+        with tmpfs(made.home, "16m"):
+            fill(made.home)
+            async with made.client() as hutch:
+                session = await made.claude(hutch, "work")
+                async with log_of(hutch, session) as log:
+                    ends = [await log.play(session, "apples are red"), await log.play(session, "what was red")]
+            await made.stop()
+
+    assert [(end.state, end.conversation_kept) for end in ends] == [("completed", True)] * 2, ends
+    assert "apples are red" in asked(model, "what was red")
