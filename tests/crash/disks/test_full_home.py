@@ -61,6 +61,7 @@ async def test_a_turn_says_that_the_conversation_was_not_kept_and_the_next_one_k
         assert "<earlier-conversation>" in asked(model, "what was green")
 
 
+@pytest.mark.full
 async def test_a_full_home_elsewhere_costs_no_conversation() -> None:
     """The agent's conversation lies in Hutch's directory, so a home on another, full disk does not matter."""
     async with serve(key=KEY, script=lambda _: Say("noted")) as model, host(settings_for(model, SETTINGS)) as made:
