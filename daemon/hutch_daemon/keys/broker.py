@@ -304,7 +304,8 @@ class Broker:
         if status is None or status.unacknowledged or self._book.in_turn:
             return
         _log.info("the broker of an earlier version is replaced: no turn is running")
-        await self._link.replace()
+        assert self._tasks is not None, "it runs"
+        self._link.replace(self._tasks)
 
     async def revoke_executor(self, executor: str) -> int:
         """End an executor's leases, cut their open streams, and return the number of leases."""

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Final
 
 import anyio
+from anyio.abc import TaskGroup
 
 from hutch_daemon.keys.broker_boot import BrokerPaths, boot_line
 from hutch_daemon.keys.supervisor import BrokerProcess, Link
@@ -105,17 +106,22 @@ class ControlLink:
             except HutchError as error:
                 _log.warning("the broker did not take %s: %s", name, error)
 
-    async def replace(self) -> None:
-        """End the linked broker. From now on it is not called any more, and `wait_up` waits for its successor."""
+    def replace(self, tasks: TaskGroup) -> None:
+        """Let `tasks` end the linked broker. It is not called any more, and `wait_up` waits for its successor."""
         peer, self._agreed = self._agreed, None
-        if peer is None:
-            return
-        self._up = anyio.Event()
-        self.trouble = "it is replaced"
-        try:
-            await peer.call("shutdown", m.Nothing(), CALL_TIMEOUT)
-        except HutchError as error:
-            _log.warning("the broker did not take shutdown: %s", error)
+        if peer is not None:
+            self._up = anyio.Event()
+            self.trouble = "it is replaced"
+            tasks.start_soon(self._shut_down, peer)
+
+    async def _shut_down(self, peer: Link) -> None:
+        """End a broker. It closes the link when it has ended; a new link before that would meet it again."""
+        with anyio.move_on_after(CALL_TIMEOUT):
+            try:
+                await peer.call("shutdown", m.Nothing())
+                await peer.wait_closed()
+            except HutchError as error:
+                _log.warning("the broker did not take shutdown: %s", error)
         peer.close()
 
     async def end(self, *, leave: bool) -> None:
