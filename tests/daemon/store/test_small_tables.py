@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
+from pathlib import Path
+from random import Random
 from threading import Event
 from typing import Any
 
 import pytest
 
-from hutch_daemon.store import audit, keys, meta, rules, usage
+from hutch_daemon.store import audit, database, keys, meta, rules, usage
 from hutch_daemon.store.account_names import AccountNames
 from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import KeyRow, RuleRow, TrustRow, UsageRow, UsageTotal
@@ -43,6 +46,34 @@ async def test_a_key_replaces_the_one_of_its_name(store: Store) -> None:
     assert [row.id for row in mine] == ["k-2", "k-3"]
     assert removed
     assert [row.id for row in await store.read(keys.list_)] == ["k-2", "k-4"]
+
+
+def test_a_removed_credential_leaves_no_copy_of_its_bytes(tmp_path: Path) -> None:
+    """Rows that change and grow move between pages, and SQLite leaves copies of them there. These go, too."""
+    random, path = Random(20), tmp_path / "hutch.db"
+    database.prepare(path)
+    live: dict[str, bytes] = {}
+    removed: list[bytes] = []
+    with closing(database.connect_writer(path)) as conn:
+        conn.execute("BEGIN")
+        for step in range(200):
+            name = random.choice([*live, "none"])
+            if step < 12 or name == "none" or random.random() < 0.2:
+                live[f"k-{step}"] = random.randbytes(random.choice([150, 300, 900, 1500]))
+                keys.KEYS.insert(conn, key_row(f"k-{step}", name=f"{step}", sealed=live[f"k-{step}"]))
+            elif random.random() < 0.75:
+                conn.execute("UPDATE keys SET hint = ? WHERE id = ?", ("h" * random.randint(0, 400), name))
+            else:
+                keys.erase(conn, name)
+                removed.append(live.pop(name))
+        conn.execute("COMMIT")
+        emptied = database.truncate_wal(conn)
+
+    left = path.read_bytes()
+
+    assert emptied
+    assert len(removed) > 3
+    assert not [one for one in removed for at in range(0, len(one) - 16, 50) if one[at : at + 16] in left]
 
 
 async def test_rules_apply_in_their_scope(store: Store) -> None:
