@@ -53,7 +53,7 @@ _STORE_PAUSES: Final = (0.25, 2.0)
 _HOST: Final = "http://broker.invalid"
 _END_TIMEOUT: Final = 2.0
 """Seconds that the end of a turn waits for the broker. A slower broker carries the call out when it can."""
-_BROKER_BACK: Final = 5.0
+_BROKER_BACK: Final = 15.0
 """Seconds for which a turn waits for a broker that is being started again."""
 
 Holds = Callable[[str, str], Awaitable[bool]]
@@ -265,7 +265,7 @@ class Broker:
     async def begin_turn(self, session: str) -> None:
         """Make the session's leases active, also those that it gets during the turn. Return when the broker knows it.
 
-        Idempotent. If the session has leases and no broker is linked, wait for the next one, at most some seconds; it
+        Idempotent. If the session has leases and no broker is linked, wait for the next one for some seconds; it
         gets the leases as they are then.
         """
         if session not in self._book.in_turn:
