@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hutch_executor.runners.claude.message_socket import find_listening
+from hutch_executor.runners.claude.message_socket import find_listening, notice_of
 
 pytestmark = pytest.mark.skipif(not Path("/proc/net/unix").exists(), reason="needs Linux's /proc")
 
@@ -84,8 +84,8 @@ def test_a_cli_whose_sockets_are_not_shown_counts_as_listening() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
-    assert found is not None
-    assert "unknown" in found
+    assert found == "unknown"
+    assert "may take messages" in notice_of(found).message
 
 
 def test_a_look_that_meets_no_cli_finds_nothing_out(tmp_path: Path) -> None:

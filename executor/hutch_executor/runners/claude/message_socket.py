@@ -21,14 +21,14 @@ _TOOL: Final = b"AI_AGENT="
 """A variable that the CLI gives to what it starts, commands and MCP servers, and does not have itself."""
 _ACCEPTS: Final = 0x10000
 """The kernel's flag (__SO_ACCEPTCON) of a socket that accepts connections."""
-_UNKNOWN: Final = "(unknown: the kernel does not show its sockets)"
+_UNKNOWN: Final = "unknown"
 
 
 def find_listening(pids: Iterable[int], cli: int) -> str | None:
     """Return the path of a Unix socket on which a CLI among these processes accepts connections; None if there is none.
 
     `cli` is the process that was started. If it lives and the kernel does not show the sockets of the CLI, the answer
-    is a phrase that says so: what cannot be examined counts as listening. Programs that the CLI started may listen.
+    is `unknown`: what cannot be examined counts as listening. Programs that the CLI started may listen.
     Blocks for a moment. Linux only; elsewhere None is returned, as for a process that ends meanwhile.
     """
     if not Path("/proc/self").exists():
@@ -53,11 +53,13 @@ def find_listening(pids: Iterable[int], cli: int) -> str | None:
 
 
 def notice_of(place: str) -> Notice:
-    """Return the notice for an agent that takes messages at `place`."""
+    """Return the notice for an agent that takes messages at `place`, or may take them."""
+    finding = f"Claude Code takes messages from other programs at the socket {place}, which it must not"
+    if place == _UNKNOWN:
+        finding = "Claude Code may take messages from other programs: the kernel does not show its sockets"
     message = (
-        f"Claude Code takes messages from other programs at the socket {place}, which it must not: a command that an"
-        " agent left behind could make the model work. It runs no command, and the turn was stopped. Report this to the"
-        " administrator of Hutch, with the version of Claude Code."
+        f"{finding}. So a command that an agent left behind could make the model work. It runs no command, and the turn"
+        " was stopped. Report this to the administrator of Hutch, with the version of Claude Code."
     )
     return Notice("message_socket", message, {"socket": place})
 
