@@ -199,6 +199,7 @@ async def received(stage: Stage, provider: Upstream, token: str, answer: bytes) 
     return await stage.send(request(token))
 
 
+@sample(8)
 @pytest.mark.parametrize("exit_", EXITS)
 async def test_the_key_leaves_in_no_form(exit_: str) -> None:
     """What the agent receives does not contain the key, as bytes or as the joined texts of events and documents."""
