@@ -7,6 +7,8 @@ the commands only print them (`hutch_shared.messages` has their types; members w
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -32,27 +34,24 @@ class BlockingConnection:
     def __init__(self, path: Path | None = None, *, timeout: float = 60.0) -> None:
         """Dial `path` (default: `endpoint.socket_path()`) and agree on the protocol. Each wait lasts ≤ `timeout` s.
 
-        HutchError CONNECTION_LOST if hutchd does not answer within `endpoint.GREETING` seconds; it says why.
+        HutchError CONNECTION_LOST, with the reason, if hutchd does not answer while `endpoint.GreetingWatch` waits.
         """
-        from hutch_client.endpoint import GREETING, dial, not_greeted, socket_path  # late: not needed for `-h`
+        from hutch_client.endpoint import dial, socket_path  # late: not needed for `-h`
 
         path = path or socket_path()
         self._line = dial(path)
-        self._timeout = min(timeout, GREETING)
-        self._line.settimeout(self._timeout)
+        self._timeout = timeout
         self._received = self._line.makefile("rb")
         self._number = 0
         self.server: dict[str, Any] = {}
         """hutchd's greeting: a `messages.Version`."""
         try:
             greeting = {"protocol": PROTOCOL, "client": f"hutch {__version__}", "waiting_state": True}
-            self.server = self.call("get_version", **greeting)
-            self._timeout = timeout
-            self._line.settimeout(timeout)
-        except HutchError as error:
-            late = not_greeted(path, self._line) if error.reason is Reason.TIMED_OUT else error
-            self.close()
-            raise late from None
+            with self._waiting("get_version"):
+                self._ask("get_version", greeting)
+                self._await_greeting(path)
+                self._line.settimeout(timeout)
+                self.server = self._answer()
         except BaseException:
             self.close()
             raise
@@ -62,14 +61,9 @@ class BlockingConnection:
 
         Raises HutchError: hutchd's error; CONNECTION_LOST if the connection ended; TIMED_OUT if no answer came.
         """
-        self._number += 1
-        try:
-            self._send({"jsonrpc": "2.0", "method": method, "params": params, "id": self._number})
+        with self._waiting(method):
+            self._ask(method, params)
             return self._answer()
-        except TimeoutError:
-            raise HutchError(Reason.TIMED_OUT, f"hutchd did not answer `{method}` in {self._timeout:g} s.") from None
-        except OSError:
-            raise HutchError(Reason.CONNECTION_LOST, _LOST) from None
 
     def server_pid(self) -> int:
         """Return hutchd's pid, as the kernel reports it here; 0 if it is in a pid namespace that is not visible."""
@@ -102,6 +96,29 @@ class BlockingConnection:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+    @contextmanager
+    def _waiting(self, method: str) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError:
+            raise HutchError(Reason.TIMED_OUT, f"hutchd did not answer `{method}` in {self._timeout:g} s.") from None
+        except OSError:
+            raise HutchError(Reason.CONNECTION_LOST, _LOST) from None
+
+    def _await_greeting(self, path: Path) -> None:
+        from select import select
+
+        from hutch_client.endpoint import GREETING, GreetingWatch, not_greeted
+
+        watch = GreetingWatch(self._line)
+        while not select([self._line], [], [], GREETING)[0]:
+            if not watch.goes_on():
+                raise not_greeted(path, self._line, watch.waited)
+
+    def _ask(self, method: str, params: dict[str, Any]) -> None:
+        self._number += 1
+        self._send({"jsonrpc": "2.0", "method": method, "params": params, "id": self._number})
 
     def _send(self, message: dict[str, Any]) -> None:
         self._line.sendall(json.dumps(message, separators=(",", ":")).encode() + b"\n")

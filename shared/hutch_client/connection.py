@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
-from hutch_client.endpoint import GREETING, dial, not_greeted
+from hutch_client.endpoint import GREETING, GreetingWatch, dial, not_greeted
 from hutch_shared import __version__
 from hutch_shared import messages as m
 from hutch_shared.backoff import Backoff
@@ -48,14 +48,18 @@ async def connected_peer(path: Path, context: C, handlers: dict[str, Handler[C]]
     peer = Peer(stream, serves=serves, sends=CLIENT, context=context, limits=_LIMITS)
     async with peer.serving():
         greeting = m.VersionParams(client=f"hutch {__version__}", waiting_state=True)
-        try:
-            await peer.call("get_version", greeting, GREETING)
-        except HutchError as error:
-            if error.reason is not Reason.TIMED_OUT:
-                raise
-            late = await anyio.to_thread.run_sync(not_greeted, path, sock)
-            await stream.aclose()  # the other side would not answer a close in order either
-            raise late from None
+        watch = GreetingWatch(sock)
+        while True:
+            try:
+                await peer.call("get_version", greeting, GREETING)
+                break
+            except HutchError as error:
+                if error.reason is not Reason.TIMED_OUT:
+                    raise
+            if not watch.goes_on():
+                late = await anyio.to_thread.run_sync(not_greeted, path, sock, watch.waited)
+                await stream.aclose()  # the other side would not answer a close in order either
+                raise late
         yield peer
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "GREETING",
     "Endpoint",
+    "GreetingWatch",
     "dial",
     "find_endpoint",
     "host_is_down",
@@ -38,6 +39,8 @@ __all__ = [
 
 GREETING: Final = 2.0
 """Seconds within which hutchd must accept a connection and answer the greeting."""
+_AT_WORK: Final = 10.0
+"""Seconds within which a hutchd that uses CPU time meanwhile must answer: on a busy machine its turn comes late."""
 
 _OWN_DIRECTORIES: Final = ("HUTCH_RUNTIME_DIR", "HUTCH_STATE_DIR")
 
@@ -138,7 +141,31 @@ def own_hutchd(path: Path) -> HutchdProcess | None:
     return None if state is None else find_hutchd(state)
 
 
-def not_greeted(path: Path, line: socket.socket | None) -> HutchError:
+class GreetingWatch:
+    """Tells how long to wait for the greeting on a connection."""
+
+    def __init__(self, line: socket.socket) -> None:
+        """Begin the first `GREETING` seconds."""
+        self._pid = 0
+        with contextlib.suppress(HutchError):
+            self._pid = peer_credentials(line).pid
+        self._used = self._cpu_time()
+        self.waited = 0.0
+        """The seconds that are over."""
+
+    def goes_on(self) -> bool:
+        """Return whether to wait for another `GREETING` seconds. Call it when the former ones are over."""
+        self.waited += GREETING
+        used, self._used = self._used, self._cpu_time()
+        return self._used > used and self.waited < _AT_WORK
+
+    def _cpu_time(self) -> int:
+        from hutch_shared.processes import cpu_time
+
+        return cpu_time(self._pid) if self._pid else 0
+
+
+def not_greeted(path: Path, line: socket.socket | None, waited: float = GREETING) -> HutchError:
     """Return the error for a hutchd that did not answer the greeting on `line`, or did not even accept a connection.
 
     It lives: its pid is among the error's details, 0 if it is not visible.
@@ -159,7 +186,7 @@ def not_greeted(path: Path, line: socket.socket | None) -> HutchError:
         return HutchError(Reason.CONNECTION_LOST, found.sentence(), remedy=found.remedy(), pid=found.pid)
     who, end = (f"hutchd (pid {pid})", f", or end it: `kill {pid}`") if pid else (f"The hutchd at {path}", "")
     remedy = f"Try again, look at `hutch daemon logs`{end}."
-    sentence = f"{who} is busy: it did not answer in {GREETING:g} s. {remedy}"
+    sentence = f"{who} is busy: it did not answer in {waited:g} s. {remedy}"
     return HutchError(Reason.CONNECTION_LOST, sentence, remedy=remedy, pid=pid)
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "ancestors",
     "boot_id",
     "cgroup_parts",
+    "cpu_time",
     "is_stopped",
     "peer_credentials",
     "require_live_peer",
@@ -116,6 +117,12 @@ def start_time(pid: int) -> int | None:
         return int(datetime.strptime(started.strip(), "%a %b %d %H:%M:%S %Y").timestamp())  # noqa: DTZ007
     fields = _stat(pid)
     return None if fields is None or fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def cpu_time(pid: int) -> int:
+    """Return the CPU time that process `pid` has used, in clock ticks; 0 if it is not known, as on macOS."""
+    fields = _stat(pid) if sys.platform == "linux" else None
+    return 0 if fields is None else int(fields[11]) + int(fields[12])
 
 
 def is_stopped(pid: int) -> bool:

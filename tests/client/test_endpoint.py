@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
+from typing import Final
 
+import anyio
 import pytest
 
+from hutch_client import connection, endpoint
 from hutch_client.__main__ import main
+from hutch_client.blocking import BlockingConnection
 from hutch_client.endpoint import find_endpoint, private_chosen
 from hutch_shared.host_mark import leave_mark
 
@@ -51,6 +57,49 @@ def test_a_hutchd_that_does_not_greet_is_not_called_stopped(
 
     assert code == 3
     assert capsys.readouterr().err.startswith(f"hutch: hutchd (pid {os.getpid()}) is busy: it did not answer in 2 s.")
+
+
+_LATE: Final = """
+import json, socket, sys, time
+with socket.socket(socket.AF_UNIX) as listening:
+    listening.bind(sys.argv[1])
+    listening.listen()
+    print("listens", flush=True)
+    line, _ = listening.accept()
+    while time.process_time() < float(sys.argv[2]):
+        pass
+    for frame in line.makefile("rb"):
+        result = {"version": "x", "protocol": 1, "mode": "private"}
+        answer = {"jsonrpc": "2.0", "id": json.loads(frame)["id"], "result": result}
+        line.sendall(json.dumps(answer).encode() + b"\\n")
+"""
+"""A server that uses CPU time before it answers."""
+
+
+async def test_a_hutchd_that_works_may_greet_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine its turn comes late: only one that stands still gets no more time."""
+    monkeypatch.setattr(endpoint, "GREETING", 0.1)
+    monkeypatch.setattr(connection, "GREETING", 0.1)
+    path = tmp_path / "late.sock"
+    for greet in (_greet, _greet_blocking):
+        with subprocess.Popen([sys.executable, "-c", _LATE, path, "0.6"], stdout=subprocess.PIPE) as server:
+            assert server.stdout is not None
+            await anyio.to_thread.run_sync(server.stdout.readline)
+            await greet(path)
+        path.unlink()
+
+
+async def _greet(path: Path) -> None:
+    async with connection.connected_peer(path, None, {}):
+        pass
+
+
+async def _greet_blocking(path: Path) -> None:
+    def greet() -> None:
+        with BlockingConnection(path) as hutch:
+            assert hutch.server["version"] == "x"
+
+    await anyio.to_thread.run_sync(greet)
 
 
 def test_a_hutchd_elsewhere_is_not_started(

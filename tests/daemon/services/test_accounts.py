@@ -223,7 +223,7 @@ async def test_executors_of_a_deleted_account_are_ended(tmp_path: Path) -> None:
 async def test_limits_reach_the_start_of_an_executor(system: Stage) -> None:
     """The limits come from the settings, or from the defaults of system mode."""
     await open_as(system, ALICE)
-    await until(lambda: len(system.host.started) == 1)
+    await until(lambda: bool(system.host.started) and system.host.started[0].prepared is not None)
     system.settings = settings(
         limits=LimitSettings(memory=1 << 30, pids=100, cpu_weight=50, open_files=512),
         executors=system.settings.executors,

@@ -1,7 +1,8 @@
-"""Plays lines as the Claude CLI: `python player.py SCENE`. At each prompt it writes the lines that SCENE then holds.
+"""Plays lines as the Claude CLI: `python player.py SCENE OPTIONS`. At each prompt it writes the lines of SCENE.
 
-It answers the SDK's requests, and waits for an answer to each request of its own, or for `_WAIT` seconds: a request
-that the SDK cannot read may have none.
+It stores each prompt and an answer to it in the conversation's transcript, as the CLI does. It answers the SDK's
+requests, and waits for an answer to each request of its own, or for `_WAIT` seconds: a request that the SDK cannot read
+may have none.
 """
 
 import json
@@ -47,11 +48,22 @@ def _await_answer() -> None:
             return
 
 
+def _store(prompt: Any) -> None:
+    options = dict(option.split("=", 1) for option in sys.argv[2:] if "=" in option)
+    conversation = options.get("--session-id") or options["--resume"]
+    folder = os.path.join(os.environ["CLAUDE_CONFIG_DIR"], "projects", "played")
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, f"{conversation}.jsonl"), "a") as transcript:
+        for line in (prompt, {"type": "assistant"}):
+            transcript.write(json.dumps(line) + "\n")
+
+
 while True:
     got = _next(None)
     if got["type"] == "control_request":
         _answer(got)
     elif got["type"] == "user":
+        _store(got)
         with open(sys.argv[1], "rb") as scene:
             lines = scene.read().split(b"\n")
         for line in lines:

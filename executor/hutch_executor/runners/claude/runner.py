@@ -66,8 +66,8 @@ _LOST_BROKER: Final = (
     "The agent could not reach its model any more: the directory of the broker's socket was removed and made again. The"
     " next prompt goes on from the conversation."
 )
-_STORE_DEADLINE: Final = 3.0
-"""Seconds within which the CLI must have stored a turn that it reported as ended."""
+_STORE_DEADLINE: Final = 5.0
+"""Seconds within which the CLI must have stored a turn that it reported as ended. It does within tenths of a second."""
 _STORE_PAUSE: Final = 0.05
 
 
