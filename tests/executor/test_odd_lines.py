@@ -193,7 +193,7 @@ def _check(daemon: FakeDaemon, end: TurnEnded, odd: Variant) -> None:
 def _player(folder: Path) -> str:
     """Write a CLI that plays `folder/scene`, and return its path."""
     cli = folder / "cli"
-    cli.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{_FOLDER / "player.py"}" "{folder / "scene"}" "$@"\n')
+    cli.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{_FOLDER / "player.py"}" "{folder / "scene"}"\n')
     cli.chmod(0o700)
     return str(cli)
 

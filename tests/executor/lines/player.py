@@ -1,12 +1,13 @@
-"""Plays lines as the Claude CLI: `python player.py SCENE OPTIONS`. At each prompt it writes the lines of SCENE.
+"""Plays lines as the Claude CLI: `python player.py SCENE`. At each prompt it writes the lines that SCENE then holds.
 
-It stores each prompt and an answer to it in the conversation's transcript, as the CLI does. It answers the SDK's
-requests, and waits for an answer to each request of its own, or for `_WAIT` seconds: a request that the SDK cannot read
-may have none.
+It stores each prompt and an answer to it in the transcript of the conversation that the lines name, as the CLI does. It
+answers the SDK's requests, and waits for an answer to each request of its own, or for `_WAIT` seconds: a request that
+the SDK cannot read may have none.
 """
 
 import json
 import os
+import re
 import select
 import sys
 from typing import Any
@@ -48,14 +49,14 @@ def _await_answer() -> None:
             return
 
 
-def _store(prompt: Any) -> None:
-    options = dict(option.split("=", 1) for option in sys.argv[2:] if "=" in option)
-    conversation = options.get("--session-id") or options["--resume"]
+def _store(prompt: Any, lines: list[bytes]) -> None:
+    names = set(re.findall(rb'"session_id": *"([a-zA-Z0-9-]{1,64})"', b"\n".join(lines)))
     folder = os.path.join(os.environ["CLAUDE_CONFIG_DIR"], "projects", "played")
     os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, f"{conversation}.jsonl"), "a") as transcript:
-        for line in (prompt, {"type": "assistant"}):
-            transcript.write(json.dumps(line) + "\n")
+    for name in names:
+        with open(os.path.join(folder, f"{name.decode()}.jsonl"), "a") as transcript:
+            for line in (prompt, {"type": "assistant"}):
+                transcript.write(json.dumps(line) + "\n")
 
 
 while True:
@@ -63,9 +64,9 @@ while True:
     if got["type"] == "control_request":
         _answer(got)
     elif got["type"] == "user":
-        _store(got)
         with open(sys.argv[1], "rb") as scene:
             lines = scene.read().split(b"\n")
+        _store(got, lines)
         for line in lines:
             _say(line[1:])
             if line[:1] == b"?":
