@@ -114,7 +114,7 @@ def test_a_hutchd_elsewhere_is_not_started(
 
 
 @pytest.mark.parametrize("words", [["--private", "ps"], ["ps", "--private"], ["--private", "key", "ls"]])
-def test_private_takes_precedence(
+def test_private_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     """Before or after the command, over HUTCH_HOST too, and for this one command."""

@@ -327,7 +327,7 @@ def test_an_error_is_a_sentence_and_an_exit_code(daemon: FakeDaemon, hutch: Hutc
     assert hutch("inspect", "x") == (code, "", "hutch: No.\n")
 
 
-def test_without_a_daemon_the_exit_code_is_3_with_advice(hutch: Hutch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_hutchd_is_exit_3(hutch: Hutch, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the command that starts hutchd; `daemon start` does not start one that HUTCH_HOST names."""
     monkeypatch.setenv("HUTCH_HOST", "/nonexistent/client.sock")
 

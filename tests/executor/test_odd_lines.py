@@ -55,7 +55,7 @@ _SILENCE: Final = 0.3
 
 
 def _timeouts(silence: float) -> ClaudeTimeouts:
-    return ClaudeTimeouts(turn_silence=silence, model_silence=silence, probe_after=silence, probe_answer=20)
+    return ClaudeTimeouts(turn_silence=silence, model_silence=silence, probe_after=silence, probe_answer=20, store=0.3)
 
 
 _TIMEOUTS: Final = _timeouts(_SILENCE)

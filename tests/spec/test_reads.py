@@ -49,7 +49,7 @@ READS: dict[str, tuple[int, str]] = {
     "executor/hutch_executor/process/memory.py": (1, PROC),
     "executor/hutch_executor/process/reaper.py": (2, NO_FILE),
     "executor/hutch_executor/runners/claude/config_dir.py": (1, NO_FILE),
-    "executor/hutch_executor/runners/claude/message_socket.py": (4, PROC),
+    "executor/hutch_executor/runners/claude/message_socket.py": (5, PROC),
     "executor/hutch_executor/runners/claude/spawn.py": (2, PROC),
     "executor/hutch_executor/runners/script.py": (1, "the script that the user named, which is played and never shown"),
     "executor/hutch_executor/sandbox/places.py": (1, "names of settings files in the home; gives no content away"),

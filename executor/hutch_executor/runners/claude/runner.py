@@ -66,8 +66,6 @@ _LOST_BROKER: Final = (
     "The agent could not reach its model any more: the directory of the broker's socket was removed and made again. The"
     " next prompt goes on from the conversation."
 )
-_STORE_DEADLINE: Final = 5.0
-"""Seconds within which the CLI must have stored a turn that it reported as ended. It does within tenths of a second."""
 _STORE_PAUSE: Final = 0.05
 
 
@@ -321,7 +319,7 @@ class ClaudeRunner:
         """
         answered = end.state == "completed" and link.translator.spoke
         look = partial(keeps_turn, self._config.path, self._conversation, turn.uuid, answered=answered)
-        deadline = anyio.current_time() + _STORE_DEADLINE
+        deadline = anyio.current_time() + self._timeouts.store
         while anyio.current_time() < deadline:
             if await anyio.to_thread.run_sync(look):
                 self._recap = None

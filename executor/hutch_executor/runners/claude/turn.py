@@ -49,6 +49,8 @@ class ClaudeTimeouts:
     """From the interrupt to the end of the turn; then the CLI is killed."""
     close: float = 10.0
     """From the closing of the CLI's input to its end."""
+    store: float = 5.0
+    """From the end of a turn, as the CLI reports it, until the CLI has stored the turn: normally tenths of a second."""
 
     @classmethod
     def of(cls, session: m.PrepareSession) -> ClaudeTimeouts:
