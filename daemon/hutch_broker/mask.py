@@ -130,9 +130,7 @@ class AnswerMask:
         self._inflater = _inflater(encoding)
         self._begin = b""
         self._body: _MaskedBody | None = None
-        if kind == "text/event-stream":
-            self._body = _Events(forms)
-        elif kind == "application/vnd.amazon.eventstream":
+        if kind == "application/vnd.amazon.eventstream":
             self._body = _Frames(forms)
 
     @property
@@ -169,9 +167,11 @@ class AnswerMask:
 
     def _begun(self, begin: bytes) -> bytes:
         """Choose how to search a body that begins like this; release what is harmless. Clients ignore wrong types."""
-        if begin.startswith(_STREAM_FIELDS):
+        if begin.startswith((b"{", b"[")):
+            self._body = _Document(self._forms)
+        elif self._kind == "text/event-stream" or begin.startswith(_STREAM_FIELDS):
             self._body = _Events(self._forms)
-        elif self.is_document or begin.startswith((b"{", b"[")):
+        elif self.is_document:
             self._body = _Document(self._forms)
         else:
             self._body = _Plain(self._forms)
@@ -435,6 +435,7 @@ def _split(block: bytes) -> list[bytes]:
 def _fields_of(event: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield the texts of an event: each field of a line that is not data, and each text of the JSON data."""
     data = []
+    event = event.removeprefix(b"\xef\xbb\xbf")
     for line in event.split(b"\n") if b"\r" not in event else _LINE_END.split(event):
         if line.startswith(b"data:"):
             data.append(line[5:])

@@ -355,3 +355,20 @@ def test_events_of_one_shape_are_searched_like_others(kind: str, pieces: tuple[s
 
         assert b"".join(released).startswith(b"".join(before[:-1]))
         assert not any(KEY[14:30] in text for text in texts(b"".join(released)))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\xef\xbb\xbf" + event(KEY[:30]) + event(KEY[30:]),
+        b'{"content": [{"text": "' + KEY[:30].encode() + b'"}, {"text": "' + KEY[30:].encode() + b'"}]}',
+    ],
+    ids=["byte order mark", "document"],
+)
+def test_a_stream_that_begins_unlike_one_is_searched_too(body: bytes) -> None:
+    """Its first event has the same texts as the next one, and a document that is called a stream is still one."""
+    mask = AnswerMask(SecretForms(KEY), "text/event-stream", "", "")
+
+    with pytest.raises(WithheldError, match="contained the key"):
+        mask.feed(body)
+        mask.end()

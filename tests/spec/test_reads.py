@@ -39,7 +39,6 @@ READS: dict[str, tuple[int, str]] = {
     "shared/hutch_shared/reach.py": (1, "the doctor's advice about paths; gives no content away"),
     "shared/hutch_shared/unix.py": (1, OWN),
     "executor/hutch_executor/account/commands.py": (1, "/dev/null"),
-    "executor/hutch_executor/account/space.py": (1, "a new file, to which only zeros are written"),
     "executor/hutch_executor/events/orphan_spool.py": (1, SPOOL),
     "executor/hutch_executor/events/spool.py": (3, SPOOL),
     "executor/hutch_executor/events/spool_files.py": (4, SPOOL),

@@ -22,8 +22,9 @@ _STORED: Final = "broker_booked"
 def store_records(tx: Tx, reported: link.Records, leases: Mapping[str, link.Lease]) -> None:
     """Store the records that were not stored before. `leases` are the live leases, by id."""
     run, _, last = (meta.get(tx, _STORED) or "").rpartition(" ")
+    stored = int(last) if run == reported.run else 0
     for record in reported.records:
-        if run == reported.run and record.n <= int(last):
+        if record.n <= stored:
             continue
         of = leases.get(record.lease) or sessions.get(tx, record.session)
         owner = of.owner if of is not None else 0
@@ -31,7 +32,7 @@ def store_records(tx: Tx, reported: link.Records, leases: Mapping[str, link.Leas
             _refusal(tx, record, owner)
         else:
             usage.add(tx, _usage(record, reported.run, owner, of.account if of is not None else ""))
-    meta.put(tx, _STORED, f"{reported.run} {reported.records[-1].n}")
+    meta.put(tx, _STORED, f"{reported.run} {max(stored, reported.records[-1].n)}")
 
 
 def _usage(record: link.Record, run: str, owner: int, account: str) -> UsageRow:
