@@ -55,12 +55,13 @@ class Bill:
     def exceeds(self) -> bool:
         """Return whether the request must be cut: it used what is left of the budget, or its price became unknown.
 
-        An answer that is not streamed is not cut: what it used is known only with its end.
+        An answer that is not streamed is not cut: what it used is known only with its end. Nor is a stream of which no
+        content has come: its input is spent, and most providers report it first.
         """
         if self.budget is None or self.reservation is None or self.meter is None:
             return False
         tokens = self.meter.so_far()
-        if not tokens.known and self.ask is not None and not self.ask.streams:
+        if not tokens.known and self.ask is not None and not (self.ask.streams and self.meter.streamed):
             return False
         tokens = self._estimate(tokens)
         if self.meter.reports != self._reports:

@@ -61,6 +61,12 @@ def test_a_cli_that_listens_is_found(tmp_path: Path, how: str, env: dict[str, st
         assert find_listening([], os.getpid()) is None
 
 
+def test_the_proxy_of_the_clis_own_sandbox_takes_no_messages(tmp_path: Path) -> None:
+    """Settings of the user may switch that sandbox on."""
+    with process("listens", str(tmp_path / "srt-mux-2-0.sock"), {}) as pid:
+        assert find_listening([], pid) is None
+
+
 def test_an_abstract_socket_is_found_too() -> None:
     """It needs no file."""
     name = f"hutch-test-{os.getpid()}"

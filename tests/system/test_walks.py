@@ -104,7 +104,7 @@ async def test_the_key_reaches_the_model_and_not_the_agent(claude_host: Host, hu
         assert end.state == "completed", end
         assert {request.key for request in model.requests} == {KEY}
         assert any("claude" in command for command, _ in shown)
-        assert any(command.endswith("hutch_executor") for command, _ in shown)
+        assert any(command.endswith("hutch_executor --reaper") for command, _ in shown)
         assert {path.name for path in kept} >= {"hutch.db", "hutch.db-wal", "hutchd.log", "master.key"}
         assert [command for command, data in shown if _has_key(data)] == []
         assert [str(path) for path, data in kept.items() if _has_key(data)] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from hutch_daemon.keys.request_records import store_records
@@ -19,7 +20,7 @@ async def test_an_older_report_after_a_newer_one_repeats_nothing(tmp_path: Path)
     """A lost acknowledgement, two links and a full disk can bring the reports in any order."""
     async with Store.open(tmp_path / "hutch.db") as store:
         for report in (reported(1, 2, 3), reported(1), reported(2, 3), reported(3, 4)):
-            await store.write(lambda tx, report=report: store_records(tx, report, {}))
+            await store.write(partial(store_records, reported=report, leases={}))
         rows = await store.read(lambda conn: usage.USAGE.all(conn))
 
     assert [row.request for row in rows] == [f"run-{n}" for n in (1, 2, 3, 4)]

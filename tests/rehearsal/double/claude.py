@@ -404,7 +404,8 @@ class Conversation:
         keys = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
         counts = dict(zip(PRICES, (usage.get(key) or 0 for key in keys), strict=True))
         names = ("inputTokens", "outputTokens", "cacheReadInputTokens", "cacheCreationInputTokens")
-        sums = self.sums.setdefault(model, {**dict.fromkeys(names, 0), "costUSD": 0.0})
+        basis = "list" if model.startswith(("claude-opus-", "claude-sonnet-", "claude-haiku-")) else "unknown"
+        sums = self.sums.setdefault(model, {**dict.fromkeys(names, 0), "costUSD": 0.0, "costBasis": basis})
         for name, count in zip(names, counts.values(), strict=True):
             sums[name] += count
         share = 1.0 if model == MODEL else 0.5

@@ -8,6 +8,7 @@ shows itself in what the kernel reports about its sockets, and in the line with 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,8 @@ _TOOL: Final = b"AI_AGENT="
 _ACCEPTS: Final = 0x10000
 """The kernel's flag (__SO_ACCEPTCON) of a socket that accepts connections."""
 _UNKNOWN: Final = "unknown"
+_EGRESS: Final = re.compile(r"/srt-mux-\d+-\d+\.sock$")
+"""The proxy of the CLI's own sandbox, through which its commands reach the network. It takes no messages."""
 
 
 def find_listening(pids: Iterable[int], cli: int) -> str | None:
@@ -47,7 +50,7 @@ def find_listening(pids: Iterable[int], cli: int) -> str | None:
             continue
         is_examined = True
         for inode in inodes:
-            if inode in accepting:
+            if inode in accepting and not _EGRESS.search(accepting[inode]):
                 return accepting[inode]
     return None if is_examined or not _lives(cli) else _UNKNOWN
 
