@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -100,6 +101,10 @@ class PriceTable:
     def replace_own(self, own: Mapping[str, Price]) -> None:
         """Use these prices from the settings instead of the earlier ones."""
         self._own = own
+
+    def as_now(self) -> PriceTable:
+        """Return a table that keeps the present prices when others replace them: a request is paid as it began."""
+        return copy(self)
 
     def usd(self, provider: str | None, tokens: TokenCount) -> float | Unpriced:
         """Return the price of what a request used, or why it is unknown. `provider` is a name in the table."""

@@ -192,7 +192,7 @@ class Proxy:
             return self._refused(exchange, refusal, held.lease.id)
         exchange.held = held
         free = request.method == "GET" or _is_counting(exchange.path)
-        bill = Bill(self._prices, DIALECTS[held.lease.dialect].prices, free)
+        bill = Bill(self._prices.as_now(), DIALECTS[held.lease.dialect].prices, free)
         try:
             return await self._serve(exchange, held, bill, head, headers)
         finally:
@@ -235,7 +235,7 @@ class Proxy:
             return Refusal(
                 400, "invalid_request_error", "The session has a budget, and the request is not readable JSON."
             )
-        highest = most(self._prices, bill.provider, bill.ask)
+        highest = most(bill.prices, bill.provider, bill.ask)
         if isinstance(highest, Unpriced):
             return Refusal(
                 402, "billing_error", f"The session has a budget. {highest.why}{how_to_price(lease.provider, highest)}"

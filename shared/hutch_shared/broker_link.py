@@ -303,7 +303,7 @@ TO_BROKER: Final[Table] = _table(
         "Lets requests use a lease, or stops that; its open streams are cut before the reply.",
     ),
     _ask("find_price", FindPrice, PriceFound, "Returns whether a model has a price."),
-    _ask("set_prices", Prices, Nothing, "Replaces the prices from the settings, also for requests that run."),
+    _ask("set_prices", Prices, Nothing, "Replaces the prices from the settings for requests that begin later."),
     _ask("get_status", Nothing, BrokerStatus, "Returns leases and counts."),
     _ask("shutdown", Nothing, Nothing, "Ends the broker and every stream."),
     Method("ack_records", "notification", AckRecords, None, "All records up to n are durable."),

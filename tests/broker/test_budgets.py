@@ -86,6 +86,21 @@ def test_an_answer_that_is_not_streamed_is_not_cut() -> None:
     assert budget.usd == pytest.approx(1 - 50 / 1e6)
 
 
+def test_a_stream_without_content_is_not_cut() -> None:
+    """Its input is spent in any case, and the provider reports what it was before the content comes."""
+    bill = Bill(PRICES, None, ask=asked(model="m", max_tokens=1, stream=True, messages=["word " * 100]))
+    budget = HeldBudget(1e-6)
+    bill.reserve(budget, begun(budget, 1.0))
+    bill.sent, bill.meter = True, meter_for("anthropic", "text/event-stream")
+    exceeded = []
+    for text in ("", "an answer " * 50):
+        delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
+        bill.meter.feed(b"event: content_block_delta\ndata: " + json.dumps(delta).encode() + b"\n\n")
+        exceeded.append(bill.exceeds())
+
+    assert exceeded == [False, True]
+
+
 def test_an_unknown_cost_uses_up_the_rest_and_says_why() -> None:
     """No later request may begin."""
     budget = HeldBudget(1.0)
@@ -363,6 +378,26 @@ async def test_a_budget_needs_a_price() -> None:
     assert found[:2] == ["", ""]
     assert '[providers.anthropic.prices."another-model"]\ninput = ' in found[2]
     assert '[providers.anthropic.prices."no-such-model"]\ninput = ' in json.loads(body)["error"]["message"]
+
+
+async def test_a_request_is_paid_at_the_prices_of_its_begin() -> None:
+    """Settings that no longer price its model make neither its price nor the session's budget unknown."""
+    price = {"no-such-model": Price(input=1, output=1)}
+    async with (
+        serve(key=KEY, script=lambda _: [Say("begin"), Say("end"), Stall()]) as model,
+        staged(model.url, prices=price) as stage,
+    ):
+        _, token = await stage.lease(usd=1.0)
+        stream = await stage.dial()
+        await stream.send(request(token, {**ASK, "model": "no-such-model"}))
+        await read_until(stream, b'"text":"end"')
+        await stage.peer.call("set_prices", link.Prices({}), 30)
+        await stream.aclose()
+        (record,) = await stage.recorded(1)
+        left = (await stage.peer.call("get_status", None, 30)).leases[0].usd
+
+    assert record.usd is not None
+    assert left == pytest.approx(1.0 - record.usd)
 
 
 async def test_what_cannot_be_counted_is_refused_with_a_budget() -> None:
