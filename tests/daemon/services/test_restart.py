@@ -276,11 +276,14 @@ async def test_a_request_made_before_the_restart_is_decided_after_it(stage: Stag
 
 async def test_a_default_stop_tells_the_executors_with_a_turn_that_hutchd_leaves(stage: Stage) -> None:
     """They end soon after their turn unless hutchd is back by then; an executor without a turn is ended."""
-    stage.host.play = never_end
+
+    async def play(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded | None:
+        return await (never_end if prompt.prompt == "never end" else say_done)(executor, prompt)
+
+    stage.host.play = play
     async with stage.hutchd():
-        turn = await stage.submit(await stage.open())
+        turn = await stage.submit(await stage.open(), "never end")
         busy = await stage.running(turn)
-        stage.host.play = say_done
         await stage.ended(await stage.submit(await stage.open()))
 
         await stage.services.host.stop("drain", 0.01)
