@@ -30,7 +30,7 @@ def lay_out(made: Host, schema: Path) -> dict[Path, bytes]:
         (made.state / name).write_bytes((schema / name).read_bytes())
         (made.state / name).chmod(0o600)
     with closing(sqlite3.connect(made.state / "hutch.db")) as conn:
-        conn.executescript((schema / "hutch.sql").read_text().replace("@ROOT@", str(made.root)))
+        conn.executescript(_placed(schema / "hutch.sql", made))
         later = now_ms() + 600_000  # otherwise the requests expire a second after the start
         conn.execute("UPDATE permissions SET expires_at = ? WHERE state = 'pending'", (later,))
         conn.commit()
@@ -47,7 +47,7 @@ def lay_out(made: Host, schema: Path) -> dict[Path, bytes]:
         folder = config_dir / "projects" / transcripts_name(os.path.realpath(cwd))
         folder.mkdir(parents=True, mode=0o700)
         file = folder / f"{conversation}.jsonl"
-        file.write_text(transcript.read_text().replace("@ROOT@", str(made.root)))
+        file.write_text(_placed(transcript, made))
         if agent_dir:
             for closed in (config_dir, config_dir.parent, config_dir.parent.parent):
                 closed.chmod(0o700)
@@ -55,6 +55,11 @@ def lay_out(made: Host, schema: Path) -> dict[Path, bytes]:
         else:
             users[file] = file.read_bytes()
     return users
+
+
+def _placed(file: Path, made: Host) -> str:
+    """Return the text of a fixture with the folders of this host."""
+    return file.read_text().replace("@WORK@", str(made.work)).replace("@ROOT@", str(made.root))
 
 
 @asynccontextmanager
