@@ -87,7 +87,7 @@ class BlockingConnection:
         return True
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection. Safe to call twice."""
         self._received.close()
         self._line.close()
 

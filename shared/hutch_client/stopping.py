@@ -101,6 +101,7 @@ def _ask(hutch: BlockingConnection, how: str, timeout: float) -> list[RecordedPr
             f"hutchd (pid {status['pid']}) still runs. `hutch daemon status` shows what it waits for, and"
             " `hutch daemon stop --stop` stops running turns.",
         )
+    hutch.close()  # hutchd waits a while for its clients to do so
     if is_visible:
         _wait_gone([hutchd], _GRACE)
     return [one for one in known if one.lives]

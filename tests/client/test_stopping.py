@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -25,6 +26,23 @@ os.write(lock, b"%d\\n" % os.getpid())
 print(flush=True)
 sys.stdin.read()
 """
+
+ANSWER = """
+import json, os, socket, sys
+with socket.socket(socket.AF_UNIX) as listening:
+    listening.bind(sys.argv[1])
+    listening.listen()
+    print(flush=True)
+    line, _ = listening.accept()
+    for frame in line.makefile("rb"):
+        asked = json.loads(frame)
+        answer = {"jsonrpc": "2.0", "id": asked["id"], "result": {"pid": os.getpid()}}
+        line.sendall(json.dumps(answer).encode() + b"\\n")
+        if asked["method"] == "stop_daemon":
+            line.shutdown(socket.SHUT_WR)
+    print("closed")
+"""
+"""Stops like hutchd: it closes the connection, and ends when the client has closed it too."""
 
 
 @pytest.fixture
@@ -77,6 +95,24 @@ def test_a_hutchd_that_cannot_be_asked_is_terminated(
 
         assert code == 0
         assert process.wait() == -signal.SIGTERM
+
+
+def test_a_stop_does_not_hold_up_the_hutchd_that_it_waits_for(state: Path) -> None:
+    """hutchd ends when its clients have closed their connections; so the stop closes its own first."""
+    socket_path = state / "run" / "client.sock"
+    socket_path.parent.mkdir(0o700)
+    argv = [sys.executable, "-c", ANSWER, str(socket_path)]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE)
+    with ending(process):
+        assert process.stdout is not None
+        process.stdout.readline()
+        reaper = threading.Thread(target=process.wait)  # a zombie counts as gone
+        reaper.start()
+        code = main(["daemon", "stop", "--stop", "--timeout", "1"])
+        reaper.join()
+
+        assert code == 0
+        assert process.stdout.read() == b"closed\n"
 
 
 def test_what_a_hutchd_that_is_gone_has_left_is_named_and_ended(
