@@ -44,16 +44,18 @@ _ALNUM: Final = frozenset(byte for byte in range(128) if chr(byte).isalnum())
 _OTHER: Final = bytes(byte for byte in range(256) if byte not in _ALNUM)
 
 _ESCAPES: Final = re.compile(
-    rb"\\\\*(?:u([0-9a-f]{4})|u\{([0-9a-f]{1,6})\}|x([0-9a-f]{2}))"  # one backslash first: `re` skips to it
+    rb"\\(?<!\\\\)\\*+(?:u([0-9a-f]{4})|u\{([0-9a-f]{1,6})\}|x([0-9a-f]{2}))"
     rb"|%(?:25)*([0-9a-f]{2})|&#(?:([0-9]{1,7})|x([0-9a-f]{1,6}));?|&[a-z]{2,8};",
     re.IGNORECASE,
 )
+"""An escape. It begins at the first of several backslashes: from each of them, `re` would read the others again."""
 _CONTROLS: Final = (rb"\\n", rb"\n", rb"\r", rb"\t")
 """The escapes of control characters that are left out: a line end in JSON inside JSON, then those in JSON."""
 _NEAR: Final = 64
 """The number of bytes at the end of a text that 6 characters may take, escaped."""
 _INCOMPLETE: Final = re.compile(
-    rb"(?:\\\\*(?:u[0-9a-f]{0,3}|u\{[0-9a-f]{0,6}|x[0-9a-f]?)?|%[0-9a-f]{0,3}|&(?:#?x?[0-9a-f]{0,7}|[a-z]{0,8}))\Z",
+    rb"(?:\\(?<!\\\\)\\*+(?:u[0-9a-f]{0,3}|u\{[0-9a-f]{0,6}|x[0-9a-f]?)?"
+    rb"|%[0-9a-f]{0,3}|&(?:#?x?[0-9a-f]{0,7}|[a-z]{0,8}))\Z",
     re.IGNORECASE,
 )
 """An escape that the end of a text cuts."""

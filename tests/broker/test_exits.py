@@ -371,3 +371,23 @@ def test_a_stream_that_begins_unlike_one_is_searched_too(body: bytes) -> None:
 
     with pytest.raises(WithheldError, match="contained the key"):
         _ = mask.feed(body) + mask.end()
+
+
+@pytest.mark.timeout(30)
+def test_a_run_of_backslashes_is_searched_in_linear_time() -> None:
+    """The search of a text with a million of them ends."""
+    forms = SecretForms(KEY)
+    text = b"%" + b"\\" * (1 << 20) + b" "
+
+    assert not forms.found(text)
+    assert forms.goes_on(text) == 0
+    assert forms.mask(text) == (text, "")
+
+
+def test_the_escapes_of_a_text_do_not_depend_on_the_characters_before_them() -> None:
+    """However many backslashes an escape has, and whatever stands before it, the key in it is found."""
+    for before in ("", "\\", "%5c", "\\u005c", "x\\\\\\"):
+        for count in range(1, 6):
+            escaped = "".join("\\" * count + f"u{ord(one):04x}" for one in KEY)
+
+            assert SecretForms(KEY).found(f"{before}{escaped}".encode())
